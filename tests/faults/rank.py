@@ -147,7 +147,7 @@ class BitFlipper:
             return
         length = len(room.frame) if self._control.flip_at == "frame" else 0
         middle = ENTRY_HEAD.size + length // 2 if length else ENTRY_HEAD.size // 2
-        ring._mapping.memory[RING_OFFSET + room.offset + middle] ^= 0x10
+        ring.mapping.memory[RING_OFFSET + room.offset + middle] ^= 0x10
 
 
 def play(part: RankConfiguration, over: threading.Event) -> None:

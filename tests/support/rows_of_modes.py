@@ -262,7 +262,7 @@ CATEGORIES = [
     category("the user's order", [*reversed(STATISTIC_TITLES)], saved="full"),
     category("empty", [], "names no statistic, so the tables have none"),
     category(
-        "duplicates", ["max", "md5", "max"], "'max' stands there 2 times and has as many columns"
+        "duplicates", ["max", "md5", "max"], "'max' is listed 2 times and has as many columns"
     ),
     *refused(
         *("1.10", f"{C}.statistic_category", *NOT_ARRAY, ["Max"], ["max", "sum"], ["max", 1], [[]]),

@@ -1,1 +1,1 @@
-"""CANN's `bin` files: header, payloads and overflow records. Protobuf ends at `_binfile.header`."""
+"""CANN's `bin` files: header, payloads and overflow records. Only `header` uses protobuf."""

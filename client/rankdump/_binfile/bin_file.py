@@ -5,7 +5,7 @@ The order of payloads is inputs, outputs, buffers, workspaces, though the header
 first (CANN, `dump_data.proto` and msaccucmp). Packed with `zstd`, a file is one frame for all up
 to the payloads and one for each payload, so that `zstd -d` gives the plain file and a payload
 can be read alone. A file is opened anew for each reading, so nothing has to be closed and values
-can go to other processes; a file that changed in between is corrupted.
+can be passed to other processes; a file that changed in between is corrupted.
 
 Three defects of msaccucmp are not copied: 0x7F and 0xFF of FLOAT8_E4M3FN are NaN and not 480,
 infinities keep their sign, and an empty tensor its element type.
@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rankdump._binfile.header import format_header_json, parse_bin_header, serialize_bin_header
+from rankdump._binfile.header import parse_bin_header, serialize_bin_header
 from rankdump._binfile.header_parts import DumpData, OpBuffer, OpInput, OpOutput, Workspace
 from rankdump._codec.file_codec import decompress_frame, decompress_start, select_codec
 from rankdump._codec.zstd_frames import MAX_EXPANSION, RangeReader, ZstdFrame, iterate_zstd_frames
@@ -37,22 +37,22 @@ from rankdump._core.npy_format import MAX_DIMENSIONS
 from rankdump.errors import CorruptedError, EmptyFileError, UnsupportedError
 
 MAX_PLAIN_BYTES = 64 << 30
-"""Most a packed file may unpack to."""
+"""Most bytes that a packed file may unpack to."""
 _MAX_START_BYTES = 16 << 20
-"""Of a first frame that holds more than a header only these are unpacked, and not checked."""
+"""Bytes of a larger first frame that are unpacked to read a header, unchecked."""
 
 
 class BinSource(Protocol):
-    """Where the bytes of a plain file come from."""
+    """Source of the bytes of a plain file."""
 
     @property
     def size(self) -> int:
-        """Bytes of the plain file; of one that was not looked through, the most it can have."""
+        """Bytes of the plain file, or the most that it can have where that was not examined."""
         ...
 
     @property
     def available_bytes(self) -> int:
-        """How many of them, from the first, can be read."""
+        """Bytes from the first on that can be read."""
         ...
 
     def read(self, start: int, end: int) -> memoryview:
@@ -62,18 +62,14 @@ class BinSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MemorySource:
-    """A plain file that is in memory already."""
+    """A plain file in memory, or the start of one, with the most bytes that the whole can have."""
 
     data: memoryview
-
-    @property
-    def size(self) -> int:
-        """Bytes of the file."""
-        return len(self.data)
+    size: int
 
     @property
     def available_bytes(self) -> int:
-        """All of them."""
+        """Bytes in memory."""
         return len(self.data)
 
     def read(self, start: int, end: int) -> memoryview:
@@ -83,7 +79,7 @@ class MemorySource:
 
 @dataclass(frozen=True, slots=True)
 class DiskSource:
-    """A file as it was when first looked at."""
+    """A file, with its state when it was first examined."""
 
     path: Path
     size: int
@@ -97,7 +93,7 @@ class DiskSource:
 
     @contextmanager
     def open(self) -> Generator[BinaryIO, None, None]:
-        """Open the file; DamagedError when it is another one by now."""
+        """Open the file; CorruptedError when it has changed."""
         with self.path.open("rb") as file:
             if _examine_file(self.path, os.fstat(file.fileno())) != self:
                 raise CorruptedError("changed while it was read")
@@ -110,7 +106,7 @@ class DiskSource:
 
 
 class PackedSource:
-    """A packed file; unpacks the frames that are asked for, and keeps the last one."""
+    """A packed file; unpacks the frames that are read, and keeps the last one."""
 
     def __init__(self, disk: DiskSource, found: tuple[ZstdFrame, ...]) -> None:
         self._disk, self._frames = disk, found
@@ -138,31 +134,14 @@ class PackedSource:
     def _content(self, frame: ZstdFrame) -> bytes:
         last = self._last
         if last is None or last[0] != frame:
-            self._last = None  # not two of them at once
+            self._last = None  # frees it before the next is unpacked
             packed = self._disk.read(frame.start, frame.end)
             self._last = last = frame, decompress_frame(frame, packed)
         return last[1]
 
 
-@dataclass(frozen=True, slots=True)
-class StartSource:
-    """The first bytes of a packed file, and how large the whole can be at most."""
-
-    data: memoryview
-    size: int
-
-    @property
-    def available_bytes(self) -> int:
-        """Bytes that are here."""
-        return len(self.data)
-
-    def read(self, start: int, end: int) -> memoryview:
-        """Return a view."""
-        return self.data[start:end]
-
-
 def open_source(path: Path) -> BinSource:
-    """Return the bytes of a file, packed if its name says so; its frames are checked."""
+    """Return the source of a file, packed or not by its suffix; its frames are checked."""
     disk = _examine_file(path, path.stat())
     if not select_codec(path.name).suffix:
         return disk
@@ -174,12 +153,10 @@ def open_source(path: Path) -> BinSource:
 
 
 def open_start(path: Path) -> BinSource:
-    """Return the bytes at the start of a file, without looking at what stands behind them."""
+    """Return a source with the start of a file, without reading the rest of a packed one."""
     disk = _examine_file(path, path.stat())
-    return _read_start(disk) if select_codec(path.name).suffix else disk
-
-
-def _read_start(disk: DiskSource) -> StartSource:
+    if not select_codec(path.name).suffix:
+        return disk
     with disk.open() as file:
         first = next(
             iterate_zstd_frames(_make_reader(file), disk.size, limit_bytes=MAX_PLAIN_BYTES)
@@ -190,7 +167,7 @@ def _read_start(disk: DiskSource) -> StartSource:
         else:
             held = decompress_start(file, _MAX_START_BYTES)
     behind = (disk.size - first.end) * MAX_EXPANSION
-    return StartSource(memoryview(held), first.content_bytes + behind)
+    return MemorySource(memoryview(held), first.content_bytes + behind)
 
 
 def _examine_file(path: Path, found: os.stat_result) -> DiskSource:
@@ -214,7 +191,7 @@ BinPart = OpInput | OpOutput | OpBuffer | Workspace
 
 @dataclass(frozen=True, slots=True)
 class BinPayload:
-    """One tensor, buffer or workspace, and where its bytes stand."""
+    """One tensor, buffer or workspace, and the place of its bytes."""
 
     kind: str
     """`input`, `output`, `l1buffer` or `space`: the words of converted files' names."""
@@ -231,17 +208,16 @@ class BinPayload:
 
 @dataclass(frozen=True, slots=True)
 class BinFile:
-    """A file's header, and its payloads, which are read when they are asked for."""
+    """A file's header, and its payloads, which are read on demand."""
 
     header: DumpData
     payloads: tuple[BinPayload, ...]
-    """Inputs, outputs, buffers, workspaces: as they lie in the file."""
+    """Inputs, outputs, buffers, workspaces: in the order of the file."""
     source: BinSource
     path: Path | None = None
-    """Where it was opened."""
 
     def read_payload(self, payload: BinPayload) -> memoryview:
-        """Return the bytes of a payload, unpacked; DamagedError when they cannot be read."""
+        """Return the bytes of a payload, unpacked; CorruptedError when they cannot be read."""
         if not payload.part.size:
             return memoryview(b"")
         with _name_corrupted_file(self.path):
@@ -255,10 +231,10 @@ def serialize_bin_head(header: DumpData) -> bytes:
 
 
 def open_bin_file(path: Path) -> BinFile:
-    """Open a file, packed or not; DamagedError says what is wrong with it.
+    """Open a file, packed or not; CorruptedError names what is wrong with it.
 
-    Reads the header and, in a packed file, where its frames begin. Payloads are read when asked
-    for, each alone.
+    Reads the header and, in a packed file, the places of its frames. Payloads are read on demand,
+    each alone.
     """
     with _name_corrupted_file(path):
         return _parse_source(open_source(path), path)
@@ -282,8 +258,8 @@ def read_bin_header(path: Path) -> DumpData:
 
 
 def parse_bin_file(data: memoryview) -> BinFile:
-    """Return what stands where in a plain file; DamagedError when its lengths do not add up."""
-    return _parse_source(MemorySource(data), None)
+    """Return the parts of a plain file; CorruptedError when its lengths do not add up."""
+    return _parse_source(MemorySource(data, len(data)), None)
 
 
 def _parse_source(source: BinSource, path: Path | None) -> BinFile:
@@ -295,9 +271,8 @@ def _parse_source(source: BinSource, path: Path | None) -> BinFile:
         at += part.size
         if at > source.size:
             raise CorruptedError(
-                f"damaged: according to its header, {kind} {index} of {part.size} "
-                f"bytes ends at byte {at}, "
-                f"the file has {source.size}"
+                f"damaged: according to its header, {kind} {index} of {part.size} bytes ends at "
+                f"byte {at}, the file has {source.size}"
             )
     return BinFile(header, tuple(payloads), source, path)
 
@@ -328,7 +303,7 @@ def _iterate_parts(header: DumpData) -> Iterator[tuple[str, int, BinPart]]:
 
 @contextmanager
 def _name_corrupted_file(path: Path | None) -> Generator[None, None, None]:
-    """Say of which file the damage is; a file that cannot be read is damage, too."""
+    """Put the path before the text of an error; a file that cannot be read is corrupted, too."""
     where = f"{path}: " if path else ""
     try:
         yield
@@ -350,8 +325,8 @@ def read_payload_array(part: OpInput | OpOutput, data: bytes | memoryview) -> Pa
     """Return a tensor, read-only; no format is converted.
 
     Types that numpy lacks are widened: bfloat16 and 8-bit floats to float32, INT4 to int8, UINT1
-    to uint8; UNDEFINED is bytes, whatever its shape says. UnsupportedError for what is no number
-    or lies in no known way, DamagedError where the bytes are too few for the shape.
+    to uint8; UNDEFINED is bytes, whatever its shape. UnsupportedError for elements that are not
+    numbers or have an unknown form, CorruptedError where the bytes are too few for the shape.
     """
     name = get_type_name(part.data_type)
     flat = _read_elements(part.data_type, name, memoryview(data))
@@ -376,13 +351,13 @@ def read_payload_array(part: OpInput | OpOutput, data: bytes | memoryview) -> Pa
 
 
 def get_type_name(number: int) -> str:
-    """Return what CANN calls an element type, without its prefix; its number if it has no name."""
+    """Return CANN's name of an element type, without its prefix; its number if it has no name."""
     known = DATA_TYPES.get(number)
     return known.name if known else str(number)
 
 
 def _read_elements(number: int, name: str, data: memoryview) -> PayloadArray:
-    """Return as many elements as the bytes hold; a rest that is no element is left out."""
+    """Return as many elements as the bytes hold; an incomplete last one is left out."""
     if name == "UNDEFINED":
         return np.frombuffer(data, dtype=np.int8)
     if name == "HIFLOAT8":
@@ -413,8 +388,8 @@ def _make_hifloat8_table() -> npt.NDArray[np.float32]:
 def _decode_hifloat8(byte: int) -> float:
     """Return the value of one byte: sign, dot, exponent, mantissa (arXiv 2409.16626, table 2).
 
-    The exponent is sign and magnitude, whose highest bit is left out because it is one. Where the
-    dot field is 0000, the mantissa M stands for 2 ** (M - 23).
+    The exponent is sign and magnitude, without the highest bit, which is one. Where the dot field
+    is 0000, the mantissa M stands for 2 ** (M - 23).
     """
     if byte == _HIFLOAT8_NAN:
         return math.nan
@@ -435,16 +410,3 @@ def _decode_exponent(bits: str) -> int:
         return 0
     magnitude = int("1" + bits[1:], 2)
     return -magnitude if bits[0] == "1" else magnitude
-
-
-__all__ = [
-    "BinFile",
-    "BinPayload",
-    "format_header_json",
-    "get_type_name",
-    "open_bin_file",
-    "parse_bin_file",
-    "read_bin_header",
-    "read_payload_array",
-    "serialize_bin_head",
-]

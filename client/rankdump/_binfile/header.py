@@ -1,5 +1,5 @@
 """Protobuf form of a `bin` file's header, and the JSON that CANN's tools make of it (CANN,
-`dump_data.proto`). Protobuf ends here.
+`dump_data.proto`). The only module of the package that uses protobuf.
 
 Two bytes can be a whole tensor's entry, and a value takes a hundred times as much memory, so
 fields are counted, and a header that has too many is rejected before it is parsed.
@@ -33,16 +33,16 @@ from rankdump.errors import CorruptedError
 MAX_HEADER_FIELDS = 1 << 18
 """Most fields and extents of a header; an operator of a thousand tensors has some ten thousand."""
 _UNCOUNTED_BYTES = 64 << 10
-"""Headers up to here are not counted: whatever they hold is small."""
+"""Headers up to this size are not counted: they hold few fields."""
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
 _MAX_VARINT_BYTES = 10
 
 
 def check_field_count(data: memoryview, description: Any) -> None:
-    """Raise DamagedError for a message with more fields than any operator has.
+    """Raise CorruptedError for a message with more fields than any operator has.
 
-    Where the bytes are no message the count ends: so will the reading.
+    The count ends where the bytes are not a message, and parsing them will fail.
     """
     if len(data) > _UNCOUNTED_BYTES and _count_remaining(data, description, MAX_HEADER_FIELDS) < 0:
         raise CorruptedError(
@@ -51,7 +51,7 @@ def check_field_count(data: memoryview, description: Any) -> None:
 
 
 def _count_remaining(data: memoryview, description: Any, allowed: int) -> int:
-    """Return how many fields are allowed behind these; below 0 when these are too many."""
+    """Return how many more fields are allowed; below 0 when these are too many."""
     at = 0
     while at < len(data) and allowed >= 0:
         tag, at = _read_varint(data, at)
@@ -65,7 +65,7 @@ def _count_remaining(data: memoryview, description: Any, allowed: int) -> int:
         elif wire == _VARINT:
             _, at = _read_varint(data, at)
         else:
-            # A group has no length: what is in it is counted as if it stood beside it.
+            # A group has no length: its fields are counted as if they were outside it.
             at += _FIXED_BYTES.get(wire, 0)
     return allowed
 
@@ -75,7 +75,7 @@ def _count_remaining_inside(data: memoryview, field: Any, allowed: int) -> int:
         return allowed
     if field.message_type is not None:
         return _count_remaining(data, field.message_type, allowed)
-    # Numbers that are packed take a byte each at least.
+    # Packed numbers take at least a byte each.
     return allowed - len(data) if field.type == field.TYPE_UINT64 else allowed
 
 
@@ -111,7 +111,7 @@ def serialize_bin_header(data: DumpData) -> bytes:
 
 
 def parse_bin_header(data: bytes | memoryview) -> DumpData:
-    """Read a header; DamagedError when it is none."""
+    """Read a header; CorruptedError when it is not one."""
     check_field_count(memoryview(data), dump_data_pb2.DumpData.DESCRIPTOR)
     message = dump_data_pb2.DumpData()
     try:
@@ -156,7 +156,7 @@ def _read_field(message: Any, name: str, kind: type) -> Any:
 
 
 def _serialize_unknown_fields(message: Any) -> bytes:
-    """Return the fields that this description does not know, as they came."""
+    """Return the fields that this description does not know, as they were read."""
     if not len(UnknownFieldSet(message)):
         return b""
     rest = type(message)()
@@ -179,7 +179,7 @@ def _list_repeated_fields(kind: Any) -> frozenset[str]:
 _UINT64_FIELDS = frozenset(
     ("dim", "dim_start", "dim_end", "size", "address", "offset", "dump_time")
 )
-"""Fields of 64 bits: as texts, because a number of JSON may hold 53."""
+"""Fields of 64 bits, written as texts because a number of JSON may hold only 53."""
 
 
 def format_header_json(header: DumpData) -> str:

@@ -1,9 +1,9 @@
 """Header of CANN's `bin` files as frozen values: one operator's tensors, buffers and workspaces
 (CANN, `dump_data.proto`). Pure: nothing here needs protobuf.
 
-The classes have the names of the messages, by which they are looked up. Numbers that a newer
-release gives a meaning stay numbers, and fields that it adds stay bytes, in `extra`, so what was
-read can be written again.
+The classes have the names of the messages, by which they are looked up. Numbers and fields that a
+newer release adds are kept, the fields as bytes in `extra`, so a header can be written as it was
+read.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class OpInput:
     data_type: int = 0
     """A number of `DATA_TYPES`."""
     format: int = 0
-    """A number of `FORMATS`, perhaps with a C0 code in bits 24 to 27 and groups in 8 to 23."""
+    """A number of `FORMAT_NAMES`, with a C0 code in bits 24 to 27 and groups in 8 to 23, or 0."""
     shape: Shape | None = None
-    """As it lay on the device."""
+    """Its shape on the device."""
     data: bytes = b""
     """Empty on disk: the payload follows the header."""
     size: int = 0
     """Bytes of the payload."""
     original_shape: Shape | None = None
-    """In the format that the operator itself speaks."""
+    """In the format of the operator itself."""
     sub_format: int = 0
     """Number of groups of FRACTAL_Z."""
     address: int = 0
@@ -138,7 +138,7 @@ class DumpData:
     input: tuple[OpInput, ...] = ()
     buffer: tuple[OpBuffer, ...] = ()
     op_name: str = ""
-    """As the framework has it, not sanitised."""
+    """The framework's name, not sanitised."""
     attr: tuple[OpAttr, ...] = ()
     space: tuple[Workspace, ...] = ()
     dfx_message: str = ""

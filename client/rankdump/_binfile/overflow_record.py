@@ -1,7 +1,7 @@
 """Overflow records of CANN: which task overflowed, on which unit, and how. Pure.
 
-Two layouts of bytes, told apart by their first word, and the JSON that msaccucmp makes of
-either; MindSpore writes the older one's members in one line (CANN, msaccucmp).
+There are two layouts of bytes, which differ in their first word, and the JSON that msaccucmp makes
+of either; MindSpore writes the older one's members in one line (CANN, msaccucmp).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEX_FIELDS = frozenset(("pc_start", "para_base", "kernel_code", "src_addr", "ds
 _TASK_FIELDS = ("model_id", "stream_id", "task_id", "task_type")
 _OLD_TASK_FIELDS = (*_TASK_FIELDS, "pc_start", "para_base")
 _STATUS_FIELD = "status"
-# Unit -> offsets of its task and of what it was doing, and the names of the latter.
+# Unit -> offsets of its task and of its state, and the names of the state's fields.
 _OLD_UNITS = {
     "DHA Atomic Add": (0, 512, (_STATUS_FIELD,)),
     "L2 Atomic Add": (128, 768, (_STATUS_FIELD,)),
@@ -53,7 +53,7 @@ _STATUS_BITS = {
 
 @dataclass(frozen=True, slots=True)
 class OverflowSection:
-    """One unit: the task that it worked on, and its status."""
+    """One unit: its task and its status."""
 
     unit: str
     """`DHA Atomic Add`, `L2 Atomic Add`, `AI Core`, or `AIC`, `AIV`, `AICPU`, `SDMA`."""
@@ -69,7 +69,7 @@ class OverflowSection:
 
     @property
     def meaning(self) -> tuple[str, ...]:
-        """What the bits say in words; of units other than AI cores only that there are any."""
+        """Meaning of the bits in words; for units other than AI cores only whether any is set."""
         if self.unit not in _CORE_UNITS:
             return ("overflow",) * self.has_overflow
         first, *more = self.status
@@ -77,7 +77,7 @@ class OverflowSection:
         unknown = first & ~sum(_STATUS_BITS)
         if unknown:
             words.append(f"bits {unknown:#x}")
-        # The bits of the further words are described nowhere.
+        # The bits of the further words are undocumented.
         words += [f"word {n}: {word:#x}" for n, word in enumerate(more, 1) if word]
         return tuple(words)
 
@@ -89,7 +89,7 @@ class OverflowSection:
 
 @dataclass(frozen=True, slots=True)
 class OverflowHead:
-    """What stands in front of the one section of the newer layout."""
+    """Head of the newer layout, which has one section."""
 
     version: int
     valid: int
@@ -107,11 +107,11 @@ class OpDebugRecord:
 
     @property
     def overflowed_sections(self) -> tuple[OverflowSection, ...]:
-        """The sections that say so."""
+        """The sections with an overflow."""
         return tuple(section for section in self.sections if section.has_overflow)
 
     def to_json(self) -> str:
-        """Return the text of msaccucmp's file: its order of keys, four blanks, no last newline."""
+        """Return the text of msaccucmp's file, byte for byte."""
         made = {section.unit: _list_members(section) for section in self.sections}
         if self.frame is None:
             return json.dumps(made, indent=4)
@@ -128,7 +128,7 @@ class OpDebugRecord:
 
     @staticmethod
     def from_json(text: str | bytes) -> OpDebugRecord:
-        """Read such a file, or MindSpore's; DamagedError says what is missing."""
+        """Read msaccucmp's file or MindSpore's; CorruptedError names what is missing."""
         try:
             found = json.loads(text)
         except (ValueError, RecursionError):
@@ -145,7 +145,7 @@ class OpDebugRecord:
 
 
 def parse_overflow_record(payload: bytes | memoryview) -> OpDebugRecord:
-    """Read the payload of an overflow file; DamagedError when its size fits no layout.
+    """Read the payload of an overflow file; CorruptedError when its size fits no layout.
 
     UnsupportedError for a version or a unit that a newer release may have.
     """
@@ -158,7 +158,7 @@ def parse_overflow_record(payload: bytes | memoryview) -> OpDebugRecord:
 
 
 def convert_overflow_to_json(payload: bytes | memoryview) -> str:
-    """Return msaccucmp's JSON of such a payload."""
+    """Return msaccucmp's JSON of the payload of an overflow file."""
     return parse_overflow_record(payload).to_json()
 
 

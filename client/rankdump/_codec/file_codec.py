@@ -1,8 +1,8 @@
 """Codecs of files, named by the file's suffix, and the rule whether packing is worthwhile.
 
-`none` leaves the file as it is, `zstd` wraps it in plain zstd frames with their checksums, so
-that the `zstd` command gives the same bytes back: an npy file in one frame, a bin file in one
-for its header and one for each payload. Only this package imports zstandard.
+`none` leaves the file as it is, `zstd` wraps it in plain zstd frames with their checksums, which
+the `zstd` command unpacks: an npy file in one frame, a bin file in one for its header and one for
+each payload. Only this package imports zstandard.
 """
 
 from __future__ import annotations
@@ -23,20 +23,8 @@ from rankdump._codec.zstd_frames import (
 )
 from rankdump.errors import CorruptedError, UnsupportedError
 
-__all__ = [
-    "CODECS",
-    "ByteBuffer",
-    "FileCodec",
-    "NoneCodec",
-    "ZstdCodec",
-    "decompress_frame",
-    "decompress_start",
-    "get_codec",
-    "select_codec",
-]
-
 _MAX_JOINED_BYTES = 16 << 20
-"""One call over joined parts is a tenth faster than a stream, and needs a copy of them."""
+"""Most bytes that are copied together for one call, which is a tenth faster than a stream."""
 
 
 class FileCodec(Protocol):
@@ -44,12 +32,12 @@ class FileCodec(Protocol):
 
     @property
     def name(self) -> str:
-        """What a plan calls it."""
+        """Its name in a plan."""
         ...
 
     @property
     def suffix(self) -> str:
-        """What it appends to `.npy`."""
+        """Text that it appends to `.npy`."""
         ...
 
     def encode(self, parts: Sequence[ByteBuffer]) -> Sequence[ByteBuffer]:
@@ -57,7 +45,7 @@ class FileCodec(Protocol):
         ...
 
     def decode(self, data: ByteBuffer, *, limit_bytes: int) -> ByteBuffer:
-        """Return the bytes before encoding; DamagedError when damaged or over the limit."""
+        """Return the bytes before encoding; CorruptedError when damaged or over the limit."""
         ...
 
 
@@ -80,7 +68,7 @@ class NoneCodec:
 
 
 class _ThreadCompressors(threading.local):
-    """A context keeps its window between frames, and must not serve two threads at once."""
+    """Compressors of one thread: each keeps its window between frames."""
 
     def __init__(self) -> None:
         self.by_level: dict[int, zstandard.ZstdCompressor] = {}
@@ -133,7 +121,7 @@ def decompress_frame(frame: ZstdFrame, packed: ByteBuffer) -> bytes:
     try:
         if frame.content_bytes:
             return zstandard.ZstdDecompressor().decompress(packed)
-        # Of an empty frame's size zstandard would believe anything.
+        # zstandard does not check the size that an empty frame declares.
         reader = zstandard.ZstdDecompressor().decompressobj()
         if not reader.decompress(packed) and reader.eof:
             return b""
@@ -143,9 +131,9 @@ def decompress_frame(frame: ZstdFrame, packed: ByteBuffer) -> bytes:
 
 
 def decompress_start(packed: BinaryIO, count: int) -> bytes:
-    """Return so many bytes from the start of a frame, without unpacking the rest of it.
+    """Return the first `count` bytes of a frame, without unpacking the rest of it.
 
-    Nothing checks them: the checksum stands behind the whole.
+    They are not checked, because the checksum is that of the whole frame.
     """
     try:
         with zstandard.ZstdDecompressor().stream_reader(packed, closefd=False) as stream:
@@ -158,7 +146,7 @@ CODECS: dict[str, FileCodec] = {codec.name: codec for codec in (NoneCodec(), Zst
 
 
 def get_codec(name: str) -> FileCodec:
-    """Return the codec a plan asks for; UnsupportedError names the known ones."""
+    """Return the codec of that name in a plan; UnsupportedError names the known ones."""
     try:
         return CODECS[name]
     except KeyError:
@@ -171,21 +159,21 @@ def select_codec(file_name: str) -> FileCodec:
 
 
 MAX_PACKED_SHARE = 0.875
-"""A packed file may have at most this share of the plain one's bytes: ZFS asks as much of a block.
+"""Largest share of the plain file's bytes that a packed one may have, as in ZFS for a block.
 
 Measured with zstd at level 1: random bits stay at 1.000, normal float64 comes to 0.958, float32
 to 0.924 and bfloat16 to 0.777; a sample differs from the whole by less than 0.005. The 8 % of
 float32 cost a core as long as the training step that wrote them.
 """
 SMALL_FILE_BYTES = 64 << 10
-"""Up to here packing all of it costs no more than a sample would."""
+"""Files up to this size are packed without a sample, which would cost as much."""
 _SAMPLES = 4
 _SAMPLE_BYTES = SMALL_FILE_BYTES // _SAMPLES
 
 
 @dataclass(frozen=True, slots=True)
 class PackedFile:
-    """The bytes of a file and what its name must end in."""
+    """The bytes of a file, and the suffix of its name."""
 
     suffix: str
     """Appended to `.npy`; that of the codec only when it packed."""
@@ -195,24 +183,22 @@ class PackedFile:
 def pack_file(codec: FileCodec, parts: Sequence[ByteBuffer]) -> PackedFile:
     """Return the parts packed, or the parts themselves where that does not save enough.
 
-    The same parts and codec give the same answer, whoever asks.
+    The result depends on parts and codec alone.
     """
     plain = PackedFile("", parts)
     if not codec.suffix:
         return plain
     size = sum(map(len, parts))
-    if size > SMALL_FILE_BYTES:
-        sample = _take_sample(max(parts, key=len))
-        if not _is_worthwhile(codec.encode((sample,)), len(sample)):
-            return plain
+    if size > SMALL_FILE_BYTES and not _is_sample_worthwhile(codec, max(parts, key=len)):
+        return plain
     packed = codec.encode(parts)
     return PackedFile(codec.suffix, packed) if _is_worthwhile(packed, size) else plain
 
 
 def pack_parts(codec: FileCodec, parts: Sequence[ByteBuffer]) -> PackedFile:
-    """Return every part that has bytes as a frame of its own, whether packing it pays or not.
+    """Return every part that is not empty as a frame of its own, packed or stored.
 
-    So files may be put together of such parts without a look inside.
+    Such parts of several files can be joined without unpacking them.
     """
     if not codec.suffix:
         return PackedFile("", parts)
@@ -222,11 +208,14 @@ def pack_parts(codec: FileCodec, parts: Sequence[ByteBuffer]) -> PackedFile:
 
 
 def _pack_part(codec: FileCodec, part: ByteBuffer) -> Sequence[ByteBuffer]:
-    if len(part) > SMALL_FILE_BYTES:
-        sample = _take_sample(part)
-        if not _is_worthwhile(codec.encode((sample,)), len(sample)):
-            return make_stored_frame(part)
+    if len(part) > SMALL_FILE_BYTES and not _is_sample_worthwhile(codec, part):
+        return make_stored_frame(part)
     return codec.encode((part,))
+
+
+def _is_sample_worthwhile(codec: FileCodec, part: ByteBuffer) -> bool:
+    sample = _take_sample(part)
+    return _is_worthwhile(codec.encode((sample,)), len(sample))
 
 
 def _is_worthwhile(packed: Sequence[ByteBuffer], plain_bytes: int) -> bool:

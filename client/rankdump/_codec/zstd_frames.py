@@ -17,7 +17,7 @@ from rankdump.errors import CorruptedError
 
 ByteBuffer: TypeAlias = "bytes | bytearray | memoryview"
 RangeReader: TypeAlias = "Callable[[int, int], ByteBuffer]"
-"""Bytes of a packed file from an offset, so many of them; fewer where it ends before."""
+"""Reads a number of bytes of a packed file from an offset; fewer where the file ends."""
 
 MAX_ZSTD_FRAMES = 1 << 16
 MAX_EXPANSION = 1 << 15
@@ -33,7 +33,7 @@ _UNREADABLE_FRAME = "damaged: zstd frame cannot be read"
 
 @dataclass(frozen=True, slots=True)
 class ZstdFrame:
-    """One frame: where it stands packed, and where its content stands in the plain file."""
+    """One frame: its place in the packed file, and that of its content in the plain file."""
 
     start: int
     end: int
@@ -47,16 +47,16 @@ class ZstdFrame:
 
 
 def make_memory_reader(data: ByteBuffer) -> RangeReader:
-    """Return a way to read what is in memory already; copies nothing."""
+    """Return a reader of bytes in memory; it copies nothing."""
     view = memoryview(data)
     return lambda at, count: view[at : at + count]
 
 
 def iterate_zstd_frames(read: RangeReader, size: int, *, limit_bytes: int) -> Iterator[ZstdFrame]:
-    """Yield the frames of a file of that size; DamagedError where one is none, is cut or lies.
+    """Yield the frames of a file of that size; CorruptedError where one is invalid or cut off.
 
-    Each must declare its size, and all together may not hold more than the limit. Frames to be
-    skipped hold nothing, and are.
+    Each must declare its size, and all together may not hold more than the limit. Skippable
+    frames are skipped.
     """
     at = offset = count = skipped = 0
     while at < size:
@@ -104,17 +104,17 @@ def _parse_frame(
             f"damaged: {already}zstd frame declares {declared} bytes, at most {limit_bytes} are "
             f"allowed"
         )
-    end, room = _scan_blocks(read, blocks, min(facts.window_size, _BLOCK_BYTES))
-    if declared > room:
+    end, capacity = _scan_blocks(read, blocks, min(facts.window_size, _BLOCK_BYTES))
+    if declared > capacity:
         raise CorruptedError(
-            f"damaged: zstd frame declares {declared} bytes, its blocks hold {room} at most"
+            f"damaged: zstd frame declares {declared} bytes, its blocks hold {capacity} at most"
         )
     return ZstdFrame(at, end + _CHECKSUM_BYTES * facts.has_checksum, offset, declared)
 
 
 def _scan_blocks(read: RangeReader, at: int, largest: int) -> tuple[int, int]:
-    """Return the offset behind the last block, and how much the blocks can hold."""
-    room = 0
+    """Return the offset behind the last block, and the most bytes that the blocks can hold."""
+    capacity = 0
     while True:
         head = read(at, _BLOCK_HEAD_BYTES)
         if len(head) < _BLOCK_HEAD_BYTES:
@@ -125,10 +125,10 @@ def _scan_blocks(read: RangeReader, at: int, largest: int) -> tuple[int, int]:
             raise CorruptedError(
                 f"{_UNREADABLE_FRAME}: it has a block of kind {kind} and {length} bytes"
             )
-        room += length if kind in (_RAW, _RLE) else largest
+        capacity += length if kind in (_RAW, _RLE) else largest
         at += _BLOCK_HEAD_BYTES + (1 if kind == _RLE else length)
         if word & 1:
-            return at, room
+            return at, capacity
 
 
 _ZSTD_MAGIC = bytes.fromhex("28b52ffd")

@@ -7,7 +7,6 @@ without `model_name` applies to every model.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +33,7 @@ from rankdump._config.acl_section import (
     read_texts,
 )
 from rankdump._config.cann_options import make_cann_content, parse_steps
-from rankdump._config.config_section import ConfigNotes, ConfigSection
+from rankdump._config.config_section import ConfigNotes, ConfigSection, describe_unknown_key
 from rankdump._config.output_path import PathProbe
 from rankdump._config.rankdump_section import parse_rankdump_section
 from rankdump._core.plan import (
@@ -59,16 +58,16 @@ _NO_OPERATOR = OperatorSelection(everything=False, spelt=True)
 
 @dataclass(frozen=True, slots=True)
 class DumpListSelection:
-    """What the list selects."""
+    """Operators that `dump_list` selects."""
 
     operators: OperatorSelection = _NO_OPERATOR
-    """Of models that it does not name."""
+    """Those of models that the list does not name."""
     models: tuple[tuple[str, OperatorSelection], ...] = ()
     watched: WatchedOperators | None = None
 
 
 def parse_dump_list(dump: ConfigSection, words: AclWords) -> DumpListSelection:
-    """Return what `dump_list` and `dump_op_switch` select; the first fault is reported."""
+    """Return the selection of `dump_list` and `dump_op_switch`; the first error is reported."""
     items = read_objects(dump, "dump_list")
     if words.is_watching and not items:
         allowed = "an item with layer and watcher_nodes"
@@ -94,11 +93,10 @@ def _check_list_item(item: ConfigSection, words: AclWords) -> None:
                 raise make_coded_error(item, key, "at least one entry, or no such key", WRONG_TYPE)
     _check_watched(item, words)
     for key in BLACKLIST_KEYS:
-        if len(read_objects(item, key)) > MAX_EXCLUSIONS:
-            count = len(read_objects(item, key))
-            raise make_coded_error(
-                item, key, f"at most {MAX_EXCLUSIONS} entries, not {count}", BAD_VALUE
-            )
+        count = len(read_objects(item, key))
+        if count > MAX_EXCLUSIONS:
+            allowed = f"at most {MAX_EXCLUSIONS} entries, not {count}"
+            raise make_coded_error(item, key, allowed, BAD_VALUE)
     for key in (*BLACKLIST_KEYS, "opname_range"):
         if read_objects(item, key) and words.level != "op":
             raise make_coded_error(item, key, 'no such key unless dump_level is "op"', CONFLICT)
@@ -131,7 +129,7 @@ def _check_ranges(item: ConfigSection) -> None:
 
 
 def _join_watched(items: Sequence[ConfigSection]) -> WatchedOperators:
-    """An item without layers watches after every operator, and as items join, so do all."""
+    """Merge the items; one without layers makes all nodes be read after every operator."""
     nodes: dict[str, None] = {}
     layers: dict[str, None] = {}
     for number, item in enumerate(items):
@@ -161,7 +159,7 @@ def _select_operators(items: Iterable[ConfigSection], *, operators: bool) -> Dum
     if every is not None:
         models = {name: _join_operators(own, every) for name, own in models.items()}
     if operators:
-        # Arrays that belong to no model are what comes closest to single operators.
+        # Arrays without a model correspond most closely to single operators.
         models.setdefault(UNNAMED_MODEL, _EVERY_OPERATOR)
     return DumpListSelection(every or _NO_OPERATOR, tuple(models.items()))
 
@@ -196,7 +194,7 @@ def _parse_exclusions(item: ConfigSection, key: str) -> tuple[TensorExclusion, .
                 entry.add_note(
                     "pos", "is ignored: it is neither input nor output with a number", position
                 )
-        # A list of which nothing is left must not turn into one that excludes every tensor.
+        # A list with no valid position must not become one that excludes every tensor.
         if kept or not any(given):
             found.append(TensorExclusion(name, kept))
     return tuple(found)
@@ -228,7 +226,7 @@ def parse_acl_config(
     notes: ConfigNotes,
     probe: PathProbe,
 ) -> DumpPlan:
-    """Return the plan; without `dump`, or with nothing in it, one that is not enabled."""
+    """Return the plan; without `dump`, or with an empty one, a plan that is not enabled."""
     check_depth(body, file=file)
     dump = _read_dump_section(body, file, notes)
     check_types(dump)
@@ -278,7 +276,7 @@ def _read_dump_section(body: Mapping[str, object], file: str, notes: ConfigNotes
 def _parse_data_dump(
     dump: ConfigSection, words: AclWords, environ: Mapping[str, str]
 ) -> tuple[TensorSelection | None, ContentSettings]:
-    """Return what is dumped of a model that raises nothing; None for nothing at all."""
+    """Return the selection of a dump that is not of exceptions, and its content; None for none."""
     if words.is_debug:
         return _parse_overflow_dump(dump, words), ContentSettings()
     iterations = _parse_iterations(dump)
@@ -374,9 +372,4 @@ def _note_unknown_keys(dump: ConfigSection) -> None:
     ):
         for key in section.values:
             if key not in known:
-                nearest = difflib.get_close_matches(key.lower(), known, n=1)
-                hint = f"; the nearest is {nearest[0]}" if nearest else ""
-                section.add_note(key, f"is ignored: there is no such key{hint}")
-
-
-__all__ = ["parse_acl_config"]
+                section.add_note(key, f"is ignored: {describe_unknown_key(key, known)}")

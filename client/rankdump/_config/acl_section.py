@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from rankdump._config.config_section import ConfigSection
+from rankdump._config.config_section import ConfigSection, format_choices
 from rankdump._config.output_path import PathProbe, describe_shell_word, read_root_override
 from rankdump.errors import MISSING_VALUE, ConfigError
 
@@ -21,8 +21,8 @@ WRONG_TYPE, UNKNOWN_WORD, BAD_VALUE, UNREADABLE, CONFLICT = (
     "EP0004",
     "EP0005",
 )
-"""What CANN reports: a type or something missing, an unknown word, a value, the file itself, and
-keys that exclude each other."""
+"""CANN's codes: wrong type or missing value, unknown word, wrong value, unreadable file, and keys
+that exclude each other."""
 MAX_NESTING = 10
 
 _TEXT_KEYS = (
@@ -42,12 +42,12 @@ ITEM_KEYS = ("model_name", "layer", "watcher_nodes", *BLACKLIST_KEYS, "opname_ra
 
 
 def make_coded_error(section: ConfigSection, key: str, allowed: str, code: str) -> ConfigError:
-    """Return a refusal that ends in the code CANN reports."""
+    """Return an error that ends in the code that CANN reports."""
     return section.make_error(key, f"{allowed} ({code})")
 
 
 def check_depth(body: Mapping[str, object], *, file: str) -> None:
-    """Refuse a document that is nested too deeply."""
+    """Reject a document that is nested too deeply."""
     level: list[object] = [body]
     for _ in range(MAX_NESTING):
         level = [part for value in level for part in _list_parts(value)]
@@ -63,7 +63,7 @@ def _list_parts(value: object) -> list[object]:
 
 
 def check_types(dump: ConfigSection) -> None:
-    """Refuse the first key of the section that has another type than its own."""
+    """Reject the first key of the section that has the wrong type."""
     for key in _TEXT_KEYS:
         read_text(dump, key)
     read_texts(dump, "dump_stats")
@@ -85,7 +85,7 @@ def _check_item(item: ConfigSection) -> None:
 
 
 def read_text(section: ConfigSection, key: str) -> str:
-    """Return a string; empty when it is not there."""
+    """Return a string; empty when it is missing."""
     value = section.values.get(key, "")
     if not isinstance(value, str):
         raise make_coded_error(section, key, "a string", WRONG_TYPE)
@@ -93,7 +93,7 @@ def read_text(section: ConfigSection, key: str) -> str:
 
 
 def read_texts(section: ConfigSection, key: str) -> tuple[str, ...]:
-    """Return an array of strings; empty when it is not there."""
+    """Return an array of strings; empty when it is missing."""
     values = _read_array(section, key)
     for index, value in enumerate(values):
         if not isinstance(value, str):
@@ -102,7 +102,7 @@ def read_texts(section: ConfigSection, key: str) -> tuple[str, ...]:
 
 
 def read_objects(section: ConfigSection, key: str) -> tuple[ConfigSection, ...]:
-    """Return an array of objects, each a section; empty when it is not there."""
+    """Return an array of objects, each a section; empty when it is missing."""
     found: list[ConfigSection] = []
     for index, value in enumerate(_read_array(section, key)):
         if not isinstance(value, dict):
@@ -154,12 +154,12 @@ STATISTICS_BY_WORD = {
     "Positive Inf": "positive inf count",
     "L2norm": "l2norm",
 }
-"""Figures by CANN's word for them, in the order of their columns."""
+"""Statistics by CANN's words for them, in the order of their columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class AclWords:
-    """What the keys with a few words say."""
+    """Values of the keys that take one of a few words."""
 
     mode: str
     data: str
@@ -177,12 +177,12 @@ class AclWords:
 
     @property
     def is_exception(self) -> bool:
-        """Whether the operator that raised is asked for."""
+        """Whether only the operator that raised is dumped."""
         return bool(self.scene) and not self.is_watching
 
 
 def parse_acl_words(dump: ConfigSection) -> AclWords:
-    """Return them; the first word that is not known is refused."""
+    """Return the words; ConfigError for the first unknown one."""
     found = {
         key: _check_word(dump, key, read_text(dump, key), among)
         for key, among in _WORDS_BY_KEY.items()
@@ -194,12 +194,8 @@ def parse_acl_words(dump: ConfigSection) -> AclWords:
     for index, name in enumerate(read_texts(dump, "dump_stats")):
         if name not in STATISTICS_BY_WORD:
             place = f"{dump.name}.dump_stats[{index}]"
-            raise ConfigError(
-                dump.file,
-                place,
-                name,
-                f"{_format_choices(tuple(STATISTICS_BY_WORD))} ({UNKNOWN_WORD})",
-            )
+            allowed = f"{format_choices(tuple(STATISTICS_BY_WORD))} ({UNKNOWN_WORD})"
+            raise ConfigError(dump.file, place, name, allowed)
     return AclWords(
         mode=found["dump_mode"] or "output",
         data=found["dump_data"] or "tensor",
@@ -216,19 +212,13 @@ def _check_word(
     if not (given or key in dump.values):
         return ""
     if value not in among:
-        raise make_coded_error(
-            dump, key, _format_choices(among), UNKNOWN_WORD if value else WRONG_TYPE
-        )
+        code = UNKNOWN_WORD if value else WRONG_TYPE
+        raise make_coded_error(dump, key, format_choices(among), code)
     return value
 
 
-def _format_choices(words: tuple[str, ...]) -> str:
-    *first, last = (f'"{word}"' for word in words)
-    return f"{', '.join(first)} or {last}"
-
-
 def check_scene(dump: ConfigSection, words: AclWords) -> None:
-    """Refuse what cannot stand beside a scene."""
+    """Reject keys that exclude a scene."""
     if not words.scene:
         return
     for key in ("dump_debug", "dump_op_switch"):
@@ -303,5 +293,5 @@ def make_exception_root(dump: ConfigSection, environ: Mapping[str, str], probe: 
 
 
 def make_disabled_root(environ: Mapping[str, str], file: str, probe: PathProbe) -> str:
-    """Return what stands for the root of a configuration that enables nothing."""
+    """Return the root of a configuration that enables nothing."""
     return read_root_override(environ, file) or probe(".").absolute

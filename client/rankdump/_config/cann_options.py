@@ -1,5 +1,5 @@
 """Options that CANN's `acl.json` and TF Adapter's `DumpConfig` share: the grammar of `dump_step`,
-of which every part is checked, and statistics in the place of tensors (CANN, acl.json). Pure.
+of which every part is checked, and statistics instead of tensors (CANN, acl.json). Pure.
 MindSpore's `iteration` looks like `dump_step`, but its parts are not checked.
 """
 
@@ -9,17 +9,17 @@ import re
 from collections.abc import Collection
 
 from rankdump._core.plan import ContentSettings, IterationSelection
+from rankdump._core.selection import parse_uint64
 
 STEP_FORM = 'numbers and ranges without blanks as "0|5-8|100-120"'
 MAX_STEP_PARTS = 100
 _PART_PATTERN = re.compile(r"([0-9]+)(?:-([0-9]+))?")
-_MAX_DIGITS = 20
 
 
 def parse_steps(text: str, *, strict: bool = False) -> IterationSelection:
-    """Return the iterations a text means; ValueError says what may stand there.
+    """Return the iterations that a text selects; ValueError names what is allowed.
 
-    With `strict` a range has to have more than one number.
+    With `strict` a range must have more than one number.
     """
     parts = text.split("|")
     if len(parts) > MAX_STEP_PARTS:
@@ -40,10 +40,10 @@ def _parse_span(part: str, *, strict: bool) -> tuple[int, int]:
 
 
 def _parse_number(digits: str) -> int:
-    significant = digits.lstrip("0") or "0"
-    if len(significant) > _MAX_DIGITS or int(significant) >= 1 << 64:
+    number = parse_uint64(digits)
+    if number is None:
         raise ValueError(f"numbers of at most 64 bits, not {digits[:40]!r}")
-    return int(significant)
+    return number
 
 
 _DEFAULT_ITEMS = (
@@ -67,9 +67,9 @@ _ITEM_ORDER = (
 
 
 def make_cann_content(data: str, chosen: Collection[str] = ()) -> ContentSettings:
-    """Return what `tensor` or `stats` keeps; `chosen` are statistics by rankdump's names for them.
+    """Return the content for `tensor` or `stats`; `chosen` are statistics by rankdump's names.
 
-    The number of elements is always there: amid the default statistics, and before any others.
+    The count of elements is always included: amid the default statistics, and before any others.
     """
     if data != "stats":
         return ContentSettings()

@@ -1,7 +1,7 @@
 """Configuration files: reads the file, decodes its first JSON value as leniently and as strictly as
 MindSpore's reader, finds its dialect and returns the plan.
 
-The only module of the package that touches the disk; a new dialect is one parser and one row in
+The only module of the package that accesses the disk; a new dialect is one parser and one row in
 the table of dialects.
 """
 
@@ -26,12 +26,12 @@ _ALLOWED_DOCUMENT = "one JSON object in UTF-8, without comments"
 
 
 def decode_config(data: bytes, *, file: str, notes: ConfigNotes) -> object:
-    """Return the first value; a byte order mark before it and bytes after it do not matter.
+    """Return the first value; a byte order mark before it and bytes after it are ignored.
 
-    Of two equal keys the last one counts, and is noted.
+    Of equal keys the last one is used, with a note.
     """
 
-    def united(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    def join_pairs(pairs: list[tuple[str, object]]) -> dict[str, object]:
         values = dict(pairs)
         if len(values) < len(pairs):
             for key, count in Counter(key for key, _ in pairs).items():
@@ -43,7 +43,7 @@ def decode_config(data: bytes, *, file: str, notes: ConfigNotes) -> object:
 
     # Bytes that are not UTF-8 are an error only up to the end of the value.
     text = data.removeprefix(codecs.BOM_UTF8).decode(errors="surrogateescape").lstrip(" \t\r\n")
-    decoder = json.JSONDecoder(parse_constant=_reject_constant, object_pairs_hook=united)
+    decoder = json.JSONDecoder(parse_constant=_reject_constant, object_pairs_hook=join_pairs)
     try:
         value, end = decoder.raw_decode(text)
         text[:end].encode()
@@ -63,7 +63,7 @@ def _reject_constant(name: str) -> NoReturn:
 
 
 class DialectParser(Protocol):
-    """One dialect; pure."""
+    """Parser of one dialect; pure."""
 
     def __call__(
         self,
@@ -81,7 +81,7 @@ class DialectParser(Protocol):
 
 
 def examine_path(path: str) -> PathFacts:
-    """Look at a path; one that cannot be is like one that is not there."""
+    """Return the facts about a path; an invalid path counts as missing."""
     absolute = os.path.abspath(path)  # noqa: PTH100 - a Path keeps the dots
     try:
         found = Path(absolute)
@@ -109,7 +109,7 @@ _KNOWN_FORMATS = (
 
 def load_config_plan(path: Path, environ: Mapping[str, str]) -> tuple[DumpPlan, bytes]:
     """Return the plan in a file and the file's bytes; ConfigError when it holds none."""
-    # MindSpore looks at nothing but the text after the last dot, and minds its case.
+    # MindSpore checks only the text after the last dot, case included.
     if path.suffix != ".json":
         raise ConfigError(str(path), "", path.name, "a file whose name ends in .json")
     data = read_config_file(path)
@@ -125,7 +125,7 @@ def load_config_plan(path: Path, environ: Mapping[str, str]) -> tuple[DumpPlan, 
 
 
 def read_config_file(path: Path) -> bytes:
-    """Return the bytes of a configuration file; ConfigError when there are none to read."""
+    """Return the bytes of a configuration file; ConfigError when it cannot be read."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

@@ -1,12 +1,13 @@
-"""Section of a configuration: typed reading of one JSON object, in which every rejection names
-file, key and value, and the notes that tell the author what will surprise. Pure.
+"""Section of a configuration: typed reading of one JSON object, with errors that name file, key and
+value, and notes for its author on surprising values. Pure.
 """
 
 from __future__ import annotations
 
+import difflib
 import math
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -24,18 +25,18 @@ _SHORT_REPR = _make_short_repr()
 
 
 class ConfigNotes:
-    """Sentences about what will surprise, each once, in the order they came."""
+    """Sentences on surprising values, each once, in the order they were added."""
 
     def __init__(self) -> None:
         self._texts: dict[str, None] = {}
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """What was said so far."""
+        """All sentences so far."""
         return tuple(self._texts)
 
     def add(self, key: str, value: object, reason: str) -> None:
-        """Say of a key's value what `reason`, a phrase that begins with a verb, tells."""
+        """Add a note on a key's value; `reason` is a phrase that begins with a verb."""
         shown = "missing;" if value is MISSING_VALUE else _SHORT_REPR.repr(value)
         self._texts[f"{_escape_key(key)}: {shown} {reason}"] = None
 
@@ -44,15 +45,31 @@ def _escape_key(key: str) -> str:
     return key if key.isprintable() else ascii(key)[1:-1]
 
 
+def format_choices(words: Sequence[str]) -> str:
+    """Return the allowed words of a key for an error.
+
+    >>> format_choices(("input", "output", "all"))
+    '"input", "output" or "all"'
+    """
+    *first, last = (f'"{word}"' for word in words)
+    return f"{', '.join(first)} or {last}"
+
+
+def describe_unknown_key(key: str, known: Collection[str]) -> str:
+    """Return the phrase on a key that does not exist, with the nearest one that does."""
+    nearest = difflib.get_close_matches(key.lower(), known, n=1)
+    return "there is no such key" + (f"; the nearest is {nearest[0]}" if nearest else "")
+
+
 _UINT64_LIMIT = 1 << 64
 _UINT32_MASK = 0xFFFF_FFFF
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigSection:
-    """One JSON object, with where it stands and where to say what surprises.
+    """One JSON object, with its file, its name and the notes.
 
-    Each reader takes a default for an optional key; a key without one has to be there.
+    Each reader takes a default for an optional key; a key without a default is required.
     """
 
     file: str
@@ -64,20 +81,20 @@ class ConfigSection:
     def from_body(
         body: Mapping[str, object], name: str, *, file: str, notes: ConfigNotes
     ) -> ConfigSection:
-        """Return the section of that name; ConfigError when it is no object."""
+        """Return the section of that name; ConfigError when it is not an object."""
         values = body.get(name, MISSING_VALUE)
         if not isinstance(values, dict):
             raise ConfigError(file, name, values, "an object")
         return ConfigSection(file, name, cast("dict[str, object]", values), notes)
 
     def make_error(self, key: str, allowed: str) -> ConfigError:
-        """Return the error that says what may stand at a key."""
+        """Return the error for the value of a key, with what is allowed."""
         return ConfigError(
             self.file, f"{self.name}.{key}", self.values.get(key, MISSING_VALUE), allowed
         )
 
     def add_note(self, key: str, reason: str, part: object = MISSING_VALUE) -> None:
-        """Say something of a key's value, or of that part of it."""
+        """Add a note on a key's value, or on a part of it."""
         value = self.values.get(key, MISSING_VALUE) if part is MISSING_VALUE else part
         self.notes.add(f"{self.name}.{key}", value, reason)
 
@@ -90,7 +107,7 @@ class ConfigSection:
     def read_count(self, key: str, allowed: str, default: int | None = None) -> int:
         """Return an unsigned integer of 32 bits.
 
-        MindSpore keeps the low 32 bits of a 64-bit literal and refuses `1.0`, `true` and `-1`.
+        MindSpore keeps the low 32 bits of a 64-bit literal and rejects `1.0`, `true` and `-1`.
         """
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _UINT64_LIMIT:
@@ -116,12 +133,9 @@ class ConfigSection:
             raise self.make_error(key, allowed)
         return value
 
-    def read_choice(
-        self, key: str, among: Sequence[str], *, default: str | None = None, note: str = ""
-    ) -> str:
-        """Return a string that is one of these; `note` ends the line of a refusal."""
-        *first, last = (f'"{word}"' for word in among)
-        allowed = f"{', '.join(first)} or {last}" + note
+    def read_choice(self, key: str, among: Sequence[str], *, default: str | None = None) -> str:
+        """Return a string that is one of these."""
+        allowed = format_choices(among)
         value = self.read_text(key, allowed, default)
         if value not in among:
             raise self.make_error(key, allowed)
@@ -148,7 +162,7 @@ class ConfigSection:
         value = self.values.get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self.make_error(key, allowed)
-        # Compared before it is converted: an integer of a thousand digits is no float.
+        # Compared before it is converted: an integer of a thousand digits is not a float.
         if not low <= value <= high or math.isnan(value):
             raise self.make_error(key, allowed)
         return float(value)

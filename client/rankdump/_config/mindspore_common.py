@@ -1,6 +1,6 @@
 """Section `common_dump_settings` of MindSpore's `data_dump.json`: each key by itself, in
-MindSpore's own order (MindSpore 2.3, Dump guide). Pure. What keys mean for each other is in
-`mindspore_config`. Each element of `support_device` is read as 32 bits without a sign.
+MindSpore's own order (MindSpore 2.3, Dump guide). Pure. Rules across keys are in
+`mindspore_config`. Each element of `support_device` is read as an unsigned 32-bit number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DEVICE_KEY = "support_device"
 
 
 def parse_devices(common: ConfigSection) -> tuple[int, ...]:
-    """Return the device ids once each; ConfigError names the element at fault by its index."""
+    """Return the device ids once each; ConfigError names the index of a wrong element."""
     items = common.read_array(_DEVICE_KEY, ALLOWED_DEVICES)
     if not items:
         common.add_note(_DEVICE_KEY, "names no device, so no rank dumps")
@@ -74,12 +74,12 @@ _MANDATORY_KEYS = {
     "kernels": _ALLOWED_KERNELS,
     "support_device": ALLOWED_DEVICES,
 }
-"""In the order in which MindSpore asks for them, before it looks at any value."""
+"""In the order in which MindSpore checks for them, before it checks any value."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommonSettings:
-    """What `common_dump_settings` says."""
+    """Values of `common_dump_settings`."""
 
     root: str
     net_name: str
@@ -98,7 +98,7 @@ class CommonSettings:
 def parse_common_settings(
     section: ConfigSection, environ: Mapping[str, str], *, synchronous: bool
 ) -> CommonSettings:
-    """Return the settings; the first fault in MindSpore's own order is the one reported."""
+    """Return the settings; the first error in MindSpore's own order is the one reported."""
     section.require_keys(_MANDATORY_KEYS)
     dump_mode = section.read_number_among("dump_mode", (0, 1, 2), _ALLOWED_MODES)
     root = parse_output_root(section, environ)
@@ -179,7 +179,7 @@ def _parse_debug_mode(section: ConfigSection, *, synchronous: bool) -> int:
 
 
 def _parse_file_format(section: ConfigSection, *, synchronous: bool) -> TensorFileFormat:
-    """Return the format that counts: synchronous dump knows one."""
+    """Return the format of files; synchronous dump has only npy."""
     if synchronous:
         if section.values.get("file_format", "npy") != "npy":
             section.add_note("file_format", "is ignored in synchronous dump, which writes npy")
@@ -190,7 +190,7 @@ def _parse_file_format(section: ConfigSection, *, synchronous: bool) -> TensorFi
 
 
 def _parse_overflow_limit(section: ConfigSection, debug_mode: int) -> int:
-    """Return after how many operators a rank stops; 2.4 and later look at the key."""
+    """Return after how many operators a rank stops; MindSpore reads the key from 2.4 on."""
     if debug_mode in (1, 2, 3):
         return section.read_count("overflow_number", "a number from 0 (no limit)", default=0)
     if "overflow_number" in section.values:

@@ -8,12 +8,11 @@ rankdump does the same with a warning. On CPU and GPU MindSpore dumps synchronou
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import cast
 
-from rankdump._config.config_section import ConfigNotes, ConfigSection
+from rankdump._config.config_section import ConfigNotes, ConfigSection, describe_unknown_key
 from rankdump._config.mindspore_common import CommonSettings, parse_common_settings
 from rankdump._config.rankdump_section import RANKDUMP_SECTION, parse_rankdump_section
 from rankdump._core.plan import (
@@ -62,8 +61,6 @@ MINDSPORE_KEYS: dict[str, tuple[str, ...]] = {
 
 _SECTION_NAMES = (*MINDSPORE_KEYS, RANKDUMP_SECTION)
 _REMOVED_KEYS = {"async_dump_settings": "MindSpore has ignored it since version 1.3"}
-_MIN_LIKENESS = 0.6
-"""How alike two spellings are, from 0 to 1, before one is taken for the other."""
 
 
 def note_unknown_keys(body: Mapping[str, object], notes: ConfigNotes) -> None:
@@ -73,7 +70,7 @@ def note_unknown_keys(body: Mapping[str, object], notes: ConfigNotes) -> None:
             reason = (
                 _REMOVED_KEYS.get(key)
                 or _describe_other_section(key)
-                or _describe_nearest(key, _SECTION_NAMES)
+                or describe_unknown_key(key, _SECTION_NAMES)
             )
             notes.add(key, value, f"is ignored: {reason}")
     for section, known in MINDSPORE_KEYS.items():
@@ -81,7 +78,7 @@ def note_unknown_keys(body: Mapping[str, object], notes: ConfigNotes) -> None:
         if isinstance(values, dict):
             for key, value in cast("dict[str, object]", values).items():
                 if key not in known:
-                    reason = _describe_other_section(key) or _describe_nearest(key, known)
+                    reason = _describe_other_section(key) or describe_unknown_key(key, known)
                     notes.add(f"{section}.{key}", value, f"is ignored: {reason}")
 
 
@@ -89,11 +86,6 @@ def _describe_other_section(key: str) -> str:
     return next(
         (f"the key belongs in {name}" for name, known in MINDSPORE_KEYS.items() if key in known), ""
     )
-
-
-def _describe_nearest(key: str, known: tuple[str, ...]) -> str:
-    nearest = difflib.get_close_matches(key.lower(), known, n=1, cutoff=_MIN_LIKENESS)
-    return "there is no such key" + (f"; the nearest is {nearest[0]}" if nearest else "")
 
 
 _ALLOWED_FLAG = "true or false"
@@ -108,18 +100,18 @@ _ASYNCHRONOUS_REASON = (
 
 @dataclass(frozen=True, slots=True)
 class EndToEndSettings:
-    """What `e2e_dump_settings` says; the defaults are those of a file without the section."""
+    """Values of `e2e_dump_settings`; the defaults are those of a file without the section."""
 
     enabled: bool = False
     kernel_arguments: bool = False
     on_device: bool = False
     precision: StatisticPrecision = "high"
     sample_elements: int = 0
-    """To how many elements a tensor is cut; 0 cuts none."""
+    """Number of elements that a tensor is cut to; 0: no cut."""
 
 
 def parse_e2e(body: Mapping[str, object], *, file: str, notes: ConfigNotes) -> EndToEndSettings:
-    """Return the settings; the first fault in MindSpore's own order is the one reported."""
+    """Return the settings; the first error in MindSpore's own order is the one reported."""
     if E2E_SECTION not in body:
         notes.add(E2E_SECTION, MISSING_VALUE, f"this {_ASYNCHRONOUS_REASON}")
         return EndToEndSettings()
@@ -162,14 +154,14 @@ _INPUTS_REASON = "op_debug_mode 4 writes the inputs of the operator that raised"
 
 
 def select_trigger_mode(debug_mode: int) -> TriggerMode:
-    """Return what makes an operator's tensors be kept."""
+    """Return the trigger that a debug mode stands for."""
     return "always" if debug_mode == 0 else "exception" if debug_mode == 4 else "overflow"
 
 
 def apply_debug_mode(
     common: CommonSettings, e2e: EndToEndSettings, notes: ConfigNotes
 ) -> tuple[CommonSettings, EndToEndSettings]:
-    """Return both sections as they are under the debug mode."""
+    """Return both sections with the changes that the debug mode makes."""
     trigger = select_trigger_mode(common.debug_mode)
     if trigger == "overflow":
         return _apply_overflow_mode(common, notes), e2e
@@ -248,7 +240,7 @@ def parse_mindspore_content(
 
 
 def _explain_host_only(common: CommonSettings, e2e: EndToEndSettings, profile: Profile) -> str:
-    """Return why a device computes no statistics; empty when it may."""
+    """Return why a device may not compute statistics; empty when it may."""
     if common.saved != "statistic":
         return f'saved_data is "{common.saved}", so the elements come to the host'
     if not e2e.enabled:
@@ -273,7 +265,7 @@ def _parse_items(section: ConfigSection) -> tuple[str, ...]:
         if named.count(item) > 1:
             section.add_note(
                 _STATISTIC_KEY,
-                f"stands there {named.count(item)} times and has as many columns",
+                f"is listed {named.count(item)} times and has as many columns",
                 item,
             )
     return named
@@ -293,7 +285,7 @@ def _select_device_items(section: ConfigSection, items: tuple[str, ...]) -> tupl
 def parse_mindspore_config(
     body: Mapping[str, object], *, file: str, environ: Mapping[str, str], notes: ConfigNotes
 ) -> DumpPlan:
-    """Return the plan; the first fault in MindSpore's own order is the one reported."""
+    """Return the plan; the first error in MindSpore's own order is the one reported."""
     note_unknown_keys(body, notes)
     acl_dump = _is_acl_dump(file, environ)
     e2e = parse_e2e(body, file=file, notes=notes)
@@ -305,7 +297,7 @@ def parse_mindspore_config(
         file=file,
         output=OutputSettings(common.root, common.net_name, file_format=common.file_format),
         notes=notes,
-        layout_of=lambda profile: _select_layout(e2e.enabled, acl_dump, profile),
+        select_layout=lambda profile: _select_layout(e2e.enabled, acl_dump, profile),
     )
     content = parse_mindspore_content(section, common, e2e, PROFILES[output.profile])
     return DumpPlan(
@@ -319,13 +311,13 @@ def parse_mindspore_config(
 
 
 def _is_acl_dump(file: str, environ: Mapping[str, str]) -> bool:
-    """Return whether MindSpore would hand the file on to CANN (mindspore-dump.md 1.11)."""
+    """Return whether MindSpore would pass the file on to CANN (variable MS_ACL_DUMP_CFG_PATH)."""
     named = environ.get("MS_ACL_DUMP_CFG_PATH", "")
     return bool(named) and named in (file, environ.get("MINDSPORE_DUMP_CONFIG", ""))
 
 
 def _select_layout(enabled: bool, acl_dump: bool, profile: str) -> str:
-    """Return which tree MindSpore writes (mindspore-dump.md 2.13)."""
+    """Return the layout of the tree that MindSpore would write."""
     if enabled:
         return "mindspore-sync"
     if PROFILES[profile].fixed_table:

@@ -50,11 +50,11 @@ _MEMBER_PATTERN = re.compile(_MEMBER_FORM, re.DOTALL)
 
 
 def translate_expression(pattern: str) -> str:
-    """Return what Python matches in the same way; ValueError says what cannot be read."""
+    """Return the expression for Python's `re`; ValueError names what cannot be translated."""
     try:
         translation = "".join(_translate_tokens(pattern))
         with warnings.catch_warnings():
-            # Where re warns, it reads an expression in another way than ECMAScript does.
+            # Where `re` warns, it reads an expression differently from ECMAScript.
             warnings.simplefilter("error")
             re.compile(translation)
     except (ValueError, re.error, Warning, OverflowError, RecursionError) as error:
@@ -98,7 +98,7 @@ def _translate_member(member: str) -> str:
                 f"{member!r} is not a character class; known: {', '.join(_POSIX_CLASSES)}"
             )
         return _POSIX_CLASSES[name]
-    # Doubled or in front these warn in re, which may read them in another way one day.
+    # `re` warns of these when doubled or in front, as it may give them a meaning one day.
     return "\\" + member if member in "[&~|-^" else member
 
 
@@ -118,7 +118,7 @@ _SELECTS_EVERYTHING = "selects every operator, as in MindSpore 2.0 and from 2.5 
 
 
 def parse_operator_patterns(items: Sequence[object], warn: WarningCallback) -> OperatorSelection:
-    """Return the operators these entries name; ValueError says which expression is invalid."""
+    """Return the operators that entries select; ValueError names an invalid expression."""
     names: dict[str, None] = {}
     types: dict[str, None] = {}
     patterns: dict[str, None] = {}
@@ -149,7 +149,7 @@ def parse_operator_patterns(items: Sequence[object], warn: WarningCallback) -> O
 
 
 def _normalize_entry(item: object, warn: WarningCallback) -> str:
-    """Return an element as MindSpore sees it: as text, without quotes and blanks."""
+    """Return an element as MindSpore reads it: as text, without quotes and blanks."""
     compact = (",", ":")
     text = (
         item

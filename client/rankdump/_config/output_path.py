@@ -1,6 +1,5 @@
 """Output root of a dump: `path` of MindSpore's configuration or the environment's value for it, and
-what a parser may know of a path on the disk, as values. Pure: the disk is examined by a
-`PathProbe`.
+facts about a path on the disk, as values. Pure: the disk is examined by a `PathProbe`.
 
 Source: MindSpore 2.3, Dump guide. RANKDUMP_OUTPUT is rankdump's own and overrides every other
 setting.
@@ -19,7 +18,7 @@ _SHELL_WORD = re.compile(r"\$\w+|\$\{\w+\}|(?:^|(?<=/))~\w*")
 
 
 def describe_shell_word(path: str) -> str:
-    """Return the end of a sentence on what a shell would have replaced; empty without any.
+    """Return the end of a sentence on what a shell would have expanded; empty without any.
 
     >>> describe_shell_word("$HOME/dump")
     ': rankdump does not expand $HOME'
@@ -30,10 +29,9 @@ def describe_shell_word(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PathFacts:
-    """What there is at a path."""
+    """Facts about a path on the disk."""
 
     absolute: str
-    """The path from `/` on."""
     exists: bool = False
     directory: bool = False
     accessible: bool = False
@@ -41,7 +39,7 @@ class PathFacts:
 
     @property
     def fault(self) -> str:
-        """Say what keeps it from being a folder to write to; empty when nothing does."""
+        """What it would have to be for a folder to write to; empty when it is that."""
         if not self.exists:
             return f"a folder that exists{describe_shell_word(self.absolute)}"
         if not self.directory:
@@ -50,7 +48,7 @@ class PathFacts:
 
 
 PathProbe = Callable[[str], PathFacts]
-"""Looks at a path, relative to where the process stands."""
+"""Examines a path, relative to the working directory."""
 
 
 OUTPUT_VARIABLE = "RANKDUMP_OUTPUT"
@@ -60,11 +58,11 @@ DEFAULT_FOLDER = "debug_dump"
 _ROOT_PATTERN = re.compile(r"/[A-Za-z0-9_/-]*")
 _ALLOWED_ROOT = "an absolute folder of A-Z a-z 0-9 _ - and /"
 _MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4095
-"""What Linux takes for one folder and for a whole path, in bytes."""
+"""Linux's limits of one folder's name and of a whole path."""
 
 
 def parse_output_root(common: ConfigSection, environ: Mapping[str, str]) -> str:
-    """Return the absolute root; a bad `path` is refused even when the environment overrides it."""
+    """Return the absolute root; a bad `path` is rejected even when the environment overrides it."""
     path = common.read_text("path", _ALLOWED_ROOT, "")
     if path and not _ROOT_PATTERN.fullmatch(path):
         raise common.make_error("path", _ALLOWED_ROOT + describe_shell_word(path))
@@ -77,7 +75,7 @@ def parse_output_root(common: ConfigSection, environ: Mapping[str, str]) -> str:
 
 
 def read_root_override(environ: Mapping[str, str], file: str) -> str:
-    """Return the root that RANKDUMP_OUTPUT puts in the place of any other; empty without one."""
+    """Return the root of RANKDUMP_OUTPUT, which replaces any other; empty without one."""
     override = environ.get(OUTPUT_VARIABLE, "")
     if override and not override.startswith("/"):
         raise ConfigError(file, OUTPUT_VARIABLE, override, "an absolute folder")

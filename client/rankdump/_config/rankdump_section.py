@@ -33,7 +33,7 @@ _KEYS = (
     "file_mode",
     "folder_mode",
 )
-# A dump of APIs is no configuration's: its calls come from a hook of their own.
+# No configuration selects a dump of APIs: its calls come from a separate hook.
 _LAYOUT_NAMES = tuple(name for name, layout in LAYOUTS.items() if layout.api_files is None)
 _MODE_PATTERN = re.compile(r"0?[0-7]{3}")
 _EMPTY_BODY: dict[str, object] = {RANKDUMP_SECTION: {}}
@@ -45,17 +45,17 @@ def parse_rankdump_section(
     file: str,
     output: OutputSettings,
     notes: ConfigNotes,
-    layout_of: Callable[[str], str] | None = None,
+    select_layout: Callable[[str], str] | None = None,
 ) -> tuple[OutputSettings, DeliverySettings]:
-    """Return output and delivery; a key that is not there keeps what is given.
+    """Return output and delivery; a missing key keeps the given value.
 
-    `select_layout` says which tree goes with a profile where the section names none.
+    `select_layout` returns the layout for a profile where the section names none.
     """
     section = ConfigSection.from_body(
         body if RANKDUMP_SECTION in body else _EMPTY_BODY, RANKDUMP_SECTION, file=file, notes=notes
     )
     _check_keys(section)
-    return _parse_output(section, output, layout_of), _parse_delivery(section, DeliverySettings())
+    return _parse_output(section, output, select_layout), _parse_delivery(section)
 
 
 def _check_keys(section: ConfigSection) -> None:
@@ -66,10 +66,10 @@ def _check_keys(section: ConfigSection) -> None:
 
 
 def _parse_output(
-    section: ConfigSection, default: OutputSettings, layout_of: Callable[[str], str] | None
+    section: ConfigSection, default: OutputSettings, select_layout: Callable[[str], str] | None
 ) -> OutputSettings:
     profile = section.read_choice("profile", tuple(PROFILES), default=default.profile)
-    layout = layout_of(profile) if layout_of else default.layout
+    layout = select_layout(profile) if select_layout else default.layout
     return replace(
         default,
         layout=section.read_choice("layout", _LAYOUT_NAMES, default=layout),
@@ -82,7 +82,8 @@ def _parse_output(
     )
 
 
-def _parse_delivery(section: ConfigSection, default: DeliverySettings) -> DeliverySettings:
+def _parse_delivery(section: ConfigSection) -> DeliverySettings:
+    default = DeliverySettings()
     on_full = section.read_choice("on_full", get_args(FullBufferPolicy), default=default.on_full)
     durability = section.read_choice(
         "durability", ("written", "synced"), default=default.durability

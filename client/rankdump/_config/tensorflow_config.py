@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rankdump._config.cann_options import make_cann_content, parse_steps
-from rankdump._config.config_section import ConfigNotes
+from rankdump._config.config_section import ConfigNotes, format_choices
 from rankdump._config.output_path import PathProbe
 from rankdump._core.plan import (
     ContentSettings,
@@ -27,7 +27,7 @@ _DUMP_DATA_WORDS = ("tensor", "stats")
 
 
 def parse_dump_config(values: Mapping[str, object], *, probe: PathProbe) -> DumpPlan:
-    """Return the plan of the constructor's arguments; ConfigError names the one at fault."""
+    """Return the plan of the constructor's arguments; ConfigError names the wrong one."""
     data, debug = _read_flag(values, "enable_dump"), _read_flag(values, "enable_dump_debug")
     if not (data or debug):
         return DumpPlan(OutputSettings(probe(".").absolute), dialect="tf", enabled=False)
@@ -101,8 +101,7 @@ def _parse_iterations(values: Mapping[str, object]) -> IterationSelection:
 def _check_word(values: Mapping[str, object], key: str, among: tuple[str, ...]) -> str:
     word = values[key]
     if not isinstance(word, str) or word not in among:
-        *first, last = (f'"{each}"' for each in among)
-        raise _make_config_error(values, key, f"{', '.join(first)} or {last}")
+        raise _make_config_error(values, key, format_choices(among))
     return word
 
 

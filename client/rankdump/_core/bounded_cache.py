@@ -1,4 +1,4 @@
-"""Answers remembered up to a number of them: names with call numbers never end."""
+"""Dictionaries as bounded caches: names with call numbers, for example, never end."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def remember(known: dict[_KeyT, _ValueT], key: _KeyT, value: _ValueT, limit: int
 def look_up(
     known: dict[_KeyT, _ValueT], key: _KeyT, make: Callable[[], _ValueT], limit: int
 ) -> _ValueT:
-    """Return what is known of a key, or make it and remember it; None is no answer to keep."""
+    """Return the value of a key, or make it and remember it; None counts as missing."""
     value = known.get(key)
     return remember(known, key, make(), limit) if value is None else value

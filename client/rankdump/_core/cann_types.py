@@ -15,7 +15,7 @@ class CannDataType:
     name: str
     """Without the prefix `DT_`."""
     element: str = ""
-    """Its name in `contract.dtypes`; empty where nothing here can hold it as it is."""
+    """Its name in `element_types`; empty where no type there holds it unchanged."""
 
 
 _DATA_TYPE_NAMES = (
@@ -70,7 +70,7 @@ DATA_TYPE_NUMBERS = {
     for kind in DATA_TYPES.values()
     if kind.element and kind.number != _RESOURCE_NUMBER
 }
-"""Number of each element type of `contract.dtypes` that has one."""
+"""Number of each element type of `element_types` that has one."""
 
 _FORMAT_NAME_LIST = [
     "NCHW",
@@ -130,22 +130,22 @@ FORMAT_NUMBERS = {name: number for number, name in FORMAT_NAMES.items()}
 
 @dataclass(frozen=True, slots=True)
 class FormatWord:
-    """What a format's number says, taken apart (ascend-formats.md 1.3, from CANN's types.h)."""
+    """Parts of a format's number (CANN, `types.h`)."""
 
     number: int
-    """Of `FORMATS`: bits 0 to 7."""
+    """Of `FORMAT_NAMES`: bits 0 to 7."""
     groups: int
-    """Bits 8 to 23; 0 where the word does not say it."""
+    """Bits 8 to 23; 0 when not given."""
     c0: int
-    """From bits 24 to 27; 0 where the word does not say it."""
+    """From bits 24 to 27; 0 when not given."""
 
     @property
     def name(self) -> str:
-        """Name of the format, or its number where it has none here."""
+        """Name of the format, or its number where it has no known name."""
         return FORMAT_NAMES.get(self.number, str(self.number))
 
 
 def split_format_word(word: int) -> FormatWord:
-    """Return the parts of a format's number; a newer release's own number stays as it is."""
+    """Return the parts of a format's number; one of a newer release stays as it is."""
     code = word >> 24 & 0xF
     return FormatWord(word & 0xFF, word >> 8 & 0xFFFF, 1 << (code - 1) if code else 0)

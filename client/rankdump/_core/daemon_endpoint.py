@@ -2,9 +2,9 @@
 the folder of an embedded daemon with its files, users and locks.
 
 The standard input of an embedded daemon is the FIFO `leash`, which every user holds open for
-writing, so the daemon sees the end of the last user however that ended. Each user holds a shared
-lock on `users`. A process that starts a daemon, begins or ceases to use one, or removes the
-folder holds the lock on `door`.
+writing, so the daemon sees the end of the last user, even of a killed one. Each user holds a
+shared lock on `users`. A process that starts a daemon, begins or ceases to use one, or removes
+the folder holds the lock on `door`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from rankdump.errors import UnavailableError
 
 DEFAULT_AGENT_ADDRESS = "unix:/run/rankdump/agent.sock"
-"""Where the agent of a host answers unless RANKDUMP_AGENT says otherwise."""
+"""Address of a host's agent unless RANKDUMP_AGENT gives another."""
 
 
 def is_socket_address(address: str) -> bool:
@@ -46,11 +46,11 @@ def is_loopback(address: str) -> bool:
 
 _POLL_S = 0.02
 _RELEASE_TIMEOUT_S = 2.0
-"""How long a process that was killed may take to close its files, on a host that is busy."""
+"""How long a killed process may take to close its files on a busy host."""
 
 
 class DaemonFolder:
-    """One folder, whether a daemon runs in it or not."""
+    """Folder of an embedded daemon, which may be running or not."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -58,10 +58,10 @@ class DaemonFolder:
         self.state = path / "state"
         self.log = path / "rankdumpd.log"
         self.liveness_fifo = path / "leash"
-        self._users, self._door = path / "users", path / "door"
+        self._users, self._lock_file = path / "users", path / "door"
 
     def make(self) -> None:
-        """Make the folder, for this user alone; UnavailableError when it is somebody else's."""
+        """Make the folder, private to this user; UnavailableError when another user owns it."""
         with contextlib.suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
         found = self.path.lstat()
@@ -73,33 +73,33 @@ class DaemonFolder:
 
     @contextlib.contextmanager
     def hold_lock(self, *, wait: bool = True) -> Generator[None, None, None]:
-        """Hold the lock of those who come and go; FileNotFoundError when the folder is gone.
+        """Hold the lock on `door`; FileNotFoundError when the folder was removed.
 
-        BlockingIOError when somebody else holds it and `wait` is False.
+        BlockingIOError when another process holds it and `wait` is False.
         """
-        descriptor = os.open(self._door, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            if os.fstat(descriptor).st_ino != self._door.stat().st_ino:
-                raise FileNotFoundError(self._door)
+            if os.fstat(descriptor).st_ino != self._lock_file.stat().st_ino:
+                raise FileNotFoundError(self._lock_file)
             yield
         finally:
             os.close(descriptor)
 
     def register_user(self) -> int:
-        """Return a descriptor that says that this process uses the folder as long as it is open."""
+        """Return a descriptor that makes this process a user of the folder while it is open."""
         users = os.open(self._users, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(users, fcntl.LOCK_SH)
         return users
 
     def is_only_user(self, users: int, *, within_s: float = 0.0) -> bool:
-        """Return whether nobody else uses the folder, or will soon, given what `enter` returned."""
-        give_up = time.monotonic() + within_s
+        """Return whether `users`, from `register_user`, is the only user or is so `within_s`."""
+        deadline_s = time.monotonic() + within_s
         while True:
             try:
                 fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if time.monotonic() >= give_up:
+                if time.monotonic() >= deadline_s:
                     return False
                 time.sleep(_POLL_S)
             else:
@@ -123,9 +123,8 @@ class DaemonFolder:
         return descriptor >= 0
 
     def remove_files(self, *, keep_log: bool) -> bool:
-        """Remove everything; return whether the log stays, because it is there and wanted."""
-        kept = keep_log and self.log.exists()
-        if not kept:
+        """Remove the folder, or all but its log; return whether a log was kept."""
+        if not (keep_log and self.log.exists()):
             shutil.rmtree(self.path, ignore_errors=True)
             return False
         for item in self.path.iterdir():
@@ -136,10 +135,9 @@ class DaemonFolder:
         return True
 
     def remove_unused(self, *, keep_log: bool = False, by_daemon: bool = False) -> None:
-        """Remove what neither a process nor a daemon uses; nothing while somebody is at the door.
+        """Remove the folder if neither a process nor a daemon uses it and its lock is free.
 
-        A daemon that ends calls it itself, with `by_daemon`. A folder of which only the log was
-        kept is nobody's leftover, and stays.
+        A daemon that ends calls it with `by_daemon`. A folder with only a kept log is left.
         """
         with contextlib.suppress(OSError):
             if not self._users.exists():
@@ -147,7 +145,7 @@ class DaemonFolder:
             with self.hold_lock(wait=False):
                 users = os.open(self._users, os.O_RDWR | os.O_CLOEXEC)
                 try:
-                    # A killed process lets go of the leash and of its lock one after the other.
+                    # A killed process closes the FIFO and loses its lock one after the other.
                     within_s = _RELEASE_TIMEOUT_S if by_daemon else 0.0
                     alone = self.is_only_user(users, within_s=within_s)
                     if alone and (by_daemon or not self.has_daemon):

@@ -69,7 +69,7 @@ ELEMENT_TYPES = {
 
 
 def get_element_type(name: str) -> ElementType:
-    """Return the type of that name; UnsupportedError when no file here can hold it."""
+    """Return the type of that name; UnsupportedError when no npy file can hold it."""
     try:
         return ELEMENT_TYPES[name]
     except KeyError:
@@ -77,11 +77,7 @@ def get_element_type(name: str) -> ElementType:
 
 
 def convert_to_stored(name: str, data: memoryview) -> memoryview:
-    """Return the bytes that stand in the file for these raw elements.
-
-    The view is the argument itself where the types agree, and a new buffer where the
-    elements are widened.
-    """
+    """Return the bytes of a file for these raw elements; a new buffer only if they are widened."""
     if name not in _WIDENED_TYPES:
         return data
     if name == "bfloat16":
@@ -92,12 +88,10 @@ def convert_to_stored(name: str, data: memoryview) -> memoryview:
 
 
 def convert_from_stored(name: str, stored: memoryview) -> tuple[memoryview, ...]:
-    """Return the raw elements that these bytes of a file come from.
+    """Return the raw elements that `convert_to_stored` turns into these bytes; () for none.
 
-    It is the inverse of `convert_to_stored`.
-
-    None where no element is stored so. Of an 8-bit type with several codes for NaN, all of which
-    are stored as one, the answer is one for each code, as if all NaNs had had that one.
+    An 8-bit type with several codes for NaN stores them all alike. The result then has one
+    candidate for each code, in which every NaN has that code.
     """
     if name not in _WIDENED_TYPES:
         return (stored,)
@@ -119,7 +113,7 @@ def convert_from_stored(name: str, stored: memoryview) -> tuple[memoryview, ...]
 
 
 class _Float8Codes(NamedTuple):
-    """The words of float32 that an 8-bit type has, sorted, and the first byte of each."""
+    """Values of an 8-bit type as sorted float32 words, and the lowest byte of each."""
 
     words: npt.NDArray[np.uint32]
     bytes: npt.NDArray[np.uint8]

@@ -1,5 +1,5 @@
-"""Events that a rank executed, in columns, and the findings of the merge with their evidence: input
-and remarks of the global execution order. Pure values.
+"""Events of a rank, in columns, and the findings of the merge: input and remarks of the global
+execution order. Pure values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 
 class EventKind(IntEnum):
-    """What happened; the numbers are those of the wire."""
+    """Kind of an event; the numbers are those on the wire."""
 
     OPERATOR = 1
     ALL_REDUCE = 2
@@ -37,15 +37,15 @@ class EventKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
-    """A communicator: the name its members know it by, and their global ranks."""
+    """A communicator: its name, and the global ranks of its members."""
 
     name: str
     ranks: tuple[int, ...]
 
 
 OPEN_END_POSITION = (1 << 63) - 1
-"""End position of what has started and is not complete; its `end_us` is its start. When it is
-complete it is reported again, at the same position, and that counts."""
+"""End position of an event that is not complete; its `end_us` is its start. A complete event is
+reported again at the same position, and replaces the first report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,8 @@ class RankEvent:
     position: int
     """Place of its start in the rank's program, rising by one per event."""
     end_position: int
-    """The rank's position when it was complete; equal to `position` when it blocked, and OPEN
-    while it is not complete."""
+    """The rank's position when it was complete; equal to `position` when it blocked, and
+    OPEN_END_POSITION while it is not complete."""
     name: str
     kind: EventKind
     start_us: int
@@ -107,12 +107,12 @@ class EventColumns:
     """String table; index 0 is the empty text. Many batches may share one, which may grow."""
     groups: tuple[ProcessGroup, ...]
     columns: dict[str, EventColumn]
-    """The columns of COLUMN_TYPES, all of one length; not to be changed."""
+    """The columns of EVENT_COLUMN_TYPES, all of one length; not to be changed."""
     stalled_us: int = 0
-    """Time for which dumping had held the rank up since its session began, when the batch left."""
+    """Time for which dumping had held the rank up from the session's start to `sent_us`."""
     sent_us: int = 0
-    """When the batch left, on the rank's clock; 0 when it does not say. All that began a second
-    before has been told."""
+    """When the batch was sent, on the rank's clock; 0 when unknown. All events that began a second
+    earlier have been reported."""
 
     def __len__(self) -> int:
         return len(self.columns["position"])
@@ -140,18 +140,18 @@ class EventColumns:
 
 
 class FindingKind(str, Enum):
-    """What is odd."""
+    """Kind of a finding."""
 
     OPERATION_MISMATCH = "operation_mismatch"
     """Members of one collective call different operations."""
     SIZE_MISMATCH = "size_mismatch"
-    """They name different numbers of elements."""
+    """Members of one collective call give different numbers of elements."""
     DTYPE_MISMATCH = "dtype_mismatch"
-    """They name different element types."""
+    """Members of one collective call give different element types."""
     MISSING_MEMBER = "missing_member"
     """A rank that executed other things never arrived at a collective."""
     SILENT_RANK = "silent_rank"
-    """A member reported nothing at all of the iteration."""
+    """A member reported no event of the iteration."""
     LONE_MESSAGE = "lone_message"
     """A send without its receive, or a receive without its send."""
     CYCLE = "cycle"
@@ -159,7 +159,7 @@ class FindingKind(str, Enum):
     SEQUENCE_DIFFERENCE = "sequence_difference"
     """Ranks whose collectives agree executed different operators."""
     GAP = "gap"
-    """Events of a rank were lost on their way: what is missing there is not known to be missing."""
+    """Events of a rank were lost on their way, so an absence there proves nothing."""
     CONFLICT = "conflict"
     """A rank reported two different events at one position."""
     PARTIAL = "partial"
@@ -174,20 +174,20 @@ class FindingKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is odd in an iteration."""
+    """Something odd in an iteration."""
 
     kind: FindingKind
     iteration: int
     text: str
-    """One sentence that stands alone: it names iteration, ranks and operators."""
+    """One sentence, complete in itself: it names iteration, ranks and operators."""
     ranks: tuple[int, ...] = ()
-    """Those it is about: who is missing, who differs, who lost events."""
+    """Ranks concerned: missing ones, different ones, or ones that lost events."""
     group: str = ""
     sequence: int = -1
-    """Number of the collective or message; -1 when it is not about one."""
+    """Number of the collective or message; -1 for none."""
     name: str = ""
-    """The operator it is about; of a missing member the last one it did execute."""
+    """The operator concerned; of a missing member the last one that it did execute."""
     position: int = -1
-    """Place of that in the program of the first of the ranks; -1 when it is not about one."""
+    """Position of that operator in the program of the first of the ranks; -1 for none."""
     provisional: bool = False
-    """The iteration still runs: what is missing may come."""
+    """The iteration still runs, so what is missing may yet arrive."""

@@ -1,5 +1,5 @@
-"""Forecast of what a plan needs, from what its iterations took so far: files, bytes, disk space and
-time, and where the remaining iterations of running jobs do not fit. Pure: no clock, no disk, no
+"""Forecast of the files, bytes, disk space and time that a plan needs, from its iterations so far,
+and of limits that the remaining iterations of running jobs exceed. Pure: no clock, no disk, no
 network.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from rankdump._core.plan import DumpPlan, IterationSelection
 from rankdump._core.status import (
@@ -21,28 +21,30 @@ from rankdump._core.status import (
 from rankdump._core.units import format_bytes
 
 KEEP_FREE_RATIO = 0.1
-"""Share of a disk that agents leave free unless they are told otherwise."""
+"""Share of a disk that agents leave free by default."""
+FEW_ITERATIONS = 10
+"""A plan without an end is reported when fewer iterations than these fit."""
 _BLOCK_BYTES = 4096
-_UNLIMITED_COUNT = (1 << 63) - 1
-"""How many fit of what takes nothing."""
+_MAX_COUNT = (1 << 63) - 1
+"""Limit of counts and sums, which must fit into a message; agents may report any number."""
 _RECORD_BYTES = 400
-"""What a manifest says of a tensor, or so."""
+"""A tensor in a manifest, on average."""
 _ROW_BYTES = 200
-"""A row of statistics, or so."""
+"""A row of statistics, on average."""
 
 
 @dataclass(frozen=True, slots=True)
 class DumpSize:
-    """What some of a dump takes."""
+    """Size of a dump or of a part of it."""
 
     tensors: int = 0
     files: int = 0
-    """Of the disk: links to the same bytes are one. With tables and manifests."""
+    """Files on the disk, tables and manifests included; links to the same bytes count once."""
     folders: int = 0
     bytes_in: int = 0
     bytes_stored: int = 0
     disk_bytes: int = 0
-    """In whole blocks, folders as well."""
+    """In whole blocks, folders included."""
     stall_us: int = 0
     """Longest time that a rank was held up."""
     wall_us: int = 0
@@ -50,21 +52,21 @@ class DumpSize:
 
     @property
     def inodes(self) -> int:
-        """Entries of the disk's table of files."""
+        """Files and folders."""
         return self.files + self.folders
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedDump:
-    """What was seen of a dump."""
+    """Sizes measured in a dump."""
 
     iterations: int
-    """How many, complete on the same ranks."""
+    """Number of iterations that are complete on the same ranks."""
     ranks: int
     per_iteration: DumpSize
-    """The largest of them."""
+    """The largest iteration."""
     per_job: DumpSize
-    """What comes once for all: constants, graphs, orders."""
+    """Constants, graphs and orders, which are written once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +77,26 @@ class DiskCapacity:
     total_bytes: int
     free_inodes: int = 0
     total_inodes: int = 0
-    """0 where the disk has no table of files that could be full."""
+    """0 where the disk has no limit of inodes."""
     keep_free_ratio: float = KEEP_FREE_RATIO
 
     @property
     def usable_bytes(self) -> int:
-        """What a dump may take before its tensors are dropped."""
+        """Bytes that a dump may take before its tensors are dropped."""
         return max(0, self.free_bytes - math.ceil(self.total_bytes * self.keep_free_ratio))
 
     @property
     def usable_inodes(self) -> int | None:
-        """The same of files; None where there is no limit."""
+        """Inodes that a dump may take; None where there is no limit."""
         return max(0, self.free_inodes) if self.total_inodes else None
 
 
 @dataclass(frozen=True, slots=True)
 class DumpForecast:
-    """What is needed, and whether it is there."""
+    """Needs of a plan, and whether the disk meets them."""
 
     iterations: int | None
-    """None where the plan has no end: what follows is then of one iteration."""
+    """None where the plan has no end; the sizes are then those of one iteration."""
     tensors: int
     files: int
     bytes_in: int
@@ -126,17 +128,16 @@ def count_planned_iterations(iterations: IterationSelection, *, after: int = -1)
 
 
 def forecast_dump(
-    observed: ObservedDump, iterations: int | None, room: DiskCapacity
+    observed: ObservedDump, iterations: int | None, capacity: DiskCapacity
 ) -> DumpForecast:
-    """Return what so many iterations need.
+    """Return the forecast for that many iterations.
 
-    None stands for a plan without an end. Nobody knows how many will come: it counts as fitting
-    while one more does.
+    None stands for a plan without an end, which fits as long as one more iteration does.
     """
     count = 1 if iterations is None else iterations
     every, once = multiply_size(observed.per_iteration, count), observed.per_job
-    fitting = _count_fitting(observed, room)
-    reason = "" if count <= fitting else _explain_shortage(observed, count, room)
+    fitting = _count_fitting(observed, capacity)
+    reason = "" if count <= fitting else _explain_shortage(observed, count, capacity)
     return DumpForecast(
         iterations=iterations,
         tensors=every.tensors + once.tensors,
@@ -146,9 +147,9 @@ def forecast_dump(
         disk_bytes=every.disk_bytes + once.disk_bytes,
         stall_us=every.stall_us,
         wall_us=every.wall_us,
-        usable_bytes=room.usable_bytes,
-        total_bytes=room.total_bytes,
-        keep_free_ratio=room.keep_free_ratio,
+        usable_bytes=capacity.usable_bytes,
+        total_bytes=capacity.total_bytes,
+        keep_free_ratio=capacity.keep_free_ratio,
         fitting=fitting,
         fits=not reason,
         reason=reason,
@@ -156,18 +157,16 @@ def forecast_dump(
 
 
 def estimate_iteration_size(status: IterationStatus, *, tabulated: bool) -> DumpSize:
-    """Return what an iteration of a rank takes, by its sums: for when nobody looks at its files.
+    """Return the size of an iteration of a rank by its sums, without a look at its files.
 
-    A file goes up to whole blocks, which is half a block on average; `tabulated` tensors have a
-    row of statistics each. Tensors that share a file count as if they had one of their own.
+    A file is rounded up to whole blocks, half a block on average; `tabulated` tensors have a row
+    of statistics each. Tensors that share a file count as if they had one of their own.
     """
     rows = status.kept_tensors if tabulated else status.degraded
     blocks = status.stored * _BLOCK_BYTES
     tensors = max(blocks, status.bytes_stored + blocks // 2)
-    table, manifest = (
-        _round_to_blocks(rows * _ROW_BYTES),
-        _round_to_blocks(status.kept_tensors * _RECORD_BYTES + 1),
-    )
+    table = _round_to_blocks(rows * _ROW_BYTES)
+    manifest = _round_to_blocks(status.kept_tensors * _RECORD_BYTES + 1)
     return DumpSize(
         tensors=status.kept_tensors,
         files=status.stored + bool(rows) + 1,
@@ -180,62 +179,38 @@ def estimate_iteration_size(status: IterationStatus, *, tabulated: bool) -> Dump
 
 
 def multiply_size(taken: DumpSize, count: int) -> DumpSize:
-    """Return what so many of the same take."""
-    return DumpSize(
-        count * taken.tensors,
-        count * taken.files,
-        count * taken.folders,
-        count * taken.bytes_in,
-        count * taken.bytes_stored,
-        count * taken.disk_bytes,
-        count * taken.stall_us,
-        count * taken.wall_us,
-    )
+    """Return `count` times a size."""
+    return DumpSize(*(count * value for value in astuple(taken)))
 
 
 def find_largest_size(some: Sequence[DumpSize]) -> DumpSize:
-    """Return the one that takes most room, with the longest times of any."""
-    most = max(some, key=lambda taken: taken.disk_bytes)
-    return _set_times(most, some)
+    """Return the size with most disk bytes, with the longest times of any."""
+    return _set_longest_times(max(some, key=lambda taken: taken.disk_bytes), some)
 
 
 def sum_sizes(some: Iterable[DumpSize]) -> DumpSize:
-    """Return what all take together; of times the longest, for ranks run side by side."""
+    """Return the sum of sizes; times are the longest, because ranks run in parallel."""
     every = list(some)
-    return _set_times(
-        DumpSize(
-            tensors=sum(taken.tensors for taken in every),
-            files=sum(taken.files for taken in every),
-            folders=sum(taken.folders for taken in every),
-            bytes_in=sum(taken.bytes_in for taken in every),
-            bytes_stored=sum(taken.bytes_stored for taken in every),
-            disk_bytes=sum(taken.disk_bytes for taken in every),
-        ),
-        every,
-    )
+    total = DumpSize(*map(sum, zip(*map(astuple, every), strict=True)))
+    return _set_longest_times(total, every)
 
 
 def _round_to_blocks(byte_count: int) -> int:
     return -(-byte_count // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
-def _set_times(taken: DumpSize, some: Sequence[DumpSize]) -> DumpSize:
-    return DumpSize(
-        taken.tensors,
-        taken.files,
-        taken.folders,
-        taken.bytes_in,
-        taken.bytes_stored,
-        taken.disk_bytes,
+def _set_longest_times(taken: DumpSize, some: Sequence[DumpSize]) -> DumpSize:
+    return replace(
+        taken,
         stall_us=max((each.stall_us for each in some), default=0),
         wall_us=max((each.wall_us for each in some), default=0),
     )
 
 
-def _count_fitting(observed: ObservedDump, room: DiskCapacity) -> int:
+def _count_fitting(observed: ObservedDump, capacity: DiskCapacity) -> int:
     each, once = observed.per_iteration, observed.per_job
-    fitting = _count_times(room.usable_bytes - once.disk_bytes, each.disk_bytes)
-    inodes = room.usable_inodes
+    fitting = _count_times(capacity.usable_bytes - once.disk_bytes, each.disk_bytes)
+    inodes = capacity.usable_inodes
     return (
         fitting if inodes is None else min(fitting, _count_times(inodes - once.inodes, each.inodes))
     )
@@ -244,34 +219,27 @@ def _count_fitting(observed: ObservedDump, room: DiskCapacity) -> int:
 def _count_times(left: int, each: int) -> int:
     if left < 0:
         return 0
-    return left // each if each else _UNLIMITED_COUNT
+    return left // each if each else _MAX_COUNT
 
 
-def _explain_shortage(observed: ObservedDump, count: int, room: DiskCapacity) -> str:
+def _explain_shortage(observed: ObservedDump, count: int, capacity: DiskCapacity) -> str:
     each, once = observed.per_iteration, observed.per_job
-    needed = count * each.disk_bytes + once.disk_bytes
-    if needed > room.usable_bytes:
-        return (
-            f"{format_bytes(needed)} are needed, and {format_bytes(room.usable_bytes)} may be taken"
-        )
+    needed, usable = count * each.disk_bytes + once.disk_bytes, capacity.usable_bytes
+    if needed > usable:
+        return f"{format_bytes(needed)} are needed, but only {format_bytes(usable)} may be used"
     needed = count * each.inodes + once.inodes
-    left = f"{room.usable_inodes:,}"
-    return f"{needed:,} files and folders are needed, and the disk has room for {left}"
-
-
-FEW_ITERATIONS = 10
-"""A plan without an end is spoken of when no more iterations than these fit."""
-_MAX_COUNT = (1 << 63) - 1
+    left = f"{capacity.usable_inodes:,}"
+    return f"{needed:,} files and folders are needed, but the disk has inodes for only {left}"
 
 
 @dataclass(frozen=True, slots=True)
 class _SpaceLimit:
-    """Something that may be used up, and how that is said."""
+    """A limit of space, and its wording."""
 
-    room: DiskCapacity
+    capacity: DiskCapacity
     where: str
-    said: str
-    """How many bytes there are, with a place for them."""
+    available: str
+    """Text for the available bytes, with `{}` in their place."""
     tensors_only: bool = False
     """Tables, manifests and the rest of a file's last block do not count."""
 
@@ -279,10 +247,10 @@ class _SpaceLimit:
 def estimate_job_need(
     session: SessionStatus, plan: DumpPlan, root: str, iterations: Iterable[IterationStatus]
 ) -> JobNeed | None:
-    """Return what a session has still to dump, by the largest iteration that it ended.
+    """Return what a session still has to dump, by the largest iteration that it ended.
 
-    None where nothing is known or to come: before the first end, of a rank that is gone, and
-    where only some operators of some iterations raise or overflow.
+    None where nothing is known or left to dump: before the first end, for a session that is not
+    open, and where only operators that raise or overflow are dumped.
     """
     selection = plan.selection
     ended = [status for status in iterations if status.complete]
@@ -316,10 +284,10 @@ def sum_job_needs(needs: Iterable[JobNeed]) -> tuple[JobNeed, ...]:
 
 
 def limit_need_to_retention(need: JobNeed, retain_bytes: int, used_bytes: int) -> JobNeed:
-    """Return what is needed until old iterations go, where dumps may stay up to so many bytes."""
+    """Return the need until old iterations are retired, as they are above `retain_bytes`."""
     if not retain_bytes or not need.bytes_stored:
         return need
-    # One more: what is old goes after something new has come.
+    # One more: an old iteration is retired after a new one has come.
     most = max(0, retain_bytes - used_bytes) // need.bytes_stored + 1
     return replace(need, iterations=min(need.iterations or most, most))
 
@@ -327,7 +295,7 @@ def limit_need_to_retention(need: JobNeed, retain_bytes: int, used_bytes: int) -
 def describe_shortages(
     needs: Iterable[JobNeed], disks: Iterable[DiskStatus], usage: Sequence[JobUsage]
 ) -> list[str]:
-    """Return what does not fit, or hardly, a sentence for each limit."""
+    """Return a sentence for each limit that the needs exceed or nearly reach."""
     needs, disks = list(needs), list(disks)
     found: list[str] = []
     for disk in disks:
@@ -350,9 +318,8 @@ def _add_needs(one: JobNeed, other: JobNeed) -> JobNeed:
     endless = not (one.iterations and other.iterations)
     return replace(
         one,
-        # A rank that is ahead has fewer to come: it is soon caught up with.
+        # A rank that is ahead has fewer left, and the others catch up soon.
         iterations=0 if endless else max(one.iterations, other.iterations),
-        # What agents say is any number; together it still has to fit into a message.
         bytes_stored=min(_MAX_COUNT, one.bytes_stored + other.bytes_stored),
         disk_bytes=min(_MAX_COUNT, one.disk_bytes + other.disk_bytes),
         inodes=min(_MAX_COUNT, one.inodes + other.inodes),
@@ -360,7 +327,7 @@ def _add_needs(one: JobNeed, other: JobNeed) -> JobNeed:
 
 
 def _make_disk_limit(disk: DiskStatus) -> _SpaceLimit:
-    room = DiskCapacity(
+    capacity = DiskCapacity(
         free_bytes=max(0, disk.free_bytes - disk.floor_bytes),
         total_bytes=disk.total_bytes,
         free_inodes=max(0, disk.free_inodes - disk.floor_inodes),
@@ -368,14 +335,14 @@ def _make_disk_limit(disk: DiskStatus) -> _SpaceLimit:
         keep_free_ratio=0.0,
     )
     floor = " above the floor (agent.keep_free_ratio, agent.keep_free_bytes)"
-    said = "{} are free" + (floor if disk.floor_bytes else "")
-    return _SpaceLimit(room, f" on the disk of {disk.root}", said)
+    available = "{} are free" + (floor if disk.floor_bytes else "")
+    return _SpaceLimit(capacity, f" on the disk of {disk.root}", available)
 
 
 def _make_cap_limit(limit_bytes: int, used_bytes: int, whose: str, key: str) -> _SpaceLimit:
     free_bytes = max(0, limit_bytes - used_bytes)
-    room = DiskCapacity(free_bytes, limit_bytes, keep_free_ratio=0.0)
-    return _SpaceLimit(room, "", f"{whose} may take {{}} more (agent.{key})", tensors_only=True)
+    capacity = DiskCapacity(free_bytes, limit_bytes, keep_free_ratio=0.0)
+    return _SpaceLimit(capacity, "", f"{whose} may take {{}} more (agent.{key})", tensors_only=True)
 
 
 def _describe_limit(needs: Sequence[JobNeed], limit: _SpaceLimit) -> Iterator[str]:
@@ -414,14 +381,14 @@ def _make_dump_size(need: JobNeed, limit: _SpaceLimit) -> DumpSize:
 
 
 def _count_fitting_within(each: DumpSize, count: int | None, limit: _SpaceLimit) -> int:
-    return forecast_dump(ObservedDump(1, 1, each, DumpSize()), count, limit.room).fitting
+    return forecast_dump(ObservedDump(1, 1, each, DumpSize()), count, limit.capacity).fitting
 
 
 def _describe_shortage(who: str, needed: DumpSize, limit: _SpaceLimit, *, short: int = 1) -> str:
-    """Say what is needed and what there is, of the two that `short` times as much is short of."""
-    room = limit.room
-    if short * needed.disk_bytes > room.usable_bytes:
-        there = limit.said.format(format_bytes(room.usable_bytes))
-        return f"{who} {format_bytes(needed.disk_bytes)}{limit.where}, and {there}"
+    """Describe needed and available bytes, or files if `short` times the bytes would fit."""
+    capacity = limit.capacity
+    if short * needed.disk_bytes > capacity.usable_bytes:
+        available = limit.available.format(format_bytes(capacity.usable_bytes))
+        return f"{who} {format_bytes(needed.disk_bytes)}{limit.where}, and {available}"
     files = f"{needed.inodes:,} files and folders{limit.where}"
-    return f"{who} {files}, and it has room for {room.usable_inodes:,} more"
+    return f"{who} {files}, and it has inodes for {capacity.usable_inodes:,} more"

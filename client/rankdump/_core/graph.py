@@ -1,4 +1,4 @@
-"""Graph of operators as a framework describes a network, before it is any file. Pure values."""
+"""Graph of operators as a framework describes a network, independent of files. Pure values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SourceLine:
     line: int
     function: str
     code: str
-    """Text of the line, stripped; empty when it is not to be had."""
+    """Text of the line, stripped; empty when not available."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class GraphNode:
     """One operator."""
 
     name: str
-    """Full scope name, as its tensors carry it."""
+    """Full scope name, as in the keys of its tensors."""
     op_type: str
     inputs: tuple[str, ...] = ()
     """Name of the node or parameter that made each input; empty for one from outside."""
@@ -57,12 +57,12 @@ class OperatorGraph:
     """In the order in which they run, or in which the framework compiled them."""
     parameters: tuple[GraphParameter, ...] = ()
     compiled: bool = False
-    """The order is the framework's own; without this the observed order counts."""
+    """Whether the order is the framework's own; otherwise it is the observed one."""
 
 
 @dataclass(frozen=True, slots=True)
 class GraphPart:
-    """Some nodes of a graph: a large one travels in several parts, in order."""
+    """Some nodes of a graph; a large graph is sent in several parts, in order."""
 
     graph: OperatorGraph
     first: bool

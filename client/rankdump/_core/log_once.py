@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 
 MAX_KEYS = 1000
-"""Subjects remembered at once; a caller that makes up more gets no line for them."""
+"""Subjects that are remembered; further ones get no line."""
 
 
 class LogOnce:
@@ -36,11 +36,11 @@ class LogOnce:
 
     @property
     def is_full(self) -> bool:
-        """Whether no further subject will be new."""
+        """Whether further subjects get no line."""
         return len(self._known) >= self._max_keys
 
     def is_new(self, subject: str) -> bool:
-        """Return whether a subject comes for the first time, and remember it."""
+        """Remember a subject; return whether it is the first time."""
         # Two threads at the same instant may both see it as new: a doubled line does no harm.
         if subject in self._known or self.is_full:
             return False

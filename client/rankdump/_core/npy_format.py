@@ -22,18 +22,18 @@ from rankdump.errors import CorruptedError
 _NPY_MAGIC = b"\x93NUMPY"
 _HEADER_ALIGNMENT = 64
 MAX_DIMENSIONS = 64
-# As numpy's own limit: making a tree of Python's grammar of it takes a hundred times as much.
+# numpy's own limit: a syntax tree of the text takes a hundred times as much memory.
 _MAX_HEADER_BYTES = 10_000
 _MAX_REMEMBERED_BYTES = 1 << 10
 _MAX_SHOWN_CHARACTERS = 60
 _FOREIGN_HEADER = re.compile(rb"\\|[0-9][A-Za-z_]")
-"""What is in no header that we read, and makes Python warn whoever runs it."""
+"""Text that no valid header contains and for which Python's parser emits warnings."""
 _DESCR_PATTERN = re.compile(r"[<>|=]?(?:b1|[iu][1248]|f[248]|c8|c16)")
 
 
 @dataclass(frozen=True, slots=True)
 class NpyHeader:
-    """What stands before the elements."""
+    """Header of an npy file."""
 
     descr: str
     fortran_order: bool
@@ -70,7 +70,7 @@ def _pad_length(length: int) -> int:
 
 
 def parse_npy_header(data: bytes | memoryview) -> NpyHeader:
-    """Return the header at the start of these bytes; DamagedError when there is none."""
+    """Return the header at the start of these bytes; CorruptedError when there is none."""
     start, end = locate_header_text(data)
     parsed = _parse_remembered_header if end <= _MAX_REMEMBERED_BYTES else _parse_header_text
     return parsed(bytes(data[start:end]), end)
@@ -104,12 +104,12 @@ def _parse_header_text(text: bytes, end: int) -> NpyHeader:
     return NpyHeader(descr, fortran, shape, end)
 
 
-# Tensors of a shape come by the thousand.
+# Thousands of tensors share a shape.
 _parse_remembered_header = lru_cache(maxsize=1024)(_parse_header_text)
 
 
 def locate_header_text(data: bytes | memoryview) -> tuple[int, int]:
-    """Return where the header's text begins and ends; DamagedError when it is not all there."""
+    """Return start and end of the header's text; CorruptedError when it is incomplete."""
     head = bytes(data[:12])
     if head[:6] != _NPY_MAGIC or head[6:7] not in (b"\x01", b"\x02", b"\x03"):
         raise CorruptedError(f"not an npy file: it starts with {head[:8]!r}")
@@ -157,7 +157,7 @@ def view_array_behind_header(head: NpyHeader, data: bytes | memoryview) -> npt.N
 
 
 def check_npy_size(head: NpyHeader, file_bytes: int) -> None:
-    """Raise DamagedError unless a file of that size has all elements and nothing behind them."""
+    """Raise CorruptedError unless a file of that size has all elements and nothing behind them."""
     found = file_bytes - head.data_offset
     if found != head.data_bytes:
         raise CorruptedError(
@@ -167,20 +167,20 @@ def check_npy_size(head: NpyHeader, file_bytes: int) -> None:
 
 
 _MAX_STRAY_BYTES = 8
-"""Most that stands behind an empty tensor: one element."""
+"""Most bytes behind an empty tensor: one element."""
 _BFLOAT16_DESCR = re.compile(rb"('descr': *')<[ETh]2'")
 """`<h2` in 2.2, `<T2` in 2.3, `<E2` in 2.6 and later."""
 
 
 @dataclass(frozen=True, slots=True)
 class NpyFileForm:
-    """What an npy file holds, and where."""
+    """Header, element type and end of the elements of an npy file."""
 
     header: NpyHeader
     """With two-byte words in the place of bfloat16."""
     bfloat16: bool
     data_end: int
-    """Where the elements end; only stray bytes stand behind."""
+    """End of the elements; only stray bytes follow."""
 
     @property
     def dtype(self) -> str:
@@ -191,7 +191,7 @@ class NpyFileForm:
 def read_npy_form(data: bytes | memoryview, file_bytes: int | None = None) -> NpyFileForm:
     """Return the form of a file from its bytes, or from its start and its size.
 
-    DamagedError when its size is not what its header says.
+    CorruptedError when its size is not what its header says.
     """
     _, end = locate_header_text(data)
     words, renamed = _BFLOAT16_DESCR.subn(rb"\1<u2'", bytes(data[:end]), count=1)

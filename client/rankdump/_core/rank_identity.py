@@ -1,8 +1,8 @@
 """Identity of a rank: its place in the job from the launcher's variables, the id of the job, and
-the request that opens its session. The id is the same on all ranks and another one for every
-job.
+the request that opens its session. The id is the same on all ranks of a job and different for
+every job.
 
-Reads the environment and /proc; never asks the network. `derive_job_id` is pure.
+Reads the environment and /proc, never the network. `derive_job_id` is pure.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rankdump._core.timeouts import TIMEOUT_VARIABLES
 from rankdump.errors import ConfigError
 
 JOB_VARIABLE = "RANKDUMP_JOB_ID"
-"""Names the job, whatever its launcher calls it."""
+"""Variable with the id of the job, which overrides the launcher's."""
 _ELASTIC_VARIABLE = "TORCHELASTIC_RUN_ID"
 _NO_ELASTIC_RUN = "none"
-"""What torchrun says where nobody gave it `--rdzv-id`."""
-# Processes on this host and in the whole job, as far as a launcher says both.
+"""Run id of torchrun without `--rdzv-id`."""
+# Number of the job's processes on this host.
 _LOCAL_SIZE_VARIABLES = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 # torch's names, then MindSpore's (msrun).
 _MASTER_VARIABLES = (("MASTER_ADDR", "MASTER_PORT"), ("MS_SCHED_HOST", "MS_SCHED_PORT"))
@@ -73,7 +73,7 @@ def derive_job_id(
 
 
 def is_multi_host(environ: Mapping[str, str], *, world_size: int) -> bool:
-    """Return whether a job has ranks on other hosts, or may have: its launcher does not say."""
+    """Return whether a job has ranks on other hosts, or may have, where its launcher is silent."""
     if world_size <= 1:
         return False
     local = _read_first(environ, _LOCAL_SIZE_VARIABLES)
@@ -87,10 +87,11 @@ def is_multi_host(environ: Mapping[str, str], *, world_size: int) -> bool:
 
 
 def find_launcher(environ: Mapping[str, str], *, world_size: int) -> JobLauncher:
-    """Return who started all ranks of this host; a process that is alone started itself.
+    """Return the process that started all ranks of this host; a single process itself.
 
-    It is the nearest ancestor that is no rank: a wrapper between launcher and rank, such as a shell
-    or numactl, has the rank's variables. Ranks without any, as spawned ones, are their parent's.
+    It is the nearest ancestor that is not a rank: a wrapper between launcher and rank, such as a
+    shell or numactl, has the rank's variables. For ranks without any, as spawned ones, it is the
+    parent.
     """
     if world_size <= 1 and not environ.get(_ELASTIC_VARIABLE):
         return _read_process(os.getpid())
@@ -109,7 +110,7 @@ def _find_slurm_job(environ: Mapping[str, str]) -> str:
         return ""
     if step.isdecimal() and int(step) < _MIN_SLURM_OWN_STEP:
         return f"{job}.{step}"
-    # Runs that one batch script starts side by side.
+    # Parallel runs of one batch script.
     run = _find_elastic_run(environ)
     return f"{job}-{run}" if run else job
 
@@ -136,7 +137,7 @@ def _compute_digest(*parts: str) -> str:
 
 
 def _read_process(pid: int) -> JobLauncher:
-    """Return what /proc says of a process; one that cannot be seen has only its number."""
+    """Return a process from /proc; of one that cannot be read only its number."""
     try:
         # The name in parentheses may hold anything (proc(5)).
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -156,7 +157,7 @@ def _has_variable(pid: int, name: str) -> bool:
 
 
 WARNED_VARIABLE = "RANKDUMP_WARNED"
-"""Names the configuration whose warnings were said before the job began."""
+"""Variable with the configuration whose warnings were shown before the job began."""
 
 # In each row the first variable that is set counts: torchrun's names, then MindSpore's, Open
 # MPI's and Slurm's, because an outer launcher's variables stay visible inside an inner one.
@@ -175,7 +176,7 @@ class RankIdentity:
     rank: int = 0
     world_size: int = 1
     device: int = 0
-    """Local device id, the one support_device speaks of."""
+    """Local device id, as in `support_device`."""
     job_id: str = "job"
     spans_hosts: bool = False
     """Whether the job may have ranks on other hosts."""
@@ -216,9 +217,9 @@ def find_process_group() -> tuple[int, int] | None:
 
 
 def read_timeout_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that say how long communication may wait, as far as they are set.
+    """Return the variables with timeouts of communication that are set.
 
-    What is no text is replaced and what is endless is cut: no limit is either.
+    Bytes that are not text are replaced and long values cut: no valid timeout has either.
     """
     found = {name: environ[name] for name in TIMEOUT_VARIABLES if environ.get(name)}
     return {
@@ -240,7 +241,7 @@ def _read_number(environ: Mapping[str, str], names: tuple[str, ...], default: in
 def make_session_request(
     identity: RankIdentity, *, plan_json: bytes, config_source: bytes
 ) -> SessionRequest:
-    """Return what a new session of this process tells the agent."""
+    """Return the request of this process for a new session."""
     framework, device_target = _find_framework()
     return SessionRequest(
         job_id=identity.job_id,

@@ -1,10 +1,10 @@
-"""Names of records: the key of a tensor in a dump tree, the kind that a tensor keeps in every
+"""Identity of records: the key of a tensor in a dump tree, the kind that a tensor keeps in every
 iteration, rows of statistics that share a frame, and the closed list of reasons why a selected
 tensor is not in the tree. Pure.
 
-A step has thousands of rows, and each costs as little as its row: what repeats from step to step
-is one value, which both sides make once and remember. Balances, rows of the ledger and metrics
-count by the listed reasons; any other counts as OTHER_REASON.
+A step has thousands of rows, so what repeats from step to step is one value, which both sides
+make once and remember. Balances, rows of the ledger and metrics count by the listed reasons; any
+other counts as OTHER_REASON.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import NamedTuple
 
 
 class TensorSide(str, Enum):
-    """Which side of an operator a tensor stands on; the value is the word in file names."""
+    """Side of an operator that a tensor is on; the value is the word in file names."""
 
     INPUT = "input"
     OUTPUT = "output"
 
-    # That of Enum is a call of Python, paid wherever a side is part of a key.
+    # Enum's own hash is a Python call, which every key with a side would pay for.
     __hash__ = str.__hash__
 
 
 class TensorKey(NamedTuple):
     """Identity of one tensor of one rank; a record's place in the tree follows from it alone.
 
-    There is one for each tensor, wherever it goes: no value is made faster.
+    A NamedTuple, which is made fastest: there is one for each tensor.
     """
 
     rank: int
@@ -35,7 +35,7 @@ class TensorKey(NamedTuple):
     graph: int
     iteration: int
     timestamp_us: int
-    """Microseconds since the epoch, rising and unique within a rank: sorts tensors as they were."""
+    """Microseconds since the epoch, rising and unique within a rank: sorts tensors by time."""
     op_type: str
     op_name: str
     """Full scope name, components joined by `/`."""
@@ -45,40 +45,40 @@ class TensorKey(NamedTuple):
     stream: int = 0
     tensor_format: str = "DefaultFormat"
     constant: bool = False
-    """It never changes: written once for its graph, whatever the iteration."""
+    """It never changes, so it is written once for its graph."""
     element: str = ""
-    """Element type as the file name spells it; empty where names do not say it."""
+    """Element type as the file name spells it; empty where names have none."""
     argument: str = ""
-    """Where in its call it stood, where names say that and not the slot; else empty."""
+    """Its place in the call, where names have that instead of the slot; else empty."""
 
 
 _UNSAFE_CHARACTERS = str.maketrans("/\\. ", "____")
 
 
 def sanitize_name(name: str) -> str:
-    """Return a name with nothing in it that a path or the dotted fields could trip over.
+    """Return a name without the characters that separate paths and dotted fields.
 
-    MindSpore turns `/`, `\\`, `.` and space into `_`, one for one (mindspore-dump.md 2.3 cites
-    GetFileKernelName); control characters and unpaired surrogates go the same way here.
+    MindSpore turns `/`, `\\`, `.` and space into `_`, one for one (MindSpore 2.3,
+    `GetFileKernelName`); control characters and unpaired surrogates become `_` as well.
     """
-    # Names that can be printed are nearly all there are.
+    # Nearly all names are printable.
     return (name if name.isprintable() else sanitize_line(name)).translate(_UNSAFE_CHARACTERS)
 
 
 def sanitize_line(name: str) -> str:
-    """Return a name as it can stand in a file of lines: what cannot be printed becomes `_`."""
+    """Return a name for a line of a file, with `_` for characters that are not printable."""
     return "".join(c if c.isprintable() else "_" for c in name)
 
 
 MAX_FRAME_ROWS = 1024
-"""Rows of one frame at most."""
+"""Most rows of one frame."""
 
 
 class TensorKind(NamedTuple):
-    """What is the same about a tensor in every iteration.
+    """Attributes that a tensor has in every iteration.
 
-    Where each call has a name of its own every tensor makes one: of all frozen values this sort is
-    made, and found in a dictionary, fastest.
+    A NamedTuple, which is made and looked up fastest: where each call has a name of its own, every
+    tensor makes one.
     """
 
     graph: int
@@ -92,16 +92,16 @@ class TensorKind(NamedTuple):
     byte_count: int
     """Length of the elements in C order, little endian."""
     argument: str = ""
-    """Where in the call the tensor stood: `args.0`, `kwargs.mask`; empty when unknown."""
+    """Place of the tensor in its call: `args.0`, `kwargs.mask`; empty when unknown."""
     constant: bool = False
-    """It never changes: kept once for its graph, whatever the iteration."""
+    """It never changes, so it is kept once for its graph."""
     model: str = ""
-    """Name of its model, of which a plan that names them all knows better."""
+    """Name of its model; the `net_name` of a plan replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatisticRows:
-    """Tensors of one iteration in their order; three columns of one length, at most MAX_ROWS."""
+    """Statistics of tensors of one iteration, in order: columns of at most MAX_FRAME_ROWS rows."""
 
     iteration: int
     kinds: tuple[TensorKind, ...]
@@ -112,7 +112,7 @@ class StatisticRows:
     switched_on: bool = False
     """The script itself switched dumping on: the plan's iterations do not matter."""
     degraded: bool = False
-    """There was no room for the elements: the statistics are all that is kept."""
+    """There was no space for the elements, so only the statistics are kept."""
 
     def __len__(self) -> int:
         return len(self.kinds)
@@ -129,7 +129,7 @@ PLAN_REASONS = frozenset(
         "tensor_excluded",
     }
 )
-"""The agent found that the plan does not select it after all."""
+"""The agent found that the plan does not select the tensor."""
 
 TENSOR_REASONS = frozenset(
     {
@@ -150,7 +150,7 @@ TENSOR_REASONS = frozenset(
         "unsupported_tensor_class",
     }
 )
-"""It is of a kind that cannot be dumped so."""
+"""The tensor cannot be dumped, or not in the form that the plan selects."""
 
 SPACE_REASONS = frozenset(
     {
@@ -164,7 +164,7 @@ SPACE_REASONS = frozenset(
         "no_memory",
     }
 )
-"""There was no room for it: in memory, on the disk, or by a limit."""
+"""There was no space for the tensor: in memory, on the disk, or within a limit."""
 
 FAULT_REASONS = frozenset(
     {
@@ -179,7 +179,7 @@ FAULT_REASONS = frozenset(
         "write_error",
     }
 )
-"""Something went wrong on its way."""
+"""An error on the tensor's way into the tree."""
 
 DROP_REASONS = PLAN_REASONS | TENSOR_REASONS | SPACE_REASONS | FAULT_REASONS | {OTHER_REASON}
 

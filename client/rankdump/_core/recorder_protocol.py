@@ -1,6 +1,6 @@
-"""Protocols and values between framework adapters, recorder and transport: tensors wherever they
-lie (`TensorSource`), observations, decisions, staged records, and what an adapter may call on a
-session (`Recorder`) or a session on an adapter (`IterationHook`).
+"""Protocols and values between framework adapters, recorder and transport: tensors in any memory
+(`TensorSource`), observations, decisions, staged records, and the calls of an adapter on a session
+(`Recorder`) and of a session on an adapter (`IterationHook`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from rankdump._core.timeouts import GroupTimeout
 
 
 class TensorSource(Protocol):
-    """A tensor wherever it lies; reading its facts costs nothing, `copy_into` one copy."""
+    """A tensor in host or device memory; attributes cost nothing, `copy_into` costs one copy."""
 
     @property
     def dtype(self) -> str:
-        """Common name of the element type, as in `contract.dtypes`."""
+        """Common name of the element type, as in `element_types`."""
         ...
 
     @property
@@ -41,25 +41,22 @@ class TensorSource(Protocol):
         ...
 
     def accelerator(self) -> DeviceCopier | None:
-        """Return what can copy the elements on its own; None when only the processor can."""
+        """Return the accelerator that can copy the elements; None when only the CPU can."""
         ...
 
     def elements(self) -> memoryview | None:
-        """Return the elements where they lie, C order, little endian; None if that needs a copy.
+        """Return a view of the elements, C order, little endian; None if that needs a copy.
 
-        They are the job's own: good until the caller returns to it, and never to be written.
+        It shows memory of the job: valid until control returns to the job, and not to be written.
         """
         ...
 
     def unordered(self) -> memoryview | None:
-        """Return the elements where they lie, in any order; None where even that needs a copy.
-
-        They are the job's own, as those of `elements` are.
-        """
+        """Return a view like that of `elements`, in any order; None if that needs a copy."""
         ...
 
     def get_version(self) -> TensorVersion | None:
-        """Return what tells whether the elements are still the same; None where nothing does."""
+        """Return a version that changes with the elements; None where there is none."""
         ...
 
     def copy_elements(self) -> bytes:
@@ -79,11 +76,11 @@ class TensorSource(Protocol):
         ...
 
     def make_memory_source(self) -> TensorSource:
-        """Return a source that stays with the tensor's memory, and keeps nothing else alive."""
+        """Return a source of the tensor's memory that keeps nothing else alive."""
         ...
 
     def read_again(self) -> TensorSource | str:
-        """Return the tensor as it is by now, or the reason why it cannot be read any more."""
+        """Return the tensor in its present state, or the reason why it can no longer be read."""
         ...
 
     def start_statistics(
@@ -94,41 +91,38 @@ class TensorSource(Protocol):
 
 
 class TensorVersion(NamedTuple):
-    """A tensor as it stands: the same object, changed as often, has the same elements.
+    """State of a tensor: the same object with the same count of changes has the same elements.
 
-    Writes past the framework, through memory that is shared with another library, do not count.
+    Writes past the framework, through memory shared with another library, are not counted.
     """
 
     tensor_object: object
     """May be referred to weakly."""
     change_count: int
     owner: object
-    """The one whose memory it shows, changed as often: itself, or what it is a view of."""
+    """The tensor that owns the memory and its count of changes: itself, or the base of a view."""
 
 
 class DeviceCopier(Protocol):
     """Copies one tensor's elements into host memory while the job goes on."""
 
     def pin(self, memory: memoryview) -> Callable[[], None] | None:
-        """Make a stretch of host memory fit for that, for all tensors; None when it cannot be.
-
-        Return what ends it.
-        """
+        """Pin host memory for all copies; return what unpins it, or None when impossible."""
         ...
 
     def copy_into(self, target: memoryview) -> DeviceTransfer:
         """Begin to write the elements, C order, little endian, into a part of pinned memory.
 
-        What the job does to the tensor from now on does not show.
+        Later changes of the tensor by the job do not affect the copy.
         """
         ...
 
 
 class DeviceTransfer(Protocol):
-    """A copy that an accelerator makes on its own; any thread may ask."""
+    """An asynchronous copy by an accelerator; safe to use from any thread."""
 
     def done(self) -> bool:
-        """Return whether the elements are there; raise when they never will be."""
+        """Return whether the copy is complete; raise when it failed."""
         ...
 
 
@@ -136,14 +130,14 @@ class DeferredStatistics(Protocol):
     """Statistics that are still on an accelerator."""
 
     def read(self, others: Sequence[DeferredStatistics]) -> list[tuple[str, ...]]:
-        """Return the texts of these others of its own kind, read back all at once."""
+        """Return the texts of `others`, all of this class, read from the device at once."""
         ...
 
 
 class TensorObservation(NamedTuple):
     """One tensor that an operator read or wrote; owned by the training job.
 
-    A step has thousands of them: of all frozen values this sort is made fastest.
+    A NamedTuple, which is made fastest: a step has thousands of them.
     """
 
     graph: int
@@ -153,12 +147,12 @@ class TensorObservation(NamedTuple):
     side: TensorSide
     slot: int
     argument: str
-    """Where in the call the tensor stood: `args.0`, `kwargs.mask`, `out.hidden`."""
+    """Place of the tensor in its call: `args.0`, `kwargs.mask`, `out.hidden`."""
     tensor: TensorSource
     state: bool = False
-    """A weight, buffer or constant as it stands: no operator read or wrote it just now."""
+    """A weight, buffer or constant that is read outside of any operator's call."""
     constant: bool = False
-    """It never changes: kept once for its graph."""
+    """It never changes, so it is kept once for its graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,18 +172,18 @@ class StagedRecord:
 
 
 class PlacementResult(Enum):
-    """What became of an attempt to copy a tensor straight into shared memory."""
+    """Result of an attempt to copy a tensor directly into shared memory."""
 
     DONE = "done"
     FULL = "full"
-    """There was no room, and patience ended."""
+    """There was no space within the time allowed."""
     ELSEWHERE = "elsewhere"
-    """It has to go another way: no shared memory, or too large for one entry."""
+    """It must be sent another way: no shared memory, or too large for one entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """What a collective or message is, beside its times."""
+    """A collective or message, without its times."""
 
     kind: EventKind
     group: ProcessGroup
@@ -203,10 +197,7 @@ class CollectiveCall:
 
 @dataclass(slots=True, eq=False)
 class StartedEvent:
-    """An event that has started; only the trace looks inside.
-
-    Not frozen for one number, which is known late.
-    """
+    """An event that has started; only the trace reads it. Not frozen: `iteration` is set late."""
 
     position: int
     start_us: int
@@ -216,11 +207,11 @@ class StartedEvent:
     stall_us: int
     """Of a collective: how long dumping had held the rank up by then."""
     iteration: int = -1
-    """The one it was reported in while it was open; -1 as long as it was not."""
+    """Iteration in which it was reported while it was open; -1 until then."""
 
 
 class Recorder(Protocol):
-    """What an adapter may ask of a session.
+    """Calls that an adapter may make on a session.
 
     No method raises into the training job or holds it up longer than `block_timeout_s`.
     """
@@ -231,7 +222,7 @@ class Recorder(Protocol):
         ...
 
     def begin_call(self, graph: int, op_name: str) -> None:
-        """Say that a forward call of an operator begins, before any tensor of it comes."""
+        """Announce a forward call of an operator, before any of its tensors."""
         ...
 
     def is_wanted(self, graph: int, op_name: str, side: TensorSide) -> bool:
@@ -239,17 +230,17 @@ class Recorder(Protocol):
         ...
 
     def observe(self, observation: TensorObservation) -> None:
-        """Record a tensor of a side that `wants` has just said is kept."""
+        """Record a tensor of a side for which `is_wanted` has just returned True."""
         ...
 
     def count_loss(
         self, graph: int, op_type: str, op_name: str, side: TensorSide, slot: int, reason: str
     ) -> None:
-        """Count a tensor of a side that `wants` has just said is kept, and that cannot be read."""
+        """Count a tensor that cannot be read, of a side for which `is_wanted` returned True."""
         ...
 
     def end_call(self, graph: int, op_name: str, *, raised: bool = False) -> None:
-        """Say that one call of an operator is over: all its tensors were handed over.
+        """Announce the end of an operator's call, after all of its tensors.
 
         A plan that keeps operators with an overflow, or the one that raised, decides here; one
         that watches operators reads them again.
@@ -257,7 +248,7 @@ class Recorder(Protocol):
         ...
 
     def set_marks(self, graph: int, names: frozenset[str]) -> None:
-        """Say which operators of a graph the script marked with `set_dump`.
+        """Set the operators of a graph that the script marked with `set_dump`.
 
         Names are scopes without the type and number of a call, as
         `network-Net/conv1-Conv2d`, and dotted names of parameters.
@@ -270,35 +261,35 @@ class Recorder(Protocol):
         ...
 
     def describe(self, graph: int, node: GraphNode) -> None:
-        """Take an operator's part in the graph; the first description of a name counts."""
+        """Add an operator to the graph; the first description of a name counts."""
         ...
 
     def describe_parameter(self, graph: int, parameter: GraphParameter) -> None:
-        """Take a parameter's part in the graph."""
+        """Add a parameter to the graph."""
         ...
 
     @property
     def wants_arguments(self) -> bool:
-        """Whether the plan keeps the arguments of operators, in this iteration."""
+        """Whether the plan keeps the arguments of operators in this iteration."""
         ...
 
     def record_arguments(
         self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]
     ) -> None:
-        """Take what an operator was configured with, if the plan selects the operator."""
+        """Record the configuration of an operator, if the plan selects it."""
         ...
 
     def record_call_stack(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
-        """Take where a selected call of an API came from: lines, innermost first.
+        """Record the stack of a selected call of an API: lines, innermost first.
 
-        For trees with a file of stacks; any other has its stacks from `describe`.
+        For trees with a file of stacks; others take stacks from `describe`.
         """
         ...
 
     def start_event(
         self, *, graph: int, name: str, collective: CollectiveCall | None = None
     ) -> StartedEvent:
-        """Advance the rank's program by one event, which is to be finished whatever happens."""
+        """Advance the rank's program by one event, which must be finished in any case."""
         ...
 
     def finish_event(
@@ -306,47 +297,30 @@ class Recorder(Protocol):
     ) -> None:
         """Record an event begun earlier as complete now; from any thread.
 
-        Name and collective are given when only the end has shown them.
+        Name and collective are given when they were not known at the start.
         """
         ...
 
     def record_group_timeout(self, timeout: GroupTimeout) -> None:
-        """Say what a process group that is used was made with, as often as is convenient."""
+        """Record the timeout that a process group was made with; may be repeated."""
         ...
 
     def warn_once(self, message: str) -> None:
-        """Log a warning the first time it is said."""
+        """Log a warning, once for each message."""
         ...
 
 
 class IterationHook(Protocol):
-    """What a session calls on an attached adapter."""
+    """Calls that a session makes on an attached adapter."""
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
-        """Install or remove what observes the job; called on the training thread."""
+        """Install or remove the hooks; called on the training thread."""
         ...
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
-        """Hand over what is read at the end of an iteration, such as parameters."""
+        """Observe what is read at the end of an iteration, such as parameters."""
         ...
 
     def detach(self) -> None:
-        """Leave the job as it was before."""
+        """Remove all changes made to the job."""
         ...
-
-
-__all__ = [
-    "CollectiveCall",
-    "DeferredStatistics",
-    "DeviceCopier",
-    "DeviceTransfer",
-    "IterationHook",
-    "PlacementResult",
-    "Recorder",
-    "StagedRecord",
-    "StartedEvent",
-    "TensorDecision",
-    "TensorObservation",
-    "TensorSource",
-    "TensorVersion",
-]

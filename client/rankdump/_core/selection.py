@@ -2,9 +2,9 @@
 not; with the grammar of `iteration` (MindSpore 2.3, Dump guide): `all`, or numbers and ranges
 joined by `|`. Pure.
 
-Rank and agent ask the same questions here: the rank to save the work, the agent to have the last
-word. Of an iteration text only the characters are checked; a segment that no iteration can match
-is accepted and left out.
+Rank and agent make the same decisions here: the rank's save work, the agent's are final. Of an
+iteration text only the characters are checked; a segment that no iteration can match is accepted
+and left out.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from rankdump._core.plan import (
 from rankdump._core.record import TensorSide, sanitize_name
 
 GRADIENTS_PREFIX = "Gradients/"
-"""In front of the name of what belongs to a backward."""
+"""Prefix of the names of operators and tensors of a backward pass."""
 _RECOMPUTE_PREFIX = "Recompute/"
 _NETWORK_PREFIX = "Default/network-"
 _WATCH_SEPARATOR = "_To_"
 _MAX_SPLITS = 64
-"""A name with more ways to be two is none of ours."""
+"""Most ways to split a watched name that are tried; names made here have fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def decide_side(plan: DumpPlan, side: TensorSide) -> SelectionVerdict:
 def decide_operator(operators: OperatorSelection, op_name: str) -> SelectionVerdict:
     """Decide on an operator by its full scope name; a parameter's name is its own.
 
-    What a script marked, and where its program stands, is known in its own process alone.
+    Marks of a script, and the position of its program, are known only in its own process.
     """
     if operators.everything or operators.marked or operators.ranges:
         return ACCEPTED_VERDICT
@@ -141,15 +141,15 @@ def make_watch_name(layer: str, node: str) -> str:
 
 
 def is_named_in(entries: Collection[str], *op_names: str) -> bool:
-    """Return whether any entry means one of the operators, spelt in any way."""
+    """Return whether any entry names one of the operators, in any of its spellings."""
     return bool(entries) and any(_has_any(entries, list_spellings(name)) for name in op_names)
 
 
 @lru_cache(maxsize=1 << 12)
 def list_spellings(op_name: str) -> tuple[str, ...]:
-    """Return what an operator may be called: by its full scope name first, and as files spell it.
+    """Return the names of an operator: its full scope name first, and as files spell it.
 
-    One of a network also by the scope of its module, with or without `Default/`, and by its path:
+    One of a network also has the scope of its module, with or without `Default/`, and its path:
 
     >>> list_spellings("Default/network-Net/layer1-Sequential/0-Conv2d/Conv2d-op0")[3:]
     ('network-Net/layer1-Sequential/0-Conv2d', 'layer1.0')
@@ -194,7 +194,7 @@ _MAX_DIGITS = len(str((1 << 64) - 1))
 
 
 def parse_iterations(text: str) -> IterationSelection | None:
-    """Return the iterations a text means; None when MindSpore would refuse it."""
+    """Return the iterations that a text selects; None when MindSpore would reject it."""
     if text == "all":
         return IterationSelection()
     if not _ITERATION_CHARACTERS.fullmatch(text):
@@ -212,20 +212,21 @@ def find_idle_segments(text: str) -> dict[str, str]:
 
 
 def _parse_segment(segment: str) -> tuple[int, int] | str:
-    """Return a segment's span, or why it has none."""
+    """Return a segment's span, or the reason why it has none."""
     if not segment:
         return "is an empty segment"
     found = _SEGMENT_PATTERN.fullmatch(segment)
     if found is None:
         return "is neither a number nor a range"
-    low = _parse_number(found[1])
-    high = low if found[2] is None else _parse_number(found[2])
+    low = parse_uint64(found[1])
+    high = low if found[2] is None else parse_uint64(found[2])
     if low is None or high is None:
         return "has a number of more than 64 bits"
     return (low, high) if low <= high else "runs backwards"
 
 
-def _parse_number(digits: str) -> int | None:
+def parse_uint64(digits: str) -> int | None:
+    """Return a number of digits; None when it has more than 64 bits."""
     significant = digits.lstrip("0") or "0"
     if len(significant) > _MAX_DIGITS:
         return None

@@ -1,5 +1,5 @@
 """Values that a rank and its agent exchange: request and grant of a session, heads of records,
-metadata frames and acknowledgements. Pure values; protobuf messages end where these begin.
+metadata frames and acknowledgements. Pure values; `_wire` converts them to and from protobuf.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rankdump._core.timeouts import RankTimeouts
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """A rank introduces itself."""
+    """Request of a rank to open or resume its session."""
 
     job_id: str
     session_id: str
@@ -24,7 +24,7 @@ class SessionRequest:
     rank: int
     world_size: int
     device: int
-    """Local device id, the one support_device speaks of."""
+    """Local device id, as in `support_device`."""
     host: str
     pid: int
     framework: str
@@ -35,12 +35,9 @@ class SessionRequest:
     config_source: bytes
     """The user's configuration file, byte for byte."""
     wants_slab: bool = False
-    """It can map shared memory of this host."""
+    """The rank can map shared memory of this host."""
     secret: bytes = field(default=b"", repr=False)
-    """Chosen by the client and told to nobody else: who resumes the session has to know it.
-
-    Behind the agent's door its SHA-256 stands here instead.
-    """
+    """Chosen by the client, and required to resume the session; inside the agent its SHA-256."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,7 @@ class SlabPlace:
 
 @dataclass(frozen=True, slots=True)
 class SessionGrant:
-    """The agent's answer."""
+    """The agent's answer to a request."""
 
     token: bytes
     acknowledged: int
@@ -65,9 +62,9 @@ class SessionGrant:
     slab: SlabPlace | None = None
     """Where frames go instead of the stream, when the agent offers it."""
     redirect: str = ""
-    """Where to open instead: a name beside the socket, or a port of its host; empty for here."""
+    """Where to open it instead: a name beside the socket, or a port of its host; empty for here."""
     opening: str = ""
-    """Why the session is not open yet, and to be asked for again; empty when it is open."""
+    """Why the session is not open yet and must be requested again; empty when it is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +90,7 @@ class RecordHead:
 
     @property
     def key(self) -> TensorKey:
-        """Name of the tensor in a tree, made anew each time: only who names a file needs it."""
+        """Identity of the tensor in its tree; made on each call, as only file names need it."""
         kind = self.kind
         return TensorKey(
             self.rank,
@@ -113,7 +110,7 @@ class RecordHead:
 
 @dataclass(frozen=True, slots=True)
 class OperatorArguments:
-    """What an operator was configured with; every value as its own text."""
+    """Arguments that an operator was configured with, each value as text."""
 
     graph: int
     op_type: str
@@ -131,24 +128,24 @@ class KernelArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallStacks:
-    """Where calls of an API came from, in their order; each stack is said once in a frame."""
+    """Stacks of calls of an API, in order; a frame holds each stack once."""
 
     iteration: int
     calls: tuple[str, ...]
-    """Names of operators, as their tensors carry them; at most `figure_rows.MAX_ROWS`."""
+    """Names of operators, as in the keys of their tensors; at most MAX_FRAME_ROWS."""
     stacks: tuple[int, ...]
-    """For each call its place in `texts`."""
+    """For each call the index of its stack in `texts`."""
     texts: tuple[tuple[str, ...], ...]
     """Lines of each stack, innermost first, as a file has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationEnd:
-    """The rank ran an iteration that the plan selects to its end."""
+    """End of an iteration that the plan selects, on one rank."""
 
     iteration: int
     expected: int
-    """Tensors the plan selected, whatever became of them."""
+    """Tensors that the plan selected, stored or not."""
     dropped: Mapping[str, int] = field(default_factory=dict[str, int])
     """Those that never became a record, by reason."""
     stall_us: int = 0
@@ -160,7 +157,7 @@ class IterationEnd:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnd:
-    """The rank says goodbye."""
+    """End of a session, sent by its rank."""
 
     iterations_seen: int
     notes: tuple[str, ...] = ()
@@ -176,7 +173,7 @@ MetadataItem: TypeAlias = (
     | IterationEnd
     | SessionEnd
 )
-"""What a numbered frame carries besides records."""
+"""Content of a numbered frame that is not a record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +184,6 @@ class Acknowledgement:
     draining: bool = False
     """The agent is about to stop: finish the stream and come back later."""
     warnings: tuple[str, ...] = ()
-    """What the rank should say in its log, each once."""
+    """Lines for the rank's log, each to be written once."""
     slab_ready: bool = False
     """Shared memory is there now: finish the stream and open the session again."""

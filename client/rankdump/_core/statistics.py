@@ -26,9 +26,8 @@ from rankdump.errors import UnsupportedError
 _PART_ELEMENTS = 1 << 16
 """Elements held as float64 at a time: few enough for a core's cache."""
 _ROW_ELEMENTS = 1 << 13
-"""Elements in one product: of more, libraries for linear algebra start threads of their own."""
+"""Elements in one product: for more, libraries for linear algebra start threads of their own."""
 _CACHE_LINE_BYTES = 64
-"""Bytes of a line of the cache."""
 
 
 def sum_elements(values: npt.NDArray[Any]) -> float:
@@ -42,15 +41,15 @@ def sum_squares(values: npt.NDArray[Any]) -> float:
 
 
 class _Float64Buffer:
-    """Where elements are put as float64: memory in use already, which costs no page faults."""
+    """Reused memory for elements as float64, which costs no page faults."""
 
     def __init__(self) -> None:
         # Products of rows that begin within a line of the cache take a third longer.
-        room = np.empty(_PART_ELEMENTS + _CACHE_LINE_BYTES // 8)
-        first = -room.ctypes.data % _CACHE_LINE_BYTES // 8
-        self._room = room[first : first + _PART_ELEMENTS]
-        self._rows = self._room.reshape(-1, 1, _ROW_ELEMENTS)
-        self._columns = self._room.reshape(-1, _ROW_ELEMENTS, 1)
+        memory = np.empty(_PART_ELEMENTS + _CACHE_LINE_BYTES // 8)
+        first = -memory.ctypes.data % _CACHE_LINE_BYTES // 8
+        self._memory = memory[first : first + _PART_ELEMENTS]
+        self._rows = self._memory.reshape(-1, 1, _ROW_ELEMENTS)
+        self._columns = self._memory.reshape(-1, _ROW_ELEMENTS, 1)
         self._products = np.empty((len(self._rows), 1, 1))
 
     def total(self, values: npt.NDArray[Any]) -> float:
@@ -65,7 +64,7 @@ class _Float64Buffer:
         """Yield the elements as float64, each part in the place of the one before."""
         for at in range(0, values.size, _PART_ELEMENTS):
             part = values[at : at + _PART_ELEMENTS]
-            held = self._room[: part.size]
+            held = self._memory[: part.size]
             held[...] = part
             yield held
 
@@ -79,39 +78,39 @@ class _Float64Buffer:
 
 
 _IDLE_BUFFERS: list[_Float64Buffer] = []
-"""As many as threads ever needed at once."""
+"""Buffers not in use: as many as threads ever needed at once, less those in use."""
 
 
 def _run_with_buffer(
     work: Callable[[_Float64Buffer, npt.NDArray[Any]], float], values: npt.NDArray[Any]
 ) -> float:
     try:
-        wide = _IDLE_BUFFERS.pop()
+        buffer = _IDLE_BUFFERS.pop()
     except IndexError:
-        wide = _Float64Buffer()
+        buffer = _Float64Buffer()
     try:
-        return work(wide, values)
+        return work(buffer, values)
     finally:
-        _IDLE_BUFFERS.append(wide)
+        _IDLE_BUFFERS.append(buffer)
 
 
 ElementArray: TypeAlias = "npt.NDArray[Any]"
 MomentNames: TypeAlias = "frozenset[str]"
 """Names of fields of `ElementMoments`, beside the count."""
 MomentColumns: TypeAlias = "dict[str, list[Any]]"
-"""What was found of each of some tensors, by the field's name, the count among them."""
+"""Moments of several tensors by the field's name, with the count."""
 
 _BLOCK_ELEMENTS = 1 << 17
-"""Elements looked at in one go: few enough to stay in a core's cache between the passes."""
+"""Elements in one block: few enough to stay in a core's cache between the passes."""
 
 
 @dataclass(frozen=True, slots=True)
 class ElementMoments:
-    """What one pass over the elements finds, in float64."""
+    """Results of one pass over the elements, in float64."""
 
     count: int = 0
     maximum: float = -math.inf
-    """NaN when an element is; minus infinity when there is none."""
+    """NaN when an element is NaN; minus infinity when there is no element."""
     minimum: float = math.inf
     total: float = 0.0
     squares: float = 0.0
@@ -150,7 +149,7 @@ def compute_moments(flat: ElementArray) -> ElementMoments:
 
 
 def compute_needed_moments(dtype: str, data: memoryview, needed: MomentNames) -> MomentColumns:
-    """Return what is needed of the raw elements of one tensor, and their count."""
+    """Return the needed moments of the raw elements of one tensor, and their count."""
     kind = element_types.get_element_type(dtype)
     count = data.nbytes // kind.item_bytes
     if not count:
@@ -159,7 +158,7 @@ def compute_needed_moments(dtype: str, data: memoryview, needed: MomentNames) ->
     if not kind.is_widened:
         found = _compute_fields(_view_elements(kind, data), needed)
     else:
-        # By blocks as well: the float32 that they become shall not leave the cache.
+        # In blocks as well, so that the widened float32 stays in the cache.
         step = _BLOCK_ELEMENTS * kind.item_bytes
         blocks = (data[at : at + step] for at in range(0, data.nbytes, step))
         parts = [_compute_fields(_view_elements(kind, block), needed) for block in blocks]
@@ -172,7 +171,7 @@ def compute_needed_moments(dtype: str, data: memoryview, needed: MomentNames) ->
 def compute_moments_of_many(
     dtype: str, tensors: Sequence[bytes], needed: MomentNames
 ) -> MomentColumns:
-    """Return what is needed of each of these tensors, and their counts.
+    """Return the needed moments of each of these tensors, and their counts.
 
     UnsupportedError when one has no elements.
     """
@@ -190,7 +189,7 @@ def compute_moments_of_many(
 
 
 def _split_runs(counts: Sequence[int]) -> Generator[slice]:
-    """Yield neighbours that make up a block together."""
+    """Yield slices of neighbours that fill a block together."""
     first = size = 0
     for at, count in enumerate(counts):
         if size and size + count > _BLOCK_ELEMENTS:
@@ -226,7 +225,7 @@ def _select_finders(needed: MomentNames) -> tuple[tuple[str, Callable[[ElementAr
 
 
 def _join_field(name: str, parts: Sequence[Any]) -> Any:
-    """Return what several sets of elements have together, from what each has."""
+    """Return a field of several sets of elements together, from that of each set."""
     if name not in ("maximum", "minimum"):
         return sum(parts)
     nan = next((part for part in parts if part != part), None)
@@ -236,12 +235,12 @@ def _join_field(name: str, parts: Sequence[Any]) -> Any:
 
 
 def _make_comparable(values: ElementArray) -> ElementArray:
-    """Return float16 as float32, which is exact and what processors compare fast."""
+    """Return float16 as float32, which is exact and which processors compare fast."""
     return values.astype(np.float32) if values.dtype.char == "e" else values
 
 
-# Converting to float64 keeps the order of elements: extremes and signs do not need it. They stand
-# first, because reading alone brings a block into the cache fastest.
+# Extremes and signs need no float64, as converting keeps the order of elements. They come first,
+# because reading alone brings a block into the cache fastest.
 _FINDERS: dict[str, Callable[[ElementArray], Any]] = {
     "maximum": lambda values: float(np.maximum.reduce(values)),
     "minimum": lambda values: float(np.minimum.reduce(values)),
@@ -261,7 +260,7 @@ _MOMENT_FIELDS = ("count", *sorted(_ALL_FINDER_NAMES))
 def _compute_fields_by_tensor(
     values: ElementArray, starts: ElementArray, needed: MomentNames
 ) -> dict[str, ElementArray]:
-    """Return what is needed of tensors that stand one after the other and begin at `starts`."""
+    """Return the needed moments of joined tensors, which begin at `starts`."""
     with np.errstate(all="ignore"):
         found = {
             name: find(values, starts)
@@ -326,12 +325,12 @@ _MOMENTS_BY_ITEM: dict[str, str] = {
     "zero count": "zeros",
     "l2norm": "squares",
 }
-"""What of `ElementMoments` an item is made of, beside the count."""
+"""Field of `ElementMoments` that an item is computed from, beside the count."""
 _COUNTABLE_TYPES = frozenset(
     name for name in element_types.ELEMENT_TYPES if not name.startswith("complex")
 )
 _FRACTIONAL_ITEMS = frozenset(("max", "min", "avg", "l2norm"))
-"""Items that are no whole numbers."""
+"""Items that are not whole numbers."""
 
 
 def compute_statistic_texts(
@@ -348,7 +347,7 @@ def compute_statistic_texts(
 def compute_statistic_row(
     items: tuple[str, ...], dtype: str, data: memoryview, *, exact: bool = False
 ) -> str:
-    """Return the statistics of one tensor as `statistics` does, with commas between them."""
+    """Return the statistics of one tensor, joined by commas."""
     _check_countable(dtype)
     return _format_rows(
         items, compute_needed_moments(dtype, data, _select_moment_names(items)), (data,), exact
@@ -358,7 +357,7 @@ def compute_statistic_row(
 def compute_statistic_rows(
     items: tuple[str, ...], dtype: str, tensors: Sequence[bytes], *, exact: bool = False
 ) -> list[str]:
-    """Return the same as `compute_statistic_row` of each of these tensors, which all have elements.
+    """Return `compute_statistic_row` of each of these tensors, none of which may be empty.
 
     One pass over all of them costs little more than one over the largest.
     """
@@ -409,7 +408,7 @@ def _make_column(
 
 @lru_cache(maxsize=64)
 def _make_row_form(items: tuple[str, ...], exact: bool) -> str:
-    """Return how a row of items is written, in the form of the operator `%`."""
+    """Return the format of a row of items for the operator `%`."""
     number = "%r" if exact else "%g"
     return ",".join(number if item in _FRACTIONAL_ITEMS else "%s" for item in items)
 

@@ -1,5 +1,5 @@
-"""Status of a job as an agent, a coordinator or a finished tree knows it, for people, scripts and
-monitoring: sessions, iterations, agents, merges, limits and what is used of them. Pure values.
+"""Status of jobs, from an agent, a coordinator or a finished tree, for people, scripts and
+monitoring: sessions, iterations, agents, merges, limits and usage. Pure values.
 """
 
 from __future__ import annotations
@@ -14,51 +14,51 @@ from rankdump._core.timeouts import TimeoutHint
 
 @dataclass(frozen=True, slots=True)
 class DiskStatus:
-    """A disk that dumps stand on."""
+    """A disk that holds dumps."""
 
     root: str
     """A tree on it."""
     free_bytes: int = 0
     total_bytes: int = 0
     floor_bytes: int = 0
-    """Tensors are refused rather than leave less than this."""
+    """Tensors that would leave less than this free are rejected."""
     free_inodes: int = 0
     total_inodes: int = 0
     used_bytes: int = 0
-    """What dumps of this agent take on it."""
+    """Bytes that dumps of this agent take on it."""
     limit_bytes: int = 0
-    """What they may take; 0: no limit."""
+    """Most bytes that they may take; 0: no limit."""
     floor_inodes: int = 0
-    """Tensors are refused rather than leave room for fewer files."""
+    """Tensors that would leave fewer inodes than this free are rejected."""
     unfinished_ranks: int = 0
-    """Ranks with that tree that may send more, or of which something is still to be written."""
+    """Ranks with that tree that may send more, or have something left to be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobUsage:
-    """What the dump of a job takes."""
+    """Size of a job's dump, and its limit."""
 
     job_id: str
     bytes_stored: int = 0
     limit_bytes: int = 0
-    """What it may take; 0: no limit."""
+    """Most bytes that it may take; 0: no limit."""
     pinned: bool = False
-    """It is not removed, whatever its age."""
+    """Its iterations are not retired."""
     retired_iterations: int = 0
-    """Iterations of ranks that were removed because of their age, or for room."""
+    """Iterations of ranks that were retired, by age or size."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobNeed:
-    """What each iteration that a job has still to dump into a tree will take, all ranks together.
+    """Space that each remaining iteration of a job will take in a tree, all ranks together.
 
-    By the largest that each rank has ended.
+    It is estimated from the largest iteration that each rank has ended.
     """
 
     job_id: str
     root: str
     iterations: int = 0
-    """How many are to come by the plan; 0: it has no end."""
+    """Remaining iterations of the plan; 0: it has no end."""
     bytes_stored: int = 0
     """Of tensors."""
     disk_bytes: int = 0
@@ -69,7 +69,7 @@ class JobNeed:
 
 @dataclass(frozen=True, slots=True)
 class LedgerStatus:
-    """What an agent's ledger takes, and the room that its disk has left."""
+    """Size of an agent's ledger, and free space on its disk."""
 
     folder: str = ""
     used_bytes: int = 0
@@ -80,7 +80,7 @@ class LedgerStatus:
 
 @dataclass(frozen=True, slots=True)
 class MemoryStatus:
-    """What queue, slabs and sessions take together."""
+    """Memory of queue, slabs and sessions together."""
 
     used_bytes: int = 0
     limit_bytes: int = 0
@@ -88,7 +88,7 @@ class MemoryStatus:
 
 @dataclass(frozen=True, slots=True)
 class MetricSample:
-    """A number as Prometheus names it."""
+    """One sample of a Prometheus metric."""
 
     name: str
     value: float
@@ -96,12 +96,12 @@ class MetricSample:
 
 
 class SessionState(str, Enum):
-    """How a session stands."""
+    """State of a session."""
 
     OPEN = "open"
     CLOSED = "closed"
     LOST = "lost"
-    """Its stream ended without a goodbye."""
+    """Its stream ended without the end of the session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class SessionStatus:
     pid: int
     state: SessionState
     excluded: str = ""
-    """Why the plan selects nothing here; empty when it selects something."""
+    """Why the plan selects nothing on this rank; empty when it selects something."""
     iterations_seen: int = 0
     notes: tuple[str, ...] = ()
     framework: str = ""
@@ -129,7 +129,7 @@ class SessionStatus:
 
 @dataclass(frozen=True, slots=True)
 class IterationStatus:
-    """What became of the tensors of one iteration of one rank.
+    """Counts of the tensors of one iteration of one rank, by result.
 
     Once complete, expected = stored + linked + degraded + sum(dropped).
     """
@@ -162,7 +162,7 @@ class IterationStatus:
 
     @property
     def accounted_tensors(self) -> int:
-        """Tensors whose fate is known."""
+        """Tensors that are stored, linked, degraded or dropped."""
         return self.kept_tensors + sum(self.dropped.values())
 
     @property
@@ -173,7 +173,7 @@ class IterationStatus:
 
 @dataclass(frozen=True, slots=True)
 class AgentLoad:
-    """How much is under way, and how much room is left."""
+    """Queued records of agents, and free space of their disk."""
 
     queued_records: int = 0
     queued_bytes: int = 0
@@ -182,13 +182,13 @@ class AgentLoad:
 
 
 _MAX_COUNT = (1 << 63) - 1
-"""What agents say of themselves is any number; together it still has to fit into a message."""
+"""Limit of sums: an agent may report any number, and a sum must still fit into a message."""
 
 
 def sum_loads(loads: Iterable[AgentLoad]) -> AgentLoad:
-    """Return all that is under way, and the room on the fullest disk that any writes to."""
+    """Return the sum of all queues, and the free space of the fullest disk."""
     all_loads = list(loads)
-    # Who has no session knows no disk.
+    # An agent without sessions reports no disk.
     known = [load for load in all_loads if load.disk_total_bytes]
     fullest = min(known, key=lambda load: load.disk_free_bytes, default=AgentLoad())
     return AgentLoad(
@@ -213,16 +213,16 @@ class ClockEstimate:
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """An agent as its coordinator knows it."""
+    """An agent, as its coordinator reports it."""
 
     agent_id: str
     host: str
     heard_s: float
-    """Since it last said something."""
+    """Seconds since its last message."""
     connected: bool
     clock: ClockEstimate = ClockEstimate()
     held_events: int = 0
-    """Events that wait there to be reported."""
+    """Events that wait on the agent to be reported."""
     lost_events: int = 0
     """Events that were dropped because too many waited."""
     load: AgentLoad = AgentLoad()
@@ -230,7 +230,7 @@ class AgentStatus:
 
 @dataclass(frozen=True, slots=True)
 class MergeStatus:
-    """How far the merged order of a job is."""
+    """Progress of the merged order of a job."""
 
     job_id: str
     published_iterations: int = 0
@@ -238,26 +238,26 @@ class MergeStatus:
     pending_iterations: int = 0
     pending_events: int = 0
     lag_s: float = 0.0
-    """Since the oldest event that is not published came; 0 when all are."""
+    """Seconds since the oldest unpublished event arrived; 0 when all are published."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatusView:
-    """The whole picture."""
+    """Complete status of one source."""
 
     sessions: tuple[SessionStatus, ...] = ()
     iterations: tuple[IterationStatus, ...] = ()
     load: AgentLoad = AgentLoad()
     roots: tuple[str, ...] = ()
     findings: tuple[str, ...] = ()
-    """What people should know, a sentence each."""
+    """A sentence for each problem."""
     agents: tuple[AgentStatus, ...] = ()
-    """This comes from coordinators only, and so do merges and hints."""
+    """From coordinators only, like merges and hints."""
     merges: tuple[MergeStatus, ...] = ()
     hints: tuple[TimeoutHint, ...] = ()
     order_findings: tuple[Finding, ...] = ()
     disks: tuple[DiskStatus, ...] = ()
-    """This and what follows comes from agents only."""
+    """From agents only, like the fields that follow."""
     usage: tuple[JobUsage, ...] = ()
     memory: MemoryStatus = field(default_factory=MemoryStatus)
     needs: tuple[JobNeed, ...] = ()
@@ -266,7 +266,7 @@ class StatusView:
 
 @dataclass(frozen=True, slots=True)
 class EventSource:
-    """Where a batch of events comes from; the columns travel beside it."""
+    """Origin of a batch of events; the columns are sent beside it."""
 
     job_id: str
     rank: int
@@ -290,9 +290,9 @@ class OrderEntry:
     missing: tuple[int, ...] = ()
     """Members of the group that have not reported this collective."""
     rank_positions: tuple[int, ...] = ()
-    """Its place in the program of each of the ranks."""
+    """Its position in the program of each of the ranks."""
     streams: tuple[int, ...] = ()
-    """The stream it ran on, of each of the ranks."""
+    """The stream it ran on, on each of the ranks."""
     element_count: int = 0
     """Of a collective or message."""
     dtype: str = ""

@@ -1,5 +1,5 @@
-"""Timeouts of communication as a rank reads them, and hints that say how near a process group came
-to one, with their JSON form. Pure. The variables are those of HCCL, torch_npu and NCCL.
+"""Timeouts of communication on a rank, and hints on how near a process group came to one, with
+their JSON form. Pure. The variables are those of HCCL, torch_npu and NCCL.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HINTS_FILE = "timeout_hints.json"
 
 @dataclass(frozen=True, slots=True)
 class GroupTimeout:
-    """What a process group was made with."""
+    """Timeout that a process group was made with."""
 
     group: str
     backend: str
@@ -29,13 +29,13 @@ class GroupTimeout:
 
 @dataclass(frozen=True, slots=True)
 class RankTimeouts:
-    """All that one rank knows of its limits; the newest of a rank replaces those before."""
+    """All timeouts of one rank; the newest value of a rank replaces those before."""
 
     variables: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Of the environment, those of VARIABLES that are set, as they are set."""
+    """Values of the TIMEOUT_VARIABLES that are set in the environment."""
     groups: tuple[GroupTimeout, ...] = ()
     limits: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Limits that no variable says, in seconds, by name, as `hccl_timeout` of TF's session."""
+    """Limits set elsewhere, in seconds by name, such as `hccl_timeout` of TensorFlow's session."""
 
 
 TIMEOUT_VARIABLES: tuple[str, ...] = (
@@ -52,7 +52,8 @@ TIMEOUT_VARIABLES: tuple[str, ...] = (
     "TORCH_NCCL_ENABLE_MONITORING",
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
 )
-"""Variables that set a limit, or decide whether one strikes (ascend-formats.md 6)."""
+"""Variables that set a limit or decide whether it is enforced (CANN, torch_npu and PyTorch,
+environment variables)."""
 
 
 class HintLevel(str, Enum):
@@ -60,7 +61,7 @@ class HintLevel(str, Enum):
 
     OK = "ok"
     WARNING = "warning"
-    """Half of it, or more is to be expected."""
+    """Half of it is used, or a larger share is expected."""
     EXCEEDED = "exceeded"
 
 
@@ -71,11 +72,11 @@ class TimeoutLimit:
     name: str
     """`HCCL_EXEC_TIMEOUT`, `timeout of init_process_group`, ..."""
     limit_us: int
-    """0: it never strikes."""
+    """0: it is not enforced."""
     source: str
     """`environment`, `default of CANN`, `process group`, ..."""
     ranks: tuple[int, ...]
-    """Those it holds for."""
+    """Ranks that it applies to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,29 +95,29 @@ class TimeoutHint:
     iteration: int
     sequence: int
     first_rank: int
-    """Who arrived first, and waited longest."""
+    """The rank that arrived first, and waited longest."""
     last_rank: int
-    """Who arrived last, or has not arrived."""
+    """The rank that arrived last, or has not arrived."""
     spread_us: int
-    """How long the first waited for the last."""
+    """How long the first rank waited for the last."""
     dump_us: int
-    """How much of that dumping caused."""
+    """Part of the spread that dumping caused."""
     limit: TimeoutLimit | None
     """In force: the tightest one that covers the wait; None when none is known."""
     limits: tuple[TimeoutLimit, ...]
-    """All that were found for members of the group."""
+    """All limits that were found for members of the group."""
     projected_us: int
-    """Widest spread to be expected by the last iteration that the plan selects."""
+    """Widest spread expected up to the last iteration that the plan selects."""
     projected_iteration: int
     """That iteration; -1 when the plan selects without end."""
     settings: tuple[str, ...]
-    """Lines to set; empty when nothing has to be changed."""
+    """Settings to change, a line each; empty for no change."""
     reason: str
-    """One sentence: who waited for whom, how long, of what, and why the settings."""
+    """One sentence: which rank waited for which, how long, of which limit, and why the settings."""
 
     @property
     def share(self) -> float:
-        """Part of the budget that is used; 0 without a limit that strikes."""
+        """Part of the budget that is used; 0 without a limit that is enforced."""
         if self.limit is None or not self.limit.limit_us:
             return 0.0
         return self.spread_us / self.limit.limit_us
@@ -128,7 +129,7 @@ def format_hints(hints: Iterable[TimeoutHint]) -> str:
 
 
 def parse_hints(text: str) -> tuple[TimeoutHint, ...]:
-    """Read HINTS_FILE back; DamagedError says what is wrong with it."""
+    """Read HINTS_FILE back; CorruptedError names what is wrong with it."""
     try:
         whole = json.loads(text)
         if whole["version"] != 1:
@@ -139,12 +140,12 @@ def parse_hints(text: str) -> tuple[TimeoutHint, ...]:
 
 
 def hint_to_json(hint: TimeoutHint) -> dict[str, Any]:
-    """Return a hint as files and `--json` say it, with its share of the budget."""
+    """Return a hint as in files and `--json`, with its share of the budget."""
     return asdict(hint) | {"level": hint.level.value, "share": round(hint.share, 4)}
 
 
 def hint_from_json(value: Any) -> TimeoutHint:
-    """Read a hint back; DamagedError says what is wrong with it."""
+    """Read a hint back; CorruptedError names what is wrong with it."""
     try:
         return read_json(TimeoutHint, value, unknown=True)
     except ValueError as error:

@@ -1,9 +1,9 @@
 """Root of a tree: whether it lies in one of the configured folders, and the names of the state
 folder and the lock file in it. Pure.
 
-Everyone who writes to a tree holds a shared lock (flock) on the lock file; a repair takes the
-same lock for itself alone. The state folder is no part of the dump; it also holds claims on
-folders and the state of ingests.
+Every writer of a tree holds a shared lock (flock) on the lock file; a repair takes the lock
+exclusively. The state folder is not part of the dump; it also holds claims on folders and the
+state of ingests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rankdump.errors import RejectedError
 
 
 def split_roots(joined: str) -> tuple[str, ...]:
-    """Return the folders of a setting, which are joined by `:`; none stands for any.
+    """Return the folders of a setting, which are joined by `:`; an empty one allows every root.
 
     >>> split_roots("/var/dump:/data/dumps/")
     ('/var/dump', '/data/dumps/')
@@ -27,8 +27,8 @@ def split_roots(joined: str) -> tuple[str, ...]:
 def check_root(root: str, allowed: Sequence[str], *, resolve: Callable[[str], str]) -> None:
     """Raise RejectedError where a root is not in one of the folders that are allowed.
 
-    `resolve` follows links as the system would, also in a path of which nothing is there yet:
-    a link inside an allowed folder may lead out of it. It is not asked where all is allowed.
+    `resolve` follows links as the system would, also in a path that does not exist yet: a link
+    inside an allowed folder may lead out of it. It is not called where every root is allowed.
 
     >>> check_root("/tmp/a", ["/var/dump", "/data"], resolve=str)
     Traceback (most recent call last):
@@ -48,6 +48,5 @@ def _is_within(path: str, folder: str) -> bool:
 
 
 STATE_FOLDER = ".rankdump"
-"""What stands in it is no dump; beside the file are claims on folders, and the state of ingests."""
 TREE_LOCK_FILE = "agent.lock"
-"""Empty: who holds it is the kernel's to say."""
+"""Always empty: only the locks on it count."""

@@ -43,7 +43,7 @@ from rankdump._layout.api_tree import (
 from rankdump.errors import CorruptedError
 
 SUMMARY_ITEMS = ("max", "min", "avg")
-"""Figures of every line, in their order, by the names of `contract.statistics`."""
+"""Statistics of every line, in their order, by the names of `_core.statistics`."""
 RECOMPUTED_MARKS = json.dumps([RECOMPUTED_MARK])
 _NO_ENTRIES, _UNKNOWN_NUMBER = "[]", "NaN"
 _SHORT_LINE_FIELDS, _LONG_LINE_FIELDS = 6, 8
@@ -52,7 +52,7 @@ _CLASS_FORM = "<class '{}'>"
 _WIDE_TYPES = ("float64", "int64", "uint64", "int32", "uint32")
 """Types of which a float32 cannot hold every number."""
 _SCALAR_TYPES = {"int": "int64", "float": "float64", "bool": "bool"}
-"""How a number of Python is dumped."""
+"""Element type that a number of Python is dumped with."""
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _quote_text = json.encoder.encode_basestring_ascii
 
@@ -69,7 +69,7 @@ class InfoLine:
     """As the line spells it."""
     shape: tuple[int, ...]
     statistics: Mapping[str, float]
-    """Max, min, mean and norm, those of them that the line has; a NaN is none of these."""
+    """Maximum, minimum, mean and norm, as far as the line has them and they are not NaN."""
     md5: str
     """Empty where the line has none."""
 
@@ -86,7 +86,7 @@ def format_info_line(
 ) -> str:
     """Return the line of a tensor, without its end.
 
-    `statistics` are texts by the names of `contract.statistics`; what is missing is NaN.
+    `statistics` are texts by the names of `_core.statistics`; what is missing is NaN.
     """
     marks = RECOMPUTED_MARKS if place.recomputed else _NO_ENTRIES
     if place.scalar:
@@ -133,7 +133,7 @@ def parse_dtype_name(text: str) -> str:
 
 
 def parse_info_line(text: str, *, file: str) -> InfoLine:
-    """Read one line; DamagedError names what it is instead."""
+    """Read one line; CorruptedError quotes it when it has another form."""
     try:
         fields: Any = json.loads(text)
         return _parse_info_fields(fields)
@@ -190,7 +190,7 @@ def _format_scalar(kind: str, text: str | None) -> str:
 
 
 def _compute_scalar_md5(kind: str, statistics: Mapping[str, str]) -> str:
-    """Return the digest of a number's text, as the real tool has it; nothing where it is lost."""
+    """Return the digest of a number's text, as in the original tool; empty without a number."""
     text = next((statistics[item] for item in SUMMARY_ITEMS if item in statistics), None)
     if text is None:
         return ""
@@ -211,7 +211,7 @@ _KEY_PREFIXES = {
     "Tensor": "torch.Tensor.",
     "Torch": "torch.",
 }
-"""What a key of torch begins with, by kind; longer ones stand first."""
+"""Prefixes of torch's keys by kind, longer ones first."""
 _PLAIN_KEY_SUFFIX = "_stack_info"
 _MODULE_KEY = re.compile(rf"{LAYER_KIND}: (?P<path>.+) (?P<direction>forward|backward)", re.S)
 _CALL_KEY = re.compile(
@@ -221,7 +221,7 @@ _STACK_LINE = re.compile(
     r"File (?P<file>.*), line (?P<line>[0-9]{1,9}), in (?P<function>.*?), \n ?", re.S
 )
 _MAX_LINE_CHARACTERS = 1 << 14
-"""Of a line; in a longer one it could take seconds to find what says its place."""
+"""Longest line that is matched: a longer one could take seconds."""
 _INDENT = " " * 4
 
 
@@ -239,7 +239,7 @@ def make_stack_key(framework: str, op_name: str) -> str:
 
 
 def parse_stack_key(key: str) -> str:
-    """Return the name of the call that a key means, as its tensors have it; empty if it is none."""
+    """Return the name of a key's call, as in the names of its tensors; empty for another form."""
     if key.endswith(_PLAIN_KEY_SUFFIX):
         return key.removesuffix(_PLAIN_KEY_SUFFIX)
     module = _MODULE_KEY.fullmatch(key)
@@ -254,12 +254,12 @@ def parse_stack_key(key: str) -> str:
 
 
 def is_module_key(key: str) -> bool:
-    """Return whether a key is a module's, which comes again whenever the module is called."""
+    """Return whether a key is a module's, which repeats with every call of the module."""
     return key.startswith((f"{LAYER_KIND}: ", f"{LAYER_KIND}_"))
 
 
 def format_stack_entry(key: str, lines: tuple[str, ...]) -> str:
-    """Return an entry of the file, without the comma behind it."""
+    """Return an entry of the file, without the comma after it."""
     if not lines:
         return f"{_INDENT}{_quote_text(key)}: []"
     body = ",\n".join(f"{_INDENT}{_INDENT}{_quote_text(line)}" for line in lines)
@@ -278,7 +278,7 @@ def read_stack_key(line: str) -> str:
 
 
 def parse_source_line(text: str) -> SourceLine | None:
-    """Return the place that a line of a stack says; None when it says none."""
+    """Return the source line that a line of a stack names; None when it names none."""
     found = _STACK_LINE.match(text) if len(text) <= _MAX_LINE_CHARACTERS else None
     if found is None:
         return None

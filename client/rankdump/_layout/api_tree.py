@@ -25,17 +25,16 @@ from typing import Literal
 
 from rankdump._core.record import TensorKey, TensorSide, sanitize_name
 from rankdump._layout.file_name import PACKED_SUFFIX, FileKind, FileName
-from rankdump._layout.tree_paths import FilePlace, TreeContext, shorten_mindspore_name
 
 CallDirection = Literal["forward", "backward"]
 
 LAYER_KIND = "LAYER"
-"""Kind of a mark that says which module the calls before it, or behind it, belong to."""
+"""Kind of a mark that names the module of the calls before or after it."""
 CALL_KINDS = ("NN", "Functional", "Tensor", "Torch", "VF", "NPU", "Distributed", LAYER_KIND)
 RECOMPUTED_MARK = "recompute"
 """Mark of a tensor whose call repeats a forward within the backward."""
 _WORD_MARK = "="
-"""Begins the mark that says a path as the program does."""
+"""Start of the mark with a path in the program's spelling."""
 
 _MAX_REMEMBERED_CALLS = 1 << 14
 _CALL_NAME = re.compile(
@@ -76,13 +75,13 @@ class ApiCall:
 
 @dataclass(frozen=True, slots=True)
 class ApiPlace:
-    """Where in its call a tensor stood, as `TensorKind.argument` carries it."""
+    """Place of a tensor in its call, as in `TensorKind.argument`."""
 
     side: TensorSide
     path: str = ""
     """Behind the first dot: `0`, `1.0`; empty for the only output of a call."""
     word: str = ""
-    """How the program says the path: `other`, `extra.bias`, `1.0.0`; empty where it says that."""
+    """The path in the program's spelling: `other`, `extra.bias`, `1.0.0`; empty where equal."""
     scalar: str = ""
     """`int`, `float` or `bool` when it was a number of Python, which is dumped as a tensor."""
     recomputed: bool = False
@@ -94,7 +93,7 @@ class ApiPlace:
 
     @property
     def argument(self) -> str:
-        """Its name with what else is known of it: `input.1:=dim:int`, `input.0:recompute`."""
+        """Its name with its marks: `input.1:=dim:int`, `input.0:recompute`."""
         word = f"{_WORD_MARK}{self.word}" if self.word else ""
         marks = (word, self.scalar, RECOMPUTED_MARK if self.recomputed else "")
         return ":".join((self.name, *filter(None, marks)))
@@ -103,7 +102,7 @@ class ApiPlace:
 # The same calls come again in every iteration, and in the dump that one is compared with.
 @lru_cache(maxsize=_MAX_REMEMBERED_CALLS)
 def parse_call_name(name: str) -> ApiCall | None:
-    """Return the call that has a name, `NN_Conv2d_0_forward`; None when it is none of these."""
+    """Return the call of a name such as `NN_Conv2d_0_forward`; None for another form."""
     found = _CALL_NAME.fullmatch(name)
     if found is not None:
         number = int(found["number"])
@@ -115,7 +114,7 @@ def parse_call_name(name: str) -> ApiCall | None:
 
 
 def parse_place(argument: str) -> ApiPlace | None:
-    """Return what `ApiPlace.argument` says; None when it is none."""
+    """Return the place of an `ApiPlace.argument`; None for another form."""
     name, *marks = argument.split(":")
     found = re.fullmatch(_PLACE_FORM, name)
     if found is None:
@@ -139,7 +138,7 @@ def join_tensor_name(op_name: str, place: ApiPlace) -> str:
 
 
 def parse_tensor_name(name: str) -> tuple[ApiCall, ApiPlace] | None:
-    """Return the call and the place that a tensor's name says; None when it is none of these."""
+    """Return the call and the place of a tensor's name; None for another form."""
     found = _TENSOR_NAME.fullmatch(name)
     call = parse_call_name(found["call"]) if found is not None else None
     if found is None or call is None:
@@ -158,17 +157,17 @@ _SIDE_WORDS = tuple(side.value for side in TensorSide)
 _INFO_NAME = re.compile(rf"({'|'.join(API_FRAMEWORKS)})_api_dump_info\.(pkl|csv)")
 _TENSOR_FOLDER = re.compile(rf"({'|'.join(API_FRAMEWORKS)})_api_dump")
 _MAX_REMEMBERED_PLACES = 1024
-"""Places: there are few of them, whatever the number of calls."""
+"""There are few places, whatever the number of calls."""
 _SLOT_LIMIT = 1 << 31
 _MAX_SLOT_DIGITS = 11
 
 
 @dataclass(frozen=True, slots=True)
 class ApiFileNames:
-    """What the files of one framework's dump are called."""
+    """Names of the files of one framework's dump."""
 
     framework: str
-    """One of FRAMEWORKS."""
+    """One of API_FRAMEWORKS."""
     extended: bool = False
     """As 1.0.18 writes them: the info file ends in `.csv`, and its lines in two more fields."""
 
@@ -179,97 +178,13 @@ class ApiFileNames:
 
     @property
     def info_file(self) -> str:
-        """The info file: text, whatever its name ends in."""
+        """The info file; it is text under either suffix."""
         return f"{self.folder}_info.{'csv' if self.extended else 'pkl'}"
 
     @property
     def stack_file(self) -> str:
-        """The file that says where calls came from."""
+        """The file with the stacks of calls."""
         return f"{self.folder}_stack.json"
-
-
-@dataclass(frozen=True, slots=True)
-class ApiLayout:
-    """The tree of one framework, in the form of one release."""
-
-    name: str
-    files: ApiFileNames
-
-    @property
-    def api_files(self) -> ApiFileNames | None:
-        """What the files of an api dump are called."""
-        return self.files
-
-    @property
-    def shares_timestamps(self) -> bool:
-        """Whether all tensors of one call of an operator have the time stamp of the first."""
-        return False
-
-    @property
-    def has_time_folder(self) -> bool:
-        """Whether a folder is named by when the session began."""
-        return False
-
-    @property
-    def unknown_id(self) -> int:
-        """Task and stream of an operator of which nobody knows them."""
-        return 0
-
-    def tensor_format(self, shape: tuple[int, ...]) -> str:
-        """Return the word for the format of a tensor in the host's memory."""
-        return _TENSOR_FORMAT
-
-    def rank_folder(self, rank: int) -> str:
-        """Return the folder of a rank."""
-        return make_api_rank_folder(rank)
-
-    def make_folder(
-        self,
-        stand: TreeContext,
-        *,
-        rank: int,
-        net_name: str,
-        graph: int,
-        iteration: int,
-        constant: bool,
-    ) -> str:
-        """Return the folder of a rank's tensors, whatever their graph and iteration."""
-        return f"{make_api_rank_folder(rank)}/{self.files.folder}"
-
-    def place_tensor(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
-        """Return the place of a tensor's npy file, with what the codec appends."""
-        return shorten_mindspore_name(
-            self._folder(key), make_api_tensor_name(key), f"{_NPY_SUFFIX}{suffix}"
-        )
-
-    def make_readable_key(self, key: TensorKey, stand: TreeContext) -> TensorKey:
-        """Return the key as a path carries it: what reading it back gives."""
-        op_name = _spell_call(key.op_name)
-        call, place = parse_call_name(op_name), _find_place(key)
-        return TensorKey(
-            rank=key.rank,
-            net_name="",
-            graph=0,
-            iteration=0,
-            timestamp_us=0,
-            op_type=op_name if call is None else call.op_type,
-            op_name=op_name,
-            side=place.side,
-            slot=get_slot(place),
-            tensor_format=_TENSOR_FORMAT,
-            argument=place.name,
-        )
-
-    def place_operator(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
-        """Return the place of a file that holds the operator of a tensor."""
-        return shorten_mindspore_name(self._folder(key), sanitize_name(key.op_name) or "_", suffix)
-
-    def place_member(self, key: TensorKey, stand: TreeContext, suffix: str) -> FilePlace:
-        """Return the place of a `bin` file with one tensor of an operator, until it is joined."""
-        return shorten_mindspore_name(self._folder(key), make_api_tensor_name(key), suffix)
-
-    def _folder(self, key: TensorKey) -> str:
-        return f"{make_api_rank_folder(key.rank)}/{self.files.folder}"
 
 
 def make_api_rank_folder(rank: int) -> str:
@@ -277,19 +192,38 @@ def make_api_rank_folder(rank: int) -> str:
     return f"rank{rank}"
 
 
+def make_api_readable_key(key: TensorKey) -> TensorKey:
+    """Return the key that is read back from a path."""
+    op_name = _spell_call(key.op_name)
+    call, place = parse_call_name(op_name), _find_place(key)
+    return TensorKey(
+        rank=key.rank,
+        net_name="",
+        graph=0,
+        iteration=0,
+        timestamp_us=0,
+        op_type=op_name if call is None else call.op_type,
+        op_name=op_name,
+        side=place.side,
+        slot=get_slot(place),
+        tensor_format=_TENSOR_FORMAT,
+        argument=place.name,
+    )
+
+
 def is_api_tensor_folder(name: str) -> bool:
-    """Return whether tensors stand in a folder of that name, within a rank's."""
+    """Return whether a folder of that name, within a rank's, holds tensors."""
     return _TENSOR_FOLDER.fullmatch(name) is not None
 
 
 def parse_info_file_name(name: str) -> ApiFileNames | None:
-    """Return to which files an info file belongs, by its name; None when it is none."""
+    """Return the file names of the dump that an info file belongs to; None for another file."""
     found = _INFO_NAME.fullmatch(name)
     return ApiFileNames(found[1], found[2] == "csv") if found is not None else None
 
 
 def make_api_tensor_name(key: TensorKey) -> str:
-    """Return a tensor's name as info file and file name spell it."""
+    """Return a tensor's name as the info file and its file name spell it."""
     return join_tensor_name(_spell_call(key.op_name), _find_place(key))
 
 
@@ -299,7 +233,7 @@ def spell_api_tensor_name(op_name: str, place: ApiPlace) -> str:
 
 
 def _spell_call(op_name: str) -> str:
-    # Nearly every name is one already, and no other has it: none is worth remembering.
+    # Nearly every name is an identifier and occurs once, so a cache would not pay.
     return op_name if op_name.isidentifier() else sanitize_name(op_name) or "_"
 
 
@@ -316,9 +250,9 @@ def _spell_place(place: ApiPlace) -> ApiPlace:
 
 
 def parse_api_file_name(name: str) -> FileName | None:
-    """Return what the name of a tensor's file says; None when it is none of these.
+    """Return the parts of the name of a tensor's file; None for another file.
 
-    A call that is none of the grammar's has its whole name for a type.
+    A call that the grammar does not know has its whole name for a type.
     """
     plain = name.removesuffix(PACKED_SUFFIX)
     if not plain.endswith(_NPY_SUFFIX):
@@ -345,7 +279,7 @@ def parse_api_file_name(name: str) -> FileName | None:
 def get_slot(place: ApiPlace) -> int:
     """Return the number of an argument or a result; 0 where its place has none.
 
-    The parts of one share it: their places tell them apart.
+    The parts of one argument share it, and differ in their places.
     """
     first = place.path.partition(".")[0]
     plain = first.isascii() and first.isdecimal()

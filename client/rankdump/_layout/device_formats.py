@@ -7,13 +7,12 @@
     FRACTAL_Z_3D   [d][c/C0][h][w][n/16][n%16][c%C0]     the first four in one extent
     FRACTAL_NZ     [...][w/C0][h/16][h%16][w%C0]         of [...][h][w]
 
-A format cuts one axis into blocks of C0 elements, pads the last block and puts the blocks
-elsewhere; nothing is ever computed. So a conversion is a view of the same bytes with its axes in
-another order, cropped by msaccucmp's rules, and one copy of that view. In FRACTAL_NZ a vector is
-the first row of its blocks. In FRACTAL_Z of a grouped convolution several groups share a block,
-each on its own diagonal: of G groups with `cin` channels and `cout` filters each, E stand in one
-block, where E is the fewest that fill blocks of C0 by 16. Source: CANN, msaccucmp and the GE
-format transfers.
+A format cuts one axis into blocks of C0 elements, pads the last block and reorders the blocks;
+nothing is computed. So a conversion is a view of the same bytes with its axes in another order,
+cropped by msaccucmp's rules, and one copy of that view. In FRACTAL_NZ a vector is the first row
+of its blocks. In FRACTAL_Z of a grouped convolution several groups share a block, each on its own
+diagonal: of G groups with `cin` channels and `cout` filters each, one block holds E, the fewest
+that fill blocks of C0 by 16. Source: CANN, msaccucmp and the GE format transfers.
 """
 
 from __future__ import annotations
@@ -91,13 +90,11 @@ def lay_out_channels(array: TileArray, letters: str, origin: OriginalLayout) -> 
     extents = _list_extents(array, letters)
     c0 = get_usual_block_size(array.itemsize, origin)
     blocks = -(-extents["C"] // c0)
-    flat = (blocks, extents["H"], extents["W"], c0)
-    if "D" in letters:
-        made = np.zeros((extents["N"], extents["D"], *flat), array.dtype)
-        open_deep_channels(made, OriginalLayout(), letters).fill_from(array)
-    else:
-        made = np.zeros((extents["N"], *flat), array.dtype)
-        open_channels(made, OriginalLayout(), letters).fill_from(array)
+    deep = "D" in letters
+    lead = (extents["N"], extents["D"]) if deep else (extents["N"],)
+    made = np.zeros((*lead, blocks, extents["H"], extents["W"], c0), array.dtype)
+    opener = open_deep_channels if deep else open_channels
+    opener(made, OriginalLayout(), letters).fill_from(array)
     return made
 
 
@@ -130,7 +127,7 @@ _FRACTAL_Z = "FRACTAL_Z"
 
 @dataclass(frozen=True, slots=True)
 class GroupedLayout:
-    """How the groups of one tensor are laid out."""
+    """Layout of the groups of one tensor."""
 
     groups: int
     cin: int
@@ -156,13 +153,13 @@ class GroupedLayout:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """As the device has it."""
+        """Shape on the device."""
         blocks, c1, height, width, filters, c0 = self.extents
         return blocks * c1 * height * width, filters // CUBE_SIZE, CUBE_SIZE, c0
 
 
 def read_grouped(array: TileArray, origin: OriginalLayout, wanted: str) -> TileArray:
-    """Return the tensor in a plain order."""
+    """Return a FRACTAL_Z tensor with groups in a plain order."""
     check_dimensions(array.shape, 4, _FRACTAL_Z)
     extents = name_extents(wanted, origin)
     plan = _make_grouped_layout(
@@ -182,7 +179,7 @@ def read_grouped(array: TileArray, origin: OriginalLayout, wanted: str) -> TileA
 
 
 def lay_out_grouped(array: TileArray, letters: str, origin: OriginalLayout) -> TileArray:
-    """Lay a plain tensor out."""
+    """Lay a plain tensor out as FRACTAL_Z with groups."""
     check_dimensions(array.shape, 4, letters)
     extents = name_extents(letters, OriginalLayout(array.shape))
     plan = _make_grouped_layout(
@@ -204,7 +201,7 @@ def _make_grouped_layout(extents: dict[str, int], groups: int, c0: int) -> Group
 def _iterate_pieces(
     whole: TileArray, blocks: TileArray, plan: GroupedLayout
 ) -> Iterator[tuple[TileArray, TileArray]]:
-    """Yield pieces of filters (n, c, h, w) and where they stand; one piece is of one block."""
+    """Yield pieces of filters (n, c, h, w) and their places; a piece lies in one block."""
     for group in range(plan.groups):
         block, within = divmod(group, plan.together)
         filters = slice(group * plan.cout, (group + 1) * plan.cout)
@@ -227,7 +224,7 @@ _MIN_FRACTAL_NZ_DIMENSIONS = 4
 
 
 def open_fractal_nz(array: TileArray, origin: OriginalLayout) -> TensorTiles:
-    """Return the matrices; a vector when the original shape is one."""
+    """Return a FRACTAL_NZ tensor as matrices, or as a vector when the original shape is one."""
     if array.ndim < _MIN_FRACTAL_NZ_DIMENSIONS:
         raise CorruptedError(
             f"{_FRACTAL_NZ} has {_MIN_FRACTAL_NZ_DIMENSIONS} extents or more, but the shape is "
@@ -247,7 +244,7 @@ def open_fractal_nz(array: TileArray, origin: OriginalLayout) -> TensorTiles:
 
 
 def lay_out_fractal_nz(array: TileArray, origin: OriginalLayout) -> TileArray:
-    """Lay matrices out, or a vector."""
+    """Lay matrices or a vector out as FRACTAL_NZ."""
     c0 = get_usual_block_size(array.itemsize, origin)
     *lead, height, width = (1,) * (2 - array.ndim) + array.shape
     made = np.zeros((*lead, -(-width // c0), -(-height // CUBE_SIZE), CUBE_SIZE, c0), array.dtype)
@@ -262,7 +259,7 @@ def _check_original_shape(
     width: int,
     shape: tuple[int, ...],
 ) -> None:
-    """Refuse an original shape whose blocks would be others."""
+    """Reject an original shape that would have other blocks."""
     if not wanted:
         return
     vector = len(wanted) == 1 and len(padded) == 2 and padded[0] == height
@@ -284,8 +281,8 @@ def _check_original_shape(
 def find_cropped_shape(shape: tuple[int, ...], original: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return the shape without padding; None when the original one is not a part of it.
 
-    The original shape is taken as it is, with ones behind it: it is not brought into the order of
-    the target. Where nothing is padded there is nothing to crop, whatever the order.
+    The original shape is taken in its own order, not the target's, with ones appended. Where
+    nothing is padded there is nothing to crop, whatever the order.
     """
     if not original or math.prod(original) == math.prod(shape):
         return shape
@@ -301,7 +298,7 @@ class ConvertedTensor:
 
     array: TileArray
     has_padding: bool = False
-    """Whether padding is still there, because the original shape is not a part of the result."""
+    """Whether padding was kept, because the original shape is not a part of the result."""
 
 
 FormatConversion: TypeAlias = "Callable[[TileArray, OriginalLayout], ConvertedTensor]"
@@ -312,7 +309,7 @@ def convert_format(
 ) -> ConvertedTensor:
     """Return a tensor of device shape in another format, its padding cropped.
 
-    UnsupportedError when there is no such conversion, DamagedError when shape, original shape and
+    UnsupportedError when there is no such conversion, CorruptedError when shape, original shape and
     format contradict each other. Nothing larger than the tensor and its padding is allocated.
     """
     if source == target:
@@ -379,7 +376,7 @@ def _make_conversions() -> dict[tuple[str, str], FormatConversion]:
         found["FRACTAL_Z", wanted] = partial(_convert_fractal_z, wanted)
         found[wanted, "NC1HWC0"] = partial(_convert_to_channels, wanted)
         found[wanted, "FRACTAL_Z"] = partial(_convert_to_fractal_z, wanted)
-        # Matrices have no letters: what FRACTAL_NZ holds is the same in any of these.
+        # Matrices have no letters: the content of FRACTAL_NZ is the same in any of these.
         if wanted != "HWCN":
             found["FRACTAL_NZ", wanted] = _convert_fractal_nz
     for wanted in DEEP_ORDERS:
@@ -399,15 +396,5 @@ def _make_conversions() -> dict[tuple[str, str], FormatConversion]:
 
 
 CONVERSIONS = _make_conversions()
-"""What can be converted, by source and target."""
+"""Conversions by source and target."""
 TARGET_FORMATS = tuple(sorted({target for _, target in CONVERSIONS}))
-
-
-__all__ = [
-    "CONVERSIONS",
-    "TARGET_FORMATS",
-    "ConvertedTensor",
-    "OriginalLayout",
-    "convert_format",
-    "list_target_formats",
-]

@@ -9,10 +9,10 @@ its path alone. Pure.
     {device}/                                                              CANN: captured streams
     extra-info/data-dump/{device}/                                         CANN: exceptions
 
-Source: MindSpore 2.3, Dump guide; CANN, dump folders. They may stand side by side; a tree is
+Source: MindSpore 2.3, Dump guide; CANN, dump folders. A root may hold several of them; a tree is
 entered folder by folder, so that nothing else below a root is examined. `parse_tensor_path` is
-the inverse of what every layout writes; a file that holds several tensors has a key for each
-side and slot.
+the inverse of every layout's paths; a file that holds several tensors has a key for each side and
+slot.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ ROOT_FORMS = (
     "rank_0/ (MindSpore), rank0/ (api_dump), [STEP/]YYYYmmddHHMMSS/DEVICE/ (CANN), DEVICE/ (its "
     "captured streams) or extra-info/data-dump/DEVICE/ (its exceptions)"
 )
-"""What a root can hold, in one line."""
+"""Contents of a root, in one line."""
 MAX_TREE_DEPTH = 6
-"""Folders below a root at most: a step's, time, device, model and its two numbers."""
+"""Most folders below a root: step, time, device, model and its two numbers."""
 _NUMBER_NAME = re.compile(NUMBER_PATTERN)
 _TIME_NAME = re.compile(r"[0-9]{14}")
 _NET_FOLDER_NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -55,7 +55,7 @@ _MODEL_LEVELS = 3
 
 
 class NameScheme(Enum):
-    """How the files of a folder are named."""
+    """Scheme by which the files of a folder are named."""
 
     NONE = "it holds no dumped files"
     RANK = "MindSpore's"
@@ -74,19 +74,19 @@ class DumpFolder:
     rank: int = 0
     """The rank, or the number of the device."""
     device: bool = False
-    """The rank's number is the device's."""
+    """Whether `rank` is the number of a device."""
     net_name: str = ""
     graph: int = 0
     """Number of the graph, or of the model."""
     iteration: int | None = None
-    """None where no folder says it, and for constants."""
+    """None where no folder names it, and for constants."""
     constant: bool = False
     base: str = ""
     """Path of the folder of the rank or device."""
     enter: Callable[[DumpFolder, str], DumpFolder | None] | None = None
-    """What the folders in it are; no function where nothing in it matters."""
+    """Returns the folder of a name in it; None where no such folder matters."""
     step: int | None = None
-    """The folder in front says the iteration."""
+    """Iteration, where the outermost folder names it."""
     levels: tuple[str, ...] = ()
     """Names below the device's folder."""
 
@@ -97,7 +97,7 @@ def enter_folder(folder: DumpFolder, name: str) -> DumpFolder | None:
 
 
 def find_folder(path: str) -> DumpFolder | None:
-    """Return the folder at a path below the root; None when no tree has such a one."""
+    """Return the folder at a path below the root; None when no tree has one there."""
 
     def deeper(folder: DumpFolder | None, name: str) -> DumpFolder | None:
         return enter_folder(folder, name) if folder is not None else None
@@ -216,9 +216,9 @@ _SYNCHRONOUS_FORMAT = "DefaultFormat"
 
 
 def parse_tensor_path(path: str) -> TensorKey | None:
-    """Return the key of a file that holds one tensor; None when it is no such file.
+    """Return the key of a file that holds one tensor; None for another file.
 
-    For a name that was too long pass the one that `mapping.csv` remembers, in its folder.
+    In the place of a shortened name pass the full one from `mapping.csv`.
     """
     parent, _, name = path.rpartition("/")
     folder = find_folder(parent)
@@ -229,7 +229,7 @@ def parse_tensor_path(path: str) -> TensorKey | None:
 
 
 def parse_name_in_folder(folder: DumpFolder, name: str) -> FileName | None:
-    """Return what a name in a folder says; None when it is no dumped file's."""
+    """Return the parts of a file name in a folder; None when it is not a dumped file's."""
     if folder.names is NameScheme.RANK:
         return _parse_name_in_rank(name)
     if folder.names in (NameScheme.API, NameScheme.API_TABLES):
@@ -245,9 +245,9 @@ def parse_name_in_folder(folder: DumpFolder, name: str) -> FileName | None:
 def find_absent_names(
     folder: DumpFolder, names: LongFileNames, there: Collection[str]
 ) -> list[str]:
-    """Return the names on disk that the `mapping.csv` of a folder has and that are not there.
+    """Return the names in the `mapping.csv` of a folder whose files are missing.
 
-    Files of single tensors of an operator go when they are joined, and their rows stay.
+    Files of single tensors of an operator are removed when they are joined, and their rows stay.
     """
     files = (
         (name, parse_name_in_folder(folder, names.get_full_name(name)))
@@ -267,7 +267,7 @@ def make_tensor_key(
 ) -> TensorKey:
     """Return the key of a tensor of a file.
 
-    `rank` is better known than by the folder, `iteration` where neither folder nor name says it.
+    `rank` replaces the folder's; `iteration` is used where neither folder nor name has one.
     """
     dated = file.number if folder.iteration is None else folder.iteration
     _, op_type, op_name, task, stream, timestamp_us, _, _, laid, element, *_, argument = file

@@ -1,5 +1,5 @@
-"""Names of dumped files of any writer, parsed into one value for every form, and the long names
-that a folder's `mapping.csv` remembers. Pure.
+"""Names of dumped files of any writer, parsed into one value for every form, and the full names in
+a folder's `mapping.csv`. Pure.
 
     {type}.{name}.{task}[.{stream}].{stamp}                            a bin file; `.csv`: its table
     {type}.{name}.{number}.{task}.{stream}.{stamp}                     of a captured stream
@@ -11,8 +11,8 @@ that a folder's `mapping.csv` remembers. Pure.
     exception_info.{stream}.{task}.{stamp}                             an exception
     {kernel}.{stream}.{task}.{core type}.{core}.{stamp}                an exception, by a callback
 
-Each ends in `.zst` where it is packed. Source: CANN, dump file names. In aclnn's names the API's
-name comes first, which is the operator's. Rows of `mapping.csv` are written by MindSpore, by
+Each ends in `.zst` where it is packed. Source: CANN, dump file names. In aclnn's names the name of
+the API, which is the operator's, comes first. Rows of `mapping.csv` are written by MindSpore, by
 CANN (which adds a row for every block it writes) and by rankdump; a name on disk is a number,
 with or without the file's suffix.
 """
@@ -36,10 +36,10 @@ _MAX_TASK_TYPE = 4
 """AICORE, AICPU, DEBUG, HCCL, FFTSPLUS."""
 _MAX_ID = (1 << 32) - 1
 _MIN_NUMBERS, _MAX_NUMBERS = 2, 4
-"""Numbers of a name in front of what FFTS adds."""
+"""Numbers of a name before those that FFTS adds."""
 _OVERFLOW_WORDS = ("Opdebug", "Node_OpDebug")
 OVERFLOW_PREFIX = ".".join((*_OVERFLOW_WORDS, ""))
-"""What the name of a file that tells of an overflow begins with."""
+"""Prefix of the names of overflow files."""
 _NAME_PATTERN = re.compile(
     rf"(?P<first>[^./]+)\.(?P<second>[^./]+)\.(?P<numbers>{NUMBER_PATTERN}(?:\.{NUMBER_PATTERN}){{1,7}})"
     rf"(?:\.(?P<side>input|output)\.(?P<slot>{NUMBER_PATTERN})"
@@ -55,27 +55,27 @@ _EXCEPTION_INFO = "exception_info"
 
 
 class FileKind(Enum):
-    """What a file holds."""
+    """Content of a file."""
 
     TENSOR = "npy"
     OPERATOR = "bin"
     """All tensors of an operator."""
     MEMBER = "bin of one tensor"
     TABLE = "csv"
-    """Figures of an operator's tensors."""
+    """Statistics of an operator's tensors."""
     OVERFLOW = "overflow"
-    """The state of the cores: no tensor of an operator."""
+    """State of the cores, with no tensor of an operator."""
     OVERFLOW_JSON = "overflow as JSON"
 
     @property
     def holds_tensors(self) -> bool:
         """Whether it is a tensor, or has some in it."""
-        # Of thousands of files in a folder nearly each is a tensor.
+        # Nearly every file of a folder is a tensor.
         return self is FileKind.TENSOR or self in (FileKind.OPERATOR, FileKind.MEMBER)
 
 
 class FileName(NamedTuple):
-    """A name taken apart. There is one for each file of a tree: no value is made faster."""
+    """Parts of a file's name. A NamedTuple, which is made fastest: a tree has one for each file."""
 
     kind: FileKind
     op_type: str
@@ -83,7 +83,7 @@ class FileName(NamedTuple):
     task: int
     stream: int
     timestamp_us: int
-    """Of an exception: the digits of its date, as they stand."""
+    """Of an exception: the digits of its date."""
     side: TensorSide = TensorSide.INPUT
     """Of a tensor, a member or the JSON of an overflow, like what follows."""
     slot: int = 0
@@ -94,7 +94,7 @@ class FileName(NamedTuple):
     part: tuple[int, ...] = ()
     """Task type, context, thread and device of a part of an FFTS task."""
     argument: str = ""
-    """Where in its call the tensor stood, in a dump of APIs."""
+    """Place of the tensor in its call, in a dump of APIs."""
 
     @property
     def context(self) -> int:
@@ -108,20 +108,20 @@ class FileName(NamedTuple):
 
     @property
     def is_overflow(self) -> bool:
-        """Whether it tells of an overflow, in whatever form."""
+        """Whether it is an overflow file, in any form."""
         return (self.op_type, self.op_name) == _OVERFLOW_WORDS
 
 
 def is_numbered_name(name: str) -> bool:
-    """Return whether a name may be a bin file's, as all of them end in a number.
+    """Return whether a name may be a bin file's: all of them end in a number.
 
-    That is a time stamp, a slot, or what stands in the place of a name that was too long.
+    That is a time stamp, a slot, or the number that replaces a long name.
     """
     return _NUMBERED_PATTERN.fullmatch(name.removesuffix(PACKED_SUFFIX)) is not None
 
 
 def parse_file_name(name: str) -> FileName | None:
-    """Return what a name in one of CANN's folders says; None for any other file's."""
+    """Return the parts of a file name in one of CANN's folders; None for any other file's."""
     body, kind = _split_suffix(name)
     found = _NAME_PATTERN.fullmatch(body)
     if found is None:
@@ -151,7 +151,7 @@ def parse_file_name(name: str) -> FileName | None:
 
 
 def parse_exception_name(name: str) -> FileName | None:
-    """Return what a name in a folder of exceptions says."""
+    """Return the parts of a file name in a folder of exceptions."""
     packed = PACKED_SUFFIX if name.endswith(PACKED_SUFFIX) else ""
     tagged = _TAGGED_PATTERN.fullmatch(name.removesuffix(packed))
     body = tagged["name"] if tagged else name.removesuffix(packed)
@@ -179,7 +179,7 @@ def _split_suffix(name: str) -> tuple[str, FileKind]:
 
 
 def _is_valid_form(kind: FileKind, found: re.Match[str]) -> bool:
-    """Return whether a file of that kind is called so."""
+    """Return whether a file of that kind may have that name."""
     tensor = found["side"] is not None
     if kind is FileKind.TENSOR:
         return tensor
@@ -190,7 +190,7 @@ def _is_valid_form(kind: FileKind, found: re.Match[str]) -> bool:
 
 
 def _split_numbers(numbers: list[int]) -> tuple[int | None, int, int, int, tuple[int, ...]] | None:
-    """Return number, task, stream, stamp and part; None where the numbers are not these."""
+    """Return number, task, stream, stamp and part; None where the numbers have another form."""
     part: tuple[int, ...] = ()
     for length in (4, 3):  # with the device, and without
         last = numbers[-length:]
@@ -214,7 +214,7 @@ class LongFileNames:
     """Full names by the name on disk."""
 
     def __init__(self, rows: Iterable[str] = ()) -> None:
-        """Rows without their ends; those that name no file are passed over."""
+        """Take rows without line ends; those that name no file are skipped."""
         pairs = (row.removesuffix("\r").partition(",") for row in rows)
         self._names = {
             short: full for short, _, full in pairs if full and _SHORT_NAME.fullmatch(short)
@@ -222,21 +222,21 @@ class LongFileNames:
 
     @classmethod
     def parse(cls, content: bytes) -> LongFileNames:
-        """Return the names that a whole file remembers."""
-        # Only \n ends a row: an operator's name may hold what else counts as a line end.
+        """Return the names in a whole file."""
+        # Only \n ends a row: an operator's name may hold other line ends.
         return cls(content.decode("utf-8", errors="surrogateescape").split("\n"))
 
     def list_absent_names(self, there: Collection[str]) -> list[str]:
-        """Return the names on disk that are not among these, packed or not."""
+        """Return the names on disk that are not among `there`, packed or not."""
         return [
             name for name in self._names if name not in there and name + PACKED_SUFFIX not in there
         ]
 
     def get_full_name(self, name: str) -> str:
-        """Return the full name of a file, or the name itself where it is no long one's."""
+        """Return the full name of a file, or the name itself where it was not shortened."""
         if not self._names:
             return name
-        # A file that was packed later has a row under the name it had before.
+        # The row of a file that was packed later has the unpacked name.
         plain = name.removesuffix(PACKED_SUFFIX)
         return self._names.get(name) or (
             self._names[plain] + name[len(plain) :] if plain in self._names else name

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """How a tree is spelt."""
+    """Spelling of names and tables of one release."""
 
     name: str
     version: str
-    """Release that `config.json` names; readers compare it with their own."""
+    """Release that `config.json` names; other readers compare it with their own."""
     short_names: bool = False
     """Operators are named by the last component of their scope; parameters keep their dots."""
     element_token: bool = False
@@ -54,14 +54,14 @@ def _format_type_label(dtype: str) -> str:
     return head.capitalize() + variant.upper()
 
 
-# Names rise for ever in a loop without steps.
+# Call numbers rise without end in a loop without steps.
 _MAX_NAMES = 1 << 17
 _NUMBERED_NAME = re.compile(r"(.+-op)([0-9]{1,9})")
 _GRADIENTS_PREFIX = "Gradients/"
 
 
 def make_gradient_alias(parameter: str) -> str:
-    """Return the name of a parameter's gradient: its scope would be lost with a short name."""
+    """Return the name of a parameter's gradient, whose scope a short name would lose."""
     return f"grad.{parameter}"
 
 
@@ -75,7 +75,7 @@ class OperatorAliases:
 
     @property
     def is_full(self) -> bool:
-        """Whether so many operators were named that further ones keep their own names."""
+        """Whether the limit of names is reached, so that further operators keep their own."""
         return len(self._names) >= _MAX_NAMES
 
     def find_alias(self, name: str) -> str | None:
@@ -91,12 +91,12 @@ class OperatorAliases:
         scope, slash, last = name.rpartition("/")
         if inner != name and "/" not in inner:
             scope, slash, last = "", "", make_gradient_alias(inner)
-        alias = f"{scope}{slash}{self._free(last)}"
+        alias = f"{scope}{slash}{self._take_free_name(last)}"
         self._names[name] = alias
         return alias
 
-    def _free(self, component: str) -> str:
-        """Take a component, or the next number of it that nobody has."""
+    def _take_free_name(self, component: str) -> str:
+        """Take a component, or its next free number."""
         if component not in self._taken:
             self._taken.add(component)
             return component

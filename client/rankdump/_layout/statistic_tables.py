@@ -1,20 +1,21 @@
 """Tables of statistics: MindSpore's `statistic.csv` of a folder, and the table of one operator that
-CANN writes in the place of a `bin` file; header, rows, and reading both back. Pure.
+CANN writes instead of a `bin` file; header, rows, and reading both back. Pure.
 
 Source: MindSpore 2.3, Dump guide; CANN, dump_stats. A row of `statistic.csv` ends in a comma
-that the header has not; readers of any release accept files with and without it. The name of an
-operator's table is the `bin` file's with `.csv` behind it. There the count of elements stands
-behind the average by default, and right behind the shape where statistics are chosen; the plan's
-items are in the order of the columns already.
+that the header lacks; readers of any release accept files with and without it. The name of an
+operator's table is the `bin` file's with `.csv` appended. There the count of elements follows the
+average by default, and the shape where statistics are chosen; the plan's items are in the order
+of the columns already.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 from rankdump._core.cann_types import DATA_TYPE_NUMBERS, DATA_TYPES
 from rankdump._core.record import TensorKind, TensorSide, sanitize_name
@@ -42,15 +43,16 @@ STATISTIC_COLUMNS_WITH_FORMAT = (
     _FORMAT_COLUMN,
     *STATISTIC_COLUMNS[_FORMAT_INDEX:],
 )
-"""As tools of CANN write them (ascend-formats.md 4.6); the words of sides are capitals there."""
+"""As tools of CANN write them (msaccucmp, with sides in capitals)."""
 FIXED_TABLE_STATISTICS = tuple(item for item in STATISTIC_TITLES if item not in ("md5", "l2norm"))
-"""The ten columns of releases that let nobody choose, in their order."""
+"""The ten columns of releases without `statistic_category`, in their order."""
 # Some 5 MB, of the 100 that an idle agent may take.
 _MAX_REMEMBERED_KINDS = 1 << 14
+_RowT = TypeVar("_RowT")
 
 
 STATISTIC_TABLE_NAME = re.compile(r"statistic(?:\.[0-9a-f]{8})?\.csv")
-"""Name of a table: MindSpore's, or what `beside` gives."""
+"""Name of a table: MindSpore's, or that of `make_second_table_name`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +75,12 @@ class StatisticCsvRow:
 
 
 def select_table_items(items: tuple[str, ...], profile: Profile) -> tuple[str, ...]:
-    """Return the items a table of that profile has, given those that were asked for."""
+    """Return the items in a table of a profile, given those of the plan."""
     return FIXED_TABLE_STATISTICS if profile.fixed_table else items
 
 
 def make_second_table_name(header: str, name: str = STATISTIC_FILE) -> str:
-    """Return the name of a table with these columns, where another job's stands under the usual."""
+    """Return the name of a table with these columns where another job's has the usual name."""
     digest = hashlib.blake2b(header.encode(), digest_size=4).hexdigest()
     return f"{name.removesuffix('.csv')}.{digest}.csv"
 
@@ -89,7 +91,7 @@ def format_statistic_header(items: tuple[str, ...]) -> str:
 
 
 def clean_table_field(name: str) -> str:
-    """Return a name as it can stand in a row: a comma or a quote in it would move the columns."""
+    """Return a name for a row, without commas and quotes, which would move the columns."""
     return name.replace(",", "_").replace('"', "_")
 
 
@@ -104,7 +106,7 @@ def format_statistic_line(head: RecordHead, statistics: Sequence[str], profile: 
 def format_statistics_only_line(
     kind: TensorKind, timestamp_us: int, statistics: str, profile: Profile, *, unknown_id: int = 0
 ) -> str:
-    """Return the line of a tensor of which only statistics came, joined by commas.
+    """Return the line of a tensor with statistics only, which are joined by commas.
 
     Task and stream of its operator are not known.
     """
@@ -136,9 +138,9 @@ def _format_tensor(
 
 
 def parse_statistic_table(text: str, *, file: str) -> list[StatisticCsvRow]:
-    """Read a whole table; DamagedError names the line at fault.
+    """Read a whole table; CorruptedError names the wrong line.
 
-    A header that stands among the rows, as an interrupted writer may leave it, is passed over.
+    A header among the rows, as an interrupted writer may leave one, is skipped.
     """
     lines = text.split("\n")
     first = lines[0].split(",")
@@ -150,11 +152,15 @@ def parse_statistic_table(text: str, *, file: str) -> list[StatisticCsvRow]:
     if tuple(first[: len(fixed)]) != fixed:
         raise CorruptedError(f"{file}: not a statistic table: it begins with {lines[0][:60]!r}")
     titles = [title for title in first[len(fixed) :] if title]
-    rows: list[StatisticCsvRow] = []
+    return _parse_lines(lines, lambda line: _parse_statistic_line(line, titles, len(fixed)), file)
+
+
+def _parse_lines(lines: list[str], parse: Callable[[str], _RowT], file: str) -> list[_RowT]:
+    rows: list[_RowT] = []
     for at, line in enumerate(lines[1:], start=2):
         if line and line != lines[0]:
             try:
-                rows.append(_parse_statistic_line(line, titles, len(fixed)))
+                rows.append(parse(line))
             except (ValueError, IndexError) as error:
                 raise CorruptedError(f"{file}, line {at}: {error}") from None
     return rows
@@ -192,7 +198,6 @@ _SIDE_WORDS = {TensorSide.INPUT: "Input", TensorSide.OUTPUT: "Output"}
 _SIDES_BY_WORD = {word: side for side, word in _SIDE_WORDS.items()}
 _SCALAR_SHAPE = "-"
 _COUNT_PATTERN = re.compile(r"[0-9]{1,20}")
-# Some 5 MB, of the 100 that an idle agent may take.
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,23 +234,13 @@ def _format_operator_tensor(kind: TensorKind, tensor_format: str) -> str:
 
 
 def parse_operator_table(text: str, *, file: str) -> list[OperatorCsvRow]:
-    """Read a whole table; DamagedError names the line at fault.
-
-    A header that stands among the rows, as an interrupted writer may leave it, is passed over.
-    """
+    """Read a whole table, as `parse_statistic_table` does."""
     lines = text.split("\n")
     first = lines[0].split(",")
     if tuple(first[: len(OPERATOR_COLUMNS)]) != OPERATOR_COLUMNS:
         raise CorruptedError(f"{file}: not an operator table: it begins with {lines[0][:60]!r}")
     titles = [title for title in first[len(OPERATOR_COLUMNS) :] if title]
-    rows: list[OperatorCsvRow] = []
-    for at, line in enumerate(lines[1:], start=2):
-        if line and line != lines[0]:
-            try:
-                rows.append(_parse_operator_line(line, titles))
-            except ValueError as error:
-                raise CorruptedError(f"{file}, line {at}: {error}") from None
-    return rows
+    return _parse_lines(lines, lambda line: _parse_operator_line(line, titles), file)
 
 
 def _parse_operator_line(line: str, titles: list[str]) -> OperatorCsvRow:

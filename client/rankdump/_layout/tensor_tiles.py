@@ -1,8 +1,8 @@
 """Tiles of a tensor: a view with one axis in blocks, the one copy that makes it whole or fills it,
 and the original shape that a header states. Pure.
 
-Elements that lie together on both sides move as one element: numpy then does in one step what
-would be sixteen.
+Elements that lie together on both sides are copied as one element: numpy then takes one step
+instead of sixteen.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ TileArray: TypeAlias = npt.NDArray[Any]
 
 _PAGE_BYTES = 4096
 _CACHED_LINES = 4096
-"""Cache lines that a core keeps at hand."""
+"""Cache lines that stay in a core's cache."""
 _DISTANT_TILE = 128, 16
 """Elements that follow each other in the source, and in the target, where neighbours of the target
-are pages apart in the source: more pages would not stay at hand."""
+are pages apart in the source: more pages would not stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class TensorTiles:
 
     view: TileArray
     split: int | None = None
-    """The axis that stands as blocks, with the elements of a block on the axis behind it."""
+    """The axis that is in blocks; the axis behind it has the elements of a block."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,12 +61,12 @@ class TensorTiles:
         return whole
 
     def fill_from(self, whole: TileArray) -> None:
-        """Put a tensor of at most this shape where it belongs; the padding stays as it is."""
+        """Copy a tensor of at most this shape into the tiles; the padding stays as it is."""
         for place, part in self._pairs(whole):
             _copy_elements(part, place)
 
     def _pairs(self, whole: TileArray) -> Iterator[tuple[TileArray, TileArray]]:
-        """Yield pieces of a tensor and where they stand here: whole blocks, then what is left."""
+        """Yield pieces of a tensor and their places here: whole blocks, then the rest."""
         at, view = self.split, self.view
         if at is None:
             yield whole, view[tuple(map(slice, whole.shape))]
@@ -99,10 +99,10 @@ def _copy_elements(target: TileArray, source: TileArray) -> None:
 
 
 def _split_copy(source: TileArray) -> Iterator[tuple[slice, ...]]:
-    """Yield parts of a copy that the cache holds from the first use of a line to its last.
+    """Yield parts of a copy so small that each line stays in the cache until its last use.
 
-    numpy goes through the target from its first element to its last, which takes what lies
-    together in the source at times that are far apart.
+    numpy goes through the target in order, and so reads neighbours in the source at times that are
+    far apart.
     """
     steps = list(source.shape)
     last, nearest = source.ndim - 1, int(np.argmin(source.strides)) if source.ndim else 0
@@ -130,18 +130,18 @@ BYTE_CUBE_SIZE = 32
 
 @dataclass(frozen=True, slots=True)
 class OriginalLayout:
-    """What a tensor was before the device laid it out."""
+    """A tensor's layout before the device changed it."""
 
     shape: tuple[int, ...] = ()
     """In the format that the tensor is converted to, as msaccucmp takes it; empty: not known."""
     groups: int = 0
     """Of a grouped convolution; 0 and 1 are none."""
     c0: int = 0
-    """Elements of a block; 0: what the shape says, or what is usual for the element's size."""
+    """Elements of a block; 0: that of the shape, or the usual one for the size of an element."""
 
 
 def name_extents(letters: str, origin: OriginalLayout) -> dict[str, int]:
-    """Return the original extents by their letters; DamagedError when there are not as many."""
+    """Return the original extents by their letters; CorruptedError when there are not as many."""
     if len(origin.shape) != len(letters) or 0 in origin.shape:
         raise CorruptedError(
             f"the original shape is {origin.shape}, but {letters} needs {len(letters)} extents "
@@ -151,11 +151,11 @@ def name_extents(letters: str, origin: OriginalLayout) -> dict[str, int]:
 
 
 def get_block_size(shape: tuple[int, ...], origin: OriginalLayout, source: str) -> int:
-    """Return C0, the last extent; DamagedError when the header contradicts itself."""
+    """Return C0, the last extent; CorruptedError when the header contradicts itself."""
     c0 = shape[-1]
     if c0 == 0 or origin.c0 not in (0, c0):
-        said = f", but its format word declares {origin.c0}" if origin.c0 else ""
-        raise CorruptedError(f"{source} of shape {shape} has blocks of {c0}{said}")
+        declared = f", but its format word declares {origin.c0}" if origin.c0 else ""
+        raise CorruptedError(f"{source} of shape {shape} has blocks of {c0}{declared}")
     return c0
 
 
@@ -165,6 +165,6 @@ def get_usual_block_size(item_bytes: int, origin: OriginalLayout) -> int:
 
 
 def check_dimensions(shape: tuple[int, ...], rank: int, source: str) -> None:
-    """Refuse a shape that has another number of extents than its format."""
+    """Reject a shape that has another number of extents than its format."""
     if len(shape) != rank:
         raise CorruptedError(f"{source} needs {rank} extents, but the shape is {shape}")

@@ -6,9 +6,9 @@
     {op_type}.{op_name}.{task}.{stream}.{timestamp}.{side}.{slot}.{format}.npy[.zst]  CANN's npy
 
 Source: MindSpore 2.3, Dump guide, and CANN's dump file names. A name over 255 bytes is replaced
-by a number and remembered in `mapping.csv`. MindSpore draws that number at random; here it is a
-digest of the name, so that resending a record lands on the same file. The number of a bin file
-is libstdc++'s hash of its whole path, as in CANN.
+by a number and listed in `mapping.csv`. MindSpore draws that number at random; here it is a digest
+of the name, so that a record that is resent has the same file. The number of a bin file is
+libstdc++'s hash of its whole path, as in CANN.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_REMEMBERED_FOLDERS = 256
 
 @dataclass(frozen=True, slots=True)
 class FilePlace:
-    """Where a file stands."""
+    """Place of a file."""
 
     folder: str
     """Relative to the root, with `/`."""
@@ -52,7 +52,7 @@ class FilePlace:
 
 @dataclass(frozen=True, slots=True)
 class TreeContext:
-    """What every path of one session's tree has in common."""
+    """Values that all paths of one session's tree share."""
 
     root: str = ""
     """Absolute folder: CANN shortens a name by a hash of its whole path."""
@@ -65,7 +65,7 @@ class TreeContext:
 
 @lru_cache(maxsize=_MAX_REMEMBERED_FOLDERS)
 def make_folder_name(name: str) -> str:
-    """Return a model's name as a folder can have it: letters, digits, `_` and `-`."""
+    """Return a model's name for a folder: letters, digits, `_` and `-`."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", sanitize_name(name))[:MAX_NAME_BYTES] or "_"
 
 
@@ -80,7 +80,7 @@ PARAMETER_OP_TYPE = "Parameter"
 # Some 5 MB, of the 100 that an idle agent may take.
 _MAX_REMEMBERED_OPERATORS = 1 << 14
 
-# Read from the right: a parameter's name has dots in the old names, and the element type is new.
+# Matched from the right: a parameter's old name has dots, and the element type is new.
 _NAME_FIELDS = re.compile(
     rf"(?P<op_type>[^./]+)\.(?P<op_name>[^/]+)\.(?P<task>{NUMBER_PATTERN})\.(?P<stream>{NUMBER_PATTERN})"
     rf"\.(?P<stamp>{NUMBER_PATTERN})\.(?P<side>input|output)\.(?P<slot>{NUMBER_PATTERN})"
@@ -108,7 +108,7 @@ def make_iteration_folder(
 
 
 def make_mindspore_readable_key(key: TensorKey, profile: Profile = DEFAULT_PROFILE) -> TensorKey:
-    """Return the key as a file name of that profile carries it: what reading it back gives."""
+    """Return the key that is read back from a file name of that profile."""
     return key._replace(
         net_name=make_folder_name(key.net_name),
         op_type=sanitize_name(key.op_type) or "_",
@@ -156,13 +156,13 @@ def _spell_type_and_name(op_type: str, op_name: str, profile: Profile) -> str:
 
 
 def parse_mindspore_name(name: str) -> FileName | None:
-    """Return what the name of a tensor's file says; None when it is none of this tree's."""
+    """Return the parts of the name of a tensor's file; None for a name of another form."""
     fields = _NAME_FIELDS.fullmatch(name)
     if fields is None:
         return None
     op_type, op_name, task, stream, stamp, side, slot, laid, element = fields.groups("")
     meant = TensorSide.INPUT if side == "input" else TensorSide.OUTPUT
-    # By place: names take a fifth of the time that a name takes to be read.
+    # By position: keyword arguments take a fifth of the time of parsing a name.
     numbers = int(task), int(stream), int(stamp)
     return FileName(FileKind.TENSOR, op_type, op_name, *numbers, meant, int(slot), laid, element)
 
@@ -173,14 +173,14 @@ _HASH_SEED, _HASH_MULTIPLIER, _HASH_SHIFT = 0xC70F6907, 0xC6A4A7935BD1E995, 47
 
 
 def get_host_format(shape: tuple[int, ...]) -> str:
-    """Return the format of a tensor in the host's memory (mindspore-dump.md 2.4)."""
+    """Return the format of a tensor in the host's memory (MindSpore 2.3 Dump guide, file names)."""
     return "NCHW" if len(shape) == 4 else "ND"
 
 
 def make_operator_file_name(key: TensorKey) -> str:
     """Return the name of a file that holds a whole operator.
 
-    aclnn kernels have their two names the other way round: that of the API comes first.
+    In the names of aclnn kernels the name of the API comes first.
     """
     names = sanitize_name(key.op_type) or "_", sanitize_name(key.op_name) or "_"
     first, second = reversed(names) if names[1].startswith(ACLNN_PREFIX) else names
@@ -188,7 +188,7 @@ def make_operator_file_name(key: TensorKey) -> str:
 
 
 def make_cann_readable_key(key: TensorKey) -> TensorKey:
-    """Return the key as a file name carries it: what reading it back gives."""
+    """Return the key that is read back from a file name."""
     op_type, op_name = sanitize_name(key.op_type) or "_", sanitize_name(key.op_name) or "_"
     if op_type.startswith(ACLNN_PREFIX) and not op_name.startswith(ACLNN_PREFIX):
         op_type, op_name = op_name, op_type

@@ -218,7 +218,7 @@ class DumpPipeline:
         self._session_logger.log_summary(summary.warnings, summary.remarks)
         self._session_logger.warn_unwritten_tensors(self._client.left_in_slab, self._client.link)
         self._session_logger.warn_losses(
-            self._counters.losses_by_reason, self._client.lost_declarations
+            self._counters.losses_by_reason, self._client.lost_metadata
         )
         if self._stack_sender is not None:
             self._session_logger.warn_lost_stacks(self._stack_sender.lost_calls)

@@ -1,15 +1,14 @@
-"""Format of a slab: shared memory in which a rank leaves frames for its agent, as a ring. Pure: any
-buffer.
+"""Format of a slab: shared memory with a ring of frames from a rank to its agent. Pure: any buffer.
 
        0  magic, version, bytes of the ring
       64  `written`: bytes ever published, by the rank
      128  `released`: bytes ever released, by the agent
     4096  the ring: entries, each a head, a frame and the frame's data, at multiples of 64
 
-Positions only rise; an entry at position p stands at p modulo the ring's length and never wraps.
-What the rank committed is readable even if either process dies. One process writes, one reads.
-The other one may read at any moment, so each number is stored atomically: through an element of
-a memoryview, because `struct.pack_into` fills the place with zeros first.
+Positions only rise; an entry at position p is at p modulo the ring's length and never wraps.
+Committed entries stay readable even if either process dies. One process writes, one reads, at any
+moment, so each number is stored atomically: through an element of a memoryview, because
+`struct.pack_into` fills the place with zeros first.
 
 An entry is sealed before it is announced: its head then holds checksums of itself and of its
 frame, and the digest of its data. An entry that a killed rank left unsealed is accepted as it
@@ -32,27 +31,27 @@ WRITTEN_OFFSET, RELEASED_OFFSET = 64, 128
 ENTRY_HEAD = struct.Struct("<IIQIIQQII16s")
 ENTRY_MAGIC = 0x31454452
 CHECKED_HEAD_BYTES = slice(8, 44)
-"""What of a head its checksum is over: all but what changes after the reservation."""
+"""Bytes of a head that its checksum covers: all that do not change after the reservation."""
 _SLAB_HEADER = struct.Struct("<8sQQ")
 _SLAB_MAGIC = b"RDSLAB\0\1"
 SLAB_HEADER_BYTES = _SLAB_HEADER.size
 
 
 class EntryState(IntEnum):
-    """How far an entry is."""
+    """State of an entry."""
 
     RESERVED = 1
     COMMITTED = 2
     ABANDONED = 3
-    """Its frame counts, its data never came."""
+    """It has a frame, but its data was never written."""
     FILLER = 4
-    """Room at the end of the ring that was too small."""
+    """Space at the end of the ring that was too small."""
     SEALED = 5
     """Committed, with checksums."""
 
 
 class SlabStore(Protocol):
-    """Where a slab stands, as its reader sees it."""
+    """Memory or file of a slab, as its reader uses it."""
 
     @property
     def length(self) -> int:
@@ -60,7 +59,7 @@ class SlabStore(Protocol):
         ...
 
     def read(self, offset: int, length: int) -> memoryview:
-        """Return some of it; DamagedError when it is not there."""
+        """Return a range of bytes; CorruptedError when the slab is shorter."""
         ...
 
     def read_number(self, offset: int) -> int:
@@ -68,12 +67,12 @@ class SlabStore(Protocol):
         ...
 
     def write_number(self, offset: int, value: int) -> None:
-        """Change a number at one blow."""
+        """Store a number atomically."""
         ...
 
 
 class SlabMemory:
-    """A slab in a buffer; what is read is no copy."""
+    """A slab in a buffer, which is read without copies."""
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
@@ -82,15 +81,15 @@ class SlabMemory:
         self._numbers = memory[: len(memory) // 8 * 8].cast("Q")
 
     def read(self, offset: int, length: int) -> memoryview:
-        """Return some of it, for reading."""
+        """Return a read-only view of a range of bytes."""
         return self._memory[offset : offset + length].toreadonly()
 
     def read_number(self, offset: int) -> int:
-        """Return a number, loaded at one blow."""
+        """Return a number, loaded atomically."""
         return self._numbers[offset // 8]
 
     def write_number(self, offset: int, value: int) -> None:
-        """Store a number at one blow."""
+        """Store a number atomically."""
         self._numbers[offset // 8] = value
 
 
@@ -100,7 +99,7 @@ def compute_slab_bytes(ring_bytes: int) -> int:
 
 
 def make_slab_header(length: int) -> bytes:
-    """Return what an empty slab of `compute_slab_bytes` length begins with; the rest is zeros."""
+    """Return the start of an empty slab of `compute_slab_bytes` length; the rest is zeros."""
     ring_bytes = length - RING_OFFSET
     if ring_bytes < MIN_RING_BYTES or ring_bytes % ENTRY_ALIGNMENT:
         raise ValueError(f"a slab cannot have {length} bytes: see compute_slab_bytes")
@@ -114,7 +113,7 @@ def format_slab(memory: memoryview) -> None:
 
 
 def parse_slab_header(header: memoryview, length: int) -> tuple[int, int]:
-    """Return version and ring bytes of a slab, given how it begins; DamagedError for no slab."""
+    """Return version and ring bytes from a slab's start; CorruptedError when it is not a slab."""
     if length < RING_OFFSET + MIN_RING_BYTES or len(header) < SLAB_HEADER_BYTES:
         raise CorruptedError(f"damaged: a slab of {length} bytes is too short")
     magic, version, ring_bytes = _SLAB_HEADER.unpack_from(header)
@@ -126,5 +125,5 @@ def parse_slab_header(header: memoryview, length: int) -> tuple[int, int]:
 
 
 def align_length(length: int) -> int:
-    """Return a length rounded up to whole lines."""
+    """Return a length rounded up to ENTRY_ALIGNMENT."""
     return -(-length // ENTRY_ALIGNMENT) * ENTRY_ALIGNMENT

@@ -1,4 +1,4 @@
-"""Reader of a slab, on the agent's side, which trusts nothing that it finds there. Pure: any store.
+"""Reader of a slab, on the agent's side, which checks everything that it reads. Pure: any store.
 For one thread at a time.
 """
 
@@ -25,38 +25,38 @@ from rankdump._shm.slab_format import (
 )
 from rankdump.errors import CorruptedError
 
-# Ranks of an earlier library may be alive, or dead, behind an agent that was replaced.
+# Ranks of an earlier release may still run, or have left slabs, when an agent is upgraded.
 _ENTRY_HEAD_OF_VERSION_1 = struct.Struct("<IIQQQ")
 _NO_DIGEST = bytes(16)
 _READ_AHEAD_BYTES = 64 << 10
-"""What a reader asks for at once while entries are small; of large ones, the head alone."""
+"""Bytes that are read at once while entries are small; of large ones the head alone."""
 _READ_AHEAD_OF_LARGE_BYTES = 1 << 10
 _KNOWN_STATES = frozenset(map(int, EntryState))
 
 
 class SlabEntry(NamedTuple):
-    """What a reader finds."""
+    """An entry that was read."""
 
     frame: memoryview
     data_at: int
-    """Where in the slab its data stands, until the position behind the entry is released."""
+    """Offset of its data in the slab, valid until `end_position` is released."""
     data_bytes: int
     has_data: bool
-    """Whether the data is there; without it only the frame counts."""
+    """Whether the data is there; otherwise only the frame is valid."""
     end_position: int
     """Position behind the entry."""
     digest: bytes = b""
-    """xxh3-128 of the data, as the rank sealed it; empty when it did not."""
+    """xxh3-128 of the data from the seal; empty without one."""
     is_corrupted: bool = False
-    """Whether the frame is not the one that was sealed."""
+    """Whether the frame differs from the sealed one."""
     sequence: int = 0
-    """The frame's number, where it was sealed."""
+    """The frame's number, from the seal."""
     mark: int = 0
-    """What its rank wants known of a frame that cannot be read."""
+    """A number of the rank about a frame that cannot be read, from the seal."""
 
 
 class SlabReader:
-    """Finds entries; for one thread at a time."""
+    """Reads entries; for one thread at a time."""
 
     def __init__(self, store: SlabStore) -> None:
         self._store = store
@@ -79,10 +79,10 @@ class SlabReader:
         return self._store.read_number(RELEASED_OFFSET)
 
     def read_entries(self, announced: int | None = None) -> Iterator[SlabEntry]:
-        """Yield what was published since the last call; DamagedError for what cannot be.
+        """Yield the entries published since the last call; CorruptedError for impossible ones.
 
-        While the rank lives, only what lies before the position that a message of it `announced`
-        is sure to be seen as it was written, on every kind of processor.
+        While the rank runs, only entries before the position that its doorbell `announced` are
+        certain to be read as they were written, on every kind of processor.
         """
         written = self.written
         if not self._read <= written <= self.released + self.ring_bytes:
@@ -90,18 +90,18 @@ class SlabReader:
         yield from self._until(written if announced is None else min(announced, written))
 
     def read_remaining_entries(self) -> Iterator[SlabEntry]:
-        """Yield what a rank that is dead had committed or begun; one begun is not whole."""
+        """Yield the entries that a dead rank had committed or begun; those begun have no data."""
         yield from self.read_entries()
         try:
             yield from self._until(self.released + self.ring_bytes)
         except CorruptedError:
-            # Nothing stands here yet, or what an earlier lap left.
+            # Unused space, or the rest of an earlier lap.
             return
 
     def read_entry_at(self, position: int) -> SlabEntry:
-        """Return the entry that was published at a position; DamagedError when none is there.
+        """Return the entry that was published at a position; CorruptedError when none is there.
 
-        For its rank, which knows where it wrote: one that is damaged does not hide those behind it.
+        For the rank, which knows its positions: a damaged entry does not hide those behind it.
         """
         found = self._entry(position, position + self.ring_bytes - position % self.ring_bytes)
         if not isinstance(found, SlabEntry):
@@ -145,9 +145,8 @@ class SlabReader:
         end = position + total
         if not 0 < total <= self.ring_bytes - offset or end > limit or total % ENTRY_ALIGNMENT:
             raise CorruptedError(
-                f"damaged slab: the entry at {position} declares {total} bytes, "
-                "but the slab is written to "
-                f"{limit}"
+                f"damaged slab: the entry at {position} declares {total} bytes, but the slab is "
+                f"written to {limit}"
             )
         if filler:
             return end
@@ -169,7 +168,7 @@ class SlabReader:
         )
 
     def _bytes(self, position: int, length: int, limit: int) -> memoryview:
-        """Return bytes of the ring, of which more are read at once, but none not published."""
+        """Return bytes of the ring; reads ahead, but not beyond the published limit."""
         begin = position - self._window_at
         if begin < 0 or begin + length > len(self._window):
             offset = position % self.ring_bytes
@@ -181,7 +180,7 @@ class SlabReader:
 
 
 class _EntryHead(NamedTuple):
-    """What stands before a frame."""
+    """Head of an entry."""
 
     size: int
     state: int
@@ -196,10 +195,8 @@ class _EntryHead(NamedTuple):
 def _parse_entry_head(version: int, raw: memoryview, position: int) -> _EntryHead:
     if version == 1:
         magic, state, stamp, frame_bytes, data_bytes = _ENTRY_HEAD_OF_VERSION_1.unpack_from(raw)
-        head, checksum = (
-            _EntryHead(_ENTRY_HEAD_OF_VERSION_1.size, state, frame_bytes, data_bytes),
-            None,
-        )
+        head = _EntryHead(_ENTRY_HEAD_OF_VERSION_1.size, state, frame_bytes, data_bytes)
+        checksum = None
     else:
         magic, state, stamp, frame_bytes, frame_checksum, data_bytes, *rest = ENTRY_HEAD.unpack(raw)
         sequence, mark, checksum, digest = rest

@@ -28,12 +28,12 @@ _MAX_MARK = (1 << 32) - 1
 
 
 class SlabReservation(NamedTuple):
-    """Room for one entry, between `reserve` and `commit` or `abandon`."""
+    """Space for one entry, between `reserve` and `commit` or `abandon`."""
 
     offset: int
     """Of the entry's head within the ring."""
     data: memoryview
-    """Where the data goes."""
+    """Space for the data."""
     position: int
     end_position: int
     """Position behind the entry."""
@@ -50,7 +50,7 @@ class SlabWriter:
     """
 
     def __init__(self, memory: memoryview) -> None:
-        """DamagedError when this side cannot write there."""
+        """Take over a slab; CorruptedError when it has another version or no header."""
         version, self.ring_bytes = parse_slab_header(memory[:RING_OFFSET], len(memory))
         if version != SLAB_VERSION:
             raise CorruptedError(f"slab has version {version}; this side writes {SLAB_VERSION}")
@@ -62,7 +62,7 @@ class SlabWriter:
         self._open: deque[SlabReservation] = deque()
         self._done: dict[int, bool] = {}
         self._unsealed: deque[SlabReservation] = deque()
-        self._one_seals = threading.Lock()
+        self._seal_lock = threading.Lock()
         self._sealing: int | None = None
 
     @property
@@ -76,22 +76,22 @@ class SlabWriter:
         return self._numbers[RELEASED_OFFSET // 8]
 
     def can_fit(self, frame_bytes: int, data_bytes: int) -> bool:
-        """Return whether an entry of that size can be reserved at all, once there is room."""
+        """Return whether an entry of that size can be reserved in an empty ring."""
         return _compute_entry_bytes(frame_bytes, data_bytes) <= self.ring_bytes // 2
 
     def reserve(
         self, frame: bytes, data_bytes: int, *, sequence: int = 0, mark: int = 0
     ) -> SlabReservation | None:
-        """Take room for a frame and its data; None when there is none just now.
+        """Reserve space for a frame and its data; None when there is none at present.
 
-        Number and mark are what is known of the frame should its bytes be damaged.
+        `sequence` and `mark` remain known if the bytes of the frame are damaged.
         """
         total = _compute_entry_bytes(len(frame), data_bytes)
         with self._lock:
             offset = self._next % self.ring_bytes
-            # An entry never wraps: what is left at the end is filled up.
+            # An entry never wraps: a filler takes what is left at the end.
             filler = self.ring_bytes - offset if offset + total > self.ring_bytes else 0
-            if self._next + filler + total - self._free_to() > self.ring_bytes:
+            if self._next + filler + total - self._find_free_end() > self.ring_bytes:
                 return None
             if filler:
                 self._put_head(offset, EntryState.FILLER, 0, filler)
@@ -124,12 +124,12 @@ class SlabWriter:
         self._end(reservation, EntryState.ABANDONED)
 
     def seal(self, position: int, digest_of: Callable[[int, memoryview], bytes]) -> None:
-        """Put checksums to what was committed before a position, if it is still there.
+        """Seal the entries committed before a position that were not released.
 
-        `digest_of` is asked for the digest of a frame's data, given its number; empty means none.
+        `digest_of` returns the digest of a frame's data, given its number; empty for none.
         """
-        with self._one_seals:
-            while (reservation := self._to_seal(position)) is not None:
+        with self._seal_lock:
+            while (reservation := self._pop_unsealed(position)) is not None:
                 digest = digest_of(reservation.sequence, reservation.data)
                 head = bytearray(ENTRY_HEAD.size)
                 crc, length = zlib.crc32(reservation.frame), len(reservation.frame)
@@ -144,23 +144,23 @@ class SlabWriter:
                 ENTRY_HEAD.pack_into(head, 0, ENTRY_MAGIC, 0, *about, 0, digest)
                 own = zlib.crc32(head[CHECKED_HEAD_BYTES])
                 ENTRY_HEAD.pack_into(head, 0, ENTRY_MAGIC, 0, *about, own, digest)
-                # All but the state, which comes last and at one blow.
+                # All but the state, which is stored last, and atomically.
                 self._ring[reservation.offset + 8 : reservation.offset + ENTRY_HEAD.size] = head[8:]
                 self._states[reservation.offset // 4 + 1] = EntryState.SEALED
 
-    def _to_seal(self, position: int) -> SlabReservation | None:
+    def _pop_unsealed(self, position: int) -> SlabReservation | None:
         with self._lock:
             self._sealing = None
             while self._unsealed and self._unsealed[0].end_position <= position:
                 reservation = self._unsealed.popleft()
-                # What was read and released by now may be another entry's.
+                # The space of a released entry may be another entry's by now.
                 if reservation.end_position > self.released:
                     self._sealing = reservation.position
                     return reservation
         return None
 
-    def _free_to(self) -> int:
-        """Return the position before which room may be used; not that of an entry being sealed."""
+    def _find_free_end(self) -> int:
+        """Return the position before which space may be reused, without one being sealed."""
         released = self.released
         return released if self._sealing is None else min(released, self._sealing)
 
@@ -179,20 +179,8 @@ class SlabWriter:
                 self._numbers[WRITTEN_OFFSET // 8] = end
 
     def _put_head(self, offset: int, state: EntryState, frame_bytes: int, data_bytes: int) -> None:
-        ENTRY_HEAD.pack_into(
-            self._ring,
-            offset,
-            ENTRY_MAGIC,
-            state,
-            self._next,
-            frame_bytes,
-            0,
-            data_bytes,
-            0,
-            0,
-            0,
-            b"",
-        )
+        about = (self._next, frame_bytes, 0, data_bytes, 0, 0, 0, b"")
+        ENTRY_HEAD.pack_into(self._ring, offset, ENTRY_MAGIC, state, *about)
 
 
 def _compute_entry_bytes(frame_bytes: int, data_bytes: int) -> int:

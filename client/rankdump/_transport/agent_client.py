@@ -1,8 +1,8 @@
 """Client of an agent: opens and resumes the session, selects shared memory or the stream, and
 delivers frames in order and at least once.
 
-One thread owns the connection. No error leaves it: what cannot be delivered stays where it is
-until the session closes, and is counted then.
+One thread owns the connection. No error leaves it: undelivered items stay in the buffer until the
+session closes, and are counted then.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ from pathlib import Path
 import grpc
 
 from rankdump._core.backoff import RetryBackoff
-from rankdump._core.session_protocol import (
-    SessionGrant,
-    SessionRequest,
-    SlabPlace,
-)
+from rankdump._core.session_protocol import SessionGrant, SessionRequest, SlabPlace
 from rankdump._transport.connection import (
     CHANNEL_OPTIONS,
     EXIT_PAUSE_S,
@@ -69,19 +65,17 @@ class TransportSelector:
         self._avoid = ""
 
     def select_transport(self, grant: SessionGrant) -> None:
-        """Go on with the slab in use, or move what is not accounted for to where it goes now."""
-        ring, place = (
-            self._buffer.ring,
-            grant.slab and resolve_slab_place(grant.slab, self._address),
-        )
-        if ring is not None and place is not None and not self._avoid and ring.is_at(place):
+        """Keep the slab in use, or move unacknowledged items to the new slab or the stream."""
+        ring = self._buffer.ring
+        place = grant.slab and resolve_slab_place(grant.slab, self._address)
+        if ring is not None and place is not None and not self._avoid and ring.mapping.is_at(place):
             if not ring.has_broken_record(grant.acknowledged):
                 return
             self._avoid = "the agent restarted inside a large tensor"
         if ring is not None:
-            self._given_up.add(ring.identity)
+            self._given_up.add(ring.mapping.identity)
         self._buffer.abandon_ring()
-        reason = self._take(place, had_one=ring is not None) if self._wanted else ""
+        reason = self._open_slab(place, had_one=ring is not None) if self._wanted else ""
         if reason:
             self._on_slab_unused(reason)
 
@@ -89,18 +83,18 @@ class TransportSelector:
         """Use the stream from the next connection on."""
         self._avoid = reason
 
-    def _take(self, place: SlabPlace | None, *, had_one: bool) -> str:
-        """Return what there is to say of the stream's being used; empty when there is nothing."""
+    def _open_slab(self, place: SlabPlace | None, *, had_one: bool) -> str:
+        """Use a slab; return why the stream is used instead, if that is worth a log line."""
         if self._avoid:
             return self._avoid
         if place is None:
-            # An agent that never has any is as its owner wants it.
+            # An agent that never grants any is configured so.
             return "the agent no longer grants shared memory" if had_one else ""
         try:
             ring = SendRing(place)
         except (OSError, RankdumpError) as error:
             return str(error)
-        if ring.identity in self._given_up:
+        if ring.mapping.identity in self._given_up:
             # Its lock would end with the last view of the earlier mapping.
             ring.close()
             return f"{place.path} was abandoned before"
@@ -109,7 +103,7 @@ class TransportSelector:
 
 
 def resolve_slab_place(place: SlabPlace, address: str) -> SlabPlace:
-    """Return where this process finds a slab, given where it found the agent's socket.
+    """Return the place of a slab for this process, given the address of the agent's socket.
 
     A container may see the agent's runtime folder, with socket and slabs, at another path.
     """
@@ -117,7 +111,7 @@ def resolve_slab_place(place: SlabPlace, address: str) -> SlabPlace:
     if granted.exists() or not address.startswith("unix:"):
         return place
     socket = Path(address.removeprefix("unix:").removeprefix("//"))
-    # The slabs of one worker of several stand a folder deeper.
+    # The slabs of one worker of several are a folder deeper.
     for depth in (2, 3):
         beside = socket.parent.joinpath(*granted.parts[-depth:])
         if beside.exists():
@@ -126,7 +120,7 @@ def resolve_slab_place(place: SlabPlace, address: str) -> SlabPlace:
 
 
 class _SessionOpeningError(RankdumpError):
-    """The agent has not opened the session yet, and says why."""
+    """The agent has not opened the session yet; the text is its reason."""
 
 
 class AgentClient:
@@ -144,11 +138,11 @@ class AgentClient:
         on_link_change: Callable[[LinkState, str], None],
         on_slab_unused: Callable[[str], None],
     ) -> None:
-        """Send what `buffer` holds; nothing is sent before `start`.
+        """Send the items of `buffer`, after `start`.
 
         `on_tick` is called about twice a second while connected, `on_warning` with the warnings of
-        the agent, which repeats them, `on_slab_unused` with the reason why a slab that the request
-        asks for is not used.
+        the agent, which repeats them, `on_slab_unused` with the reason why a requested slab is not
+        used.
         """
         self._request, self._address, self._on_link_change = request, address, on_link_change
         self._credentials = credentials
@@ -159,12 +153,12 @@ class AgentClient:
         )
         self._outgoing = PushStream(buffer, on_tick=on_tick)
         self._abandoned = False
-        self._was_let_in = False
-        self._opens_at = address
+        self._was_opened = False
+        self._opening_address = address
         self._call: grpc.Call | None = None
         self.left_in_slab = 0
         """Tensors that `close` left to the agent in shared memory."""
-        self._thread = threading.Thread(target=self._run, name="rankdump-ship", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="rankdump-sender", daemon=True)
 
     def start(self, patience_s: float) -> None:
         """Begin to connect; returns when the first attempt succeeded or failed."""
@@ -174,26 +168,26 @@ class AgentClient:
 
     @property
     def link(self) -> LinkState:
-        """How the connection stands."""
+        """State of the connection."""
         return self._buffer.link
 
     @property
     def closing(self) -> bool:
-        """Whether the session is saying goodbye."""
+        """Whether the session is closing."""
         return self._outgoing.closing
 
     @property
-    def lost_declarations(self) -> int:
-        """Declarations that found no room."""
-        return self._buffer.items.lost_declarations
+    def lost_metadata(self) -> int:
+        """Metadata frames that found no space."""
+        return self._buffer.items.lost_metadata
 
     def disarm(self) -> None:
-        """Take nothing any more, in a child of the process: without a lock, which may be held."""
+        """Accept nothing more, in a forked child: without a lock, which may be held."""
         self._buffer.closed = True
         self._buffer.ring = None
 
     def close(self, patience_s: float) -> int:
-        """Deliver what waits, as long as the agent makes progress; return the tensors lost."""
+        """Deliver what waits, as long as the agent makes progress; return the lost tensors."""
         buffer, outgoing = self._buffer, self._outgoing
         with buffer.changed:
             outgoing.closing = True
@@ -211,17 +205,17 @@ class AgentClient:
             self._abandoned = buffer.closed = True
             done = not buffer.items.outstanding
             outgoing.end_stream()
-        # A stream that said everything ends by itself; one that hangs is cut.
+        # A stream that sent everything ends by itself; one that hangs is cancelled.
         self._thread.join(timeout=2.0 if done else 0.0)
         if self._call is not None:
             self._call.cancel()
         self._thread.join(timeout=2.0)
-        if self.link is LinkState.OPENING and not self._was_let_in:
-            self._tell_what_is_lost()
-        return self._leave()
+        if self.link is LinkState.OPENING and not self._was_opened:
+            self._report_losses()
+        return self._release_slab()
 
-    def _leave(self) -> int:
-        """Let go of the slab; return the tensors that nobody will write."""
+    def _release_slab(self) -> int:
+        """Release the slab; return the tensors that will not be written."""
         buffer = self._buffer
         with buffer.changed:
             ring, buffer.ring = buffer.ring, None
@@ -232,19 +226,19 @@ class AgentClient:
             if ring is not None:
                 if self.link in (LinkState.UP, LinkState.AWAY):
                     in_slab = left - buffer.items.held_tensors
-                # What an accelerator still writes into stays mapped to the end of the process.
+                # Memory that an accelerator still writes to stays mapped until the process ends.
                 if not ring.open_entries:
                     ring.close()
         self.left_in_slab = in_slab
         return left - in_slab
 
-    def _tell_what_is_lost(self) -> None:
-        """Leave to an agent that has not opened the session what belongs into its balance."""
+    def _report_losses(self) -> None:
+        """Send the losses to an agent that has not opened the session, for its balance."""
         request = session_request_to_wire(self._request)
         with self._buffer.changed:
             request.left.frames.extend(make_loss_frames(self._buffer.items.waiting))
         try:
-            with open_channel(self._opens_at, self._credentials, CHANNEL_OPTIONS) as channel:
+            with open_channel(self._opening_address, self._credentials, CHANNEL_OPTIONS) as channel:
                 stub = agent_pb2_grpc.AgentServiceStub(channel)
                 stub.OpenSession(request, timeout=LEAVE_TIMEOUT_S)
         except (grpc.RpcError, RankdumpError) as failure:
@@ -258,13 +252,13 @@ class AgentClient:
                 self._connect()
                 backoff.reset()
             except _SessionOpeningError as error:
-                # The agent takes its time to say so: there is no need to wait here as well.
+                # The agent delays this answer, so no longer pause is needed here.
                 backoff.reset()
                 self._set_link(LinkState.OPENING, str(error))
             except (grpc.RpcError, RankdumpError) as failure:
                 error = make_error(failure) if isinstance(failure, grpc.RpcError) else failure
                 if isinstance(error, CorruptedError) and self._buffer.ring is not None:
-                    # What stands in shared memory is lost; what comes takes the stream.
+                    # Entries in shared memory are lost; later items take the stream.
                     self._selector.avoid_slabs(str(error))
                 elif isinstance(error, PermanentError):
                     self._set_link(LinkState.REFUSED, str(error))
@@ -274,11 +268,11 @@ class AgentClient:
                 elif isinstance(error, UnavailableError):
                     error = explain_unavailable(error, self._address, self._credentials)
                 if self._buffer.items.acknowledged > taken:
-                    # It worked: that the stream broke is no reason to wait as long as last time.
+                    # The stream made progress before it broke: there is no need to wait long.
                     backoff.reset()
-                known = self._was_let_in
-                self._set_link(LinkState.AWAY if known else LinkState.ABSENT, str(error))
-            except Exception as error:  # the one place where this thread may not die unheard
+                link = LinkState.AWAY if self._was_opened else LinkState.ABSENT
+                self._set_link(link, str(error))
+            except Exception as error:  # this thread must not end without a log line
                 _logger.exception("rankdump: the sender thread stopped")
                 self._set_link(LinkState.REFUSED, f"internal error: {error}")
                 return
@@ -288,8 +282,8 @@ class AgentClient:
         """Wait before the next attempt; at the end of the session not for long."""
         buffer, closing = self._buffer, self.closing
         with buffer.changed:
-            # New items must not turn attempts into a storm: only the end cuts the pause short.
-            # Then there is one at once, as an agent that is back may not have been seen yet.
+            # New items must not cause frequent attempts: only the closing of the session cuts the
+            # pause short. One attempt then follows at once, as the agent may be back unnoticed.
             buffer.changed.wait_for(
                 lambda: self._finished() or self.closing is not closing,
                 min(pause_s, EXIT_PAUSE_S) if closing else pause_s,
@@ -300,7 +294,7 @@ class AgentClient:
         return self.closing and (gone or not self._buffer.items.outstanding)
 
     def _connect(self) -> None:
-        """Open or resume the session where the agent wants it, then push until the stream ends."""
+        """Open or resume the session, after one redirect at most; push until the stream ends."""
         request, address = session_request_to_wire(self._request), self._address
         for _ in ("here", "redirected"):
             with open_channel(address, self._credentials, CHANNEL_OPTIONS) as channel:
@@ -308,23 +302,23 @@ class AgentClient:
                 answer = stub.OpenSession(request, timeout=OPEN_TIMEOUT_S)
                 grant = session_grant_from_wire(answer)
                 if grant.opening:
-                    self._opens_at = address
+                    self._opening_address = address
                     raise _SessionOpeningError(grant.opening)
                 if not grant.redirect:
                     self._push(stub, grant)
                     return
                 address = resolve_redirect(address, grant.redirect)
         raise ProtocolError(
-            f"redirect loop: agent {self._address} redirected to an agent "
-            f"that redirected to {address}"
+            f"redirect loop: agent {self._address} redirected to an agent that redirected to "
+            f"{address}"
         )
 
     def _push(self, stub: agent_pb2_grpc.AgentServiceStub, grant: SessionGrant) -> None:
         with self._buffer.changed:
-            # Once it is told what is lost, nothing of that may come.
+            # After losses were reported none of those items may be sent.
             if self._abandoned:
                 return
-            self._was_let_in = True
+            self._was_opened = True
         stream = self._outgoing.begin_stream()
         self._buffer.acknowledge(grant.acknowledged)
         self._selector.select_transport(grant)
@@ -346,7 +340,7 @@ class AgentClient:
             error = make_error(failure)
             if not isinstance(error, ForbiddenError):
                 raise
-            # An opening of ours that was slow came in behind the one that gave us this token.
+            # An earlier, slow OpenSession of ours arrived after the one that returned this token.
             raise UnavailableError(str(error)) from None
         finally:
             self._outgoing.end_stream()
@@ -362,7 +356,7 @@ class AgentClient:
             self._selector.avoid_slabs(str(error))
 
     def _set_link(self, link: LinkState, reason: str) -> None:
-        # While nothing connects, every attempt tells its reason; the listener says it once.
+        # Every failed attempt reports its reason; the listener logs it once.
         self._buffer.set_link(link)
         self._on_link_change(link, reason)
 

@@ -1,5 +1,5 @@
-"""State of the connection to an agent, its timeouts and channel options, and the address that a
-redirect means. Pure: no clock, no disk, no network.
+"""State of the connection to an agent, its timeouts and channel options, and the address after a
+redirect. Pure: no clock, no disk, no network.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from rankdump.errors import ProtocolError
 
 
 def resolve_redirect(address: str, redirect: str) -> str:
-    """Return the address beside the one that was asked; ProtocolError when there is none.
+    """Return the address after a redirect; ProtocolError when it is not beside the first one.
 
-    Beside: in a container the folder of the socket may have another name than on the host.
+    A redirect is relative, because a container may have another path to the folder of the socket.
 
     >>> resolve_redirect("unix:/run/rankdump/agent.sock", "agent.sock.1")
     'unix:/run/rankdump/agent.sock.1'
@@ -39,7 +39,7 @@ MIN_PAUSE_S = 0.05
 MAX_PAUSE_S = 5.0
 """Pauses between attempts to connect, which double."""
 EXIT_PAUSE_S = 0.5
-"""The longest such pause once the session is closing, which does not wait for long."""
+"""The longest such pause once the session is closing."""
 # An agent that restarts is back by then; a job should not hang at its end for one that is gone.
 RETURN_AT_EXIT_TIMEOUT_S = 10.0
 CHANNEL_OPTIONS = (
@@ -52,16 +52,16 @@ CHANNEL_OPTIONS = (
 
 
 class LinkState(Enum):
-    """How the connection stands."""
+    """State of the connection."""
 
     CONNECTING = "connecting"
-    """No answer yet, of any kind."""
+    """The first attempt is not over."""
     ABSENT = "absent"
-    """Nobody has answered so far."""
+    """No agent has answered so far."""
     OPENING = "opening"
-    """It is there, and has not opened the session yet: a disk is busy."""
+    """The agent has answered and not opened the session yet: a disk is busy."""
     UP = "up"
     AWAY = "away"
-    """It was there before."""
+    """The connection was lost."""
     REFUSED = "refused"
-    """It said no for good."""
+    """The agent rejected the session for good."""

@@ -1,7 +1,5 @@
-"""Queue of one session's frames: items that wait for a sequence number, that are to be sent, and
-that were sent and are not acknowledged yet.
-
-Pure state; its owner holds the lock.
+"""Queue of one session's frames: items without a sequence number, numbered ones to be sent, and
+ones that were sent and are not acknowledged yet. Pure state; its owner holds the lock.
 """
 
 from __future__ import annotations
@@ -17,8 +15,8 @@ from rankdump._core.session_protocol import CallStacks, IterationEnd, MetadataIt
 from rankdump._wire.frames import make_metadata_frame
 from rankdump.wire.v1 import agent_pb2
 
-# Declarations are small, but an agent that never comes must not make them grow for ever.
-MAX_WAITING_DECLARATIONS = 10_000
+# Metadata is small, but must not grow without end while no agent comes.
+MAX_WAITING_METADATA = 10_000
 CORRUPTED = "corrupted"
 COPY_FAILED = "copy_failed"
 NOT_TAKEN_BY_AGENT = "not_taken_by_agent"
@@ -33,42 +31,42 @@ class RecoveredEntry:
     data: memoryview
     whole: bool
     tensors: int
-    """How many tensors hang on it."""
+    """Number of tensors in it."""
     checksum: bytes = b""
-    """Of the data, as it was sealed."""
+    """Digest of the data from the seal."""
 
 
 QueuedItem: TypeAlias = "StagedRecord | MetadataItem | RecoveredEntry"
 BufferedItem: TypeAlias = "StagedRecord | StatisticRows | CallStacks"
-"""What takes room of the buffer until it has left."""
+"""Items that take memory of the staging budget until they are released."""
 
 
 @dataclass(slots=True)
 class NumberedItem:
-    """An item that has its place in the stream."""
+    """An item with its sequence number."""
 
     sequence: int
     item: QueuedItem
     loaded_bytes: int = 0
-    """How much of a record that is cut is in the slab."""
+    """Bytes of a record in pieces that are in the slab."""
 
     @property
     def tensors(self) -> int:
-        """How many tensors hang on it."""
+        """Number of tensors in it."""
         return (
             self.item.tensors if isinstance(self.item, RecoveredEntry) else count_tensors(self.item)
         )
 
 
 def count_tensors(item: StagedRecord | MetadataItem) -> int:
-    """Return how many tensors hang on an item."""
+    """Return the number of tensors in an item."""
     if isinstance(item, StatisticRows):
         return len(item)
     return int(isinstance(item, StagedRecord))
 
 
 def find_iteration(item: StagedRecord | MetadataItem) -> int:
-    """Return in which iteration its tensors are; 0 for an item on which none hang."""
+    """Return the iteration of an item's tensors; 0 for an item without tensors."""
     if isinstance(item, StatisticRows):
         return item.iteration
     return item.head.iteration if isinstance(item, StagedRecord) else 0
@@ -83,57 +81,56 @@ class FrameQueue:
 
     def __init__(self) -> None:
         self.waiting: deque[StagedRecord | MetadataItem] = deque()
-        """Not numbered yet: what is numbered meanwhile overtakes declarations."""
+        """Items without a number; records placed in a slab meanwhile overtake metadata here."""
         self.numbered: deque[NumberedItem] = deque()
-        """To leave next: before anything gets another number."""
+        """Items to send next, before any other gets a number."""
         self.in_flight: deque[NumberedItem] = deque()
-        """Left, and held until it is acknowledged."""
+        """Items that were sent, and are held until they are acknowledged."""
         self.last_sequence = 0
-        """The highest number given."""
+        """The highest number assigned."""
         self.acknowledged = 0
-        """The highest number accounted for."""
-        self.lost_declarations = 0
-        """Declarations that found no room, or were damaged in a slab."""
-        self._given: deque[_AssignedSequence] = deque()
-        self._given_tensors = self._waiting_tensors = 0
-        self._waiting_records = self._waiting_declarations = 0
+        """The highest number acknowledged."""
+        self.lost_metadata = 0
+        """Metadata items that found no space, or were damaged in a slab."""
+        self._assigned: deque[_AssignedSequence] = deque()
+        self._assigned_tensors = self._waiting_tensors = 0
+        self._waiting_records = self._waiting_metadata = 0
 
     @property
     def outstanding(self) -> int:
-        """Items that the agent has not accounted for."""
+        """Items that are not acknowledged."""
         return len(self.waiting) + self.last_sequence - self.acknowledged
 
     @property
     def tensors(self) -> int:
-        """Tensors that the agent has not accounted for."""
-        return self._waiting_tensors + self._given_tensors
+        """Tensors that are not acknowledged."""
+        return self._waiting_tensors + self._assigned_tensors
 
     @property
     def held_tensors(self) -> int:
-        """Tensors among those that are in this process's own memory."""
+        """Those of these tensors that are in this process's own memory."""
         return self._waiting_tensors + sum(
             each.tensors for each in (*self.numbered, *self.in_flight)
         )
 
     @property
     def has_unsent(self) -> bool:
-        """Whether anything waits to leave."""
+        """Whether anything waits to be sent."""
         return bool(self.waiting or self.numbered)
 
     @property
     def blocks_records(self) -> bool:
-        """Whether a record that comes now would overtake what it must not."""
+        """Whether a new record would overtake records or numbered items."""
         return bool(self.numbered) or self._waiting_records > 0
 
     def add(self, item: StagedRecord | MetadataItem) -> None:
-        """Put an item at the end; one declaration too many is counted and left out."""
-        tensors = count_tensors(item)
-        free = _is_unbuffered(item)
-        if free and self._waiting_declarations >= MAX_WAITING_DECLARATIONS:
-            self.lost_declarations += 1
+        """Put an item at the end; metadata above the limit is counted and left out."""
+        is_metadata = _is_unbuffered(item)
+        if is_metadata and self._waiting_metadata >= MAX_WAITING_METADATA:
+            self.lost_metadata += 1
             return
-        self._waiting_tensors += tensors
-        self._waiting_declarations += free
+        self._waiting_tensors += count_tensors(item)
+        self._waiting_metadata += is_metadata
         self._waiting_records += isinstance(item, StagedRecord)
         self.waiting.append(item)
 
@@ -142,34 +139,31 @@ class FrameQueue:
         item = self.waiting.popleft()
         tensors = count_tensors(item)
         self._waiting_tensors -= tensors
-        self._waiting_declarations -= _is_unbuffered(item)
+        self._waiting_metadata -= _is_unbuffered(item)
         self._waiting_records -= isinstance(item, StagedRecord)
         return NumberedItem(self.assign_sequence(tensors, find_iteration(item)), item)
 
     def assign_sequence(self, tensors: int, iteration: int) -> int:
-        """Return the next number, for an item on which so many tensors of an iteration hang."""
+        """Return the next number, for an item with so many tensors of an iteration."""
         self.last_sequence += 1
         if tensors:
-            self._given.append(_AssignedSequence(self.last_sequence, tensors, iteration))
-            self._given_tensors += tensors
+            self._assigned.append(_AssignedSequence(self.last_sequence, tensors, iteration))
+            self._assigned_tensors += tensors
         return self.last_sequence
 
-    def retain_declaration(self, each: NumberedItem) -> None:
-        """Hold a declaration that lies in a slab: should it be damaged there, it is said again.
-
-        What takes room of the buffer has given it back by then, and is not held; nor are too many.
-        """
+    def retain_metadata(self, each: NumberedItem) -> None:
+        """Hold metadata that is in a slab, up to a limit, to resend it if it is damaged there."""
         item = each.item
         small = not isinstance(item, RecoveredEntry) and _is_unbuffered(item)
-        if small and len(self.in_flight) < MAX_WAITING_DECLARATIONS:
+        if small and len(self.in_flight) < MAX_WAITING_METADATA:
             self.in_flight.append(each)
 
     def acknowledge(self, sequence: int) -> list[BufferedItem]:
-        """Let go of everything up to a number; return what room was held for."""
-        # What was never sent cannot be accounted for, whoever says so.
+        """Remove all items up to a number; return those that held memory of the budget."""
+        # A number that was never assigned cannot be acknowledged.
         self.acknowledged = max(self.acknowledged, min(sequence, self.last_sequence))
-        while self._given and self._given[0].sequence <= self.acknowledged:
-            self._given_tensors -= self._given.popleft().tensors
+        while self._assigned and self._assigned[0].sequence <= self.acknowledged:
+            self._assigned_tensors -= self._assigned.popleft().tensors
         taken: list[BufferedItem] = []
         for queue in (self.in_flight, self.numbered):
             while queue and queue[0].sequence <= self.acknowledged:
@@ -179,43 +173,42 @@ class FrameQueue:
         return taken
 
     def requeue_unacknowledged(self, carried: Iterable[NumberedItem] = ()) -> int:
-        """Put what has left without being accounted for at the front again.
+        """Put all items that were sent and not acknowledged at the front again.
 
-        Numbers that were given and stand nowhere any more leave as what is known of them: how many
-        tensors of which iteration are lost. Return how many these are, all together.
+        An assigned number whose item is gone is sent as the loss of its tensors of an iteration.
+        Return the number of these tensors.
         """
         again = {each.sequence: each for each in (*carried, *self.in_flight, *self.numbered)}
-        lost = [given for given in self._given if given.sequence not in again]
-        for given in lost:
-            again[given.sequence] = given.lost()
+        lost = [assigned for assigned in self._assigned if assigned.sequence not in again]
+        for assigned in lost:
+            again[assigned.sequence] = assigned.make_lost_item()
         for number in range(self.acknowledged + 1, self.last_sequence + 1):
             if number not in again:
-                self.lost_declarations += 1
-                again[number] = NumberedItem(
-                    number, RecoveredEntry(make_blank_frame(number), _NO_DATA, True, 0)
-                )
+                self.lost_metadata += 1
+                blank = RecoveredEntry(make_blank_frame(number), _NO_DATA, True, 0)
+                again[number] = NumberedItem(number, blank)
         for each in again.values():
             each.loaded_bytes = 0
         self.in_flight.clear()
         self.numbered = deque(sorted(again.values(), key=lambda each: each.sequence))
-        return sum(given.tensors for given in lost)
+        return sum(assigned.tensors for assigned in lost)
 
 
 class _AssignedSequence(NamedTuple):
-    """A number on which tensors hang."""
+    """A number assigned to an item with tensors."""
 
     sequence: int
     tensors: int
     iteration: int
 
-    def lost(self) -> NumberedItem:
-        """Return what leaves in the place of what stood there."""
+    def make_lost_item(self) -> NumberedItem:
+        """Return the item that reports the loss."""
         frame = make_lost_frame(self.sequence, self.iteration, self.tensors, CORRUPTED)
         return NumberedItem(self.sequence, RecoveredEntry(frame, _NO_DATA, True, self.tensors))
 
 
 def make_loss_frames(items: Iterable[StagedRecord | MetadataItem]) -> list[agent_pb2.Frame]:
-    """Return what a rank leaves that waits no longer: its tensors as lost ones, and all ends."""
+    """Return the last frames of a rank that gives up: its tensors as losses, and all ends."""
     tensors: Counter[int] = Counter()
     ends: list[MetadataItem] = []
     for item in items:
@@ -234,11 +227,11 @@ def make_loss_frames(items: Iterable[StagedRecord | MetadataItem]) -> list[agent
 
 
 def make_blank_frame(sequence: int) -> agent_pb2.Frame:
-    """Return a frame that says nothing, for a number that must not be missing."""
+    """Return an empty frame, for a number that must not be missing."""
     return agent_pb2.Frame(sequence=sequence, kernel_arguments=agent_pb2.KernelArguments())
 
 
 def make_lost_frame(sequence: int, iteration: int, tensors: int, reason: str) -> agent_pb2.Frame:
-    """Return a frame that says what was lost under its number."""
-    said = agent_pb2.Lost(iteration=iteration, tensors=tensors, reason=reason)
-    return agent_pb2.Frame(sequence=sequence, lost=said)
+    """Return a frame that reports the loss of tensors."""
+    lost = agent_pb2.Lost(iteration=iteration, tensors=tensors, reason=reason)
+    return agent_pb2.Frame(sequence=sequence, lost=lost)

@@ -1,5 +1,5 @@
-"""Requests of one connection after its hello: doorbells for the shared-memory ring, which is filled
-here in order and with large records in pieces, or the frames themselves.
+"""Requests of one connection after its hello: frames, or doorbells for the shared-memory ring. The
+ring is filled here in order, with large records in pieces.
 """
 
 from __future__ import annotations
@@ -40,51 +40,51 @@ _NO_DATA = memoryview(b"")
 
 @dataclass(frozen=True, slots=True)
 class RingEntry:
-    """One entry to be made."""
+    """An entry to be put into the ring."""
 
     body: bytes
     """The frame without its number."""
     data: memoryview
     begin: int = 0
-    """Where in the record the data begins."""
+    """Offset of the data in its record."""
     whole: bool = True
     is_piece: bool = False
     """Whether it is a piece of a larger record."""
     last: bool = True
-    """Whether nothing of the item follows."""
+    """Whether it is the last entry of its item."""
     freed_item: BufferedItem | None = None
-    """What is free with this entry."""
+    """The item whose memory is free after this entry."""
     iteration: int | None = None
-    """Of a record."""
+    """Iteration of a record."""
 
 
 class FrameTooLargeError(RankdumpError):
-    """An item that is no record and has no room in this slab, however empty."""
+    """An item other than a record does not fit into this slab, even when it is empty."""
 
 
 class RingLoader:
-    """The sender's hand; safe while the thread of an earlier stream has not ended yet."""
+    """Puts items into the ring; safe while the thread of an earlier stream has not ended yet."""
 
     def __init__(self, buffer: SendBuffer) -> None:
         self._buffer = buffer
         self._ready: tuple[QueuedItem, int, RingEntry] | None = None
 
     def load(self, ring: SendRing) -> bool:
-        """Make one entry; False when nothing waits, or there is no room."""
+        """Put one entry into the ring; False when nothing waits, or there is no space."""
         with self._buffer.changed:
             first = self._first()
         if first is None:
             return False
-        # Serialised outside the lock, and once however long it waits for room.
-        load = self._load_of(first, ring)
-        reservation = self._reserve(first.item, load, ring)
+        # Serialised outside the lock, and only once however long it waits for space.
+        entry = self._serialize(first, ring)
+        reservation = self._reserve(first.item, entry, ring)
         if reservation is None:
             return False
-        reservation.data[:] = load.data
-        self._buffer.publish(ring, reservation, whole=load.whole)
+        reservation.data[:] = entry.data
+        self._buffer.publish(ring, reservation, whole=entry.whole)
         self._ready = None
-        if load.freed_item is not None:
-            self._buffer.on_release(load.freed_item)
+        if entry.freed_item is not None:
+            self._buffer.on_release(entry.freed_item)
         return True
 
     def _first(self) -> NumberedItem | None:
@@ -93,30 +93,32 @@ class RingLoader:
             return items.numbered[0]
         return NumberedItem(0, items.waiting[0]) if items.waiting else None
 
-    def _load_of(self, first: NumberedItem, ring: SendRing) -> RingEntry:
+    def _serialize(self, first: NumberedItem, ring: SendRing) -> RingEntry:
         ready = self._ready
         if ready is not None and ready[0] is first.item and ready[1] == first.loaded_bytes:
             return ready[2]
-        load = make_ring_entry(first, ring)
-        if not ring.fits(len(load.body), len(load.data)):
+        entry = make_ring_entry(first, ring)
+        if not ring.fits(len(entry.body), len(entry.data)):
             raise FrameTooLargeError(
-                f"a frame of {len(load.body)} bytes does not fit into the slab"
+                f"a frame of {len(entry.body)} bytes does not fit into the slab"
             )
-        self._ready = first.item, first.loaded_bytes, load
-        return load
+        self._ready = first.item, first.loaded_bytes, entry
+        return entry
 
-    def _reserve(self, item: QueuedItem, load: RingEntry, ring: SendRing) -> SlabReservation | None:
+    def _reserve(
+        self, item: QueuedItem, entry: RingEntry, ring: SendRing
+    ) -> SlabReservation | None:
         buffer, items = self._buffer, self._buffer.items
         with buffer.changed:
             first = self._first()
             if buffer.ring is not ring or first is None or first.item is not item:
                 return None
-            if first.loaded_bytes != load.begin:
+            if first.loaded_bytes != entry.begin:
                 return None
             sequence = first.sequence or items.last_sequence + 1
-            frame = add_sequence(sequence, load.body)
+            frame = add_sequence(sequence, entry.body)
             reservation = ring.reserve(
-                frame, len(load.data), sequence=sequence, iteration=load.iteration
+                frame, len(entry.data), sequence=sequence, iteration=entry.iteration
             )
             buffer.sender_first = reservation is None
             if reservation is None:
@@ -126,21 +128,21 @@ class RingLoader:
                 items.numbered.popleft()
             else:
                 first = items.pop()
-            if load.is_piece:
+            if entry.is_piece:
                 ring.note_cut_record(sequence, reservation)
-                first.loaded_bytes += len(load.data)
+                first.loaded_bytes += len(entry.data)
                 # Held until acknowledged: its pieces do not stay in the slab.
-                if load.last:
+                if entry.last:
                     items.in_flight.append(first)
                 else:
                     items.numbered.appendleft(first)
             else:
-                items.retain_declaration(first)
+                items.retain_metadata(first)
             return reservation
 
 
 def make_ring_entry(each: NumberedItem, ring: SendRing) -> RingEntry:
-    """Return the next entry of an item, given what of it is in the slab."""
+    """Return the next entry of an item, after the bytes that are in the slab."""
     item = each.item
     if isinstance(item, StagedRecord):
         data = item.data[: item.head.byte_count]
@@ -163,7 +165,7 @@ def _make_resent_entry(each: NumberedItem, item: RecoveredEntry, ring: SendRing)
     iteration = None
     if frame.HasField("record"):
         iteration = frame.record.iteration
-        # It may have been damaged where it lay, so it keeps what it was sealed with.
+        # It may have been damaged in the slab, so it keeps the digest of its seal.
         frame.record.checksum = item.frame.record.checksum or item.checksum
     body = frame.SerializeToString()
     if not item.whole:
@@ -192,10 +194,10 @@ TICK_S = 0.5
 
 
 class PushStream:
-    """The requests of the present stream; one that was replaced ends itself."""
+    """Requests of the present stream; one that was replaced ends by itself."""
 
     def __init__(self, buffer: SendBuffer, *, on_tick: Callable[[], None]) -> None:
-        """`on_tick` is called about every TICK_S, whatever there is to say."""
+        """`on_tick` is called about every TICK_S, whether there is anything to send or not."""
         self._buffer = buffer
         self._loader = RingLoader(buffer)
         self._on_tick = on_tick
@@ -205,24 +207,24 @@ class PushStream:
         """Whether a stream ends when nothing waits any more."""
 
     def begin_stream(self) -> int:
-        """Return the number of a new stream; an earlier one is over."""
+        """End the present stream; return the number of a new one."""
         with self._buffer.changed:
             self.end_stream()
             return self._stream
 
     def end_stream(self) -> None:
-        """Let the present stream say nothing more."""
+        """End the present stream."""
         with self._buffer.changed:
             self._stream += 1
             self.wake()
 
     def wake(self) -> None:
-        """Let everybody look again; under the lock."""
+        """Wake all waiting threads; the caller holds the lock."""
         self._buffer.changed.notify_all()
         self._buffer.batching.wake_sender()
 
     def requests(self, stream: int) -> Iterator[agent_pb2.PushRequest]:
-        """Yield what is to be said, as it comes, until this stream is no longer the present one."""
+        """Yield requests as items come, until this stream is no longer the present one."""
         ring = self._buffer.ring
         if ring is None:
             while (some := self._next(stream)) is not None:
@@ -234,7 +236,7 @@ class PushStream:
             yield agent_pb2.PushRequest(doorbell=agent_pb2.Doorbell(written=written))
 
     def _next(self, stream: int) -> list[NumberedItem] | None:
-        """Wait for items that go over the stream; None when it has nothing more to say."""
+        """Wait for items that go over the stream; None when the stream ends."""
         while True:
             self._tick()
             with self._buffer.changed:
@@ -247,24 +249,24 @@ class PushStream:
                 self._buffer.batching.wait(TICK_S)
 
     def _next_doorbell(self, stream: int, ring: SendRing, rung: int) -> int | None:
-        """Wait for entries of the slab; None when there are none to come."""
+        """Wait for entries of the slab; return its new position, or None when the stream ends."""
         buffer = self._buffer
         while True:
             self._tick()
             self._load(stream, ring)
-            buffer.copies.publish_finished()
+            buffer.publish_finished_copies()
             with buffer.changed:
                 if self._stream != stream or buffer.ring is not ring:
                     return None
                 if ring.written == rung:
-                    busy = buffer.items.has_unsent or buffer.copies.has_pending
+                    busy = buffer.items.has_unsent or buffer.has_pending_copies
                     if self.closing and not busy:
                         return None
                     buffer.batching.wait(SPACE_POLL_S if busy else TICK_S)
                     continue
                 if not self.closing:
                     buffer.batching.wait_for_batch()
-            # Here, because no training thread waits for it.
+            # Sealed here, where no training thread waits for it.
             written = ring.written
             ring.seal(written)
             return written
@@ -282,7 +284,7 @@ class PushStream:
 
 
 def make_frames(each: NumberedItem) -> Iterator[agent_pb2.Frame]:
-    """Yield an item as it goes over the stream."""
+    """Yield the frames of an item for the stream."""
     item = each.item
     if isinstance(item, StagedRecord):
         return make_record_frames(each.sequence, item.head, item.data)

@@ -1,8 +1,8 @@
 """Buffer between the training threads and the sender: one lock, the queue of items, copies that
 accelerators make on their own, and the condition that wakes the sender at once or for a batch.
 
-An entry whose copy is under way holds back those after it, so looking at the oldest is enough.
-Knows nothing of gRPC. Copies are made outside the lock.
+An entry whose copy is under way holds back those after it, so only the oldest is polled. Copies
+are made outside the lock. Independent of gRPC.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from rankdump._core.recorder_protocol import (
     DeviceTransfer,
@@ -54,7 +53,7 @@ class WaitPolicy:
 
 
 class BatchingCondition:
-    """Counts entries of a slab; every call is made under the lock that it was given."""
+    """Counts entries of a slab to wake the sender for a batch; its caller holds the lock."""
 
     def __init__(self, lock: threading.RLock) -> None:
         self._rung = threading.Condition(lock)
@@ -62,19 +61,19 @@ class BatchingCondition:
         self._enough = 1
 
     def count_entry(self, byte_count: int) -> None:
-        """Note an entry; it wakes the sender when enough have come for what it waits for."""
+        """Count an entry; wake the sender when it waits for no more."""
         self._entries += 1
         self._bytes += byte_count
         if self._entries >= self._enough or self._bytes >= BATCH_BYTES:
             self._rung.notify_all()
 
     def wake_sender(self) -> None:
-        """Wake the sender for anything that is no entry."""
+        """Wake the sender for anything but an entry."""
         if self._enough == 1:
             self._rung.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for anything; False when nothing came."""
+        """Wait for an entry or a call of `wake_sender`; False when neither came."""
         self._enough = 1
         return self._rung.wait(timeout_s)
 
@@ -89,55 +88,12 @@ class BatchingCondition:
 
 @dataclass(frozen=True, slots=True)
 class PendingCopy:
-    """An entry of a slab that fills by itself."""
+    """An entry of a slab that an accelerator is filling."""
 
     head: RecordHead
     ring: SendRing
     reservation: SlabReservation
     transfer: DeviceTransfer
-
-
-class EntryPublisher(Protocol):
-    """Ends an entry, with its data or without."""
-
-    def __call__(self, ring: SendRing, reservation: SlabReservation, *, whole: bool) -> None:
-        """Publish it."""
-        ...
-
-
-class PendingCopies:
-    """Safe to use from several threads."""
-
-    def __init__(
-        self, publish: EntryPublisher, on_copy_failed: Callable[[RecordHead], None]
-    ) -> None:
-        self._publish, self._on_copy_failed = publish, on_copy_failed
-        self._under_way: deque[PendingCopy] = deque()
-        self._finishing = threading.Lock()
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether a copy is under way, as far as anybody looked."""
-        return bool(self._under_way)
-
-    def add(self, copy: PendingCopy) -> None:
-        """Take a copy that was begun."""
-        self._under_way.append(copy)
-
-    def publish_finished(self) -> None:
-        """Publish what is there by now."""
-        with self._finishing:
-            while self._under_way:
-                copy = self._under_way[0]
-                try:
-                    whole = copy.transfer.done()
-                    if not whole:
-                        return
-                except Exception:  # the number is given, so the record must follow
-                    self._on_copy_failed(copy.head)
-                    whole = False
-                self._under_way.popleft()
-                self._publish(copy.ring, copy.reservation, whole=whole)
 
 
 # The agent frees space without a message while it reads pieces, so the sender polls for it.
@@ -159,7 +115,7 @@ class SendBuffer:
         wait_policy: WaitPolicy = WaitPolicy(),
     ) -> None:
         self.on_release = on_release
-        """Called with every item that needs its memory no longer."""
+        """Called with every item that no longer needs its memory."""
         self._on_copy_failed = on_copy_failed
         self._wait_policy = wait_policy
         lock = threading.RLock()
@@ -167,22 +123,22 @@ class SendBuffer:
         """Notified when an acknowledgement came or the connection changed."""
         self.batching = BatchingCondition(lock)
         self.items = FrameQueue()
-        self.copies = PendingCopies(self.publish, on_copy_failed)
-        """Those that accelerators make on their own."""
+        self._copies: deque[PendingCopy] = deque()
+        self._publishing_copies = threading.Lock()
         self.ring: SendRing | None = None
         self.link = LinkState.CONNECTING
         self.closed = False
-        """Whether nothing is taken any more."""
+        """Whether no further items are accepted."""
         self.sender_first = False
-        """Whether what waits found no room: whoever fills the slab now would starve it."""
+        """Whether waiting items found no space, so that training threads must not take it."""
         self._progress_s = time.monotonic()
         self._released = 0
-        self._catching_up = False  # what waited for a slab goes first, and is followed on the heap
+        self._catching_up = False  # items from before the slab go first; later ones use the heap
 
     # -- from training threads
 
     def idle_s(self) -> float:
-        """Return seconds since the agent last took something, or since nothing was waiting."""
+        """Return seconds since the agent last accepted something, or since nothing was waiting."""
         with self.changed:
             if self.ring is not None and self.ring.released != self._released:
                 self._released = self.ring.released
@@ -240,11 +196,9 @@ class SendBuffer:
                 source.copy_into(reservation.data)
                 whole = True
             else:
-                self.copies.add(PendingCopy(head, ring, reservation, transfer))
+                self._copies.append(PendingCopy(head, ring, reservation, transfer))
                 begun = True
-        except (
-            Exception
-        ):  # told by `on_copy_failed`: the number is given, so the record must follow
+        except Exception:  # its number is assigned, so the entry must follow without data
             self._on_copy_failed(head)
         finally:
             if not begun:
@@ -270,7 +224,7 @@ class SendBuffer:
             return reservation
 
     def publish(self, ring: SendRing, reservation: SlabReservation, *, whole: bool) -> None:
-        """End an entry that was reserved, with its data or without."""
+        """Publish a reserved entry, with its data or without."""
         ring.publish(reservation, whole=whole)
         with self.changed:
             ring.open_entries -= 1
@@ -279,6 +233,26 @@ class SendBuffer:
             self.batching.count_entry(len(reservation.data))
 
     # -- from the sender
+
+    @property
+    def has_pending_copies(self) -> bool:
+        """Whether a copy by an accelerator was under way at the last poll."""
+        return bool(self._copies)
+
+    def publish_finished_copies(self) -> None:
+        """Publish the entries whose copies are complete."""
+        with self._publishing_copies:
+            while self._copies:
+                copy = self._copies[0]
+                try:
+                    whole = copy.transfer.done()
+                    if not whole:
+                        return
+                except Exception:  # its number is assigned, so the entry must follow without data
+                    self._on_copy_failed(copy.head)
+                    whole = False
+                self._copies.popleft()
+                self.publish(copy.ring, copy.reservation, whole=whole)
 
     def pop_items(self) -> list[NumberedItem]:
         """Take a few items that go over the stream; they are held until acknowledged."""
@@ -293,7 +267,7 @@ class SendBuffer:
         return some
 
     def acknowledge(self, sequence: int) -> None:
-        """Let go of what the agent has accounted for."""
+        """Release the items that the agent has acknowledged."""
         with self.changed:
             before = self.items.acknowledged
             taken = self.items.acknowledge(sequence)
@@ -305,21 +279,21 @@ class SendBuffer:
             self.on_release(item)
 
     def set_link(self, link: LinkState) -> None:
-        """Note how the connection stands."""
+        """Set the state of the connection."""
         with self.changed:
             self.link = link
             self.changed.notify_all()
 
     def renew_patience(self) -> None:
-        """Begin to wait anew: even an agent that was stuck gets its time again."""
+        """Restart the wait: an agent that was stuck gets the full time again."""
         self._progress_s = time.monotonic()
 
     def abandon_ring(self) -> None:
-        """Leave the slab; what of it is not accounted for goes first on the way that follows."""
+        """Leave the slab; its unacknowledged items are sent first over what replaces it."""
         with self.changed:
             ring, self.ring = self.ring, None
         if ring is not None:
-            # Copies under way are short, and nothing new begins.
+            # Copies under way are short, and no new ones begin.
             self.wait_for_copies(ring)
             ring.seal(ring.written)
         with self.changed:
@@ -332,10 +306,10 @@ class SendBuffer:
             _logger.warning("rankdump: %d tensors were damaged in shared memory", lost)
 
     def wait_for_copies(self, ring: SendRing, timeout_s: float = math.inf) -> None:
-        """Wait until nobody fills an entry of a slab that was given up."""
+        """Wait until no entry of an abandoned slab is being filled."""
         deadline_s = time.monotonic() + timeout_s
         while ring.open_entries and time.monotonic() < deadline_s:
-            self.copies.publish_finished()
+            self.publish_finished_copies()
             with self.changed:
                 if ring.open_entries:
                     self.changed.wait(SPACE_POLL_S)

@@ -1,6 +1,6 @@
 """Shared-memory ring as the sender uses it: the slab's file, mapped and locked for as long as this
-process may write into it, with numbered entries, pieces of large records, and what is left when
-it is given up.
+process may write into it, with numbered entries, pieces of large records, and the unacknowledged
+entries when it is abandoned.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SlabMapping:
     """
 
     def __init__(self, place: SlabPlace) -> None:
-        """Map the place; OSError or DamagedError when that cannot be done."""
+        """Map the place; OSError or CorruptedError when that cannot be done."""
         self._descriptor = os.open(place.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             facts = os.fstat(self._descriptor)
@@ -46,8 +46,7 @@ class SlabMapping:
                 )
             self.identity = (facts.st_dev, facts.st_ino)
             """Which file it is, by device and inode."""
-            # Entered into this process's tables at once: a fault for each page of the first lap
-            # would cost as much as the copy.
+            # Pages are mapped at once: faults in the first lap would cost as much as the copies.
             flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
             self._map = mmap.mmap(self._descriptor, place.length, flags=flags)
             # Last: a mapping that failed would take the lock with its descriptor.
@@ -59,7 +58,7 @@ class SlabMapping:
         """The whole file."""
 
     def is_at(self, place: SlabPlace) -> bool:
-        """Return whether the place is still this very file."""
+        """Return whether the place is still this file."""
         try:
             facts = Path(place.path).stat()
         except OSError:
@@ -67,7 +66,7 @@ class SlabMapping:
         return (facts.st_dev, facts.st_ino) == self.identity
 
     def close(self) -> None:
-        """Give the lock up; the memory goes with the last view of it."""
+        """Release the lock; the memory is unmapped with its last view."""
         os.close(self._descriptor)
         self.memory.release()
 
@@ -76,19 +75,19 @@ _logger = logging.getLogger(__name__)
 
 MAX_PIECE_BYTES = 1 << 20
 _MAX_NUMBER_BYTES = 11
-"""What a frame's number adds to it at most."""
+"""Most bytes that a frame's number adds to it."""
 
 
 class SendRing:
-    """One slab of a session, from its grant until it is given up."""
+    """One slab of a session, from its grant until it is abandoned."""
 
     def __init__(self, place: SlabPlace) -> None:
-        """Map the place; OSError or DamagedError when it is no slab that can be written."""
-        self._mapping = SlabMapping(place)
+        """Map the place; OSError or CorruptedError when it is not a slab that can be written."""
+        self.mapping = SlabMapping(place)
         try:
-            self._writer = SlabWriter(self._mapping.memory)
+            self._writer = SlabWriter(self.mapping.memory)
         except BaseException:
-            self._mapping.close()
+            self.mapping.close()
             raise
         self._cut_from: dict[int, int] = {}
         self._positions = _EntryPositions()
@@ -105,33 +104,24 @@ class SendRing:
 
     @property
     def released(self) -> int:
-        """Position before which the agent needs nothing any more."""
+        """Position before which the agent needs nothing."""
         return self._writer.released
 
     @property
     def piece_bytes(self) -> int:
-        """Bytes of one piece of a record that is cut."""
+        """Bytes of one piece of a large record."""
         return min(MAX_PIECE_BYTES, self._writer.ring_bytes // 8)
 
-    @property
-    def identity(self) -> tuple[int, int]:
-        """Which file it is, by device and inode."""
-        return self._mapping.identity
-
-    def is_at(self, place: SlabPlace) -> bool:
-        """Return whether the place is still this very slab."""
-        return self._mapping.is_at(place)
-
     def fits(self, body_bytes: int, data_bytes: int) -> bool:
-        """Return whether a frame without its number and its data can ever go in as one entry."""
+        """Return whether a frame without its number and its data fit into one entry."""
         return self._writer.can_fit(body_bytes + _MAX_NUMBER_BYTES, data_bytes)
 
     def reserve(
         self, frame: bytes, data_bytes: int, *, sequence: int, iteration: int | None
     ) -> SlabReservation | None:
-        """Take room for a numbered frame; None when there is none now.
+        """Reserve space for a numbered frame; None when there is none at present.
 
-        The iteration is that of a record: it is counted there should its frame be damaged.
+        `iteration` is that of a record, which is counted there if its frame is damaged.
         """
         mark = 0 if iteration is None else iteration + 1
         reservation = self._writer.reserve(frame, data_bytes, sequence=sequence, mark=mark)
@@ -142,8 +132,8 @@ class SendRing:
     def begin_copy(self, source: TensorSource, target: memoryview) -> DeviceTransfer | None:
         """Let the tensor's accelerator copy into a part of this slab; None when it cannot.
 
-        The slab is pinned for the first one that asks. One refusal or failure counts for all: the
-        plain copy is slower, and certain.
+        The slab is pinned for the first copy. After one failure all copies are plain, which is
+        slower and reliable.
         """
         accelerator = source.accelerator() if self._may_pin else None
         if accelerator is None:
@@ -151,7 +141,7 @@ class SendRing:
         try:
             with self._pinning:
                 if self._may_pin and self._unpin is None:
-                    self._unpin = accelerator.pin(self._mapping.memory)
+                    self._unpin = accelerator.pin(self.mapping.memory)
                     self._may_pin = self._unpin is not None
             return accelerator.copy_into(target) if self._may_pin else None
         except Exception:
@@ -167,28 +157,27 @@ class SendRing:
             self._writer.abandon(reservation)
 
     def seal(self, position: int) -> None:
-        """Put checksums to what was published before a position; for the sender."""
+        """Seal the entries published before a position; for the sender."""
         self._writer.seal(position, self._digest)
 
     def note_cut_record(self, sequence: int, first: SlabReservation) -> None:
-        """Note that a record enters in pieces, which the agent releases one by one."""
+        """Note that a record is sent in pieces, which the agent releases one by one."""
         released = self._writer.released
         ahead = (first.offset - released) % self._writer.ring_bytes
         self._cut_from.setdefault(sequence, released + ahead)
 
     def has_broken_record(self, acknowledged: int) -> bool:
-        """Return whether an agent that begins anew would miss the beginning of a cut record."""
+        """Return whether an agent that restarts would miss the beginning of a cut record."""
         self._cut_from = {k: at for k, at in self._cut_from.items() if k > acknowledged}
         return any(self._writer.released > at for at in self._cut_from.values())
 
     def read_unacknowledged(self, acknowledged: int) -> Iterator[NumberedItem]:
-        """Yield what the agent has not accounted for, but for what cannot be read any more, and
-        for records that were cut.
+        """Yield the readable entries that were not acknowledged, without records in pieces.
 
-        Nothing may be written any more. The data stays where it is.
+        Nothing may be written any more. The data stays in the slab.
         """
         try:
-            reader = SlabReader(SlabMemory(self._mapping.memory))
+            reader = SlabReader(SlabMemory(self.mapping.memory))
         except CorruptedError as error:
             _logger.warning("rankdump: shared memory was damaged: %s", error)
             return
@@ -199,43 +188,43 @@ class SendRing:
                     yield found
 
     def close(self) -> None:
-        """Let the agent know that nothing more comes."""
+        """Release the lock, by which the agent sees that nothing more comes."""
         if self._unpin is not None:
             self._unpin()
             self._unpin = None
-        self._mapping.close()
+        self.mapping.close()
 
     def _digest(self, sequence: int, data: memoryview) -> bytes:
-        # A record in pieces says itself what all of it is known by.
+        # The frame of a record in pieces has the digest of the whole record.
         return b"" if not data or sequence in self._cut_from else compute_checksum(data)
 
 
 class _EntryPositions:
-    """Numbers and positions of entries: 16 bytes each, for a full slab may hold a million."""
+    """Numbers and positions of entries, 16 bytes each: a full slab may hold a million."""
 
     def __init__(self) -> None:
         self._numbers, self._positions = array("Q"), array("Q")
-        self._gone = 0
-        """How many in front were released."""
+        self._released_count = 0
+        """Number of released entries in front."""
 
     def add(self, sequence: int, position: int, *, released: int) -> None:
-        """Note an entry, and forget those before what was released."""
-        gone, known = self._gone, len(self._positions)
-        while gone < known and self._positions[gone] < released:
-            gone += 1
-        if 2 * gone > known:
-            del self._numbers[:gone], self._positions[:gone]
-            gone = 0
-        self._gone = gone
+        """Note an entry, and forget those that were released."""
+        count, known = self._released_count, len(self._positions)
+        while count < known and self._positions[count] < released:
+            count += 1
+        if 2 * count > known:
+            del self._numbers[:count], self._positions[:count]
+            count = 0
+        self._released_count = count
         self._numbers.append(sequence)
         self._positions.append(position)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        return islice(zip(self._numbers, self._positions, strict=True), self._gone, None)
+        return islice(zip(self._numbers, self._positions, strict=True), self._released_count, None)
 
 
 def _recover_entry(reader: SlabReader, sequence: int, position: int) -> NumberedItem | None:
-    """Return what stands at a position, None when that is not what was put there."""
+    """Return the entry at a position, or None when it differs from what was written there."""
     try:
         entry = reader.read_entry_at(position)
         frame = agent_pb2.Frame.FromString(bytes(entry.frame))

@@ -1,4 +1,4 @@
-"""Payloads as arrays, against a slow reading bit by bit."""
+"""Payloads as arrays, against a slow decoder that works bit by bit."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def of(name: str, shape: tuple[int, ...], data: bytes):
     return read_payload_array(OpInput(NUMBER[name], 2, Shape(shape), size=len(data)), data)
 
 
-def test_every_type_has_an_answer():
+def test_payload_types_are_all_tested():
     """No number of the table is without a test below."""
     assert {*PLAIN, *REFUSED, *DECODED} == set(NUMBER)
 
 
 @pytest.mark.parametrize("name", PLAIN)
 @given(data=st.binary(min_size=48, max_size=48))
-def test_plain_types(name: str, data: bytes):
+def test_payload_of_plain_types(name: str, data: bytes):
     """Little endian, read-only, in the shape that is asked for."""
     letter, kind = PLAIN[name]
     if name == "BOOL":
@@ -68,7 +68,7 @@ def test_plain_types(name: str, data: bytes):
     np.testing.assert_array_equal(made.reshape(-1), np.array(due, dtype=kind))
 
 
-def test_complex():
+def test_payload_of_complex_types():
     """Real part first."""
     data = struct.pack("<4f", 1, 2, 3, 4)
     assert of("COMPLEX64", (2,), data).tolist() == [1 + 2j, 3 + 4j]
@@ -76,7 +76,7 @@ def test_complex():
     assert of("COMPLEX128", (2,), data).tolist() == [1 + 2j, 3 + 4j]
 
 
-def test_bfloat16():
+def test_payload_of_bfloat16():
     """The upper half of a float32."""
     made = of("BF16", (4,), bytes.fromhex("803f20c0807fc07f"))
     assert made.dtype == np.float32
@@ -84,7 +84,7 @@ def test_bfloat16():
 
 
 @given(data=st.binary(min_size=4, max_size=4), count=st.integers(0, 8))
-def test_int4(data: bytes, count: int):
+def test_payload_of_int4(data: bytes, count: int):
     """The low half of a byte first, with its sign."""
     due: list[int] = []
     for byte in data:
@@ -94,21 +94,21 @@ def test_int4(data: bytes, count: int):
     assert made.tolist() == due[:count]
 
 
-def test_uint1():
+def test_payload_of_uint1():
     """The highest bit first; the rest of the last byte is none of it."""
     made = of("UINT1", (2, 5), b"\x80\xc0")
     assert made.dtype == np.uint8
     assert made.tolist() == [[1, 0, 0, 0, 0], [0, 0, 0, 1, 1]]
 
 
-def test_undefined_is_bytes():
+def test_payload_of_undefined_type_is_bytes():
     """Whatever the shape says."""
     made = of("UNDEFINED", (7, 7), b"\x01\xff\x03")
     assert made.dtype == np.int8
     assert made.tolist() == [1, -1, 3]
 
 
-def test_float8():
+def test_payload_of_float8():
     """NaN of E4M3FN is NaN, infinities of E5M2 keep their sign, E8M0 is a power of two."""
     assert of("FLOAT8_E4M3FN", (3,), b"\x38\x7e\xb8").tolist() == [1.0, 448.0, -1.0]
     assert np.isnan(of("FLOAT8_E4M3FN", (2,), b"\x7f\xff")).all()
@@ -131,7 +131,7 @@ def hifloat8_values() -> list[float]:
     return sorted(values)
 
 
-def test_hifloat8():
+def test_hifloat8_table_equals_the_formats_values():
     """Every byte has its own value, and together they are those that the format promises."""
     made = of("HIFLOAT8", (2, 128), bytes(range(256)))
     positive, negative = made
@@ -165,21 +165,21 @@ def test_hifloat8():
         (0x7F, 2.0**-15 * 1.5),
     ],
 )
-def test_hifloat8_bytes(byte: int, value: float):
+def test_payload_of_hifloat8(byte: int, value: float):
     """One byte from each end of every field: sign, dot, exponent with its sign, mantissa."""
     assert of("HIFLOAT8", (1,), bytes([byte])).tolist() == [value]
     assert of("HIFLOAT8", (1,), bytes([byte | 0x80])).tolist() == [-value]
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str):
+def test_payload_of_unsupported_type_is_rejected(name: str):
     """What nothing here can hold is named."""
     with pytest.raises(UnsupportedError, match=f"type {name} cannot"):
         of(name, (1,), bytes(16))
 
 
 @pytest.mark.parametrize("number", [43, 1000, -1, -(1 << 31)])
-def test_unknown_type(number: int):
+def test_payload_of_unknown_type_is_rejected(number: int):
     """A number of a newer release is named, too."""
     assert get_type_name(number) == str(number)
     with pytest.raises(UnsupportedError, match=f"type {number} cannot"):
@@ -200,7 +200,9 @@ def test_unknown_type(number: int):
         ((2, 1), 9, (2, 1)),
     ],
 )
-def test_shapes(shape: tuple[int, ...] | None, size: int, due: tuple[int, ...]):
+def test_payload_shape_follows_the_header(
+    shape: tuple[int, ...] | None, size: int, due: tuple[int, ...]
+):
     """A scalar has one extent, what stands behind the last element is dropped."""
     part = OpOutput(1, 2, None if shape is None else Shape(shape), size=size)
     made = read_payload_array(part, bytes(size))
@@ -222,7 +224,7 @@ def test_shapes(shape: tuple[int, ...] | None, size: int, due: tuple[int, ...]):
         ("FLOAT", (2,) * 100_000, 4),
     ],
 )
-def test_shapes_that_cannot_be(name: str, shape: tuple[int, ...], size: int):
+def test_payload_with_an_impossible_shape_is_rejected(name: str, shape: tuple[int, ...], size: int):
     """Too few bytes, and shapes that no array can have."""
     with pytest.raises(CorruptedError) as error:
         of(name, shape, bytes(size))

@@ -1,4 +1,4 @@
-"""Bin files on disk: what is read of them, and when."""
+"""Bin files on disk: which parts are read, and when."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def written(folder: Path, name: str, data: bytes) -> Path:
     return path
 
 
-def test_order_of_payloads():
+def test_bin_file_orders_payloads_by_kind():
     """Inputs, outputs, buffers, workspaces, whatever the order in the header."""
     header = DumpData(
         input=(OpInput(size=1), OpInput(size=2)),
@@ -59,7 +59,7 @@ def test_order_of_payloads():
 
 
 @given(header=headers, seed=st.binary(min_size=40, max_size=40))
-def test_every_way_of_storing_gives_the_same(
+def test_bin_file_is_the_same_however_it_is_packed(
     tmp_path_factory: pytest.TempPathFactory, header: DumpData, seed: bytes
 ):
     """Plain, in our frames, in one frame, in frames cut anywhere: the same header and payloads."""
@@ -82,8 +82,8 @@ def test_every_way_of_storing_gives_the_same(
 
 
 @pytest.mark.parametrize("kind", [OpInput, OpOutput])
-def test_placeholders(kind: type[OpInput | OpOutput]):
-    """A slot that was not dumped says nothing; any type, size or extent makes it a tensor."""
+def test_bin_file_recognises_placeholders(kind: type[OpInput | OpOutput]):
+    """A slot that was not dumped is empty; any type, size or extent makes it a tensor."""
     assert kind().is_placeholder
     assert kind(shape=Shape(), format=2).is_placeholder
     assert not kind(data_type=1).is_placeholder
@@ -91,15 +91,15 @@ def test_placeholders(kind: type[OpInput | OpOutput]):
     assert not kind(shape=Shape((0,))).is_placeholder
 
 
-def test_trailing_bytes_are_passed_over(tmp_path: Path):
-    """What stands behind the last payload is nobody's."""
+def test_bin_file_ignores_trailing_bytes(tmp_path: Path):
+    """Bytes behind the last payload belong to none."""
     found = open_bin_file(written(tmp_path, "a", GOLDEN + b"more"))
     assert contents(found) == contents(parse_bin_file(memoryview(GOLDEN)))
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", GOLDEN[:7], GOLDEN[:8]])
-def test_empty(tmp_path: Path, data: bytes):
-    """Up to eight bytes are no file, which is its own kind of damage."""
+def test_bin_file_of_few_bytes_is_empty(tmp_path: Path, data: bytes):
+    """A file of up to eight bytes raises EmptyFileError."""
     for name, stored in (("a", data), ("a.zst", b"".join(ZstdCodec().encode([data])))):
         path = written(tmp_path, name, stored)
         for opens in (open_bin_file, read_bin_header):
@@ -107,14 +107,14 @@ def test_empty(tmp_path: Path, data: bytes):
                 opens(path)
 
 
-def test_a_header_alone(tmp_path: Path):
+def test_bin_file_may_have_no_payloads(tmp_path: Path):
     """An operator without tensors is a file, too."""
     path = written(tmp_path, "a", file_of(DumpData(op_name="x"), []))
     assert open_bin_file(path).payloads == ()
     assert read_bin_header(path).op_name == "x"
 
 
-def test_one_payload_is_read_alone(tmp_path: Path):
+def test_bin_file_reads_one_payload_alone(tmp_path: Path):
     """Damage to one payload of a packed file does not touch the others."""
     plain = operator(b"a" * 999, os.urandom(500), b"c" * 999)
     packed = bytearray(packed_file_of(plain))
@@ -132,7 +132,7 @@ def test_one_payload_is_read_alone(tmp_path: Path):
         found.read_payload(second)
 
 
-def test_a_header_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_read_bin_header_reads_only_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A listing reads the first frame, or the header's bytes, of a file however large."""
     plain = operator(os.urandom(1 << 20), bytes(1 << 20))
     seen: list[int] = []
@@ -158,7 +158,7 @@ def test_a_header_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert sum(seen) < 2000
 
 
-def test_a_large_frame_is_not_unpacked_for_its_header(
+def test_read_bin_header_does_not_unpack_a_large_frame(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Of a file in one frame only so much is unpacked."""
@@ -171,7 +171,7 @@ def test_a_large_frame_is_not_unpacked_for_its_header(
 
 
 @pytest.mark.parametrize("name", ["a", "a.zst"])
-def test_a_file_that_changed(tmp_path: Path, name: str):
+def test_bin_file_that_changed_is_corrupted(tmp_path: Path, name: str):
     """What was there when the file was opened is read, or nothing."""
     plain = operator(b"abc")
     data = packed_file_of(plain) if name == "a.zst" else plain
@@ -185,8 +185,8 @@ def test_a_file_that_changed(tmp_path: Path, name: str):
         found.read_payload(found.payloads[0])
 
 
-def test_what_is_no_file(tmp_path: Path):
-    """A folder, a pipe that nobody writes to, a name that is nobody's."""
+def test_open_bin_file_rejects_other_files(tmp_path: Path):
+    """A folder, a pipe without a writer, a missing file."""
     os.mkfifo(tmp_path / "pipe")
     for opens in (open_bin_file, read_bin_header):
         for path in (tmp_path, tmp_path / "pipe"):
@@ -198,7 +198,7 @@ def test_what_is_no_file(tmp_path: Path):
 
 @pytest.mark.parametrize("which", ["input", "output", "buffer", "space"])
 @pytest.mark.parametrize("size", [4, 1 << 31, 1 << 63, (1 << 64) - 1])
-def test_a_size_without_bytes(tmp_path: Path, which: str, size: int):
+def test_bin_file_names_a_payload_beyond_its_end(tmp_path: Path, which: str, size: int):
     """A payload that is not there, as of a tensor whose address was null, is named."""
     kinds = {"input": OpInput, "output": OpOutput, "buffer": OpBuffer, "space": Workspace}
     word = "l1buffer" if which == "buffer" else which
@@ -213,15 +213,15 @@ def test_a_size_without_bytes(tmp_path: Path, which: str, size: int):
             opens(path)
 
 
-def test_sizes_that_add_up_to_nothing(tmp_path: Path):
+def test_bin_file_sizes_do_not_overflow(tmp_path: Path):
     """A sum that would be 3 in 64 bits is not 3."""
     header = DumpData(output=(OpOutput(size=(1 << 64) - 1), OpOutput(size=4)))
     with pytest.raises(CorruptedError, match="output 0 of 18446744073709551615 bytes"):
         open_bin_file(written(tmp_path, "a", file_of(header, [b"abc"])))
 
 
-def test_a_packed_size_that_cannot_be(tmp_path: Path):
-    """Even the header alone tells that the rest of the file cannot hold so much."""
+def test_read_bin_header_rejects_an_impossible_packed_size(tmp_path: Path):
+    """The header alone shows that the rest of the file cannot hold so much."""
     header = DumpData(output=(OpOutput(size=1 << 40),))
     packed = b"".join(ZstdCodec().encode([file_of(header, [])]))
     path = written(tmp_path, "a.zst", packed)
@@ -229,7 +229,7 @@ def test_a_packed_size_that_cannot_be(tmp_path: Path):
         read_bin_header(path)
 
 
-def test_frames_are_unpacked_once(tmp_path: Path):
+def test_bin_file_unpacks_a_frame_once(tmp_path: Path):
     """Of a file that is one frame the payloads do not cost a frame each."""
     plain = operator(b"a" * 99, b"b" * 99)
     found = open_bin_file(written(tmp_path, "a.zst", b"".join(ZstdCodec().encode([plain]))))
@@ -238,7 +238,7 @@ def test_frames_are_unpacked_once(tmp_path: Path):
     assert first.obj is second.obj
 
 
-def test_zstd_command(tmp_path: Path):
+def test_zstd_command_unpacks_bin_files(tmp_path: Path):
     """`zstd -d` of a packed file is the plain file."""
     command = shutil.which("zstd")
     assert command is not None or os.environ.get("CI") != "true"
@@ -249,8 +249,8 @@ def test_zstd_command(tmp_path: Path):
         assert done.stdout == plain
 
 
-def test_an_absurd_header_is_said_in_plain_words(tmp_path: Path):
-    """Which file, what it says, and what is there."""
+def test_bin_file_describes_an_absurd_header(tmp_path: Path):
+    """The message has the file, the declared size and the actual one."""
     path = tmp_path / "a"
     path.write_bytes((8459004121934077987).to_bytes(8, "little") + bytes(100))
     with pytest.raises(CorruptedError) as caught:

@@ -1,4 +1,4 @@
-"""Headers survive being written and read, with all that nobody here knows."""
+"""Headers of bin files: written and read back, with fields of newer releases."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ GOLDEN_HEADER = DumpData(
 )
 
 
-def test_golden_vector():
+def test_bin_header_equals_the_golden_file():
     """The reference's file, byte for byte, both ways."""
     found = parse_bin_file(memoryview(GOLDEN))
     assert found.header == GOLDEN_HEADER
@@ -44,7 +44,7 @@ def test_golden_vector():
 
 
 @given(header=headers)
-def test_identity(header: DumpData):
+def test_bin_header_round_trip(header: DumpData):
     """Written and read a header is itself; read and written again so are its bytes."""
     written = serialize_bin_header(header)
     read = parse_bin_header(written)
@@ -52,7 +52,7 @@ def test_identity(header: DumpData):
     assert serialize_bin_header(read) == written
 
 
-def test_unknown_everywhere():
+def test_bin_header_keeps_unknown_fields_at_every_level():
     """A newer release's fields and numbers stay where they were, at every level."""
     later = bytes([0xA0, 0x06, 0x07])  # field 100, varint 7
     header = DumpData(
@@ -67,15 +67,15 @@ def test_unknown_everywhere():
     assert parse_bin_header(serialize_bin_header(header)) == header
 
 
-def test_fields_of_another_wire_type_stay():
-    """What has a known number and is no such field is nobody's, and stays as well."""
+def test_bin_header_keeps_fields_of_another_wire_type():
+    """A field with a known number and another wire type is unknown, and kept as well."""
     as_text = bytes([0x12, 0x01, 0x41])  # dump_time, as bytes
     assert parse_bin_header(as_text).extra == as_text
     assert serialize_bin_header(parse_bin_header(as_text)) == as_text
 
 
 @given(header=headers)
-def test_json_is_protobufs(header: DumpData):
+def test_header_json_equals_that_of_protobuf(header: DumpData):
     """The rendering is that of protobuf's own, whose option has two names in its releases."""
     message = dump_data_pb2.DumpData.FromString(serialize_bin_header(header))
     made = json.loads(format_header_json(header))
@@ -86,7 +86,7 @@ def test_json_is_protobufs(header: DumpData):
     assert made == due
 
 
-def test_json_of_the_golden_vector():
+def test_header_json_of_the_golden_file():
     """Names as in the message, 64 bits as text, defaults too."""
     text = format_header_json(GOLDEN_HEADER)
     made = json.loads(text)
@@ -120,14 +120,14 @@ def test_json_of_the_golden_vector():
     ],
     ids=["inputs", "ranges", "extents", "group"],
 )
-def test_too_many_fields(data: bytes):
-    """A header of hardly anything but fields is refused before it is made."""
+def test_bin_header_with_too_many_fields_is_rejected(data: bytes):
+    """A header with very many fields is rejected before it is parsed."""
     with pytest.raises(CorruptedError, match=f"more than {MAX_HEADER_FIELDS} fields"):
         parse_bin_header(data)
 
 
-def test_a_large_header_of_an_operator():
-    """A thousand tensors and a long log are no attack."""
+def test_bin_header_of_a_large_operator_is_accepted():
+    """A thousand tensors and a long log are within the limits."""
     header = DumpData(
         input=tuple(OpInput(1, 2, Shape((n, 2, 3, 4)), size=96 * n) for n in range(3000)),
         dfx_message="a line of the log\n" * 100_000,

@@ -1,4 +1,4 @@
-"""Files that lie: DamagedError and nothing else, and no memory that the file does not have."""
+"""Hostile bin files: CorruptedError and no other, and no more memory than the file has bytes."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ SEEDS = {
     "operator.zst": packed_file_of(OPERATOR),
 }
 ROOM_BYTES = 1 << 20
-"""What a few objects and messages may take beyond the file."""
+"""Memory of objects and messages, in addition to the file's size."""
 
 
 def survives(path: Path, data: bytes) -> bool:
-    """Whether a file could be opened; what cannot be is damage, and nothing else."""
+    """Return whether a file could be opened; any error other than CorruptedError is a failure."""
     path.write_bytes(data)
     text = damage(open_bin_file, path) or damage(everything, path)
     if text:
@@ -49,7 +49,7 @@ def survives(path: Path, data: bytes) -> bool:
 
 
 def damage(opens: Callable[[Path], object], path: Path) -> str:
-    """What a reader says is wrong with a file; any other error is a failure."""
+    """Return the error of a reader; any other error is a failure."""
     try:
         opens(path)
     except CorruptedError as error:
@@ -58,7 +58,7 @@ def damage(opens: Callable[[Path], object], path: Path) -> str:
 
 
 def everything(path: Path) -> None:
-    """Do with a file whatever can be done with one."""
+    """Use every function on a file."""
     found = open_bin_file(path)
     for payload in found.payloads:
         data = found.read_payload(payload)
@@ -69,8 +69,8 @@ def everything(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SEEDS)
-def test_cut_at_every_byte(tmp_path: Path, name: str):
-    """No beginning of a file is taken for the file."""
+def test_bin_file_cut_at_any_byte_is_rejected(tmp_path: Path, name: str):
+    """No prefix of a file is accepted."""
     data = SEEDS[name]
     for length in range(len(data)):
         assert not survives(tmp_path / name, data[:length])
@@ -78,7 +78,7 @@ def test_cut_at_every_byte(tmp_path: Path, name: str):
 
 
 @pytest.mark.parametrize("name", SEEDS)
-def test_mutations(tmp_path: Path, name: str):
+def test_mutated_bin_file_raises_only_corrupted_error(tmp_path: Path, name: str):
     """Bytes set, runs copied, runs taken out: never another error, never much memory."""
     rng = random.Random(name)
     read = 0
@@ -110,7 +110,7 @@ def test_mutations(tmp_path: Path, name: str):
 @example(data=b"\xff" * 8 + b"x")
 @example(data=(1 << 63).to_bytes(8, "little") + b"x")
 @example(data=(1).to_bytes(8, "little") + b"\x0a")
-def test_anything(data: bytes):
+def test_random_bin_file_raises_only_corrupted_error(data: bytes):
     """Random bytes, alone and as a header whose length is right."""
     for whole in (data, len(data).to_bytes(8, "little") + data):
         try:
@@ -121,7 +121,7 @@ def test_anything(data: bytes):
 
 
 @given(header=headers)
-def test_sizes_are_believed_only_where_they_fit(header: DumpData):
+def test_bin_header_sizes_must_fit_the_file(header: DumpData):
     """A header alone is a file only where its payloads are empty."""
     wanted = sum(part.size for part in (*header.input, *header.output))
     wanted += sum(part.size for part in (*header.buffer, *header.space))
@@ -138,7 +138,7 @@ def test_sizes_are_believed_only_where_they_fit(header: DumpData):
     [b"\x0b", b"\x1b", b"\xa3\x06", b"\x1a\x02", b"\x22\x02"],
     ids=["group", "output group", "unknown group", "outputs", "inputs"],
 )
-def test_depth(tag: bytes):
+def test_bin_header_of_any_depth_is_handled(tag: bytes):
     """Messages in messages and groups in groups, a hundred thousand deep."""
     body = tag * 100_000
     with pytest.raises(CorruptedError):
@@ -146,8 +146,8 @@ def test_depth(tag: bytes):
 
 
 @pytest.mark.parametrize("name", ["claim", "claim.zst"])
-def test_claims_are_no_allocations(tmp_path: Path, name: str):
-    """A file of a hundred bytes that says a terabyte costs a hundred bytes."""
+def test_bin_header_sizes_allocate_nothing(tmp_path: Path, name: str):
+    """A file of a hundred bytes that declares a terabyte needs memory for a hundred bytes."""
     header = DumpData(output=(OpOutput(4, 2, size=1 << 40), OpOutput(4, 2, size=1 << 62)))
     plain = serialize_bin_head(header) + bytes(40)
     path = tmp_path / name

@@ -1,4 +1,4 @@
-"""Overflow records: both layouts, as msaccucmp writes them down."""
+"""Overflow records: both layouts of bytes, and msaccucmp's JSON of them."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ MINDSPORE_TEXT = (
 )
 
 
-def test_old_layout():
+def test_overflow_json_of_the_old_layout():
     """Order of keys, hexadecimal texts, indent, and no newline at the end."""
     assert convert_overflow_to_json(old(core=CORE, status=(0, 0, 32))) == OLD_TEXT
 
 
-def test_new_layout():
+def test_overflow_json_of_the_new_layout():
     """One object in `acc_list`."""
     assert convert_overflow_to_json(new(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 256)) == NEW_TEXT
 
@@ -101,7 +101,9 @@ def test_new_layout():
     ],
 )
 @pytest.mark.parametrize("version", [0, 1])
-def test_units(kind: int, unit: str, names: str, texts: set[int], version: int):
+def test_overflow_units_have_their_own_fields(
+    kind: int, unit: str, names: str, texts: set[int], version: int
+):
     """Each unit has its own fields; an AI core's status is a list in version 1."""
     keys = ["model_id", "stream_id", "task_id", "task_type", *names.split(), "status"]
     words = [100 + at for at in range(len(keys) + 3)]
@@ -118,7 +120,7 @@ def test_units(kind: int, unit: str, names: str, texts: set[int], version: int):
 
 
 @given(dha=WORDS, core=WORDS, status=st.tuples(*[st.integers(0, (1 << 64) - 1)] * 3))
-def test_json_is_read_back(dha: list[int], core: list[int], status: tuple[int, int, int]):
+def test_overflow_json_round_trip(dha: list[int], core: list[int], status: tuple[int, int, int]):
     """A record, its JSON, and MindSpore's sorted line of the same say the same."""
     record = parse_overflow_record(old(dha=dha, core=core, status=status))
     assert OpDebugRecord.from_json(record.to_json()) == record
@@ -130,12 +132,12 @@ def test_json_is_read_back(dha: list[int], core: list[int], status: tuple[int, i
 
 
 @pytest.mark.parametrize("version", [0, 1])
-def test_new_json_is_read_back(version: int):
+def test_overflow_json_of_the_new_layout_is_read(version: int):
     record = parse_overflow_record(new(1, *range(14), version=version))
     assert OpDebugRecord.from_json(record.to_json()) == record
 
 
-def test_mindspores_json():
+def test_overflow_json_of_mindspore_is_read():
     """Compact, keys sorted."""
     (core,) = OpDebugRecord.from_json(MINDSPORE_TEXT).overflowed_sections
     assert core.unit == "AI Core"
@@ -144,7 +146,7 @@ def test_mindspores_json():
     assert core.meaning == ("float overflow",)
 
 
-def test_which_sections_overflowed():
+def test_overflow_section_is_set_by_any_status_bit():
     """Any bit of a status counts, and nothing else."""
     assert parse_overflow_record(old(core=CORE)).overflowed_sections == ()
     both = parse_overflow_record(old(dha=CORE, core=CORE, status=(1, 0, 8))).overflowed_sections
@@ -164,17 +166,17 @@ def test_which_sections_overflowed():
         ((0, 0x20, 0, 1), ("word 1: 0x20", "word 3: 0x1")),
     ],
 )
-def test_meaning(status: tuple[int, ...], meaning: tuple[str, ...]):
+def test_overflow_meaning_describes_known_bits(status: tuple[int, ...], meaning: tuple[str, ...]):
     """Bits in words; what is described nowhere stays a number."""
     assert OverflowSection("AIC", (), status).meaning == meaning
 
 
-def test_meaning_of_other_units():
+def test_overflow_meaning_of_other_units_is_one_word():
     assert OverflowSection("SDMA", (), (4,)).meaning == ("overflow",)
     assert OverflowSection("L2 Atomic Add", (), (0,)).meaning == ()
 
 
-def test_unknown_ids():
+def test_overflow_field_65535_is_unknown():
     """65535 stands for no context and no thread; of a task it is a number."""
     section = OverflowSection(
         "AIC", (("task_id", 65535), ("context_id", 65535), ("thread_id", 2)), (1,)
@@ -198,13 +200,13 @@ def test_unknown_ids():
         (new(3, *range(9), size=0), "of 96 bytes, SDMA takes 104"),
     ],
 )
-def test_sizes(payload: bytes, message: str):
+def test_overflow_record_of_wrong_size_is_rejected(payload: bytes, message: str):
     with pytest.raises(CorruptedError, match=message):
         parse_overflow_record(payload)
 
 
 @pytest.mark.parametrize(("version", "kind"), [(2, 0), (0, 4), (1 << 31, 9)])
-def test_later_versions(version: int, kind: int):
+def test_overflow_record_of_a_later_version_is_unsupported(version: int, kind: int):
     with pytest.raises(UnsupportedError, match=f"version {version} and unit {kind}; known"):
         parse_overflow_record(new(kind, *ZEROS, version=version))
 
@@ -212,7 +214,7 @@ def test_later_versions(version: int, kind: int):
 @given(data=st.binary(max_size=60))
 @example(data=b"\xff" * 2048)
 @example(data=b"\x5a" * 2048)
-def test_anything(data: bytes):
+def test_overflow_record_of_any_bytes_raises_only_known_errors(data: bytes):
     """Any bytes are a record or one of the two errors."""
     for payload in (data, b"\x5a\x5a\x5a\x5a" + data, data.ljust(2048, b"\1")):
         try:
@@ -242,11 +244,11 @@ def test_anything(data: bytes):
         ('{"acc_list": {"acc_type": "AIC"}}', "valid is NoneType"),
     ],
 )
-def test_json_that_is_none(text: str, message: str):
+def test_overflow_json_of_another_form_is_rejected(text: str, message: str):
     with pytest.raises(CorruptedError, match=message):
         OpDebugRecord.from_json(text)
 
 
-def test_json_of_a_later_unit():
+def test_overflow_json_of_a_later_unit_is_unsupported():
     with pytest.raises(UnsupportedError, match="unit 'NPU'; known: AIC"):
         OpDebugRecord.from_json('{"acc_list": {"acc_type": "NPU"}}')

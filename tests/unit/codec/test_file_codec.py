@@ -1,4 +1,4 @@
-"""Both codecs keep the laws; zstd also finds damage and is readable by the zstd command."""
+"""Codecs of files: the laws of both, and zstd's detection of damage and use by the zstd command."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ class TestZstdLevel9(CodecLaws):
         assert len(packed) <= len(FRAME)
 
 
-def test_compresses():
+def test_zstd_codec_compresses():
     """Repetition costs next to nothing."""
     assert len(FRAME) * 100 < len(COMPRESSIBLE)
 
 
-def test_truncated():
+def test_zstd_codec_rejects_truncated_files():
     """No prefix of a frame is taken for the frame."""
     for length in range(len(FRAME)):
         with pytest.raises(CorruptedError):
             ZstdCodec().decode(FRAME[:length], limit_bytes=LIMIT_BYTES)
 
 
-def test_flipped_bits():
+def test_zstd_codec_detects_flipped_bits():
     """Every single flipped bit is refused or harmless: other bytes never come out."""
     refused = 0
     for index in range(len(FRAME)):
@@ -82,14 +82,14 @@ def test_flipped_bits():
 
 @given(data=st.binary(max_size=200))
 @example(data=b"0\0")
-def test_random_bytes(data: bytes):
+def test_zstd_codec_rejects_random_bytes(data: bytes):
     """Random bytes are damage and nothing worse."""
     for prefix in (b"", FRAME[:4], FRAME[:6]):
         with pytest.raises(CorruptedError):
             ZstdCodec().decode(prefix + data, limit_bytes=LIMIT_BYTES)
 
 
-def test_a_claim_is_not_an_allocation():
+def test_zstd_codec_allocates_nothing_for_a_declared_size():
     """A frame that declares 2**40 bytes is refused by its declaration."""
     claim = b"\x28\xb5\x2f\xfd" + bytes([0b11100100]) + struct.pack("<Q", 1 << 40) + FRAME[7:]
     with pytest.raises(CorruptedError, match=f"declares {1 << 40} bytes"):
@@ -102,7 +102,7 @@ def several(*contents: bytes) -> bytes:
 
 
 @given(contents=st.lists(st.binary(max_size=300), min_size=1, max_size=5))
-def test_several_frames(contents: list[bytes]):
+def test_zstd_codec_reads_several_frames(contents: list[bytes]):
     """A file is what its frames hold, one after the other, with skipped ones anywhere."""
     due = b"".join(contents)
     skipped = b"\x5a\x2a\x4d\x18\x03\x00\x00\x00abc"
@@ -130,13 +130,13 @@ def test_several_frames(contents: list[bytes]):
         (b"\x5a\x2a\x4d\x18\x00\x00\x00\x00" * ((1 << 16) + 2), "more than 65536 zstd frames"),
     ],
 )
-def test_frames_that_are_none(data: bytes, message: str):
+def test_zstd_codec_rejects_invalid_frames(data: bytes, message: str):
     """What stands between and behind the frames is named, and never passed over."""
     with pytest.raises(CorruptedError, match=message):
         ZstdCodec().decode(data, limit_bytes=LIMIT_BYTES)
 
 
-def test_a_declaration_that_its_blocks_cannot_keep():
+def test_zstd_codec_rejects_a_size_that_blocks_cannot_hold():
     """A frame of 17 bytes that says 60 GiB is refused before anything is allocated."""
     frame = b"\x28\xb5\x2f\xfd\xe0" + (60 << 30).to_bytes(8, "little") + b"\x03\x00\x00\x00"
     with pytest.raises(
@@ -145,7 +145,7 @@ def test_a_declaration_that_its_blocks_cannot_keep():
         ZstdCodec().decode(frame, limit_bytes=1 << 40)
 
 
-def test_unknown_codec():
+def test_get_codec_names_known_codecs():
     """An unknown name is refused with the known ones."""
     with pytest.raises(UnsupportedError, match="'lz4'; known: none, zstd"):
         get_codec("lz4")
@@ -154,7 +154,7 @@ def test_unknown_codec():
 @pytest.mark.parametrize(
     "pieces", [[b""], [b"x"], [b"head", COMPRESSIBLE], [b"x", bytes(17 << 20)]]
 )
-def test_zstd_command(tmp_path: Path, pieces: list[bytes]):
+def test_zstd_command_unpacks_files_of_the_codec(tmp_path: Path, pieces: list[bytes]):
     """`zstd -d` gives the same bytes, and `zstd -t` finds a checksum to test."""
     command = shutil.which("zstd")
     if command is None and os.environ.get("CI") != "true":
@@ -171,7 +171,7 @@ def test_zstd_command(tmp_path: Path, pieces: list[bytes]):
 NOISE = random.Random(4).randbytes(4 * SMALL_FILE_BYTES)
 
 
-class Counting:
+class CountingCodec:
     """Zstd that notes how much it was given."""
 
     name, suffix = "zstd", ".zst"
@@ -201,7 +201,7 @@ class Counting:
     ],
     ids=["empty", "tiny", "small", "noise", "text", "zeros", "noise first", "noise last"],
 )
-def test_what_does_not_shrink_stays_plain(body: bytes, suffix: str):
+def test_pack_file_leaves_incompressible_files_plain(body: bytes, suffix: str):
     """The suffix says what was done, and the codec it names gives the same bytes back."""
     parts = (b"head".ljust(128), memoryview(body))
     packed = pack_file(ZstdCodec(), parts)
@@ -212,19 +212,19 @@ def test_what_does_not_shrink_stays_plain(body: bytes, suffix: str):
     assert pack_file(NoneCodec(), parts).suffix == ""
 
 
-def test_noise_costs_a_sample():
+def test_pack_file_of_noise_packs_only_a_sample():
     """Of a large tensor that cannot shrink only a sample is compressed."""
-    codec = Counting()
+    codec = CountingCodec()
     pack_file(codec, (b"head", NOISE))
     assert codec.seen_bytes == SMALL_FILE_BYTES
 
 
-def test_a_sample_that_promised_too_much():
+def test_pack_file_leaves_files_plain_despite_a_good_sample():
     """Where the sample shrinks and the whole does not, the file is not larger than without."""
     body = bytearray(NOISE)
     last = len(body) - SMALL_FILE_BYTES // 4
     for at in (last * n // 3 for n in range(4)):
         body[at : at + 4096] = bytes(4096)
-    codec = Counting()
+    codec = CountingCodec()
     assert pack_file(codec, (b"head", body)).suffix == ""
     assert codec.seen_bytes > len(body)

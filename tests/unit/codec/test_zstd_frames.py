@@ -1,4 +1,4 @@
-"""Frames that hold bytes as they are, and files that are put together of frames."""
+"""Stored zstd frames, and files that are joined from frames."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOISE = random.Random(4).randbytes(5 << 17)
 
 
 @pytest.mark.parametrize("size", [0, 1, (1 << 17) - 1, 1 << 17, (1 << 17) + 1, 5 << 17])
-def test_any_reader_unpacks_it(size):
+def test_stored_frame_is_unpacked_by_any_reader(size):
     """In one go, in a stream, and by the size that it declares."""
     frame = b"".join(make_stored_frame(NOISE[:size]))
     assert zstandard.frame_content_size(frame) == size
@@ -23,7 +23,7 @@ def test_any_reader_unpacks_it(size):
     assert len(frame) <= size + 14 + 3 * (1 + size // (1 << 17))
 
 
-def test_nothing_is_copied():
+def test_stored_frame_copies_nothing():
     """The parts are views of what was given."""
     data = bytearray(NOISE[: 1 << 17])
     _, _, block = make_stored_frame(data)
@@ -34,7 +34,7 @@ def test_nothing_is_copied():
 @pytest.mark.parametrize(
     "parts", [(b"head", b""), (b"head", NOISE), (b"", bytes(SMALL_FILE_BYTES + 1))]
 )
-def test_each_part_has_a_frame(parts):
+def test_pack_parts_makes_a_frame_for_each_part(parts):
     """A part without bytes has none; what does not get smaller is stored."""
     packed = pack_parts(get_codec("zstd"), parts)
     data = b"".join(packed.parts)
@@ -43,7 +43,7 @@ def test_each_part_has_a_frame(parts):
     assert bytes(select_codec("a.zst").decode(data, limit_bytes=1 << 20)) == b"".join(parts)
 
 
-def test_without_a_codec_parts_stay():
+def test_pack_parts_without_codec_keeps_the_parts():
     """Nothing is put around them."""
     packed = pack_parts(get_codec("none"), (b"head", NOISE))
     assert (packed.suffix, packed.parts) == ("", (b"head", NOISE))

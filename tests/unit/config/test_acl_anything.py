@@ -1,4 +1,4 @@
-"""acl.json with anything in it: a plan or one line that says what is wrong, never a crash."""
+"""acl.json with any content: it gives a plan or a one-line error, never a crash."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def there(path: str) -> PathFacts:
 
 
 def held(parsed: Callable[[], DumpPlan], ending: str = "") -> None:
-    """A plan that travels, with warnings that are lines; or one line, with that at its end."""
+    """Check for a plan that round trips, with one-line warnings, or a one-line error."""
     try:
         plan = parsed()
     except ConfigError as error:
@@ -51,8 +51,8 @@ def held(parsed: Callable[[], DumpPlan], ending: str = "") -> None:
 
 
 @given(dumps | scalars | lists, st.booleans())
-def test_a_plan_or_one_line(dump: Any, valid: bool):
-    """Whatever stands at the keys."""
+def test_acl_config_gives_a_plan_or_one_line(dump: Any, valid: bool):
+    """With any values of the keys."""
     body = {"dump": {**base, **dump} if valid and isinstance(dump, dict) else dump}
     held(
         lambda: parse_acl_config(body, file="a.json", environ={}, notes=ConfigNotes(), probe=there),
@@ -61,6 +61,6 @@ def test_a_plan_or_one_line(dump: Any, valid: bool):
 
 
 @given(st.dictionaries(st.sampled_from([*DumpConfig.__dataclass_fields__]), scalars | lists))
-def test_a_dump_config(changes: dict[str, Any]):
+def test_dump_config_gives_a_plan_or_one_line(changes: dict[str, Any]):
     config = {name: getattr(DumpConfig(), name) for name in DumpConfig.__dataclass_fields__}
     held(lambda: parse_dump_config(config | {"enable_dump": True} | changes, probe=there))

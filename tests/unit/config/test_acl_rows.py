@@ -1,4 +1,4 @@
-"""acl.json against ascend-formats.md 4.1 to 4.3: every key, default, exclusion and error."""
+"""acl.json against a table of CANN's documented keys, defaults, exclusions and errors."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ ROWS = [*rows_of_acl_errors.ROWS, *rows_of_acl.ROWS]
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.source[:70] for row in ROWS])
-def test_row(tmp_path: Path, row: AclRow):
-    """Accepted with exactly these warnings, or refused by key, value and CANN's code."""
+def test_acl_config_row_is_accepted_or_rejected_as_listed(tmp_path: Path, row: AclRow):
+    """Accepted with exactly these warnings, or rejected with key, value and CANN's code."""
     row.check(tmp_path)
 
 
-def test_every_key_is_refused_somewhere():
+def test_acl_rows_reject_every_key():
     refused = {row.refused.rpartition(".")[2].partition("[")[0] for row in rows_of_acl_errors.ROWS}
     assert {*ACL_KEYS, *ITEM_KEYS} <= refused
 
 
-def test_every_error_of_the_reference_has_its_rows():
-    """Law: each row of ascend-formats.md 4.2 that is an error stands in the table."""
+def test_acl_rows_cover_every_documented_error():
+    """Each error that CANN documents for acl.json is in the table."""
     found = {row.source.partition(":")[0] for row in rows_of_acl_errors.ROWS}
     assert set(rows_of_acl_errors.VIOLATIONS) <= found
 
 
 @pytest.mark.parametrize(("path", "word"), [("$HOME/output", "$HOME"), ("~/dump", "~"), ("a~", "")])
-def test_a_folder_that_only_a_shell_would_find(tmp_path: Path, path: str, word: str):
-    """The message names what nothing replaces, CANN neither."""
+def test_dump_path_error_names_an_unexpanded_shell_word(tmp_path: Path, path: str, word: str):
+    """Neither rankdump nor CANN expands it."""
     file = tmp_path / "acl.json"
     file.write_text(json.dumps({"dump": {"dump_path": path, "dump_op_switch": "on"}}))
     with pytest.raises(ConfigError) as caught:
@@ -45,7 +45,9 @@ def test_a_folder_that_only_a_shell_would_find(tmp_path: Path, path: str, word: 
     assert str(caught.value).endswith(f"allowed: a folder that exists{ending} (EP0003)")
 
 
-def test_a_folder_of_such_a_name_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_dump_path_may_name_a_folder_with_a_dollar_sign(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "$HOME").mkdir()
     file = tmp_path / "acl.json"
@@ -53,8 +55,8 @@ def test_a_folder_of_such_a_name_is_one(tmp_path: Path, monkeypatch: pytest.Monk
     assert load_config_plan(file, {})[0].output.root == str(tmp_path / "$HOME")
 
 
-def test_the_example():
-    """It says what docs/ascend.md says of it, without a warning."""
+def test_acl_example_is_accepted_without_warnings():
+    """It gives the plan that docs/ascend.md describes."""
     plan, _ = load_config_plan(EXAMPLE, {"RANKDUMP_OUTPUT": "/o"})
     assert plan.warnings == ()
     assert [name for name, _ in plan.selection.models] == ["Encoder", "Head"]

@@ -1,4 +1,4 @@
-"""data_dump.json with anything in it: a plan or one line that says what is wrong, never a crash."""
+"""data_dump.json with any content: it gives a plan or a one-line error, never a crash."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def parsed(common: dict[str, Any], e2e: object) -> DumpPlan | None:
 
 
 @given(sections("common_dump_settings"), sections("e2e_dump_settings") | values)
-def test_a_plan_or_one_line(common: dict[str, Any], e2e: object):
-    """Whatever stands at the keys; a plan travels, and its warnings are lines."""
+def test_mindspore_config_gives_a_plan_or_one_line(common: dict[str, Any], e2e: object):
+    """With any values of the keys; the plan round trips, and its warnings are single lines."""
     plan = parsed(common, e2e)
     if plan is not None:
         assert plan_from_json(plan_to_json(plan)) == plan
@@ -52,15 +52,15 @@ def test_a_plan_or_one_line(common: dict[str, Any], e2e: object):
 
 
 @given(st.lists(expressions.map("name-regex({})".format), min_size=1, max_size=2))
-def test_any_expression(kernels: list[str]):
-    """What is accepted can be compiled by whoever reads the plan."""
+def test_translated_expression_can_be_compiled(kernels: list[str]):
+    """An accepted expression can be compiled by every reader of the plan."""
     plan = parsed({"dump_mode": 1, "kernels": kernels}, {})
     assert plan is None or plan_from_json(plan_to_json(plan)) == plan
 
 
 @pytest.mark.parametrize("depth", [10, 900])
-def test_deep_values(depth: int):
-    """A value as deep as JSON's own reader takes it is no trouble where text is made of it."""
+def test_mindspore_config_accepts_deeply_nested_values(depth: int):
+    """A value as deep as the JSON parser accepts can be shown in a message."""
     deep = json.loads("[" * depth + "]" * depth)
     for key in ("kernels", "unknown", "iteration", "statistic_category"):
         parsed({"dump_mode": 1, "saved_data": "full", key: [deep]}, {})

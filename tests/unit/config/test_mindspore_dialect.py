@@ -27,7 +27,7 @@ from rankdump._core.plan import (
 from rankdump.errors import MISSING_VALUE, ConfigError
 
 
-def test_a_plain_file_gives_the_whole_plan(tmp_path: Path):
+def test_config_file_sets_every_field_of_the_plan(tmp_path: Path):
     """Every field of the plan follows from the file."""
     plan = load_body(tmp_path, {"common_dump_settings": COMMON, "e2e_dump_settings": E2E})
     assert plan == DumpPlan(
@@ -53,7 +53,7 @@ PLAIN = json.dumps(body_of())
     ],
     ids=["plain", "bom", "blanks", "junk", "binary junk"],
 )
-def test_lenient_like_mindspore(tmp_path: Path, text: str | bytes):
+def test_config_file_tolerates_what_mindspore_tolerates(tmp_path: Path, text: str | bytes):
     """What MindSpore tolerates around the value changes nothing."""
     plan = load_text(tmp_path, text)
     assert plan == load_text(tmp_path, PLAIN)
@@ -83,8 +83,8 @@ def test_lenient_like_mindspore(tmp_path: Path, text: str | bytes):
         (json.dumps({**body_of(), "x\ud800": "\udfff" * 99}), "x\\ud800: '"),
     ],
 )
-def test_read_with_a_warning(tmp_path: Path, text: str, warning: str):
-    """What nothing reads, or is read once of twice, is one warning and changes nothing else."""
+def test_config_file_warns_of_unread_and_repeated_keys(tmp_path: Path, text: str, warning: str):
+    """A key that is not read, or comes twice, gives one warning and changes nothing else."""
     plan = load_text(tmp_path, text)
     assert replace(plan, warnings=()) == load_text(tmp_path, PLAIN)
     (found,) = plan.warnings
@@ -107,8 +107,8 @@ def test_read_with_a_warning(tmp_path: Path, text: str, warning: str):
         ("[" * 100_000, "recursion"),
     ],
 )
-def test_not_json(tmp_path: Path, text: str | bytes, cause: str):
-    """A file that is no JSON is refused in one line that says where."""
+def test_config_file_that_is_not_json_is_rejected(tmp_path: Path, text: str | bytes, cause: str):
+    """The error is one line with the place in the file."""
     with pytest.raises(ConfigError) as caught:
         load_text(tmp_path, text)
     assert cause in str(caught.value)
@@ -117,16 +117,16 @@ def test_not_json(tmp_path: Path, text: str | bytes, cause: str):
 
 
 @pytest.mark.parametrize("body", [{}, [], 1, "common_dump_settings", None, {"a": {}}])
-def test_no_known_dialect(tmp_path: Path, body: object):
-    """A document of no dialect is refused with the dialects that are known."""
+def test_config_file_of_no_dialect_is_rejected(tmp_path: Path, body: object):
+    """The error names the known dialects."""
     error = refusal(tmp_path, body)
     assert (error.key, error.value) == ("common_dump_settings", MISSING_VALUE)
     assert "MindSpore data_dump.json" in error.allowed
     assert "CANN acl.json" in error.allowed
 
 
-def test_no_readable_file(tmp_path: Path):
-    """Missing, a folder, another suffix: each is said."""
+def test_config_file_that_cannot_be_read_is_rejected(tmp_path: Path):
+    """Missing, a folder, another suffix: each has its own text."""
     (tmp_path / "folder.json").mkdir()
     (tmp_path / "plan.txt").write_text(PLAIN)
     for name, cause in [
@@ -147,7 +147,7 @@ MANDATORY = ["dump_mode", "net_name", "iteration", "input_output", "kernels", "s
 
 
 @pytest.mark.parametrize("index", range(len(MANDATORY)))
-def test_mandatory_keys_in_order(tmp_path: Path, index: int):
+def test_missing_keys_are_reported_in_mindspores_order(tmp_path: Path, index: int):
     """Of several missing keys the first of MindSpore's order is named, before any bad value."""
     kept = dict.fromkeys(MANDATORY[:index], "bad")
     error = refusal(tmp_path, {"common_dump_settings": kept, "e2e_dump_settings": E2E})
@@ -157,8 +157,8 @@ def test_mandatory_keys_in_order(tmp_path: Path, index: int):
 
 @pytest.mark.parametrize("section", ["common_dump_settings", "e2e_dump_settings", "rankdump"])
 @pytest.mark.parametrize("value", [[], None, 1, "x"])
-def test_section_is_no_object(tmp_path: Path, section: str, value: object):
-    """A section that is no object is refused by its name."""
+def test_section_that_is_not_an_object_is_rejected(tmp_path: Path, section: str, value: object):
+    """The error names the section."""
     error = refusal(tmp_path, {"common_dump_settings": COMMON, section: value})
     assert (error.key, error.value, error.allowed) == (section, value, "an object")
 
@@ -184,8 +184,8 @@ ORDER = [
 
 
 @pytest.mark.parametrize("index", range(len(ORDER)))
-def test_the_first_fault_is_named(tmp_path: Path, index: int):
-    """Of several faults the one that MindSpore's parser meets first is reported; ours come last."""
+def test_first_error_in_mindspores_order_is_reported(tmp_path: Path, index: int):
+    """Errors in rankdump's own section come last."""
     body: dict[str, dict[str, object]] = {
         "common_dump_settings": dict(COMMON),
         "e2e_dump_settings": dict(E2E),

@@ -1,4 +1,4 @@
-"""name-regex(...): expressions mean in Python what they mean to std::regex, ECMAScript grammar."""
+"""Translation of name-regex(...): Python matches what std::regex matches (ECMAScript grammar)."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ NOT_MATCHED = [("[]", "a"), ("[]a]", "a]"), ("[a-c-e]", "d"), ("[^[:digit:]]", "
 
 
 @pytest.mark.parametrize(("pattern", "text"), MATCHED)
-def test_matched(pattern: str, text: str):
+def test_translated_expression_matches_like_std_regex(pattern: str, text: str):
     """What std::regex matches as a whole is matched."""
     assert re.fullmatch(translate_expression(pattern), text)
 
 
 @pytest.mark.parametrize(("pattern", "text"), NOT_MATCHED)
-def test_not_matched(pattern: str, text: str):
+def test_translated_expression_rejects_like_std_regex(pattern: str, text: str):
     """What std::regex does not match is not."""
     assert not re.fullmatch(translate_expression(pattern), text)
 
 
 @pytest.mark.parametrize("name", ["alpha", "digit", "alnum", "upper", "lower", "xdigit", "punct"])
-def test_classes(name: str):
+def test_posix_classes_hold_the_ascii_characters_of_c(name: str):
     """A POSIX class holds the ASCII characters that C's own test of that name holds."""
     tests = {
         "alpha": str.isalpha,

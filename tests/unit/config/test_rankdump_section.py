@@ -24,7 +24,7 @@ def load_own(folder: Path, section: object) -> DumpPlan:
     return load_body(folder, {**body_of(), "rankdump": section})
 
 
-def test_own_section(tmp_path: Path):
+def test_rankdump_section_sets_every_field(tmp_path: Path):
     """Every key of the section has its field."""
     plan = load_own(
         tmp_path,
@@ -50,8 +50,8 @@ def test_own_section(tmp_path: Path):
 
 
 @pytest.mark.parametrize("profile", ["ms2.3", "ms2.4", "ms2.0"])
-def test_profiles(tmp_path: Path, profile: str):
-    """Every profile that layouts know can be asked for; the default is the target's."""
+def test_rankdump_section_accepts_every_profile(tmp_path: Path, profile: str):
+    """Every profile can be selected; the default is that of the layout."""
     assert load_own(tmp_path, {"profile": profile}).output.profile == profile
     assert load_own(tmp_path, {}).output.profile == "ms2.3"
 
@@ -75,7 +75,9 @@ OWN_REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
     ("key", "value", "allowed"),
     [(key, value, allowed) for key, values, allowed in OWN_REFUSED for value in values],
 )
-def test_refused_in_own_section(tmp_path: Path, key: str, value: object, allowed: str):
+def test_rankdump_section_rejects_wrong_values(
+    tmp_path: Path, key: str, value: object, allowed: str
+):
     """The line names the key, the value and what is allowed."""
     with pytest.raises(ConfigError) as caught:
         load_own(tmp_path, {key: value})
@@ -83,8 +85,8 @@ def test_refused_in_own_section(tmp_path: Path, key: str, value: object, allowed
     assert allowed in caught.value.allowed
 
 
-def test_infinite_timeout(tmp_path: Path):
-    """A literal too large for a float is no number of seconds."""
+def test_rankdump_section_rejects_an_infinite_timeout(tmp_path: Path):
+    """A literal too large for a float is not a number of seconds."""
     text = json.dumps(body_of(own={"block_timeout_s": 0.5}))
     with pytest.raises(ConfigError, match="block_timeout_s: inf is not allowed"):
         load_text(tmp_path, text.replace("0.5", "1e999"))
@@ -93,8 +95,8 @@ def test_infinite_timeout(tmp_path: Path):
 @pytest.mark.parametrize(
     ("key", "nearest"), [("codek", "codec"), ("buffer", "buffer_bytes"), ("profil", "profile")]
 )
-def test_unknown_key_of_own_section(tmp_path: Path, key: str, nearest: str):
-    """A misspelt key is an error here, and the nearest known one is named."""
+def test_rankdump_section_names_the_nearest_key(tmp_path: Path, key: str, nearest: str):
+    """A misspelt key is an error in this section."""
     error = refusal(tmp_path, body_of(own={key: 1}))
     assert error.key == f"rankdump.{key}"
     assert error.allowed.endswith(f"nearest: {nearest}")

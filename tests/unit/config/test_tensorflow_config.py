@@ -1,4 +1,4 @@
-"""TF Adapter's `DumpConfig` against ascend-formats.md 5: every check, and the plans."""
+"""TF Adapter's `DumpConfig`: every check of its constructor's arguments, and the plans."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def arguments(**changes: object) -> dict[str, object]:
 
 
 @dataclass(frozen=True)
-class Refused:
-    """A check of section 5, what breaks it, and what the line says."""
+class RejectedArguments:
+    """A check of TF Adapter's, the arguments that fail it, and the text of the error."""
 
     source: str
     changes: Mapping[str, Any]
@@ -54,7 +54,7 @@ class Refused:
 PATH = "enabled without path"
 REFUSED = [
     *(
-        Refused(
+        RejectedArguments(
             f"{PATH}: {enabled}, {path!r}",
             {enabled: True, "dump_path": path},
             "dump_path",
@@ -64,12 +64,18 @@ REFUSED = [
         for enabled in ("enable_dump", "enable_dump_debug")
         for path in (None, "")
     ),
-    Refused("path is no text", {"dump_path": 7}, "dump_path", "a folder that exists"),
-    Refused("path unresolved", {"dump_path": "/not/there"}, "dump_path", "a folder that exists"),
-    Refused("path not a directory", {"dump_path": "file"}, "dump_path", "a folder, not a file"),
-    Refused("path without access", {"dump_path": "locked"}, "dump_path", "may read and write"),
+    RejectedArguments("path is no text", {"dump_path": 7}, "dump_path", "a folder that exists"),
+    RejectedArguments(
+        "path unresolved", {"dump_path": "/not/there"}, "dump_path", "a folder that exists"
+    ),
+    RejectedArguments(
+        "path not a directory", {"dump_path": "file"}, "dump_path", "a folder, not a file"
+    ),
+    RejectedArguments(
+        "path without access", {"dump_path": "locked"}, "dump_path", "may read and write"
+    ),
     *(
-        Refused(f"dump_step: {words}", {"dump_step": steps}, "dump_step", allowed)
+        RejectedArguments(f"dump_step: {words}", {"dump_step": steps}, "dump_step", allowed)
         for words, steps, allowed in (
             ("101 parts", "|".join(["1"] * 101), "at most 100 parts, not 101"),
             ("equal ends", "0|5-5", "smaller than its last, not '5-5'"),
@@ -85,7 +91,7 @@ REFUSED = [
         )
     ),
     *(
-        Refused(f"{key}: {value!r}", {key: value}, key, allowed)
+        RejectedArguments(f"{key}: {value!r}", {key: value}, key, allowed)
         for key, values, allowed in (
             ("dump_mode", ("both", "", None, 1, "ALL"), '"input", "output" or "all"'),
             ("dump_debug_mode", ("on", None), '"aicore_overflow", "atomic_overflow" or "all"'),
@@ -96,15 +102,15 @@ REFUSED = [
         )
         for value in values
     ),
-    Refused(
+    RejectedArguments(
         "both", {"enable_dump": True, "enable_dump_debug": True}, "enable_dump_debug", "(E10001)"
     ),
 ]
 
 
 @pytest.mark.parametrize("row", REFUSED, ids=[row.source for row in REFUSED])
-def test_refused(row: Refused):
-    """Each in one line of its own, with the argument, its value and what is allowed."""
+def test_dump_config_rejects_wrong_arguments(row: RejectedArguments):
+    """Each error is one line with the argument, its value and what is allowed."""
     base = {"enable_dump": True, "dump_path": HERE} if row.enabled else {}
     values = arguments(**{**base, **row.changes})
     with pytest.raises(ConfigError) as caught:
@@ -172,7 +178,7 @@ ACCEPTED: list[tuple[dict[str, Any], dict[str, object]]] = [
 
 
 @pytest.mark.parametrize(("changes", "gives"), ACCEPTED)
-def test_accepted(changes: dict[str, Any], gives: dict[str, object]):
+def test_dump_config_accepts_valid_arguments(changes: dict[str, Any], gives: dict[str, object]):
     values = arguments(**{"enable_dump": True, "dump_path": HERE, **changes})
     plan = parse_dump_config(values, probe=PLACES.__getitem__)
     for path, value in gives.items():
@@ -181,7 +187,7 @@ def test_accepted(changes: dict[str, Any], gives: dict[str, object]):
 
 
 @pytest.mark.parametrize("mode", ["aicore_overflow", "atomic_overflow"])
-def test_one_kind_of_overflow(mode: str):
+def test_dump_config_notes_one_kind_of_overflow(mode: str):
     values = arguments(enable_dump_debug=True, dump_path=HERE, dump_debug_mode=mode)
     plan = parse_dump_config(values, probe=PLACES.__getitem__)
     assert plan.warnings == (
@@ -190,15 +196,15 @@ def test_one_kind_of_overflow(mode: str):
     )
 
 
-def test_the_constructor_checks_nothing():
-    """TF Adapter's does not either; the arguments have its order and its defaults."""
+def test_dump_config_constructor_checks_nothing():
+    """Nor does TF Adapter's; the arguments have its order and its defaults."""
     config = DumpConfig("no", 7, {}, [], "x", (), b"", 0)  # type: ignore[arg-type]
     with pytest.raises(ConfigError):
         config.plan()
     assert DumpConfig(True, "/p", "0", "all", False, "all", "tensor", "a b").dump_layer == "a b"
 
 
-def test_the_disk_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_dump_config_checks_the_folder_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dumps").mkdir()
     assert DumpConfig(enable_dump=True, dump_path="dumps").plan().output.root == f"{tmp_path}/dumps"
@@ -207,7 +213,9 @@ def test_the_disk_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             DumpConfig(enable_dump=True, dump_path=path).plan()
 
 
-def test_a_folder_without_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_dump_config_rejects_a_folder_without_access(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     folder = tmp_path / "locked"
     folder.mkdir()
     # Root may write anywhere, so the question itself is answered here.
@@ -217,8 +225,8 @@ def test_a_folder_without_access(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         DumpConfig(enable_dump=True, dump_path=str(folder)).plan()
 
 
-def test_a_session_that_is_off(tmp_path: Path):
-    """Nothing enabled, nothing checked, nothing running."""
+def test_dump_config_that_is_off_starts_nothing(tmp_path: Path):
+    """With nothing enabled nothing is checked either."""
     session = Session(DumpConfig(dump_path="/not/there", dump_mode="x"))
     assert not session.active
     session.close()

@@ -1,18 +1,18 @@
-"""Pauses between attempts: they double up to a limit, and begin anew after a success."""
+"""Retry pauses: they double up to a limit, and start again after a success."""
 
 from __future__ import annotations
 
 from rankdump._core.backoff import RetryBackoff, RetrySchedule
 
 
-def test_backoff_doubles_to_its_limit_and_begins_anew():
+def test_backoff_doubles_to_its_limit_and_resets():
     backoff = RetryBackoff(1.0, 5.0)
     assert [backoff.next_pause_s() for _ in range(4)] == [1.0, 2.0, 4.0, 5.0]
     backoff.reset()
     assert backoff.next_pause_s() == 1.0
 
 
-def test_schedule_knows_what_is_due_and_forgets_what_succeeded():
+def test_schedule_lists_due_names_and_forgets_successes():
     schedule, now_s = RetrySchedule(1.0, 30.0), 0.0
     assert schedule.is_due("a", now_s=now_s)
     pauses: list[float] = []

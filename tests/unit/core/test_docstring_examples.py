@@ -1,4 +1,4 @@
-"""Examples in docstrings are run: a name or a result that changed is found."""
+"""Examples in docstrings are run, so a changed name or result is found."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def list_modules_with_examples() -> list[str]:
 
 
 @pytest.mark.parametrize("name", list_modules_with_examples())
-def test_examples_give_what_they_say(name: str):
+def test_docstring_examples_give_the_shown_results(name: str):
     result = doctest.testmod(importlib.import_module(name))
     assert result.attempted
     assert not result.failed

@@ -33,7 +33,7 @@ def by_torch(name: str, raw: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", FLOAT8)
-def test_every_float8_value(name: str):
+def test_float8_values_equal_those_of_torch(name: str):
     """All 256 values are torch's, signs of zero included."""
     raw = np.arange(256, dtype=np.uint8)
     ours, theirs = widened(name, raw), by_torch(name, raw)
@@ -42,14 +42,14 @@ def test_every_float8_value(name: str):
     assert np.array_equal(np.signbit(ours)[numbers], np.signbit(theirs)[numbers])
 
 
-def test_every_bfloat16_value():
+def test_bfloat16_values_equal_those_of_torch():
     """All 65,536 values are torch's, bit for bit."""
     raw = np.arange(1 << 16, dtype="<u2")
     ours, theirs = widened("bfloat16", raw), by_torch("bfloat16", raw)
     assert ours.tobytes() == theirs.tobytes()
 
 
-def test_other_types_are_not_copied():
+def test_convert_to_stored_copies_only_widened_types():
     """Where file and framework agree the view itself is handed on."""
     view = memoryview(bytes(8))
     for name, kind in ELEMENT_TYPES.items():
@@ -57,7 +57,7 @@ def test_other_types_are_not_copied():
 
 
 @pytest.mark.parametrize("name", sorted(ELEMENT_TYPES))
-def test_sizes(name: str):
+def test_element_sizes_equal_those_of_torch(name: str):
     """Sizes are torch's, and a type that is not widened has the same size on disk."""
     kind = get_element_type(name)
     assert kind.item_bytes == torch.empty(0, dtype=getattr(torch, name)).element_size()
@@ -65,7 +65,7 @@ def test_sizes(name: str):
     assert convert_to_stored(name, memoryview(b"")).nbytes == 0
 
 
-def test_odd_element_counts():
+def test_convert_to_stored_handles_odd_element_counts():
     """The stored bytes are those of exactly the elements given."""
     for name in ("bfloat16", "float8_e4m3fn"):
         size = ELEMENT_TYPES[name].item_bytes
@@ -74,14 +74,14 @@ def test_odd_element_counts():
 
 
 @pytest.mark.parametrize("name", ["", "int4", "object", "Float32", "complex32", "float128"])
-def test_unknown_types(name: str):
+def test_get_element_type_rejects_unknown_types(name: str):
     """A type that no file can hold is named in the refusal."""
     with pytest.raises(UnsupportedError, match=repr(name)):
         get_element_type(name)
 
 
 @pytest.mark.parametrize("name", [*FLOAT8, "bfloat16", "float32", "bool"])
-def test_what_is_stored_is_taken_back(name: str):
+def test_convert_from_stored_reverses_convert_to_stored(name: str):
     """Bit for bit; of NaNs, which may all be one in the file, one answer for each code."""
     size = get_element_type(name).item_bytes
     raw = np.random.default_rng(3).integers(0, 256, 256 * 8, np.uint8)
@@ -98,5 +98,5 @@ def test_what_is_stored_is_taken_back(name: str):
 
 
 @pytest.mark.parametrize("name", [*FLOAT8, "bfloat16"])
-def test_what_no_element_is_stored_as(name: str):
+def test_convert_from_stored_returns_nothing_for_impossible_values(name: str):
     assert convert_from_stored(name, memoryview(np.array([1, 1 + 2**-20], "<f4").tobytes())) == ()

@@ -1,4 +1,4 @@
-"""The error tree: one fork, and messages that name what is at fault."""
+"""The tree of errors: permanent or retryable, with messages that name the wrong value."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ CLASSES = [
 ]
 
 
-def test_the_tree_is_not_empty():
+def test_error_table_covers_every_class():
     """The table below covers every class of the module."""
     assert len(CLASSES) == 12
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_one_fork(kind: type[BaseException]):
+def test_errors_are_either_permanent_or_retryable(kind: type[BaseException]):
     """Every error is either permanent or retryable, never both."""
     assert issubclass(kind, RankdumpError)
     assert issubclass(kind, PermanentError) is not issubclass(kind, RetryableError)
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_in_the_docstring(kind: type[BaseException]):
+def test_error_tree_in_the_docstring_names_every_class(kind: type[BaseException]):
     """The tree drawn in the module's docstring names every class."""
     assert errors.__doc__ is not None
     assert kind.__name__ in errors.__doc__
@@ -60,12 +60,12 @@ def test_in_the_docstring(kind: type[BaseException]):
         (ConfigError("a.json", "", None, "JSON"), "a.json: None is not allowed; allowed: JSON"),
     ],
 )
-def test_config_error(error: ConfigError, line: str):
+def test_config_error_is_one_line_with_file_key_and_value(error: ConfigError, line: str):
     """One line with file, key, value and what is allowed."""
     assert str(error) == line
 
 
-def test_config_error_survives_a_process():
+def test_config_error_can_be_pickled():
     """An error raised in a worker arrives whole."""
     error = ConfigError("a.json", "key", 7, "0")
     back = pickle.loads(pickle.dumps(error))

@@ -1,4 +1,4 @@
-"""Events in columns: gathering and reading back lose nothing."""
+"""Events in columns: they are gathered and read back without loss."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ events = st.builds(
 
 
 @given(batch=st.lists(events, max_size=20))
-def test_round_trip(batch: list[RankEvent]):
+def test_event_columns_round_trip(batch: list[RankEvent]):
     """The events come back in order, equal to the last field."""
     groups = (ProcessGroup("world", (0, 1)),)
     columns = EventColumns.from_events(batch, groups)
@@ -50,7 +50,7 @@ def test_round_trip(batch: list[RankEvent]):
 
 
 @given(batch=st.lists(events, max_size=20))
-def test_every_column(batch: list[RankEvent]):
+def test_event_columns_have_their_types_and_unique_texts(batch: list[RankEvent]):
     """All columns are there, of one length and of their own type; texts appear once."""
     columns = EventColumns.from_events(batch)
     assert list(columns.columns) == list(EVENT_COLUMN_TYPES)
@@ -61,7 +61,7 @@ def test_every_column(batch: list[RankEvent]):
     assert len(set(columns.names)) == len(columns.names)
 
 
-def test_number_out_of_range():
+def test_event_columns_reject_numbers_out_of_range():
     """A number that its column cannot hold is an error, never another number."""
     good = RankEvent(0, 0, 0, 0, "a", EventKind.OPERATOR, 0, 0)
     for field, value in (("graph", -1), ("graph", 2**32), ("position", 2**64), ("peer", 2**31)):
@@ -72,7 +72,7 @@ def test_number_out_of_range():
             EventColumns.from_events([RankEvent(**fields)])
 
 
-def test_which_kinds_are_collective():
+def test_event_kind_tells_collectives_from_messages():
     """Every member takes part in all of them but operators and messages."""
     single = {EventKind.OPERATOR, EventKind.SEND, EventKind.RECV}
     assert {kind for kind in EventKind if not kind.is_collective} == single

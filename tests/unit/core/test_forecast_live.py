@@ -1,4 +1,4 @@
-"""What jobs have still to dump, and what is said where it does not fit."""
+"""Forecast of running jobs: what they still have to dump, and sentences where it does not fit."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ def plan_of(text: str, content: ContentSettings = ContentSettings(), **selection
     ("text", "after", "left"),
     [("0-99", 3, 96), ("0-99", 99, 0), ("5-8|0|6-9", 6, 3), ("7", -1, 1), ("all", 3, None)],
 )
-def test_what_is_left_of_a_plan(text, after, left):
+def test_count_planned_iterations_after_one(text, after, left):
     assert count_planned_iterations(plan_of(text).selection.iterations, after=after) == left
 
 
-class TestOfOneSession:
+class TestEstimateJobNeed:
     """The largest iteration that it ended, for as many as are to come."""
 
-    def test_the_largest_counts(self):
+    def test_uses_the_largest_iteration(self):
         some = [ended(0), ended(1, 40), ended(2), ended(3, 90, complete=False)]
         need = forecast.estimate_job_need(SESSION, plan_of("0-99"), "/d", some)
         each = estimate_iteration_size(some[1], tabulated=False)
         assert need == JobNeed("llm", "/d", 97, 400_000, each.disk_bytes, each.inodes)
 
-    def test_without_an_end(self):
+    def test_has_no_count_for_a_plan_without_end(self):
         need = forecast.estimate_job_need(SESSION, plan_of("all"), "/d", [ended(0)])
         assert need is not None
         assert need.iterations == 0
@@ -74,10 +74,10 @@ class TestOfOneSession:
         ],
         ids=["nothing", "unended", "over", "empty", "overflow", "lost", "closed"],
     )
-    def test_nothing_is_known_or_to_come(self, session, plan, iterations):
+    def test_returns_none_where_nothing_is_known_or_left(self, session, plan, iterations):
         assert forecast.estimate_job_need(session, plan, "/d", iterations) is None
 
-    def test_rows_of_figures_take_room_as_well(self):
+    def test_includes_rows_of_statistics(self):
         bare = forecast.estimate_job_need(SESSION, plan_of("0-9"), "/d", [ended(0, 400)])
         full = forecast.estimate_job_need(
             SESSION, plan_of("0-9", ContentSettings("full")), "/d", [ended(0, 400)]
@@ -89,7 +89,7 @@ class TestOfOneSession:
 
 
 @given(st.lists(st.integers(1, 1 << 40), min_size=1, max_size=8), st.data())
-def test_needs_of_workers_add_up(sizes, data):
+def test_sum_job_needs_is_independent_of_the_split(sizes, data):
     """Law: it does not matter how the ranks of a job are shared out."""
     needs = [replace(NEED, bytes_stored=each, disk_bytes=each, inodes=each) for each in sizes]
     cut = data.draw(st.integers(0, len(needs)))
@@ -99,7 +99,7 @@ def test_needs_of_workers_add_up(sizes, data):
     assert whole.bytes_stored == sum(sizes)
 
 
-def test_one_rank_without_an_end_makes_a_job_without_one():
+def test_sum_job_needs_has_no_end_if_one_rank_has_none():
     (whole,) = forecast.sum_job_needs([NEED, replace(NEED, iterations=0)])
     assert whole.iterations == 0
 
@@ -130,7 +130,7 @@ CAPPED = JobUsage("llm", bytes_stored=40 * GIB, limit_bytes=100 * GIB)
             replace(DISK, free_inodes=190_000),
             (),
             "job llm: 96 more iterations need 96,000 files and folders on the disk of /d, and it "
-            "has room for 90,000 more: 90 fit",
+            "has inodes for 90,000 more: 90 fit",
         ),
         (NEED, replace(DISK, total_inodes=0, free_inodes=0, floor_inodes=0), (), ()),
         (NEED, replace(DISK, total_bytes=0, free_bytes=0), (), ()),
@@ -162,7 +162,7 @@ CAPPED = JobUsage("llm", bytes_stored=40 * GIB, limit_bytes=100 * GIB)
             replace(DISK, free_inodes=102_500),
             (),
             "job llm: each iteration needs 1,000 files and folders on the disk of /d, and it has "
-            "room for 2,500 more: 2 more fit",
+            "inodes for 2,500 more: 2 more fit",
         ),
         (replace(NEED, root="/elsewhere"), replace(DISK, free_bytes=0), (), ()),
     ],
@@ -182,11 +182,11 @@ CAPPED = JobUsage("llm", bytes_stored=40 * GIB, limit_bytes=100 * GIB)
         "another disk",
     ],
 )
-def test_what_is_said(need, disk, usage, said):
+def test_describe_shortages_names_each_exceeded_limit(need, disk, usage, said):
     assert forecast.describe_shortages([need], [disk], usage) == ([said] if said else [])
 
 
-def test_jobs_on_one_disk_are_added_up():
+def test_describe_shortages_adds_jobs_on_one_disk():
     """Each fits alone, and both together do not."""
     disk = replace(DISK, free_bytes=1600 * GIB)
     needs = [replace(NEED, iterations=60), replace(NEED, job_id="other", iterations=60)]
@@ -213,11 +213,11 @@ def test_jobs_on_one_disk_are_added_up():
         (replace(NEED, iterations=0, bytes_stored=0), 100 * GIB, 0, 0),
     ],
 )
-def test_what_is_removed_makes_room(need, retain, used, iterations):
+def test_limit_need_to_retention_stops_at_retired_iterations(need, retain, used, iterations):
     assert forecast.limit_need_to_retention(need, retain, used).iterations == iterations
 
 
-def test_times_multiplies_every_number():
+def test_multiply_size_multiplies_every_field():
     one = estimate_iteration_size(ended(0, linked=2, bytes_in=7, stall_us=9), tabulated=True)
     assert multiply_size(one, 1) == one
     assert astuple(multiply_size(one, 3)) == tuple(3 * number for number in astuple(one))

@@ -1,4 +1,4 @@
-"""One job, one id: the same for all its ranks, another for every other job."""
+"""Id of a job: the same for all its ranks, and different for every other job."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def named(environ: dict[str, str], **about: object) -> str:
         ({**TORCHRUN, "TORCHELASTIC_RUN_ID": "b"}, "b"),
     ],
 )
-def test_what_is_named_counts_in_this_order(environ, expected):
+def test_job_id_prefers_names_in_a_fixed_order(environ, expected):
     assert named(environ) == expected
 
 
-def test_plain_torchrun_on_one_host_is_known_by_its_launcher():
+def test_job_id_of_torchrun_on_one_host_is_its_launcher():
     """`none` is no id: two jobs at once, and one after another, are two."""
     one = named(TORCHRUN)
     assert one.startswith("node7-4711-")
@@ -58,7 +58,7 @@ def test_plain_torchrun_on_one_host_is_known_by_its_launcher():
     assert len({one, *others}) == 5
 
 
-def test_plain_torchrun_on_several_hosts_is_known_by_its_master():
+def test_job_id_of_torchrun_on_several_hosts_is_its_master():
     """Each host has a launcher of its own, so only what all ranks know is in the id."""
     one = named(ON_TWO_HOSTS)
     assert one.startswith("node7-29500-")
@@ -86,7 +86,7 @@ def test_plain_torchrun_on_several_hosts_is_known_by_its_master():
         ({"MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": "8118"}, 2, False),
     ],
 )
-def test_whether_a_job_spans_hosts(environ, size, expected):
+def test_is_multi_host_reads_the_launchers_variables(environ, size, expected):
     assert is_multi_host(environ, world_size=size) is expected
 
 
@@ -98,7 +98,7 @@ print(find_launcher(os.environ, world_size=2).pid)
 
 
 @pytest.mark.parametrize("wrapper", [[], ["sh", "-c", '"$@"; true', "sh"]])
-def test_a_wrapper_of_a_rank_is_not_its_launcher(wrapper):
+def test_find_launcher_skips_wrappers_of_ranks(wrapper):
     """A shell or numactl around each rank has the rank's variables."""
     ranks = [
         subprocess.run(
@@ -113,7 +113,7 @@ def test_a_wrapper_of_a_rank_is_not_its_launcher(wrapper):
     assert ranks == [str(os.getpid())] * 2
 
 
-def test_a_process_that_is_alone_is_its_own_job():
+def test_find_launcher_of_a_single_process_is_itself():
     assert find_launcher({"RANK": "0"}, world_size=1).pid == os.getpid()
     assert find_launcher({}, world_size=4).pid == os.getppid()
     # A torchrun of one rank may start that again.

@@ -1,4 +1,4 @@
-"""The manifest of an iteration: what is written is read back, and damage is called damage."""
+"""Manifest of an iteration: it is read back as written, and damage is reported."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ manifests = st.builds(
 
 
 @given(manifest=manifests)
-def test_round_trip(manifest: Manifest):
+def test_manifest_round_trip(manifest: Manifest):
     """Every manifest comes back as it was, whatever operators are called."""
     data = manifest.to_json()
     assert Manifest.from_json(data) == manifest
@@ -70,7 +70,7 @@ def test_round_trip(manifest: Manifest):
     assert not is_intact(data.replace(b'"version": 1', b'"version": 2'))
 
 
-def test_a_manifest_of_before_sessions_and_checksums():
+def test_manifest_without_sessions_and_checksums_is_read():
     body = json.loads(MANIFEST.to_json())
     del body["crc32"]
     data = json.dumps(body).encode()
@@ -83,8 +83,8 @@ STATUS = IterationStatus("job", "session", 0, 1, True, expected=1, stored=1)
 MANIFEST = Manifest(STATUS, 2, 0, "host", (RECORD,))
 
 
-def test_truncated():
-    """No prefix of a manifest passes for one."""
+def test_manifest_that_is_truncated_is_rejected():
+    """No prefix of a manifest is accepted."""
     whole = MANIFEST.to_json()
     for length in range(len(whole)):
         with pytest.raises(CorruptedError, match="manifest cannot be read"):
@@ -126,8 +126,8 @@ NO_COUNTS = (None, "1", -1, 1.5, True, [1])
         (("records", 0, "shape"), [-1]),
     ],
 )
-def test_damaged_fields(path: tuple[Any, ...], value: object):
-    """A field that no manifest could have is damage: whoever reads on may compute with all."""
+def test_manifest_with_impossible_fields_is_rejected(path: tuple[Any, ...], value: object):
+    """Readers may compute with every field, so an impossible one is reported as damage."""
     body: Any = json.loads(MANIFEST.to_json())
     inner = body
     for name in path[:-1]:
@@ -138,7 +138,7 @@ def test_damaged_fields(path: tuple[Any, ...], value: object):
 
 
 def test_manifest_of_before_rows():
-    """A record without a time is one that has no row."""
+    """A record without a time has no row."""
     body: Any = json.loads(MANIFEST.to_json())
     del body["records"][0]["timestamp_us"]
     (record,) = Manifest.from_json(json.dumps(body).encode()).records
@@ -146,13 +146,13 @@ def test_manifest_of_before_rows():
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"{}", b"\xff", b"[" * 200_000])
-def test_something_else(data: bytes):
-    """Any other file is damage."""
+def test_manifest_of_another_form_is_rejected(data: bytes):
+    """Any other file is reported as damaged."""
     with pytest.raises(CorruptedError):
         Manifest.from_json(data)
 
 
-def test_balance():
+def test_manifest_is_balanced_when_kept_and_dropped_add_up():
     """Expected is what was kept plus what was dropped, by any reason."""
     status = IterationStatus(
         "j", "s", 0, 0, True, 10, stored=4, linked=2, degraded=1, dropped={"full": 2, "late": 1}
@@ -162,7 +162,7 @@ def test_balance():
     assert not IterationStatus("j", "s", 0, 0, True, 11, stored=4).is_balanced
 
 
-def test_name():
+def test_manifest_name_differs_between_sessions():
     """Two sessions of one tree have manifests of their own."""
     assert make_manifest_name(3, "0123456789abcdef") == "iteration_3.0123456789ab.json"
     assert make_manifest_name(3, "a" * 32) != make_manifest_name(3, "b" * 32)

@@ -1,4 +1,4 @@
-"""npy headers: byte for byte MindSpore's, readable by numpy, and safe to parse from anyone."""
+"""npy headers: byte for byte MindSpore's, readable by numpy, and safe to parse from any file."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def check_same_header(path: Path) -> None:
     assert data[: len(made)] == made, path.name
 
 
-def test_golden_files_are_there():
+def test_golden_npy_files_exist():
     """The table below is not empty."""
     assert len(GOLDEN) == 10
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
-def test_header_of_golden_files(path: Path):
+def test_format_npy_header_equals_golden_files(path: Path):
     """The header of a file that MindSpore wrote comes out byte for byte."""
     check_same_header(path)
 
 
-def test_header_of_every_real_file():
+def test_format_npy_header_equals_files_of_mindspore():
     """The same for whole trees of two MindSpore versions, where they are at hand."""
     paths = sorted(REAL.glob("**/*.npy"))
     if not paths and os.environ.get("CI") != "true":
@@ -58,8 +58,8 @@ def test_header_of_every_real_file():
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
-def test_array_agrees_with_numpy(path: Path):
-    """What numpy.load reads is read, and what it refuses is refused."""
+def test_view_npy_array_agrees_with_numpy(path: Path):
+    """Files are accepted and rejected as by numpy.load."""
     data = path.read_bytes()
     try:
         expected = np.load(io.BytesIO(data))
@@ -83,7 +83,7 @@ descrs = st.sampled_from(sorted({kind.descr for kind in ELEMENT_TYPES.values()})
 
 
 @given(descr=descrs, shape=shapes)
-def test_numpy_reads_what_we_write(descr: str, shape: tuple[int, ...]):
+def test_npy_files_written_here_are_read_by_numpy(descr: str, shape: tuple[int, ...]):
     """Header and elements make a file that numpy and this reader agree on."""
     head = npy_format.format_npy_header(descr, shape)
     assert len(head) % 64 == 0
@@ -97,7 +97,7 @@ def test_numpy_reads_what_we_write(descr: str, shape: tuple[int, ...]):
 
 
 @given(descr=descrs, shape=st.lists(st.integers(0, 4), max_size=4).map(tuple), order=st.booleans())
-def test_we_read_what_numpy_writes(descr: str, shape: tuple[int, ...], order: bool):
+def test_npy_files_of_numpy_are_read(descr: str, shape: tuple[int, ...], order: bool):
     """Files of numpy.save, either order, read back as the same array."""
     source = np.arange(np.prod(shape, dtype=int)).astype(descr).reshape(shape)
     target = io.BytesIO()
@@ -108,7 +108,7 @@ def test_we_read_what_numpy_writes(descr: str, shape: tuple[int, ...], order: bo
     assert not found.flags.writeable
 
 
-def test_a_header_over_64_kib_is_version_2():
+def test_format_npy_header_over_64_kib_has_version_2():
     """The length field of version 1 holds 65,535; more dimensions than that need version 2."""
     readers = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}
     for dimensions, version in ((20_000, 1), (40_000, 2)):
@@ -125,7 +125,7 @@ def test_a_header_over_64_kib_is_version_2():
 @given(data=st.binary(max_size=300))
 @example(b"")
 @example(b"\x93NUMPY")
-def test_random_bytes(data: bytes):
+def test_parse_npy_header_rejects_random_bytes(data: bytes):
     """Random bytes raise DamagedError and nothing else."""
     with pytest.raises(CorruptedError):
         npy_format.view_npy_array(data)
@@ -149,7 +149,7 @@ def block(text: bytes, version: int = 1) -> bytes:
 @example(b"'\\N{x'")
 @example(b"'\\d'")
 @example(b"1if 2else 3")
-def test_random_header_text(text: bytes):
+def test_parse_npy_header_rejects_random_text(text: bytes):
     """Random text behind a true prefix raises DamagedError and nothing else, not even a warning."""
     for version in (1, 2, 3):
         with pytest.raises(CorruptedError):
@@ -157,7 +157,7 @@ def test_random_header_text(text: bytes):
 
 
 @given(data=st.data())
-def test_flipped_bytes(data: st.DataObject):
+def test_view_npy_array_survives_flipped_bytes(data: st.DataObject):
     """A file with one byte changed reads as some array of the same size or is refused."""
     whole = bytearray(npy_format.format_npy_header("<f4", (3, 2)) + bytes(24))
     whole[data.draw(st.integers(0, len(whole) - 1))] ^= data.draw(st.integers(1, 255))
@@ -196,15 +196,15 @@ FIELDS = "{'descr': %s, 'fortran_order': %s, 'shape': %s, }"
     ],
 )
 @pytest.mark.parametrize("spare", [0, 4])
-def test_hostile_fields(text: str, spare: int):
-    """A header that lies about its fields is refused."""
+def test_parse_npy_header_rejects_hostile_fields(text: str, spare: int):
+    """Fields of wrong types or values are rejected."""
     with pytest.raises(CorruptedError):
         npy_format.view_npy_array(block(text.encode()) + bytes(spare))
 
 
 @given(shape=st.lists(st.integers(0, 2**66), min_size=1, max_size=4).map(tuple))
-def test_huge_shapes_allocate_nothing(shape: tuple[int, ...]):
-    """A header may claim any size; memory follows the bytes that are there."""
+def test_view_npy_array_of_huge_shape_allocates_nothing(shape: tuple[int, ...]):
+    """A header may declare any size; memory is bounded by the size of the file."""
     data = npy_format.format_npy_header("<f8", shape)
     tracemalloc.start()
     try:
@@ -218,15 +218,15 @@ def test_huge_shapes_allocate_nothing(shape: tuple[int, ...]):
 
 
 @pytest.mark.parametrize("change", [-4, -1, 1, 4])
-def test_size_is_checked(change: int):
-    """Elements that are missing or too many are refused, with both numbers."""
+def test_view_npy_array_checks_the_size(change: int):
+    """Missing or surplus elements are rejected with both numbers."""
     data = npy_format.format_npy_header("<f4", (2, 3)) + bytes(24 + change)
     with pytest.raises(CorruptedError, match=f"{24 + change} bytes of elements.*declares 24"):
         npy_format.view_npy_array(data)
 
 
-def test_header_that_is_cut_off():
-    """Every prefix of a file is refused."""
+def test_parse_npy_header_rejects_a_cut_off_header():
+    """Every prefix of a file is rejected."""
     data = npy_format.format_npy_header("<f4", (2,)) + bytes(8)
     for length in range(len(data)):
         with pytest.raises(CorruptedError):
@@ -253,8 +253,8 @@ def test_header_that_is_cut_off():
         ),
     ],
 )
-def test_an_absurd_header_is_said_in_plain_words(data: bytes, said: str):
-    """What, where, which value, and what is allowed."""
+def test_parse_npy_header_describes_an_absurd_header(data: bytes, said: str):
+    """The message has the place, the value and what is allowed."""
     with pytest.raises(CorruptedError) as caught:
         npy_format.parse_npy_header(data)
     assert str(caught.value) == said

@@ -1,4 +1,4 @@
-"""What only MindSpore writes: types that numpy does not know, bytes behind an empty tensor."""
+"""Forms of MindSpore's npy files: types unknown to numpy, and bytes behind an empty tensor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def second_version(head: bytes) -> bytes:
 
 @pytest.mark.parametrize("descr", [b"<h2", b"<T2", b"<E2"])
 @pytest.mark.parametrize("version", [1, 2])
-def test_names_of_bfloat16(descr: bytes, version: int):
+def test_read_npy_form_knows_all_names_of_bfloat16(descr: bytes, version: int):
     """Two-byte words stand in its place, whichever release wrote it."""
     head = WORDS.replace(b"<u2", descr)
     head = second_version(head) if version == 2 else head
@@ -35,7 +35,7 @@ def test_names_of_bfloat16(descr: bytes, version: int):
 
 
 @pytest.mark.parametrize("descr", ["<f4", "<E2"])
-def test_stray_bytes(descr: str):
+def test_read_npy_form_allows_stray_bytes_behind_an_empty_tensor(descr: str):
     """Up to one element behind an empty tensor, never behind another."""
     empty = npy_format.format_npy_header(descr, (0, 4))
     for stray in range(9):
@@ -48,7 +48,7 @@ def test_stray_bytes(descr: str):
 
 
 @given(data=st.binary(max_size=300), at=st.integers(0, 200))
-def test_anything(data: bytes, at: int):
+def test_read_npy_form_survives_overwritten_bytes(data: bytes, at: int):
     """Bytes of a good file overwritten anywhere: a form that fits the file, or DamagedError."""
     good = npy_format.format_npy_header("<E2", (3,)) + bytes(6)
     broken = good[:at] + data + good[at + len(data) :]
@@ -60,7 +60,7 @@ def test_anything(data: bytes, at: int):
     assert form.data_end <= len(broken)
 
 
-def test_a_header_longer_than_any():
+def test_read_npy_form_rejects_an_overlong_header():
     """It is refused before it is read."""
     text = b"{" + b" " * (1 << 20)
     with pytest.raises(CorruptedError, match="at most 10000 are allowed"):

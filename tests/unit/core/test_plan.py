@@ -1,4 +1,4 @@
-"""The plan as it travels: the same plan comes back, and nothing else is taken for one."""
+"""Form of the plan on the wire: the same plan is read back, and anything else is rejected."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ plans = st.builds(
 
 
 @given(plan=plans)
-def test_round_trip(plan: DumpPlan):
+def test_plan_round_trip(plan: DumpPlan):
     """Every plan comes back as it was."""
     assert plan_from_json(plan_to_json(plan)) == plan
 
@@ -131,7 +131,7 @@ PLAN = DumpPlan(
         (("delivery", "buffer_bytes"), None),
     ],
 )
-def test_hostile_fields(path: tuple[str, ...], value: object):
+def test_plan_with_impossible_fields_is_rejected(path: tuple[str, ...], value: object):
     """A field that no plan could have is a ProtocolError."""
     body: dict[str, Any] = json.loads(plan_to_json(PLAN))
     inner = body
@@ -143,7 +143,7 @@ def test_hostile_fields(path: tuple[str, ...], value: object):
 
 
 @pytest.mark.parametrize("path", [("output",), ("selection", "operators"), ("dialect",)])
-def test_missing_fields(path: tuple[str, ...]):
+def test_plan_with_missing_fields_is_rejected(path: tuple[str, ...]):
     """A plan with a part left out is a ProtocolError."""
     body: dict[str, Any] = json.loads(plan_to_json(PLAN))
     inner = body
@@ -162,14 +162,14 @@ json_values = st.recursive(
 
 
 @given(value=json_values)
-def test_any_json(value: object):
+def test_plan_of_any_other_json_is_rejected(value: object):
     """Any other JSON value is a ProtocolError."""
     with pytest.raises(ProtocolError):
         plan_from_json(json.dumps(value).encode())
 
 
 @given(data=st.binary(max_size=100))
-def test_any_bytes(data: bytes):
+def test_plan_of_any_bytes_is_rejected(data: bytes):
     """Any bytes are a ProtocolError."""
     with pytest.raises(ProtocolError):
         plan_from_json(data)
@@ -182,7 +182,7 @@ def test_any_bytes(data: bytes):
         OperatorSelection(everything=False, patterns=("a",) * 1001),
     ],
 )
-def test_patterns_are_bounded(operators: OperatorSelection):
+def test_plan_patterns_are_bounded(operators: OperatorSelection):
     """They run in the agent: how long one takes depends on how long it is."""
     plan = dataclasses.replace(PLAN, selection=TensorSelection(operators=operators))
     with pytest.raises(ProtocolError, match="1001"):
@@ -190,13 +190,13 @@ def test_patterns_are_bounded(operators: OperatorSelection):
 
 
 @pytest.mark.parametrize(("field", "text"), [("root", "/" + "r" * 4096), ("net_name", "n" * 256)])
-def test_names_that_no_disk_could_hold(field: str, text: str):
+def test_plan_names_too_long_for_a_disk_are_rejected(field: str, text: str):
     plan = dataclasses.replace(PLAN, output=dataclasses.replace(PLAN.output, **{field: text}))
     with pytest.raises(ProtocolError, match=f"the output .*{field}"):
         plan_from_json(plan_to_json(plan))
 
 
-def test_deep_nesting_and_truncation():
+def test_plan_that_is_nested_or_cut_off_is_rejected():
     """Neither a very deep document nor a cut-off plan gets through."""
     whole = plan_to_json(PLAN)
     for data in (b"[" * 200_000, *(whole[:length] for length in range(len(whole)))):
@@ -204,7 +204,7 @@ def test_deep_nesting_and_truncation():
             plan_from_json(data)
 
 
-def test_iterations_contain():
+def test_iteration_selection_contains_its_spans():
     """Spans are inclusive at both ends; no spans match nothing; None matches all."""
     spans = IterationSelection("0|5-8", ((0, 0), (5, 8)))
     assert [n for n in range(12) if n in spans] == [0, 5, 6, 7, 8]

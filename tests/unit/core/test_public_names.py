@@ -48,7 +48,7 @@ def test_public_names_are_these_and_exist(module: str):
     assert all(hasattr(public, name) for name in public.__all__)
 
 
-def test_other_modules_are_private():
+def test_modules_other_than_public_ones_are_private():
     """A module or package of rankdump that is neither public nor generated begins with `_`."""
     (folder,) = map(Path, rankdump.__path__)
     modules = {path.stem for path in folder.glob("*.py")}

@@ -1,4 +1,4 @@
-"""The trace of an iteration: every rule of the format, and what it says of the calls."""
+"""Trace of an iteration: it follows every rule of the format, and describes the calls."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def call(
     )  # fmt: skip
 
 
-def test_members_of_a_collective_are_joined_in_the_order_they_came(tmp_path) -> None:
+def test_trace_joins_members_of_a_collective_by_arrival(tmp_path) -> None:
     """Ranks are processes, streams threads; who came early says how long it waited."""
     events = {
         0: [operator(1, 0, 10, name='a "b"'), call(2, 10, 95)],
@@ -84,7 +84,7 @@ def test_members_of_a_collective_are_joined_in_the_order_they_came(tmp_path) -> 
     assert threads >= {(0, "stream 0"), (0, "stream 0: calls"), (2, "stream 7")}
 
 
-def test_who_is_waited_for_is_marked(tmp_path) -> None:
+def test_trace_marks_missing_and_hanging_members(tmp_path) -> None:
     """A call that misses a member says whom; one that hangs is drawn until the end."""
     events = {
         0: [call(1, 10, 10, end_position=OPEN_END_POSITION)],
@@ -101,7 +101,7 @@ def test_who_is_waited_for_is_marked(tmp_path) -> None:
     assert "complete" not in complete["args"]
 
 
-def test_a_message_goes_from_the_send_to_the_end_of_its_receive(tmp_path) -> None:
+def test_trace_draws_a_message_from_send_to_end_of_receive(tmp_path) -> None:
     """The receive may have begun long before; a lone one has no arrow."""
     events = {
         0: [
@@ -124,7 +124,7 @@ def test_a_message_goes_from_the_send_to_the_end_of_its_receive(tmp_path) -> Non
     assert sorted(peers) == [(0, 1), (0, 1), (1, 0), (1, 2)]
 
 
-def test_graphs_have_a_trace_each_and_one_time(tmp_path) -> None:
+def test_traces_of_graphs_share_one_start_time(tmp_path) -> None:
     """Times count from the iteration's first event, in whatever graph it was."""
     order = merged({0: [operator(1, 0, 5), operator(2, 100, 110, graph=6)]}, (), 3)
     assert [event["ts"] for event in slices_of(traced(tmp_path, order, 6), "operator")] == [100]
@@ -135,7 +135,7 @@ def test_graphs_have_a_trace_each_and_one_time(tmp_path) -> None:
         assert checked_trace(folder / make_trace_file_name(3))
 
 
-def test_a_large_iteration_has_no_trace_and_that_is_said_once(tmp_path, caplog) -> None:
+def test_trace_of_a_large_iteration_is_skipped_with_one_log_line(tmp_path, caplog) -> None:
     """Viewers do not open more; the files of lines are whole."""
     publisher = OrderPublisher(trace_events=1)
     offsets = None
@@ -154,7 +154,7 @@ SPANS = st.lists(st.tuples(TIMES, TIMES, st.integers(0, 1)), max_size=30)
 
 
 @given(SPANS)
-def test_lanes_keep_apart_what_overlaps(spans) -> None:
+def test_trace_lanes_separate_overlapping_slices(spans) -> None:
     """In one lane of calls nothing overlaps; of operators nothing but what nests."""
     start, length, track = (np.array([span[at] for span in spans], "i8") for at in range(3))
     end = start + length
@@ -211,7 +211,7 @@ def programs(draw: st.DrawFn) -> dict[int, list[RankEvent]]:
 
 @settings(deadline=None)
 @given(programs())
-def test_any_program_gives_a_trace_that_keeps_the_rules(tmp_path_factory, program) -> None:
+def test_trace_of_any_program_follows_the_rules(tmp_path_factory, program) -> None:
     """Whatever overlaps, hangs or goes missing: slices nest, flows are bound, threads are named."""
     order = merged(program, (WORLD,), 3)
     folder = tmp_path_factory.mktemp("trace")
@@ -224,7 +224,7 @@ def test_any_program_gives_a_trace_that_keeps_the_rules(tmp_path_factory, progra
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_blocks_do_not_show(tmp_path, monkeypatch, size) -> None:
+def test_trace_is_independent_of_block_size(tmp_path, monkeypatch, size) -> None:
     """However many events are written at once, the trace is the same."""
     order = merged({rank: [operator(n, n, n + 1) for n in range(1, 9)] for rank in (0, 1)}, (), 3)
     whole = b"".join(format_trace(order, 0, 0))

@@ -1,4 +1,4 @@
-"""The launcher's variables: who wins, and what is not a number."""
+"""Identity of a rank from the launcher's variables: their order, and values that are no numbers."""
 
 import sys
 import types
@@ -40,13 +40,13 @@ from rankdump.errors import ConfigError
         ({"RANK": ""}, RankIdentity()),
     ],
 )
-def test_the_first_variable_that_is_set_counts(environ, expected):
+def test_identify_rank_uses_the_first_variable_set(environ, expected):
     found = identify_rank({**environ, "RANKDUMP_JOB_ID": "job"}, "/data")
     assert found == expected
 
 
-def test_torchs_process_group_counts_where_no_variable_does(monkeypatch):
-    """Spawned ranks have no variables; `none` yet is no group."""
+def test_identify_rank_falls_back_to_torchs_process_group(monkeypatch):
+    """Spawned ranks have no variables; a group that is not initialised does not count."""
     group = types.SimpleNamespace(
         is_available=lambda: True,
         is_initialized=lambda: True,
@@ -62,14 +62,14 @@ def test_torchs_process_group_counts_where_no_variable_does(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["-1", "1.0", "x", "1e3", " 1", "99999999999"])
-def test_a_variable_that_is_no_number_is_named(text):
+def test_identify_rank_rejects_a_variable_that_is_not_a_number(text):
     with pytest.raises(ConfigError, match="RANK") as caught:
         identify_rank({"RANK": text}, "/data")
     assert repr(text) in str(caught.value)
 
 
-def test_every_session_has_a_secret_of_its_own():
-    """Long enough not to be guessed, and not shown where a request is."""
+def test_session_request_has_its_own_secret():
+    """It is too long to be guessed, and not in the request's repr."""
     first, second = (
         make_session_request(RankIdentity(), plan_json=b"", config_source=b"") for _ in "ab"
     )
@@ -78,14 +78,14 @@ def test_every_session_has_a_secret_of_its_own():
     assert "secret" not in repr(first)
 
 
-def test_a_folder_named_torch_is_not_torch(monkeypatch):
+def test_session_request_ignores_a_folder_named_torch(monkeypatch):
     """A job without torch may import a package of that name that is only a folder."""
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
     request = make_session_request(RankIdentity(), plan_json=b"", config_source=b"")
     assert (request.framework, request.device_target) == ("numpy", "CPU")
 
 
-def test_mindspore_says_its_version_and_what_it_computes_on(monkeypatch):
+def test_session_request_has_mindspores_version_and_device(monkeypatch):
     """Also in a process in which torch is not loaded."""
     mindspore = types.ModuleType("mindspore")
     mindspore.__version__ = "2.7.0"  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,4 +1,4 @@
-"""Decisions on a plan: the answer, and the reason whenever it is no."""
+"""Decisions on a plan: the answer, with a reason whenever it is no."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def plan(selection: TensorSelection) -> DumpPlan:
         ((), 0, "support_device [] excludes this rank's device 0"),
     ],
 )
-def test_device(devices: tuple[int, ...] | None, device: int, reason: str):
+def test_decide_device_follows_the_list(devices: tuple[int, ...] | None, device: int, reason: str):
     """A device is taken when it is listed or when there is no list."""
     verdict = decide_device(plan(TensorSelection(devices=devices)), device)
     assert (verdict.accepted, verdict.reason) == (not reason, reason)
@@ -65,7 +65,9 @@ def test_device(devices: tuple[int, ...] | None, device: int, reason: str):
         (IterationSelection("5-3", ()), 4, 'iteration "5-3" does not include 4'),
     ],
 )
-def test_iteration(iterations: IterationSelection, iteration: int, reason: str):
+def test_decide_iteration_quotes_the_users_text(
+    iterations: IterationSelection, iteration: int, reason: str
+):
     """An iteration is taken when a span holds it; the reason quotes the user's own text."""
     verdict = decide_iteration(plan(TensorSelection(iterations=iterations)), iteration)
     assert (verdict.accepted, verdict.reason) == (not reason, reason)
@@ -73,7 +75,7 @@ def test_iteration(iterations: IterationSelection, iteration: int, reason: str):
 
 @pytest.mark.parametrize("inputs", [True, False])
 @pytest.mark.parametrize("outputs", [True, False])
-def test_side(inputs: bool, outputs: bool):
+def test_decide_side_follows_its_switch(inputs: bool, outputs: bool):
     """Each side has its own switch."""
     selected = plan(TensorSelection(inputs=inputs, outputs=outputs))
     assert decide_side(selected, TensorSide.INPUT).accepted is inputs
@@ -126,7 +128,9 @@ def test_side(inputs: bool, outputs: bool):
         (OperatorSelection(False, names=("x",), types=("conv",), patterns=("z",)), CONV, True),
     ],
 )
-def test_operator(operators: OperatorSelection, name: str, accepted: bool):
+def test_decide_operator_matches_names_types_and_patterns(
+    operators: OperatorSelection, name: str, accepted: bool
+):
     """Names are exact, types are case-insensitive substrings, expressions match whole names."""
     verdict = decide_operator(operators, name)
     assert verdict.accepted is accepted
@@ -147,13 +151,13 @@ def test_operator(operators: OperatorSelection, name: str, accepted: bool):
         ("/", ""),
     ],
 )
-def test_type_in(name: str, kind: str):
+def test_extract_op_type_is_the_last_component(name: str, kind: str):
     """The type stands after the last slash, up to the last dash."""
     assert extract_op_type(name) == kind
 
 
-def test_yes_has_no_reason():
-    """A reason belongs to a no."""
+def test_verdict_has_a_reason_only_when_rejected():
+    """Only a rejection has a reason."""
     assert ACCEPTED_VERDICT.accepted
     assert ACCEPTED_VERDICT.reason == ""
 
@@ -186,30 +190,28 @@ def test_yes_has_no_reason():
         ("", [""]),
     ],
 )
-def test_an_operator_has_several_spellings(name: str, found: list[str]):
-    """Law: all that a name may be called follows from the name."""
+def test_list_spellings_follows_from_the_name(name: str, found: list[str]):
+    """All spellings of a name follow from the name."""
     assert list_spellings(name) == (name, *found)
 
 
 @pytest.mark.parametrize("spelt", [True, False])
 @pytest.mark.parametrize("entry", list_spellings(BLOCK))
 @pytest.mark.parametrize("scope", ["", "Gradients/", "Recompute/"])
-def test_other_spellings_select_only_where_the_plan_allows_them(
-    entry: str, spelt: bool, scope: str
-):
-    """Law: MindSpore's `kernels` know the full scope name alone; what belongs to it comes along."""
+def test_decide_operator_uses_other_spellings_only_if_allowed(entry: str, spelt: bool, scope: str):
+    """MindSpore's `kernels` accept only the full scope name; its gradients are selected with it."""
     verdict = decide_operator(OperatorSelection(False, (entry,), spelt=spelt), scope + BLOCK)
     assert verdict.accepted is (spelt or entry == BLOCK)
 
 
-def test_a_path_selects_its_module_and_none_inside_it():
+def test_decide_operator_path_selects_only_its_own_module():
     outer = OperatorSelection(False, ("layer1", "layer1.0"), spelt=True)
     assert not decide_operator(outer, BLOCK).accepted
     assert decide_operator(outer, "Default/network-Net/layer1-Sequential/Seq-op3").accepted
 
 
-def test_a_range_is_known_to_the_rank_alone():
-    """Law: by its name alone any operator may lie in a range."""
+def test_decide_operator_accepts_all_names_with_a_range():
+    """Any operator may be in a range, as far as its name tells."""
     operators = OperatorSelection(False, ("a",), ranges=(("b", "c"),))
     assert decide_operator(operators, CONV).accepted
     assert not decide_listed_operator(operators, CONV).accepted
@@ -236,8 +238,10 @@ def test_a_range_is_known_to_the_rank_alone():
         ({"without_names": (("conv1", "output9x"),)}, CONV, TensorSide.OUTPUT, 9, True),
     ],
 )
-def test_exclusion(lists, name: str, side: TensorSide, slot: int, accepted: bool):
-    """Law: an entry without positions leaves out the whole operator, any other just these."""
+def test_decide_exclusion_matches_positions(
+    lists, name: str, side: TensorSide, slot: int, accepted: bool
+):
+    """An entry without positions excludes the whole operator, any other just these positions."""
     made: dict[str, Any] = {
         key: tuple(
             TensorExclusion(entry)
@@ -268,14 +272,14 @@ def test_exclusion(lists, name: str, side: TensorSide, slot: int, accepted: bool
         pytest.param("a_To_" + "_To_" * 100_000, False, id="long"),
     ],
 )
-def test_a_watched_name_is_of_a_node_or_of_a_layer_and_a_node(name: str, accepted: bool):
-    """Law: both parts are listed, wherever the name can be cut in two."""
+def test_decide_watched_operator_needs_node_or_layer_and_node(name: str, accepted: bool):
+    """Both parts must be listed, for any split of the name."""
     watched = WatchedOperators(("a", "conv1", "a_To_a"), ("layer1.0.conv-a", "b_To_b"))
     assert decide_watched_operator(watched, name).accepted is accepted
 
 
-def test_without_layers_every_operator_is_one() -> None:
-    """Law: any name before a node's."""
+def test_decide_watched_operator_without_layers_allows_any_layer() -> None:
+    """Any name may precede that of the node."""
     watched = WatchedOperators((), ("layer1.0.conv-a",))
     assert decide_watched_operator(watched, make_watch_name("x", BLOCK)).accepted
     assert not decide_watched_operator(watched, make_watch_name("x", CONV)).accepted

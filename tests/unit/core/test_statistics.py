@@ -1,4 +1,4 @@
-"""Figures about a tensor against golden values of MindSpore and a float64 reference."""
+"""Statistics of a tensor against golden values of MindSpore and a float64 reference."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def of(items: tuple[str, ...], array: np.ndarray) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        # mindspore-dump.md 3.4: the row of Add in MindSpore's own test
+        # The rows of Add in MindSpore's own test
         ([[1, 2, 3], [4, 5, 6]], ("6", "1", "9.53939")),
         ([[7, 8, 9], [10, 11, 12]], ("12", "7", "23.6432")),
         ([[8, 10, 12], [14, 16, 18]], ("18", "8", "32.9242")),
     ],
 )
-def test_default_figures_of_mindspores_test(values: list, expected: tuple[str, ...]):
+def test_default_statistics_equal_those_of_mindspores_test(values: list, expected: tuple[str, ...]):
     assert of(("max", "min", "l2norm"), np.array(values, "f4")) == expected
 
 
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        # mindspore-dump.md 3.4: max, min, avg, count, neg, pos, nan, -inf, +inf, zero
+        # max, min, avg, count, neg, pos, nan, -inf, +inf, zero
         ([[7.5, 8.56, -9.78], [10, -11, 0]], "10 -11 0.88 6 2 3 0 0 0 1"),
         (
             [[1, -INF, INF, -INF, INF], [INF, 1, -INF, INF, INF]],
@@ -60,7 +60,7 @@ def test_default_figures_of_mindspores_test(values: list, expected: tuple[str, .
         ([-2.175, 1.990, NAN, NAN, -1.809], "nan nan nan 5 2 1 2 0 0 0"),
     ],
 )
-def test_ten_figures_of_mindspores_golden_file(values: list, expected: str):
+def test_ten_statistics_equal_those_of_mindspores_golden_file(values: list, expected: str):
     assert of(TEN, np.array(values, "f4")) == tuple(expected.split())
 
 
@@ -80,31 +80,31 @@ def test_ten_figures_of_mindspores_golden_file(values: list, expected: str):
         (0.00001, "1e-05"),
     ],
 )
-def test_numbers_are_written_as_streams_of_cpp_write_them(value: float, text: str):
+def test_statistic_numbers_are_written_as_by_cpp_streams(value: float, text: str):
     assert statistics.format_statistic_number(value) == text
 
 
-def test_boolean_counts_as_zero_and_one():
+def test_statistics_of_booleans_count_zeros_and_ones():
     found = dict(zip(ALL, of(ALL, np.array([True, False, True])), strict=True))
     assert (found["max"], found["min"], found["avg"]) == ("1", "0", "0.666667")
     assert (found["positive zero count"], found["zero count"]) == ("2", "1")
 
 
-def test_md5_is_over_the_elements_as_the_framework_held_them():
+def test_md5_is_that_of_the_frameworks_elements():
     """Of bfloat16 two bytes each, although the file holds four."""
     data = np.array([1.0, -2.0], "f4").view(np.uint16)[1::2].copy()
     found = compute_statistic_texts(("md5", "max", "min"), "bfloat16", raw(data))
     assert found == (hashlib.md5(data.tobytes()).hexdigest(), "1", "-2")
 
 
-def test_complex_has_no_figures():
+def test_statistics_of_complex_types_are_rejected():
     assert not statistics.has_statistics("complex64")
     with pytest.raises(UnsupportedError, match="complex128"):
         compute_statistic_texts(("max",), "complex128", raw(np.zeros(2, "c16")))
 
 
 @pytest.mark.parametrize("name", [n for n in element_types.ELEMENT_TYPES if n.startswith("float8")])
-def test_eight_bit_floats_are_read_by_their_values(name: str):
+def test_statistics_of_8_bit_floats_use_their_values(name: str):
     data = np.arange(256, dtype=np.uint8)
     wide = np.frombuffer(element_types.convert_to_stored(name, raw(data)), "f4").astype("f8")
     nans = int(np.isnan(wide).sum())
@@ -126,7 +126,7 @@ NUMERIC = [
 @pytest.mark.parametrize("name", NUMERIC)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_figures_equal_a_float64_reference(name: str, data: st.DataObject):
+def test_statistics_equal_a_float64_reference(name: str, data: st.DataObject):
     """For every type, with NaN and infinities where it has them."""
     array = data.draw(hnp.arrays(np.dtype(name), hnp.array_shapes(max_dims=3, max_side=8)))
     found = dict(zip(ALL, of(ALL, array), strict=True))
@@ -153,7 +153,7 @@ def test_figures_equal_a_float64_reference(name: str, data: st.DataObject):
         assert float(found[item]) == pytest.approx(value, rel=1e-5, abs=1e-12 * scale, nan_ok=True)
 
 
-def test_large_tensor_has_the_figures_of_one_pass(monkeypatch: pytest.MonkeyPatch):
+def test_statistics_of_a_large_tensor_equal_those_of_one_pass(monkeypatch: pytest.MonkeyPatch):
     """Blocks are not to be seen in the result, wherever the NaN stands."""
     rng = np.random.default_rng(7)
     array = rng.normal(size=100_003).astype("f4")
@@ -171,7 +171,7 @@ def test_large_tensor_has_the_figures_of_one_pass(monkeypatch: pytest.MonkeyPatc
 )
 @given(data=st.data())
 @settings(max_examples=30, deadline=None)
-def test_many_tensors_have_the_figures_of_each(name: str, data: st.DataObject):
+def test_statistics_of_many_tensors_equal_those_of_each(name: str, data: st.DataObject):
     """Law: measured together, tensors have the figures that each has by itself."""
     item_bytes = element_types.get_element_type(name).item_bytes
     sizes = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=6))
@@ -193,7 +193,7 @@ def test_many_tensors_have_the_figures_of_each(name: str, data: st.DataObject):
         assert unsigned_zeros(found) == unsigned_zeros(alone)
 
 
-def test_text_is_the_figures_with_commas_between_them():
+def test_statistic_row_is_the_texts_joined_by_commas():
     data = raw(np.array([1, -2, 2], "f4"))
     assert statistics.compute_statistic_row(("max", "min", "l2norm"), "float32", data) == "2,-2,3"
     assert compute_statistic_texts((), "float32", data) == ()
@@ -201,14 +201,14 @@ def test_text_is_the_figures_with_commas_between_them():
     assert statistics.compute_statistic_rows(("count", "max"), "float32", []) == []
 
 
-def test_tensor_without_elements_has_figures_of_its_own():
+def test_statistics_of_an_empty_tensor_are_defined():
     found = compute_statistic_texts(ALL, "float32", memoryview(b""))
     zeros = dict(zip(ALL, found, strict=True))
     assert (zeros["max"], zeros["min"], zeros["avg"]) == ("-inf", "inf", "nan")
     assert (zeros["count"], zeros["l2norm"]) == ("0", "0")
 
 
-def test_many_tensors_of_several_blocks_have_the_figures_of_each(monkeypatch: pytest.MonkeyPatch):
+def test_statistics_of_many_blocks_equal_those_of_each(monkeypatch: pytest.MonkeyPatch):
     """Law: where neighbours are taken together changes no figure, nor does a larger one's size."""
     rng = np.random.default_rng(3)
     tensors = [rng.normal(size=size).astype("f4").tobytes() for size in (5, 60, 9, 200, 1, 1, 64)]
@@ -223,7 +223,7 @@ def test_many_tensors_of_several_blocks_have_the_figures_of_each(monkeypatch: py
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("size", [3, 1 << 14, (1 << 16) + 5])
 @pytest.mark.parametrize("name", ["float16", "float32", "float64", "int64", "bool"])
-def test_norm_of_every_row_counts(name: str, size: int):
+def test_sum_squares_adds_rows_and_rest(name: str, size: int):
     """The products of whole rows and of the rest add up; an overflow of float64 is infinity."""
     ones = np.ones(size, name)
     assert of(("l2norm", "avg"), ones) == (f"{math.sqrt(size):g}", "1")
@@ -231,7 +231,7 @@ def test_norm_of_every_row_counts(name: str, size: int):
         assert of(("l2norm", "max"), ones * 1e200) == ("inf", "1e+200")
 
 
-def test_threads_do_not_share_what_they_widen():
+def test_statistics_of_several_threads_are_independent():
     """Law: figures taken by several threads at once are those of one."""
     rng = np.random.default_rng(5)
     arrays = [rng.normal(size=300_000, scale=i + 1).astype("f4") for i in range(8)]
@@ -241,7 +241,7 @@ def test_threads_do_not_share_what_they_widen():
         assert list(pool.map(lambda array: of(items, array), arrays)) == expected
 
 
-def test_many_tensors_have_elements_and_a_type_with_figures():
+def test_statistic_rows_reject_empty_tensors_and_other_types():
     for dtype, tensors, message in [
         ("complex64", [b"12345678"], "complex64"),
         ("float32", [b"1234", b""], "tensor 1 of 2 has no elements"),
@@ -250,7 +250,7 @@ def test_many_tensors_have_elements_and_a_type_with_figures():
             statistics.compute_statistic_rows(("max",), dtype, tensors)
 
 
-def test_figures_of_more_than_one_block_are_those_of_the_whole():
+def test_statistics_are_independent_of_block_ends():
     """Law: where blocks and chunks end changes no figure; a NaN in any of them is seen."""
     values = np.random.default_rng(7).normal(size=(1 << 18) + 77).astype("f4")
     wide = values.astype("f8")

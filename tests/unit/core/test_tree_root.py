@@ -1,4 +1,4 @@
-"""Which trees stand in a folder that is allowed."""
+"""Roots of trees and the folders that are allowed for them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def resolve(path: str) -> str:
 
 
 @pytest.mark.parametrize("root", ["/var/dump", "/var/dump/a/b", "/mnt/disk", "/mnt/disk/job"])
-def test_inside(root: str):
+def test_check_root_accepts_roots_inside(root: str):
     check_root(root, split_roots("/var/dump:/data"), resolve=resolve)
 
 
 @pytest.mark.parametrize("root", ["/var", "/var/dumpling", "/etc", "/", "/var/dump/link"])
-def test_outside(root: str):
+def test_check_root_rejects_roots_outside(root: str):
     """The line names the tree, where it really is, and the folders as they are set."""
     with pytest.raises(RejectedError) as refused:
         check_root(root, split_roots("/var/dump:/data"), resolve=resolve)
@@ -29,9 +29,9 @@ def test_outside(root: str):
     assert str(refused.value).endswith("is outside of /var/dump and /data")
 
 
-def test_the_whole_system_may_be_allowed():
+def test_check_root_may_allow_the_whole_system():
     check_root("/etc/anything", split_roots("/"), resolve=resolve)
 
 
-def test_without_folders_nobody_is_asked():
+def test_check_root_without_folders_resolves_nothing():
     check_root("/etc", split_roots(""), resolve=lambda path: 1 / 0)  # type: ignore[return-value]

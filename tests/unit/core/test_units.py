@@ -18,7 +18,7 @@ from rankdump._core.units import format_bytes, format_duration, format_percentag
         (1 << 62, "4096.0 PiB"),
     ],
 )
-def test_size(count, text):
+def test_format_bytes_uses_the_largest_fitting_unit(count, text):
     """Sizes stand in the largest unit that leaves a number over one."""
     assert format_bytes(count) == text
 
@@ -38,7 +38,7 @@ def test_size(count, text):
         (45_000_000_000, "12.5 h"),
     ],
 )
-def test_duration_has_the_digits_that_matter(microseconds, text):
+def test_format_duration_has_a_decimal_below_100(microseconds, text):
     """A duration has a decimal below a hundred, unless that is zero."""
     assert format_duration(microseconds) == text
 
@@ -47,6 +47,6 @@ def test_duration_has_the_digits_that_matter(microseconds, text):
     ("share", "text"),
     [(0, "0%"), (0.002, "0.2%"), (0.0999, "10%"), (0.6, "60%"), (0.996, "100%"), (1.25, "125%")],
 )
-def test_percentage_has_a_decimal_below_ten(share, text):
+def test_format_percentage_has_a_decimal_below_ten(share, text):
     """A small share is not rounded to nothing, and a large one has no decimal."""
     assert format_percentage(share) == text

@@ -1,4 +1,4 @@
-"""The tree of `api_dump`: names of files, lines of the info file, keys of the stack file."""
+"""Tree of `api_dump`: names of files, lines of the info file, keys of the stack file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ KEY = TensorKey(3, "Net", 0, 7, 1, "NN_Conv2d", "NN_Conv2d_12_forward", TensorSi
 OLD, NEW = ApiFileNames("torch"), ApiFileNames("torch", extended=True)
 
 
-class TestApi(LayoutLaws):
+class TestApiLayout(LayoutLaws):
     """The laws of every layout."""
 
     @staticmethod
@@ -62,7 +62,7 @@ class TestApi(LayoutLaws):
         ("output.1.0", "NN_Conv2d_12_forward_output.1.0.npy", 1),
     ],
 )
-def test_a_tensor_is_named_by_its_place(argument: str, name: str, slot: int):
+def test_api_tensor_is_named_by_its_place(argument: str, name: str, slot: int):
     """As the real tool names them; marks are no part of a name."""
     place = LAYOUT.place_tensor(KEY._replace(argument=argument), STAND, ".zst")
     assert place == FilePlace("rank3/torch_api_dump", f"{name}.zst")
@@ -73,7 +73,7 @@ def test_a_tensor_is_named_by_its_place(argument: str, name: str, slot: int):
 
 
 @given(name=names, path=names, side=st.sampled_from(TensorSide))
-def test_no_place_leaves_the_folder(name: str, path: str, side: TensorSide):
+def test_api_tensor_stays_in_its_folder(name: str, path: str, side: TensorSide):
     """Whatever a call or an argument is called."""
     key = KEY._replace(op_name=name, side=side, argument=f"{side.value}.{path}")
     place = LAYOUT.place_tensor(key, STAND, "")
@@ -89,7 +89,7 @@ def test_no_place_leaves_the_folder(name: str, path: str, side: TensorSide):
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
-def test_what_is_no_tensor_has_no_key(name: str):
+def test_api_file_name_of_another_form_has_no_key(name: str):
     """Names without side or suffix."""
     assert parse_api_file_name(name) is None
     assert parse_api_file_name("NN_Conv2d_0_forward_input..npy") is None
@@ -105,7 +105,7 @@ def line(files: ApiFileNames, argument: str, dtype: str, shape, **figures: str) 
     )
 
 
-def test_lines_in_both_forms():
+def test_info_line_has_the_form_of_each_release():
     """Numbers of a float32 have a float32's digits; what is missing is NaN, or an empty list."""
     figures = {"max": "2.7466750144958496", "min": "-3.5", "avg": "0.07685063034296034"}
     start = '["NN_Conv2d_0_forward_input.0", 5, [], "torch.float32", [2, 3], '
@@ -118,7 +118,7 @@ def test_lines_in_both_forms():
     assert line(NEW, "input.0", "float32", (2, 3)) == f"{start}[NaN, NaN, NaN], [], []]"
 
 
-def test_lines_of_other_types():
+def test_info_line_of_booleans_numbers_and_marks():
     """bool has no figures, numbers of Python are said as they are, and marks stand in field 3."""
     three = {"max": "2.0", "min": "2.0", "avg": "2.0"}
     assert line(OLD, "input.0", "bool", (4,), **three).endswith(
@@ -136,7 +136,7 @@ def test_lines_of_other_types():
     assert "[Infinity, -Infinity, NaN]" in line(
         OLD, "input.0", "bfloat16", (1,), max="inf", min="-inf", avg="nan"
     )
-    # The digest of a number's text: api-dump.md A.3.
+    # The digest of a number's text, as troubleshooter writes it.
     assert '"c81e728d9d4c2f636f067f89cc14862c", []]' in line(
         NEW, "input.1:int", "int64", (), **three, md5="x", l2norm="2.0"
     )
@@ -144,13 +144,13 @@ def test_lines_of_other_types():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint8", "bool", "float8_e4m3fn"])
 @pytest.mark.parametrize("framework", ["torch", "mindspore"])
-def test_types_of_both_frameworks(framework: str, dtype: str):
+def test_dtype_names_of_both_frameworks_are_read(framework: str, dtype: str):
     """`torch.float32` and `Float32` are the same type."""
     assert api_files.parse_dtype_name(api_files.format_dtype_name(framework, dtype)) == dtype
 
 
 @given(number=st.floats(), dtype=st.sampled_from(["float32", "float64", "int64", "float16"]))
-def test_a_number_comes_back(number: float, dtype: str):
+def test_info_line_numbers_round_trip(number: float, dtype: str):
     """Exactly, or as a float32; and every line is one of JSON."""
     text = line(OLD, "input.0", dtype, (1,), max=repr(number), min="1.0")
     assert json.loads(text)[1] == 5
@@ -173,14 +173,14 @@ def test_a_number_comes_back(number: float, dtype: str):
         '["a", "1", [], "t", [1], [1, 2, 3]]',
     ],
 )
-def test_what_is_no_line(text: str):
+def test_info_line_of_another_form_is_rejected(text: str):
     """One sentence, with the file."""
     with pytest.raises(CorruptedError, match=r"f\.pkl: not a line of an info file"):
         api_files.parse_info_line(text, file="f.pkl")
 
 
 @pytest.mark.parametrize("tree", ["1.0.17-all", "1.0.17-statistics", "1.0.18-all"])
-def test_golden_lines_and_keys(tree: str):
+def test_golden_info_lines_and_stack_keys_round_trip(tree: str):
     """Lines of the real tool read, and written again, are the same; so are the keys of stacks."""
     folder = GOLDEN / tree / "rank0"
     if not folder.is_dir() and os.environ.get("CI") != "true":
@@ -212,7 +212,7 @@ def test_golden_lines_and_keys(tree: str):
     assert [key for key in map(api_files.read_stack_key, stacks.split("\n")) if key] == list(body)
 
 
-def test_keys_of_stacks():
+def test_stack_keys_name_modules_by_path():
     """Modules by their path; kinds and frameworks without a spelling of their own are plain."""
     key_of_call = api_files.make_stack_key
     assert key_of_call("torch", "LAYER_blocks.0.conv_forward") == "LAYER: blocks.0.conv forward"

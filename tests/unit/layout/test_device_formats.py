@@ -1,4 +1,4 @@
-"""Conversions of formats against loops that ask the index maps for one element at a time."""
+"""Conversions of device formats against loops that copy one element at a time."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def same(found, expected):
 @pytest.mark.parametrize("wanted", FLAT_ORDERS)
 @pytest.mark.parametrize("name", ["NC1HWC0", "FRACTAL_Z"])
 @given(small, channels, small, small, st.sampled_from((8, 16, 32)), dtypes)
-def test_flat(name, wanted, n, c, h, w, c0, dtype):
+def test_conversion_of_four_axis_formats(name, wanted, n, c, h, w, c0, dtype):
     """Every order of people from every format of four axes, cropped to the original shape."""
     tensor = values((n, c, h, w), dtype)
     expected = in_order(tensor, wanted)
@@ -147,7 +147,7 @@ def test_flat(name, wanted, n, c, h, w, c0, dtype):
 @pytest.mark.parametrize("wanted", DEEP_ORDERS)
 @pytest.mark.parametrize("name", ["NDC1HWC0", "FRACTAL_Z_3D"])
 @given(small, st.integers(1, 35), small, small, small, st.sampled_from((16, 32)), dtypes)
-def test_deep(name, wanted, n, c, d, h, w, c0, dtype):
+def test_conversion_of_five_axis_formats(name, wanted, n, c, d, h, w, c0, dtype):
     """The same with a depth."""
     tensor = values((n, c, d, h, w), dtype)
     expected = in_order(tensor, wanted)
@@ -157,7 +157,7 @@ def test_deep(name, wanted, n, c, d, h, w, c0, dtype):
 
 
 @given(small, st.integers(1, 35), small, small, small)
-def test_ndc1hwc0_to_nd_is_ncdhw(n, c, d, h, w):
+def test_conversion_of_ndc1hwc0_to_nd_is_ncdhw(n, c, d, h, w):
     tensor = values((n, c, d, h, w), "float16")
     device = laid_out(tensor, "NDC1HWC0", 16)
     same(convert_format(device, "NDC1HWC0", "ND", OriginalLayout(tensor.shape)).array, tensor)
@@ -171,7 +171,7 @@ def test_ndc1hwc0_to_nd_is_ncdhw(n, c, d, h, w):
     st.sampled_from((8, 16, 32)),
     dtypes,
 )
-def test_fractal_nz(wanted, lead, h, w, c0, dtype):
+def test_conversion_of_fractal_nz_matrices(wanted, lead, h, w, c0, dtype):
     """Matrices, with any number of extents before them."""
     tensor = values((*lead, h, w), dtype)
     device = laid_out(tensor, "FRACTAL_NZ", c0)
@@ -180,7 +180,7 @@ def test_fractal_nz(wanted, lead, h, w, c0, dtype):
 
 
 @given(st.integers(1, 100), st.sampled_from((16, 32)))
-def test_fractal_nz_of_a_vector(length, c0):
+def test_conversion_of_a_fractal_nz_vector(length, c0):
     """It stands in the first row of its blocks."""
     vector = values((length,), "float16")
     device = np.zeros((ceil(length, c0), 1, 16, c0), "float16")
@@ -199,7 +199,7 @@ def test_fractal_nz_of_a_vector(length, c0):
     st.integers(1, 3),
     st.sampled_from((16, 32)),
 )
-def test_grouped_fractal_z(wanted, groups, cin, cout, h, w, c0):
+def test_conversion_of_grouped_fractal_z(wanted, groups, cin, cout, h, w, c0):
     """Groups share blocks, each on its own diagonal; everywhere else is zero."""
     tensor = values((groups * cout, cin, h, w), "float32")
     e = min(math.lcm(math.lcm(cin, c0) // cin, math.lcm(cout, 16) // cout), groups)
@@ -222,7 +222,7 @@ def test_grouped_fractal_z(wanted, groups, cin, cout, h, w, c0):
 
 @pytest.mark.parametrize("orders", [FLAT_ORDERS, DEEP_ORDERS])
 @given(st.data())
-def test_plain_orders(orders, data):
+def test_conversion_between_plain_orders(orders, data):
     """Every order into every other, and back."""
     extents = data.draw(st.lists(st.integers(0, 4), min_size=len(orders[0]), max_size=5))
     tensor = values(extents[: len(orders[0])], data.draw(dtypes))
@@ -232,7 +232,7 @@ def test_plain_orders(orders, data):
 
 
 @given(st.binary(max_size=6), st.integers(1, 3), st.integers(1, 33), st.integers(1, 9))
-def test_bytes_that_do_not_begin_at_an_element(gap, n, c, w):
+def test_conversion_of_unaligned_bytes(gap, n, c, w):
     """A payload stands behind a header of any length."""
     tensor = values((n, c, 2, w), "float32")
     device = laid_out(tensor, "NC1HWC0", 16)
@@ -243,7 +243,7 @@ def test_bytes_that_do_not_begin_at_an_element(gap, n, c, w):
     same(convert_format(view, "NC1HWC0", "NHWC", OriginalLayout(wanted.shape)).array, wanted.copy())
 
 
-def test_every_bit_survives():
+def test_conversion_keeps_every_bit():
     """Elements are moved and never computed with: a NaN keeps its payload."""
     bits = np.arange(2 * 2 * 3 * 5 * 16, dtype="<u2") * 7919
     found = convert_format(bits.view("<f2").reshape(2, 2, 3, 5, 16), "NC1HWC0", "NCHW").array
@@ -268,7 +268,7 @@ DEVICE = np.zeros((2, 2, 3, 5, 16), np.float16)
         ("NCHW", (2, 0, 3, 5), (2, 32, 3, 5), True),
     ],
 )
-def test_cropping(target, original, shape, whole):
+def test_find_cropped_shape_follows_msaccucmp(target, original, shape, whole):
     found = convert_format(DEVICE, "NC1HWC0", target, OriginalLayout(original))
     assert (found.array.shape, found.has_padding) == (shape, whole)
 
@@ -294,12 +294,14 @@ def test_cropping(target, original, shape, whole):
         ("NCHW", (2, 3, 4), "NHWC", (), "4 extents"),
     ],
 )
-def test_shapes_that_contradict_the_format(source, shape, target, original, said):
+def test_conversion_rejects_shapes_that_contradict_the_format(
+    source, shape, target, original, said
+):
     with pytest.raises(CorruptedError, match=said):
         convert_format(np.zeros(shape, np.float16), source, target, OriginalLayout(original))
 
 
-def test_groups_that_contradict_the_shape():
+def test_conversion_rejects_groups_that_contradict_the_shape():
     device = np.zeros((9, 2, 16, 16), np.float16)
     with pytest.raises(CorruptedError, match="3 groups"):
         convert_format(device, "FRACTAL_Z", "NCHW", OriginalLayout((20, 16, 3, 3), 3))
@@ -307,12 +309,12 @@ def test_groups_that_contradict_the_shape():
         convert_format(device, "FRACTAL_Z", "NCHW", OriginalLayout((20, 16, 3, 3), 2))
 
 
-def test_a_format_word_that_contradicts_the_shape():
+def test_conversion_rejects_a_format_word_that_contradicts_the_shape():
     with pytest.raises(CorruptedError, match="blocks of 16, but its format word declares 8"):
         convert_format(DEVICE, "NC1HWC0", "NCHW", OriginalLayout(c0=8))
 
 
-def test_what_is_not_converted():
+def test_convert_format_names_possible_targets():
     """The message names what the source can become."""
     with pytest.raises(UnsupportedError, match=r"to HWCN, only to NCDHW, NDHWC, DHWCN, ND$"):
         convert_format(DEVICE, "NDC1HWC0", "HWCN")
@@ -320,7 +322,7 @@ def test_what_is_not_converted():
         convert_format(DEVICE, "FRACTAL_ZZ", "ND")
 
 
-def test_what_msaccucmp_converts_is_converted():
+def test_conversions_include_those_of_msaccucmp():
     theirs = {
         "FRACTAL_NZ": {"NCHW", "NHWC", "ND"},
         "FRACTAL_Z": {"HWCN", "NCHW"},
@@ -334,12 +336,12 @@ def test_what_msaccucmp_converts_is_converted():
         assert targets <= set(list_target_formats(source))
 
 
-def test_the_same_format_is_only_a_copy():
+def test_convert_format_to_the_same_format_copies():
     array = np.arange(6).reshape(2, 3).T
     same(convert_format(array, "FRACTAL_Z_WINO", "FRACTAL_Z_WINO").array, array.copy())
 
 
-def test_one_byte_elements_have_blocks_of_32():
+def test_conversion_of_one_byte_elements_has_blocks_of_32():
     assert convert_format(np.zeros((1, 5, 2, 2), np.int8), "NCHW", "NC1HWC0").array.shape[-1] == 32
     assert (
         convert_format(np.zeros((1, 5, 2, 2), np.float32), "NCHW", "NC1HWC0").array.shape[-1] == 16

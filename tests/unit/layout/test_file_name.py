@@ -44,14 +44,14 @@ def key_of(path: str) -> TensorKey:
         (f"Add.net_Add.2.7.{NOW}.csv.zst", TABLE, ("Add", "net_Add"), (2, 7, NOW)),
     ],
 )
-def test_files_of_operators(name, kind, names, ids):
+def test_parse_file_name_of_operators(name, kind, names, ids):
     """Old and new releases, parts of tasks, aclnn's other order, a watcher's pair."""
     found = name_of(name)
     assert (found.kind, found.op_type, found.op_name) == (kind, *names)
     assert (found.task, found.stream, found.timestamp_us) == ids
 
 
-def test_parts_and_captured_streams():
+def test_parse_file_name_of_parts_and_captured_streams():
     """What only some names say."""
     of_part = name_of(f"Add.a.2.7.{NOW}.4.1.2.3")
     assert (of_part.part, of_part.context, of_part.thread) == ((4, 1, 2, 3), 1, 2)
@@ -74,14 +74,14 @@ def test_parts_and_captured_streams():
         ("input.1.npy", "", ""),
     ],
 )
-def test_npy_files(tail, tensor_format, element):
+def test_parse_file_name_of_npy_files(tail, tensor_format, element):
     """MindSpore's, MSTT's with the element type, msaccucmp's without a format."""
     found = name_of(f"Add.a.2.7.{NOW}.{tail}")
     assert (found.kind, found.side, found.slot) == (NPY, TensorSide.INPUT, 1)
     assert (found.tensor_format, found.element) == (tensor_format, element)
 
 
-def test_members_and_overflows():
+def test_parse_file_name_of_members_and_overflows():
     """A file of one tensor is a bin file; the state of the cores is no tensor."""
     member = name_of(f"Add.a.2.7.{NOW}.output.3.zst")
     assert (member.kind, member.side, member.slot) == (FileKind.MEMBER, TensorSide.OUTPUT, 3)
@@ -91,7 +91,7 @@ def test_members_and_overflows():
     assert not member.is_overflow
 
 
-def test_overflows_as_json():
+def test_parse_file_name_of_overflows_as_json():
     """One file for each output; no other operator has such files."""
     for start in (f"Opdebug.Node_OpDebug.1.5.{NOW}", f"Opdebug.Node_OpDebug.1.{NOW}.4.3.2.0"):
         found = name_of(f"{start}.output.1.json")
@@ -120,7 +120,7 @@ def test_overflows_as_json():
         ("Add.net_Add.9.20261121175901123.custom.17", "Add", (9, 65535, 20261121175901123)),
     ],
 )
-def test_exceptions(name, op_type, ids):
+def test_parse_exception_name(name, op_type, ids):
     """Task and stream stand the other way round in some of their names."""
     found = parse_exception_name(name)
     assert found is not None
@@ -157,8 +157,8 @@ def test_exceptions(name, op_type, ids):
         "exception_info.core",
     ],
 )
-def test_other_files(name):
-    """Whatever else lies about stands for nothing."""
+def test_parse_file_name_rejects_other_files(name):
+    """Any other file has no parts."""
     assert parse_file_name(name) is None
     assert parse_exception_name(name) is None
 
@@ -184,7 +184,7 @@ def test_other_files(name):
         ("extra-info/data-dump/5", NameScheme.EXCEPTION, (5, True, "", 0, None)),
     ],
 )
-def test_folders(path, names, says):
+def test_find_folder_knows_every_tree(path, names, says):
     """Each tree is told by its folders; a step in front says the iteration."""
     found = find_folder(path)
     assert found is not None
@@ -214,12 +214,12 @@ def test_folders(path, names, says):
         "global_execution_order",
     ],
 )
-def test_no_folders(path):
-    """Nothing else is looked into."""
+def test_find_folder_rejects_other_folders(path):
+    """No other folder is examined."""
     assert find_folder(path) is None
 
 
-def test_a_captured_stream_needs_its_number():
+def test_captured_stream_needs_its_number():
     """A number alone may be any folder: files without one are not taken for a dump."""
     assert dump_folders.parse_tensor_path(f"5/Add.a.2.7.{NOW}.output.0") is None
     assert key_of(f"5/Add.a.11.2.7.{NOW}.output.0").iteration == 11
@@ -228,7 +228,7 @@ def test_a_captured_stream_needs_its_number():
     assert key_of(f"20261121175901/5/Add.a.11.2.7.{NOW}.output.0").iteration == 11
 
 
-def test_asynchronous_names_in_rank_folders():
+def test_rank_folders_may_hold_asynchronous_names():
     """Older releases wrote CANN's names there, beside parameters with dots."""
     folder = "rank_0/Net/0/3"
     assert key_of(f"{folder}/aclnnAdd.Add.2.7.{NOW}.input.0.ND.npy").op_name == "aclnnAdd"

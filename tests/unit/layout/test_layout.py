@@ -1,4 +1,4 @@
-"""Where records stand in a tree: the laws of every layout, and MindSpore's own examples."""
+"""Places of records in MindSpore's tree: the laws of every layout, and MindSpore's examples."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ PATH = (
 )
 
 
-def test_mindspore_name():
+def test_mindspore_path_equals_that_of_2_3():
     """A record's path is the one MindSpore 2.3 would write."""
     assert tree_paths.make_mindspore_place(KEY, "").path == PATH
     assert tree_paths.make_mindspore_place(KEY, ".zst").path == PATH + ".zst"
@@ -103,7 +103,7 @@ STAMP = KEY.timestamp_us
         ),
     ],
 )
-def test_profiles(profile: str, key: TensorKey, path: str):
+def test_mindspore_path_follows_the_profile(profile: str, key: TensorKey, path: str):
     """Each profile spells as its release does; constants stand beside the iterations."""
     assert tree_paths.make_mindspore_place(key, "", PROFILES[profile]).path == path
     back = parse_tensor_path(path)
@@ -122,12 +122,12 @@ def test_profiles(profile: str, key: TensorKey, path: str):
         ("", ""),
     ],
 )
-def test_sanitised(raw: str, clean: str):
-    """Each character that could trip a path becomes one underscore."""
+def test_sanitize_name_replaces_each_unsafe_character(raw: str, clean: str):
+    """Each character that a path cannot hold becomes one underscore."""
     assert sanitize_name(raw) == clean
 
 
-def test_long_names_map_to_numbers():
+def test_long_mindspore_name_maps_to_a_number():
     """A name over 255 bytes is a number on disk, the same one each time, and remembered."""
     long = TensorKey(0, "Net", 0, 0, 1, "T", "x" * 300, TensorSide.OUTPUT, 0)
     place = tree_paths.make_mindspore_place(long, ".zst")
@@ -139,7 +139,7 @@ def test_long_names_map_to_numbers():
     assert parse_tensor_path(place.path) is None
 
 
-def test_the_limit_is_in_bytes():
+def test_mindspore_name_limit_is_in_bytes():
     """Exactly 255 bytes still stand under their own name; one more does not."""
     for letter in ("x", "\u00e9"):
         frame = TensorKey(0, "Net", 0, 0, 1, "T", "_", TensorSide.OUTPUT, 0)
@@ -152,8 +152,8 @@ def test_the_limit_is_in_bytes():
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
-def test_hostile_names(name: str):
-    """Whatever the operator is called, the file stands in the iteration's folder."""
+def test_hostile_mindspore_name_stays_in_its_folder(name: str):
+    """For any name of the operator, the file is in the iteration's folder."""
     key = TensorKey(0, "Net", 0, 0, 1, name, name, TensorSide.OUTPUT, 0)
     place = tree_paths.make_mindspore_place(key, "")
     assert place.folder == "rank_0/Net/0/0"
@@ -181,12 +181,12 @@ def test_hostile_names(name: str):
         "rank_0/Net/0/0/T.a." + "9" * 5000 + ".0.1.output.0.DefaultFormat.npy",
     ],
 )
-def test_not_a_tensor(path: str):
-    """Anything that place_of would not write stands for no key."""
+def test_parse_tensor_path_rejects_other_paths(path: str):
+    """A path that `place_of` would not write has no key."""
     assert parse_tensor_path(path) is None
 
 
-def test_names_of_other_unicode_tables_are_read():
+def test_parse_tensor_path_reads_names_of_other_unicode_tables():
     """What one Python version found printable is still a name to another."""
     key = parse_tensor_path("rank_0/Net/0/0/T.a\u0378b.0.0.1.output.0.DefaultFormat.npy")
     assert key is not None

@@ -1,4 +1,4 @@
-"""CANN's trees and the older asynchronous one: the laws of every layout, and files of a session."""
+"""CANN's trees and the older asynchronous one: the laws of every layout, and a session's files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def in_layout(name: str) -> type[LayoutLaws]:
 
         @inherited
         @given(key=keys)
-        def test_files_of_operators(self, key: TensorKey):
+        def test_operator_files_of_each_kind_are_distinguished(self, key: TensorKey):
             """A bin file, a table, and a bin file of one tensor are told apart, packed or not."""
             read = layout.make_readable_key(key, STAND)._replace(tensor_format="")
             for suffix in self.suffixes:
@@ -72,7 +72,7 @@ def in_layout(name: str) -> type[LayoutLaws]:
     return Laws
 
 
-class TestMindsporeAsync(in_layout("mindspore-async")):
+class TestMindSporeAsync(in_layout("mindspore-async")):
     pass
 
 
@@ -94,7 +94,7 @@ class TestCannOpStep(in_layout("cann-op-step")):
 
 @pytest.mark.parametrize("name", LAYOUTS)
 @given(key=keys, net=names, started=names)
-def test_no_name_of_a_model_leaves_the_root(name: str, key: TensorKey, net: str, started: str):
+def test_model_name_never_leaves_the_root(name: str, key: TensorKey, net: str, started: str):
     """Whatever a model is called, and whenever a session claims to have begun."""
     stand = TreeContext("/data/dump", 0, started)
     layout = LAYOUTS[name]
@@ -109,7 +109,7 @@ def test_no_name_of_a_model_leaves_the_root(name: str, key: TensorKey, net: str,
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
-def test_hostile_names_stand_in_their_folder(name: str):
+def test_hostile_operator_name_stays_in_its_folder(name: str):
     """An operator's bin file has one name, whatever the operator is called."""
     key = TensorKey(0, name, 3, 7, 1, name, name, TensorSide.OUTPUT, 0)
     place = LAYOUTS["cann"].place_operator(key, STAND, "")
@@ -117,7 +117,7 @@ def test_hostile_names_stand_in_their_folder(name: str):
     assert "/" not in place.name
 
 
-def test_long_names_are_cann_hashes():
+def test_long_cann_name_maps_to_its_hash():
     """Digits alone as CANN writes them; what is packed says so, under the same digits."""
     key = TensorKey(0, "Net", 0, 0, 1, "T", "x" * 300, TensorSide.OUTPUT, 0)
     plain = LAYOUTS["cann"].place_operator(key, STAND, "")
@@ -129,6 +129,6 @@ def test_long_names_are_cann_hashes():
 
 
 @given(st.text("rank_0123/.abc-", max_size=60))
-def test_any_path_is_a_key_or_none(path: str):
+def test_parse_tensor_path_accepts_any_text(path: str):
     """Nothing that is called like a path raises."""
     assert parse_tensor_path(path) is None or "input" in path or "output" in path

@@ -18,7 +18,7 @@ KIND = TensorKind(
 )
 
 
-def test_lines_as_cann_writes_them():
+def test_operator_table_lines_equal_those_of_cann():
     """Header and row of a sample in CANN's own tests."""
     assert statistic_tables.format_operator_header(CANN_ITEMS) == (
         "Input/Output,Index,Data Size,Data Type,Format,Shape,Max Value,Min Value,"
@@ -38,13 +38,13 @@ def test_lines_as_cann_writes_them():
         ("float8_e4m3fnuz", (1,), "DT_UNDEFINED,ND,1"),
     ],
 )
-def test_types_and_shapes(dtype, shape, spelt):
+def test_operator_table_types_and_shapes(dtype, shape, spelt):
     """A scalar has a dash; a type without a number of CANN's is undefined."""
     kind = KIND._replace(side=TensorSide.INPUT, slot=2, dtype=dtype, shape=shape)
     assert statistic_tables.format_operator_line(kind, "ND", "") == f"Input,2,640000,{spelt}"
 
 
-def test_chosen_figures():
+def test_operator_table_columns_follow_the_items():
     """The columns are the items in their order, the norm under its own title."""
     assert statistic_tables.format_operator_header(("count", "min", "l2norm")).endswith(
         ",Shape,Count,Min Value,l2norm"
@@ -56,7 +56,7 @@ def test_chosen_figures():
     sides=st.lists(st.sampled_from(TensorSide), max_size=5),
     shape=st.lists(st.integers(0, 1 << 62), max_size=6).map(tuple),
 )
-def test_reading_back(sides, shape):
+def test_operator_table_round_trip(sides, shape):
     """What was written comes back, with a header that an interrupted writer repeated."""
     kinds = [KIND._replace(side=side, slot=slot, shape=shape) for slot, side in enumerate(sides)]
     lines = [statistic_tables.format_operator_header(("max",))] * 2
@@ -78,14 +78,14 @@ def test_reading_back(sides, shape):
         "Input,0," + "9" * 30 + ",DT_FLOAT,ND,-,1",
     ],
 )
-def test_damaged_rows_are_named(line):
+def test_operator_table_names_the_damaged_row(line):
     """A row that is none is an error with its line."""
     text = f"{statistic_tables.format_operator_header(('max',))}\n{line}\n"
     with pytest.raises(CorruptedError, match=r"a\.csv, line 2"):
         statistic_tables.parse_operator_table(text, file="a.csv")
 
 
-def test_figures_nobody_has():
+def test_operator_table_may_have_empty_cells():
     """CANN leaves cells empty where it has no figures of a type."""
     header = statistic_tables.format_operator_header(("max", "min"))
     text = f"{header}\nInput,0,4,DT_COMPLEX64,ND,2,,\n"
@@ -93,7 +93,7 @@ def test_figures_nobody_has():
     assert row.values == (("Max Value", ""), ("Min Value", ""))
 
 
-def test_another_file():
+def test_operator_table_rejects_another_file():
     """A table of another kind is refused by its first line."""
     with pytest.raises(CorruptedError, match="not an operator table"):
         statistic_tables.parse_operator_table("Op Type,Op Name\n", file="a.csv")

@@ -18,7 +18,7 @@ NAMES = st.builds(
 
 
 @given(names=st.lists(NAMES, max_size=40))
-def test_last_components_are_unique_and_scopes_stay(names):
+def test_alias_has_a_unique_last_component(names):
     """Law: one operator, one component; the same name gets the same alias; scopes stay."""
     aliases = OperatorAliases()
     found = {name: aliases.get_alias(name) for name in names}
@@ -31,7 +31,7 @@ def test_last_components_are_unique_and_scopes_stay(names):
 
 
 @given(numbers=st.permutations(range(8)))
-def test_names_that_are_unique_stay(numbers):
+def test_alias_of_a_unique_name_is_the_name(numbers):
     aliases = OperatorAliases()
     for number in numbers:
         assert aliases.get_alias(f"Default/Add-op{number}") == f"Default/Add-op{number}"
@@ -56,18 +56,18 @@ def test_names_that_are_unique_stay(numbers):
         (["", ""], ["", ""]),
     ],
 )
-def test_the_next_free_number(names, expected):
+def test_alias_takes_the_next_free_number(names, expected):
     aliases = OperatorAliases()
     assert [aliases.get_alias(name) for name in names] == expected
 
 
-def test_a_gradient_is_named_after_its_parameter():
+def test_alias_of_a_gradient_names_its_parameter():
     assert make_gradient_alias("conv1.weight") == OperatorAliases().get_alias(
         "Gradients/conv1.weight"
     )
 
 
-def test_memory_is_bounded(monkeypatch):
+def test_aliases_are_bounded_in_memory(monkeypatch):
     """Law: beyond the limit names are as they come, and those known keep their alias."""
     monkeypatch.setattr("rankdump._layout.profile._MAX_NAMES", 3)
     aliases = OperatorAliases()

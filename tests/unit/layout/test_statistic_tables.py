@@ -23,7 +23,7 @@ names = st.text(st.characters() | st.sampled_from('",(/.-\\\n\r\u2028'), max_siz
     shape=st.lists(st.integers(0, 9), max_size=4).map(tuple),
     profile=st.sampled_from(list(PROFILES.values())),
 )
-def test_any_name_keeps_its_columns(op_type, op_name, side, shape, profile):
+def test_statistic_line_keeps_columns_for_any_name(op_type, op_name, side, shape, profile):
     """Whatever an operator is called, a row is one line with its fields in their columns."""
     key = TensorKey(0, "Net", 0, 0, 1_700_000_000_000_000, op_type, op_name, side, 3)
     line = statistic_tables.format_statistic_line(
@@ -41,7 +41,7 @@ def test_any_name_keeps_its_columns(op_type, op_name, side, shape, profile):
     ]
 
 
-def test_a_table_beside_has_a_name_of_its_columns():
+def test_second_table_is_named_by_its_columns():
     """Two jobs with the same columns share it; every such name is known as a table's."""
     name = statistic_tables.make_second_table_name(statistic_tables.format_statistic_header(ITEMS))
     assert name == statistic_tables.make_second_table_name(

@@ -234,7 +234,7 @@ def test_loss_and_return_of_the_agent_are_logged_once_each(tmp_path, address, ca
 
 
 def test_metadata_that_no_agent_took_is_counted(tmp_path, address, caplog, monkeypatch):
-    monkeypatch.setattr("rankdump._transport.frame_queue.MAX_WAITING_DECLARATIONS", 2)
+    monkeypatch.setattr("rankdump._transport.frame_queue.MAX_WAITING_METADATA", 2)
     session = rankdump.Session(plan(tmp_path), agent=address)
     for i in range(3):
         session.step(i)

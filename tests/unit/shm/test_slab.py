@@ -1,4 +1,4 @@
-"""The ring in shared memory: what goes in comes out, once, in order, and never over the edge."""
+"""Ring in shared memory: entries are read once, in order, and never beyond its end."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def drain(reader: SlabReader, *, release: bool = True) -> list[tuple[bytes, byte
     return found
 
 
-def test_what_was_committed_is_read_in_order():
+def test_reader_yields_committed_entries_in_order():
     memory = fresh()
     writer, reader = SlabWriter(memory), SlabReader(SlabMemory(memory))
     for number in range(20):
@@ -58,7 +58,7 @@ def test_what_was_committed_is_read_in_order():
     assert drain(reader) == []
 
 
-def test_an_unfinished_entry_holds_back_those_after_it():
+def test_unfinished_entry_holds_back_later_ones():
     """Published in the order of reservations, an abandoned one without its data."""
     memory = fresh()
     writer, reader = SlabWriter(memory), SlabReader(SlabMemory(memory))
@@ -75,7 +75,7 @@ def test_an_unfinished_entry_holds_back_those_after_it():
     ]
 
 
-def test_room_comes_back_when_it_is_released():
+def test_writer_reuses_released_space():
     memory = fresh()
     writer, reader = SlabWriter(memory), SlabReader(SlabMemory(memory))
     count = 0
@@ -87,7 +87,7 @@ def test_room_comes_back_when_it_is_released():
     assert put(writer, b"f", bytes(4000))
 
 
-def test_what_can_never_fit_is_known_before():
+def test_can_fit_rejects_entries_that_never_fit():
     writer = SlabWriter(fresh())
     assert writer.can_fit(100, SMALL // 2 - 1024)
     assert not writer.can_fit(100, SMALL // 2)
@@ -105,7 +105,7 @@ def test_what_can_never_fit_is_known_before():
         max_size=80,
     )
 )
-def test_the_ring_is_a_queue(actions):
+def test_ring_behaves_as_a_queue(actions):
     """Law: whatever the order of writing, ending, reading and releasing, nothing is lost,
     repeated, changed or overwritten before its release."""
     memory = fresh()
@@ -138,7 +138,7 @@ def test_the_ring_is_a_queue(actions):
                 held.clear()
 
 
-def test_several_threads_write_and_one_reads():
+def test_several_threads_write_while_one_reads():
     memory = fresh(1 << 18)
     writer, reader = SlabWriter(memory), SlabReader(SlabMemory(memory))
     found: list[tuple[bytes, bytes, bool]] = []
@@ -164,7 +164,7 @@ def test_several_threads_write_and_one_reads():
             assert data == random.Random(thread * 1000 + number).randbytes(number * 7)
 
 
-def test_what_a_dead_rank_had_committed_is_found():
+def test_reader_finds_entries_of_a_dead_rank():
     """Also behind an entry whose copy the death interrupted, and not what an earlier lap left."""
     memory = fresh()
     writer, reader = SlabWriter(memory), SlabReader(SlabMemory(memory))
@@ -182,7 +182,7 @@ def test_what_a_dead_rank_had_committed_is_found():
     ]
 
 
-def test_a_reader_that_comes_later_begins_at_what_was_not_released():
+def test_new_reader_starts_at_the_first_unreleased_entry():
     memory = fresh()
     writer, reader = SlabWriter(memory), SlabReader(SlabMemory(memory))
     put(writer, b"a", b"1")
@@ -196,7 +196,7 @@ def test_a_reader_that_comes_later_begins_at_what_was_not_released():
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 4095 + SMALL), st.binary(min_size=1, max_size=64))
-def test_a_reader_believes_nothing(at: int, garbage: bytes):
+def test_reader_rejects_impossible_entries(at: int, garbage: bytes):
     """Law: whatever a rank scribbles, entries lie within the ring or DamagedError says so."""
     memory = fresh()
     writer = SlabWriter(memory)
@@ -213,7 +213,7 @@ def test_a_reader_believes_nothing(at: int, garbage: bytes):
         pass
 
 
-def test_an_entry_is_found_by_who_wrote_it():
+def test_read_entry_at_finds_an_entry_by_position():
     """Whatever became of those before it; where none begins, none is found."""
     memory = fresh()
     writer = SlabWriter(memory)
@@ -234,12 +234,12 @@ def test_an_entry_is_found_by_who_wrote_it():
 @pytest.mark.parametrize(
     "length", [0, 100, slab_format.RING_OFFSET, slab_format.RING_OFFSET + SMALL]
 )
-def test_a_buffer_that_is_no_slab(length: int):
+def test_parse_slab_header_rejects_other_buffers(length: int):
     with pytest.raises(CorruptedError, match=f"slab of {length} bytes"):
         SlabReader(SlabMemory(memoryview(bytearray(length))))
 
 
-def test_a_slab_of_another_length_than_its_header_says():
+def test_parse_slab_header_rejects_another_length():
     memory = fresh()
     struct.pack_into("<Q", memory, 16, SMALL * 2)
     with pytest.raises(CorruptedError, match="header"):
@@ -262,7 +262,7 @@ for _ in range(60_000):
 """
 
 
-def test_the_other_process_never_sees_a_number_half_written(tmp_path: Path):
+def test_numbers_are_stored_atomically(tmp_path: Path):
     """A number that reads as zero for an instant once ended a session: it seemed to go back."""
     file = tmp_path / "slab"
     file.write_bytes(bytes(fresh()))
@@ -284,7 +284,7 @@ def test_the_other_process_never_sees_a_number_half_written(tmp_path: Path):
     assert watcher.written == watcher.released > 0
 
 
-def test_what_was_not_announced_is_left_for_later():
+def test_reader_leaves_unannounced_entries_for_later():
     memory = fresh()
     writer, reader = SlabWriter(memory), SlabReader(SlabMemory(memory))
     assert put(writer, b"first", b"1")

@@ -1,4 +1,4 @@
-"""Checksums of a slab's entries: what they cover, what an earlier version had, who reuses room."""
+"""Checksums of a slab's entries: their extent, entries of version 1, and the reuse of space."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def is_right(reader: SlabReader, entry: SlabEntry) -> bool:
     return not entry.is_corrupted and entry.digest == digest_of(0, reader.read_data(entry))
 
 
-def test_what_was_sealed_says_what_it_is():
+def test_sealed_entry_has_digest_number_and_mark():
     memory, _ = sealed()
     reader = SlabReader(SlabMemory(memory))
     found = list(reader.read_entries())
@@ -65,7 +65,7 @@ def test_what_was_sealed_says_what_it_is():
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, sealed()[1] * 8 - 1))
-def test_one_changed_bit_never_passes_for_what_was_sealed(at: int):
+def test_sealed_entry_with_a_changed_bit_is_detected(at: int):
     """Law: an entry is as it was sealed, or it shows; one with a whole head costs no other."""
     memory, _ = sealed()
     memory[RING_OFFSET + at // 8] ^= 1 << at % 8
@@ -83,7 +83,7 @@ def test_one_changed_bit_never_passes_for_what_was_sealed(at: int):
     assert len(found) == len(FRAMES)
 
 
-def test_what_is_not_sealed_or_has_no_data_is_not_held_against_it():
+def test_unsealed_or_abandoned_entry_is_accepted():
     memory = fresh()
     writer = SlabWriter(memory)
     put(writer, b"sealed", b"1", 1)
@@ -101,7 +101,7 @@ def test_what_is_not_sealed_or_has_no_data_is_not_held_against_it():
     ]
 
 
-def test_room_is_not_used_again_while_its_entry_is_being_sealed():
+def test_space_is_not_reused_while_its_entry_is_sealed():
     """The agent may take and release an entry that was never announced: nobody may write there
     before the seal is on it, and the seal goes on nothing else."""
     memory = fresh()
@@ -131,7 +131,7 @@ def test_room_is_not_used_again_while_its_entry_is_being_sealed():
     assert (bytes(entry.frame), is_right(reader, entry)) == (b"third", True)
 
 
-def test_a_slab_of_version_1_is_read_and_not_written():
+def test_slab_of_version_1_is_read_only():
     """What a rank of an earlier library left is taken; a new one uses its stream."""
     memory = fresh()
     struct.pack_into("<Q", memory, 8, 1)
@@ -152,5 +152,5 @@ def test_a_slab_of_version_1_is_read_and_not_written():
         SlabReader(SlabMemory(memory))
 
 
-def test_head_is_one_line():
+def test_entry_head_fits_one_cache_line():
     assert ENTRY_HEAD.size == slab_format.ENTRY_ALIGNMENT

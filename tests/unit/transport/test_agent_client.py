@@ -1,4 +1,4 @@
-"""The sender: in order, at least once, and never in the way."""
+"""Client of an agent: frames in order, at least once, without holding up the job."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def staged(data: bytes, stamp: int = 1) -> StagedRecord:
     return StagedRecord(head, memoryview(bytearray(data)))
 
 
-class Watched:
-    """A ship, and what it told its owner."""
+class WatchedClient:
+    """A client that records its callbacks."""
 
     def __init__(
         self, address: str, tmp_path, on_tick=lambda: None, on_reason=lambda _: None
@@ -64,8 +64,8 @@ def bytes_of(frames, sequence: int) -> bytes:
     return b"".join(f.record.data or f.chunk.data for f in parts)
 
 
-def test_records_arrive_whole_and_in_order(running: RunningFakeAgent, tmp_path):
-    watched = Watched(running.address, tmp_path)
+def test_client_delivers_records_whole_and_in_order(running: RunningFakeAgent, tmp_path):
+    watched = WatchedClient(running.address, tmp_path)
     watched.client.start(5)
     data = np.random.default_rng(0).bytes(3 * MAX_CHUNK_BYTES + 17)
     watched.buffer.submit(staged(data))
@@ -79,12 +79,10 @@ def test_records_arrive_whole_and_in_order(running: RunningFakeAgent, tmp_path):
     assert len(watched.taken) == 1
 
 
-def test_a_cut_stream_resumes_after_the_last_acknowledged_record(
-    running: RunningFakeAgent, tmp_path
-):
-    """Law: nothing is lost by a reconnect, and nothing acknowledged is sent again."""
+def test_client_resumes_after_the_last_acknowledged_record(running: RunningFakeAgent, tmp_path):
+    """Nothing is lost by a reconnect, and nothing acknowledged is resent."""
     running.agent.cut_after = 4
-    watched = Watched(running.address, tmp_path)
+    watched = WatchedClient(running.address, tmp_path)
     watched.client.start(5)
     for stamp in range(10):
         watched.buffer.submit(staged(b"x" * 100, stamp))
@@ -96,8 +94,8 @@ def test_a_cut_stream_resumes_after_the_last_acknowledged_record(
     assert len(watched.taken) == 10
 
 
-def test_an_agent_that_comes_late_gets_everything(address: str, tmp_path):
-    watched = Watched(address, tmp_path)
+def test_client_delivers_everything_to_a_late_agent(address: str, tmp_path):
+    watched = WatchedClient(address, tmp_path)
     watched.client.start(5)
     assert watched.client.link is LinkState.ABSENT
     watched.buffer.submit(staged(b"early"))
@@ -110,9 +108,9 @@ def test_an_agent_that_comes_late_gets_everything(address: str, tmp_path):
         late.stop()
 
 
-def test_an_agent_that_went_away_is_said_once(running: RunningFakeAgent, tmp_path, monkeypatch):
-    """Items that keep coming neither hurry the reconnecting nor repeat the news of it."""
-    watched = Watched(running.address, tmp_path)
+def test_client_reports_a_lost_agent_once(running: RunningFakeAgent, tmp_path, monkeypatch):
+    """New items neither speed up the attempts to reconnect nor repeat the report."""
+    watched = WatchedClient(running.address, tmp_path)
     watched.client.start(5)
     watched.buffer.submit(staged(b"first"))
     eventually(lambda: watched.taken)
@@ -126,13 +124,11 @@ def test_an_agent_that_went_away_is_said_once(running: RunningFakeAgent, tmp_pat
     assert watched.client.close(60) == 200
 
 
-def test_a_closing_session_does_not_wait_for_the_next_attempt(
-    running: RunningFakeAgent, tmp_path, monkeypatch
-):
-    """Law: what an agent that is back can take is delivered, however long it was away."""
+def test_client_close_cuts_the_pause_short(running: RunningFakeAgent, tmp_path, monkeypatch):
+    """Items are delivered to an agent that is back, however long it was away."""
     monkeypatch.setattr("rankdump._transport.agent_client.MIN_PAUSE_S", 600.0)
     monkeypatch.setattr("rankdump._transport.agent_client.MAX_PAUSE_S", 600.0)
-    watched = Watched(running.address, tmp_path)
+    watched = WatchedClient(running.address, tmp_path)
     watched.client.start(5)
     running.stop()
     eventually(lambda: watched.client.link is LinkState.AWAY)
@@ -145,8 +141,8 @@ def test_a_closing_session_does_not_wait_for_the_next_attempt(
         back.stop()
 
 
-def test_no_agent_at_all_leaves_the_records_counted(address: str, tmp_path):
-    watched = Watched(address, tmp_path)
+def test_client_counts_records_when_no_agent_answers(address: str, tmp_path):
+    watched = WatchedClient(address, tmp_path)
     watched.client.start(5)
     watched.buffer.submit(staged(b"a"))
     watched.buffer.submit(IterationEnd(0, 1))
@@ -155,11 +151,11 @@ def test_no_agent_at_all_leaves_the_records_counted(address: str, tmp_path):
     assert time.monotonic() - begun < 30  # far from its patience: nobody was ever there
 
 
-def test_a_rank_that_ends_before_the_first_answer_waits_for_it(running: RunningFakeAgent, tmp_path):
+def test_client_close_waits_for_the_first_answer(running: RunningFakeAgent, tmp_path):
     """An agent on a busy host may take longer to answer than a short job takes."""
     held = threading.Event()
     running.agent.before_opening = lambda: held.wait(60)
-    watched = Watched(running.address, tmp_path)
+    watched = WatchedClient(running.address, tmp_path)
     watched.client.start(0.01)
     assert watched.client.link is LinkState.CONNECTING
     watched.buffer.submit(staged(b"a"))
@@ -172,15 +168,15 @@ def test_a_rank_that_ends_before_the_first_answer_waits_for_it(running: RunningF
     assert lost == [0]
 
 
-def test_an_agent_that_does_not_answer_is_called_that(
+def test_client_reports_an_agent_that_does_not_answer(
     running: RunningFakeAgent, tmp_path, monkeypatch
 ):
-    """And not absent: what the rank says of it is all that there is to go by."""
+    """It is not reported as absent."""
     held = threading.Event()
     running.agent.before_opening = lambda: held.wait(60)
     monkeypatch.setattr("rankdump._transport.agent_client.OPEN_TIMEOUT_S", 0.1)
     reasons: list[str] = []
-    watched = Watched(running.address, tmp_path, on_reason=reasons.append)
+    watched = WatchedClient(running.address, tmp_path, on_reason=reasons.append)
     watched.client.start(60)
     assert watched.client.link is LinkState.ABSENT
     eventually(lambda: reasons)
@@ -189,7 +185,7 @@ def test_an_agent_that_does_not_answer_is_called_that(
     watched.client.close(1)
 
 
-def test_a_refusal_is_final_and_has_its_reason(running: RunningFakeAgent, tmp_path):
+def test_client_ends_with_the_reason_of_a_rejection(running: RunningFakeAgent, tmp_path):
     running.agent.refusal = "rank 0 is taken by pid 7"
     said: list[str] = []
     client = AgentClient(
@@ -208,9 +204,9 @@ def test_a_refusal_is_final_and_has_its_reason(running: RunningFakeAgent, tmp_pa
     client.close(1)
 
 
-def test_waiting_time_counts_only_while_something_waits(running: RunningFakeAgent, tmp_path):
+def test_idle_time_counts_only_while_items_wait(running: RunningFakeAgent, tmp_path):
     running.agent.acknowledge_up_to = 0
-    watched = Watched(running.address, tmp_path)
+    watched = WatchedClient(running.address, tmp_path)
     watched.client.start(5)
     assert watched.buffer.idle_s() == 0
     watched.buffer.submit(staged(b"a"))
@@ -218,10 +214,10 @@ def test_waiting_time_counts_only_while_something_waits(running: RunningFakeAgen
     assert watched.client.close(0.1) == 1
 
 
-def test_only_a_tensor_makes_the_ship_busy(running: RunningFakeAgent, tmp_path):
-    """Law: what will give no room back when it is taken is nothing to wait for."""
+def test_wait_policy_waits_only_behind_tensors(running: RunningFakeAgent, tmp_path):
+    """Items that free no memory when they are accepted are not waited for."""
     running.agent.acknowledge_up_to = 0
-    watched = Watched(running.address, tmp_path)
+    watched = WatchedClient(running.address, tmp_path)
     watched.client.start(5)
     assert not watched.buffer.has_waiting_tensors
     watched.buffer.submit(IterationEnd(0, 0, {}, 0))
@@ -232,11 +228,9 @@ def test_only_a_tensor_makes_the_ship_busy(running: RunningFakeAgent, tmp_path):
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_the_owner_is_asked_for_events_whether_or_not_anything_moves(
-    running: RunningFakeAgent, tmp_path, busy
-):
+def test_client_ticks_with_and_without_items(running: RunningFakeAgent, tmp_path, busy):
     asked, over = threading.Semaphore(0), threading.Event()
-    watched = Watched(running.address, tmp_path, on_tick=asked.release)
+    watched = WatchedClient(running.address, tmp_path, on_tick=asked.release)
     watched.client.start(5)
 
     def send() -> None:
@@ -252,9 +246,9 @@ def test_the_owner_is_asked_for_events_whether_or_not_anything_moves(
     watched.client.close(5)
 
 
-def test_what_the_agent_would_have_said_is_passed_on(running: RunningFakeAgent, tmp_path):
+def test_client_passes_on_warnings_of_the_agent(running: RunningFakeAgent, tmp_path):
     running.agent.warnings = ["half of the time is used"]
-    watched = Watched(running.address, tmp_path)
+    watched = WatchedClient(running.address, tmp_path)
     watched.client.start(5)
     watched.buffer.submit(staged(b"a"))
     eventually(lambda: watched.warnings)
@@ -263,8 +257,8 @@ def test_what_the_agent_would_have_said_is_passed_on(running: RunningFakeAgent, 
 
 
 @pytest.mark.parametrize("count", [1, 500])
-def test_many_small_records_share_messages(running: RunningFakeAgent, tmp_path, count):
-    watched = Watched(running.address, tmp_path)
+def test_client_batches_small_records(running: RunningFakeAgent, tmp_path, count):
+    watched = WatchedClient(running.address, tmp_path)
     for stamp in range(count):
         watched.buffer.submit(staged(b"y" * 64, stamp))
     watched.client.start(5)

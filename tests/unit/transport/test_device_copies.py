@@ -1,4 +1,4 @@
-"""Copies that an accelerator makes on its own: published in order once they are there."""
+"""Copies by accelerators: entries are published in order when their copies are complete."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from support.send_buffer_rig import SIZE, SendBufferRig
 from rankdump._core.recorder_protocol import PlacementResult
 
 
-class Device:
-    """Memory of an accelerator: copies begin when asked and end when told."""
+class FakeDevice:
+    """Memory of an accelerator, whose copies end when the test says so."""
 
     def __init__(self, *, pins: bool = True, fails_to: str = "") -> None:
         self.pins = pins
         self.fails_to = fails_to
         self.pinned: list[int] = []
         self.unpinned = 0
-        self.begun: list[Transfer] = []
+        self.begun: list[FakeTransfer] = []
 
     def may(self, what: str) -> None:
         if what == self.fails_to:
@@ -30,7 +30,7 @@ class Device:
         return DeviceTensor(self, bytes([byte]) * SIZE)
 
 
-class Transfer:
+class FakeTransfer:
     def __init__(self, data: bytes, target: memoryview) -> None:
         self._data, self._target = data, target
         self._done = False
@@ -47,20 +47,20 @@ class Transfer:
 
 
 class DeviceTensor:
-    """A source, its accelerator, and nothing else of a tensor."""
+    """A source with an accelerator."""
 
-    def __init__(self, device: Device, data: bytes) -> None:
+    def __init__(self, device: FakeDevice, data: bytes) -> None:
         self._device, self._data = device, data
 
-    def accelerator(self) -> Copier:
-        return Copier(self._device, self._data)
+    def accelerator(self) -> FakeCopier:
+        return FakeCopier(self._device, self._data)
 
     def copy_into(self, target: memoryview) -> None:
         target[:] = self._data
 
 
-class Copier:
-    def __init__(self, device: Device, data: bytes) -> None:
+class FakeCopier:
+    def __init__(self, device: FakeDevice, data: bytes) -> None:
         self._device, self._data = device, data
 
     def pin(self, memory: memoryview) -> Callable[[], None] | None:
@@ -74,9 +74,9 @@ class Copier:
 
         return unpin
 
-    def copy_into(self, target: memoryview) -> Transfer:
+    def copy_into(self, target: memoryview) -> FakeTransfer:
         self._device.may("copy")
-        self._device.begun.append(Transfer(self._data, target))
+        self._device.begun.append(FakeTransfer(self._data, target))
         return self._device.begun[-1]
 
 
@@ -89,47 +89,47 @@ def data(byte: int) -> bytes:
     return bytes([byte]) * SIZE
 
 
-def test_nothing_is_published_before_it_is_there(rig: SendBufferRig):
+def test_entry_is_published_when_its_copy_is_complete(rig: SendBufferRig):
     """In the order of the records, whichever copy ends first; the slab is pinned once."""
-    device = Device()
+    device = FakeDevice()
     for byte in (1, 2, 3):
         assert rig.place(device.tensor(byte)) is PlacementResult.DONE
     assert len(device.pinned) == 1
     device.begun[1].end()
-    rig.buffer.copies.publish_finished()
+    rig.buffer.publish_finished_copies()
     assert rig.read() == []
     device.begun[0].end()
-    rig.buffer.copies.publish_finished()
+    rig.buffer.publish_finished_copies()
     assert rig.read() == [data(1), data(2)]
-    assert rig.buffer.copies.has_pending
+    assert rig.buffer.has_pending_copies
     device.begun[2].end()
-    rig.buffer.copies.publish_finished()
+    rig.buffer.publish_finished_copies()
     assert rig.read() == [data(3)]
-    assert not rig.buffer.copies.has_pending
+    assert not rig.buffer.has_pending_copies
 
 
-def test_a_copy_that_fails_is_told_and_its_number_given(rig: SendBufferRig):
-    device = Device()
+def test_failed_copy_is_reported_and_keeps_its_number(rig: SendBufferRig):
+    device = FakeDevice()
     rig.place(device.tensor(1))
     rig.place(device.tensor(2))
     device.begun[0].fails = True
     device.begun[1].end()
-    rig.buffer.copies.publish_finished()
+    rig.buffer.publish_finished_copies()
     assert rig.read() == [None, data(2)]
     assert len(rig.torn) == 1
 
 
-def test_without_pinned_memory_the_copy_is_made_at_once(rig: SendBufferRig):
-    device = Device(pins=False)
+def test_copy_is_made_at_once_without_pinned_memory(rig: SendBufferRig):
+    device = FakeDevice(pins=False)
     rig.place(device.tensor(1))
     assert rig.read() == [data(1)]
     assert device.begun == []
 
 
 @pytest.mark.parametrize("fails_to", ["pin", "copy"])
-def test_a_device_that_fails_costs_no_tensor(rig: SendBufferRig, fails_to: str):
+def test_failing_device_loses_no_tensor(rig: SendBufferRig, fails_to: str):
     """The plain copy is made instead, for this tensor and for those after it."""
-    device = Device(fails_to=fails_to)
+    device = FakeDevice(fails_to=fails_to)
     for byte in (1, 2):
         assert rig.place(device.tensor(byte)) is PlacementResult.DONE
     assert rig.read() == [data(1), data(2)]
@@ -137,9 +137,9 @@ def test_a_device_that_fails_costs_no_tensor(rig: SendBufferRig, fails_to: str):
     assert rig.torn == []
 
 
-def test_a_slab_is_given_up_when_the_last_copy_is_there(rig: SendBufferRig):
-    """What was copied is carried along; the memory is unpinned before it goes."""
-    device = Device()
+def test_slab_is_abandoned_after_the_last_copy(rig: SendBufferRig):
+    """Copied data is carried over; the memory is unpinned before it is unmapped."""
+    device = FakeDevice()
     rig.place(device.tensor(1))
     giving_up = threading.Thread(target=rig.buffer.abandon_ring)
     giving_up.start()
@@ -150,8 +150,8 @@ def test_a_slab_is_given_up_when_the_last_copy_is_there(rig: SendBufferRig):
     assert [each.tensors for each in rig.buffer.items.numbered] == [1]
 
 
-def test_a_copy_that_hangs_does_not_hold_up_the_end(rig: SendBufferRig):
-    device = Device()
+def test_hanging_copy_does_not_hold_up_close(rig: SendBufferRig):
+    device = FakeDevice()
     rig.place(device.tensor(1))
     rig.buffer.wait_for_copies(rig.ring, 0.05)
     assert rig.ring.open_entries == 1

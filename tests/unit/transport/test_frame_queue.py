@@ -1,4 +1,4 @@
-"""What waits to leave keeps its order, and every number is given and taken back once."""
+"""Queue of frames: its order, and numbers that are assigned and acknowledged once."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def record() -> StagedRecord:
 
 
 def leave(items: FrameQueue) -> int:
-    """Let the first item go, as over the stream."""
+    """Send the first item, as over the stream."""
     each = items.numbered.popleft() if items.numbered else items.pop()
     items.in_flight.append(each)
     return each.sequence
 
 
 def left(items: FrameQueue) -> list[NumberedItem]:
-    """What has a number, and is in the rank's own memory."""
+    """Return the numbered items in the rank's own memory."""
     return [*items.in_flight, *items.numbered]
 
 
@@ -47,8 +47,8 @@ steps = st.lists(
 
 
 @given(steps=steps)
-def test_the_balance_of_any_course(steps):
-    """Law: every tensor comes back exactly once, and what is outstanding is never negative."""
+def test_queue_returns_every_tensor_once_in_any_order_of_steps(steps):
+    """Every tensor is released exactly once, and the outstanding count is never negative."""
     items, taken, added = FrameQueue(), [], 0
     for step in steps:
         if step == "record":
@@ -87,14 +87,14 @@ def test_the_balance_of_any_course(steps):
 @pytest.mark.parametrize(
     ("waiting", "barred"), [(IterationEnd(0, 0), False), (record(), True), (None, False)]
 )
-def test_a_record_overtakes_declarations_only(waiting, barred):
+def test_record_overtakes_only_metadata(waiting, barred):
     items = FrameQueue()
     if waiting is not None:
         items.add(waiting)
     assert items.blocks_records is barred
 
 
-def test_what_has_a_number_is_not_overtaken():
+def test_record_does_not_overtake_numbered_items():
     items = FrameQueue()
     items.add(IterationEnd(0, 0))
     leave(items)
@@ -102,24 +102,24 @@ def test_what_has_a_number_is_not_overtaken():
     assert items.blocks_records
 
 
-def test_declarations_without_end_are_counted(monkeypatch):
-    monkeypatch.setattr(module, "MAX_WAITING_DECLARATIONS", 2)
+def test_metadata_above_the_limit_is_counted(monkeypatch):
+    monkeypatch.setattr(module, "MAX_WAITING_METADATA", 2)
     items = FrameQueue()
     for _ in range(5):
         items.add(IterationEnd(0, 0))
         items.add(record())
-    assert items.lost_declarations == 3
+    assert items.lost_metadata == 3
     assert len(items.waiting) == 7
 
 
-def test_a_number_that_stands_nowhere_says_what_is_lost():
-    """Of what iteration, and how many: once for each number, however often it leaves."""
+def test_requeue_reports_items_that_are_gone_as_lost():
+    """With iteration and count, once for each number, however often it is sent."""
     items = FrameQueue()
     items.assign_sequence(1, iteration=7)
     items.add(replace(ROWS, iteration=8))
     items.add(IterationEnd(7, 1))
     items.pop()
-    items.retain_declaration(items.pop())
+    items.retain_metadata(items.pop())
     items.assign_sequence(1, iteration=9)
     assert items.requeue_unacknowledged() == 5
     for _ in range(2):
@@ -131,17 +131,17 @@ def test_a_number_that_stands_nowhere_says_what_is_lost():
             (9, 1, "corrupted"),
         ]
         assert isinstance(lost[2], IterationEnd)
-        assert items.lost_declarations == 0
+        assert items.lost_metadata == 0
         while items.numbered:
             leave(items)
         items.requeue_unacknowledged()
 
 
-def test_what_is_carried_is_not_lost_and_what_is_kept_comes_first():
+def test_requeue_keeps_carried_and_retained_items_in_order():
     items = FrameQueue()
     items.assign_sequence(1, iteration=7)
     items.add(IterationEnd(7, 1))
-    items.retain_declaration(items.pop())
+    items.retain_metadata(items.pop())
     carried = [
         RecoveredEntry(module.make_blank_frame(n), memoryview(b""), True, 2 - n) for n in (1, 2)
     ]
@@ -152,22 +152,22 @@ def test_what_is_carried_is_not_lost_and_what_is_kept_comes_first():
     assert [each.item for each in items.numbered] == [carried[0], IterationEnd(7, 1)]
 
 
-def test_declarations_in_a_slab_are_not_kept_without_end(monkeypatch):
-    """What found no room and is damaged leaves as a blank, and is counted."""
-    monkeypatch.setattr(module, "MAX_WAITING_DECLARATIONS", 2)
+def test_retained_metadata_is_limited(monkeypatch):
+    """Metadata beyond the limit that is damaged is sent as a blank frame, and is counted."""
+    monkeypatch.setattr(module, "MAX_WAITING_METADATA", 2)
     items = FrameQueue()
     for iteration in range(3):
         items.add(IterationEnd(iteration, 0))
-        items.retain_declaration(items.pop())
+        items.retain_metadata(items.pop())
     assert items.requeue_unacknowledged() == 0
-    assert items.lost_declarations == 1
+    assert items.lost_metadata == 1
     *kept, blank = (each.item for each in items.numbered)
     assert kept == [IterationEnd(0, 0), IterationEnd(1, 0)]
     assert isinstance(blank, RecoveredEntry)
     assert blank.frame == module.make_blank_frame(3)
 
 
-def test_an_answer_to_what_was_never_sent_takes_nothing():
+def test_acknowledgement_of_unsent_items_is_ignored():
     items = FrameQueue()
     items.add(record())
     assert items.acknowledge(9) == []

@@ -1,4 +1,4 @@
-"""A rank that is sent on: one step, beside the address it knows, and anew at every connection."""
+"""Redirects: one step, relative to the known address, and anew at every connection."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rankdump.errors import ProtocolError
         ("dns:///localhost:7420", "41321", "dns:///localhost:41321"),
     ],
 )
-def test_it_stands_beside_the_address_that_was_asked(address, redirect, found):
+def test_resolve_redirect_is_beside_the_known_address(address, redirect, found):
     assert resolve_redirect(address, redirect) == found
 
 
@@ -46,13 +46,13 @@ def test_it_stands_beside_the_address_that_was_asked(address, redirect, found):
         ("127.0.0.1:7420", "agent.sock.1"),
     ],
 )
-def test_an_agent_cannot_send_a_rank_anywhere_else(address, redirect):
+def test_resolve_redirect_rejects_other_places(address, redirect):
     with pytest.raises(ProtocolError, match="not beside it"):
         resolve_redirect(address, redirect)
 
 
-class Sender:
-    """A ship with what it said of its connection."""
+class RedirectedClient:
+    """A client that records the states of its connection."""
 
     def __init__(self, address: str, folder: Path) -> None:
         self.said: list[str] = []
@@ -79,15 +79,15 @@ class Sender:
         self.buffer.submit(StagedRecord(head_of(key, "uint8", (4,), 4), data))
 
 
-def test_every_connection_begins_at_the_known_address(
+def test_client_connects_to_the_known_address_first(
     running: RunningFakeAgent, address: str, tmp_path
 ):
-    """Law: the front decides anew after each cut; nothing is lost on the way."""
+    """The supervisor decides anew after each cut; nothing is lost on the way."""
     worker = RunningFakeAgent(f"{address}.1")
     try:
         running.agent.redirect = "a.sock.1"
         worker.agent.cut_after = 4
-        sender = Sender(address, tmp_path)
+        sender = RedirectedClient(address, tmp_path)
         sender.client.start(5)
         for stamp in range(10):
             sender.submit(stamp)
@@ -99,11 +99,9 @@ def test_every_connection_begins_at_the_known_address(
         worker.stop()
 
 
-def test_a_worker_that_is_away_is_looked_for_again(
-    running: RunningFakeAgent, address: str, tmp_path
-):
+def test_client_retries_a_worker_that_is_away(running: RunningFakeAgent, address: str, tmp_path):
     running.agent.redirect = "a.sock.1"
-    sender = Sender(address, tmp_path)
+    sender = RedirectedClient(address, tmp_path)
     sender.client.start(5)
     assert sender.client.link is LinkState.ABSENT
     sender.submit(1)
@@ -115,12 +113,12 @@ def test_a_worker_that_is_away_is_looked_for_again(
         worker.stop()
 
 
-def test_being_sent_on_twice_is_an_error(running: RunningFakeAgent, address: str, tmp_path):
-    """Two agents that send a rank to and fro would keep it busy for ever."""
+def test_client_rejects_a_second_redirect(running: RunningFakeAgent, address: str, tmp_path):
+    """Otherwise two agents could redirect a rank to each other for ever."""
     worker = RunningFakeAgent(f"{address}.1")
     try:
         running.agent.redirect = worker.agent.redirect = "a.sock.1"
-        sender = Sender(address, tmp_path)
+        sender = RedirectedClient(address, tmp_path)
         sender.client.start(5)
         assert sender.client.link is LinkState.REFUSED
         assert "to an agent that redirected to" in sender.said[-1]

@@ -1,4 +1,4 @@
-"""Who gets the room of a slab that is full."""
+"""Space of a full slab: waiting items get it before new records."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rankdump._frameworks.arrays import ArraySource
 from rankdump._transport.push_stream import RingLoader
 
 
-def test_records_do_not_starve_what_the_sender_has(tmp_path: Path):
-    """While a slab stays full, each bit of room goes to what waited for it, not to newcomers.
+def test_new_records_do_not_starve_waiting_items(tmp_path: Path):
+    """While a slab is full, free space goes to waiting items, not to new ones.
 
     Declarations once piled up in the memory of a rank whose agent was slower than it.
     """

@@ -47,8 +47,8 @@ def head_of(source: ArraySource, stamp: int) -> RecordHead:
     return record_heads.head_of(key, source.dtype, source.shape, source.byte_count)
 
 
-class Rank:
-    """A ship as a pipeline uses it, and what it told."""
+class RingRank:
+    """A buffer and client as the recorder uses them, with a record of the callbacks."""
 
     def __init__(
         self, address: str, tmp_path, wants_slab: bool = True, timeout_s: float = 10.0
@@ -75,7 +75,7 @@ class Rank:
         )
 
     def keep(self, array, source_type=ArraySource) -> PlacementResult:
-        """Send a tensor the straight way, else over the heap as the stage does."""
+        """Place a tensor in shared memory, else send a copy as the staging buffer does."""
         source = source_type(array)
         self._stamp += 1
         head = head_of(source, self._stamp)
@@ -138,15 +138,15 @@ def some_array(dtype: str, shape: list[int], seed: int) -> np.ndarray:
 
 @settings(max_examples=25, deadline=None)
 @given(given=st.lists(arrays | lengths, min_size=1, max_size=8))
-def test_the_same_bytes_through_a_slab_and_in_chunks(given):
-    """Law: whatever the type, form and size, pieces of large tensors included."""
+def test_ring_and_stream_deliver_the_same_bytes(given):
+    """For any type, form and size, with pieces of large tensors."""
     found = []
     for with_slab in (True, False):
         folder = Path(tempfile.mkdtemp(prefix="rd-"))
         server = RunningFakeAgent(f"unix://{folder}/a.sock")
         try:
             server.agent.slab = FakeSlab(folder / "a.slab", MIN_RING_BYTES)
-            rank = Rank(server.address, folder, with_slab)
+            rank = RingRank(server.address, folder, with_slab)
             rank.client.start(5)
             for array in given:
                 assert rank.keep(array) is not PlacementResult.FULL
@@ -164,8 +164,8 @@ def test_the_same_bytes_through_a_slab_and_in_chunks(given):
     assert [n for n in expected if found[1][n] != expected[n]] == []
 
 
-def test_declarations_keep_their_place_behind_the_records(host: RunningFakeAgent, tmp_path):
-    rank = Rank(host.address, tmp_path)
+def test_metadata_stays_behind_earlier_records(host: RunningFakeAgent, tmp_path):
+    rank = RingRank(host.address, tmp_path)
     rank.client.start(5)
     for iteration in range(3):
         for _ in range(4):
@@ -186,8 +186,8 @@ def test_declarations_keep_their_place_behind_the_records(host: RunningFakeAgent
     assert rank.client.left_in_slab == 0
 
 
-def test_entries_share_doorbells(host: RunningFakeAgent, tmp_path):
-    rank = Rank(host.address, tmp_path)
+def test_doorbell_covers_several_entries(host: RunningFakeAgent, tmp_path):
+    rank = RingRank(host.address, tmp_path)
     rank.client.start(5)
     for _ in range(2000):
         assert rank.keep(np.ones(2)) is PlacementResult.DONE
@@ -196,7 +196,7 @@ def test_entries_share_doorbells(host: RunningFakeAgent, tmp_path):
     assert host.agent.doorbells < 1000
 
 
-class Unreadable(ArraySource):
+class UnreadableSource(ArraySource):
     def accelerator(self):
         return None
 
@@ -204,12 +204,12 @@ class Unreadable(ArraySource):
         raise ValueError("gone")
 
 
-def test_a_copy_that_fails_has_its_number_all_the_same(host: RunningFakeAgent, tmp_path):
-    """Law: numbers have no gaps; the agent counts the record whose bytes never came."""
-    rank = Rank(host.address, tmp_path)
+def test_failed_copy_keeps_its_number(host: RunningFakeAgent, tmp_path):
+    """Numbers have no gaps; the agent counts the record without data."""
+    rank = RingRank(host.address, tmp_path)
     rank.client.start(5)
     rank.keep(np.ones(3))
-    assert rank.keep(np.ones(3), Unreadable) is PlacementResult.DONE
+    assert rank.keep(np.ones(3), UnreadableSource) is PlacementResult.DONE
     rank.keep(np.ones(3))
     assert rank.client.close(10) == 0
     assert order(host.agent) == [1, 2, 3]
@@ -218,11 +218,9 @@ def test_a_copy_that_fails_has_its_number_all_the_same(host: RunningFakeAgent, t
     assert [head.timestamp_us for head in rank.torn] == [2]
 
 
-def test_a_full_slab_waits_for_the_agent_as_long_as_it_has_patience(
-    host: RunningFakeAgent, tmp_path
-):
+def test_place_record_waits_for_space_up_to_the_timeout(host: RunningFakeAgent, tmp_path):
     host.agent.acknowledge_up_to = 0
-    rank = Rank(host.address, tmp_path, timeout_s=0.2)
+    rank = RingRank(host.address, tmp_path, timeout_s=0.2)
     rank.client.start(5)
     outcomes = [rank.keep(np.ones(LARGE // 64)) for _ in range(9)]
     assert set(outcomes[:5]) == {PlacementResult.DONE}
@@ -232,9 +230,9 @@ def test_a_full_slab_waits_for_the_agent_as_long_as_it_has_patience(
     assert rank.client.left_in_slab == outcomes.count(PlacementResult.DONE)
 
 
-def test_a_slow_agent_makes_nobody_lose_anything(host: RunningFakeAgent, tmp_path):
+def test_slow_agent_loses_nothing(host: RunningFakeAgent, tmp_path):
     """Many times what the slab holds, from several threads at once."""
-    rank = Rank(host.address, tmp_path)
+    rank = RingRank(host.address, tmp_path)
     rank.client.start(5)
     lock, outcomes = threading.Lock(), []
 
@@ -258,8 +256,8 @@ def test_a_slow_agent_makes_nobody_lose_anything(host: RunningFakeAgent, tmp_pat
     assert set(tensors(host.agent).values()) == {b"\7" * (LARGE // 100)}
 
 
-def test_an_agent_that_comes_late_gets_what_waited_first(address, slab, tmp_path):
-    rank = Rank(address, tmp_path)
+def test_late_agent_gets_waiting_items_first(address, slab, tmp_path):
+    rank = RingRank(address, tmp_path)
     rank.client.start(5)
     for number in range(3):
         assert rank.keep(np.full(5, number)) is PlacementResult.ELSEWHERE
@@ -276,10 +274,10 @@ def test_an_agent_that_comes_late_gets_what_waited_first(address, slab, tmp_path
     assert [np.frombuffer(d, "<i8")[0] for d in tensors(late.agent).values()] == [0, 1, 2, 3]
 
 
-def test_a_reconnect_resends_nothing_that_is_in_the_slab(host: RunningFakeAgent, slab, tmp_path):
+def test_reconnect_resends_nothing_in_the_slab(host: RunningFakeAgent, slab, tmp_path):
     host.agent.acknowledge_up_to = 2
     host.agent.cut_after = 6
-    rank = Rank(host.address, tmp_path)
+    rank = RingRank(host.address, tmp_path)
     rank.client.start(5)
     for number in range(10):
         assert rank.keep(np.full(5, number)) is PlacementResult.DONE
@@ -291,16 +289,16 @@ def test_a_reconnect_resends_nothing_that_is_in_the_slab(host: RunningFakeAgent,
 
 
 @pytest.mark.parametrize("with_slab", [True, False])
-def test_a_slab_that_is_gone_is_emptied_into_what_follows(host, slab, tmp_path, with_slab):
-    """Law: what was not acknowledged moves over, with its numbers, and nothing else does."""
+def test_abandoned_slab_moves_to_its_successor(host, slab, tmp_path, with_slab):
+    """Only unacknowledged items are moved, with their numbers."""
     agent = host.agent
     agent.acknowledge_up_to = 2
-    rank = Rank(host.address, tmp_path)
+    rank = RingRank(host.address, tmp_path)
     rank.client.start(5)
     big = np.arange(3 * LARGE // 4, dtype="u1")
     for number in range(4):
         assert rank.keep(np.full(5, number)) is PlacementResult.DONE
-    rank.keep(np.ones(3), Unreadable)
+    rank.keep(np.ones(3), UnreadableSource)
     assert rank.keep(big) is PlacementResult.ELSEWHERE
     rank.buffer.submit(IterationEnd(0, 6))
     eventually(lambda: any(frame.sequence == 7 for frame in agent.frames))
@@ -322,11 +320,11 @@ def test_a_slab_that_is_gone_is_emptied_into_what_follows(host, slab, tmp_path, 
         assert agent.slab.torn == [5]
 
 
-def test_an_agent_that_began_anew_inside_a_large_tensor_gets_it_whole(host, slab, tmp_path):
-    """Law: pieces that were released with the agent that read them are sent again."""
+def test_agent_restarted_inside_a_large_tensor_gets_all_of_it(host, slab, tmp_path):
+    """Pieces that were released by the agent that died are resent."""
     agent = host.agent
     agent.cut_at_offset = 2 * LARGE
-    rank = Rank(host.address, tmp_path)
+    rank = RingRank(host.address, tmp_path)
     rank.client.start(5)
     rank.keep(np.ones(3))
     big = np.arange(3 * LARGE, dtype="u1")
@@ -340,10 +338,8 @@ def test_an_agent_that_began_anew_inside_a_large_tensor_gets_it_whole(host, slab
 
 
 @pytest.mark.parametrize("fault", ["missing", "short", "blank", "link", "locked"])
-def test_a_slab_that_cannot_be_used_is_said_once(
-    running: RunningFakeAgent, socket_folder, tmp_path, fault
-):
-    """Law: whatever is wrong with it, the frames go over the stream."""
+def test_unusable_slab_is_reported_once(running: RunningFakeAgent, socket_folder, tmp_path, fault):
+    """Whatever is wrong with it, the frames go over the stream."""
     slab = FakeSlab(socket_folder / "a.slab", LARGE)
     holder = None
     if fault == "missing":
@@ -358,7 +354,7 @@ def test_a_slab_that_cannot_be_used_is_said_once(
     else:
         holder = locking(slab.path)
     running.agent.slab = slab
-    rank = Rank(running.address, tmp_path)
+    rank = RingRank(running.address, tmp_path)
     rank.client.start(5)
     assert rank.keep(np.ones(3)) is PlacementResult.ELSEWHERE
     assert rank.client.close(10) == 0
@@ -389,9 +385,9 @@ def locking(path: Path):
     return holder
 
 
-def test_events_too_large_for_their_slab_take_the_stream(running, socket_folder, tmp_path):
+def test_events_too_large_for_the_slab_use_the_stream(running, socket_folder, tmp_path):
     running.agent.slab = FakeSlab(socket_folder / "a.slab", MIN_RING_BYTES)
-    rank = Rank(running.address, tmp_path)
+    rank = RingRank(running.address, tmp_path)
     rank.client.start(5)
     rank.keep(np.ones(3))
     node = GraphNode("n" * MIN_RING_BYTES, "T")
@@ -402,8 +398,8 @@ def test_events_too_large_for_their_slab_take_the_stream(running, socket_folder,
     assert len(rank.streams) == 1
 
 
-def test_the_lock_says_that_the_rank_lives(host: RunningFakeAgent, slab: FakeSlab, tmp_path):
-    rank = Rank(host.address, tmp_path)
+def test_slab_lock_is_held_while_the_rank_runs(host: RunningFakeAgent, slab: FakeSlab, tmp_path):
+    rank = RingRank(host.address, tmp_path)
     rank.client.start(5)
     rank.keep(np.ones(3))
     assert slab.locked()
@@ -411,8 +407,8 @@ def test_the_lock_says_that_the_rank_lives(host: RunningFakeAgent, slab: FakeSla
     assert not slab.locked()
 
 
-def test_nothing_is_asked_for_without_wanting_it(host: RunningFakeAgent, tmp_path):
-    rank = Rank(host.address, tmp_path, wants_slab=False)
+def test_slab_is_not_used_unless_requested(host: RunningFakeAgent, tmp_path):
+    rank = RingRank(host.address, tmp_path, wants_slab=False)
     rank.client.start(5)
     assert rank.keep(np.ones(3)) is PlacementResult.ELSEWHERE
     assert rank.client.close(10) == 0
@@ -420,23 +416,23 @@ def test_nothing_is_asked_for_without_wanting_it(host: RunningFakeAgent, tmp_pat
     assert rank.streams == []
 
 
-def test_a_refused_rank_keeps_nothing(running: RunningFakeAgent, tmp_path):
+def test_rejected_rank_keeps_no_slab(running: RunningFakeAgent, tmp_path):
     running.agent.refusal = "no"
-    rank = Rank(running.address, tmp_path)
+    rank = RingRank(running.address, tmp_path)
     rank.client.start(5)
     assert rank.client.link is LinkState.REFUSED
     assert rank.keep(np.ones(3)) is PlacementResult.ELSEWHERE
     assert rank.client.close(1) == 1
 
 
-def test_what_was_damaged_before_the_slab_was_given_up_is_said_to_be_lost(tmp_path, caplog):
-    """What stands behind it is carried on, and the digest under which data lay goes with it."""
+def test_abandoned_slab_reports_damaged_entries_as_lost(tmp_path, caplog):
+    """Entries behind it are carried over, with the digests of their seals."""
     rig = SendBufferRig(tmp_path)
     source = ArraySource(np.arange(SIZE, dtype=np.uint8))
     for _ in range(5):
         assert rig.place(source) is PlacementResult.DONE
     rig.ring.seal(rig.ring.written)
-    memory = rig.ring._mapping.memory
+    memory = rig.ring.mapping.memory
     entry = rig.ring.written // 5
     memory[RING_OFFSET + entry + ENTRY_HEAD.size] ^= 1
     memory[RING_OFFSET + 3 * entry + 20] ^= 1
@@ -455,12 +451,12 @@ def test_what_was_damaged_before_the_slab_was_given_up_is_said_to_be_lost(tmp_pa
 
 
 @pytest.mark.parametrize(("at", "body"), [(0, "lost"), (5, "record"), (ENTRY_HEAD.size, "lost")])
-def test_what_was_damaged_before_it_was_sealed_is_found_as_well(tmp_path, at, body):
-    """The slab is given up between two bells: magic, state and frame; a seal mends the state."""
+def test_entry_damaged_before_its_seal_is_found(tmp_path, at, body):
+    """In magic, state or frame, of a slab abandoned between doorbells; a seal repairs the state."""
     rig = SendBufferRig(tmp_path)
     for value in range(3):
         rig.place(ArraySource(np.full(SIZE, value, dtype=np.uint8)))
-    rig.ring._mapping.memory[RING_OFFSET + rig.ring.written // 3 + at] ^= 0x40
+    rig.ring.mapping.memory[RING_OFFSET + rig.ring.written // 3 + at] ^= 0x40
     rig.buffer.abandon_ring()
     frames = [frame for each in rig.buffer.pop_items() for frame in make_frames(each)]
     assert [f.WhichOneof("body") for f in frames] == ["record", body, "record"]
@@ -468,16 +464,16 @@ def test_what_was_damaged_before_it_was_sealed_is_found_as_well(tmp_path, at, bo
     assert (frames[0].record.data[:1], frames[2].record.data[:1]) == (b"\0", b"\2")
 
 
-def test_a_copy_that_failed_in_a_slab_is_said_on_the_stream(tmp_path):
-    """Its number is given, so what became of it has to be said somewhere."""
+def test_failed_copy_in_the_slab_is_reported_on_the_stream(tmp_path):
+    """Its number is assigned, so its loss must be reported."""
     rig = SendBufferRig(tmp_path)
-    rig.place(Unreadable(np.ones(SIZE, dtype=np.uint8)))
+    rig.place(UnreadableSource(np.ones(SIZE, dtype=np.uint8)))
     rig.buffer.abandon_ring()
     (frame,) = make_frames(*rig.buffer.pop_items())
     assert frame.lost == agent_pb2.Lost(iteration=0, tensors=1, reason="copy_failed")
 
 
-def test_a_slab_of_an_earlier_agent_is_not_used(tmp_path):
+def test_slab_of_an_earlier_agent_is_not_used(tmp_path):
     path = tmp_path / "slab"
     path.write_bytes(make_slab_header(compute_slab_bytes(0)).ljust(compute_slab_bytes(0), b"\0"))
     with path.open("r+b") as file:

@@ -1,4 +1,4 @@
-"""Sessions over shared memory: what a script's tensors become when it is full, and in children."""
+"""Sessions over shared memory: tensors when it is full, and forked children."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def fill(session: rankdump.Session, count: int = 20) -> None:
 
 
 @pytest.mark.parametrize("on_full", ["block", "drop", "statistic"])
-def test_an_exhausted_slab_is_counted(host: RunningFakeAgent, on_full):
-    """Law: expected = elements + figures + dropped, and none is in two of them."""
+def test_exhausted_slab_counts_dropped_tensors(host: RunningFakeAgent, on_full):
+    """expected = elements + statistics + dropped, and no tensor is in two of them."""
     agent = host.agent
     agent.acknowledge_up_to = 0
     with session_of(host, on_full=on_full) as session:
@@ -87,15 +87,15 @@ def test_an_exhausted_slab_is_counted(host: RunningFakeAgent, on_full):
     assert order(host.agent) == list(range(1, len(order(host.agent)) + 1))
 
 
-def test_with_shared_memory_switched_off_nothing_is_asked_for(host: RunningFakeAgent):
+def test_session_without_shared_memory_requests_no_slab(host: RunningFakeAgent):
     with session_of(host, shared_memory=False) as session:
         fill(session, 2)
     assert not host.agent.opened[0].wants_slab
     assert len(tensors(host.agent)) == 2
 
 
-def test_what_waits_for_a_verdict_goes_through_the_slab_too(host: RunningFakeAgent):
-    """Law: an operator that overflowed is sent, another leaves nothing and holds no room."""
+def test_operators_held_for_overflow_use_the_slab(host: RunningFakeAgent):
+    """An operator that overflowed is sent; any other leaves nothing and holds no space."""
     with session_of(host, trigger="overflow") as session:
         for number in range(3):
             session.dump("Add", f"a{number}", "input", 0, np.full(9, number, "f4"))
@@ -109,7 +109,7 @@ def test_what_waits_for_a_verdict_goes_through_the_slab_too(host: RunningFakeAge
     assert tensors(host.agent)[1] == np.full(9, 1, "f4").tobytes()
 
 
-def test_figures_go_through_the_slab_too(host: RunningFakeAgent):
+def test_statistics_use_the_slab(host: RunningFakeAgent):
     with session_of(host, saved="statistic") as session:
         fill(session, 5)
     assert [len(row.figures) for row in rows(host)] == [3] * 5
@@ -118,8 +118,8 @@ def test_figures_go_through_the_slab_too(host: RunningFakeAgent):
     assert host.agent.doorbells > 0
 
 
-def test_a_copy_that_fails_is_counted_by_the_agent_and_told_here(host: RunningFakeAgent, caplog):
-    """Law: expected counts it once; its reason stands in the agent's balance, not in ours."""
+def test_failed_copy_is_counted_by_the_agent_and_logged(host: RunningFakeAgent, caplog):
+    """The expected count has it once; its reason is in the agent's balance, not in the rank's."""
 
     class Unreadable(ArraySource):
         def accelerator(self):
@@ -143,8 +143,8 @@ def test_a_copy_that_fails_is_counted_by_the_agent_and_told_here(host: RunningFa
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_child_neither_sends_nor_hangs_nor_writes(host: RunningFakeAgent):
-    """Law: a forked data-loader worker leaves the parent's slab, numbers and lock alone."""
+def test_forked_child_leaves_the_slab_alone(host: RunningFakeAgent):
+    """A forked data-loader worker neither sends, nor hangs, nor touches slab, numbers and lock."""
     assert host.agent.slab is not None
     session = session_of(host)
     fill(session, 2)
@@ -188,8 +188,8 @@ def test_a_child_neither_sends_nor_hangs_nor_writes(host: RunningFakeAgent):
     assert not host.agent.slab.locked()
 
 
-def test_a_refused_rank_blames_nothing_else(host: RunningFakeAgent, caplog):
-    """The plan selects what ran: that nothing was dumped is the agent's word alone."""
+def test_rejected_rank_reports_only_the_rejection(host: RunningFakeAgent, caplog):
+    """The plan selects operators that ran, so no other cause may be reported."""
     host.agent.refusal = "rank 0 is taken"
     with session_of(host) as session:
         for step in range(3):

@@ -1,4 +1,4 @@
-"""Where a rank finds the slab it was granted: as the agent says, or beside the agent's socket."""
+"""Place of a granted slab: the agent's path, or beside the agent's socket."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def mounted(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("form", ["unix:{}/agent.sock", "unix://{}/agent.sock"])
-def test_a_container_sees_the_runtime_folder_elsewhere(mounted: Path, form: str):
+def test_slab_place_in_a_container_is_beside_the_socket(mounted: Path, form: str):
     granted = SlabPlace("/run/elsewhere/slabs/session.slab", 4096)
     found = resolve_slab_place(granted, form.format(mounted))
     assert found == SlabPlace(f"{mounted}/slabs/session.slab", 4096)
 
 
-def test_where_the_agent_says_comes_first(mounted: Path, tmp_path: Path):
+def test_slab_place_prefers_the_agents_path(mounted: Path, tmp_path: Path):
     own = tmp_path / "slabs/session.slab"
     own.parent.mkdir()
     own.touch()
@@ -35,6 +35,6 @@ def test_where_the_agent_says_comes_first(mounted: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("address", ["unix:/nowhere/agent.sock", "127.0.0.1:4000"])
-def test_a_slab_that_is_nowhere_keeps_its_name(address: str):
+def test_slab_place_that_does_not_exist_is_unchanged(address: str):
     granted = SlabPlace("/run/elsewhere/slabs/session.slab", 4096)
     assert resolve_slab_place(granted, address) == granted

@@ -65,19 +65,23 @@ def said(text: str, credentials: TlsCredentials | None) -> str:
         ("Deadline Exceeded", "Deadline Exceeded"),
     ],
 )
-def test_with_a_certificate_that_is_right(own: TlsCredentials, text: str, cause: str):
+def test_unavailable_with_a_valid_certificate_blames_the_server(
+    own: TlsCredentials, text: str, cause: str
+):
     """What is wrong is then the server's, or what the server thinks of it."""
     assert said(text, own) == cause.format(**dataclasses.asdict(own))
 
 
 @pytest.mark.parametrize("text", [CLOSED, RESET])
 @pytest.mark.parametrize("credentials", [None, TlsCredentials()])
-def test_without_one(text: str, credentials: TlsCredentials | None):
+def test_unavailable_without_a_certificate_names_that(
+    text: str, credentials: TlsCredentials | None
+):
     assert said(text, credentials).startswith("it closes unencrypted connections: it may require")
     assert said(f"{NEVER}{REFUSED}", credentials) == "Connection refused"
 
 
-def test_the_own_certificate_comes_first(tmp_path: Path):
+def test_unavailable_names_a_faulty_own_certificate_first(tmp_path: Path):
     """Whatever gRPC says: a connection that is closed says nothing of its cause."""
     authority = CertificateAuthority(tmp_path / "ca")
     expired = authority.issue_expired("old", "operator")
@@ -87,12 +91,12 @@ def test_the_own_certificate_comes_first(tmp_path: Path):
     assert said(CLOSED, gone).endswith("No such file or directory")
 
 
-def test_a_socket_needs_no_explanation(own: TlsCredentials):
+def test_unavailable_socket_has_no_explanation(own: TlsCredentials):
     text = f"{NEVER}UNAVAILABLE: unix:/run/a.sock: Socket closed"
     error = explain_unavailable(UnavailableError(text), "unix:/run/a.sock", own)
     assert str(error) == "Socket closed"
 
 
-def test_a_connection_that_broke_is_no_matter_of_certificates(own: TlsCredentials):
+def test_broken_connection_does_not_blame_certificates(own: TlsCredentials):
     """It stood before: what was believed then is believed."""
     assert said("Socket closed", own) == "Socket closed"

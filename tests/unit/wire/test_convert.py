@@ -1,4 +1,4 @@
-"""Messages to values and back: nothing is lost, and hostile numbers stop at the door."""
+"""Messages to values and back: nothing is lost, and hostile numbers are rejected."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ requests = st.builds(
 
 
 @given(request=requests)
-def test_session_request(request: SessionRequest):
-    """An introduction comes back as it was."""
+def test_session_request_round_trip(request: SessionRequest):
+    """A request is read back as it was sent."""
     message = sent(session_messages.session_request_to_wire(request), agent_pb2.OpenSessionRequest)
     assert session_messages.session_request_from_wire(message) == request
 
@@ -83,16 +83,16 @@ def test_session_request(request: SessionRequest):
         ({"secret": bytes(65)}, "secret of 65 bytes"),
     ],
 )
-def test_hostile_session_request(fields: dict[str, Any], cause: str):
-    """An introduction that contradicts itself is refused with its numbers."""
+def test_session_request_with_contradictions_is_rejected(fields: dict[str, Any], cause: str):
+    """A request that contradicts itself is rejected with its numbers."""
     good: dict[str, Any] = {"job_id": "j", "session_id": "s", "rank": 0, "world_size": 2}
     with pytest.raises(ProtocolError, match=cause):
         session_messages.session_request_from_wire(agent_pb2.OpenSessionRequest(**(good | fields)))
 
 
 @given(grant=st.builds(SessionGrant, blobs, uint64, uint64, texts, redirect=texts))
-def test_session_grant(grant: SessionGrant):
-    """An answer comes back as it was."""
+def test_session_grant_round_trip(grant: SessionGrant):
+    """A grant is read back as it was sent."""
     message = sent(session_messages.session_grant_to_wire(grant), agent_pb2.OpenSessionResponse)
     assert session_messages.session_grant_from_wire(message) == grant
 
@@ -118,7 +118,7 @@ tensor_kinds = st.builds(
 
 
 @given(kind=tensor_kinds)
-def test_kind(kind: TensorKind):
+def test_tensor_kind_round_trip(kind: TensorKind):
     """What is the same in every iteration comes back, from the same bytes each time."""
     data = session_messages.kind_to_wire(kind)
     assert session_messages.kind_from_wire(data) == kind
@@ -141,7 +141,7 @@ heads = st.builds(
 
 
 @given(head=heads, data=blobs)
-def test_record(head: RecordHead, data: bytes):
+def test_record_head_round_trip(head: RecordHead, data: bytes):
     """A record's head and first bytes come back; rank and net name are the session's own."""
     message = sent(session_messages.record_to_wire(head, data), agent_pb2.Record)
     assert session_messages.record_from_wire(message, rank=3, net_name="Net") == head
@@ -154,7 +154,7 @@ def test_record(head: RecordHead, data: bytes):
     switched_on=st.booleans(),
     degraded=st.booleans(),
 )
-def test_figure_rows(
+def test_statistic_rows_round_trip(
     rows: list[tuple[TensorKind, int, str]], iteration: int, switched_on: bool, degraded: bool
 ):
     """Rows come back in their order."""
@@ -189,7 +189,7 @@ def a_kind(**fields: Any) -> bytes:
         (a_kind(op_name="\u4e00" * 30_000), "the kind of a record has"),
     ],
 )
-def test_hostile_kind(data: bytes, cause: str):
+def test_tensor_kind_with_contradictions_is_rejected(data: bytes, cause: str):
     """A kind that contradicts itself is refused, in a record and in rows."""
     with pytest.raises(ProtocolError, match=cause):
         session_messages.record_from_wire(agent_pb2.Record(kind=data), rank=0, net_name="Net")
@@ -199,7 +199,7 @@ def test_hostile_kind(data: bytes, cause: str):
 
 
 @pytest.mark.parametrize("fields", [{"iteration": 1 << 63}, {"timestamp_us": 1 << 63}])
-def test_hostile_record(fields: dict[str, Any]):
+def test_record_with_impossible_numbers_is_rejected(fields: dict[str, Any]):
     """Numbers from the wire end in signed columns."""
     message = agent_pb2.Record(kind=a_kind(), **fields)
     with pytest.raises(ProtocolError, match="number over"):
@@ -215,14 +215,14 @@ def test_hostile_record(fields: dict[str, Any]):
         ({"iteration": 1 << 63}, "number over"),
     ],
 )
-def test_hostile_figure_rows(fields: dict[str, Any], cause: str):
+def test_statistic_rows_with_contradictions_are_rejected(fields: dict[str, Any], cause: str):
     """Columns of different lengths are refused, and numbers that fit no column."""
     good: dict[str, Any] = {"kinds": [a_kind()], "timestamps_us": [1], "figures": ["1"]}
     with pytest.raises(ProtocolError, match=cause):
         session_messages.statistic_rows_from_wire(agent_pb2.FigureRows(**(good | fields)))
 
 
-def test_too_many_figure_rows():
+def test_statistic_rows_above_the_limit_are_rejected():
     many = MAX_FRAME_ROWS + 1
     message = agent_pb2.FigureRows(
         kinds=[a_kind()] * many, timestamps_us=[1] * many, figures=["1"] * many
@@ -231,24 +231,24 @@ def test_too_many_figure_rows():
         session_messages.statistic_rows_from_wire(message)
 
 
-def test_long_kinds_are_not_remembered():
-    """What comes with every step is short; memory for the rest would be anybody's."""
+def test_tensor_kind_that_is_long_is_not_cached():
+    """Kinds of every step are short; a cache of long ones could be filled by any client."""
     before = session_messages._parse_remembered_kind.cache_info().currsize
     for at in range(8):
         session_messages.kind_from_wire(a_kind(op_name=f"{at}" * 2000))
     assert session_messages._parse_remembered_kind.cache_info().currsize == before
 
 
-def test_a_client_cuts_what_an_agent_would_refuse():
-    """One name must not cost a session its dump."""
+def test_client_cuts_names_that_an_agent_would_reject():
+    """One name must not make an agent reject the session."""
     kind = TensorKind(0, "t" * 5000, "n" * 5000, TensorSide.INPUT, 0, "d" * 70, (), 0, "a" * 2000)
     found = session_messages.kind_from_wire(session_messages.kind_to_wire(kind))
     lengths = [len(each) for each in (found.op_type, found.op_name, found.dtype, found.argument)]
     assert lengths == [4096, 4096, 64, 1024]
 
 
-def test_people_are_told_what_they_can_read():
-    """No escape sequence in a name reaches a terminal, and no text fills it."""
+def test_texts_for_people_are_sanitised_and_cut():
+    """No escape sequence in a name reaches a terminal, and long texts are cut."""
     message = agent_pb2.OpenSessionRequest(
         job_id="j", session_id="s", world_size=1, host="a\x1b[2Jb", framework="f" * 1000
     )
@@ -261,8 +261,8 @@ def test_people_are_told_what_they_can_read():
     assert goodbye.notes == (*["note\ufffd"] * 255, "and 2 more notes")
 
 
-def test_reasons_are_those_of_the_list():
-    """They become keys and labels: others count together."""
+def test_drop_reasons_outside_the_list_become_other():
+    """They become keys and labels, so unknown ones are counted together."""
     message = agent_pb2.IterationEnd(dropped={"torn": 1, "x" * 200: 2, "y": 3, "other": 4})
     assert session_messages.iteration_end_from_wire(message).dropped == {"torn": 1, "other": 9}
     sums = agent_pb2.IterationEnd(dropped={"x": 1 << 62, "y": 1 << 62})
@@ -273,8 +273,8 @@ def test_reasons_are_those_of_the_list():
         session_messages.iteration_end_from_wire(many)
 
 
-def test_unpaired_surrogates():
-    """A name that UTF-8 cannot hold travels with a mark in its place."""
+def test_unpaired_surrogates_are_replaced():
+    """A name that UTF-8 cannot hold is sent with replacement characters."""
     bad = "a\ud800/b"
     key = TensorKey(3, "Net", 0, 0, 1, bad, bad, TensorSide.INPUT, 0)
     message = sent(
@@ -329,7 +329,7 @@ groups = st.lists(
 
 
 @given(batch=st.lists(events, max_size=10), groups=groups)
-def test_events(batch: list[RankEvent], groups: tuple[ProcessGroup, ...]):
+def test_event_columns_round_trip(batch: list[RankEvent], groups: tuple[ProcessGroup, ...]):
     """A batch of events comes back as it was, in columns of the right types."""
     columns = EventColumns.from_events(batch, groups)
     message = sent(events_to_wire(columns), events_pb2.EventColumns)
@@ -338,7 +338,7 @@ def test_events(batch: list[RankEvent], groups: tuple[ProcessGroup, ...]):
     assert {field: column.dtype for field, column in back.columns.items()} == EVENT_COLUMN_TYPES
 
 
-def test_no_events():
+def test_event_columns_of_an_empty_message_are_empty():
     """An empty message is an empty batch."""
     assert len(events_from_wire(events_pb2.EventColumns())) == 0
 
@@ -347,7 +347,7 @@ CALL = EventColumns.from_events([RankEvent(0, 0, 1, 1, "a", EventKind.ALL_REDUCE
 
 
 @pytest.mark.parametrize("field", list(EVENT_COLUMN_TYPES))
-def test_columns_of_different_lengths(field: str):
+def test_event_columns_of_different_lengths_are_rejected(field: str):
     """Each column must have as many elements as the others."""
     message = events_to_wire(CALL)
     setattr(message, field, getattr(message, field) + b"1")
@@ -355,8 +355,8 @@ def test_columns_of_different_lengths(field: str):
         events_from_wire(message)
 
 
-def test_more_events_than_positions():
-    """A count costs memory: it is not believed without its positions."""
+def test_event_columns_with_too_few_positions_are_rejected():
+    """A count costs memory, so it must match the positions."""
     message = events_to_wire(CALL)
     message.count = 2
     with pytest.raises(ProtocolError, match="2 events have 8 bytes of positions"):
@@ -367,7 +367,7 @@ def test_more_events_than_positions():
 
 
 @pytest.mark.parametrize("field", ["name", "group", "dtype"])
-def test_index_past_the_table(field: str):
+def test_event_columns_with_an_index_past_the_table_are_rejected(field: str):
     """A text must be in the table."""
     message = events_to_wire(CALL)
     setattr(message, field, len(message.names).to_bytes(4, "little"))
@@ -375,7 +375,7 @@ def test_index_past_the_table(field: str):
         events_from_wire(message)
 
 
-def test_texts_of_the_stream():
+def test_event_columns_share_the_texts_of_the_stream():
     """A batch without names of its own points into those that came before."""
     message = events_to_wire(CALL, names=False)
     assert events_from_wire(message, CALL.names).to_events() == CALL.to_events()
@@ -393,13 +393,13 @@ def test_texts_of_the_stream():
         ({"groups": [events_pb2.ProcessGroup(ranks=[0] * ((1 << 20) + 1))]}, "ranks of groups"),
     ],
 )
-def test_too_much_beside_the_columns(fields: dict[str, Any], cause: str):
+def test_event_columns_with_too_many_texts_are_rejected(fields: dict[str, Any], cause: str):
     with pytest.raises(ProtocolError, match=cause):
         events_from_wire(events_pb2.EventColumns(**fields))
 
 
 @pytest.mark.parametrize("kind", [0, 13, 255])
-def test_unknown_kind(kind: int):
+def test_event_columns_with_an_unknown_kind_are_rejected(kind: int):
     """A kind from a newer or a broken client is refused."""
     message = events_to_wire(CALL)
     message.kind = bytes([kind])
@@ -408,7 +408,7 @@ def test_unknown_kind(kind: int):
 
 
 @pytest.mark.parametrize("calls", [b"", b"\1\0\0\0", b"\0\0\0\0\0\0\0\0"])
-def test_calls_are_those_of_the_kinds(calls: bytes):
+def test_event_columns_with_misplaced_calls_are_rejected(calls: bytes):
     """The places of calls must be where the kinds say calls are."""
     message = events_to_wire(CALL)
     message.calls = calls

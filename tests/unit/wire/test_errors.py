@@ -1,4 +1,4 @@
-"""Errors across the wire: each has one status code, and what comes back says retry or not."""
+"""Errors on the wire: each has one status code, and stays permanent or retryable."""
 
 from __future__ import annotations
 
@@ -51,25 +51,25 @@ def made(kind: type[RankdumpError]) -> RankdumpError:
         (RankdumpError, Code.INTERNAL),
     ],
 )
-def test_code_of(kind: type[RankdumpError], code: grpc.StatusCode):
+def test_error_has_its_status_code(kind: type[RankdumpError], code: grpc.StatusCode):
     """What a server answers to each error."""
     assert get_status_code(made(kind)) is code
 
 
 @pytest.mark.parametrize("kind", EVERY_CLASS)
-def test_the_fork_survives(kind: type[RankdumpError]):
+def test_error_stays_permanent_or_retryable(kind: type[RankdumpError]):
     """A permanent error stays permanent on the other side, a retryable one retryable."""
     back = ERRORS_BY_CODE.get(get_status_code(made(kind)), UnavailableError)
     assert issubclass(back, PermanentError) is issubclass(kind, PermanentError)
 
 
-def test_first_row_that_fits():
+def test_error_table_rows_are_all_reachable():
     """No row of the table stands behind one that would always fit before it."""
     for index, (kind, _) in enumerate(CODES_BY_ERROR):
         assert not any(issubclass(kind, earlier) for earlier, _ in CODES_BY_ERROR[:index])
 
 
-class Answers(grpc.GenericRpcHandler):
+class FailingServicer(grpc.GenericRpcHandler):
     """Fails every call with the status code that its method names."""
 
     def service(
@@ -86,7 +86,7 @@ class Answers(grpc.GenericRpcHandler):
 
 @pytest.fixture(scope="module")
 def channel() -> Iterator[grpc.Channel]:
-    server = grpc.server(ThreadPoolExecutor(2), handlers=[Answers()])
+    server = grpc.server(ThreadPoolExecutor(2), handlers=[FailingServicer()])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     with grpc.insecure_channel(f"127.0.0.1:{port}") as opened:
@@ -95,7 +95,7 @@ def channel() -> Iterator[grpc.Channel]:
 
 
 @pytest.mark.parametrize("code", [code for code in Code if code is not Code.OK])
-def test_error_of(channel: grpc.Channel, code: grpc.StatusCode):
+def test_status_code_becomes_an_error_with_its_text(channel: grpc.Channel, code: grpc.StatusCode):
     """Every code a real call can end with becomes one error that keeps the server's words."""
     with pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(f"/test/{code.name}")(b"3 of 4")
@@ -104,13 +104,13 @@ def test_error_of(channel: grpc.Channel, code: grpc.StatusCode):
     assert str(error) == "3 of 4"
 
 
-def test_no_words(channel: grpc.Channel):
+def test_status_code_without_details_is_the_message(channel: grpc.Channel):
     """Without details the code's name is the message."""
     with pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary("/test/DATA_LOSS")(b"")
     assert str(make_error(caught.value)) == "DATA_LOSS"
 
 
-def test_no_call():
+def test_failure_without_a_status_is_retryable():
     """A failure without a status, as from a closed channel, may pass later."""
     assert isinstance(make_error(grpc.RpcError("closed")), UnavailableError)

@@ -1,4 +1,4 @@
-"""Frames: every item of a session travels whole, in messages of a good size."""
+"""Frames: every item of a session round trips, in messages of limited size."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rankdump.wire.v1 import agent_pb2
 
 
 @given(end=st.builds(IterationEnd, uint64, uint64, losses, uint64), sequence=uint64)
-def test_iteration_end(end: IterationEnd, sequence: int):
+def test_iteration_end_round_trip(end: IterationEnd, sequence: int):
     """The end of an iteration comes back with its number."""
     frame = sent(frames.make_metadata_frame(sequence, end), agent_pb2.Frame)
     assert frame.sequence == sequence
@@ -39,8 +39,8 @@ def test_iteration_end(end: IterationEnd, sequence: int):
 
 
 @given(end=st.builds(SessionEnd, uint64, st.lists(lines, max_size=3).map(tuple)))
-def test_session_end(end: SessionEnd):
-    """A goodbye comes back as it was."""
+def test_session_end_round_trip(end: SessionEnd):
+    """The end of a session is read back as it was sent."""
     frame = sent(frames.make_metadata_frame(1, end), agent_pb2.Frame)
     assert session_messages.metadata_from_wire(frame) == end
 
@@ -66,7 +66,7 @@ graphs = st.builds(
 
 
 @given(part=st.builds(GraphPart, graphs, first=st.booleans(), last=st.booleans()))
-def test_graph_part(part: GraphPart):
+def test_graph_part_round_trip(part: GraphPart):
     """Some nodes of a graph come back as they were."""
     frame = sent(frames.make_metadata_frame(1, part), agent_pb2.Frame)
     assert session_messages.metadata_from_wire(frame) == part
@@ -81,7 +81,7 @@ def test_graph_part(part: GraphPart):
         ),
     )
 )
-def test_kernel_arguments(arguments: KernelArguments):
+def test_kernel_arguments_round_trip(arguments: KernelArguments):
     """What operators were configured with comes back as it was."""
     frame = sent(frames.make_metadata_frame(1, arguments), agent_pb2.Frame)
     assert session_messages.metadata_from_wire(frame) == arguments
@@ -92,7 +92,7 @@ def test_kernel_arguments(arguments: KernelArguments):
     stacks=st.lists(st.lists(texts, max_size=3).map(tuple), min_size=3, max_size=3).map(tuple),
     iteration=uint64,
 )
-def test_call_stacks(names, stacks, iteration: int):
+def test_call_stacks_round_trip(names, stacks, iteration: int):
     """Where calls came from comes back as it was."""
     calls = tuple(name for name, _ in names)
     said = CallStacks(iteration, calls, tuple(place for _, place in names), stacks)
@@ -100,7 +100,7 @@ def test_call_stacks(names, stacks, iteration: int):
     assert session_messages.metadata_from_wire(frame) == said
 
 
-def test_names_that_utf8_cannot_hold():
+def test_graph_names_that_utf8_cannot_hold_are_replaced():
     """An unpaired surrogate anywhere in a graph or in arguments travels as a mark."""
     bad = "a\ud800"
     kind = TensorType("int8", ())
@@ -114,7 +114,7 @@ def test_names_that_utf8_cannot_hold():
 
 
 @pytest.mark.parametrize("of_parameter", [True, False])
-def test_tensor_of_too_many_dimensions(of_parameter: bool):
+def test_graph_tensor_of_too_many_dimensions_is_rejected(of_parameter: bool):
     """A graph is held to the same bound as a record."""
     kind = agent_pb2.TensorType(shape=[1] * 65)
     if of_parameter:
@@ -125,7 +125,7 @@ def test_tensor_of_too_many_dimensions(of_parameter: bool):
         session_messages.metadata_from_wire(agent_pb2.Frame(sequence=4, graph_part=part))
 
 
-def test_rows_of_figures_in_a_frame():
+def test_statistic_rows_frame_round_trip():
     """Rows travel in a frame, whatever their tensors' size."""
     kind = TensorKind(0, "T", "a", TensorSide.INPUT, 0, "uint8", (1 << 40,), 1 << 40)
     rows = StatisticRows(3, (kind, kind), (1, 2), ("6,1,nan", "7,2,0"))
@@ -133,7 +133,7 @@ def test_rows_of_figures_in_a_frame():
     assert session_messages.metadata_from_wire(frame) == rows
 
 
-def test_events_in_a_frame():
+def test_events_frame_round_trip():
     """Events travel in a frame too."""
     frame = sent(frames.make_metadata_frame(9, ONE), agent_pb2.Frame)
     back = session_messages.metadata_from_wire(frame)
@@ -149,7 +149,7 @@ def test_events_in_a_frame():
         agent_pb2.Frame(sequence=4, chunk=agent_pb2.Chunk()),
     ],
 )
-def test_no_declaration(frame: agent_pb2.Frame):
+def test_frame_without_metadata_is_rejected(frame: agent_pb2.Frame):
     """A frame of any other kind is refused with its number."""
     with pytest.raises(ProtocolError, match="frame 4 has the unknown body"):
         session_messages.metadata_from_wire(frame)
@@ -158,7 +158,7 @@ def test_no_declaration(frame: agent_pb2.Frame):
 @pytest.mark.parametrize(
     "extra", [-frames.MAX_CHUNK_BYTES, -1, 0, 1, 2 * frames.MAX_CHUNK_BYTES + 3]
 )
-def test_record_frames(extra: int):
+def test_record_frames_hold_all_chunks_of_the_data(extra: int):
     """A record's frames have one number, at most a chunk of bytes each, and all of the data."""
     data = bytes(range(256)) * ((frames.MAX_CHUNK_BYTES + extra) // 256 + 1)
     data = data[: frames.MAX_CHUNK_BYTES + extra]
@@ -175,7 +175,7 @@ def test_record_frames(extra: int):
 
 
 @given(sizes=st.lists(st.integers(0, frames.MAX_CHUNK_BYTES), max_size=6))
-def test_batches(sizes: list[int]):
+def test_batches_keep_the_order_of_frames(sizes: list[int]):
     """Frames keep their order, no message is empty, and only the last one may be small."""
     limit = frames.MAX_CHUNK_BYTES
     sent_frames = [
@@ -193,7 +193,7 @@ def test_batches(sizes: list[int]):
 
 
 @given(sequence=uint64, end=st.builds(IterationEnd, uint64, uint64, losses, uint64))
-def test_a_number_and_a_body_are_a_frame(sequence: int, end: IterationEnd):
+def test_sequence_and_body_make_a_frame(sequence: int, end: IterationEnd):
     """In a slab a frame is numbered when it has its place: after its body was made."""
     body = frames.make_metadata_frame(0, end).SerializeToString()
     frame = agent_pb2.Frame.FromString(frames.add_sequence(sequence, body))
@@ -201,8 +201,8 @@ def test_a_number_and_a_body_are_a_frame(sequence: int, end: IterationEnd):
 
 
 @pytest.mark.parametrize("size", [0, 1, frames.MAX_CHUNK_BYTES, 2 * frames.MAX_CHUNK_BYTES + 3])
-def test_a_slab_entry_travels_on_as_frames(size: int):
-    """What was read back of a slab is sent as if it had never been in one."""
+def test_slab_entry_is_split_into_frames(size: int):
+    """An entry read back from a slab is sent as if it had never been in one."""
     data = memoryview(bytes(range(251)) * (size // 251 + 1))[:size]
     key = TensorKey(3, "Net", 0, 0, 1, "T", "a", TensorSide.INPUT, 0)
     head = head_of(key, "uint8", (size,), size)
@@ -212,6 +212,6 @@ def test_a_slab_entry_travels_on_as_frames(size: int):
 
 
 @pytest.mark.parametrize("offset", [1, 1 << 40])
-def test_a_piece_in_a_slab_says_where_it_belongs(offset: int):
+def test_piece_in_a_slab_has_its_offset(offset: int):
     frame = agent_pb2.Frame.FromString(frames.add_sequence(7, frames.serialize_chunk_body(offset)))
     assert (frame.sequence, frame.chunk.offset) == (7, offset)

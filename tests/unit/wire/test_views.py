@@ -107,34 +107,34 @@ status_views = st.builds(
 
 
 @given(view=status_views)
-def test_view(view: StatusView):
-    """The whole picture comes back as it was."""
+def test_status_view_round_trip(view: StatusView):
+    """The whole status is read back as it was sent."""
     message = sent(status_messages.view_to_wire(view), status_pb2.StatusView)
     assert status_messages.view_from_wire(message) == view
 
 
 @given(entry=entries)
-def test_entry(entry: OrderEntry):
+def test_order_entry_round_trip(entry: OrderEntry):
     """A line of the order comes back as it was."""
     message = sent(status_messages.entry_to_wire(entry), coordinator_pb2.OrderEntry)
     assert status_messages.entry_from_wire(message) == entry
 
 
 @given(hint=hints)
-def test_hint(hint: TimeoutHint):
+def test_timeout_hint_round_trip(hint: TimeoutHint):
     """A hint comes back as it was."""
     message = sent(status_messages.timeout_hint_to_wire(hint), status_pb2.TimeoutHint)
     assert status_messages.timeout_hint_from_wire(message) == hint
 
 
-def test_a_hint_of_an_unknown_level_is_refused():
+def test_timeout_hint_of_unknown_level_is_rejected():
     """Levels are words on the wire."""
     with pytest.raises(ProtocolError, match="unknown level 'red'"):
         status_messages.timeout_hint_from_wire(status_pb2.TimeoutHint(level="red"))
 
 
 @pytest.mark.parametrize("number", [0, 99, -1])
-def test_unknown_enumerators(number: Any):
+def test_status_view_rejects_unknown_enumerators(number: Any):
     """A state or a kind that nobody knows is refused."""
     with pytest.raises(ProtocolError, match="unknown state"):
         status_messages.session_from_wire(status_pb2.SessionStatus(state=number))
@@ -142,7 +142,7 @@ def test_unknown_enumerators(number: Any):
         status_messages.entry_from_wire(coordinator_pb2.OrderEntry(kind=number))
 
 
-def test_enumerators_agree():
+def test_wire_enumerators_agree_with_those_here():
     """Wire and contract number the kinds alike, and every state and side has its number."""
     wire_kinds = dict(events_pb2.EventKind.items())
     assert wire_kinds.pop("EVENT_KIND_UNSPECIFIED") == 0
