@@ -1,5 +1,5 @@
-"""Command `rankdump fsck`: check of a tree to the last byte, its repair, and the rebuild of an
-agent's ledger from it.
+"""Command `rankdump fsck`: check of every byte of a tree, its repair, and the rebuild of an agent's
+ledger from it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def fsck(
         click.echo(json.dumps(_report_as_json(tree, report)))
     else:
         print_lines(_format_report(tree, report))
-    # Who has a tree mended asks for that, not whether all of it could be checked.
+    # --repair succeeds when no damage is left, even if not everything could be checked.
     code = 1 if report.damages or not (report.is_verifiable or repair) else 0
     if rebuild and state_dir is not None:
         return max(code, _rebuild_ledger(tree, state_dir))
@@ -132,5 +132,5 @@ def _rebuild_ledger(tree: Path, state_dir: Path) -> int:
     """Run `rankdumpd rebuild`, which writes the ledger; return its exit code."""
     command = [sys.executable, "-m", "rankdumpd", "rebuild", str(tree.absolute())]
     command += ["--state-dir", str(state_dir.absolute())]
-    # `-m` looks for modules in the current folder first. What it says is no part of our JSON.
+    # `-m` looks for modules in the current folder first. Its output must not mix with our JSON.
     return subprocess.run(command, cwd="/", stdout=sys.stderr.fileno(), check=False).returncode

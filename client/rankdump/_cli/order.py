@@ -1,5 +1,5 @@
-"""Command `rankdump order`: the order in which all ranks together executed, and what the merge
-found odd about it.
+"""Command `rankdump order`: the merged execution order of all ranks, and the findings of the
+merge.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _read_tree_order(
 def _fetch_coordinator_order(
     coordinator: str | None, job_id: str, selection: _OrderQuery, findings_only: bool
 ) -> _OrderSource:
-    # With gRPC, which takes longer to load than a tree to answer.
+    # Imported on use: loading gRPC takes longer than reading a tree.
     from rankdump._cli.daemon_client import fetch_order, fetch_order_findings
 
     address = resolve_coordinator_address(coordinator)
@@ -149,7 +149,7 @@ def _print_entries(entries: Iterator[OrderEntry], limit: int) -> None:
     print_lines(
         ["... more lines: --limit 0 shows all, --iteration, --op and --rank select"] if cut else []
     )
-    # The coordinator counts what each rank did; here a collective of all ranks is one line.
+    # The coordinator counts events of ranks; here a collective of all ranks is one line.
     events = format_count(sum(len(entry.ranks) for entry in shown), "event")
     collectives = format_count(sum(entry.kind.is_collective for entry in shown), "line")
     of = f"{'first ' if cut else ''}{format_count(len(shown), 'line')} for {events} of the ranks"
@@ -157,7 +157,7 @@ def _print_entries(entries: Iterator[OrderEntry], limit: int) -> None:
 
 
 def _print_json(source: _OrderSource, selection: _OrderQuery, limit: int | None) -> None:
-    """Print an entry a line, as they come: an order may be larger than memory."""
+    """Print one entry per line while reading: an order may be larger than memory."""
     click.echo('{"entries": [', nl=False)
     before = "\n "
     for entry in islice(source.entries, limit or None):
@@ -175,7 +175,7 @@ def _format_finding(finding: Finding) -> str:
 
 
 def format_entries(entries: list[OrderEntry], *, width: int) -> list[str]:
-    """Return the entries as a table; times are milliseconds from the first one's start."""
+    """Return the entries as a table, with times in milliseconds since the first start."""
     first_us = min(entry.start_us for entry in entries)
     rows = [
         [
@@ -192,7 +192,7 @@ def format_entries(entries: list[OrderEntry], *, width: int) -> list[str]:
 
 
 def _operator_type(op_name: str) -> str:
-    """Return the type of an operator, which its name ends in: `Linear` of `.../Linear-op0`."""
+    """Return the type at the end of an operator's name: `Linear` of `.../Linear-op0`."""
     return op_name.rpartition("/")[2].rpartition("-op")[0]
 
 

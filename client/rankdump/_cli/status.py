@@ -1,5 +1,5 @@
-"""Command `rankdump status`: how a job stands, from its coordinator, an agent or a finished tree.
-Imports gRPC and the live screen only on use.
+"""Command `rankdump status`: status of a job, from its coordinator, an agent or a tree. Imports
+gRPC and the live screen only on use.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def status(
         raise click.UsageError("--agent and --job cannot be combined")
     look = _status_source(tree, agent, coordinator, job_id)
     if watch:
-        # On use: what draws a screen takes longer to import than a status to say.
+        # Imported on use: `rich.live` takes longer to load than a status to print.
         from rankdump._cli.live_status import watch_status
 
         return watch_status(look)
@@ -79,7 +79,7 @@ def status(
 
 
 def view_as_json(view: StatusView) -> dict[str, object]:
-    """Return the view as scripts read it: the fields of StatusView, and shares of the hints."""
+    """Return the JSON form of a view: the fields of StatusView, and the hints with shares."""
     fields: dict[str, object] = asdict(view)
     fields["hints"] = list(map(hint_to_json, view.hints))
     return fields
@@ -90,7 +90,7 @@ def _status_source(
 ) -> Callable[[], StatusView]:
     if tree is not None:
         return lambda: reader.status_of(read_tree(tree, job_id=job_id, balances_only=True))
-    # With gRPC, which takes longer to load than a tree to answer.
+    # Imported on use: loading gRPC takes longer than reading a tree.
     from rankdump._cli.daemon_client import fetch_agent_status, fetch_job_status
 
     named = coordinator or os.environ.get("RANKDUMP_COORDINATOR")

@@ -91,11 +91,11 @@ def test_show_names_what_there_is(tree, tmp_path, capsys):
     (path,) = (tree.root / STARTED).rglob("*.zst")
     code, _, err = told(capsys, "show", path, "--tensor", "input.1")
     assert (code, err.count("\n")) == (2, 1)
-    assert "there is input.0, input.2, output.0" in err
+    assert "tensors: input.0, input.2, output.0" in err
     np.save(tmp_path / "own.npy", HALF)
     code, _, err = told(capsys, "show", tmp_path / "own.npy", "--tensor", "input.1")
     assert code == 2
-    assert "the file is one tensor" in err
+    assert "the file is a single tensor" in err
 
 
 def test_show_says_why_there_are_no_values(tmp_path, capsys):

@@ -137,7 +137,7 @@ def test_what_nobody_can_tell_is_said(tree, capsys):
     tree.complete(0, 0, world_size=1)
     code, out, _ = told(capsys, "stats", tree.root, "--nonfinite")
     assert code == 0
-    assert "1 tensor may not be finite: the columns of the table do not show it" in out
+    assert "1 tensor may not be finite: the table has no column that decides it" in out
     assert "all of them" not in out
 
 
