@@ -1,8 +1,8 @@
-"""Measures of CANN's `msaccucmp compare`, ten algorithms by its names and rules. Pure.
+"""The ten measures of CANN's `msaccucmp compare`, with its names and rules. Pure.
 
-Source: msaccucmp in Ascend/msprobe (`python/msprobe/msaccucmp`). Elements count as float32, sums
-are in float64, and b is its ground truth. Where elements are not finite, and for complex ones,
-every measure is NaN. Its standard deviation is a text of four numbers; here it is four measures.
+Source: msaccucmp in Ascend/msprobe (`python/msprobe/msaccucmp`). Elements are converted to float32,
+sums are in float64, and b is the ground truth. Every measure is NaN when an element is complex or
+not finite. Its standard deviation is a text of four numbers; here it is four measures.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MIN_DEVIATION = 0.001
 
 
 def compute_msaccucmp_measures(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> dict[str, float]:
-    """Return the measures of two arrays of as many elements each, by `NAMES`."""
+    """Return the measures of two arrays of equal size, by `MSACCUCMP_NAMES`."""
     pair = _FlatArrayPair(flatten_elements(a), flatten_elements(b))
     kinds = a.dtype.kind + b.dtype.kind
     found: dict[str, float] = {}
@@ -88,13 +88,13 @@ class _SideSums:
         self.most = max(self.most, float(values.max()))
 
     def scaled(self, values: Float64Array) -> Float64Array:
-        """Return the numbers between 0 and 1, as weights of a distribution, none of them 0."""
+        """Return the values scaled to 0 to 1 as weights of a distribution, none of them 0."""
         span = self.most - self.least
         return np.maximum((values - self.least) / span if span else values, _MIN_WEIGHT)
 
 
 def _compute_real_measures(pair: _FlatArrayPair) -> dict[str, float]:
-    """Return the measures of real numbers; nothing where one is not finite."""
+    """Return the measures of real numbers; empty when a number is not finite."""
     x, y = _SideSums(), _SideSums()
     products = absolute = largest = squares = relative = most_relative = 0.0
     for left, right in pair.blocks():
