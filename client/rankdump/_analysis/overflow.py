@@ -1,6 +1,6 @@
 """Search for CANN's overflow records (Opdebug files) below a path, each with the operators of the
-same task. Offline and never writes; what cannot be read is named and the search goes on. Links
-are not followed.
+same task. Works offline and never writes; unreadable files are listed as problems. Links are not
+followed.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from rankdump._layout.tree_paths import MAPPING_FILE
 from rankdump.errors import CorruptedError, UnsupportedError
 
 MAX_FOLDER_DEPTH = 30
-"""Folders below the first, as msaccucmp goes down."""
+"""Levels of folders below the first, as in msaccucmp."""
 _MAX_JSON_BYTES = 1 << 20
 _MAX_MAPPING_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class OverflowHit:
-    """A section of a record, and the files of the operator that it speaks of."""
+    """A section of a record, and the files of its operator."""
 
     section: OverflowSection
     files: tuple[tuple[FileName, str], ...]
@@ -54,32 +54,32 @@ class OverflowRecord:
 
     path: Path
     slot: int
-    """Which output of a bin file it is."""
+    """Number of the output in a bin file."""
     timestamp_us: int | None
-    """From the name."""
+    """Time stamp in the file name."""
     content: OpDebugRecord
     hits: tuple[OverflowHit, ...]
     """The sections with an overflow."""
 
     @property
     def from_json(self) -> bool:
-        """Whether it was read from JSON already."""
+        """Whether it was read from a JSON file."""
         return self.path.suffix == ".json"
 
 
 @dataclass(slots=True)
 class OverflowSearch:
-    """Everything found; `problems` names what could not be read."""
+    """Result of a search; `problems` has a sentence for each file that could not be read."""
 
     records: list[OverflowRecord] = field(default_factory=list[OverflowRecord])
     problems: list[str] = field(default_factory=list[str])
     file_count: int = 0
-    """Files of any kind in the folders that were listed."""
+    """Number of files of any kind in the folders."""
 
 
 @dataclass(frozen=True, slots=True)
 class _DumpFile:
-    """A file of a folder: what its name says, and its name on disk."""
+    """A file of a folder: its parsed name, and its name on disk."""
 
     name: FileName
     on_disk: str
@@ -112,7 +112,7 @@ def _walk_folders(root: Path, found: OverflowSearch) -> Iterator[Path]:
             with os.scandir(folder) as listed:
                 names = sorted(e.name for e in listed if e.is_dir(follow_symlinks=False))
         except OSError:
-            continue  # named where its files are listed
+            continue  # reported where its files are listed
         if names and depth == MAX_FOLDER_DEPTH:
             found.problems.append(
                 f"{folder}: more than {MAX_FOLDER_DEPTH} folders deep, not searched further"
@@ -122,7 +122,7 @@ def _walk_folders(root: Path, found: OverflowSearch) -> Iterator[Path]:
 
 
 def _list_dump_files(folder: Path, found: OverflowSearch) -> list[_DumpFile]:
-    """Return the dump files of a folder, in the order of their names."""
+    """Return the dump files of a folder, sorted by name."""
     try:
         with os.scandir(folder) as listed:
             names = sorted(e.name for e in listed if e.is_file(follow_symlinks=False))
@@ -140,7 +140,7 @@ def _list_dump_files(folder: Path, found: OverflowSearch) -> list[_DumpFile]:
 
 
 def _index_by_task(files: list[_DumpFile]) -> _FilesByTask:
-    """Return the operators' files by the number of their task."""
+    """Return the files of operators by task number."""
     found: _FilesByTask = {}
     for file in files:
         if not file.name.is_overflow:
@@ -156,7 +156,7 @@ def _read_long_names(path: Path) -> LongFileNames:
 
 
 def _select_overflow_files(files: list[_DumpFile]) -> Iterator[_DumpFile]:
-    """Yield the overflow files; JSON only where what it was made from is not there."""
+    """Yield the overflow files; a JSON file only where its binary source is missing."""
     debug = [file for file in files if file.name.is_overflow]
     plain = {
         f.on_disk.removesuffix(PACKED_SUFFIX) for f in debug if f.name.kind is FileKind.OVERFLOW
@@ -190,7 +190,7 @@ def _read_contents(path: Path, name: FileName | None) -> Iterator[tuple[int, OpD
     opened = open_bin_file(path)
     outputs = [payload for payload in opened.payloads if payload.kind == "output"]
     if not outputs:
-        raise CorruptedError("the file has no output, and so no overflow record")
+        raise CorruptedError("the file has no output and therefore no overflow record")
     for payload in outputs:
         yield payload.index, parse_overflow_record(opened.read_payload(payload))
 
@@ -221,5 +221,5 @@ def _is_operator_of(section: OverflowSection, name: FileName) -> bool:
         (name.context, section.get_field("context_id")),
         (name.thread, section.get_field("thread_id")),
     )
-    # Neither has to say it: 65535 stands for an id that is not known.
+    # Ids are compared where both are known; 65535 means unknown.
     return all(UNKNOWN_FIELD in pair or pair[1] in (None, pair[0]) for pair in pairs)

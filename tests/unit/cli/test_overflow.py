@@ -237,7 +237,7 @@ def test_damage_is_one_line_each(dump, capsys):
         f"{cut}: damaged: according to its header, output 0 of 2048 bytes ends at byte {size}, "
         f"the file has {size - 1}",
         f"{empty}: empty: 0 bytes, the length of the header alone takes 8",
-        f"{none}: the file has no output, and so no overflow record",
+        f"{none}: the file has no output and therefore no overflow record",
         f"{small}: overflow record of 99 bytes, 2048 expected",
         f"{text}: the JSON has none of DHA Atomic Add, L2 Atomic Add, AI Core, acc_list",
         f"{later}: overflow record of version 9 and unit 0; known: 0 and 1, 0 to 3",

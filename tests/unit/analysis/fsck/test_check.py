@@ -186,7 +186,7 @@ def test_without_manifests_nothing_counts_as_checked(tmp_path, capsys):
     assert (report.damages, report.is_verifiable) == ((), False)
     assert run_command_line(["fsck", str(tmp_path)]) == 1
     *_, why, last = capsys.readouterr().out.splitlines()
-    assert why.startswith("no manifest: nothing says which files should be here")
+    assert why.startswith("no manifest: the expected files and their content are not known")
     assert "no tensor was checked" in last
     assert f"only the names of {report.looked_at} files were checked" in last
     assert "no problem found" not in last
