@@ -28,10 +28,9 @@ from rankdump._analysis.compare.report import (
 from rankdump._analysis.compare.tensor_blocks import select_comparison_dtype
 from rankdump._analysis.compare.tensor_measures import MeasurementResult, measure_difference
 from rankdump._analysis.reader.tensor_loader import Opened, load, opened
+from rankdump._analysis.reader.tree import are_statistics_finite
 from rankdump._core.statistics import compute_moments
 from rankdump.errors import RankdumpError
-
-_NONFINITE_COUNTS = ("nan count", "negative inf count", "positive inf count")
 
 _SAME_DIGEST = PairOutcome(TensorVerdict.EQUAL)
 PairGroup: TypeAlias = "list[tuple[int, TensorPair]]"
@@ -96,22 +95,11 @@ def compute_statistics(array: npt.NDArray[Any]) -> dict[str, float]:
 
 
 def has_nonfinite_statistics(tensor: DumpedTensor | None) -> bool | None:
-    """Return whether statistics show that a tensor holds NaN or infinity; None if unknown.
-
-    The counts tell, and so do both extremes: a NaN makes them NaN.
-    """
+    """Return whether statistics show that a tensor has NaN or infinity; None if unknown."""
     if tensor is None or tensor.dtype == "bool":
         return None if tensor is None else False
-    known = tensor.statistics
-    if not known:
-        return None
-    counts = [known.get(name) for name in _NONFINITE_COUNTS]
-    if None not in counts:
-        return any(counts)
-    extremes = [known[name] for name in ("max", "min") if name in known]
-    if not all(map(math.isfinite, extremes)):
-        return True
-    return False if len(extremes) == 2 else None
+    finite = are_statistics_finite(tensor.statistics.get)
+    return None if finite is None else not finite
 
 
 def compare_pair_statistics(
