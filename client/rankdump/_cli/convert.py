@@ -145,7 +145,7 @@ def convert(
             found,
             out,
             request,
-            jobs=jobs or _count_cores(),
+            jobs=jobs or len(os.sched_getaffinity(0)),
             done=lambda outcome: report_progress(next(count), len(found.jobs)),
         )
     if as_json:
@@ -193,10 +193,6 @@ def _check_options(source: Path, target: str | None, shape: tuple[int, ...], sid
             "--shape, --input-tensor and --output-tensor are for one file; "
             f"--dump-file is the folder {source}"
         )
-
-
-def _count_cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 @contextmanager

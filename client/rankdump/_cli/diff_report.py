@@ -48,7 +48,6 @@ from rankdump._core.plan import IterationSelection
 from rankdump._layout.dump_folders import (
     MAX_TREE_DEPTH,
     RANK_FOLDER_PATTERN,
-    DumpFolder,
     find_folder,
 )
 
@@ -80,22 +79,11 @@ def find_tree_part(path: Path) -> TreePart:
     for above in (full, *full.parents)[:MAX_TREE_DEPTH]:
         folder = find_folder(full.relative_to(above.parent).as_posix())
         if folder is not None and RANK_FOLDER_PATTERN.fullmatch(above.name):
-            return (
-                _part_of_tree(above.parent, folder)
-                if _is_comparable(folder, above, full)
-                else TreePart(path)
-            )
+            if folder.iteration is not None:
+                return TreePart(above.parent, folder.rank, folder.graph, folder.iteration)
+            # A folder of a net or graph has only a part of each iteration.
+            return TreePart(above.parent, folder.rank) if full == above else TreePart(path)
     return TreePart(path)
-
-
-def _is_comparable(folder: DumpFolder, above: Path, full: Path) -> bool:
-    # Folders of nets and graphs in between would compare only a part of the iteration.
-    return full == above or folder.iteration is not None
-
-
-def _part_of_tree(root: Path, folder: DumpFolder) -> TreePart:
-    graph = None if folder.iteration is None else folder.graph
-    return TreePart(root, folder.rank, graph, folder.iteration)
 
 
 def format_origins(report: ComparisonReport) -> list[str]:

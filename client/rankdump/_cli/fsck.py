@@ -66,14 +66,14 @@ def fsck(
         raise click.UsageError("--repair and --rebuild cannot be combined: repair first")
     if repair:
         tree_fsck.check_tree_unlocked(tree)
+    workers = jobs or min(len(os.sched_getaffinity(0)), _MAX_THREADS)
     with show_progress("checking") as report_progress:
-        report = tree_fsck.check_tree(
-            tree, workers=jobs or _count_threads(), report_progress=report_progress
-        )
+        report = tree_fsck.check_tree(tree, workers=workers, report_progress=report_progress)
     if repair:
         report = tree_fsck.repair_tree(tree, report)
     if as_json:
-        click.echo(json.dumps(_report_as_json(tree, report)))
+        clean = report.is_verifiable and not report.damages
+        click.echo(json.dumps({"tree": str(tree), "clean": clean, **asdict(report)}))
     else:
         print_lines(_format_report(tree, report))
     # --repair succeeds when no damage is left, even if not everything could be checked.
@@ -83,33 +83,17 @@ def fsck(
     return code
 
 
-def _count_threads() -> int:
-    return max(1, min(len(os.sched_getaffinity(0)), _MAX_THREADS))
-
-
-def _report_as_json(tree: Path, report: CheckReport) -> dict[str, object]:
-    return {"tree": str(tree), "clean": _is_clean(report), **asdict(report)}
-
-
-def _is_clean(report: CheckReport) -> bool:
-    return report.is_verifiable and not report.damages
-
-
 def _format_report(tree: Path, report: CheckReport) -> list[str]:
     lines = [f"removed: {damage.path}" for damage in report.mended]
     for kind in DamageKind:
         some = [damage for damage in report.damages if damage.kind is kind]
-        lines += map(_format_damage, some[:_MAX_LINES_SHOWN])
+        lines += (f"{kind.value}: {each.path}: {each.text}" for each in some[:_MAX_LINES_SHOWN])
         if some:
             more = len(some) - _MAX_LINES_SHOWN
             lines += [f"{kind.value}: {more:,} more, listed by --json"] if more > 0 else []
             lines.append(f"  {kind.value}: {DAMAGE_ADVICE[kind]}")
     lines += (*report.unchecked, *report.retired)
     return [*lines, _summarize_report(tree, report)]
-
-
-def _format_damage(damage: FileDamage) -> str:
-    return f"{damage.kind.value}: {damage.path}: {damage.text}"
 
 
 def _summarize_report(tree: Path, report: CheckReport) -> str:

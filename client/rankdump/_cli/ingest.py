@@ -78,7 +78,7 @@ def ingest(
     command += [] if until_idle is None else ["--until-idle", str(until_idle)]
     with _run_process(command) as process:
         assert process.stdout is not None
-        last = _show_progress(map(_parse_message, process.stdout))
+        last = _show_progress(map(json.loads, process.stdout))
         code = process.wait()
     if last is not None:
         _print_summary(into, last, as_json=as_json)
@@ -111,10 +111,6 @@ def _run_process(command: list[str]) -> Generator[subprocess.Popen[bytes], None,
         for pipe in (process.stdin, process.stdout):
             if pipe:
                 pipe.close()
-
-
-def _parse_message(line: bytes) -> Mapping[str, Any]:
-    return json.loads(line)
 
 
 class _IngestProgress:

@@ -41,8 +41,9 @@ def format_job_status(view: StatusView, *, width: int) -> list[str]:
     """Return the lines below the table of ranks; none for a view that is not a coordinator's."""
     if not (view.merges or view.agents):
         return []
+    tables = format_job_tables(view, width=width)
     found = (format_timeout_hints(view.hints), format_findings(view.order_findings))
-    return [*format_job_tables(view, width=width), *_separate_parts(found)]
+    return [*tables, *_separate_parts(found)]
 
 
 def format_job_tables(view: StatusView, *, width: int) -> list[str]:
@@ -102,7 +103,10 @@ def format_urgent_hints(hints: Iterable[TimeoutHint]) -> list[str]:
         line
         for hint in hints
         if hint.level is not HintLevel.OK
-        for line in (f"timeout {hint.level.value}: {hint.reason}", *_format_settings(hint.settings))
+        for line in (
+            f"timeout {hint.level.value}: {hint.reason}",
+            *(f"  set: {setting}" for setting in hint.settings),
+        )
     ]
 
 
@@ -171,10 +175,6 @@ def _agent_row(agent: AgentStatus) -> list[str]:
         f"{agent.held_events:,}",
         f"{agent.lost_events:,}",
     ]
-
-
-def _format_settings(settings: Iterable[str]) -> list[str]:
-    return [f"  set: {line}" for line in settings]
 
 
 def format_resource_usage(view: StatusView) -> list[str]:

@@ -18,7 +18,6 @@ from rich.text import Text
 from rankdump._cli.job_status import format_job_findings, format_job_tables, format_resource_usage
 from rankdump._cli.rank_status import (
     MAX_RANKS_SHOWN,
-    explain_empty_view,
     find_ended_jobs,
     format_status_sentences,
     format_status_table,
@@ -55,10 +54,7 @@ def watch_status(look: Callable[[], StatusView]) -> int:
 
 def format_screen(view: StatusView, now: str, *, width: int, height: int) -> list[str]:
     """Return the lines of one screen, at most `height`."""
-    nobody = [] if view.sessions or view.iterations else [explain_empty_view(view)]
-    found = _fold_lines(
-        [*nobody, *format_status_sentences(view), *format_job_findings(view)], width
-    )
+    found = _fold_lines([*format_status_sentences(view), *format_job_findings(view)], width)
     room = height - 1 - len(found)
     if room < 0:
         shown = found[: height - 2]

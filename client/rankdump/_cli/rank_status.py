@@ -120,14 +120,15 @@ def sum_iterations(iterations: Iterable[IterationStatus]) -> IterationTotals:
     )
 
 
-def explain_empty_view(view: StatusView) -> str:
-    """Return one sentence for a view without ranks; of such views only a tree's has a root."""
-    if view.roots:
-        return (
+def _explain_empty_view(view: StatusView) -> list[str]:
+    if view.sessions or view.iterations:
+        return []
+    if view.roots:  # only the view of a tree has a root without ranks
+        return [
             "the tree has no manifest and no iteration with tensors: rankdump ls lists "
             "what it contains"
-        )
-    return "no rank has opened a session"
+        ]
+    return ["no rank has opened a session"]
 
 
 def format_status_sentences(view: StatusView) -> tuple[str, ...]:
@@ -140,7 +141,8 @@ def format_status_sentences(view: StatusView) -> tuple[str, ...]:
         f"{'rank' if len(set(ranks)) == 1 else 'ranks'} {ranges(ranks)}: {text}"
         for text, ranks in by_text.items()
     ]
-    return (*own, *(finding for finding in view.findings if finding not in own))
+    others = (finding for finding in view.findings if finding not in own)
+    return (*_explain_empty_view(view), *own, *others)
 
 
 def _rank_sentences(tally: RankTally) -> list[str]:

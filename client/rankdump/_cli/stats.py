@@ -29,6 +29,7 @@ from rankdump._cli.output import (
 )
 from rankdump._cli.text_format import format_count, to_json_value
 from rankdump._cli.tree_contents import (
+    describe_key,
     explain_no_match,
     format_operator,
     format_place,
@@ -245,7 +246,6 @@ def _totals_as_json(tree: Tree, survey: Survey, seen: _SurveyCounts) -> dict[str
 
 
 def _row_as_json(row: Surveyed) -> dict[str, object]:
-    key = row.key
     values = {
         "max": row.maximum,
         "min": row.minimum,
@@ -256,15 +256,7 @@ def _row_as_json(row: Surveyed) -> dict[str, object]:
     }
     return {
         "path": row.path,
-        "rank": key.rank,
-        "net_name": key.net_name,
-        "graph": key.graph,
-        "iteration": None if key.constant else key.iteration,
-        "timestamp_us": key.timestamp_us,
-        "op_type": row.op_type,
-        "op_name": row.op_name,
-        "side": key.side.value,
-        "slot": key.slot,
+        **describe_key(row),
         "dtype": row.dtype,
         "shape": row.shape,
         "source": "tensor" if row.computed else "statistic.csv",

@@ -16,11 +16,7 @@ from rankdump import reader
 from rankdump._cli.job_status import format_job_status, format_resource_usage
 from rankdump._cli.options import TREE_PATH, resolve_agent_address, resolve_coordinator_address
 from rankdump._cli.output import measure_width, print_lines, print_table
-from rankdump._cli.rank_status import (
-    explain_empty_view,
-    format_status_sentences,
-    format_status_table,
-)
+from rankdump._cli.rank_status import format_status_sentences, format_status_table
 from rankdump._cli.tree_contents import read_tree
 from rankdump._core.status import StatusView
 from rankdump._core.timeouts import hint_to_json
@@ -68,13 +64,10 @@ def status(
         width = measure_width()
         ranks = format_status_table(view, width=width)
         print_table(ranks)
-        print_lines(
-            [
-                *format_job_status(view, width=width),
-                *([""] if ranks else []),
-                *_format_lines_below(view),
-            ]
-        )
+        print_lines(format_job_status(view, width=width))
+        print_lines([""] if ranks else [])
+        print_lines([*format_status_sentences(view), *format_resource_usage(view)])
+        print_lines(f"tree: {root}" for root in view.roots)
     return 1 if any(i.complete and not i.is_balanced for i in view.iterations) else 0
 
 
@@ -99,9 +92,3 @@ def _status_source(
         return lambda: fetch_job_status(address, job_id=job_id)
     address = resolve_agent_address(agent)
     return lambda: fetch_agent_status(address)
-
-
-def _format_lines_below(view: StatusView) -> list[str]:
-    nobody = [] if view.sessions or view.iterations else [explain_empty_view(view)]
-    trees = [f"tree: {root}" for root in view.roots]
-    return [*nobody, *format_status_sentences(view), *format_resource_usage(view), *trees]

@@ -228,6 +228,22 @@ def _digest_cells(entry: Entry, marks: Mapping[TensorContent, str] | None) -> li
     return [content[0][:_DIGEST_DIGITS], marks.get(content, "")] if content else ["-", ""]
 
 
+def describe_key(tensor: Named) -> dict[str, object]:
+    """Return the JSON form of the key of a tensor, with the raw names."""
+    key = tensor.key
+    return {
+        "rank": key.rank,
+        "net_name": key.net_name,
+        "graph": key.graph,
+        "iteration": None if key.constant else key.iteration,
+        "timestamp_us": key.timestamp_us,
+        "op_type": tensor.op_type,
+        "op_name": tensor.op_name,
+        "side": key.side.value,
+        "slot": key.slot,
+    }
+
+
 def format_operator(op_type: str, op_name: str) -> str:
     """Return the name of an operator, with its type unless the name contains it."""
     name = format_scope_name(op_name)

@@ -28,7 +28,6 @@ from rankdump._compat.dump_request import (
 )
 from rankdump._compat.dump_window import (
     COUNTING_OPTIONS,
-    DumpDestination,
     DumpWindow,
     NullRecorder,
     make_api_options,
@@ -45,7 +44,7 @@ from rankdump._session.framework_adapters import (
     ModelStepWatch,
     find_api_framework,
 )
-from rankdump._session.rank_session import never_raises
+from rankdump._session.rank_session import Session, never_raises
 from rankdump.errors import RankdumpError
 
 _logger = logging.getLogger("rankdump")
@@ -218,34 +217,24 @@ class ApiDumpController:
         self._end_window()
         if request != self._request or observed.is_fresh:
             self._request, self._scope = request, make_call_scope(request.mode, request.scope)
+        setting, framework = observed.setting, observed.framework.NAME
         try:
-            destination = self._make_destination(observed, request)
-            if observed.is_fresh and not destination.agent.missing:
-                root, rank = observed.setting.output_path, destination.identity.rank
-                dump_files.clear_rank_folder(root, rank, observed.framework.NAME)
+            plan = make_dump_plan(setting, request, framework)
+            identity = make_window_identity(self._identify(setting), self._windows)
+            agent = self._agents.find(self._environ)
+            step = observed.steps.upcoming_step
+            if observed.is_fresh and not agent.missing:
+                dump_files.clear_rank_folder(setting.output_path, identity.rank, framework)
                 observed.is_fresh = False
         except (RankdumpError, OSError) as error:
             _logger.error("rankdump: nothing will be dumped: %s", error)
             return
-        kept = observed.setting.retain_backward
-        options = make_api_options(request, self._scope, retain_backward=kept)
-        self._window = DumpWindow(destination, observed.hook, options)
+        options = make_api_options(request, self._scope, retain_backward=setting.retain_backward)
+        session = Session(plan, identity=identity, agent=agent)
+        self._window = DumpWindow(session, step, observed.hook, options)
         self._windows += 1
-        if not destination.agent.missing:
+        if not agent.missing:
             self._log(f"API dump is written to {self._find_folder(observed)}")
-
-    def _make_destination(
-        self, observed: _ObservedModel, request: ApiDumpRequest
-    ) -> DumpDestination:
-        plan = make_dump_plan(observed.setting, request, observed.framework.NAME)
-        identity = self._identify(observed.setting)
-        address = self._agents.find(self._environ)
-        return DumpDestination(
-            plan,
-            make_window_identity(identity, self._windows),
-            address,
-            observed.steps.upcoming_step,
-        )
 
     @never_raises
     def _close_window(self, observed: _ObservedModel) -> None:

@@ -5,11 +5,10 @@ everything while no window is open.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rankdump._compat.dump_request import ApiCallScope, ApiDumpRequest
 from rankdump._core.graph import GraphNode, GraphParameter
-from rankdump._core.plan import DumpPlan
 from rankdump._core.rank_identity import RankIdentity
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import (
@@ -22,7 +21,6 @@ from rankdump._core.recorder_protocol import (
 from rankdump._core.timeouts import GroupTimeout
 from rankdump._frameworks.api_calls import ApiOptions
 from rankdump._layout.api_tree import LAYER_KIND, ApiCall
-from rankdump._session.agent_finder import AgentAddress
 from rankdump._session.framework_adapters import ApiIterationHook
 from rankdump._session.rank_session import Session
 
@@ -91,17 +89,6 @@ COUNTING_OPTIONS = ApiOptions()
 """Options for counting calls while nothing is dumped."""
 
 
-@dataclass(frozen=True, slots=True)
-class DumpDestination:
-    """Plan, rank and agent of a dump."""
-
-    plan: DumpPlan
-    identity: RankIdentity
-    agent: AgentAddress
-    step: int
-    """The step in which the dump begins."""
-
-
 def make_window_identity(identity: RankIdentity, number: int) -> RankIdentity:
     """Return the identity of a rank in its dump of that number, from 0.
 
@@ -114,8 +101,9 @@ class DumpWindow:
     """One session, from creation to `close`, with a borrowed hook."""
 
     def __init__(
-        self, destination: DumpDestination, hook: ApiIterationHook, options: ApiOptions
+        self, session: Session, step: int, hook: ApiIterationHook, options: ApiOptions
     ) -> None:
+        """The window begins in `step`."""
         self.selected_calls = 0
         """Number of calls that the scope selected."""
         self.selected_marks = 0
@@ -123,10 +111,8 @@ class DumpWindow:
         self._scope = options.scope
         self._hook = hook
         self._options = replace(options, scope=self._select_call)
-        self._session = Session(
-            destination.plan, identity=destination.identity, agent=destination.agent
-        )
-        self._session.step(destination.step)
+        self._session = session
+        self._session.step(step)
         self._session.observe(self._lend_hook, "")
 
     @property
