@@ -77,14 +77,8 @@ class OverflowSearch:
     """Number of files of any kind in the folders."""
 
 
-@dataclass(frozen=True, slots=True)
-class _DumpFile:
-    """A file of a folder: its parsed name, and its name on disk."""
-
-    name: FileName
-    on_disk: str
-
-
+_DumpFile: TypeAlias = tuple[FileName, str]
+"""A file of a folder: its parsed name, and its name on disk."""
 _FilesByTask: TypeAlias = dict[int, list[_DumpFile]]
 
 
@@ -95,8 +89,8 @@ def search_overflows(path: Path) -> OverflowSearch:
         for folder in _walk_folders(path, found):
             files = _list_dump_files(folder, found)
             by_task = _index_by_task(files)
-            for file in _select_overflow_files(files):
-                _read_records(folder / file.on_disk, file.name, by_task, found)
+            for name, on_disk in _select_overflow_files(files):
+                _read_records(folder / on_disk, name, by_task, found)
     else:
         files = _list_dump_files(path.parent, found)
         _read_records(path, parse_file_name(path.name), _index_by_task(files), found)
@@ -136,15 +130,15 @@ def _list_dump_files(folder: Path, found: OverflowSearch) -> list[_DumpFile]:
         found.problems.append(f"{folder / MAPPING_FILE}: cannot be read: {error}")
         long = LongFileNames()
     read = ((parse_file_name(long.get_full_name(name)), name) for name in names)
-    return [_DumpFile(name, on_disk) for name, on_disk in read if name is not None]
+    return [(name, on_disk) for name, on_disk in read if name is not None]
 
 
 def _index_by_task(files: list[_DumpFile]) -> _FilesByTask:
     """Return the files of operators by task number."""
     found: _FilesByTask = {}
-    for file in files:
-        if not file.name.is_overflow:
-            found.setdefault(file.name.task, []).append(file)
+    for name, on_disk in files:
+        if not name.is_overflow:
+            found.setdefault(name.task, []).append((name, on_disk))
     return found
 
 
@@ -157,14 +151,16 @@ def _read_long_names(path: Path) -> LongFileNames:
 
 def _select_overflow_files(files: list[_DumpFile]) -> Iterator[_DumpFile]:
     """Yield the overflow files; a JSON file only where its binary source is missing."""
-    debug = [file for file in files if file.name.is_overflow]
+    debug = [(name, on_disk) for name, on_disk in files if name.is_overflow]
     plain = {
-        f.on_disk.removesuffix(PACKED_SUFFIX) for f in debug if f.name.kind is FileKind.OVERFLOW
+        on_disk.removesuffix(PACKED_SUFFIX)
+        for name, on_disk in debug
+        if name.kind is FileKind.OVERFLOW
     }
-    for file in debug:
-        kind, source = file.name.kind, file.on_disk.partition(".output.")[0]
+    for name, on_disk in debug:
+        kind, source = name.kind, on_disk.partition(".output.")[0]
         if kind is FileKind.OVERFLOW or (kind is FileKind.OVERFLOW_JSON and source not in plain):
-            yield file
+            yield name, on_disk
 
 
 def _read_records(
@@ -208,11 +204,9 @@ def _read_text(path: Path) -> bytes:
     return text
 
 
-def _find_operator_files(
-    section: OverflowSection, by_task: _FilesByTask
-) -> tuple[tuple[FileName, str], ...]:
+def _find_operator_files(section: OverflowSection, by_task: _FilesByTask) -> tuple[_DumpFile, ...]:
     files = by_task.get(section.get_field("task_id") or 0, [])
-    return tuple((file.name, file.on_disk) for file in files if _is_operator_of(section, file.name))
+    return tuple(file for file in files if _is_operator_of(section, file[0]))
 
 
 def _is_operator_of(section: OverflowSection, name: FileName) -> bool:

@@ -267,15 +267,8 @@ def _compute_joint_cost(one: _CallJoint, other: _CallJoint) -> float:
     """Return the cost of pairing two joints: 1 when they are not alike."""
     if (one.outputs, one.inputs) != (other.outputs, other.inputs):
         return 1
-    return _compute_name_distance(one, other) / _NAME_COST_DIVISOR
-
-
-def _compute_name_distance(one: _CallJoint, other: _CallJoint) -> float:
-    """Return the distance of the names around two joints, from 0 to 1."""
-    return (
-        _compute_edit_share(one.behind, other.behind)
-        + _compute_edit_share(one.before, other.before)
-    ) / 2
+    behind = _compute_edit_share(one.behind, other.behind)
+    return (behind + _compute_edit_share(one.before, other.before)) / 2 / _NAME_COST_DIVISOR
 
 
 @lru_cache(maxsize=_MAX_CACHED_SHARES)

@@ -69,7 +69,9 @@ class ApiTableSet:
 
 def make_side_titles(origin: str, target: str) -> tuple[str, str]:
     """Return the first two titles, without the framework where it is unknown."""
-    return _format_side_title("ORIGIN NET", origin), _format_side_title("TARGET NET", target)
+    sides = {"ORIGIN NET": origin, "TARGET NET": target}
+    first, second = (f"{side} ({name})" if name else side for side, name in sides.items())
+    return first, second
 
 
 def list_value_titles(names: tuple[str, str]) -> tuple[str, ...]:
@@ -96,7 +98,9 @@ def write_api_tables(tables: Sequence[ApiTableSet], folder: Path, step: int) -> 
                 if table is None:
                     path.unlink(missing_ok=True)
                 else:
-                    _write_file(path, format_csv(table))
+                    opened = os.open(path, _CREATE_FLAGS, 0o600)
+                    with os.fdopen(opened, "w", encoding="utf-8", newline="") as file:
+                        file.write(format_csv(table))
                     written.append(path)
     except OSError as error:
         raise ExhaustedError(f"{error.filename or folder}: {error.strerror}") from None
@@ -222,9 +226,8 @@ def _format_shapes(row: ComparisonRow, spelt: Callable[[tuple[int, ...]], str]) 
 
 def _has_elements(row: ComparisonRow) -> bool:
     """Return whether the elements of both sides were available."""
-    sides_ = (row.pair.a, row.pair.b)
     return row.outcome.measures is not None or all(
-        side is not None and side.entry is not None for side in sides_
+        side is not None and side.entry is not None for side in (row.pair.a, row.pair.b)
     )
 
 
@@ -236,10 +239,6 @@ def _find_framework(tensors: Iterable[DumpedTensor | None]) -> str:
     return ""
 
 
-def _format_side_title(side: str, framework: str) -> str:
-    return f"{side} ({framework})" if framework else side
-
-
 def _yield_files(
     tables: ApiTableSet, folder: Path, step: int
 ) -> Iterator[tuple[Path, ApiTable | None]]:
@@ -247,8 +246,3 @@ def _yield_files(
     each = (tables.mapping, tables.forward, tables.backward)
     for stem, table in zip(_FILE_STEMS, each, strict=True):
         yield folder / f"{stem}_{rank}{step}.csv", table
-
-
-def _write_file(path: Path, text: str) -> None:
-    with os.fdopen(os.open(path, _CREATE_FLAGS, 0o600), "w", encoding="utf-8", newline="") as file:
-        file.write(text)

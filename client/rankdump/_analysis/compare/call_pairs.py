@@ -242,7 +242,14 @@ def pair_calls(a: DumpedProgram, b: DumpedProgram, settings: ComparisonSettings)
     """
     pairing = PairingState(a, b)
     for rule in settings.rules:
-        _apply_rule(rule, pairing, settings)
+        if rule == "exact":
+            _pair_same_names(pairing)
+        elif rule == "mapping":
+            _pair_mapped_names(pairing, settings)
+        elif rule == "type":
+            _pair_by_type(pairing)
+        elif rule == "sequence":
+            _pair_by_sequence(pairing)
     return pairing.list_call_pairs()
 
 
@@ -256,17 +263,6 @@ def check_pairing_rules(rules: Iterable[str]) -> tuple[PairingRule, ...]:
     if not found:
         raise ConfigError("match", "", "", ", ".join(PAIRING_RULES))
     return tuple(known[rule] for rule in found)
-
-
-def _apply_rule(rule: PairingRule, pairing: PairingState, settings: ComparisonSettings) -> None:
-    if rule == "exact":
-        _pair_same_names(pairing)
-    elif rule == "mapping":
-        _pair_mapped_names(pairing, settings)
-    elif rule == "type":
-        _pair_by_type(pairing)
-    elif rule == "sequence":
-        _pair_by_sequence(pairing)
 
 
 def _pair_same_names(pairing: PairingState) -> None:
@@ -320,18 +316,21 @@ def _pair_mapped_names(pairing: PairingState, settings: ComparisonSettings) -> N
                 break
 
 
+def _make_path_and_shapes_key(call: DumpedCall) -> Hashable:
+    return _make_path_key(call), list_call_shapes(call)
+
+
+def _make_path_key(call: DumpedCall) -> Hashable:
+    return get_operator_family(call), parse_module_path(call.op_name)
+
+
+def _make_shapes_key(call: DumpedCall) -> Hashable:
+    return get_operator_family(call), list_call_shapes(call)
+
+
 def _pair_by_type(pairing: PairingState) -> None:
     """Pair calls of a family in order where both sides made equally many."""
-    keys: Sequence[Callable[[DumpedCall], Hashable]] = (
-        lambda call: (
-            get_operator_family(call),
-            parse_module_path(call.op_name),
-            list_call_shapes(call),
-        ),
-        lambda call: (get_operator_family(call), parse_module_path(call.op_name)),
-        lambda call: (get_operator_family(call), list_call_shapes(call)),
-        get_operator_family,
-    )
+    keys = (_make_path_and_shapes_key, _make_path_key, _make_shapes_key, get_operator_family)
     for key in keys:
         for left_a, left_b in list(pairing.segments()):
             _pair_in_order(pairing, left_a, left_b, key)
@@ -355,16 +354,7 @@ def _pair_in_order(
 
 def _pair_by_sequence(pairing: PairingState) -> None:
     """Pair the calls of a longest common subsequence: with shapes first, then without."""
-    keys: Sequence[Callable[[DumpedCall], Hashable]] = (
-        lambda call: (
-            get_operator_family(call),
-            parse_module_path(call.op_name),
-            list_call_shapes(call),
-        ),
-        lambda call: (get_operator_family(call), list_call_shapes(call)),
-        get_operator_family,
-    )
-    for key in keys:
+    for key in (_make_path_and_shapes_key, _make_shapes_key, get_operator_family):
         for left_a, left_b in list(pairing.segments()):
             tokens = [key(call) for call in left_a], [key(call) for call in left_b]
             for at_a, at_b in find_common_subsequence(*tokens):

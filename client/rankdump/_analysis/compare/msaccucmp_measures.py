@@ -19,7 +19,6 @@ from rankdump._analysis.compare.tensor_blocks import (
     BLOCK_NUMBERS,
     Float64Array,
     compute_dot_product,
-    flatten_elements,
 )
 
 MSACCUCMP_NAMES = (
@@ -47,7 +46,7 @@ _MIN_DEVIATION = 0.001
 
 def compute_msaccucmp_measures(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> dict[str, float]:
     """Return the measures of two arrays of equal size, by `MSACCUCMP_NAMES`."""
-    pair = _FlatArrayPair(flatten_elements(a), flatten_elements(b))
+    pair = _FlatArrayPair(a.reshape(-1), b.reshape(-1))
     kinds = a.dtype.kind + b.dtype.kind
     found: dict[str, float] = {}
     if a.size and "c" not in kinds:
@@ -115,12 +114,8 @@ def _compute_real_measures(pair: _FlatArrayPair) -> dict[str, float]:
         "AccumulatedRelativeError": relative,
         "RelativeEuclideanDistance": math.sqrt(squares) / norm if norm > _EPS else 0.0,
         "KullbackLeiblerDivergence": _compute_divergence(pair, x, y),
-        **_format_deviations(
-            "a", x.total / count, _sum_centered_squares(pair, "a", x.total / count) / count
-        ),
-        **_format_deviations(
-            "b", y.total / count, _sum_centered_squares(pair, "b", y.total / count) / count
-        ),
+        **_compute_deviations(pair, "a", x.total / count),
+        **_compute_deviations(pair, "b", y.total / count),
         "MeanAbsoluteError": absolute / count,
         "RootMeanSquareError": math.sqrt(squares / count),
         "MaxRelativeError": float(most_relative),
@@ -135,13 +130,10 @@ def _compute_cosine(count: int, products: float, squares_a: float, squares_b: fl
     return math.nan if min(norms) <= _EPS else min(1.0, products / norms[0] / norms[1])
 
 
-def _sum_centered_squares(pair: _FlatArrayPair, side: str, mean: float) -> float:
+def _compute_deviations(pair: _FlatArrayPair, side: str, mean: float) -> dict[str, float]:
     parts = (left if side == "a" else right for left, right in pair.blocks())
-    return sum(compute_dot_product(part - mean, part - mean) for part in parts)
-
-
-def _format_deviations(side: str, mean: float, variance: float) -> dict[str, float]:
-    found = {f"mean_{side}": mean, f"std_{side}": math.sqrt(variance)}
+    squares = sum(compute_dot_product(part - mean, part - mean) for part in parts)
+    found = {f"mean_{side}": mean, f"std_{side}": math.sqrt(squares / pair.a.size)}
     return {
         f"StandardDeviation.{name}": value if abs(value) >= _MIN_DEVIATION else 0.0
         for name, value in found.items()

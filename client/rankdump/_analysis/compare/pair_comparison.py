@@ -54,7 +54,9 @@ def compare_statistics(
     known = {name: pair for name, pair in known.items() if not all(map(math.isnan, pair))}
     if not known:
         return TensorVerdict.UNKNOWN, {}
-    differences = {name: _difference(*pair) for name, pair in known.items()}
+    differences = {
+        name: 0.0 if left == right else abs(left - right) for name, (left, right) in known.items()
+    }
     if all(left == right for left, right in known.values()):
         return TensorVerdict.EQUAL, differences
     if any(_differs_nonfinite(*pair) for pair in known.values()):
@@ -64,10 +66,6 @@ def compare_statistics(
         for name, (_, right) in known.items()
     )
     return (TensorVerdict.CLOSE if all(close) else TensorVerdict.DIFFERENT), differences
-
-
-def _difference(left: float, right: float) -> float:
-    return 0.0 if left == right else abs(left - right)
 
 
 def _differs_nonfinite(left: float, right: float) -> bool:

@@ -23,7 +23,7 @@ from rankdump._core.element_types import ELEMENT_TYPES, convert_to_stored
 
 Float64Array: TypeAlias = "npt.NDArray[np.float64]"
 
-_NARROW_HALF_UNITS = {
+NARROW_HALF_UNITS = {
     "bfloat16": 2.0**-8,
     "float8_e4m3fn": 2.0**-4,
     "float8_e4m3fnuz": 2.0**-4,
@@ -32,7 +32,7 @@ _NARROW_HALF_UNITS = {
     "float8_e8m0fnu": 2.0**-1,
 }
 """Half a unit of the last place of each narrow type, relative; the coarsest type last."""
-_FLOAT_DTYPES = frozenset(("float16", "float32", "float64", *_NARROW_HALF_UNITS))
+_FLOAT_DTYPES = frozenset(("float16", "float32", "float64", *NARROW_HALF_UNITS))
 
 FloatBlock: TypeAlias = "npt.NDArray[np.float64] | npt.NDArray[np.float32]"
 """A block in the type in which it is processed."""
@@ -69,13 +69,8 @@ def select_comparison_dtype(dtype_a: str, dtype_b: str) -> str:
     names = {dtype_a, dtype_b}
     if len(names) < 2 or not names <= _FLOAT_DTYPES:
         return ""
-    narrow = [name for name in _NARROW_HALF_UNITS if name in names]
+    narrow = [name for name in NARROW_HALF_UNITS if name in names]
     return narrow[-1] if narrow else ""
-
-
-def get_half_unit(dtype: str) -> float:
-    """Return the least relative tolerance after rounding to a type; 0 for no rounding."""
-    return _NARROW_HALF_UNITS.get(dtype, 0.0)
 
 
 def round_to_dtype(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
@@ -271,15 +266,8 @@ class OperandPair:
         )
         return all(kind in "iu" for kind in kinds) and 8 in sizes
 
-    def convert_a(self, part: npt.NDArray[Any], buffer: FloatBlock) -> FloatBlock:
-        """Return the numbers of a part of side a: the part itself, or the buffer."""
-        return self._convert(part, self.rounded_dtype_a, buffer)
-
-    def convert_b(self, part: npt.NDArray[Any], buffer: FloatBlock) -> FloatBlock:
-        """Return the numbers of a part of side b: the part itself, or the buffer."""
-        return self._convert(part, self.rounded_dtype_b, buffer)
-
-    def _convert(self, part: npt.NDArray[Any], rounded: str, buffer: FloatBlock) -> FloatBlock:
+    def convert(self, part: npt.NDArray[Any], rounded: str, buffer: FloatBlock) -> FloatBlock:
+        """Return the numbers of a part, rounded to a type: the part itself, or the buffer."""
         if part.dtype == np.float16 and buffer.dtype == np.float32 and not rounded:
             return np.take(_list_float16_values(), part.view(np.uint16), out=buffer, mode="wrap")
         if part.dtype == buffer.dtype and part.size == buffer.size and not rounded:
@@ -314,11 +302,6 @@ def has_same_bytes(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:
     a, b = a.view(words), b.view(words)
     # Blocks that differ mostly differ at the start.
     return bool((a[:_PROBE_WORDS] == b[:_PROBE_WORDS]).all() and (a == b).all())
-
-
-def flatten_elements(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the elements in C order, as a view where possible."""
-    return array.reshape(-1)
 
 
 def _fits_float64(values: npt.NDArray[Any]) -> bool:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from rankdump._analysis.compare.report import DifferenceMeasures, ElementTolerances
 from rankdump._analysis.compare.tensor_blocks import (
     BLOCK_NUMBERS,
+    NARROW_HALF_UNITS,
     BlockBuffers,
     BlockWorkspace,
     FloatBlock,
@@ -32,8 +33,6 @@ from rankdump._analysis.compare.tensor_blocks import (
     borrow_workspace,
     compute_block_sum,
     compute_dot_product,
-    flatten_elements,
-    get_half_unit,
     has_same_bytes,
     select_comparison_dtype,
 )
@@ -191,14 +190,9 @@ class BlockAccumulator:
 
     def __init__(self, workspace: BlockWorkspace, *, rtol: float, atol: float) -> None:
         self.sums = DifferenceSums()
-        self._workspace, self._closeness = workspace, ClosenessTest(rtol, atol)
+        self._workspace, self.closeness = workspace, ClosenessTest(rtol, atol)
         self._zeros = False
         """Whether the last block had zeros on side b; then the next probably has some, too."""
-
-    @property
-    def accepts_float32(self) -> bool:
-        """Whether blocks may be in float32."""
-        return self._closeness.fits_float32
 
     def add_same(self, at: int, x: FloatBlock) -> bool:
         """Add numbers that are equal on both sides; the first is number `at` of the pair.
@@ -308,7 +302,7 @@ class BlockAccumulator:
         largest = float(d[first])
         sums.max_absolute = max(sums.max_absolute, largest)
         marks = self._workspace.marks[: d.size]
-        unequal = self._closeness.mark_unequal(x, y, d, size, free, marks)
+        unequal = self.closeness.mark_unequal(x, y, d, size, free, marks)
         if not unequal:
             return
         # A product costs the same for any marks, unlike selecting the marked elements.
@@ -405,7 +399,7 @@ def measure_difference(
     # The side that has the type already is not rounded.
     to_a, to_b = ("" if dtype == rounded else rounded for dtype in (dtype_a, dtype_b))
     pair = OperandPair(_wrap_elements(a), _wrap_elements(b), to_a, to_b)
-    rtol = max(tolerances.rtol, get_half_unit(rounded))
+    rtol = max(tolerances.rtol, NARROW_HALF_UNITS.get(rounded, 0.0))
     with borrow_workspace() as workspace, np.errstate(all="ignore"):
         kernel = BlockAccumulator(workspace, rtol=rtol, atol=tolerances.atol)
         same = _add_blocks(pair, kernel, workspace)
@@ -421,15 +415,14 @@ def measure_difference(
 
 
 def _wrap_elements(given: npt.NDArray[Any] | TensorElements) -> TensorElements:
-    return InMemoryElements(flatten_elements(given)) if isinstance(given, np.ndarray) else given
+    return InMemoryElements(given.reshape(-1)) if isinstance(given, np.ndarray) else given
 
 
 def _add_blocks(pair: OperandPair, kernel: BlockAccumulator, workspace: BlockWorkspace) -> bool:
     """Add all blocks to the sums; return whether each had the same bytes on both sides."""
     size, step = pair.a.size, BLOCK_NUMBERS // pair.width
-    kinds = (
-        (np.float32, np.float64) if pair.fits_float32 and kernel.accepts_float32 else (np.float64,)
-    )
+    narrow = pair.fits_float32 and kernel.closeness.fits_float32
+    kinds = (np.float32, np.float64) if narrow else (np.float64,)
     same = pair.compares_bytes
     for at in range(0, size, step):
         count = min(step, size - at)
@@ -441,11 +434,11 @@ def _add_blocks(pair: OperandPair, kernel: BlockAccumulator, workspace: BlockWor
         same = same and alike
         for kind in kinds:
             buffers = workspace.get_buffers(count * pair.width, kind)
-            x = pair.convert_a(a, buffers.x)
+            x = pair.convert(a, pair.rounded_dtype_a, buffers.x)
             if alike:
                 added = kernel.add_same(at * pair.width, x)
             else:
-                y = pair.convert_b(b, buffers.y)
+                y = pair.convert(b, pair.rounded_dtype_b, buffers.y)
                 pair.subtract(a, b, x, y, buffers.d)
                 added = kernel.add(at * pair.width, x, y, buffers)
             if added:

@@ -230,11 +230,7 @@ def _check_digest(record: ManifestRecord, held: Sequence[memoryview]) -> tuple[i
         return 1, 0
     if len(held) > 1:
         return 0, 1
+    member = f"{record.member}: " if record.member else ""
     raise CorruptedError(
-        f"{_member_prefix(record)}elements with digest {found[0]}, but its manifest has "
-        f"{record.digest}"
+        f"{member}elements with digest {found[0]}, but its manifest has {record.digest}"
     )
-
-
-def _member_prefix(record: ManifestRecord) -> str:
-    return f"{record.member}: " if record.member else ""

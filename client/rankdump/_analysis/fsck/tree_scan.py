@@ -10,6 +10,7 @@ import re
 import stat
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rankdump._analysis.fsck.damage import (
@@ -182,7 +183,15 @@ def plan_file_checks(
             due = tuple(_expected_content(record, named_in=named_in) for record in job.records)
             same = file.inode, job.agent_wrote, path.endswith(PACKED_SUFFIX), due
             known = found.get(same)
-            found[same] = job if known is None else _merge_checks(known, job)
+            found[same] = (
+                job
+                if known is None
+                else replace(
+                    known,
+                    paths=known.paths + job.paths,
+                    stored_bytes=max(known.stored_bytes, job.stored_bytes),
+                )
+            )
     return list(found.values())
 
 
@@ -198,13 +207,6 @@ def _plan_file_check(path: str, file: TreeItem, holders: list[_ManifestAndRecord
 def _expected_content(record: ManifestRecord, *, named_in: bool) -> object:
     of = (record.member, record.op_name) if named_in else ()
     return record.dtype, record.shape, record.digest, of
-
-
-def _merge_checks(job: FileCheck, other: FileCheck) -> FileCheck:
-    stored = max(job.stored_bytes, other.stored_bytes)
-    return FileCheck(
-        (*job.paths, *other.paths), job.records, stored, job.size_bytes, job.agent_wrote
-    )
 
 
 def check_unlisted_files(

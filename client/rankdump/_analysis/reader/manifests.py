@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from rankdump._analysis.reader.query import ranges
+from rankdump._analysis.reader.query import group_ranks
 from rankdump._analysis.reader.tree import Table, Tree
 from rankdump._core.manifest import RETIRED_FILE, Manifest, ManifestRecord, RetiredIteration
 from rankdump._core.status import IterationStatus
@@ -170,16 +170,9 @@ def read_retired_iterations(
 
 def retired_sentences(gone: Iterable[tuple[int, int]]) -> list[str]:
     """Return sentences about retired iterations; ranks with the same iterations share one."""
-    by_rank: defaultdict[int, list[int]] = defaultdict(list)
-    for rank, iteration in gone:
-        by_rank[rank].append(iteration)
-    by_iterations: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, iterations in by_rank.items():
-        by_iterations[ranges(iterations)].append(rank)
     return [
-        f"rank {ranges(ranks)}: iteration {iterations} is retired: removed by age or to "
-        "free disk space"
-        for iterations, ranks in sorted(by_iterations.items())
+        f"rank {ranks}: iteration {iterations} is retired: removed by age or to free disk space"
+        for iterations, ranks in sorted(group_ranks(gone).items())
     ]
 
 

@@ -5,6 +5,7 @@ short spelling of many numbers as `0-3,7`. Pure: no disk.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -184,6 +185,17 @@ def ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([number, number])
     return ",".join(_format_run(low, high) for low, high in runs)
+
+
+def group_ranks(places: Iterable[tuple[int, int]]) -> dict[str, str]:
+    """Return ranks by their iterations, both as ranges, from pairs of rank and iteration."""
+    by_rank: defaultdict[int, list[int]] = defaultdict(list)
+    for rank, iteration in places:
+        by_rank[rank].append(iteration)
+    by_iterations: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, iterations in by_rank.items():
+        by_iterations[ranges(iterations)].append(rank)
+    return {iterations: ranges(ranks) for iterations, ranks in by_iterations.items()}
 
 
 def missing_ranges(numbers: Iterable[int], count: int) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rankdump._analysis.reader.manifests import retired_sentences
-from rankdump._analysis.reader.query import missing_ranges, ranges
+from rankdump._analysis.reader.query import group_ranks, missing_ranges, ranges
 from rankdump._analysis.reader.tree import Table, Tree
 from rankdump._analysis.reader.tree_walk import walk
 from rankdump._core.manifest import Manifest
@@ -137,16 +137,10 @@ def _unfinished_iterations(tree: Tree) -> list[IterationStatus]:
 
 
 def _unfinished_sentences(tree: Tree) -> list[str]:
-    by_rank: dict[int, list[int]] = {}
-    for iteration in _unfinished_iterations(tree):
-        by_rank.setdefault(iteration.rank, []).append(iteration.iteration)
-    by_iterations: dict[str, list[int]] = {}
-    for rank, iterations in by_rank.items():
-        by_iterations.setdefault(ranges(iterations), []).append(rank)
+    places = ((each.rank, each.iteration) for each in _unfinished_iterations(tree))
     return [
-        f"{tree.unit} {ranges(ranks)}: iteration {iterations} has tensors but no manifest: "
-        "not complete"
-        for iterations, ranks in by_iterations.items()
+        f"{tree.unit} {ranks}: iteration {iterations} has tensors but no manifest: not complete"
+        for iterations, ranks in group_ranks(places).items()
     ]
 
 
