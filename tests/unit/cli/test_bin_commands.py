@@ -1,4 +1,4 @@
-"""Commands over CANN's trees: members of bin files are tensors like any."""
+"""Commands on trees of CANN, where members of bin files are tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rankdump convert`: names, formats, what is reported and what the exit code says."""
+"""`rankdump convert`: names, formats, reports and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands ask a daemon, against servicers that answer from a table."""
+"""Commands that call a daemon, with servicers that return fixed responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rankdump diff`: what it compares, what it prints and writes, and what the exit code says."""
+"""`rankdump diff`: selection, output, files and exit codes."""
 
 from __future__ import annotations
 

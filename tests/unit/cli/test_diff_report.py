@@ -1,4 +1,4 @@
-"""A comparison on the terminal: where it starts, counts, rows, what has no partner."""
+"""Comparison on the terminal: origins, counts, rows, calls without a partner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A dump of msprobe has folders as a dump of APIs; it must not pass for an empty one."""
+"""Rejection of msprobe dumps, which have the folders of an API dump."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rankdump ingest` from outside: its last line, its codes, and what it says of bad input."""
+"""`rankdump ingest`: summary, exit codes and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people see of a job at 100 columns, and what scripts get."""
+"""Status of a job: text at 100 columns, and JSON."""
 
 from __future__ import annotations
 

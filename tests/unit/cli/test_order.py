@@ -1,4 +1,4 @@
-"""`rankdump order` over a tree: what it shows, how wide, how much it reads."""
+"""`rankdump order` of a tree: output, width, and the lines that are read."""
 
 from __future__ import annotations
 

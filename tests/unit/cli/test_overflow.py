@@ -1,4 +1,4 @@
-"""`rankdump overflow`: which operators overflowed, and how."""
+"""`rankdump overflow`: operators that overflowed, and their status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options that select, which mean the same in every command that reads tensors."""
+"""Selection options, which have the same effect in every command that reads tensors."""
 
 from __future__ import annotations
 

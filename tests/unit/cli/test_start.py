@@ -1,4 +1,4 @@
-"""What a command loads before it does anything: only what it needs itself."""
+"""Modules that a command loads: only those it needs."""
 
 from __future__ import annotations
 

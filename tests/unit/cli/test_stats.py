@@ -1,4 +1,4 @@
-"""`rankdump stats`: the figures of a tree, and the first tensor that is not finite."""
+"""`rankdump stats`: statistics of a tree, and the first tensor that is not finite."""
 
 from __future__ import annotations
 

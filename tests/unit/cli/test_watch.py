@@ -1,4 +1,4 @@
-"""One screen of `status --watch`: what gives way on a small one, and what never does."""
+"""Screens of `status --watch`: lines that are cut on a small screen, and lines that are not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life cycle of `rankdump.acl`: what each call returns, and which configuration counts."""
+"""The life cycle of `rankdump.acl`: return codes, and the configuration that applies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Torch models under `rankdump.acl`: which are dumped, and what an iteration is."""
+"""Torch models under `rankdump.acl`: models that are dumped, and their iterations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An info file and its steps: what is read, what is said, what is refused."""
+"""Info files and their steps: content, notes and errors."""
 
 from __future__ import annotations
 

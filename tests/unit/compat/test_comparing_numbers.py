@@ -1,4 +1,4 @@
-"""The tool's numbers: what is cut off, what a mean is over, and what it could not print."""
+"""Numbers of troubleshooter: truncation, means, and values that it cannot print."""
 
 from __future__ import annotations
 

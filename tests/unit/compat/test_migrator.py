@@ -1,4 +1,4 @@
-"""The life of an API dump, with a framework's double and an agent's: what is sent when."""
+"""Life cycle of an API dump, with doubles of a framework and an agent."""
 
 from __future__ import annotations
 

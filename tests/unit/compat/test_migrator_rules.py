@@ -1,4 +1,4 @@
-"""What of an API dump is decided without a framework: requests, scopes, steps, what is cleared."""
+"""Rules of an API dump: requests, scopes, steps and the removal of an earlier dump."""
 
 from __future__ import annotations
 

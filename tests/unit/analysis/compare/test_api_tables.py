@@ -1,4 +1,4 @@
-"""The tool's three tables: their files, and what a report becomes in them."""
+"""troubleshooter's three tables: their files, and their rows from a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Dask cluster gives what this machine gives."""
+"""Comparison on a Dask cluster, with the outcomes of one machine."""
 
 from __future__ import annotations
 

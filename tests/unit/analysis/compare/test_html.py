@@ -1,4 +1,4 @@
-"""The page: one file that fetches nothing, with the report in it."""
+"""HTML page of a report: one file that fetches nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report as JSON: strict, whole, and with the keys that docs/comparing.md names."""
+"""Report as JSON: strict, complete, and with the keys of docs/comparing.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures of two arrays beside the same in plain float64, for every element type."""
+"""Measures of two arrays compared with plain float64, for every element type."""
 
 from __future__ import annotations
 

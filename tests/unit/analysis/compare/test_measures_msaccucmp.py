@@ -1,4 +1,4 @@
-"""The measures of CANN's tool, by formulas and rules of ascend-formats.md 3.6."""
+"""Measures of msaccucmp (Ascend/msprobe) beside its formulas and rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where it starts: on one rank, and in the whole."""
+"""Origins of differences and of non-finite values, on one rank and in the whole job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comparing a pair comes to, and what it says."""
+"""Outcomes of the comparison of a pair of tensors."""
 
 from __future__ import annotations
 

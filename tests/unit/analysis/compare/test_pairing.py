@@ -1,4 +1,4 @@
-"""Calls in pairs: each rule, and what an extra call does to the others."""
+"""Pairs of calls: each rule, and the effect of an extra call."""
 
 from __future__ import annotations
 

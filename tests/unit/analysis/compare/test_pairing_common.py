@@ -1,4 +1,4 @@
-"""The longest common subsequence beside the textbook's."""
+"""The longest common subsequence compared with a textbook implementation."""
 
 from __future__ import annotations
 

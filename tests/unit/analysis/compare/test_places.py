@@ -1,4 +1,4 @@
-"""The tensors of a pair of calls."""
+"""Pairs of tensors of a pair of calls."""
 
 from __future__ import annotations
 

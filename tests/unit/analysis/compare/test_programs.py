@@ -1,4 +1,4 @@
-"""A dump to its programs: calls in execution order, whoever wrote the tree."""
+"""Programs of a dump: calls in execution order, for trees of every tool."""
 
 from __future__ import annotations
 

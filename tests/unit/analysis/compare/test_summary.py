@@ -1,4 +1,4 @@
-"""What a report comes to: operators, rows to look at first, ranks that start alike."""
+"""Summary of a report: operators, rows to show first, ranks with the same origin."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from rankdump._analysis.convert.tensor_file import hash_name, shorten_name
 
 
 def test_hash_name_of_a_known_name():
-    """ascend-formats.md 2.3."""
+    """Known name and digest of msaccucmp."""
     assert hash_name("x" * 300) == "8f34175878753437b7192159039844c3"
 
 

@@ -1,4 +1,4 @@
-"""Whole folders: in processes, with every element type, and with files that lie."""
+"""Conversion of folders: in processes, with every element type, and with false headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees written by hand, checked: nothing changes in a file that a manifest names unseen."""
+"""Check of trees: every changed byte of a file that a manifest names is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dumps of APIs, of the real tool and ours: order, steps, figures, files, lines of the script."""
+"""API dumps of troubleshooter and rankdump: order, steps, statistics, files, source lines."""
 
 from __future__ import annotations
 

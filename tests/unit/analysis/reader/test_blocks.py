@@ -1,4 +1,4 @@
-"""Elements of a file block by block: what lies there as it is, and what has to be loaded."""
+"""Elements of a file in blocks, or loaded where the file does not store them unchanged."""
 
 from __future__ import annotations
 

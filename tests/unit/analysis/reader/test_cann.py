@@ -1,4 +1,4 @@
-"""CANN's trees: every tensor of them once, by headers, manifests and tables."""
+"""Trees of CANN: every tensor once, from headers, manifests and tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading costs what is asked for: which folders and files are opened, and what is held."""
+"""Cost of reading: folders and files that are opened, and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees that MindSpore itself wrote, read whole, where they are at hand."""
+"""Trees that MindSpore wrote, where they are available."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands in a tree besides the tensors of iterations: constants, tables, arguments."""
+"""Items of a tree besides the tensors of iterations: constants, tables, arguments."""
 
 from __future__ import annotations
 

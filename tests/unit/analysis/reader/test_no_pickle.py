@@ -1,4 +1,4 @@
-"""Nothing that reads a tree runs what stands in it."""
+"""No reader of a tree unpickles its content."""
 
 from __future__ import annotations
 

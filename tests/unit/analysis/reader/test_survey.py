@@ -1,4 +1,4 @@
-"""Figures of every tensor, in the order of the program, from whichever source has them."""
+"""Statistics of every tensor in execution order, from tables or files."""
 
 from __future__ import annotations
 
