@@ -8,14 +8,14 @@ configuration file; without either, both lines cost nothing.
         session.step(i)
 
 `rankdump.open(path)` reads a dump, and `rankdump.compare(a, b)` compares two of them.
-`rankdump.errors` has the exceptions.
+Exceptions are in `rankdump.errors`.
 """
 
 import importlib
 import os
 from typing import TYPE_CHECKING
 
-# gRPC reads this when it is loaded: its log lines, as on each fork, do not concern the user.
+# gRPC reads this when it is loaded: its log lines, such as those at forks, are noise to users.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 __version__ = "0.1.0"

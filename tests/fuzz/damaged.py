@@ -171,7 +171,6 @@ def sessions(data: bytes) -> None:
             ledger,
             max_record_bytes=1,
             capacity_fault=lambda _: "",
-            read_declared=reread_metadata_frame,
             meters=MetricCounters(),
         )
         found = registry.recover()

@@ -1,4 +1,4 @@
-"""Runs programs with MindSpore in processes of their own, and reads what they saw."""
+"""Runs programs with MindSpore in separate processes, and reads their observations."""
 
 from __future__ import annotations
 
@@ -68,39 +68,39 @@ def clean_environment() -> dict[str, str]:
     return found | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{found['PATH']}"}
 
 
-class Told:
-    """What the cases of one file saw."""
+class CaseResults:
+    """Observations of the cases of one file."""
 
     def __init__(self, cases: Mapping[str, dict[str, Any]]) -> None:
         self._cases = cases
 
     def __call__(self, case: str) -> dict[str, Any]:
-        """Return what a case saw; one that failed is shown as it did."""
+        """Return the observations of a case; a failed case raises with its error."""
         told = self._cases[case]
         assert "failed" not in told, told["failed"]
         return told
 
 
-def told_by(name: str, folder: Path) -> Told:
+def run_cases(name: str, folder: Path) -> CaseResults:
     """Run all cases of a file."""
     out = folder / "told.json"
     run_job(name, out, folder=folder)
-    return Told(json.loads(out.read_text()))
+    return CaseResults(json.loads(out.read_text()))
 
 
 @pytest.fixture(scope="session")
-def apis(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    return told_by("cases_apis.py", tmp_path_factory.mktemp("apis"))
+def apis(tmp_path_factory: pytest.TempPathFactory) -> CaseResults:
+    return run_cases("cases_apis.py", tmp_path_factory.mktemp("apis"))
 
 
 @pytest.fixture(scope="session")
-def cells(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    return told_by("cases_cells.py", tmp_path_factory.mktemp("cells"))
+def cells(tmp_path_factory: pytest.TempPathFactory) -> CaseResults:
+    return run_cases("cases_cells.py", tmp_path_factory.mktemp("cells"))
 
 
 @pytest.fixture(scope="session")
-def graphs(tmp_path_factory: pytest.TempPathFactory) -> Told:
-    return told_by("cases_graph.py", tmp_path_factory.mktemp("graphs"))
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> CaseResults:
+    return run_cases("cases_graph.py", tmp_path_factory.mktemp("graphs"))
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """One network in torch and in MindSpore, with the same weights: dumped, and compared.
 
-Law: all calls are paired whatever the frameworks call them, and agree within tolerance; of a
-network with one layer's weight disturbed by 0.001, that layer comes first.
+Law: all calls are paired although their names differ, and agree within tolerance; in a network with
+one layer's weight disturbed by 0.001, that layer comes first.
 """
 
 from __future__ import annotations
@@ -71,25 +71,25 @@ def line_of(program: str, text: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if text in line)
 
 
-def test_all_calls_have_partners_and_agree(alike: ComparisonReport) -> None:
+def test_calls_of_both_frameworks_are_all_paired_and_agree(alike: ComparisonReport) -> None:
     assert alike.agrees, alike.notes
     assert not alike.origins
     assert {row.outcome.verdict for row in alike.rows} <= {TensorVerdict.EQUAL, TensorVerdict.CLOSE}
 
 
-def test_calls_are_paired_across_their_names(alike: ComparisonReport) -> None:
+def test_calls_of_both_frameworks_are_paired_across_their_names(alike: ComparisonReport) -> None:
     named = [(row.name_a, row.name_b) for row in alike.rows if row.iteration == 0]
     pairs = list(dict.fromkeys((_api(a), _api(b)) for a, b in named if a.endswith("_forward")))
     assert [pair for pair in pairs if not pair[0].startswith("LAYER")][: len(PAIRED)] == PAIRED
 
 
-def test_gradients_are_compared_too_in_both_steps(alike: ComparisonReport) -> None:
+def test_gradients_of_both_steps_are_compared(alike: ComparisonReport) -> None:
     backward = [row for row in alike.rows if row.name_a.endswith("_backward")]
     assert {row.iteration for row in backward} == {0, 1}
     assert "NN_Conv2d_1_backward" in {row.name_b for row in backward}
 
 
-def test_the_tools_own_comparison_says_the_same(
+def test_comparison_by_troubleshooter_agrees(
     dumped: Dumped, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     api_dump_compare(
@@ -108,7 +108,7 @@ def test_the_tools_own_comparison_says_the_same(
     assert "NN_Dense_0" in capsys.readouterr().out
 
 
-def test_a_disturbed_weight_is_found_where_it_is(dumped: Dumped) -> None:
+def test_disturbed_weight_is_found_at_its_place(dumped: Dumped) -> None:
     disturbed = dumped("train_mindspore.py", "--disturbed", "fc1.weight")
     report = rankdump.compare(dumped("train_torch.py"), disturbed)
     (origin,) = report.origins
@@ -119,7 +119,7 @@ def test_a_disturbed_weight_is_found_where_it_is(dumped: Dumped) -> None:
     assert suspect.source[-1].line == line_of("train_torch.py", "F.relu(self.fc1(x))")
 
 
-def test_a_model_is_dumped_cell_by_cell(dumped: Dumped) -> None:
+def test_model_is_dumped_cell_by_cell(dumped: Dumped) -> None:
     dump = rankdump.open(dumped("train_mindspore.py", "--cells"))
     names = set(dump.operators)
     assert "Default/network-Net/fc1-Dense/Dense-op0" in names
@@ -127,7 +127,7 @@ def test_a_model_is_dumped_cell_by_cell(dumped: Dumped) -> None:
     assert {"fc1.weight", "Gradients/fc1.weight"} <= names
 
 
-def test_modules_and_cells_are_compared_as_well(dumped: Dumped) -> None:
+def test_modules_and_cells_are_compared(dumped: Dumped) -> None:
     report = rankdump.compare(
         dumped("train_torch.py", "--cells"), dumped("train_mindspore.py", "--cells")
     )

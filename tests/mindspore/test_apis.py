@@ -1,3 +1,5 @@
+"""API calls of MindSpore as records."""
+
 from __future__ import annotations
 
 from typing import Any, Protocol
@@ -30,7 +32,7 @@ Functional_cat_0_forward_output
 """.split()  # noqa: SIM905 - names in the order of the program, a line for each call
 
 
-class Told(Protocol):
+class CaseResults(Protocol):
     def __call__(self, case: str) -> dict[str, Any]: ...
 
 
@@ -39,12 +41,12 @@ def _values(told: dict[str, Any], name: str) -> list[float]:
     return told["taken"][at]["values"]
 
 
-def test_calls_are_named_in_the_order_of_the_program(apis: Told) -> None:
+def test_api_calls_are_named_in_program_order(apis: CaseResults) -> None:
     names = apis("names")["tensors"]
     assert names[: len(ONE_CALL)] == ONE_CALL
 
 
-def test_numbers_go_on_from_call_to_call(apis: Told) -> None:
+def test_api_call_numbers_continue_over_iterations(apis: CaseResults) -> None:
     second = apis("names")["tensors"][len(ONE_CALL) :]
     assert second[1] == "NN_Conv2d_1_forward_input.0"
     assert [name for name in second if name.startswith("NN_Dense")] == [
@@ -52,26 +54,26 @@ def test_numbers_go_on_from_call_to_call(apis: Told) -> None:
     ]
 
 
-def test_every_call_is_an_event_and_is_settled(apis: Told) -> None:
+def test_api_call_is_an_event_that_ends(apis: CaseResults) -> None:
     told = apis("names")
     assert len(told["events"]) == len(told["settlements"]) == len(set(told["events"])) + 5
     assert not told["lost"]
     assert not told["warnings"]
 
 
-def test_stacks_are_the_users_lines_innermost_first(apis: Told) -> None:
+def test_call_stacks_are_lines_of_the_script_innermost_first(apis: CaseResults) -> None:
     stack = apis("names")["stacks"]["NN_Dense_1_forward"]
     assert stack[0].endswith("\n return self.act(self.fc(x)) * 2")
     assert stack[1].endswith("\n x = self.block(self.fc(x))")
     assert not any("site-packages/mindspore" in line for line in stack)
 
 
-def test_the_stack_of_a_mark_has_the_path_with_dots(apis: Told) -> None:
+def test_stack_of_a_layer_mark_has_the_path_with_dots(apis: CaseResults) -> None:
     stacks = apis("names")["stacks"]
     assert stacks["LAYER_block.fc_forward"][:2] == stacks["NN_Dense_1_forward"][:2]
 
 
-def test_gradients_come_in_the_order_of_the_backward(apis: Told) -> None:
+def test_gradients_are_recorded_in_the_order_of_the_backward(apis: CaseResults) -> None:
     names = [name for name in apis("gradients")["tensors"] if "_backward_" in name]
     assert names == [
         "Functional_cat_0_backward_input",
@@ -92,14 +94,16 @@ def test_gradients_come_in_the_order_of_the_backward(apis: Told) -> None:
     ]
 
 
-def test_a_gradient_is_that_of_the_result(apis: Told) -> None:
+def test_gradient_is_that_of_the_result(apis: CaseResults) -> None:
     told = apis("gradients")
     assert set(_values(told, "Functional_cat_0_backward_input")) == {1.0}
     doubled = [2 * value for value in _values(told, "Tensor___mul___0_backward_input")]
     assert _values(told, "NN_ReLU_0_backward_input") == doubled
 
 
-def test_recomputed_calls_are_marked_and_have_the_gradients_of_their_forwards(apis: Told) -> None:
+def test_recomputed_calls_are_marked_and_share_the_gradients_of_their_forwards(
+    apis: CaseResults,
+) -> None:
     plain, told = apis("gradients"), apis("recomputation")
     again = [name for name in told["tensors"] if name.endswith(":recompute")]
     assert again == [
@@ -116,7 +120,7 @@ def test_recomputed_calls_are_marked_and_have_the_gradients_of_their_forwards(ap
             assert _values(told, name) == _values(plain, name), name
 
 
-def test_without_the_filter_numbers_and_scalars_are_recorded(apis: Told) -> None:
+def test_numbers_and_scalars_are_recorded_without_the_filter(apis: CaseResults) -> None:
     told = apis("numbers_of_python")
     assert told["tensors"][1:] == [
         "Tensor_sum_0_forward_output",
@@ -128,34 +132,34 @@ def test_without_the_filter_numbers_and_scalars_are_recorded(apis: Told) -> None
     assert _values(told, "Functional_clamp_0_forward_input.2:=max:float") == [2.5]
 
 
-def test_an_input_has_its_value_from_before_the_call(apis: Told) -> None:
+def test_api_input_has_its_value_from_before_the_call(apis: CaseResults) -> None:
     told = apis("before_the_call")
     before, added, after = (each["values"] for each in told["taken"])
     assert after == pytest.approx([a + b for a, b in zip(before, added, strict=True)])
     assert before != after
 
 
-def test_bfloat16_is_recorded_as_it_is(apis: Told) -> None:
+def test_bfloat16_is_recorded_unchanged(apis: CaseResults) -> None:
     first = apis("bfloat16")["taken"][0]
     assert (first["dtype"], first["values"]) == ("bfloat16", [1.0, 1.25, 1.5, 1.75])
 
 
-def test_float8_is_recorded_as_it_is(apis: Told) -> None:
+def test_float8_is_recorded_unchanged(apis: CaseResults) -> None:
     first = apis("float8")["taken"][0]
     assert (first["dtype"], first["values"]) == ("float8_e4m3fn", [1.0, 1.25, 1.5, 1.75])
 
 
-def test_training_is_the_same_to_the_last_bit(apis: Told) -> None:
+def test_api_hook_does_not_change_training(apis: CaseResults) -> None:
     told = apis("training_is_the_same")
     assert told["same"]
     assert "NN_Conv2d_2_backward_input" in told["tensors"]
 
 
-def test_mindspore_is_left_as_it_was(apis: Told) -> None:
+def test_api_hook_restores_mindspore(apis: CaseResults) -> None:
     assert apis("left_as_it_was") == {"changed": True, "restored": True}
 
 
-def test_compiled_code_runs_and_is_not_looked_into(apis: Told) -> None:
+def test_compiled_code_runs_and_its_calls_are_not_recorded(apis: CaseResults) -> None:
     told = apis("compiled")
     assert all(told["same"])
     # What stands around it is seen, also behind it.
@@ -168,14 +172,14 @@ def test_compiled_code_runs_and_is_not_looked_into(apis: Told) -> None:
     assert "API calls inside it are not dumped" in warning
 
 
-def test_in_graph_mode_nothing_is_seen_and_that_is_said(apis: Told) -> None:
+def test_graph_mode_is_a_warning_and_records_nothing(apis: CaseResults) -> None:
     told = apis("graph_mode")
     assert told["same"]
     assert not told["tensors"]
     assert len(told["warnings"]) == 1
 
 
-def test_an_error_is_the_jobs_and_what_was_not_made_is_counted(apis: Told) -> None:
+def test_failed_operator_raises_in_the_job_and_its_output_is_counted(apis: CaseResults) -> None:
     told = apis("errors")
     # The product fails where the job asks for it; relu at once.
     assert (told["asked"], told["called"]) == ("RuntimeError", "TypeError")
@@ -185,7 +189,7 @@ def test_an_error_is_the_jobs_and_what_was_not_made_is_counted(apis: Told) -> No
     assert told["tensors"][-1] == "Functional_exp_0_forward_output"
 
 
-def test_calls_of_other_threads_are_seen(apis: Told) -> None:
+def test_api_calls_of_other_threads_are_recorded(apis: CaseResults) -> None:
     assert apis("threads")["tensors"] == [
         f"Functional_relu_{number}_forward_{side}"
         for number in (0, 1)
@@ -193,7 +197,7 @@ def test_calls_of_other_threads_are_seen(apis: Told) -> None:
     ]
 
 
-def test_calls_are_counted_while_nothing_is_recorded_and_the_scope_selects(apis: Told) -> None:
+def test_api_calls_are_counted_while_not_armed_and_selected_by_scope(apis: CaseResults) -> None:
     told = apis("numbers_go_on")
     assert told["silent"] == []
     assert told["tensors"] == [
@@ -202,12 +206,12 @@ def test_calls_are_counted_while_nothing_is_recorded_and_the_scope_selects(apis:
     ]
 
 
-def test_layers_are_marked_once_where_a_file_is_the_same(apis: Told) -> None:
+def test_layer_marks_are_recorded_once_if_their_file_is_the_same(apis: CaseResults) -> None:
     marks = [name for name in apis("layers_once")["tensors"] if name.startswith("LAYER")]
     assert marks == ["LAYER_fc_forward_input", "LAYER_act_forward_input"]
 
 
-def test_optimizers_and_what_runs_a_step_are_no_calls(apis: Told) -> None:
+def test_optimizers_and_training_steps_are_not_api_calls(apis: CaseResults) -> None:
     assert apis("optimizers")["events"] == [
         "LAYER_fc_forward",
         "NN_Dense_0_forward",

@@ -1,3 +1,5 @@
+"""Calls of MindSpore cells as records, marks, and the watches for calls and steps."""
+
 from __future__ import annotations
 
 from typing import Any, Protocol
@@ -7,7 +9,7 @@ ACT = "Default/network-Block/act-ReLU/ReLU-op0"
 BLOCK = "Default/network-Block/Block-op0"
 
 
-class Told(Protocol):
+class CaseResults(Protocol):
     def __call__(self, case: str) -> dict[str, Any]: ...
 
 
@@ -15,7 +17,7 @@ def _places(told: dict[str, Any]) -> list[tuple[str, str]]:
     return [(taken["name"], taken["side"]) for taken in told["taken"]]
 
 
-def test_cells_have_mindspores_names_and_numbers_within_an_iteration(cells: Told) -> None:
+def test_cells_have_names_of_mindspore_and_numbers_within_an_iteration(cells: CaseResults) -> None:
     told = cells("names")
     assert told["events"][:5] == [
         "Default/network-Net/conv1-Conv2d/Conv2d-op0",
@@ -28,18 +30,18 @@ def test_cells_have_mindspores_names_and_numbers_within_an_iteration(cells: Told
     assert told["events"][-1] == "Default/network-Net/fc-Dense/Dense-op0"
 
 
-def test_a_cell_knows_the_line_it_was_called_from(cells: Told) -> None:
+def test_cell_node_has_the_line_of_its_call(cells: CaseResults) -> None:
     lines = {node["name"]: node["line"] for node in cells("names")["nodes"]}
     inner = "Default/network-Net/blocks-SequentialCell/0-Block/fc-Dense/Dense-op0"
     assert lines[inner] == "return self.act(self.fc(x))"
 
 
-def test_parameters_come_at_the_end_of_an_iteration(cells: Told) -> None:
+def test_parameters_are_recorded_at_the_end_of_an_iteration(cells: CaseResults) -> None:
     states = [taken["name"] for taken in cells("names")["taken"] if taken["state"]]
     assert states[:3] == ["conv1.weight", "blocks.0.fc.weight", "blocks.0.fc.bias"]
 
 
-def test_gradients_are_seen_on_both_sides(cells: Told) -> None:
+def test_gradients_are_recorded_on_both_sides(cells: CaseResults) -> None:
     told = cells("gradients")
     assert (f"Gradients/{ACT}", "input") in _places(told)
     assert (f"Gradients/{ACT}", "output") in _places(told)
@@ -53,13 +55,13 @@ def test_gradients_are_seen_on_both_sides(cells: Told) -> None:
     ]
 
 
-def test_gradients_of_parameters_are_those_the_job_gets(cells: Told) -> None:
+def test_gradients_of_parameters_equal_those_of_the_job(cells: CaseResults) -> None:
     told = cells("gradients")
     found = {taken["name"]: taken["values"] for taken in told["taken"]}
     assert [found["Gradients/fc.weight"], found["Gradients/fc.bias"]] == told["expected"]
 
 
-def test_recomputed_calls_repeat_their_forwards(cells: Told) -> None:
+def test_recomputed_calls_are_paired_with_their_forwards(cells: CaseResults) -> None:
     told = cells("recomputation")
     inside = "Default/network-SequentialCell/0-Block"
     again = [name for name in told["events"] if name.startswith("Recompute/")]
@@ -83,8 +85,8 @@ FC_MARKED = ["fc.bias", "fc.weight", "network-Net/fc-Dense"]
 CONV_MARKED = ["conv1.weight", "network-Net/conv1-Conv2d"]
 
 
-def test_marks_of_either_set_dump_cover_what_is_inside(cells: Told) -> None:
-    """The last call counts for each cell, whichever of the two functions it is of."""
+def test_marks_of_either_set_dump_cover_inner_cells(cells: CaseResults) -> None:
+    """The last call counts for each cell, by either of the two functions."""
     marked = cells("marks")
     assert marked["none"] == []
     assert marked["ours"] == marked["theirs"] == ONE_BLOCK
@@ -93,31 +95,31 @@ def test_marks_of_either_set_dump_cover_what_is_inside(cells: Told) -> None:
     assert marked["marked again"] == FC_MARKED
 
 
-def test_a_mark_counts_from_the_next_call(cells: Told) -> None:
-    """Set after attach as well, by either function; a call without a new mark says nothing."""
+def test_mark_takes_effect_at_the_next_call(cells: CaseResults) -> None:
+    """Marks set after attach count, by either function; unchanged marks are not reported again."""
     told = cells("marks_after_attach")
     assert told["told"][:4] == [FC_MARKED, sorted([*CONV_MARKED, *FC_MARKED]), FC_MARKED, []]
     assert set(ONE_BLOCK) < set(told["told"][4])
     assert told["quiet"]
 
 
-def test_a_primitive_that_is_marked_marks_its_cell(cells: Told) -> None:
+def test_marked_primitive_marks_its_cell(cells: CaseResults) -> None:
     assert cells("marked_primitive")["marked"] == CONV_MARKED
 
 
-def test_only_cells_are_marked_with_true_or_false(cells: Told) -> None:
+def test_set_dump_accepts_only_cells_with_true_or_false(cells: CaseResults) -> None:
     told = cells("wrong_marks")["told"]
     assert len(told) == 5
     assert told[2].endswith("gen_ops_prim.MatMul is not allowed; allowed: mindspore.nn.Cell")
     assert told[3] == "set_dump: enabled=1 is not allowed; allowed: True, False"
 
 
-def test_our_marks_are_no_part_of_what_is_compiled(cells: Told) -> None:
+def test_marks_of_rankdump_are_not_compiled(cells: CaseResults) -> None:
     told = cells("marks_are_not_compiled")
     assert told["flags"] == [{}] * told["count"]
 
 
-def test_arguments_are_those_of_the_cell_and_of_its_primitives(cells: Told) -> None:
+def test_arguments_include_those_of_primitives(cells: CaseResults) -> None:
     """Plain attributes as texts, sorted; no state, no tensors, no flags for compilers."""
     told = cells("arguments")
     conv = told["net"]["Default/network-Net/conv1-Conv2d/Conv2d-op0"]
@@ -141,14 +143,14 @@ def test_arguments_are_those_of_the_cell_and_of_its_primitives(cells: Told) -> N
     }
 
 
-def test_of_a_compiled_model_only_the_outside_is_seen(cells: Told) -> None:
+def test_compiled_model_is_recorded_from_outside_only(cells: CaseResults) -> None:
     told = cells("graph_mode")
     assert _places(told)[:2] == [(BLOCK, "input"), (BLOCK, "output")]
     assert told["events"] == [BLOCK]
     assert len(told["warnings"]) == 1
 
 
-def test_training_is_the_same_to_the_last_bit_with_either_hook(cells: Told) -> None:
+def test_neither_hook_changes_training(cells: CaseResults) -> None:
     told = cells("training_is_the_same")
     assert told["same"]
     assert not told["troubles"]
@@ -157,17 +159,17 @@ def test_training_is_the_same_to_the_last_bit_with_either_hook(cells: Told) -> N
     assert min(of_cells, of_calls) > 50
 
 
-def test_an_iteration_that_is_not_armed_costs_nothing(cells: Told) -> None:
+def test_iteration_that_is_not_armed_installs_nothing(cells: CaseResults) -> None:
     told = cells("not_armed")
     assert told["untouched"]
     assert not told["events"]
 
 
-def test_only_outermost_calls_of_models_count(cells: Told) -> None:
+def test_outermost_watch_counts_only_outermost_calls(cells: CaseResults) -> None:
     assert cells("outermost_calls")["told"] == [0, 1]
 
 
-def test_steps_are_told_by_calls_and_by_the_models_own_optimizer(cells: Told) -> None:
+def test_step_watch_counts_calls_and_steps_of_the_own_optimizer(cells: CaseResults) -> None:
     told = cells("steps")
     assert told["told"] == [
         "training, gradients True, trains True",
@@ -177,9 +179,9 @@ def test_steps_are_told_by_calls_and_by_the_models_own_optimizer(cells: Told) ->
     assert (told["before"], told["after"]) == (False, True)
 
 
-def test_a_cell_that_runs_whole_steps_ends_one(cells: Told) -> None:
+def test_step_watch_counts_a_cell_that_runs_whole_steps(cells: CaseResults) -> None:
     assert set(cells("whole_steps")["told"][1:]) == {"stepped"}
 
 
-def test_no_dropout_drops_anything(cells: Told) -> None:
+def test_without_dropout_no_dropout_drops_anything(cells: CaseResults) -> None:
     assert cells("dropout") == {"count": 4, "kept": [True] * 4}

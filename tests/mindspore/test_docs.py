@@ -1,4 +1,4 @@
-"""The commands of `docs/mindspore.md`, run as they stand there but for the folder `/data`."""
+"""The commands of `docs/mindspore.md`, run unchanged but for the folder `/data`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _run(line: str, folder: Path) -> None:
     run_to_its_end(["sh", "-c", f"{words} && echo done"], folder=folder)
 
 
-def test_two_ranks(tmp_path: Path) -> None:
+def test_documented_commands_for_two_ranks(tmp_path: Path) -> None:
     (line,), _ = _commands()
     folder = tmp_path / "ranks"
     _prepared(folder, "pynative", "--ranks")
@@ -56,7 +56,7 @@ def test_two_ranks(tmp_path: Path) -> None:
     assert rankdump.open(folder / "tree").ranks == (0, 1)
 
 
-def test_every_kernel(tmp_path: Path) -> None:
+def test_documented_commands_for_every_kernel(tmp_path: Path) -> None:
     _, lines = _commands()
     folder = tmp_path / "kernels"
     _prepared(folder, "graph")

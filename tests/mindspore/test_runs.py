@@ -61,7 +61,7 @@ def _run(folder: Path, **changes: Any) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("loop", [(), ("--model",)])
 @pytest.mark.parametrize("mode", ["graph", "pynative"])
-def test_one_iteration_in_the_middle(
+def test_run_dumps_one_iteration_in_the_middle(
     job: Job, tmp_path: Path, mode: str, loop: tuple[str, ...]
 ) -> None:
     """Law: a job computes the same, whichever iterations are dumped."""
@@ -91,7 +91,7 @@ def test_dump_mode_2_keeps_marked_cells(job: Job, tmp_path: Path, whose: str) ->
     }
 
 
-def test_arguments_stand_beside_the_tensors(job: Job, tmp_path: Path) -> None:
+def test_arguments_are_beside_the_tensors(job: Job, tmp_path: Path) -> None:
     job(JOB, "pynative", through=_run(tmp_path, e2e={"save_kernel_args": True}, iteration="1"))
     (file,) = (tmp_path / "tree").rglob("Dense.Default_network-Net_fc1-Dense_Dense-op0.json")
     found = json.loads(file.read_text())
@@ -99,8 +99,8 @@ def test_arguments_stand_beside_the_tensors(job: Job, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["graph", "pynative"])
-def test_mindspores_own_dump_is_the_only_one(job: Job, tmp_path: Path, mode: str) -> None:
-    """Law: where MindSpore reads the configuration itself, it alone writes, and we say so once.
+def test_only_mindspore_dumps_with_its_own_variable(job: Job, tmp_path: Path, mode: str) -> None:
+    """Law: if MindSpore reads the configuration itself, only it writes, and rankdump warns once.
 
     There is an agent that would take the tensors: that of `rankdump run`.
     """
@@ -112,19 +112,22 @@ def test_mindspores_own_dump_is_the_only_one(job: Job, tmp_path: Path, mode: str
     assert not files_of(tree, native=False)
 
 
-def test_rankdumps_dump_is_the_only_one_under_rankdump_run(job: Job, tmp_path: Path) -> None:
-    """Law: `rankdump run` hands the configuration to nobody but us, whichever way it is named."""
+def test_only_rankdump_dumps_under_rankdump_run(job: Job, tmp_path: Path) -> None:
+    """Law: `rankdump run` hides the configuration from MindSpore, whichever variable names it."""
     tree, file = tmp_path / "tree", config(tmp_path)
     native = {"MINDSPORE_DUMP_CONFIG": str(file)}
     for through in (("rankdump", "run", "--"), ("rankdump", "run", "--config", file, "--")):
         printed = job(JOB, "graph", environ=native, through=through)
-        assert printed.count("the command runs without MINDSPORE_DUMP_CONFIG") == 1
+        assert (
+            printed.count("MINDSPORE_DUMP_CONFIG is removed from the environment of the command")
+            == 1
+        )
         assert files_of(tree, native=False)
         assert not files_of(tree, native=True)
 
 
-def test_both_dumps_are_there_where_both_are_asked_for(job: Job, tmp_path: Path) -> None:
-    """What the warning of graph mode recommends: MindSpore's kernels, in a folder of its own."""
+def test_both_dumps_are_written_if_both_are_configured(job: Job, tmp_path: Path) -> None:
+    """As the warning of graph mode advises, MindSpore's kernels are in a separate folder."""
     own = tmp_path / "own"
     own.mkdir()
     through = _run(own, iteration="1")
@@ -136,7 +139,7 @@ def test_both_dumps_are_there_where_both_are_asked_for(job: Job, tmp_path: Path)
     assert any(name.startswith("MatMul.") for name in files_of(tmp_path / "native", native=True))
 
 
-def test_the_native_dump_is_taken_over_as_the_warning_says(job: Job, tmp_path: Path) -> None:
+def test_native_dump_is_imported_as_the_warning_advises(job: Job, tmp_path: Path) -> None:
     native = {"MINDSPORE_DUMP_CONFIG": str(config(tmp_path, iteration="1"))}
     job(JOB, "graph", environ=native)
     taken = ["ingest", tmp_path / "tree", "--into", tmp_path / "taken"]
@@ -163,8 +166,8 @@ def _two_ranks(folder: Path, mode: str, *, through: tuple[object, ...] = ()) -> 
 
 
 @pytest.mark.parametrize("mode", ["graph", "pynative"])
-def test_two_ranks_under_msrun(tmp_path: Path, mode: str) -> None:
-    """Data-parallel training: both ranks are in one tree, and compute what they did without us."""
+def test_two_ranks_under_msrun_are_dumped(tmp_path: Path, mode: str) -> None:
+    """Data-parallel training: both ranks are in one tree, and results stay the same."""
     alone, dumped = tmp_path / "alone", tmp_path / "dumped"
     alone.mkdir()
     dumped.mkdir()

@@ -1,4 +1,4 @@
-"""A recorder that keeps copies in memory, and what tests ask of it."""
+"""A recorder double that keeps copies in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rankdump._frameworks.torch.model_hook import attach_model
 
 
 @dataclass(frozen=True)
-class Taken:
+class TakenTensor:
     """One tensor, copied."""
 
     op_type: str
@@ -44,7 +44,7 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedEvent:
     """One event."""
 
     position: int
@@ -60,8 +60,8 @@ class FakeRecorder:
 
     armed: bool = True
     wanted: Callable[[str, TensorSide], bool] = lambda name, side: True
-    taken: list[Taken] = field(default_factory=list)
-    events: list[Finished] = field(default_factory=list)
+    taken: list[TakenTensor] = field(default_factory=list)
+    events: list[FinishedEvent] = field(default_factory=list)
     lost: list[tuple[str, TensorSide, str]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     entries: list[str] = field(default_factory=list)
@@ -97,7 +97,7 @@ class FakeRecorder:
         source.copy_into(memoryview(data))
         with self.lock:
             self.taken.append(
-                Taken(
+                TakenTensor(
                     observation.op_type,
                     observation.op_name,
                     observation.side,
@@ -154,7 +154,9 @@ class FakeRecorder:
             del self.open[begun.position]
             what = collective or begun.collective
             name = name or begun.name
-            self.events.append(Finished(begun.position, self.position, name, begun.graph, what))
+            self.events.append(
+                FinishedEvent(begun.position, self.position, name, begun.graph, what)
+            )
 
     def record_group_timeout(self, timeout: GroupTimeout) -> None:
         self.limits[timeout.group] = timeout
@@ -179,14 +181,14 @@ class FakeRecorder:
         """Events in the order in which they completed."""
         return [event.name for event in self.events if not event.name.startswith("Gradients/")]
 
-    def one(self, op_name: str, side: str, slot: int = 0) -> Taken:
+    def one(self, op_name: str, side: str, slot: int = 0) -> TakenTensor:
         found = [t for t in self.taken if (t.op_name, t.side, t.slot) == (op_name, side, slot)]
         assert len(found) == 1, f"{len(found)} of {op_name} {side} {slot} in {self.keys}"
         return found[0]
 
 
 @dataclass
-class Deciding(FakeRecorder):
+class DecidingRecorder(FakeRecorder):
     """The smallest recorder that decides by how a call ended.
 
     It notes which operators overflowed. By reference, it reads what an operator that raised was
@@ -225,8 +227,8 @@ def recorder() -> FakeRecorder:
 
 
 @pytest.fixture
-def deciding() -> Deciding:
-    return Deciding()
+def deciding() -> DecidingRecorder:
+    return DecidingRecorder()
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""One rank of a gloo job: runs a scenario and leaves what it saw as a pickle.
+"""One rank of a gloo job: runs a scenario and writes its observations as a pickle.
 
 Run as a program by the tests beside it: scenario, rank, world size, folder, and the folder of the
 agents' sockets.

@@ -1,4 +1,4 @@
-"""What is seen of calls of torch's API: names, places, values, gradients, stacks, numbers."""
+"""API calls of torch as records: names, places, values, gradients, stacks, numbers."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
 # pyright: reportIncompatibleMethodOverride=false
@@ -95,26 +95,26 @@ def names(recorder) -> list[str]:
     return [join_tensor_name(t.op_name, parse_place(t.argument)) for t in recorder.taken]
 
 
-def test_the_golden_dump(recorder) -> None:
-    """The same names in the same order as the real tool, the same shapes, and its figures."""
+def test_api_hook_records_the_golden_dump(recorder) -> None:
+    """Names, order, shapes and statistics are those of troubleshooter."""
     lines = (GOLDEN / "torch_api_dump_info.json").read_text().splitlines()
     golden = [json.loads(line) for line in lines]
     losses = train(2, recorder, ApiOptions(retain_backward=True, layers_once=True))
     assert names(recorder) == [record[0] for record in golden]
-    for taken, (_, _, marks, dtype, shape, figures) in zip(recorder.taken, golden, strict=True):
+    for taken, (_, _, marks, dtype, shape, statistics) in zip(recorder.taken, golden, strict=True):
         assert f"torch.{taken.dtype}" == dtype
         assert list(taken.shape) == shape
         assert parse_place(taken.argument).recomputed is bool(marks)
         values = taken.array.astype(np.float64)
         found = [values.max(), values.min(), values.mean()]
-        assert np.allclose(found, figures, rtol=1e-4, atol=1e-5)
+        assert np.allclose(found, statistics, rtol=1e-4, atol=1e-5)
     assert losses == train(2, recorder, None)
     assert not recorder.warnings
     assert not recorder.open
 
 
-def test_every_call_is_an_event_with_a_stack(recorder) -> None:
-    """Calls are events in the order of the program, each settled once, forward ones with stacks."""
+def test_api_call_is_an_event_with_a_stack(recorder) -> None:
+    """Calls are events in program order, each ends once, and forward calls have stacks."""
     train(1, recorder, ApiOptions(retain_backward=True))
     forward = [name for name in recorder.names if name.endswith("_forward")]
     assert forward[:2] == ["LAYER_stem_forward", "NN_Conv2d_0_forward"]
@@ -126,8 +126,8 @@ def test_every_call_is_an_event_with_a_stack(recorder) -> None:
     assert {raised for _, raised in recorder.settlements} == {False}
 
 
-def test_numbers_count_from_the_start(recorder) -> None:
-    """Iterations that are not armed count on, and cost no more than that."""
+def test_api_call_numbers_continue_over_iterations(recorder) -> None:
+    """Iterations that are not armed only count calls."""
     train(3, recorder, ApiOptions(), first=2)
     seen = {taken.op_name for taken in recorder.taken}
     assert {f"NN_Conv2d_{number}_forward" for number in (6, 7, 8)} <= seen
@@ -136,7 +136,7 @@ def test_numbers_count_from_the_start(recorder) -> None:
 
 
 @pytest.mark.parametrize(("once", "marks"), [(True, 11), (False, 22)])
-def test_marks_of_layers(recorder, once, marks) -> None:
+def test_layer_marks_are_recorded_at_each_call_or_once(recorder, once, marks) -> None:
     """A module is marked at each call, or once; a container's mark follows what is inside it."""
     train(2, recorder, ApiOptions(layers_once=once))
     found = [t for t in recorder.taken if t.op_type.startswith("LAYER_")]
@@ -206,8 +206,8 @@ OPERATORS = {
 
 
 @pytest.mark.parametrize("text", OPERATORS)
-def test_names_of_callables(recorder, text) -> None:
-    """Operators, methods, functions, each as the real tool spells it where it lists it."""
+def test_api_names_of_callables(recorder, text) -> None:
+    """Operators, methods and functions have troubleshooter's names if it lists them."""
     space = {"x": torch.ones(2, 2), "y": torch.ones(2, 2), "torch": torch, "nn": nn}
     space |= {"functional": functional, "math": math, "operator": operator}
     exec(f"def call(x, y):\n    return {text}", space)
@@ -216,8 +216,8 @@ def test_names_of_callables(recorder, text) -> None:
     assert recorder.names == [f"{name}_0_forward" for name in OPERATORS[text].split()]
 
 
-def test_what_is_no_call(recorder) -> None:
-    """Questions, descriptions, copies, values that come or go, and rankdump itself."""
+def test_queries_and_creations_are_not_api_calls(recorder) -> None:
+    """Queries, descriptions, copies, conversions of values, and rankdump's own calls."""
     x = torch.ones(3, 1, requires_grad=True)
     with watched(recorder, filter_data=False):
         _ = x.shape, x.size(0), x.dim(), x.numel(), len(x), x.dtype, x.device, x.is_cuda, x.grad
@@ -239,8 +239,8 @@ class StrangeOptimizer(torch.optim.Optimizer):
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, StrangeOptimizer])
-def test_an_optimizers_step_is_no_call(recorder, kind) -> None:
-    """Nor its zero_grad; what its closure calls is the script's own."""
+def test_calls_in_an_optimizer_step_are_not_recorded(recorder, kind) -> None:
+    """Nor are those in zero_grad; calls of a closure are the script's."""
     parameter = nn.Parameter(torch.ones(3))
     optimizer = kind([parameter], foreach=False) if kind is torch.optim.AdamW else kind([parameter])
     with watched(recorder):
@@ -260,8 +260,8 @@ class Keywords(nn.Module):
         return torch.add(input=x, other=extra["bias"])
 
 
-def test_places(recorder) -> None:
-    """Positions, keywords, parts of results; numbers are dumped when nothing is left out."""
+def test_api_arguments_have_places(recorder) -> None:
+    """Positions, keywords and parts of results; numbers are dumped without the filter."""
     x = torch.arange(6.0).reshape(2, 3)
     with watched(recorder, filter_data=False):
         torch.cat([x, x], dim=1)
@@ -284,7 +284,7 @@ def test_places(recorder) -> None:
     ]
 
 
-def test_nested_results_and_keywords_of_modules(recorder) -> None:
+def test_module_calls_with_nested_results_and_keywords(recorder) -> None:
     """An LSTM's states are `output.1.0`; a module's keywords have names."""
     model = nn.ModuleDict({"lstm": nn.LSTM(2, 3), "words": Keywords()})
     with watched(recorder, model):
@@ -296,7 +296,7 @@ def test_nested_results_and_keywords_of_modules(recorder) -> None:
     assert added == ["input.0:=input", "input.1:=other", "output"]
 
 
-def test_a_backward_that_runs_again_is_said_once(recorder) -> None:
+def test_repeated_backward_is_a_warning_once(recorder) -> None:
     x = torch.ones(2, requires_grad=True)
     hook = TorchApiHook(nn.Sequential(), recorder, 0, ApiOptions(retain_backward=True))
     hook.iteration_begins(0, armed=True)
@@ -308,8 +308,8 @@ def test_a_backward_that_runs_again_is_said_once(recorder) -> None:
     assert recorder.warnings == [REPEATED_BACKWARD_WARNING]
 
 
-def test_filter_data(recorder) -> None:
-    """Only floating-point tensors with a dimension and elements are left by default."""
+def test_filter_data_leaves_only_float_tensors_with_a_shape(recorder) -> None:
+    """By default only floating-point tensors with a shape and elements are recorded."""
     with watched(recorder):
         for tensor in (
             torch.ones(2, dtype=torch.int64),
@@ -324,8 +324,8 @@ def test_filter_data(recorder) -> None:
     assert len(recorder.events) == 6
 
 
-def test_an_input_is_the_value_before_the_call(recorder) -> None:
-    """Calls in place show what they read and what they left."""
+def test_api_input_has_its_value_from_before_the_call(recorder) -> None:
+    """Calls in place have their input from before and their output from after the call."""
     with watched(recorder):
         x = torch.tensor([-1.0, 2.0])
         x += 1
@@ -342,8 +342,8 @@ def test_an_input_is_the_value_before_the_call(recorder) -> None:
     ]
 
 
-def test_scope_is_asked_once_a_call(recorder) -> None:
-    """A call that is left out is no event, nor is its backward; numbers stay."""
+def test_scope_option_is_called_once_per_call(recorder) -> None:
+    """A call outside the scope is no event, nor is its backward; numbers stay the same."""
     asked: list[ApiCall] = []
 
     def relu(call: ApiCall) -> bool:
@@ -363,26 +363,27 @@ def test_scope_is_asked_once_a_call(recorder) -> None:
     assert ApiCall("LAYER", "blocks_0_conv", 0) in asked
 
 
-def test_stacks(recorder) -> None:
-    """Innermost first, the user's frames with their lines; code without a source has none."""
+def test_call_stacks_show_script_lines(recorder) -> None:
+    """Frames of the user with source lines, innermost first; code without a source has no line."""
     linecache.clearcache()
     space = {"functional": functional, "x": torch.ones(2)}
     with watched(recorder):
         functional.silu(torch.ones(2))
         exec("def inner():\n    functional.silu(x)\ninner()", space)
     first = recorder.stacks["Functional_silu_0_forward"]
-    line = test_stacks.__code__.co_firstlineno + 5
+    line = test_call_stacks_show_script_lines.__code__.co_firstlineno + 5
     assert first[0] == (
-        f"File {__file__}, line {line}, in test_stacks, \n functional.silu(torch.ones(2))"
+        f"File {__file__}, line {line}, in test_call_stacks_show_script_lines, \n"
+        " functional.silu(torch.ones(2))"
     )
-    assert not [text for text in first if "/torch/nn/" in text or "/rankdump/" in text]
+    assert not [text for text in first if "/torch/nn/" in text or "/client/rankdump/" in text]
     second = recorder.stacks["Functional_silu_1_forward"]
     assert second[0] == "File <string>, line 2, in inner, \n"
     assert second[1] == "File <string>, line 3, in <module>, \n"
 
 
-def test_stacks_with_all_frames(recorder) -> None:
-    """Without the filter torch's frames are there, and still none of rankdump."""
+def test_call_stacks_without_filter_have_frames_of_torch(recorder) -> None:
+    """Without the filter torch's frames are listed, and still none of rankdump."""
     with watched(recorder, filter_stack=False):
         functional.silu(torch.ones(2))
     stack = recorder.stacks["Functional_silu_0_forward"]
@@ -410,7 +411,7 @@ class Checkpointed(nn.Module):
 
 @pytest.mark.parametrize("method", [True, False])
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_checkpointing(recorder, use_reentrant, method) -> None:
+def test_checkpointed_calls_are_recorded_as_repetitions(recorder, use_reentrant, method) -> None:
     """Repeated calls have numbers of their own and a mark, gradients those of the first call."""
 
     def run(reentrant: bool | None) -> dict[str, bytes]:
@@ -437,8 +438,8 @@ def test_checkpointing(recorder, use_reentrant, method) -> None:
     assert not any(raised for _, raised in recorder.settlements)
 
 
-def test_workers_of_a_loader_are_not_seen(recorder) -> None:
-    """What a loader's processes call is theirs."""
+def test_calls_of_loader_workers_are_not_recorded(recorder) -> None:
+    """Calls in a loader's processes are not the script's."""
     loader = DataLoader([torch.ones(2)] * 4, batch_size=2, num_workers=1)
     with watched(recorder):
         batches = list(loader)
@@ -446,7 +447,7 @@ def test_workers_of_a_loader_are_not_seen(recorder) -> None:
     assert {t.op_type for t in recorder.taken} == {"Torch_sigmoid"}
 
 
-def test_marks_of_each_call_do_not_use_up_those_that_come_once(recorder) -> None:
+def test_layer_marks_once_are_independent_of_marks_at_each_call(recorder) -> None:
     """A dump of statistics, then one of files: each layer has its file all the same."""
     hook = TorchApiHook(net := SmallNet(), recorder, 0, ApiOptions(layers_once=False))
     hook.iteration_begins(0, True)

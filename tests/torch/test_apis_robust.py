@@ -1,4 +1,4 @@
-"""Whatever a script does, it goes on as it would without us: each case that broke other tools."""
+"""API dumps of unusual scripts, which must run as they do without rankdump."""
 
 # torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
@@ -46,7 +46,7 @@ def watched(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
-def test_narrow_types(recorder, dtype) -> None:
+def test_api_calls_with_narrow_types_are_recorded(recorder, dtype) -> None:
     x = torch.ones(4)
     with watched(recorder):
         x.to(dtype).view(2, 2).float()
@@ -56,7 +56,7 @@ def test_narrow_types(recorder, dtype) -> None:
     assert not recorder.lost
 
 
-def test_autocast(recorder) -> None:
+def test_api_hook_does_not_change_autocast(recorder) -> None:
     model, x = Net(), torch.ones(3, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = model(x)
@@ -67,8 +67,8 @@ def test_autocast(recorder) -> None:
     assert {t.dtype for t in recorder.taken if t.side == "output"} == {"bfloat16"}
 
 
-def test_strange_tensors(recorder) -> None:
-    """Complex, sparse, empty, expanded and meta ones; what cannot be read is counted."""
+def test_unreadable_tensors_of_api_calls_are_counted(recorder) -> None:
+    """Complex, sparse, empty, expanded and meta tensors; unreadable ones are counted."""
     with watched(recorder, filter_data=False):
         torch.add(torch.ones(2, dtype=torch.complex64), 1)
         torch.mul(torch.eye(3).to_sparse(), 2)
@@ -85,7 +85,7 @@ def test_strange_tensors(recorder) -> None:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_modules_within_modules(recorder, fused) -> None:
+def test_modules_within_modules_are_calls(recorder, fused) -> None:
     """An encoder layer, its fused path as well, computes what it computes without us."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True))
@@ -103,7 +103,7 @@ def test_modules_within_modules(recorder, fused) -> None:
     assert not any(kind.startswith(("Tensor", "Torch", "Functional")) for kind in seen)
 
 
-def test_threads(recorder) -> None:
+def test_api_calls_of_threads_are_recorded(recorder) -> None:
     """Calls of several threads at once: each number once, each result its own input doubled."""
     model = Net()
 
@@ -128,7 +128,7 @@ def test_threads(recorder) -> None:
     assert all(np.array_equal(inputs[name] * 2, outputs[name]) for name in outputs)
 
 
-def test_an_error_of_the_script_passes(recorder) -> None:
+def test_error_of_the_script_passes_through(recorder) -> None:
     """It is the script's own; what it came out of is said to have raised, and all goes on."""
     model = nn.Sequential(nn.Linear(4, 4))
     with watched(recorder, model):
@@ -142,7 +142,7 @@ def test_an_error_of_the_script_passes(recorder) -> None:
     assert "Torch_sigmoid_0_forward" in recorder.names
 
 
-def test_an_error_of_ours_does_not(recorder) -> None:
+def test_internal_error_does_not_reach_the_script(recorder) -> None:
     """A scope that fails costs what it was asked about, and is said."""
 
     def broken(call: object) -> bool:
@@ -162,8 +162,8 @@ def hooked_off(hook: TorchApiHook, model: nn.Module) -> Tensor:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_transforms_of_functions(recorder) -> None:
-    """torch.func computes what it computes, batches and gradients within gradients as well."""
+def test_transforms_of_functions_keep_results(recorder) -> None:
+    """torch.func gives the same results, with batches and gradients within gradients."""
     x = torch.randn(3, 4)
 
     def energy(row: Tensor) -> Tensor:
@@ -185,8 +185,8 @@ class Watching(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_code_that_torch_leaves_alone(recorder) -> None:
-    """A function that torch itself calls is the script's, also past what keeps the compiler off."""
+def test_functions_that_torch_calls_for_the_script_are_recorded(recorder) -> None:
+    """A function that torch calls for the script counts, also in code excluded from compilation."""
     x = torch.ones(2, requires_grad=True)
     with watched(recorder):
         checkpoint(functional.gelu, x, use_reentrant=True)
@@ -199,8 +199,8 @@ def test_code_that_torch_leaves_alone(recorder) -> None:
     assert traced >= {"Functional_gelu_2_forward", "Tensor___mul___0_forward"}
 
 
-def test_modes_of_the_script(recorder) -> None:
-    """Blocks that begin or end within ours, end what they began."""
+def test_modes_of_the_script_may_begin_and_end_within_ours(recorder) -> None:
+    """A mode that begins or ends while ours is installed removes only itself."""
     model, theirs = Net(), Watching()
     theirs.__enter__()
     device = torch.device("cpu")
@@ -233,7 +233,7 @@ class TestCompiled:
     def fresh_compiler(self) -> None:
         torch._dynamo.reset()
 
-    def test_a_function(self, recorder, backend) -> None:
+    def test_compiled_function_is_neither_read_nor_compiled_again(self, recorder, backend) -> None:
         """It is compiled whole; nothing inside is a call, the calls around it are."""
 
         def inside(x: Tensor, weight: Tensor) -> Tensor:
@@ -252,7 +252,9 @@ class TestCompiled:
         assert recorder.warnings == [COMPILED_WARNING]
 
     @pytest.mark.parametrize("in_place", [False, True])
-    def test_a_module(self, recorder, backend, in_place) -> None:
+    def test_compiled_module_is_neither_read_nor_compiled_again(
+        self, recorder, backend, in_place
+    ) -> None:
         """Its boundary hides it, and the region is not compiled again because of us."""
         graphs = torch._dynamo.utils.counters["stats"]
         model = nn.Sequential(Net(), nn.ReLU())
@@ -272,7 +274,7 @@ class TestCompiled:
         assert recorder.warnings == [COMPILED_WARNING]
 
 
-def test_copies_and_detach(recorder) -> None:
+def test_copied_models_and_a_detached_model_have_no_hooks(recorder) -> None:
     """A copy of the model has nothing of ours; detached, the model and torch have neither."""
     model = Net()
     before = {name: dict(vars(module)) for name, module in model.named_modules()}
@@ -292,8 +294,8 @@ def test_copies_and_detach(recorder) -> None:
     assert not watching.modes()
 
 
-def test_an_iteration_without_gradients(recorder) -> None:
-    """An evaluation is seen as any other pass; nothing of it is taken for a repetition."""
+def test_calls_of_an_evaluation_are_no_repetitions(recorder) -> None:
+    """An evaluation is recorded like any other pass, and nothing of it as a repetition."""
     model = Net()
     with watched(recorder, model), torch.no_grad():
         for _ in range(2):
@@ -303,8 +305,8 @@ def test_an_iteration_without_gradients(recorder) -> None:
     assert not [name for name in recorder.names if "_backward" in name]
 
 
-def test_generators(recorder) -> None:
-    """A generator that is left open within a block keeps neither its mode nor ours in the way."""
+def test_calls_in_generators_are_recorded(recorder) -> None:
+    """A mode in an open generator disturbs neither the script's modes nor ours."""
 
     def batches() -> Generator[Tensor]:
         with torch.no_grad():
@@ -330,8 +332,8 @@ class Twice(torch.autograd.Function):
         return gradient * 2
 
 
-def test_functions_with_a_backward_of_their_own(recorder) -> None:
-    """What they call is seen, in the backward as well, and is no repetition."""
+def test_autograd_functions_are_recorded(recorder) -> None:
+    """Calls inside autograd functions are recorded, also in the backward, not as repetitions."""
     x = torch.ones(2, requires_grad=True)
     with watched(recorder):
         Twice.apply(x).sum().backward()
@@ -350,8 +352,8 @@ def alone(tmp_path: Path) -> Generator[None]:
 
 
 @pytest.mark.parametrize("wrap", [DistributedDataParallel, fully_shard])
-def test_wrappers_of_distributed_training(recorder, alone, wrap) -> None:
-    """The names are those without the wrapper, its collectives stand in the order, results stay."""
+def test_wrappers_of_distributed_training_make_no_calls(recorder, alone, wrap) -> None:
+    """Names are those without the wrapper, its collectives are events, results stay the same."""
 
     def run(*, attached: bool) -> list[float]:
         torch.manual_seed(0)
@@ -368,7 +370,7 @@ def test_wrappers_of_distributed_training(recorder, alone, wrap) -> None:
 
     assert run(attached=True) == run(attached=False)
     collectives = {event.collective.kind.name for event in recorder.events if event.collective}
-    # With nobody to share with the other wrapper has nothing to say.
+    # On a single rank the other wrapper has no collectives.
     assert collectives == ({"ALL_REDUCE"} if wrap is DistributedDataParallel else set())
     calls = [name for name in recorder.names if name.startswith(("Tensor", "Torch", "Functional"))]
     stems = ("Functional_gelu", "Tensor___mul__", "Tensor_sum")
@@ -377,8 +379,8 @@ def test_wrappers_of_distributed_training(recorder, alone, wrap) -> None:
     assert "LAYER_first_forward" in recorder.names
 
 
-def test_a_wrapper_that_comes_later(recorder, alone) -> None:
-    """Its collectives are seen from the first call of the model in it on."""
+def test_collectives_of_a_wrapper_added_later_are_recorded(recorder, alone) -> None:
+    """Its collectives are recorded from the first call of the wrapped model on."""
     model = Net()
     with watched(recorder, model):
         wrapped = DistributedDataParallel(model)

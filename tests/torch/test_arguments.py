@@ -1,4 +1,4 @@
-"""What a module was configured with, as texts."""
+"""Arguments of modules, as texts."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ class Odd(nn.Module):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_arguments(module, expected) -> None:
+def test_module_arguments_are_plain_values_as_texts(module, expected) -> None:
     """Plain public attributes, sorted by name; `bias` says whether there is one."""
     found = read_module_arguments(module)
     assert found == expected
     assert list(found) == sorted(found)
 
 
-def test_a_bias_of_its_own_kind() -> None:
+def test_module_arguments_with_an_unusual_bias() -> None:
     """A module whose `bias` is a setting keeps it as one; a part of that name is none."""
     assert read_module_arguments(nn.LSTM(2, 3, bias=False))["bias"] == "False"
     model = nn.Module()
@@ -103,7 +103,7 @@ class Net(nn.Module):
         return self.fc(self.fc(x))
 
 
-def test_arguments_come_with_each_forward_call(recorder, observed) -> None:
+def test_arguments_are_recorded_with_each_forward_call(recorder, observed) -> None:
     """Under the name of the call, also of one that raises; nothing for the backward."""
     recorder.wants_arguments = True
     model = Net()
@@ -117,7 +117,7 @@ def test_arguments_come_with_each_forward_call(recorder, observed) -> None:
     assert recorder.configured == root | {f"{at}{number}": linear for number in range(3)}
 
 
-def test_nothing_is_asked_of_modules_otherwise(recorder, observed, monkeypatch) -> None:
+def test_arguments_are_not_read_if_not_wanted(recorder, observed, monkeypatch) -> None:
     """A plan without arguments never looks at a module's attributes."""
 
     def forbidden(module: nn.Module) -> None:

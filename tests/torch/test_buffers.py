@@ -1,4 +1,4 @@
-"""Buffers: part of the state like parameters, or constants that are there once."""
+"""Buffers of a model: part of its state, or constants."""
 
 # torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -34,7 +34,7 @@ def run(model: nn.Module, recorder, iterations: int) -> None:
     hook.detach()
 
 
-def test_persistent_buffers_are_read_like_parameters(recorder) -> None:
+def test_persistent_buffers_are_recorded_like_parameters(recorder) -> None:
     """After each iteration, behind the parameters, with the values it left."""
     model = Net()
     run(model, recorder, 2)
@@ -58,7 +58,7 @@ def test_other_buffers_are_constants(recorder) -> None:
     assert table.array.tolist() == [0, 1, 2]
 
 
-def test_a_constant_waits_until_it_is_wanted(recorder) -> None:
+def test_constant_is_recorded_once_it_is_wanted(recorder) -> None:
     """What the plan leaves out in the first iteration can be wanted in a later one."""
     model = Net()
     hook = attach_model(model, recorder, 0)
@@ -74,7 +74,7 @@ def test_a_constant_waits_until_it_is_wanted(recorder) -> None:
     assert [taken.op_name for taken in recorder.taken] == ["table"]
 
 
-def test_wrapped_and_shared_buffers_are_there_once(recorder) -> None:
+def test_wrapped_and_shared_buffers_are_recorded_once(recorder) -> None:
     """Neither a wrapper nor a second owner doubles a buffer."""
     inner = nn.Sequential(Net(), nn.Identity())
     inner[1].register_buffer("again", inner[0].table, persistent=False)
@@ -88,7 +88,7 @@ def test_wrapped_and_shared_buffers_are_there_once(recorder) -> None:
     ]
 
 
-def test_each_parameter_and_buffer_is_over_at_once(recorder) -> None:
+def test_parameters_and_buffers_end_their_call_at_once(recorder) -> None:
     """Each is an operator by itself: settled when it was read, not held until later."""
     run(Net(), recorder, 1)
     names = [taken.op_name for taken in recorder.taken if taken.op_type == "Parameter"]
@@ -110,7 +110,7 @@ class Growing(nn.Module):
         return self.first(x)
 
 
-def test_what_is_put_into_a_model_later_is_seen(recorder):
+def test_buffers_and_parameters_added_later_are_recorded(recorder):
     """Law: walks are spared only while nothing changed; a buffer is read as it is now."""
     model = Growing()
     hook = attach_model(model, recorder, 0)

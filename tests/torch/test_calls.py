@@ -1,4 +1,4 @@
-"""What is seen of module calls: names, slots, values, numbers, order."""
+"""Module calls as records: names, slots, values, numbers, order."""
 
 # torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -36,7 +36,7 @@ class Net(nn.Module):
         return x
 
 
-def test_names_and_order(recorder, observed) -> None:
+def test_module_calls_have_names_and_order(recorder, observed) -> None:
     """Every module call, containers too, is an event under its scope name, in program order."""
     with observed(Net(), recorder), torch.no_grad():
         torch.relu(Net()(torch.ones(2, 4)))  # another model is not seen
@@ -59,7 +59,7 @@ def test_names_and_order(recorder, observed) -> None:
     assert sorted(event.position for event in recorder.events) == list(range(1, 8))
 
 
-def test_inputs_and_outputs(recorder, observed) -> None:
+def test_module_calls_have_inputs_and_outputs(recorder, observed) -> None:
     """A module's input and output are the values it had and gave."""
     model, x = Net(), torch.randn(2, 4)
     with observed(model, recorder), torch.no_grad():
@@ -87,7 +87,7 @@ class Rich(nn.Module):
         return Output(x * scale, Pair(mask, extra["bias"]))
 
 
-def test_structured_arguments(recorder, observed) -> None:
+def test_structured_arguments_have_slots_and_places(recorder, observed) -> None:
     """Keyword arguments, dicts, named tuples and dataclasses give a slot to every leaf."""
     model = Rich()
     with observed(model, recorder):
@@ -103,7 +103,7 @@ def test_structured_arguments(recorder, observed) -> None:
     ]
 
 
-def test_in_place_operator_shows_its_input_from_before(recorder, observed) -> None:
+def test_in_place_operator_has_its_input_from_before_the_call(recorder, observed) -> None:
     """An in-place module's input is the value before it wrote."""
     model = nn.ReLU(inplace=True)
     x = torch.tensor([-1.0, 2.0])
@@ -128,7 +128,7 @@ def test_calls_are_numbered_per_iteration(recorder) -> None:
     assert recorder.names == names
 
 
-def test_an_iteration_may_be_armed_twice(recorder) -> None:
+def test_call_numbers_continue_if_an_iteration_is_armed_twice(recorder) -> None:
     """Switched off and on again within an iteration, calls are numbered on and no gradient is
     handed over again."""
     model = nn.Linear(2, 2)
@@ -153,7 +153,7 @@ class Recursive(nn.Module):
         return self(x + 1, depth - 1) * 2 if depth else x
 
 
-def test_recursion_pairs_each_call_with_its_own_result(recorder, observed) -> None:
+def test_recursive_calls_have_their_own_results(recorder, observed) -> None:
     """A module that calls itself has each result under the number of its own call."""
     model = Recursive()
     with observed(model, recorder):
@@ -183,7 +183,7 @@ class Catching(nn.Module):
             return self.inner(-x)
 
 
-def test_a_forward_that_raised_shifts_nothing(recorder, observed) -> None:
+def test_forward_that_raised_does_not_shift_later_calls(recorder, observed) -> None:
     """The error passes; calls after it keep their own results; its event ends, too."""
     model = Catching()
     with observed(model, recorder):
@@ -201,7 +201,7 @@ def test_a_forward_that_raised_shifts_nothing(recorder, observed) -> None:
     assert not recorder.warnings
 
 
-def test_interrupt_passes_and_the_next_iteration_is_clean(recorder) -> None:
+def test_interrupt_passes_and_the_next_iteration_is_complete(recorder) -> None:
     """A KeyboardInterrupt inside a forward is not swallowed and leaves no open call behind."""
 
     class Interrupted(nn.Module):
@@ -227,8 +227,8 @@ def test_interrupt_passes_and_the_next_iteration_is_clean(recorder) -> None:
     assert not recorder.open
 
 
-def test_calls_that_the_script_stops_to_dump_are_over(recorder) -> None:
-    """Law: no position is given out and never spoken of again."""
+def test_open_calls_end_when_dumping_is_switched_off(recorder) -> None:
+    """Law: every started event is finished."""
 
     class Stopping(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -245,7 +245,7 @@ def test_calls_that_the_script_stops_to_dump_are_over(recorder) -> None:
     hook.detach()
 
 
-def test_threads_do_not_mix(recorder, observed) -> None:
+def test_calls_of_threads_do_not_mix(recorder, observed) -> None:
     """Four threads in one model: no name twice, and each output belongs to its input."""
     model = nn.Sequential(nn.Identity(), nn.Sequential(nn.Identity()))
 
@@ -267,7 +267,7 @@ def test_threads_do_not_mix(recorder, observed) -> None:
     assert not recorder.warnings
 
 
-def test_nothing_is_installed_while_not_armed(recorder) -> None:
+def test_no_hooks_are_installed_while_not_armed(recorder) -> None:
     """Hooks come with an armed iteration and go with one that is not; detach leaves none."""
 
     def hooks(model: nn.Module) -> int:
@@ -292,7 +292,7 @@ def test_nothing_is_installed_while_not_armed(recorder) -> None:
     assert not on_optimizers
 
 
-def test_modules_added_between_iterations_are_seen(recorder) -> None:
+def test_modules_added_between_iterations_are_recorded(recorder) -> None:
     """The tree is looked at again at every armed iteration."""
     model = nn.Sequential(nn.ReLU())
     hook = attach_model(model, recorder, 0)
@@ -327,7 +327,7 @@ def test_forked_or_disarmed_process_records_nothing(recorder, observed) -> None:
     assert not recorder.taken
 
 
-def test_data_loader_workers(recorder, observed) -> None:
+def test_data_loader_workers_record_nothing(recorder, observed) -> None:
     """Workers forked while hooks are installed run the model undisturbed."""
     model = nn.Linear(2, 2)
 
@@ -346,7 +346,7 @@ def test_data_loader_workers(recorder, observed) -> None:
     assert len(recorder.events) == 2
 
 
-def test_copied_and_pickled_models_carry_no_hooks(recorder, observed) -> None:
+def test_copied_and_pickled_models_have_no_hooks(recorder, observed) -> None:
     """A copy made in an armed iteration works and records nothing."""
     model = nn.Sequential(nn.Linear(2, 2))
     x = torch.ones(1, 2)
@@ -358,7 +358,7 @@ def test_copied_and_pickled_models_carry_no_hooks(recorder, observed) -> None:
         assert len(recorder.events) == before
 
 
-def test_code_without_source(recorder, observed) -> None:
+def test_calls_of_code_without_source_are_recorded(recorder, observed) -> None:
     """A module defined by exec, which has no source file, is observed like any other."""
     scope: dict[str, type[nn.Module]] = {"nn": nn}
     text = "class Made(nn.Module):\n    def forward(self, x):\n        return x + 1\n"
@@ -369,7 +369,7 @@ def test_code_without_source(recorder, observed) -> None:
     assert recorder.one("Default/network-Made/Made-op0", "output").array.tolist() == [1]
 
 
-def test_lstm_and_attention(recorder, observed) -> None:
+def test_lstm_and_attention_are_recorded(recorder, observed) -> None:
     """Recurrent and attention modules show their tuples; a packed sequence shows its parts."""
     lstm = nn.LSTM(3, 4)
     packed = nn.utils.rnn.pack_sequence([torch.ones(2, 3), torch.ones(1, 3)])
@@ -392,14 +392,14 @@ def test_lstm_and_attention(recorder, observed) -> None:
     assert np.array_equal(recorder.one(name, "output").array, y.detach().numpy())
 
 
-def test_functional_names_imported_before(recorder, observed) -> None:
-    """Functional calls are not operators of their own; nothing is patched under the script."""
+def test_functions_of_torch_are_not_patched(recorder, observed) -> None:
+    """Functional calls are not operators, and functions are not patched."""
     relu = functional.relu
     with observed(Net(), recorder):
         assert relu is functional.relu
 
 
-def test_a_broken_hook_never_reaches_training(recorder, observed, monkeypatch) -> None:
+def test_failing_hook_never_reaches_training(recorder, observed, monkeypatch) -> None:
     """A tensor that cannot be read is lost by count, an error elsewhere is one warning."""
     from rankdump._frameworks.torch.tensors import TorchTensor
 
@@ -418,7 +418,7 @@ def test_a_broken_hook_never_reaches_training(recorder, observed, monkeypatch) -
     assert len(recorder.warnings) == 1
 
 
-def test_an_error_while_naming_is_a_warning(recorder, observed) -> None:
+def test_error_while_naming_modules_is_a_warning(recorder, observed) -> None:
     """Arguments that raise when looked at do not disturb the call that takes them."""
 
     class Hostile(dict):
@@ -436,7 +436,7 @@ def test_an_error_while_naming_is_a_warning(recorder, observed) -> None:
     assert warning == "a hook of rankdump failed, data may be missing: RuntimeError: do not look"
 
 
-def test_script_modules_are_left_alone(recorder, observed) -> None:
+def test_script_modules_are_not_hooked(recorder, observed) -> None:
     """A scripted child is skipped with one warning; what is around it is seen."""
     with pytest.warns(DeprecationWarning, match="torch.jit"):
         scripted = torch.jit.script(nn.Sequential(nn.ReLU()))
@@ -449,7 +449,7 @@ def test_script_modules_are_left_alone(recorder, observed) -> None:
     assert names == {"Tanh-op0", "Sequential-op0"}
 
 
-def test_fused_encoder_layer_keeps_its_path(recorder, observed) -> None:
+def test_fused_encoder_layer_keeps_its_fused_path(recorder, observed) -> None:
     """An encoder layer in eval mode is not hooked, because that would change its results."""
     model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, batch_first=True)).eval()
     x = torch.randn(2, 3, 8)
@@ -461,8 +461,8 @@ def test_fused_encoder_layer_keeps_its_path(recorder, observed) -> None:
     assert recorder.names == ["Default/network-Sequential/Sequential-op0"]
 
 
-def test_numeric_effect(recorder) -> None:
-    """Losses and parameters of three AdamW steps with clipping are the same bits without us."""
+def test_hooks_do_not_change_numbers(recorder) -> None:
+    """Losses and parameters of three AdamW steps with clipping are bit-identical without us."""
 
     def train(attached: bool) -> tuple[list[float], list[Tensor]]:
         torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""Models compiled by torch.compile: results stay, the boundary is seen, nothing breaks."""
+"""Models compiled by torch.compile."""
 
 # torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -71,8 +71,8 @@ def made(kind: type[nn.Module]) -> nn.Module:
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("kind", [Net, Broken])
-def test_results_stay_and_the_boundary_is_seen(recorder, backend, kind) -> None:
-    """Armed and unarmed iterations in turn: the same bits as without us; the model is recorded."""
+def test_compiled_model_keeps_results_and_its_boundary_is_recorded(recorder, backend, kind) -> None:
+    """Armed and unarmed iterations alternate: results are bit-identical, the model is recorded."""
     model = made(kind)
     expected = train(torch.compile(model, backend=backend), model, recorder, attached=False)
     torch._dynamo.reset()
@@ -89,8 +89,8 @@ def test_results_stay_and_the_boundary_is_seen(recorder, backend, kind) -> None:
     assert len(recorder.warnings) == 1
 
 
-def test_operators_between_compiled_regions(recorder, observed) -> None:
-    """After a graph break, modules that run outside the compiled regions are seen for real."""
+def test_operators_between_compiled_regions_are_recorded(recorder, observed) -> None:
+    """After a graph break, modules that run outside the compiled regions are recorded."""
     model = made(Broken)
     compiled = torch.compile(model, backend="eager")
     x = torch.randn(2, 4)
@@ -103,7 +103,7 @@ def test_operators_between_compiled_regions(recorder, observed) -> None:
 
 
 @pytest.mark.parametrize("first_armed", [False, True])
-def test_whole_graph_with_hooks(recorder, first_armed) -> None:
+def test_fullgraph_compilation_works_with_hooks(recorder, first_armed) -> None:
     """Compiling in an armed iteration gives one graph without us in it, as in an unarmed one."""
     model = made(Net)
     graphs: list[list[str]] = []
@@ -125,8 +125,8 @@ def test_whole_graph_with_hooks(recorder, first_armed) -> None:
     assert not any("copy" in target or "frombuffer" in target for target in graphs[0])
 
 
-def test_module_compiled_in_place(recorder, observed) -> None:
-    """`module.compile()` keeps its boundary, too, and is put back as it was."""
+def test_module_compiled_in_place_is_recorded_as_boundary(recorder, observed) -> None:
+    """`module.compile()` is recorded as boundary, and restored afterwards."""
     model = made(Net)
     x = torch.randn(2, 4)
     expected = model(x)
@@ -142,7 +142,7 @@ def test_module_compiled_in_place(recorder, observed) -> None:
     assert "Default/network-Net/head-Linear/Linear-op0" in recorder.names
 
 
-def test_compiled_function_around_a_model(recorder, observed) -> None:
+def test_compiled_function_around_a_model_keeps_results(recorder, observed) -> None:
     """A compiled function that calls an attached model neither breaks nor changes."""
     model = made(Net)
     x = torch.randn(2, 4)
@@ -154,7 +154,7 @@ def test_compiled_function_around_a_model(recorder, observed) -> None:
     assert recorder.names[0] == "Default/network-Net/Net-op0"
 
 
-def test_export_and_trace_take_no_hooks(recorder, observed) -> None:
+def test_export_and_trace_contain_no_hooks(recorder, observed) -> None:
     """Exporting or tracing in an armed iteration gives a program without us in it."""
     model = made(Net).eval()
     x = torch.randn(2, 4)

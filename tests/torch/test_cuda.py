@@ -1,4 +1,4 @@
-"""The way of a CUDA tensor into pinned memory, with CUDA itself played by the test."""
+"""Copies of CUDA tensors into pinned memory, with a double of CUDA."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from rankdump._frameworks.torch.device_tensors import CudaCopier, CudaTensor, find_accelerator
 
 
-class Played:
-    """Streams as a list of what was asked of them; a copy happens when the test says so."""
+class FakeCuda:
+    """Streams as a list of requests; a copy happens when the test runs it."""
 
     def __init__(self, *, registers: bool = True) -> None:
         self.registers = registers
         self.pinned: dict[int, int] = {}
         self.asked: list[str] = []
-        self.pending: list[PlayedEvent] = []
+        self.pending: list[FakeCudaEvent] = []
 
     def register(self, address: int, byte_count: int) -> bool:
         if self.registers:
@@ -25,19 +25,19 @@ class Played:
     def unregister(self, address: int) -> None:
         del self.pinned[address]
 
-    def copy(self, tensor: torch.Tensor, target: torch.Tensor) -> PlayedEvent:
+    def copy(self, tensor: torch.Tensor, target: torch.Tensor) -> FakeCudaEvent:
         return self._begin("in order", tensor, target)
 
-    def copy_aside(self, tensor: torch.Tensor, target: torch.Tensor) -> PlayedEvent:
+    def copy_aside(self, tensor: torch.Tensor, target: torch.Tensor) -> FakeCudaEvent:
         return self._begin("aside", tensor.clone(), target)
 
-    def _begin(self, how: str, tensor: torch.Tensor, target: torch.Tensor) -> PlayedEvent:
+    def _begin(self, how: str, tensor: torch.Tensor, target: torch.Tensor) -> FakeCudaEvent:
         self.asked.append(how)
-        self.pending.append(PlayedEvent(tensor, target))
+        self.pending.append(FakeCudaEvent(tensor, target))
         return self.pending[-1]
 
 
-class PlayedEvent:
+class FakeCudaEvent:
     def __init__(self, tensor: torch.Tensor, target: torch.Tensor) -> None:
         self._tensor, self._target = tensor, target
         self._over = self.fails = False
@@ -69,8 +69,8 @@ def into(tensor: torch.Tensor) -> memoryview:
     ],
     ids=["transposed", "bfloat16", "float8", "bool", "0-d", "conjugated", "parameter"],
 )
-def test_elements_arrive_packed(tensor: torch.Tensor):
-    runtime = Played()
+def test_copier_packs_elements(tensor: torch.Tensor):
+    runtime = FakeCuda()
     target = into(tensor)
     transfer = CudaTensor(tensor, CudaCopier(runtime)).copy_into(target)
     assert not transfer.done()
@@ -80,9 +80,9 @@ def test_elements_arrive_packed(tensor: torch.Tensor):
     assert bytes(target) == bytes(expected.tolist())
 
 
-def test_too_much_under_way_goes_in_the_order_of_the_job():
-    """Memory of the device is the job's: what waits aside is bounded, and comes back."""
-    runtime = Played()
+def test_copier_uses_the_stream_of_the_job_beyond_its_limit():
+    """Device memory of waiting copies is bounded, and released."""
+    runtime = FakeCuda()
     tensor = torch.zeros(100, dtype=torch.uint8)
     copier = CudaCopier(runtime, max_bytes=250)
     transfers = [copier.begin(tensor, into(tensor)) for _ in range(3)]
@@ -95,8 +95,8 @@ def test_too_much_under_way_goes_in_the_order_of_the_job():
     assert runtime.asked[3:] == ["aside", "aside"]
 
 
-def test_a_device_that_fails_gives_its_share_back():
-    runtime = Played()
+def test_copier_releases_the_bytes_of_a_failed_device():
+    runtime = FakeCuda()
     tensor = torch.zeros(100, dtype=torch.uint8)
     copier = CudaCopier(runtime, max_bytes=100)
     transfer = copier.begin(tensor, into(tensor))
@@ -107,8 +107,8 @@ def test_a_device_that_fails_gives_its_share_back():
     assert runtime.asked == ["aside", "aside"]
 
 
-def test_memory_is_pinned_and_let_go():
-    runtime = Played()
+def test_copier_pins_and_unpins_memory():
+    runtime = FakeCuda()
     memory = memoryview(bytearray(4096))
     unpin = CudaCopier(runtime).pin(memory)
     assert list(runtime.pinned.values()) == [4096]
@@ -118,9 +118,9 @@ def test_memory_is_pinned_and_let_go():
     memory.release()  # nobody holds on to it
 
 
-def test_memory_that_cannot_be_pinned():
-    assert CudaCopier(Played(registers=False)).pin(memoryview(bytearray(4096))) is None
+def test_copier_reports_memory_that_cannot_be_pinned():
+    assert CudaCopier(FakeCuda(registers=False)).pin(memoryview(bytearray(4096))) is None
 
 
-def test_a_tensor_in_host_memory_has_no_accelerator():
+def test_host_tensor_has_no_accelerator():
     assert find_accelerator(torch.zeros(3)) is None

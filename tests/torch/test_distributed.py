@@ -72,7 +72,7 @@ KINDS = [
 ]
 
 
-def test_every_collective(pair) -> None:
+def test_every_collective_is_an_event(pair) -> None:
     """Each kind is one event with its group, number and size, equal on all members."""
     assert pair[0]["kinds"] == pair[1]["kinds"]
     for number, (event, (kind, count)) in enumerate(zip(pair[0]["kinds"], KINDS, strict=True)):
@@ -82,7 +82,7 @@ def test_every_collective(pair) -> None:
     assert [event[5] for event in pair[0]["kinds"][:2]] == ["float32", "int64"]
 
 
-def test_every_message(pair) -> None:
+def test_every_message_is_an_event(pair) -> None:
     """Blocking, asynchronous, batched and from anyone: sender and receiver agree on numbers."""
     sent = [{e[3] for e in seen["messages"] if e[0] == "SEND"} for seen in pair]
     received = [{e[3] for e in seen["messages"] if e[0] == "RECV"} for seen in pair]
@@ -93,15 +93,15 @@ def test_every_message(pair) -> None:
         assert len({event[7] for event in seen["messages"]}) == 7
 
 
-def test_groups_count_for_themselves(pair) -> None:
+def test_collectives_are_numbered_per_group(pair) -> None:
     """Numbers run per group, and a group's ranks are global."""
     for rank, seen in enumerate(pair):
         pairs = ("ALL_REDUCE", (0, 1))
         assert seen["groups"] == [(*pairs, 0), ("ALL_REDUCE", (rank,), 0), (*pairs, 1)]
 
 
-def test_asynchronous_works_are_untouched(pair) -> None:
-    """The script gets torch's own work, which dies with its last reference; its end is seen."""
+def test_asynchronous_works_are_passed_through(pair) -> None:
+    """The script gets torch's own work, freed with its last reference; its end is recorded."""
     for rank, seen in enumerate(pair):
         answer, followed, overlapped, dead, events = seen["async"]
         assert answer == ("Work", True, [2.0] * 4)
@@ -119,20 +119,20 @@ def test_asynchronous_works_are_untouched(pair) -> None:
         assert events[3][6] == 1 - rank
 
 
-def test_numbers_go_on_while_not_armed(pair) -> None:
+def test_collective_numbers_continue_while_not_armed(pair) -> None:
     """A collective in an unarmed iteration is counted and not recorded."""
     for seen in pair:
         assert seen["unarmed"] == ([], 3)
         assert seen["threads"] == 51
 
 
-def test_a_failing_call_fails_as_before(pair) -> None:
+def test_failing_collective_raises_as_without_us(pair) -> None:
     """The error is torch's own, and the event it began has ended."""
     for seen in pair:
         assert seen["failed"] == ("TypeError", 1)
 
 
-def test_one_patch_for_all_and_none_after(pair) -> None:
+def test_process_group_patch_is_shared_and_removed_with_the_last_model(pair) -> None:
     """Several models share one patch and one event per recorder; the last one restores torch."""
     for seen in pair:
         assert seen["told twice"] == len(KINDS)
@@ -142,28 +142,28 @@ def test_one_patch_for_all_and_none_after(pair) -> None:
         assert seen["warnings"] == []
 
 
-def test_calls_that_raise_end_their_events(pair) -> None:
-    """What timed out is complete, in its way: nobody waits for it any more."""
+def test_collectives_that_raise_end_their_events(pair) -> None:
+    """A collective that timed out is complete, because no rank waits for it any more."""
     assert pair[0]["timed out"] == (["RuntimeError"] * 2, ["ALL_REDUCE", "RECV", "BARRIER"])
     assert pair[1]["timed out"] == ([], ["BARRIER"])
     assert [seen["open"] for seen in pair] == [[], []]
 
 
-def test_limits_of_groups_in_use_are_told(pair) -> None:
+def test_timeouts_of_groups_in_use_are_recorded(pair) -> None:
     limits = pair[0]["limits"]
     assert limits["0"] == GroupTimeout("0", "gloo", 90_000_000)
     assert [each.timeout_us for each in limits.values()].count(500_000) == 1
 
 
-def test_a_bucket_that_cannot_be_reduced_ends_its_event(tmp_path) -> None:
+def test_bucket_that_cannot_be_reduced_ends_its_event(tmp_path) -> None:
     for seen in run("raising", 2, tmp_path):
         assert seen["error"].endswith("no")
         assert seen["open"] == []
         assert [event[0] for event in seen["events"]][-1] == "ALL_REDUCE"
 
 
-def test_who_waits_says_so_while_it_waits(tmp_path, socket_folder) -> None:
-    """Rank 0 tells of the all-reduce it hangs in; rank 1 comes only once that has arrived."""
+def test_waiting_collective_is_sent_while_it_waits(tmp_path, socket_folder) -> None:
+    """Rank 0 sends the all-reduce in which it hangs; rank 1 starts only after that arrived."""
     agents = [Running(f"unix:{socket_folder}/{rank}.sock") for rank in (0, 1)]
 
     def told(rank: int) -> list[RankEvent]:
@@ -202,14 +202,14 @@ def trained(
 UNSEEN = {"inner", "builtin before"}
 
 
-def test_buckets_do_not_change_training(trained) -> None:
-    """Parameters are the same bits with and without us, in every way of using the wrapper."""
+def test_bucket_hook_does_not_change_training(trained) -> None:
+    """Parameters are bit-identical with and without us, in every use of the wrapper."""
     for seen in trained:
         assert [case for case, result in seen.items() if not result["same"]] == []
     assert len(trained[0]) == 14
 
 
-def test_buckets_are_numbered_alike(trained) -> None:
+def test_buckets_are_numbered_alike_on_all_ranks(trained) -> None:
     """Every rank has the same all-reduces under the same numbers, none twice."""
     world = len(trained)
     for case, first in trained[0].items():
@@ -226,8 +226,8 @@ def test_buckets_are_numbered_alike(trained) -> None:
         assert bool(first["warnings"]) == (unseen and case != "inner"), (case, first["warnings"])
 
 
-def test_what_buckets_are_called(trained) -> None:
-    """DDP's own reduction carries its bucket; a user's hook is seen by the calls it makes."""
+def test_bucket_names(trained) -> None:
+    """DDP's own reduction names its bucket; a user's hook is recorded by its calls."""
     plain = [event[7] for event in trained[0]["plain"]["events"]]
     assert plain[0].startswith("Default/group-0/bucket-0/AllReduce-op")
     assert any("/bucket-1/" in name for name in plain)

@@ -1,4 +1,4 @@
-"""Gradients, parameters, and operators that are run again inside the backward."""
+"""Gradients, parameters, and operators that are recomputed within the backward."""
 
 # torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -36,8 +36,8 @@ class Net(nn.Module):
         return self.last(self.act(self.first(x)))
 
 
-def test_gradients_are_autograds(recorder, observed) -> None:
-    """What arrives at and leaves an operator is what torch.autograd.grad gives."""
+def test_gradients_equal_those_of_autograd(recorder, observed) -> None:
+    """Gradients of an operator's inputs and results equal those of torch.autograd.grad."""
     model = Net()
     x = torch.randn(2, 3, requires_grad=True)
     hidden = model.first(x)
@@ -67,8 +67,8 @@ def test_gradients_are_autograds(recorder, observed) -> None:
     assert not recorder.warnings
 
 
-def test_hooks_hold_no_tensors(recorder, observed) -> None:
-    """Activations die as early as they do without us."""
+def test_gradient_hooks_hold_no_tensors(recorder, observed) -> None:
+    """Activations are freed as early as without us."""
     import weakref
 
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
@@ -82,7 +82,7 @@ def test_hooks_hold_no_tensors(recorder, observed) -> None:
         assert kept[0]() is None
 
 
-def test_backward_twice_is_two_events(recorder, observed) -> None:
+def test_backward_run_twice_is_two_events(recorder, observed) -> None:
     """A second backward through the same call is recorded as such."""
     model = nn.Tanh()
     x = torch.ones(1, requires_grad=True)
@@ -95,8 +95,8 @@ def test_backward_twice_is_two_events(recorder, observed) -> None:
     assert recorder.keys.count((name, "output", 0)) == 2
 
 
-def test_inference_and_frozen_parameters(recorder, observed) -> None:
-    """Without gradients there are none, and nothing goes wrong."""
+def test_inference_and_frozen_parameters_have_no_gradients(recorder, observed) -> None:
+    """Without gradients none are recorded, and there is no warning."""
     model = Net()
     model.first.requires_grad_(False)
     with observed(model, recorder):
@@ -109,7 +109,7 @@ def test_inference_and_frozen_parameters(recorder, observed) -> None:
     assert recorder.one("first.weight", "output").op_type == "Parameter"
 
 
-def test_parameters_and_what_the_optimizer_uses(recorder, observed) -> None:
+def test_parameter_gradients_are_those_that_the_optimizer_uses(recorder, observed) -> None:
     """A gradient is the clipped one of the step; a parameter is its value after the step."""
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -129,7 +129,7 @@ def test_parameters_and_what_the_optimizer_uses(recorder, observed) -> None:
     assert np.array_equal(weight.array, (before - 0.5 * used).numpy())
 
 
-def test_gradients_without_an_optimizer(recorder, observed) -> None:
+def test_parameter_gradients_without_an_optimizer_are_read_at_the_end(recorder, observed) -> None:
     """A hand-written update leaves its gradients to the end of the iteration."""
     model, other = nn.Linear(2, 1), nn.Linear(2, 1)
     with observed(model, recorder):
@@ -140,8 +140,8 @@ def test_gradients_without_an_optimizer(recorder, observed) -> None:
     assert recorder.keys.count(("Gradients/weight", "output", 0)) == 1
 
 
-def test_sparse_gradient_is_a_counted_loss(recorder, observed) -> None:
-    """An embedding's sparse gradient cannot be written, and is not silently left out."""
+def test_sparse_gradient_is_counted_as_lost(recorder, observed) -> None:
+    """An embedding's sparse gradient cannot be written, and is counted as lost."""
     model = nn.Embedding(4, 2, sparse=True)
     with observed(model, recorder):
         model(torch.tensor([1, 2])).sum().backward()
@@ -205,7 +205,7 @@ def test_recomputation_has_the_number_of_its_forward(recorder, observed, use_ree
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_gradients_of_recomputed_calls_come_once(recorder, observed, use_reentrant) -> None:
+def test_gradients_of_recomputed_calls_are_recorded_once(recorder, observed, use_reentrant) -> None:
     """Gradients carry the forward's number, are there once, and equal those without checkpoints."""
 
     def run(model: nn.Module) -> dict[tuple[str, str, int], bytes]:
@@ -230,7 +230,9 @@ def test_gradients_of_recomputed_calls_come_once(recorder, observed, use_reentra
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_recomputation_of_several_backwards(recorder, observed, use_reentrant) -> None:
+def test_recomputation_in_several_backwards_finds_its_forwards(
+    recorder, observed, use_reentrant
+) -> None:
     """Micro-batches, each with its own backward, keep their numbers apart."""
     model = Checkpointed(use_reentrant)
     with observed(model, recorder):
@@ -243,7 +245,7 @@ def test_recomputation_of_several_backwards(recorder, observed, use_reentrant) -
         assert given[name] == given[name.removeprefix("Recompute/")], name
 
 
-def test_forward_inside_a_backward_that_repeats_nothing(recorder, observed) -> None:
+def test_forward_inside_a_backward_without_checkpoint_is_a_new_call(recorder, observed) -> None:
     """A module first called in a backward is a forward call, not a recomputation."""
     extra = nn.Tanh()
 
@@ -281,8 +283,8 @@ def call(position: int, repeated: int = 0, **began_in) -> TorchOperatorCall:
         ([call(1), call(4, 1)], (), None, 1, "last one not repeated"),
     ],
 )
-def test_pairing(calls, same, after, expected, reason) -> None:
-    """Which call is repeated follows from the region, else from data, else from what is left."""
+def test_repeated_call_is_chosen_by_region_and_data(calls, same, after, expected, reason) -> None:
+    """The repeated call follows from the region, else from data, else from repeat counts."""
     found, why = choose_repeated_call(calls, after=after, same_data=lambda c: c.position in same)
     assert (found and found.position, why) == (expected, reason)
 
@@ -323,12 +325,12 @@ def test_pairing(calls, same, after, expected, reason) -> None:
         ),
     ],
 )
-def test_region_start(program, step, start) -> None:
-    """The node whose backward runs says which region is run again."""
+def test_region_start_is_found_from_the_backward_step(program, step, start) -> None:
+    """The node whose backward runs determines the repeated region."""
     assert find_region_start(program, step) == start
 
 
-def test_four_threads_with_checkpoints(recorder) -> None:
+def test_recomputations_of_four_threads_find_their_forwards(recorder) -> None:
     """Forward and backward of four threads at once: every repeated input is its forward's."""
     import threading
 

@@ -1,4 +1,4 @@
-"""A model described as a graph: nodes, what they read, and the lines they were called from."""
+"""Descriptions of a model as a graph: nodes, edges, and source lines."""
 
 # torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -74,7 +74,7 @@ def run(model: nn.Module, recorder, observed, x: Tensor) -> None:
         model(x).sum().backward()
 
 
-def test_edges_of_a_residual_block(describing, observed) -> None:
+def test_graph_has_edges_of_a_residual_block(describing, observed) -> None:
     """A node's inputs are the innermost operators that made them, through in-place operators,
     views and arithmetic that no module does."""
     run(Net(), describing, observed, torch.randn(1, 1, 4, 4))
@@ -92,7 +92,7 @@ def test_edges_of_a_residual_block(describing, observed) -> None:
     assert not describing.warnings
 
 
-def test_every_operator_is_described_once(describing, observed) -> None:
+def test_graph_describes_every_operator_once(describing, observed) -> None:
     """Forward and backward: the nodes are exactly the operators that were events."""
     run(Net(), describing, observed, torch.randn(1, 1, 4, 4, requires_grad=True))
     assert set(describing.nodes) == set(describing.names)
@@ -100,8 +100,8 @@ def test_every_operator_is_described_once(describing, observed) -> None:
     assert all(set(node.inputs) <= known for node in describing.nodes.values())
 
 
-def test_a_node_says_what_it_is(describing, observed) -> None:
-    """Type, outputs, arguments and parameters of a call stand in its node."""
+def test_graph_node_has_type_module_and_results(describing, observed) -> None:
+    """A node has type, outputs, arguments and parameters of its call."""
     run(Net(), describing, observed, torch.randn(2, 1, 4, 4))
     node = describing.nodes[CONV1]
     assert node.op_type == "Conv2d"
@@ -114,8 +114,8 @@ def test_a_node_says_what_it_is(describing, observed) -> None:
     assert "block.bn1.running_mean" in describing.parameters
 
 
-def test_gradient_nodes_follow_from_each_other(describing, observed) -> None:
-    """A backward operator's inputs are those of what read the forward's result."""
+def test_gradient_nodes_read_the_gradient_nodes_of_their_readers(describing, observed) -> None:
+    """A backward reads from the backwards of the operators that read its forward's result."""
     run(Net(), describing, observed, torch.randn(2, 1, 4, 4))
 
     def before(name: str) -> set[str]:
@@ -135,7 +135,7 @@ def test_gradient_nodes_follow_from_each_other(describing, observed) -> None:
     assert conv.source == describing.nodes[CONV1].source
 
 
-def test_lines_are_those_of_the_script(describing, observed) -> None:
+def test_source_lines_are_those_of_the_script(describing, observed) -> None:
     """The stack leads from this test to the line of the call, without torch or us."""
     run(Net(), describing, observed, torch.randn(1, 1, 4, 4))
     source = describing.nodes[FC].source
@@ -147,7 +147,7 @@ def test_lines_are_those_of_the_script(describing, observed) -> None:
     text = Path(__file__).read_text().splitlines()
     mine = [line for line in source if line.file == __file__]
     assert [line.function for line in mine][-3:] == [
-        "test_lines_are_those_of_the_script",
+        "test_source_lines_are_those_of_the_script",
         "run",
         "forward",
     ]
@@ -163,7 +163,7 @@ def test_lines_are_those_of_the_script(describing, observed) -> None:
         assert not any(line.file.startswith(RANKDUMP_FOLDER) for line in node.source)
 
 
-def test_deep_stacks_keep_their_inner_end() -> None:
+def test_source_lines_of_deep_stacks_are_the_innermost() -> None:
     """Of a recursion deeper than what is kept the outer frames are left out; code that exec made
     has lines without text."""
 
@@ -180,8 +180,8 @@ def test_deep_stacks_keep_their_inner_end() -> None:
     assert (made[-1].function, made[-1].line, made[-1].code) == ("made", 2, "")
 
 
-def test_without_gradients(describing, observed) -> None:
-    """Identity and views are known without autograd; arithmetic between modules is not."""
+def test_graph_without_gradients_finds_producers_by_identity_and_view(describing, observed) -> None:
+    """Identity and views are traced without autograd; arithmetic between modules is not."""
     model = Net()
     for mode in (torch.no_grad, torch.inference_mode):
         describing.nodes.clear()
@@ -199,8 +199,8 @@ class Failing(nn.Module):
         raise ValueError("never")
 
 
-def test_a_call_that_raised_is_described(describing, observed) -> None:
-    """With what is known of it: its inputs and its lines, no outputs."""
+def test_graph_describes_a_call_that_raised(describing, observed) -> None:
+    """A call that raised has inputs and source lines, and no outputs."""
     model = nn.Sequential(nn.Tanh(), Failing())
     with observed(model, describing), pytest.raises(ValueError, match="never"):
         model(torch.ones(1))
@@ -211,8 +211,8 @@ def test_a_call_that_raised_is_described(describing, observed) -> None:
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_recomputed_calls(describing, observed, use_reentrant) -> None:
-    """A repeated call is a node of its own with the lines of its forward; gradients are known."""
+def test_graph_has_separate_nodes_for_recomputed_calls(describing, observed, use_reentrant) -> None:
+    """A repeated call is a separate node with its forward's lines; gradients have nodes."""
 
     class Checkpointed(nn.Module):
         def __init__(self) -> None:
@@ -233,15 +233,15 @@ def test_recomputed_calls(describing, observed, use_reentrant) -> None:
     assert not describing.warnings
 
 
-def test_parameters_that_get_a_shape_later(describing, observed) -> None:
+def test_graph_describes_lazy_parameters_once_they_have_a_shape(describing, observed) -> None:
     """A lazy module's parameters are described when the iteration has given them a shape."""
     model = nn.Sequential(nn.LazyLinear(3))
     run(model, describing, observed, torch.ones(2, 5))
     assert describing.parameters["0.weight"].type == TensorType("float32", (3, 5))
 
 
-def test_parameters_used_outside_their_module(describing, observed) -> None:
-    """A weight that arithmetic reads leads to whatever comes of it."""
+def test_graph_has_edges_of_parameters_used_outside_their_module(describing, observed) -> None:
+    """A weight that arithmetic reads is an input of the operators that read the result."""
 
     class Tied(nn.Module):
         def __init__(self) -> None:
@@ -258,8 +258,8 @@ def test_parameters_used_outside_their_module(describing, observed) -> None:
     assert set(node.inputs) == {embedding, "embedding.weight"}
 
 
-def test_describing_keeps_nothing_alive(describing) -> None:
-    """Activations die as early as without us, and nothing of an iteration outlives it."""
+def test_graph_description_keeps_no_tensor_alive(describing) -> None:
+    """Activations are freed as early as without us, and no reference outlives the iteration."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     hook = attach_model(model, describing, 0)
     hook.iteration_begins(0, armed=True)
@@ -278,7 +278,9 @@ def test_describing_keeps_nothing_alive(describing) -> None:
     assert "Gradients/" + AT + "Sequential/0-Linear/Linear-op0" in describing.nodes
 
 
-def test_nothing_is_described_unasked(recorder, observed, monkeypatch) -> None:
+def test_graph_is_described_only_while_the_recorder_is_describing(
+    recorder, observed, monkeypatch
+) -> None:
     """In any other iteration no stack is walked and no edge is looked for."""
 
     def forbidden(**kwargs: object) -> None:
@@ -293,8 +295,8 @@ def test_nothing_is_described_unasked(recorder, observed, monkeypatch) -> None:
     assert not recorder.warnings
 
 
-def test_a_description_that_fails_loses_no_tensor(describing, observed, monkeypatch) -> None:
-    """An error of ours while describing is one warning; events and tensors are all there."""
+def test_failing_graph_description_loses_no_tensor(describing, observed, monkeypatch) -> None:
+    """An internal error in describing is one warning; events and tensors are complete."""
 
     def broken(**kwargs: object) -> None:
         raise RuntimeError("no stack")

@@ -1,4 +1,4 @@
-"""`set_dump`: what a mark covers, which call counts, and when the recorder learns of it."""
+"""`set_dump` for torch modules."""
 
 # torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -68,7 +68,7 @@ def told(model: nn.Module, recorder) -> frozenset[str]:
         ([("head", True), ("", False)], frozenset()),
     ],
 )
-def test_the_last_call_counts_for_each_module(recorder, calls, expected) -> None:
+def test_set_dump_counts_the_last_call_for_each_module(recorder, calls, expected) -> None:
     """A mark covers the modules inside, with their own tensors; a later call overrides it."""
     model = Net()
     for path, enabled in calls:
@@ -76,8 +76,8 @@ def test_the_last_call_counts_for_each_module(recorder, calls, expected) -> None
     assert told(model, recorder) == expected
 
 
-def test_enabled_is_the_default_and_wrappers_do_not_matter(recorder) -> None:
-    """Marking what wraps a model, or the model inside a wrapper, comes to the same."""
+def test_set_dump_enables_by_default_and_accepts_wrappers(recorder) -> None:
+    """Marking a wrapper, or the model inside it, has the same effect."""
     inside, outside = nn.DataParallel(Net()), nn.DataParallel(Net())
     set_dump(inside.module.head)
     set_dump(outside)
@@ -90,7 +90,7 @@ def test_enabled_is_the_default_and_wrappers_do_not_matter(recorder) -> None:
     }
 
 
-def test_a_shared_parameter_is_marked_with_either_owner(recorder) -> None:
+def test_shared_parameter_is_marked_with_either_owner(recorder) -> None:
     """It is known under its first name, whichever of its owners carries the mark."""
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     model[1].weight = model[0].weight
@@ -98,8 +98,8 @@ def test_a_shared_parameter_is_marked_with_either_owner(recorder) -> None:
     assert told(model, recorder) == {"network-Sequential/1-Linear", "0.weight"}
 
 
-def test_a_mark_counts_from_the_next_call(recorder) -> None:
-    """Set while an iteration runs, too, the recorder is told before the next operator asks."""
+def test_mark_takes_effect_at_the_next_call(recorder) -> None:
+    """A mark set while an iteration runs reaches the recorder before the next operator."""
     model, x = Net(), torch.ones(2, 2)
     hook = attach_model(model, recorder, 0)
     hook.iteration_begins(0, armed=True)
@@ -124,15 +124,15 @@ def test_a_mark_counts_from_the_next_call(recorder) -> None:
 
 
 @pytest.mark.parametrize("target", [None, "head", Net, torch.ones(1), 3])
-def test_only_modules(target) -> None:
+def test_set_dump_accepts_only_modules(target) -> None:
     """Anything else is refused with ValueError, as in MindSpore."""
     with pytest.raises(ValueError, match=r"set_dump: target of type .* is not allowed"):
         set_dump(target)
 
 
 @pytest.mark.parametrize("enabled", [1, 0, "true", None])
-def test_only_true_and_false(enabled) -> None:
-    """A number or a text is no switch, and changes no mark."""
+def test_set_dump_accepts_only_true_and_false(enabled) -> None:
+    """A number or a text is rejected, and changes no mark."""
     model = Net()
     with pytest.raises(ValueError, match=f"set_dump: enabled={enabled!r} is not allowed"):
         set_dump(model, enabled)
@@ -140,7 +140,7 @@ def test_only_true_and_false(enabled) -> None:
 
 
 def test_marks_keep_no_module_alive() -> None:
-    """A marked model that goes away takes its marks with it."""
+    """The marks of a freed model are removed."""
     before = len(module_marks)
     model = Net()
     set_dump(model)

@@ -1,4 +1,4 @@
-"""Tensors whose operators tell what they are: nobody else notices, and nothing of it stays."""
+"""The patch that makes operators of tensors recognisable."""
 
 # pyright: reportIncompatibleMethodOverride=false
 
@@ -25,8 +25,8 @@ OPERATORS = (
 NUMBERS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor")
 
 
-class Telling(Tensor):
-    """Keeps which functions torch tells a subclass of."""
+class LoggingTensor(Tensor):
+    """Tensor that keeps the functions of its `__torch_function__`."""
 
     told: list[Any]
 
@@ -38,29 +38,29 @@ class Telling(Tensor):
 
 def written() -> tuple[list[Any], list[Any]]:
     """Write every operator; return what a subclass was told of, and what came out."""
-    Telling.told = []
+    LoggingTensor.told = []
     found = []
     for name in OPERATORS:
         floats = "truediv" in name
-        x = torch.tensor([6.0 if floats else 6]).as_subclass(Telling)
+        x = torch.tensor([6.0 if floats else 6]).as_subclass(LoggingTensor)
         found.append(getattr(operator, name)(x, torch.tensor([2])))
-    x = torch.tensor([6]).as_subclass(Telling)
+    x = torch.tensor([6]).as_subclass(LoggingTensor)
     found += [getattr(operator, name)(2, x) for name in NUMBERS]
     found += [-x, +x, ~x, abs(x)]
     with torch._C.DisableTorchFunction():
-        return Telling.told, [each.tolist() for each in found]
+        return LoggingTensor.told, [each.tolist() for each in found]
 
 
-def test_subclasses_are_told_the_same(recorder) -> None:
-    """A subclass may choose what to do by the function that it is told of."""
+def test_operator_patch_does_not_change_calls_to_subclasses(recorder) -> None:
+    """A subclass may depend on the function that `__torch_function__` receives."""
     before = written()
     with watched(recorder, filter_data=False):
         assert written() == before
     assert "Tensor___radd___0_forward" in recorder.names
 
 
-def test_nothing_stays(recorder) -> None:
-    """The class is as it was when the last of two hooks is gone, in either order."""
+def test_operator_patch_is_removed(recorder) -> None:
+    """The class is restored when the last of two hooks is removed, in either order."""
     before = dict(vars(Tensor))
     first, second = (TorchApiHook(nn.Sequential(), recorder, n, ApiOptions()) for n in range(2))
     assert vars(Tensor)["__add__"] is not before.get("__add__")
@@ -71,8 +71,8 @@ def test_nothing_stays(recorder) -> None:
     assert dict(vars(Tensor)) == before
 
 
-def test_what_others_put_there_stays(recorder, monkeypatch) -> None:
-    """Who replaces an operator while we observe has it afterwards, too."""
+def test_operator_patch_keeps_patches_by_others(recorder, monkeypatch) -> None:
+    """A patch made by others while we observe stays afterwards."""
     hook = TorchApiHook(nn.Sequential(), recorder, 0, ApiOptions())
     method = Tensor.__mul__
 
@@ -85,8 +85,8 @@ def test_what_others_put_there_stays(recorder, monkeypatch) -> None:
     assert (torch.ones(1) * 2).tolist() == [2.0]
 
 
-def test_errors_are_those_of_python(recorder) -> None:
-    """An operator that no operand knows says what it says without us."""
+def test_operator_patch_keeps_errors_of_python(recorder) -> None:
+    """An operator that no operand supports raises the same error as without us."""
     with watched(recorder), pytest.raises(TypeError, match=r"unsupported operand type\(s\) for \+"):
         _ = torch.ones(1) + "text"  # pyright: ignore[reportOperatorIssue]
 
@@ -101,7 +101,7 @@ class TestCompiled:
     def fresh_compiler(self) -> None:
         torch.compiler.reset()
 
-    def test_compiled_code_is_neither_read_nor_compiled_again(self) -> None:
+    def test_operators_in_compiled_code_are_neither_read_nor_compiled_again(self) -> None:
         graphs: list[str] = []
 
         def backend(graph: Any, inputs: Any) -> Any:

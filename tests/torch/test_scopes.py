@@ -1,4 +1,4 @@
-"""Names of a model's modules and parameters: wrappers leave no trace in them."""
+"""Names of a model's modules and parameters."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ WRAPPERS = {
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("make", WRAPPERS.values(), ids=WRAPPERS)
-def test_wrappers_do_not_appear(make) -> None:
+def test_scopes_have_no_wrappers(make) -> None:
     """Whatever wraps the model or a part of it, the names are those of the bare model."""
     model = make()
     names = {operator.scope.forward_name(0) for operator in build_module_tree(model).operators}
@@ -57,13 +57,13 @@ def test_wrappers_do_not_appear(make) -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("make", WRAPPERS.values(), ids=WRAPPERS)
-def test_a_model_is_called_by_its_own_class(make) -> None:
-    """`acl.json` names a model as its author does, whatever the script wraps it in."""
+def test_class_name_is_that_of_the_wrapped_model(make) -> None:
+    """`acl.json` names a model by its class, whatever the script wraps it in."""
     assert find_model_name(make()) == "Net"
     assert find_model_name("text") == "str"
 
 
-def test_shared_parts_have_one_name() -> None:
+def test_shared_modules_and_parameters_have_one_name() -> None:
     """A module or parameter in two places has the name of the first."""
     linear = nn.Linear(2, 2)
     tied = nn.Linear(2, 2)
@@ -78,8 +78,8 @@ def test_shared_parts_have_one_name() -> None:
     assert [name for name, _ in iterate_parameters(model)] == ["0.weight", "0.bias", "2.bias"]
 
 
-def test_a_users_module_called_module_is_no_wrapper() -> None:
-    """Only torch's own wrappers are seen through, not a part that happens to be named alike."""
+def test_user_module_with_an_attribute_module_is_no_wrapper() -> None:
+    """Only torch's own wrappers are skipped, not a child that is named `module`."""
     model = nn.Module()
     model.module = nn.Linear(1, 1)
     assert [name for name, _ in iterate_parameters(model)] == ["module.weight", "module.bias"]

@@ -1,5 +1,4 @@
-"""What is asked of a tensor beside its bytes: its first elements, whether they are finite, and
-whether they are still what they were."""
+"""Sources of torch tensors: first elements, finiteness, and changes."""
 
 # torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
 # pyright: reportAttributeAccessIssue=false
@@ -29,8 +28,8 @@ def source(tensor: Tensor) -> TorchTensor:
     st.permutations(range(4)),
     st.integers(1, 700),
 )
-def test_head(shape, order, count) -> None:
-    """Of any tensor, however its elements lie, the head is the first of them in C order."""
+def test_head_source_has_the_first_elements_in_c_order(shape, order, count) -> None:
+    """The head of a tensor in any memory layout has its first elements in C order."""
     tensor = torch.arange(math.prod(shape)).reshape(shape)
     tensor = tensor.permute([axis for axis in order if axis < len(shape)])
     head = source(tensor).make_head_source(count)
@@ -41,7 +40,7 @@ def test_head(shape, order, count) -> None:
     assert memoryview(data).cast("q").tolist() == expected
 
 
-def test_head_copies_little() -> None:
+def test_head_source_copies_no_more_than_its_rows() -> None:
     """A packed tensor's head is a view, another one's is a copy of no more than its rows."""
     tensor = torch.ones(1000, 10)
     head = source(tensor).make_head_source(25)
@@ -56,8 +55,8 @@ FINITE = [name for name in ELEMENT_TYPES if not name.startswith(("float", "bfloa
 
 
 @pytest.mark.parametrize("name", FINITE)
-def test_types_without_infinity_are_finite(name) -> None:
-    """Integers and truth values are finite whatever their bits are."""
+def test_is_finite_is_true_for_types_without_infinity(name) -> None:
+    """Integers and truth values are finite, whatever their bits are."""
     assert source(
         torch.ones(3, dtype=torch.uint8).view(torch.int8).to(getattr(torch, name))
     ).is_finite()
@@ -66,8 +65,8 @@ def test_types_without_infinity_are_finite(name) -> None:
 @pytest.mark.parametrize(
     "name", [name for name in ELEMENT_TYPES if name.startswith(("float", "bfloat"))]
 )
-def test_finite(name) -> None:
-    """Every bit pattern of a float type is judged as its value in float64 is."""
+def test_is_finite_agrees_with_float64_for_every_bit_pattern(name) -> None:
+    """The result for every bit pattern of a float type is that for its value in float64."""
     dtype = getattr(torch, name)
     size = ELEMENT_TYPES[name].item_bytes
     generator = torch.Generator().manual_seed(1)
@@ -83,8 +82,8 @@ def test_finite(name) -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16])
-def test_one_bad_element_is_enough(bad, dtype) -> None:
-    """Wherever it stands, and in either part of a complex one."""
+def test_is_finite_finds_a_single_bad_element(bad, dtype) -> None:
+    """A bad element is found at any place, and in either part of a complex number."""
     tensor = torch.zeros(3, 5, 7, dtype=dtype)
     assert source(tensor).is_finite()
     tensor[1, 2, 3] = bad
@@ -96,8 +95,8 @@ def test_one_bad_element_is_enough(bad, dtype) -> None:
     assert source(torch.empty(0)).is_finite()
 
 
-def test_changed() -> None:
-    """A write in place is known, through views and without gradients, too; reading is none."""
+def test_has_changed_detects_writes_in_place() -> None:
+    """A write in place is detected, also through views and without gradients; a read is not."""
     tensor = torch.ones(4)
     before = source(tensor)
     before.is_finite()
@@ -113,7 +112,7 @@ def test_changed() -> None:
         assert not unknown.has_changed()
 
 
-def test_the_head_of_what_has_changed() -> None:
+def test_head_source_of_a_changed_tensor_counts_as_changed() -> None:
     """A head that shares memory changes with it; a copy keeps what it was made with."""
     tensor = torch.ones(4, 4)
     shared, copied = source(tensor).make_head_source(6), source(tensor.t()).make_head_source(6)

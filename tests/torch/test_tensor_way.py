@@ -1,4 +1,4 @@
-"""The way of one tensor, followed, is the one that docs/architecture.md describes."""
+"""The way of one tensor, traced and compared with docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> set[tuple[str, str, str]]
 
 
 def test_tensor_passes_every_function_of_the_table(calls: set[tuple[str, str, str]]):
-    """In the thread that the table names; of a class without a method, any function will do."""
+    """Each runs in the thread of the table; for a class without a method any function counts."""
     for file, function, _, thread in ROWS:
         names = {
             name

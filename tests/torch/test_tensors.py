@@ -1,4 +1,4 @@
-"""Reading a tensor: every element type and form, and an honest reason where it cannot be."""
+"""Reading torch tensors: every element type and layout, and reasons for unreadable ones."""
 
 # torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -37,7 +37,7 @@ def raw(tensor: Tensor) -> bytes:
 
 
 @pytest.mark.parametrize("name", ELEMENT_TYPES)
-def test_every_element_type(name: str) -> None:
+def test_tensor_source_reads_every_element_type(name: str) -> None:
     """The bytes are those of the tensor in C order, whatever its type and strides."""
     dtype = getattr(torch, name)
     size = ELEMENT_TYPES[name].item_bytes
@@ -68,12 +68,12 @@ def test_every_element_type(name: str) -> None:
     ],
     ids=["0-d", "bool", "expanded", "empty", "conj", "neg", "parameter", "in graph"],
 )
-def test_forms(tensor: Tensor, expected: bytes) -> None:
-    """Views that share or flip elements are read as what they stand for."""
+def test_tensor_source_reads_every_memory_layout(tensor: Tensor, expected: bytes) -> None:
+    """Views that share or flip elements are read with their own values."""
     assert read(tensor) == expected
 
 
-def test_into_any_offset() -> None:
+def test_tensor_source_copies_into_any_offset() -> None:
     """The target may start anywhere: shared memory is not aligned for us."""
     target = bytearray(13)
     source = make_torch_source(torch.tensor([1.0, 2.0]))
@@ -84,7 +84,7 @@ def test_into_any_offset() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 1 << 20])
-def test_target_of_another_size_is_refused(count: int) -> None:
+def test_tensor_source_rejects_a_target_of_another_size(count: int) -> None:
     """Small and large tensors alike never write past or short of their target."""
     source = make_torch_source(torch.ones(count))
     assert isinstance(source, TorchTensor)
@@ -95,8 +95,8 @@ def test_target_of_another_size_is_refused(count: int) -> None:
         source.copy_into(memoryview(bytes(4 * count)))
 
 
-def test_large_tensors() -> None:
-    """Above the size where torch copies by itself the bytes are the same."""
+def test_tensor_source_reads_large_tensors() -> None:
+    """Tensors above the size from which torch copies have the same bytes."""
     tensor = torch.randn(300, 700)
     assert read(tensor) == tensor.numpy().tobytes()
     assert read(tensor.t()) == tensor.t().contiguous().numpy().tobytes()
@@ -144,12 +144,12 @@ def quantized() -> Tensor:
 )
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-def test_unreadable(make, reason: str) -> None:
-    """What has no plain elements in memory is refused by name, before anything touches it."""
+def test_tensor_source_gives_a_reason_for_unreadable_tensors(make, reason: str) -> None:
+    """A tensor without plain elements in memory is rejected with a reason, before it is read."""
     assert make_torch_source(make()) == reason
 
 
-def test_unreadable_tensors_are_counted(recorder, observed) -> None:
+def test_unreadable_tensors_are_counted_as_lost(recorder, observed) -> None:
     """A sparse argument is a counted loss; the operator's other tensors are kept."""
 
     class Second(nn.Module):
@@ -165,7 +165,7 @@ def test_unreadable_tensors_are_counted(recorder, observed) -> None:
     assert len(recorder.lost) == 1
 
 
-def test_reading_leaves_no_trace() -> None:
+def test_reading_changes_neither_tensor_nor_autograd() -> None:
     """Version, gradient, graph and random state of the job are untouched by a read."""
     tensor = torch.ones(3, requires_grad=True)
     result = tensor * 2
@@ -177,8 +177,8 @@ def test_reading_leaves_no_trace() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_users_modes_do_not_see_us() -> None:
-    """Dispatch modes, default devices and function modes of the script see no read of ours."""
+def test_reading_is_hidden_from_user_modes() -> None:
+    """Dispatch modes, default devices and function modes of the script see no read of rankdump."""
     seen: list[str] = []
 
     class Watching(torch.overrides.TorchFunctionMode):
@@ -198,7 +198,7 @@ def test_users_modes_do_not_see_us() -> None:
     assert np.frombuffer(target, "<f4").tolist() == [1, 1]
 
 
-def test_users_modes_do_not_see_the_hooks(recorder, observed) -> None:
+def test_hooks_are_hidden_from_user_modes(recorder, observed) -> None:
     """A function mode sees the model's calls and nothing of ours, gradients included."""
 
     class Watching(torch.overrides.TorchFunctionMode):
@@ -223,7 +223,7 @@ def test_users_modes_do_not_see_the_hooks(recorder, observed) -> None:
     assert len(recorder.taken) == 4
 
 
-def test_plain_subclass() -> None:
+def test_tensor_source_reads_a_plain_subclass() -> None:
     """A subclass that keeps its elements itself is read as a tensor."""
 
     class Marked(Tensor):
@@ -232,7 +232,7 @@ def test_plain_subclass() -> None:
     assert read(torch.ones(2).as_subclass(Marked)) == np.ones(2, "<f4").tobytes()
 
 
-def test_torch_func(recorder, observed) -> None:
+def test_calls_inside_torch_func_are_recorded(recorder, observed) -> None:
     """Inside grad and vmap the tensors below the wrappers are read; results are unchanged."""
     model = nn.Linear(3, 1)
     x = torch.randn(5, 3)
@@ -263,8 +263,8 @@ def test_torch_func(recorder, observed) -> None:
         (torch.tensor([1 + 2j]).conj().imag, False),
     ],
 )
-def test_elements_are_lent_where_they_lie_as_they_are_copied(tensor: Tensor, packed: bool) -> None:
-    """Law: what is lent is what a copy would be, or nothing."""
+def test_elements_in_place_equal_the_copy(tensor: Tensor, packed: bool) -> None:
+    """Law: elements in place equal those of a copy, or there are none."""
     source = make_torch_source(tensor)
     assert isinstance(source, TorchTensor)
     lent = source.elements()
@@ -274,8 +274,8 @@ def test_elements_are_lent_where_they_lie_as_they_are_copied(tensor: Tensor, pac
 
 @pytest.mark.parametrize("name", ELEMENT_TYPES)
 @pytest.mark.parametrize("rows", [4, 4000])
-def test_copies_of_what_does_not_lie_in_order(name: str, rows: int) -> None:
-    """Law: however the elements lie, a copy has the bits of torch's own, few or many."""
+def test_copies_of_strided_tensors_are_in_c_order(name: str, rows: int) -> None:
+    """Law: in any memory layout and size, a copy has the bits of torch's own."""
     kind = getattr(torch, name)
     size = ELEMENT_TYPES[name].item_bytes
     bits = torch.arange(rows * 6 * size).reshape(rows, 6 * size) % (2 if name == "bool" else 251)
@@ -288,8 +288,8 @@ def test_copies_of_what_does_not_lie_in_order(name: str, rows: int) -> None:
         assert source.copy_elements() == read(tensor) == expected
 
 
-def test_memory_stays_and_the_graph_goes() -> None:
-    """Law: what is referred to shows what is there by now, whoever wrote it, and no gradients."""
+def test_memory_source_keeps_memory_and_releases_the_graph() -> None:
+    """Law: a memory source reads the current elements, and keeps no gradients."""
     tensor = torch.ones(2, 2, requires_grad=True) * 2
     source = make_torch_source(tensor.t())
     assert isinstance(source, TorchTensor)
@@ -317,8 +317,8 @@ def test_memory_stays_and_the_graph_goes() -> None:
         (lambda t: t[0, 0].expand(1000), 4, True),
     ],
 )
-def test_memory_that_is_gone_is_not_read(view, left_bytes: int, readable: bool) -> None:
-    """Law: not a byte beyond what is left of the storage is looked at."""
+def test_freed_memory_is_not_read(view, left_bytes: int, readable: bool) -> None:
+    """Law: no byte beyond the end of the storage is read."""
     tensor = torch.arange(16, dtype=torch.float32).reshape(4, 4)
     source = make_torch_source(view(tensor))
     assert isinstance(source, TorchTensor)
@@ -348,8 +348,8 @@ DENSE = {
 
 
 @pytest.mark.parametrize(("make", "dense"), DENSE.values(), ids=DENSE)
-def test_elements_in_any_order_are_lent_where_they_lie_without_gaps(make, dense: bool) -> None:
-    """Every element once and nothing else, so that no sum or extreme can be another."""
+def test_dense_elements_are_read_in_place_in_any_order(make, dense: bool) -> None:
+    """Every element is read once and nothing else, so sums and extremes stay the same."""
     tensor = make()
     lent = TorchTensor(tensor).unordered()
     assert (lent is not None) is dense
@@ -365,7 +365,7 @@ def standing(tensor: Tensor) -> tuple[int, int] | None:
     return None if known is None else (id(known.tensor_object), known.change_count)
 
 
-def test_a_tensor_stands_as_long_as_it_is_not_changed() -> None:
+def test_version_stays_until_the_tensor_changes() -> None:
     tensor, other = torch.ones(4), torch.ones(4)
     before = standing(tensor)
     assert before == standing(tensor)
@@ -376,8 +376,8 @@ def test_a_tensor_stands_as_long_as_it_is_not_changed() -> None:
         assert standing(torch.ones(4)) is None
 
 
-def test_a_view_stands_with_what_it_is_a_view_of() -> None:
-    """Law: it shows memory of its base, and counts the changes of it as its own."""
+def test_version_of_a_view_changes_with_its_base() -> None:
+    """Law: a view shares memory and change count with its base."""
     base = torch.ones(2, 4, requires_grad=True) * 1
     view = base.t()[1:]
     whole, part = TorchTensor(base, 0).get_version(), TorchTensor(view, 0).get_version()
@@ -400,7 +400,7 @@ class TestHandedOver:
         "complex64": torch.ones(2, dtype=torch.complex64).conj(),
     }
 
-    def test_each_type_is_read(self, recorder) -> None:
+    def test_dump_reads_each_type(self, recorder) -> None:
         """Also types that numpy does not know, and tensors that it refuses to view."""
         calls = ArrayOperatorRecorder(recorder, source_of_array)
         for name, tensor in self.TENSORS.items():
@@ -412,7 +412,7 @@ class TestHandedOver:
             assert taken.data == raw(tensor.detach().resolve_conj())
         assert not recorder.lost
 
-    def test_one_without_elements_is_lost_with_its_reason(self, recorder) -> None:
+    def test_dump_counts_a_tensor_without_data_with_its_reason(self, recorder) -> None:
         calls = ArrayOperatorRecorder(recorder, source_of_array)
         calls.record_array("Op", "Default/a-op0", TensorSide.OUTPUT, 0, torch.eye(2).to_sparse(), 0)
         calls.end_operators()

@@ -1,5 +1,5 @@
-"""A torch module that is dumped through an agent of this process, with every call of our own traced
-while one of its outputs is on its way. Prints thread, file and function of each as JSON.
+"""Traces one output of a torch module that is dumped through an agent in this process. Prints
+thread, file and function of each of our calls as JSON.
 """
 
 from __future__ import annotations

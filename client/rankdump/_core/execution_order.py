@@ -9,10 +9,11 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from rankdump._core.events import EventKind, Finding, FindingKind
+from rankdump._core.events import EventKind, Finding
+from rankdump._core.json_values import make_plain, read_json
 from rankdump._core.record import sanitize_name
 from rankdump._core.status import OrderEntry
 from rankdump.errors import CorruptedError
@@ -20,28 +21,42 @@ from rankdump.errors import CorruptedError
 GLOBAL_ORDER_FOLDER = "global_execution_order"
 """Folder under the root of a tree that holds the files below."""
 FINDINGS_FILE = "findings.jsonl"
-"""What the merge found, one JSON object a line; only there when it found something."""
+"""Findings of the merge, one JSON object a line; absent when there are none."""
 ORDER_JOB_FILE = "execution_order.job"
 """The id of the job that the plain names belong to."""
 
-ORDER_COLUMNS: tuple[str, ...] = (
-    "position",
-    "iteration",
-    "graph",
-    "kind",
-    "name",
-    "ranks",
-    "group",
-    "sequence",
-    "start_us",
-    "end_us",
-    "missing",
-    "rank_positions",
-    "streams",
-    "element_count",
-    "dtype",
-    "peer",
-)
+
+def _parse_count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise ValueError(f"{number} is negative")
+    return number
+
+
+def _parse_counts(text: str) -> tuple[int, ...]:
+    return tuple(map(_parse_count, text.split()))
+
+
+_CELL_READERS: Mapping[str, Callable[[str], Any]] = {
+    "position": _parse_count,
+    "iteration": _parse_count,
+    "graph": _parse_count,
+    "kind": EventKind.__getitem__,
+    "name": str,
+    "ranks": _parse_counts,
+    "group": str,
+    "sequence": _parse_count,
+    "start_us": int,
+    "end_us": int,
+    "missing": _parse_counts,
+    "rank_positions": _parse_counts,
+    "streams": _parse_counts,
+    "element_count": _parse_count,
+    "dtype": str,
+    "peer": int,
+}
+ORDER_COLUMNS: tuple[str, ...] = tuple(_CELL_READERS)
+"""Fields of an entry, in the order of a line."""
 ORDER_HEADER = ",".join(ORDER_COLUMNS) + "\n"
 """The first line of an order file."""
 
@@ -72,7 +87,7 @@ def parse_order_file_name(file_name: str) -> tuple[int, str] | None:
 
 
 def make_job_tag(job_id: str) -> str:
-    """Return what stands for a job in the names of its files, when plain ones are another's."""
+    """Return the tag of a job in the names of its files, when another job has the plain names."""
     tag = sanitize_name(job_id)[:_MAX_TAG_CHARACTERS]
     if tag != job_id:
         digest = hashlib.sha256(job_id.encode("utf-8", "surrogatepass")).hexdigest()
@@ -81,13 +96,13 @@ def make_job_tag(job_id: str) -> str:
 
 
 def add_job_tag(file_name: str, tag: str) -> str:
-    """Return the name that a file has for a job with that tag; an empty one changes nothing."""
+    """Return the name of a file for a job with that tag; an empty tag changes nothing."""
     stem, _, suffix = file_name.rpartition(".")
     return f"{stem}.{tag}.{suffix}" if tag else file_name
 
 
 def format_order_field(text: str) -> str:
-    """Return a name as a field of a line, quoted where CSV wants it.
+    """Return a name as a field of a line, quoted where CSV needs it.
 
     A control character in it becomes a blank, so that one entry is always one line.
     """
@@ -119,28 +134,11 @@ def format_order_line(entry: OrderEntry) -> str:
 
 
 def parse_order_line(line: str) -> OrderEntry:
-    """Read a line back; DamagedError names the line and the fault."""
+    """Read a line; CorruptedError names the line and the fault."""
     try:
         (cells,) = csv.reader(io.StringIO(line, newline=""), strict=True)
-        row = dict(zip(ORDER_COLUMNS, cells, strict=True))
-        return OrderEntry(
-            position=_parse_count(row["position"]),
-            iteration=_parse_count(row["iteration"]),
-            graph=_parse_count(row["graph"]),
-            kind=EventKind[row["kind"]],
-            name=row["name"],
-            ranks=_parse_counts(row["ranks"]),
-            group=row["group"],
-            sequence=_parse_count(row["sequence"]),
-            start_us=int(row["start_us"]),
-            end_us=int(row["end_us"]),
-            missing=_parse_counts(row["missing"]),
-            rank_positions=_parse_counts(row["rank_positions"]),
-            streams=_parse_counts(row["streams"]),
-            element_count=_parse_count(row["element_count"]),
-            dtype=row["dtype"],
-            peer=int(row["peer"]),
-        )
+        row = zip(_CELL_READERS.items(), cells, strict=True)
+        return OrderEntry(**{name: read(cell) for (name, read), cell in row})
     except KeyError as error:
         what = f"no kind {error.args[0]!r}"
     except (ValueError, csv.Error) as error:
@@ -150,34 +148,16 @@ def parse_order_line(line: str) -> OrderEntry:
 
 def format_finding_line(finding: Finding) -> str:
     """Return the line of a finding: a JSON object with its fields."""
-    return json.dumps(asdict(finding) | {"kind": finding.kind.value}) + "\n"
+    return json.dumps(make_plain(finding)) + "\n"
 
 
 def parse_finding_line(line: str) -> Finding:
-    """Read a finding back; DamagedError names the line and the fault."""
+    """Read a finding; CorruptedError names the line and the fault."""
     try:
-        fields = json.loads(line)
-        kind, ranks = FindingKind(fields.pop("kind")), tuple(fields.pop("ranks"))
-        finding = Finding(kind=kind, ranks=ranks, **fields)
-        numbers = (*ranks, finding.iteration, finding.sequence, finding.position)
-        texts = (finding.text, finding.group, finding.name)
-        if set(map(type, numbers)) != {int} or set(map(type, texts)) != {str}:
-            raise ValueError("a field has the wrong type: expected an integer or a string")
-        return finding
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        return read_json(Finding, json.loads(line), defaults=True)
+    except (ValueError, RecursionError) as error:
         raise CorruptedError(f"{line[:80]!r} is not a line of a findings file: {error}") from None
 
 
 def _join_numbers(numbers: Iterable[int]) -> str:
     return " ".join(map(str, numbers))
-
-
-def _parse_count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise ValueError(f"{number} is negative")
-    return number
-
-
-def _parse_counts(text: str) -> tuple[int, ...]:
-    return tuple(map(_parse_count, text.split()))

@@ -5,7 +5,7 @@ A manifest is one JSON file under `rank_N/.dump_metadata/manifest/`. It is writt
 presence means that the iteration is complete; it makes the tree describe itself, with raw
 operator names, digests and the balance of the iteration. Removed iterations are lines of
 `rank_N/.dump_metadata/retired.jsonl`, one object a line, added before the first file is removed;
-a line may stand there twice.
+a line may occur twice.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from itertools import chain
-from typing import Any, NamedTuple, cast, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
+from rankdump._core.json_values import make_plain, read_json
 from rankdump._core.status import IterationStatus
 from rankdump.errors import CorruptedError
 
@@ -27,7 +28,7 @@ MANIFEST_VERSION = 1
 _MAX_REMEMBERED_KINDS = 1 << 14
 _quote_text = json.encoder.encode_basestring_ascii
 _DEFAULT_FIELDS = {"timestamp_us": 0, "member": ""}
-"""What manifests of before there were rows do not say."""
+"""Fields that are absent in manifests of the first versions."""
 _RECORDS_MARK = b', "records": [\n'
 _CHECKSUM_PATTERN = re.compile(rb', "crc32": ([0-9]{1,10})\}\Z')
 _UNREADABLE_ERRORS = (
@@ -41,7 +42,7 @@ _UNREADABLE_ERRORS = (
 
 
 class ManifestRecord(NamedTuple):
-    """One tensor of the iteration. There are thousands: no value is made faster."""
+    """One tensor of the iteration; a tuple, because there are thousands and it is fast to make."""
 
     path: str
     """Relative to the root of the tree; empty when only a row of `statistic.csv` was written."""
@@ -64,13 +65,13 @@ class ManifestRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ManifestSession:
-    """What else an agent has to know to take its session up again without its ledger."""
+    """Facts from which an agent restores the session without its ledger."""
 
     pid: int
     framework: str
     device_target: str
     last_sequence: int
-    """Number of the frame that ended the iteration; the tree has all before it."""
+    """Number of the frame that ended the iteration; the tree has all frames before it."""
     plan: str
     """The session's plan, as the rank sent it."""
 
@@ -85,26 +86,26 @@ class Manifest:
     host: str
     records: tuple[ManifestRecord, ...]
     session: ManifestSession | None = None
-    """None where it was no agent that wrote it, or one that did not say it yet."""
+    """None in manifests of older agents, or of other programs."""
 
     def to_json(self) -> bytes:
         """Return the file's bytes."""
         head = {
             "version": MANIFEST_VERSION,
-            "status": asdict(self.status) | {"dropped": dict(self.status.dropped)},
+            "status": self.status,
             "world_size": self.world_size,
             "device": self.device,
             "host": self.host,
-            **({"session": asdict(self.session)} if self.session else {}),
+            **({"session": self.session} if self.session else {}),
         }
         # One record a line: as readable as an indented file, and ten times as fast to make.
         lines = ",\n".join(map(_format_record, self.records))
-        body = f'{json.dumps(head)[:-1]}, "records": [\n{lines}\n]'.encode()
+        body = f'{json.dumps(head, default=make_plain)[:-1]}, "records": [\n{lines}\n]'.encode()
         return body + f', "crc32": {zlib.crc32(body)}}}'.encode()
 
     @staticmethod
     def from_json(data: bytes) -> Manifest:
-        """Read the file's bytes back; DamagedError when they are anything else."""
+        """Read a file's bytes; CorruptedError when they are not a manifest."""
         try:
             return _parse_manifest(json.loads(data))
         except _UNREADABLE_ERRORS as error:
@@ -112,9 +113,9 @@ class Manifest:
 
     @staticmethod
     def parse_head(line: bytes) -> Manifest | None:
-        """Return what the first line of a file says, which is all but its records.
+        """Return a manifest without its records from the first line of its file.
 
-        None when the line does not end where they begin: `to_json` did not write it.
+        None when the records do not begin after the line: `to_json` did not write it.
         """
         if not line.endswith(_RECORDS_MARK):
             return None
@@ -124,36 +125,28 @@ class Manifest:
 def _parse_manifest(body: dict[str, Any]) -> Manifest:
     if body["version"] != MANIFEST_VERSION:
         raise ValueError(f"version {body['version']}, but this reader supports {MANIFEST_VERSION}")
-    for name in ("world_size", "device"):
-        _check_field(name, int, body[name])
-    _check_field("host", str, body["host"])
+    for name, kind in (("world_size", int), ("device", int), ("host", str)):
+        _check_column(name, kind, [body[name]])
+    # Manifests of the first versions have neither stall nor positions.
+    unsaid = {"stall_us": 0, "first_position": 0, "last_position": 0}
+    session = body.get("session")
     return Manifest(
-        status=_parse_status(body["status"]),
+        status=read_json(IterationStatus, unsaid | body["status"], minimum=0),
         world_size=body["world_size"],
         device=body["device"],
         host=body["host"],
         records=_parse_records(body["records"]),
-        session=_parse_session(body.get("session")),
+        session=None if session is None else read_json(ManifestSession, session, minimum=0),
     )
 
 
 def is_intact(data: bytes) -> bool:
-    """Return whether a manifest's bytes are those that were written, as far as it says so.
+    """Return whether the checksum of a manifest's bytes is right.
 
-    Those of before there was a checksum are taken as they are.
+    A manifest without one, of an early version, counts as intact.
     """
     seal = _CHECKSUM_PATTERN.search(data)
     return seal is None or zlib.crc32(data[: seal.start()]) == int(seal[1])
-
-
-def _parse_session(body: Any) -> ManifestSession | None:
-    return None if body is None else ManifestSession(**_check_fields(ManifestSession, body))
-
-
-def _parse_status(body: Any) -> IterationStatus:
-    # Those of before the coordinator read them say neither stall nor positions.
-    unsaid = {"stall_us": 0, "first_position": 0, "last_position": 0}
-    return IterationStatus(**_check_fields(IterationStatus, unsaid | body))
 
 
 def _parse_records(bodies: list[Any]) -> tuple[ManifestRecord, ...]:
@@ -162,12 +155,8 @@ def _parse_records(bodies: list[Any]) -> tuple[ManifestRecord, ...]:
     A check of each field of each record would be a fifth of what opening a tree takes.
     """
     columns: dict[str, list[Any]] = {}
-    for name, kind in _get_field_types(ManifestRecord).items():
-        column = columns[name] = _read_column(bodies, name)
-        if not _COLUMN_CHECKS[kind](column):
-            raise _make_field_error(
-                name, next(value for value in column if not _FIELD_CHECKS[kind](value))
-            )
+    for name, kind in _get_record_types().items():
+        columns[name] = _check_column(name, kind, _read_column(bodies, name))
     extra = set(chain.from_iterable(bodies)).difference(columns)
     if extra:
         raise ValueError(f"a record has the unknown field {min(extra)[:60]!r}")
@@ -181,71 +170,34 @@ def _read_column(bodies: list[Any], name: str) -> list[Any]:
     return [body[name] for body in bodies]
 
 
-def _check_fields(kind: type, body: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass as they are; ValueError names one that is of another type.
-
-    Readers sort by them, add them up and join them with text.
-    """
-    for name, needed in _get_field_types(kind).items():
-        _check_field(name, needed, body[name])
-    return body
+@cache
+def _get_record_types() -> Mapping[str, Any]:
+    return get_type_hints(ManifestRecord)
 
 
-@lru_cache(maxsize=8)
-def _get_field_types(kind: type) -> Mapping[str, Any]:
-    """Return the type of each field, by name."""
-    return get_type_hints(kind)
-
-
-def _check_field(name: str, kind: Any, value: object) -> None:
-    if not _FIELD_CHECKS[kind](value):
-        raise _make_field_error(name, value)
-
-
-def _make_field_error(name: str, value: object) -> ValueError:
-    return ValueError(f"{name} is {str(value)[:60]!r}")
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _is_count_list(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_count, cast("list[object]", value)))
-
-
-def _is_count_mapping(value: Any) -> bool:
-    return isinstance(value, dict) and _is_count_list(
-        list(cast("dict[str, object]", value).values())
-    )
-
-
-_FIELD_CHECKS: Mapping[Any, Callable[[object], bool]] = {
-    str: _is_text,
-    int: _is_count,
-    bool: lambda value: isinstance(value, bool),
-    tuple[int, ...]: _is_count_list,
-    Mapping[str, int]: _is_count_mapping,
-}
-"""Whether a value of JSON is one of a type that a field is declared to be."""
+def _check_column(name: str, kind: Any, column: list[Any]) -> list[Any]:
+    """Return values of a field; ValueError names one that is of another type."""
+    is_valid, allowed = _COLUMN_CHECKS[kind]
+    if not is_valid(column):
+        value = next(value for value in column if not is_valid([value]))
+        raise ValueError(f"{name} is {str(value)[:60]!r}, not {allowed}")
+    return column
 
 
 def _is_count_column(column: list[Any]) -> bool:
     return set(map(type, column)) <= {int} and min(column, default=0) >= 0
 
 
-_COLUMN_CHECKS: Mapping[Any, Callable[[list[Any]], bool]] = {
-    str: lambda column: set(map(type, column)) <= {str},
-    int: _is_count_column,
-    tuple[int, ...]: lambda column: (
-        set(map(type, column)) <= {list} and _is_count_column(list(chain.from_iterable(column)))
-    ),
+def _is_shape_column(column: list[Any]) -> bool:
+    return set(map(type, column)) <= {list} and _is_count_column([*chain.from_iterable(column)])
+
+
+_COLUMN_CHECKS: Mapping[Any, tuple[Callable[[list[Any]], bool], str]] = {
+    str: (lambda column: set(map(type, column)) <= {str}, "a string"),
+    int: (_is_count_column, "a count"),
+    tuple[int, ...]: (_is_shape_column, "a list of counts"),
 }
-"""The same of many values at once."""
+"""For a type that a field is declared to be, whether values of JSON are of it, and what it is."""
 
 
 def _format_record(record: ManifestRecord) -> str:
@@ -280,32 +232,25 @@ RETIRED_FILE = "retired.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class RetiredIteration:
-    """A rank's part of an iteration that was removed because of its age, or for room."""
+    """A rank's part of an iteration that was removed because of its age, or to free space."""
 
     job_id: str
     session_id: str
     rank: int
     iteration: int
     at_us: int
-    """When that began, since the epoch."""
+    """Start of the removal, since the epoch."""
     why: str
     """`age` or `size`."""
 
     def to_line(self) -> str:
-        """Return its line, without an end."""
-        return json.dumps(asdict(self))
+        """Return its line, without a line end."""
+        return json.dumps(make_plain(self))
 
     @staticmethod
     def from_line(line: str) -> RetiredIteration:
-        """Read a line back; DamagedError when it is anything else."""
+        """Read a line; CorruptedError when it is not valid."""
         try:
-            body: dict[str, Any] = json.loads(line)
-            texts = [body[name] for name in ("job_id", "session_id", "why")]
-            numbers = [body[name] for name in ("rank", "iteration", "at_us")]
-            if not all(isinstance(text, str) for text in texts):
-                raise TypeError("a name is not a string")
-            if not all(type(number) is int and number >= 0 for number in numbers):
-                raise TypeError("a field is not a number")
-            return RetiredIteration(texts[0], texts[1], *numbers, why=texts[2])
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            return read_json(RetiredIteration, json.loads(line), unknown=True, minimum=0)
+        except (ValueError, RecursionError) as error:
             raise CorruptedError(f"a line of {RETIRED_FILE} cannot be read: {error}") from None

@@ -1,16 +1,16 @@
 """Dump plan: what to dump, from where, and to where. It is the one model that every configuration
-dialect parses into, with its JSON form, which travels to the agent and is stored in the ledger.
+dialect is parsed into, with its JSON form, which is sent to the agent and stored in the ledger.
 Pure: no clock, no disk, no network; decisions on a plan are in `_core.selection`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from rankdump._core.json_values import make_plain, read_json
 from rankdump._core.statistics import DEFAULT_STATISTICS, STATISTIC_TITLES
 from rankdump.errors import ProtocolError
 
@@ -24,12 +24,12 @@ TableForm = Literal["folder", "operator"]
 
 MAX_PATTERN_CHARACTERS = 1000
 MAX_PATTERNS = 1000
-"""Of one list, and characters of each: every one is tried on every name."""
+"""Patterns of one list, and characters of each: every pattern is tried on every name."""
 NET_NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,255}")
-"""What may name a network: it is a folder of the tree."""
+"""Names of networks, which are folders of the tree."""
 STARTED_PATTERN = re.compile(r"[0-9]{14}")
 UNNAMED_MODEL = "Net"
-"""What a model without a name is called."""
+"""Name of a model without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +48,18 @@ class TensorExclusion:
     """Tensors that are left out although their operator is selected."""
 
     name: str
-    """Of an operator, or of a type of operators. What belongs to an operator goes with it."""
+    """Of an operator, with what belongs to it, or of a type of operators."""
     positions: tuple[str, ...] = ()
-    """`input0`, `output1`; empty stands for every tensor. Those of a gradient are its own."""
+    """`input0`, `output1`; empty means every tensor. A gradient has positions of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedOperators:
-    """Operators whose outputs are read, and again each time that another one has run."""
+    """Operators whose outputs are read again each time that another one has run."""
 
     layers: tuple[str, ...]
-    """Operators after which it is done, by full scope name or as `Operators.spelt` says; none for
-    every other operator."""
+    """Operators after which outputs are read, by full scope name or in a form of `spelt`; empty
+    means every other operator."""
     nodes: tuple[str, ...]
     """Operators whose outputs are read then, of the same model."""
 
@@ -78,7 +78,7 @@ class OperatorSelection:
     marked: bool = False
     """Those that the script marked with `set_dump`; the lists do not matter then."""
     ranges: tuple[tuple[str, str], ...] = ()
-    """First and last of a stretch of the program, spelt in any way: they add to the lists."""
+    """First and last operator of a range of the program, spelt in any way; adds to the lists."""
     without_types: tuple[TensorExclusion, ...] = ()
     """Left out of what the lists select, by type of operator."""
     without_names: tuple[TensorExclusion, ...] = ()
@@ -119,20 +119,20 @@ class TensorSelection:
 
     @property
     def operator_lists(self) -> tuple[OperatorSelection, ...]:
-        """All that is said of operators, for whichever model."""
+        """All selections of operators, for every model."""
         return (self.operators, *(operators for _, operators in self.models))
 
 
 @dataclass(frozen=True, slots=True)
 class ContentSettings:
-    """What is kept of a selected tensor."""
+    """Form in which a selected tensor is kept."""
 
     saved: SavedDataMode = "tensor"
     """Its elements, statistics about them, or both."""
     statistics: tuple[str, ...] = DEFAULT_STATISTICS
-    """Which statistics, by the names of `contract.statistics`, in the order of their columns."""
+    """Which statistics, by the names of `_core.statistics`, in the order of their columns."""
     on_device: bool = False
-    """Figures of a tensor on an accelerator are computed there, and read back once a step."""
+    """Compute statistics of a tensor on its accelerator, and read them back once a step."""
     precision: StatisticPrecision = "high"
     """`high` accumulates on the device in float32 at least, `low` in the tensor's own type."""
     sample_elements: int = 0
@@ -140,7 +140,7 @@ class ContentSettings:
     kernel_arguments: bool = False
     """Whether an operator's arguments are written beside its tensors."""
     tables: TableForm = "folder"
-    """Figures stand in one `statistic.csv` of a folder, or in a table of each operator."""
+    """Statistics are in one `statistic.csv` of a folder, or in a table of each operator."""
 
     @property
     def has_tables(self) -> bool:
@@ -150,35 +150,35 @@ class ContentSettings:
 
 @dataclass(frozen=True, slots=True)
 class OutputSettings:
-    """Where the tree stands and what it looks like."""
+    """Place and form of the tree."""
 
     root: str
     """Absolute folder that holds the rank folders."""
     net_name: str = "Net"
     """Name of every model; empty where each has its own."""
     layout: str = "mindspore-sync"
-    """Which tree it is: a name of `contract.layout.LAYOUTS`."""
+    """Form of the tree: a name of `LAYOUTS`."""
     profile: str = "ms2.3"
-    """Which release's names and tables the layout follows: a name of `contract.layout.profile`."""
+    """Release whose names and tables the layout follows: a name of `PROFILES`."""
     codec: str = "zstd"
     file_mode: int = 0o440
     folder_mode: int = 0o750
     file_format: TensorFileFormat = "npy"
-    """A tensor a file, or `bin`: CANN's, an operator a file."""
+    """`npy`: a file for each tensor; `bin`: CANN's format, a file for each operator."""
     started: str = ""
     """`YYYYmmddHHMMSS`, local time, for layouts with a folder of that name; a session sets it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeliverySettings:
-    """What happens between the rank and the tree."""
+    """Delivery from the rank to the tree."""
 
     on_full: FullBufferPolicy = "block"
-    """What a rank does with a tensor when its buffer is full."""
+    """Action of a rank for a tensor when its buffer is full."""
     block_timeout_s: float = 30.0
     """Longest time `block` waits without the agent making progress."""
     buffer_bytes: int = 256 << 20
-    """Tensor bytes a rank holds before the agent has taken them."""
+    """Tensor bytes that a rank holds until the agent has received them."""
     durability: DurabilityLevel = "written"
     """When a record counts as safe: `written` survives any process, `synced` a power loss."""
     strict: bool = False
@@ -186,12 +186,12 @@ class DeliverySettings:
     shared_memory: bool = True
     """Whether tensors go through the agent's shared memory where it offers some."""
     embedded: bool = True
-    """Whether a job without any agent brings one along."""
+    """Whether a job without an agent starts one of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class DumpPlan:
-    """Everything a configuration says, resolved."""
+    """A configuration with every setting resolved."""
 
     output: OutputSettings
     selection: TensorSelection = TensorSelection()
@@ -200,9 +200,9 @@ class DumpPlan:
     dialect: str = "plan"
     """Which dialect it was written in: `mindspore` for a data_dump.json, `acl`, `tf`."""
     warnings: tuple[str, ...] = ()
-    """What in the configuration will surprise its author, one sentence each."""
+    """Settings with surprising effects, one sentence each."""
     enabled: bool = True
-    """Without it the configuration asks for no dump at all: a session is off."""
+    """False when the configuration switches dumping off."""
 
 
 PLAN_VERSION = 1
@@ -210,153 +210,70 @@ MAX_ROOT_CHARACTERS = 4096
 
 
 def plan_to_json(plan: DumpPlan) -> bytes:
-    """Return the plan as it travels to the agent."""
-    body = {"version": PLAN_VERSION, **dataclasses.asdict(plan)}
-    return json.dumps(body, separators=(",", ":")).encode()
+    """Return the plan as it is sent to the agent."""
+    body = {"version": PLAN_VERSION} | make_plain(plan)
+    return json.dumps(body, separators=(",", ":"), default=make_plain).encode()
 
 
 def plan_from_json(data: bytes) -> DumpPlan:
-    """Read the travelling form back; ProtocolError when it is anything else."""
+    """Read a plan; ProtocolError when the bytes are not a valid one."""
     try:
         body: dict[str, Any] = json.loads(data)
         if body.pop("version") != PLAN_VERSION:
             raise ValueError("its version is not supported")
-        return _parse_plan(body)
+        # Older clients do not send it, and no agent needs it.
+        body["delivery"] = {"embedded": True} | body["delivery"]
+        plan = read_json(DumpPlan, body, unknown=True)
+        _check_output(read_json(OutputSettings, body["output"]))
+        _check_selection(plan.selection)
+        _check_content(plan.content)
     except _UNREADABLE_ERRORS as error:
         raise ProtocolError(f"plan cannot be read: {error}") from None
+    return plan
 
 
-_UNREADABLE_ERRORS = (
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    RecursionError,
-    OverflowError,
-    re.error,
-)
+_UNREADABLE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, RecursionError, re.error)
 
 
-def _parse_plan(body: dict[str, Any]) -> DumpPlan:
-    return DumpPlan(
-        output=_parse_output(body["output"]),
-        selection=_parse_selection(body["selection"]),
-        content=_parse_content(body["content"]),
-        delivery=_parse_delivery(body["delivery"]),
-        dialect=str(body["dialect"]),
-        warnings=_parse_texts(body["warnings"]),
-        enabled=bool(body["enabled"]),
-    )
-
-
-def _parse_selection(body: dict[str, Any]) -> TensorSelection:
-    spans, devices = body["iterations"]["spans"], body["devices"]
-    return TensorSelection(
-        iterations=IterationSelection(
-            str(body["iterations"]["text"]),
-            None if spans is None else tuple((int(low), int(high)) for low, high in spans),
-        ),
-        devices=None if devices is None else tuple(map(int, devices)),
-        operators=_parse_operators(body["operators"]),
-        inputs=bool(body["inputs"]),
-        outputs=bool(body["outputs"]),
-        initial_iteration=_check_count(body["initial_iteration"]),
-        trigger=_check_choice(TriggerMode, body["trigger"]),
-        overflow_limit=_check_count(body["overflow_limit"]),
-        models=tuple((str(name), _parse_operators(each)) for name, each in body["models"]),
-        watched=None if body["watched"] is None else _parse_watched(body["watched"]),
-    )
-
-
-def _parse_operators(body: dict[str, Any]) -> OperatorSelection:
-    lists = {name: _parse_texts(body[name]) for name in ("names", "types", "patterns")}
-    if len(lists["patterns"]) > MAX_PATTERNS:
-        raise ValueError(f"{len(lists['patterns'])} patterns, at most {MAX_PATTERNS}")
-    for pattern in lists["patterns"]:
-        # Before it is compiled: that alone can take a while.
-        if len(pattern) > MAX_PATTERN_CHARACTERS:
-            raise ValueError(
-                f"pattern of {len(pattern)} characters, at most {MAX_PATTERN_CHARACTERS}"
-            )
-        re.compile(pattern)
-    return OperatorSelection(
-        everything=bool(body["everything"]),
-        marked=bool(body["marked"]),
-        spelt=bool(body["spelt"]),
-        ranges=tuple((str(first), str(last)) for first, last in body["ranges"]),
-        without_types=tuple(map(_parse_exclusion, body["without_types"])),
-        without_names=tuple(map(_parse_exclusion, body["without_names"])),
-        **lists,
-    )
-
-
-def _parse_exclusion(body: dict[str, Any]) -> TensorExclusion:
-    return TensorExclusion(str(body["name"]), _parse_texts(body["positions"]))
-
-
-def _parse_watched(body: dict[str, Any]) -> WatchedOperators:
-    return WatchedOperators(_parse_texts(body["layers"]), _parse_texts(body["nodes"]))
-
-
-def _parse_content(body: dict[str, Any]) -> ContentSettings:
-    items = _parse_texts(body["statistics"])
-    if not all(item in STATISTIC_TITLES for item in items):
-        raise ValueError(f"unknown statistics in {items!r}")
-    return ContentSettings(
-        saved=_check_choice(SavedDataMode, body["saved"]),
-        statistics=items,
-        on_device=bool(body["on_device"]),
-        precision=_check_choice(StatisticPrecision, body["precision"]),
-        sample_elements=_check_count(body["sample_elements"]),
-        kernel_arguments=bool(body["kernel_arguments"]),
-        tables=_check_choice(TableForm, body["tables"]),
-    )
-
-
-def _parse_output(body: dict[str, Any]) -> OutputSettings:
-    # The agent makes paths of these: a rank may not talk it out of its tree.
-    texts = [body[name] for name in ("root", "net_name", "layout", "profile", "codec", "started")]
-    modes = [body[name] for name in ("file_mode", "folder_mode")]
-    if not all(isinstance(text, str) and "\0" not in text for text in texts):
+def _check_output(output: OutputSettings) -> None:
+    # The agent makes paths of these: they must not lead out of its tree.
+    texts = [text for text in make_plain(output).values() if isinstance(text, str)]
+    modes = [output.file_mode, output.folder_mode]
+    if any("\0" in text for text in texts):
         raise ValueError(f"the output has invalid texts: {texts!r}")
-    if not all(type(mode) is int and 0 <= mode <= 0o777 for mode in modes):
+    if not all(0 <= mode <= 0o777 for mode in modes):
         raise ValueError(f"the output has invalid modes: {modes!r}")
-    if len(body["root"]) > MAX_ROOT_CHARACTERS:
-        raise ValueError(f"the output root has {len(body['root'])} characters")
-    if not body["root"].startswith("/"):
-        raise ValueError(f"the output root is not absolute: {body['root']!r}")
-    if body["net_name"] and not NET_NAME_PATTERN.fullmatch(body["net_name"]):
-        raise ValueError(f"the output has an invalid net_name: {body['net_name'][:300]!r}")
-    if body["started"] and not STARTED_PATTERN.fullmatch(body["started"]):
-        raise ValueError(f"the output has an invalid start time: {body['started']!r}")
-    _check_choice(TensorFileFormat, body["file_format"])
-    return OutputSettings(**body)
+    if len(output.root) > MAX_ROOT_CHARACTERS:
+        raise ValueError(f"the output root has {len(output.root)} characters")
+    if not output.root.startswith("/"):
+        raise ValueError(f"the output root is not absolute: {output.root!r}")
+    if output.net_name and not NET_NAME_PATTERN.fullmatch(output.net_name):
+        raise ValueError(f"the output has an invalid net_name: {output.net_name[:300]!r}")
+    if output.started and not STARTED_PATTERN.fullmatch(output.started):
+        raise ValueError(f"the output has an invalid start time: {output.started!r}")
 
 
-def _parse_delivery(body: dict[str, Any]) -> DeliverySettings:
-    return DeliverySettings(
-        on_full=_check_choice(FullBufferPolicy, body["on_full"]),
-        block_timeout_s=float(body["block_timeout_s"]),
-        buffer_bytes=int(body["buffer_bytes"]),
-        durability=_check_choice(DurabilityLevel, body["durability"]),
-        strict=bool(body["strict"]),
-        shared_memory=bool(body["shared_memory"]),
-        # Older clients do not say it, and no agent needs it.
-        embedded=bool(body.get("embedded", True)),
-    )
+def _check_selection(selection: TensorSelection) -> None:
+    _check_count(selection.initial_iteration)
+    _check_count(selection.overflow_limit)
+    for operators in selection.operator_lists:
+        if len(operators.patterns) > MAX_PATTERNS:
+            raise ValueError(f"{len(operators.patterns)} patterns, at most {MAX_PATTERNS}")
+        for pattern in operators.patterns:
+            # Before it is compiled: that alone can take a while.
+            if len(pattern) > MAX_PATTERN_CHARACTERS:
+                raise ValueError(
+                    f"pattern of {len(pattern)} characters, at most {MAX_PATTERN_CHARACTERS}"
+                )
+            re.compile(pattern)
 
 
-def _check_choice(words: Any, word: Any) -> Any:
-    if word not in get_args(words):
-        raise ValueError(f"{word!r} is not one of {', '.join(get_args(words))}")
-    return word
+def _check_content(content: ContentSettings) -> None:
+    _check_count(content.sample_elements)
+    if not all(item in STATISTIC_TITLES for item in content.statistics):
+        raise ValueError(f"unknown statistics in {content.statistics!r}")
 
 
-def _parse_texts(items: Any) -> tuple[str, ...]:
-    return tuple(map(str, items))
-
-
-def _check_count(number: Any) -> int:
-    if type(number) is not int or not 0 <= number < 1 << 63:
+def _check_count(number: int) -> None:
+    if not 0 <= number < 1 << 63:
         raise ValueError(f"{number!r} is not a valid count")
-    return number

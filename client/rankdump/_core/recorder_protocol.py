@@ -175,8 +175,6 @@ class StagedRecord:
 
     head: RecordHead
     data: memoryview
-    is_in_shared_memory: bool = False
-    """It is in the agent's shared memory already: there is nothing left to send."""
 
 
 class PlacementResult(Enum):

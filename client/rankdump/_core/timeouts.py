@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
+from rankdump._core.json_values import read_json
 from rankdump.errors import CorruptedError
 
 HINTS_FILE = "timeout_hints.json"
@@ -145,34 +146,6 @@ def hint_to_json(hint: TimeoutHint) -> dict[str, Any]:
 def hint_from_json(value: Any) -> TimeoutHint:
     """Read a hint back; DamagedError says what is wrong with it."""
     try:
-        names = {each.name for each in fields(TimeoutHint)}
-        rest = {name: value[name] for name in names}
-        rest["level"] = HintLevel(value["level"])
-        rest["settings"] = tuple(map(str, value["settings"]))
-        rest["limits"] = tuple(map(_limit_from_json, value["limits"]))
-        rest["limit"] = None if value["limit"] is None else _limit_from_json(value["limit"])
-        for name in _NUMBER_FIELDS:
-            rest[name] = int(rest[name])
-        for name in _TEXT_FIELDS:
-            rest[name] = str(rest[name])
-        return TimeoutHint(**rest)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        return read_json(TimeoutHint, value, unknown=True)
+    except ValueError as error:
         raise CorruptedError(f"not a hint: {error!r}") from None
-
-
-def _limit_from_json(value: Any) -> TimeoutLimit:
-    ranks = tuple(map(int, value["ranks"]))
-    return TimeoutLimit(str(value["name"]), int(value["limit_us"]), str(value["source"]), ranks)
-
-
-_TEXT_FIELDS = ("job_id", "group", "backend", "kind", "name", "reason")
-_NUMBER_FIELDS = (
-    "iteration",
-    "sequence",
-    "first_rank",
-    "last_rank",
-    "spread_us",
-    "dump_us",
-    "projected_us",
-    "projected_iteration",
-)

@@ -1,4 +1,4 @@
-"""Embedded daemons: a daemon that a command or a job starts for itself on a host where no service
+"""Embedded daemons: daemons that a command or a job starts for itself on a host where no service
 runs one.
 """
 

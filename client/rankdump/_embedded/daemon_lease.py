@@ -1,8 +1,8 @@
-"""Embedded daemon that all processes of a job on a host share, as long as any of them needs it:
-started in a folder of its own, waited for, stopped.
+"""Embedded daemon that all processes of a job on a host share: its start, the wait until it serves,
+and its stop after the last process.
 
 Processes meet in a folder of the job's name (`DaemonFolder`). The first one starts the daemon;
-the last one waits for it and clears the folder. Where all of them were killed the daemon drains,
+the last one waits for it and clears the folder. If all of them were killed, the daemon drains,
 ends and clears the folder by itself.
 """
 
@@ -32,36 +32,36 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 60.0
 POLL_S = 0.05
 _MEMORY_FOLDER = "/dev/shm"
-# sun_path holds 108 bytes; what the folder's name and the socket's add is below 40.
+# sun_path holds 108 bytes; the names of folder and socket take less than 40.
 _MAX_TEMP_ROOT_BYTES = 60
 _DISK_SETTINGS = {
     "RANKDUMPD_AGENT__KEEP_FREE_RATIO": "0",
     "RANKDUMPD_AGENT__KEEP_FREE_INODES_RATIO": "0",
 }
-"""Who starts a dump by hand sees how full the disk is: no share of it is kept free for others."""
+"""An embedded daemon may fill the disk: the user who starts a dump by hand sees how full it is."""
 _SERVING_RESPONSE = b"\x08\x01"
-"""`SERVING` as gRPC's health service answers it."""
+"""Answer `SERVING` of gRPC's health service, serialized."""
 _REQUIRED_MODULES = ("rankdumpd", "click", "cryptography", "grpc_health", "prometheus_client")
-"""Modules without which no daemon starts; the extra `daemon` brings them."""
+"""Modules that a daemon needs; the extra `daemon` installs them."""
 
 
 def format_daemon_address(folder: DaemonFolder) -> str:
-    """Return where agent and coordinator of a folder's daemon answer."""
+    """Return the address of a folder's daemon, for agent and coordinator."""
     return f"unix:{folder.socket}"
 
 
 def start_daemon(
     folder: DaemonFolder, liveness_fd: int, *, merges: bool
 ) -> subprocess.Popen[bytes]:
-    """Start a daemon; it drains and ends at the end of the file that `liveness_fd` reads.
+    """Start a daemon; it drains and ends at end of file on `liveness_fd`.
 
-    Without `merges` it is an agent alone: it sees the ranks of one host, and the job has more.
+    Without `merges` it is an agent only, for a job that spans several hosts.
     """
     command = [sys.executable, "-m", "rankdumpd", "standalone", "--embedded", str(folder.path)]
     command += [] if merges else ["--no-coordinator"]
     with folder.log.open("wb") as log:
-        # A session of its own keeps the terminal's Ctrl-C from it, and a folder of its own the
-        # job's modules: `-m` looks for modules in the current folder first.
+        # Its own process session shields it from the terminal's Ctrl-C. Its own working directory
+        # keeps the job's modules out: `-m` looks for modules in the current folder first.
         return subprocess.Popen(
             command,
             cwd=folder.path,
@@ -74,7 +74,7 @@ def start_daemon(
 
 
 def wait_for_daemon(folder: DaemonFolder, alive: Callable[[], bool], *, timeout_s: float) -> bool:
-    """Return whether a daemon serves before the timeout; UnavailableError when it ended."""
+    """Return whether a daemon serves before the timeout; UnavailableError if it ended."""
     deadline = time.monotonic() + timeout_s
     while alive():
         if folder.socket.exists() and is_daemon_serving(format_daemon_address(folder)):
@@ -89,7 +89,7 @@ def wait_for_daemon(folder: DaemonFolder, alive: Callable[[], bool], *, timeout_
 
 
 def stop_daemon(process: subprocess.Popen[bytes]) -> int:
-    """Ask a daemon to stop, wait, and end it at last; return its exit code."""
+    """Request a daemon's stop, wait, kill it after a timeout; return its exit code."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:
@@ -109,8 +109,8 @@ def read_last_log_line(folder: DaemonFolder) -> str:
 
 
 def select_temp_root() -> str:
-    """Return the folder for folders of daemons."""
-    # Slabs stand beside the socket, and belong into memory unless the user names a place.
+    """Return the parent of the daemons' folders."""
+    # Slabs are beside the socket, and belong in memory unless the user names another folder.
     if "TMPDIR" not in os.environ and os.access(_MEMORY_FOLDER, os.W_OK | os.X_OK):
         return _MEMORY_FOLDER
     root = tempfile.gettempdir()
@@ -128,12 +128,12 @@ def check_daemon_installed() -> None:
 
 
 def is_daemon_serving(address: str, *, timeout_s: float = 1.0) -> bool:
-    """Return whether the daemon's health service says that it serves.
+    """Return whether the daemon's health service answers `SERVING`.
 
-    Messages as bytes: a job need not have the package that knows them.
+    Messages are raw bytes: a job need not have the package grpc_health.
     """
     with open_channel(address) as channel:
-        # Typed by what makes and reads its messages, which are bytes here.
+        # Generic in its serializers, which are absent here: messages are bytes.
         unary: Any = channel.unary_unary
         check = unary("/grpc.health.v1.Health/Check")
         try:
@@ -151,7 +151,7 @@ _logger = logging.getLogger("rankdump")
 
 
 class DaemonLease:
-    """This process's share in the daemon of its job; `close` gives it back."""
+    """Share of this process in the daemon of its job, until `close`."""
 
     def __init__(
         self,
@@ -161,10 +161,10 @@ class DaemonLease:
         start_timeout_s: float = START_TIMEOUT_S,
         root: Path | None = None,
     ) -> None:
-        """Find or start the daemon; UnavailableError says why there is none.
+        """Find or start the daemon; UnavailableError if that fails.
 
-        `merges` says whether it is the coordinator of the job, too. A daemon that this process
-        started and that does not serve after `start_timeout_s` may do so later.
+        With `merges` it is also the coordinator of the job. A daemon that this process started
+        and that does not serve after `start_timeout_s` may do so later.
         """
         check_daemon_installed()
         root = root or Path(select_temp_root())
@@ -189,7 +189,7 @@ class DaemonLease:
 
     @property
     def address(self) -> str:
-        """Where agent and coordinator answer."""
+        """Address of agent and coordinator."""
         return format_daemon_address(self._folder)
 
     @property
@@ -210,7 +210,7 @@ class DaemonLease:
     def close(self, *, keep_log: bool = False) -> str:
         """Release the daemon; the last user waits until it has written everything.
 
-        Return how the daemon failed; its log stays then. Empty when nothing went wrong.
+        Return how the daemon failed, and keep its log then; empty when nothing went wrong.
         """
         fault = ""
         if self._liveness_fd >= 0:
@@ -231,7 +231,7 @@ class DaemonLease:
                     self._start()
                 return
         raise UnavailableError(
-            f"the folder of the embedded daemon is removed again and again: {self._folder.path}"
+            f"the folder of the embedded daemon was removed repeatedly: {self._folder.path}"
         )
 
     def _start(self) -> None:
@@ -248,7 +248,7 @@ class DaemonLease:
             os.close(reader)
 
     def _wait_until_ready(self, timeout_s: float) -> bool:
-        """Return whether the daemon serves; one that was about to end is followed by another."""
+        """Return whether the daemon serves; replace one that was about to end."""
         if self._process is None:
             with contextlib.suppress(UnavailableError):
                 return wait_for_daemon(self._folder, lambda: self.alive, timeout_s=START_TIMEOUT_S)
@@ -262,7 +262,7 @@ class DaemonLease:
         return wait_for_daemon(self._folder, alive, timeout_s=timeout_s)
 
     def _end_daemon(self) -> str:
-        """Wait for the end of a daemon that nobody else holds; return how it failed, if it did."""
+        """Wait for the end of a daemon without other users; return how it failed, or ''."""
         if self._process is not None:
             # Before the descriptor is closed: that requests a stop too, and two requests force one.
             code = stop_daemon(self._process)
@@ -278,7 +278,7 @@ class DaemonLease:
         return f"the embedded daemon {how}; its last log line: {read_last_log_line(self._folder)}"
 
     def _forget(self) -> None:
-        # Also in a fork: its parent's share does not last as long as the fork.
+        # Also in a fork: the share belongs to the parent, which may end earlier.
         users, self._users, liveness_fd, self._liveness_fd = self._users, -1, self._liveness_fd, -1
         for descriptor in (users, liveness_fd):
             if descriptor >= 0:
@@ -286,12 +286,12 @@ class DaemonLease:
         process: subprocess.Popen[bytes] | None
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
-            # It may outlive this process, and is nobody's child from then on.
+            # The daemon may outlive this process: Popen must not warn that it still runs.
             process.returncode = 0
 
 
 def _wait_for_end(folder: DaemonFolder) -> bool:
-    """Wait for the end of a daemon that nobody holds; return whether it came."""
+    """Wait for the end of a daemon without users; return whether it ended."""
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while folder.has_daemon:
         if time.monotonic() > deadline:
@@ -301,7 +301,7 @@ def _wait_for_end(folder: DaemonFolder) -> bool:
 
 
 def _remove_leftovers(root: Path) -> None:
-    """Remove what daemons of this user left that were killed together with their users."""
+    """Remove the folders of this user's daemons that were killed together with their users."""
     for path in root.glob(f"{_FOLDER_PREFIX}-{os.getuid()}-*"):
         folder = DaemonFolder(path)
         with contextlib.suppress(OSError, UnavailableError):

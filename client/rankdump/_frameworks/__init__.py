@@ -1,4 +1,4 @@
-"""Adapters of frameworks: each observes the models of one framework and hands tensors and events to
-a recorder. Each adapter imports the framework that is already there, never another one; an
-adapter never raises into the training job.
+"""Adapters of frameworks: each observes the models of one framework and passes tensors and events
+to a recorder. An adapter imports only the framework that the job already uses, and never raises
+into the training job.
 """

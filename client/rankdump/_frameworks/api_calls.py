@@ -1,10 +1,9 @@
 """Options, call numbers, argument places, LAYER marks and call stacks that API dumps of every
-framework share. Pure but for the counters and the stack cache, and without a framework.
+framework share. Pure except for the counters and the stack cache; imports no framework.
 
 Call stacks have the form of `torch_api_dump_stack.json` (troubleshooter 1.0.17), innermost frame
-first: `File <path>, line <number>, in <function>,` and the source line on the next line. A stack
-that was met before costs one look at each of its frames, because every call of every step asks
-for one.
+first: `File <path>, line <number>, in <function>,` and the source line on the next line. Every call
+of every step reads its stack, so a known stack costs only one lookup per frame.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from rankdump._frameworks.operator_names import list_parts, list_result_leaves
 from rankdump._layout.api_tree import LAYER_KIND, ApiCall, ApiPlace
 
 LAYER_MARK_PLACE = ApiPlace(TensorSide.INPUT)
-"""Where the one tensor of a LAYER mark stands: it has no index."""
+"""Place of the one tensor of a LAYER mark: it has no index."""
 _UNSAFE_CHARACTER = re.compile(r"[:\s\0]")
-"""Separates the marks of a place, or lines."""
+"""Characters that separate the marks of a place, or lines."""
 _MAX_WORD_CHARACTERS = 255
-"""Characters of a word that are kept."""
+"""Limit to the length of an argument's name; the rest is cut off."""
 _OUT_PREFIX_CHARACTERS = len("out.")
 """Prefix of the places of `list_result_leaves`."""
 
@@ -45,18 +44,18 @@ def select_every_call(call: ApiCall) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ApiOptions:
-    """What of the calls of a model's program is recorded."""
+    """Options of an API dump: which parts of a program's calls are recorded."""
 
     retain_backward: bool = False
-    """Also the gradients of what calls returned."""
+    """Also record the gradients of results of calls."""
     filter_data: bool = True
-    """Only tensors of floating point with a shape and elements; no numbers of Python."""
+    """Record only floating-point tensors with a shape and elements; no Python numbers."""
     filter_stack: bool = True
-    """Only the user's own lines of a stack."""
+    """Keep only the user's own lines of a stack."""
     layers_once: bool = False
-    """A LAYER mark only the first time its module is called: its file would be the same."""
+    """Record a LAYER mark only at the first call of its module: its file never changes."""
     scope: Callable[[ApiCall], bool] = select_every_call
-    """Asked once for each forward call; its backward follows the answer."""
+    """Called once for each forward call; its backward is recorded if the forward is."""
 
 
 class StepListener(Protocol):
@@ -65,17 +64,17 @@ class StepListener(Protocol):
     def called(self, manner: str, *, trains: bool) -> None:
         """Receive an outermost call of the model that is not a recomputation.
 
-        `manner` is the same for calls of one kind; `trains` when gradients can come of it.
+        `manner` is the same for calls of one kind; `trains` is whether gradients can follow.
         """
         ...
 
     def stepped(self) -> None:
-        """Receive the end of an optimizer's step, or of a step that was skipped."""
+        """Receive the end of an optimizer step, or of a skipped one."""
         ...
 
 
 _MAX_SEARCHING_CALLS = 64
-"""Calls of a model after which no optimizer is searched for, if none has made a step."""
+"""Model calls after which the search for an optimizer ends, if none has made a step."""
 
 
 class ApiStepWatch(ABC):
@@ -88,7 +87,7 @@ class ApiStepWatch(ABC):
         self._optimizer_found = False
 
     def optimized(self) -> bool:
-        """Return whether there is an optimizer whose steps can be waited for."""
+        """Return whether there is an optimizer whose steps can be observed."""
         if not self._optimizer_found and self._calls < _MAX_SEARCHING_CALLS:
             self._optimizer_found = self._search_optimizer()
         return self._optimizer_found
@@ -117,7 +116,7 @@ class ApiCallCounter:
         """Return the number of a call that begins now: 0 for the first one of its type."""
         count = self._counts.get(op_type)
         if count is None:
-            # Both steps are atomic: whoever comes second counts with the first one's counter.
+            # Both steps are atomic: a second thread counts with the first thread's counter.
             count = self._counts.setdefault(op_type, itertools.count())
         return next(count)
 
@@ -141,19 +140,19 @@ def format_layer_name(path: str) -> str:
 
 
 def make_layer_value() -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """Return what a LAYER mark holds: one zero."""
+    """Return the value of a LAYER mark: one zero."""
     return np.zeros(1, np.float32)
 
 
 class ApiLeaf(NamedTuple):
-    """One argument of a call, or one part of its result, and where it stood."""
+    """One argument of a call, or one part of its result, with its place."""
 
     slot: int
     """Its number among the leaves of its side, tensors and others alike."""
     path: str
-    """Behind `input` or `output`: `0`, `1.0`; empty for a lone result."""
+    """Path after `input` or `output`: `0`, `1.0`; empty for a single result."""
     word: str
-    """How the program says the path, `dim` or `1.0.0`; empty where it says that."""
+    """Path as the program writes it, such as `dim` or `1.0.0`; empty where it is the same."""
     value: object
 
 
@@ -168,8 +167,8 @@ def list_input_leaves(args: Sequence[object], kwargs: Mapping[str, object]) -> l
 
 
 def list_output_leaves(result: object) -> list[ApiLeaf]:
-    """Return the leaves of what a call returned."""
-    # Parts of a tuple are known by their places, also where they have names of their own.
+    """Return the leaves of a call's result."""
+    # Parts of a tuple are identified by position, even if the tuple has named fields.
     whole = tuple(cast("tuple[object, ...]", result)) if isinstance(result, tuple) else result
     parts = list_parts(whole)
     if parts is None:
@@ -193,12 +192,12 @@ def _collect_leaves(found: list[ApiLeaf], at: int, word: str, value: object) -> 
         found.append(ApiLeaf(len(found), path, "" if spelled == path else spelled, leaf.value))
 
 
-# Places repeat from call to call, names of calls never do. Keys of dictionaries may be anything.
+# Places repeat from call to call, names of calls do not. Dictionary keys may be anything.
 @lru_cache(maxsize=1 << 12)
 def format_api_argument(
     side: TensorSide, path: str, word: str = "", scalar: str = "", recomputed: bool = False
 ) -> str:
-    """Return what the observation of a leaf carries: `input.0`, `output`, `input.1:int`.
+    """Return the argument of an observed leaf: `input.0`, `output`, `input.1:int`.
 
     >>> format_api_argument(TensorSide.INPUT, "1", "dim", "int", True)
     'input.1:=dim:int:recompute'
@@ -209,7 +208,7 @@ def format_api_argument(
 
 
 def find_scalar_type(value: object) -> str:
-    """Return the mark of a number of Python: `int`, `float` or `bool`; empty for what is none."""
+    """Return the mark of a Python number: `int`, `float` or `bool`; empty for other values."""
     return _SCALAR_TYPES.get(type(value), "")
 
 
@@ -219,10 +218,10 @@ _SCALAR_TYPES: dict[type, str] = {int: "int", float: "float", bool: "bool"}
 MAX_STACK_LINES = 100
 """Frames of a stack that are kept, the innermost ones."""
 _MAX_FRAMES = 400
-"""Frames that are looked at for them."""
+"""Frames that are searched for them."""
 _MAX_LINE_CHARACTERS = 1000
 _MAX_CACHED_ITEMS = 1 << 14
-"""Code that is made anew in every step must not fill the memory."""
+"""Limit for code that is created anew in every step."""
 _RANKDUMP_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
 _FROZEN_PREFIX = "<frozen "
 """Begins the file names of the interpreter's own start."""
@@ -232,22 +231,22 @@ class CallStackCache:
     """The stacks of one process, each built once; safe to use from several threads."""
 
     def __init__(self, *foreign: str, users_only: bool) -> None:
-        """`foreign` begins the names of files that are not the user's; ours are never shown."""
+        """`foreign` are prefixes of files that are not the user's; rankdump's are never shown."""
         self._hidden = (
             (_RANKDUMP_FOLDER, _FROZEN_PREFIX, *foreign) if users_only else (_RANKDUMP_FOLDER,)
         )
-        # A code object is known by its identity, which takes no time to hash, and kept alive.
+        # Code objects are keyed by identity, which hashes fastest, and kept alive.
         self._shown: dict[int, tuple[CodeType, bool]] = {}
         self._lines: dict[tuple[int, int], str] = {}
         self._stacks: dict[tuple[int, ...], tuple[str, ...]] = {}
 
     def read_stack(self, frame: FrameType | None) -> tuple[str, ...]:
-        """Return the lines of a frame and of all that called it."""
+        """Return the lines of a frame and of its callers."""
         key: list[int] = []
-        # Asked for with every call, of a dozen frames or more: this loop is all that most cost.
+        # Runs at every call, over a dozen frames or more: most of the cost is this loop.
         at = frame
         while at is not None and len(key) < 2 * _MAX_FRAMES:
-            # The line costs more than the instruction, and follows from it.
+            # Reading the line number costs more than the instruction, which determines it.
             key += (id(at.f_code), at.f_lasti)
             at = at.f_back
         place = tuple(key)
@@ -258,7 +257,7 @@ class CallStackCache:
 
     def clear(self) -> None:
         """Forget all stacks."""
-        # All that is known by the identity of a code object goes with the object.
+        # Entries keyed by the identity of a code object must go with the object.
         self._stacks.clear()
         self._lines.clear()
         self._shown.clear()
@@ -268,7 +267,7 @@ class CallStackCache:
         while frame is not None and len(frames) < _MAX_FRAMES:
             frames.append(frame)
             frame = frame.f_back
-        # All of them are part of the key, shown or not, and stay alive with it.
+        # All frames are part of the key, shown or not, and their code stays alive with it.
         if len(self._shown) + len(frames) > _MAX_CACHED_ITEMS:
             self.clear()
         shown = [each for each in frames if self._is_shown(each.f_code)]

@@ -1,4 +1,4 @@
-"""Plain arrays as tensors, and the operators whose arrays a script hands over one by one.
+"""Plain arrays as tensors, and operators whose arrays a script passes one by one.
 
 An array is numpy's, or anything that numpy can view without a copy. Consecutive arrays under one
 operator name are one operator, which ends when the next one begins. Constants wait for the first
@@ -39,12 +39,12 @@ from rankdump.errors import UnsupportedError
 class ArraySource:
     """A numpy array, or anything `numpy.asarray` takes without copying.
 
-    It is a view, not a copy: its elements are those at the time of reading. Strings, objects and
-    times raise UnsupportedError: no npy file holds them without code that runs on loading.
+    A view, not a copy: elements are read when they are used. Strings, objects and times raise
+    UnsupportedError: an npy file could hold them only with code that runs on loading.
     """
 
     def __init__(self, array: npt.ArrayLike, dtype: str = "") -> None:
-        """`dtype` names the elements where the array's own type does not: float8 as `uint8`."""
+        """`dtype` names the element type where the array's does not: float8 kept as `uint8`."""
         self._array: npt.NDArray[Any] = np.asarray(array)
         self._type, self._little = _find_types(self._array.dtype, dtype)
 
@@ -74,12 +74,12 @@ class ArraySource:
         return None
 
     def elements(self) -> memoryview | None:
-        """Return the elements where they lie; None if they lie in another way than packed."""
+        """Return the elements in place; None if they are not packed."""
         packed = self._array.flags.c_contiguous and self._array.dtype == self._little
         return self._array.reshape(-1).view(np.uint8).data if packed else None
 
     def unordered(self) -> memoryview | None:
-        """Return the elements where they lie, C order or Fortran's; None for any other."""
+        """Return the elements in place, in C or Fortran order; None for any other order."""
         flags = self._array.flags
         if self._array.dtype != self._little or not (flags.c_contiguous or flags.f_contiguous):
             return None
@@ -112,11 +112,11 @@ class ArraySource:
         return False
 
     def make_memory_source(self) -> ArraySource:
-        """Return the source itself: it is a view of memory and no more."""
+        """Return the source itself: it is only a view of memory."""
         return self
 
     def read_again(self) -> ArraySource | str:
-        """Return the source itself: an array keeps its memory as long as it is viewed."""
+        """Return the source itself: an array keeps its memory while it is viewed."""
         return self
 
     def start_statistics(
@@ -126,10 +126,10 @@ class ArraySource:
         return None
 
 
-# Few types occur in a job, but anything may be one.
+# A job uses few types, but extension packages may define any number.
 @lru_cache(maxsize=256)
 def _find_types(kind: np.dtype[Any], name: str) -> tuple[ElementType, np.dtype[np.generic]]:
-    """Return an array's element type, and how it lies in a file."""
+    """Return an array's element type, and its dtype in a file."""
     if kind.hasobject:
         raise UnsupportedError(f"an array of Python objects ({kind}) cannot be stored")
     # Types of extension packages, such as bfloat16, carry their common name.
@@ -143,7 +143,7 @@ UNSUPPORTED_DTYPE = "unsupported_dtype"
 UNREADABLE_ARRAY = "unreadable_array"
 _SIDE_NAMES = tuple(side.value for side in TensorSide)
 _ALLOWED_NUMBERS = range(1 << 32)
-"""What slots and graphs may be."""
+"""Allowed numbers of slots and graphs."""
 
 
 def check_array_place(side: object, slot: object, graph: object) -> str:
@@ -155,9 +155,9 @@ def check_array_place(side: object, slot: object, graph: object) -> str:
 
 
 def make_graph_nodes(names: Sequence[str], op_types: Sequence[str] | None) -> list[GraphNode] | str:
-    """Return the nodes of a compiled graph, types read off the names where none are given.
+    """Return the nodes of a compiled graph, or a text that says what is wrong with the arguments.
 
-    A text says what is wrong with them.
+    Without `op_types` the types are taken from the names.
     """
     kinds = [extract_op_type(name) for name in names] if op_types is None else op_types
     if len(kinds) != len(names):
@@ -167,7 +167,7 @@ def make_graph_nodes(names: Sequence[str], op_types: Sequence[str] | None) -> li
 
 @dataclass(slots=True)
 class _OpenArrayOperator:
-    """The operator whose arrays are being handed over."""
+    """An operator whose arrays are being passed."""
 
     graph: int
     op_type: str
@@ -179,7 +179,7 @@ class _OpenArrayOperator:
 
     @property
     def node(self) -> GraphNode:
-        """Its part in the graph; where its inputs came from is not known."""
+        """Its node in the graph; the producers of its inputs are unknown."""
         return GraphNode(
             name=self.name,
             op_type=self.op_type,
@@ -193,7 +193,7 @@ class ArrayOperatorRecorder:
     """The operators of one session; each thread has one open at most."""
 
     def __init__(self, recorder: Recorder, source_of: Callable[[Any], TensorSource | str]) -> None:
-        """`source_of` returns what reads an array, or the reason why nothing can."""
+        """`source_of` returns the source of an array, or the reason why it cannot be read."""
         self._recorder = recorder
         self._source_of = source_of
         self._operators: dict[int, _OpenArrayOperator] = {}
@@ -202,7 +202,7 @@ class ArrayOperatorRecorder:
     def record_array(
         self, op_type: str, op_name: str, side: TensorSide, slot: int, array: Any, graph: int
     ) -> None:
-        """Hand over one array; one that no file can hold is lost."""
+        """Record one array; one that no file can hold is counted as lost."""
         operator = self._open_operator(graph, op_type, op_name)
         place = (graph, op_type, op_name, side, slot)
         wanted = self._recorder.is_wanted(graph, op_name, side)
@@ -218,7 +218,7 @@ class ArrayOperatorRecorder:
             self._recorder.observe(TensorObservation(*place, "", source, state=state))
 
     def record_constant(self, name: str, array: Any, graph: int) -> None:
-        """Hand over a constant, in the first armed iteration from now on."""
+        """Record a constant in the first armed iteration from now on."""
         place = (graph, PARAMETER_TYPE, name, TensorSide.OUTPUT, 0)
         wanted = self._recorder.is_wanted(graph, name, TensorSide.OUTPUT)
         source = self._make_source(place, array, wanted=wanted)
@@ -228,7 +228,7 @@ class ArrayOperatorRecorder:
             self.record_waiting_constants()
 
     def record_waiting_constants(self) -> None:
-        """Hand over the constants that waited for an armed iteration."""
+        """Record the constants that waited for an armed iteration."""
         if self._recorder.armed:
             waiting, self._constants = self._constants, {}
             for constant in waiting.values():
@@ -236,7 +236,7 @@ class ArrayOperatorRecorder:
                     self._recorder.observe(constant)
 
     def end_operators(self, *, raised: bool = False) -> None:
-        """End the open operators of every thread; the calling thread's own may have raised."""
+        """End the open operators of all threads; `raised` concerns the calling thread's."""
         for thread in list(self._operators):
             self._finish_operator(thread, raised=raised and thread == threading.get_ident())
 
@@ -265,7 +265,7 @@ class ArrayOperatorRecorder:
     def _make_source(
         self, place: tuple[int, str, str, TensorSide, int], array: Any, *, wanted: bool
     ) -> TensorSource | None:
-        """Return what reads an array; where it cannot be read, count it if it was wanted."""
+        """Return the source of an array; count one that cannot be read if it is wanted."""
         try:
             source = self._source_of(array)
             if not isinstance(source, str):
@@ -274,7 +274,7 @@ class ArrayOperatorRecorder:
         except (UnsupportedError, TypeError, ValueError) as error:
             _logger.debug("an array of operator %s cannot be stored: %s", place[2], error)
             reason = UNSUPPORTED_DTYPE
-        except Exception as error:  # the script's own object decides how numpy views it
+        except Exception as error:  # the object's own code runs here
             self._recorder.warn_once(f"numpy cannot view an array: {error}")
             reason = UNREADABLE_ARRAY
         if wanted:
@@ -283,5 +283,5 @@ class ArrayOperatorRecorder:
 
 
 def _is_weight(op_type: str, op_name: str) -> bool:
-    """Return whether it is a weight as it stands: nothing that the program ran."""
+    """Return whether it is a weight rather than an operator that ran."""
     return op_type == PARAMETER_TYPE and not is_gradient(op_name)

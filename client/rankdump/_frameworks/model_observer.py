@@ -1,5 +1,5 @@
 """Base class of the observers of a model, the current stack of the user's program, and the checks
-of `set_dump`: what the adapters of all frameworks share. Observers never raise into the job.
+of `set_dump`, for the adapters of all frameworks. Observers never raise into the job.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from rankdump._frameworks.operator_names import PARAMETER_TYPE
 _logger = logging.getLogger(__name__)
 
 HOOK_FAILED = "hook_failed"
-"""Reason for the loss of a tensor after an internal error of rankdump."""
+"""Drop reason of a tensor after an internal error of rankdump."""
 BACKWARD_SIDE = {TensorSide.INPUT: TensorSide.OUTPUT, TensorSide.OUTPUT: TensorSide.INPUT}
-"""Side of a backward operator by the side of its forward: it reads gradients of outputs."""
+"""Side of a backward operator by side of its forward: its inputs are gradients of outputs."""
 
 
 class ModelObserver:
@@ -43,11 +43,11 @@ class ModelObserver:
         return self.recorder.armed
 
     def is_selected(self, op_name: str, side: TensorSide) -> bool:
-        """Return whether tensors of that operator and side are kept in this iteration."""
+        """Return whether tensors of an operator's side are kept in this iteration."""
         return self.recorder.is_wanted(self.graph, op_name, side)
 
     def start_event(self, op_name: str) -> StartedEvent:
-        """Record the begin of an operator."""
+        """Record the start of an operator."""
         return self.recorder.start_event(graph=self.graph, name=op_name)
 
     def record_event(self, op_name: str) -> None:
@@ -55,7 +55,7 @@ class ModelObserver:
         self.recorder.finish_event(self.start_event(op_name))
 
     def end_call(self, op_name: str, *, raised: bool = False) -> None:
-        """Say that one call of an operator is over."""
+        """Report the end of one call of an operator."""
         self.recorder.end_call(self.graph, op_name, raised=raised)
 
     def record_tensor(
@@ -71,7 +71,7 @@ class ModelObserver:
         state: bool = False,
         constant: bool = False,
     ) -> None:
-        """Record the source that `read` returns for a value; count a loss where it is a reason."""
+        """Record the source that `read` returns; count a loss if it returns a reason."""
         place = (self.graph, op_type, op_name, side, slot)
         try:
             source = read(value)
@@ -109,7 +109,7 @@ class ModelObserver:
             self.end_call(name)
 
     def report_failure(self, error: Exception) -> None:
-        """Report that a hook could not do its work."""
+        """Report an error in a hook."""
         _logger.debug("a hook of rankdump failed", exc_info=error)
         kind = type(error).__name__
         self.recorder.warn_once(f"a hook of rankdump failed, data may be missing: {kind}: {error}")
@@ -143,7 +143,7 @@ _RANKDUMP_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
 def capture_source_lines(*, besides: tuple[str, ...] = ()) -> tuple[SourceLine, ...]:
     """Return this thread's stack, outermost frame first.
 
-    Frames of rankdump are left out, and those of files whose path begins as one of `besides`.
+    Frames of rankdump are left out, and those of files whose path begins with one of `besides`.
     """
     left_out = (_RANKDUMP_FOLDER, *besides)
     found: list[SourceLine] = []

@@ -1,5 +1,5 @@
-"""Names of operators in MindSpore's style, and the slot of every argument of a call. Pure, and
-without a framework: no clock, no disk, no import of torch or mindspore.
+"""Names of operators in MindSpore's style, and the slot of every argument of a call. Pure: no
+clock, no disk, no import of torch or mindspore.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PARAMETER_TYPE = "Parameter"
 _GRADIENTS = "Gradients/"
 
 MAX_DEPTH = 32
-"""Containers nested deeper than this count as one leaf."""
+"""Depth of nested containers from which a container counts as one leaf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class OperatorScope:
     """Position of an operator in the network, without the number of its call."""
 
     path: str
-    """`network-Net/conv1-Conv2d`."""
+    """Such as `network-Net/conv1-Conv2d`."""
     op_type: str
 
     def __hash__(self) -> int:
-        # Of one part, which is remembered: nothing else is in the same place.
+        # The hash of a string is cached, and no two scopes have the same path.
         return hash(self.path)
 
     def call_names(self, number: int) -> OperatorCallNames:
@@ -58,7 +58,7 @@ class OperatorCallNames(NamedTuple):
     """Name of its backward."""
 
 
-# The same in every iteration; a loop without steps must not be remembered for ever.
+# The same in every iteration; bounded, because a loop without steps makes names for ever.
 @lru_cache(maxsize=1 << 14)
 def _make_names(path: str, op_type: str, number: int) -> OperatorCallNames:
     forward = f"Default/{path}/{op_type}-op{number}"
@@ -77,12 +77,12 @@ def make_scope(parts: Sequence[tuple[str, str]]) -> OperatorScope:
 
 
 def make_gradient_name(op_name: str) -> str:
-    """Return the name of what belongs to the backward of an operator or parameter."""
+    """Return the name of the backward of an operator, or of the gradient of a parameter."""
     return f"{_GRADIENTS}{op_name}"
 
 
 def is_gradient(op_name: str) -> bool:
-    """Return whether a name is that of what belongs to a backward."""
+    """Return whether a name belongs to a backward."""
     return op_name.startswith(_GRADIENTS)
 
 
@@ -95,7 +95,7 @@ class CallLeaf(NamedTuple):
     """One argument of a call, or one part of its result."""
 
     slot: int
-    """Counts tensors and other values alike, so that it does not move when a value changes."""
+    """Number among all leaves, tensors or not: it does not change when a value's type does."""
     argument: str
     value: object
 
@@ -112,7 +112,7 @@ def list_call_leaves(args: Sequence[object], kwargs: Mapping[str, object]) -> li
 
 
 def list_result_leaves(result: object) -> list[CallLeaf]:
-    """Return the leaves of what a call returned."""
+    """Return the leaves of a call's result."""
     found: list[CallLeaf] = []
     _collect_leaves(result, "out", found, ())
     return found
@@ -120,7 +120,7 @@ def list_result_leaves(result: object) -> list[CallLeaf]:
 
 _POSITIONAL = tuple(f"args.{index}" for index in range(16))
 _LEAF_TYPES: set[type] = {int, float, bool, str, type(None)}
-"""Classes without parts; those that a framework brings are added as they are met."""
+"""Classes without parts; those of frameworks are added when first seen."""
 _MAX_LEAF_TYPES = 1000
 
 
@@ -144,7 +144,7 @@ def list_parts(value: object) -> list[tuple[str, object]] | None:
         fields: Sequence[object] = getattr(items, "_fields", ())
         names = fields if len(fields) == len(items) else range(len(items))
         return [(str(name), item) for name, item in zip(names, items, strict=True)]
-    # Before Mapping: a ModelOutput is both, and hides the fields that are None as a mapping.
+    # Before Mapping: a ModelOutput is both, and as a mapping it hides fields that are None.
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         declared = dataclasses.fields(value)
         return [(field.name, getattr(value, field.name, None)) for field in declared]
@@ -157,5 +157,5 @@ def list_parts(value: object) -> list[tuple[str, object]] | None:
 
 
 def _format_key(key: object, index: int) -> str:
-    """Return a text for a key, by position where its own text could be costly or unstable."""
+    """Return a text for a key: its position if its own text could be costly or unstable."""
     return str(key) if isinstance(key, (str, int)) else str(index)

@@ -1,3 +1,3 @@
-"""Recorder of a training process: what the plan selects is copied or measured, counted, and handed
-to the transport. Nothing in this package raises into the training job.
+"""Recorder of a training process: copies or measures what the plan selects, counts it, and passes
+it to the transport. Nothing in this package raises into the training job.
 """

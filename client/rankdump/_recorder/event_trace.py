@@ -1,5 +1,5 @@
-"""Trace of what a rank executed, in its order: positions, times, and the events that are not sent
-yet. Never touches tensors.
+"""Trace of a rank's execution, in its order: positions, times, and events that are not sent yet.
+Never touches tensors.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rankdump._core.recorder_protocol import CollectiveCall, StartedEvent
 
 FLUSH_EVENTS = 4096
 OPEN_AFTER_US = 1_000_000
-"""A collective or message that takes longer is handed over before it is complete."""
+"""Time after which a collective or message is sent although it is not complete."""
 STALL_REPORT_US = 1_000_000
-"""A stall that grew by this much is told, though no event is there to carry it."""
+"""Growth of the stall that is sent even without an event."""
 _NO_COLLECTIVE = CollectiveCall(EventKind.OPERATOR, ProcessGroup("", ()), 0)
 _NUMBER_FIELDS = (
     "graph",
@@ -36,11 +36,11 @@ _NUMBER_FIELDS = (
     "end_us",
     "stall_us",
 )
-"""What every event has a number for, in the order of a row; after them its name and what it is."""
+"""Numbers of an event, in the order of a row; its name and its collective follow."""
 
 _EventRow = tuple[int, int, int, int, int, int, int, str, CollectiveCall]
 _CompletedEvent = tuple[StartedEvent, int, int, str, CollectiveCall | None]
-"""What began, where the program was and when it was complete, its name, and what it was."""
+"""Start of an event, position and time of its end, its name, and its collective."""
 
 
 def now_us() -> int:
@@ -53,11 +53,11 @@ def _get_no_stall() -> int:
 
 
 class EventTrace:
-    """The program of one rank; safe to use from several threads. Without `keeps` it only counts.
+    """Events of one rank; safe to use from several threads. Without `keeps` it only counts.
 
-    Operators take no lock: what they do to a counter, a list and a dictionary is one step each.
-    Every event is handed over as complete, or as open and later as complete; by the end of its
-    iteration all have been.
+    Operators take no lock: each access to a counter, a list or a dictionary is one atomic step.
+    Every event is returned as complete, or as open and later as complete; at the end of its
+    iteration none is left.
     """
 
     def __init__(
@@ -67,42 +67,42 @@ class EventTrace:
         stalled_us: Callable[[], int] = _get_no_stall,
         keeps: bool = True,
     ) -> None:
-        """`stalled_us` says how long dumping has held the rank up so far."""
+        """`stalled_us` returns how long dumping has delayed the rank so far."""
         self._clock_us = clock_us
         self._stalled_us = stalled_us
         self._keeps = keeps
         self._lock = threading.Lock()
         self._positions = itertools.count(1)
-        self._position = self._handed_position = 0
+        self._position = self._sent_position = 0
         self._boundary = 0
-        """Up to which position the iteration before went."""
+        """Last position of the previous iteration."""
         self._earlier = self._running = 0
         self._ended: list[_CompletedEvent] = []
         self._unreported: dict[int, StartedEvent] = {}
-        """By position: handed over neither as complete nor as open."""
+        """By position: returned neither as complete nor as open."""
         self._groups: dict[str, ProcessGroup] = {}
-        self._stall_told_us = 0
+        self._stall_sent_us = 0
 
     def begin_iteration(self, iteration: int) -> None:
-        """Count what starts from now on to that iteration."""
+        """Assign events that start from now on to an iteration."""
         self._running = iteration
 
     def end_iteration(self) -> tuple[int, int]:
-        """End the running iteration; return its first and last position, both 0 without any.
+        """End the running iteration; return its first and last position, both 0 without events.
 
-        What of it is still open leaves with the next `take`.
+        Its events that are still open are returned by the next `take_events`.
         """
         with self._lock:
             first, self._earlier = self._boundary + 1, self._running
-            # Of two threads that start at once the smaller position may have been noted last.
-            self._boundary = max(self._position, self._handed_position)
+            # If two threads start events at once, the smaller position may have been stored last.
+            self._boundary = max(self._position, self._sent_position)
             last = self._boundary
         return (first, last) if self._keeps and first <= last else (0, 0)
 
     def start_event(
         self, *, graph: int, name: str, collective: CollectiveCall | None = None
     ) -> StartedEvent:
-        """Advance the program by one event."""
+        """Start an event at the next position."""
         position = self._position = next(self._positions)
         stall_us = 0 if collective is None else self._stalled_us()
         begun = StartedEvent(position, self._clock_us(), graph, name, collective, stall_us)
@@ -113,94 +113,94 @@ class EventTrace:
     def finish_event(
         self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
     ) -> bool:
-        """Record an event as complete now; return whether it is time to hand over."""
+        """Record an event as complete now; return whether enough events wait to be sent."""
         if not self._keeps:
             return False
-        # Two threads that start at once may leave the smaller of their positions.
+        # If two threads start events at once, the smaller position may be stored.
         end = max(begun.position, self._position)
-        what = collective or begun.collective
-        self._ended.append((begun, end, self._clock_us(), name or begun.name, what))
+        call = collective or begun.collective
+        self._ended.append((begun, end, self._clock_us(), name or begun.name, call))
         return len(self._ended) >= FLUSH_EVENTS
 
     def take_events(self) -> EventColumns | None:
-        """Hand over what is complete, and what is open and may not wait; None without news.
+        """Return events that are complete, and overdue ones that are open; None without any.
 
-        Open calls wait for OPEN_AFTER_US, anything else for the end of its iteration.
+        Open collectives wait for OPEN_AFTER_US, other events for the end of their iteration.
         """
         if not self._keeps:
             return None
         stalled_us, sent_us = self._stalled_us(), self._clock_us()
         with self._lock:
-            # What is complete goes first: no batch has an event twice.
-            rows = self._complete()
-            rows += self._open()
-            if not rows and stalled_us - self._stall_told_us < STALL_REPORT_US:
+            # Complete events first, so that no batch has an event twice.
+            rows = self._take_complete_rows()
+            rows += self._take_open_rows()
+            if not rows and stalled_us - self._stall_sent_us < STALL_REPORT_US:
                 return None
-            self._stall_told_us = stalled_us
-            self._handed_position = max(self._handed_position, *(row[2] for row in rows), 0)
-            whats = (row[-1] for row in rows if row[-1] is not _NO_COLLECTIVE)
-            self._groups.update((what.group.name, what.group) for what in whats)
+            self._stall_sent_us = stalled_us
+            self._sent_position = max(self._sent_position, *(row[2] for row in rows), 0)
+            calls = (row[-1] for row in rows if row[-1] is not _NO_COLLECTIVE)
+            self._groups.update((call.group.name, call.group) for call in calls)
             groups = tuple(self._groups.values())
         return replace(_make_columns(rows, groups), stalled_us=stalled_us, sent_us=sent_us)
 
-    def _complete(self) -> list[_EventRow]:
-        # The list stays the same one: another thread may be about to append to it.
+    def _take_complete_rows(self) -> list[_EventRow]:
+        # The list object stays the same: another thread may be about to append to it.
         ended = self._ended[:]
         del self._ended[: len(ended)]
         for begun, *_ in ended:
             self._unreported.pop(begun.position, None)
-        return [self._row(*each) for each in ended]
+        return [self._make_row(*each) for each in ended]
 
-    def _open(self) -> list[_EventRow]:
+    def _take_open_rows(self) -> list[_EventRow]:
         rows: list[_EventRow] = []
         waiting = list(self._unreported.values())
         now = self._clock_us() if waiting else 0
         for begun in waiting:
             if begun.position <= self._boundary or _is_overdue(begun, now):
                 del self._unreported[begun.position]
-                row = self._row(
+                row = self._make_row(
                     begun, OPEN_END_POSITION, begun.start_us, begun.name, begun.collective
                 )
                 begun.iteration = row[1]
                 rows.append(row)
         return rows
 
-    def _row(
+    def _make_row(
         self,
         begun: StartedEvent,
         end_position: int,
         end_us: int,
         name: str,
-        what: CollectiveCall | None,
+        collective: CollectiveCall | None,
     ) -> _EventRow:
         iteration = begun.iteration
         if iteration < 0:
-            # What began before the step belongs to the iteration it began in.
+            # An event belongs to the iteration in which it started.
             iteration = self._earlier if begun.position <= self._boundary else self._running
         numbers = (begun.graph, iteration, begun.position, end_position, begun.start_us, end_us)
-        return (*numbers, begun.stall_us, name, what or _NO_COLLECTIVE)
+        return (*numbers, begun.stall_us, name, collective or _NO_COLLECTIVE)
 
 
 def _is_overdue(begun: StartedEvent, now_us: int) -> bool:
-    """Return whether a call is to be told of before it is complete.
+    """Return whether a call is to be sent before it is complete.
 
-    The clock may have been set back meanwhile: then it is told at once.
+    After the clock was set back, every open call is overdue.
     """
     return begun.collective is not None and not 0 <= now_us - begun.start_us < OPEN_AFTER_US
 
 
 def _make_columns(rows: Sequence[_EventRow], groups: tuple[ProcessGroup, ...]) -> EventColumns:
-    *numbers, names, whats = zip(*rows, strict=True) if rows else [()] * (len(_NUMBER_FIELDS) + 2)
+    *numbers, names, calls = zip(*rows, strict=True) if rows else [()] * (len(_NUMBER_FIELDS) + 2)
     table = {"": 0}
     found: dict[str, Sequence[int]] = {}
     found.update(zip(_NUMBER_FIELDS, numbers, strict=True))
     found["name"] = [table.setdefault(name, len(table)) for name in names]
-    if any(what is not _NO_COLLECTIVE for what in whats):
+    if any(call is not _NO_COLLECTIVE for call in calls):
         for field in ("group", "dtype"):
-            texts = [what.group.name if field == "group" else what.dtype for what in whats]
+            texts = [call.group.name if field == "group" else call.dtype for call in calls]
             found[field] = [table.setdefault(text, len(table)) for text in texts]
         for field in ("kind", "sequence", "element_count", "peer"):
-            found[field] = [getattr(what, field) for what in whats]
+            found[field] = [getattr(call, field) for call in calls]
     usual = {"kind": int(EventKind.OPERATOR), "peer": _NO_COLLECTIVE.peer}
     columns = {
         field: np.array(found[field], code)

@@ -1,5 +1,5 @@
-"""Graphs of a rank as they are described, split into parts that fit into messages; the agent draws
-them. The first description of a name counts. Never reads a tensor, never writes a file.
+"""Builder of a rank's graphs from descriptions of operators; splits them into parts that fit into
+messages. The first description of a name counts. Never reads a tensor, never writes a file.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from rankdump._core.graph import GraphNode, GraphParameter, GraphPart, OperatorG
 
 MAX_PART_NODES = 500
 MAX_PART_CHARACTERS = 1 << 19
-"""A part stays well below what a message may hold."""
-# A loop without steps names operators for ever.
+"""Limits of a part, well below the limit of a message."""
+# A loop without steps makes names of operators for ever.
 MAX_NODES = 1 << 16
 
 
@@ -35,7 +35,7 @@ class _GraphDraft:
     def add(self, node: GraphNode) -> None:
         before = self.nodes.get(node.name)
         if self.compiled and (before is None or before.outputs or before.source):
-            # What the framework did not compile is no part of its graph.
+            # An operator that the framework did not compile is not part of its graph.
             return
         if self.compiled or before is None:
             self.nodes[node.name] = node
@@ -50,7 +50,7 @@ class GraphBuilder:
         self._graphs: dict[int, _GraphDraft] = {}
 
     def add(self, graph: int, node: GraphNode) -> bool:
-        """Take an operator; False when the graph is too large for another one."""
+        """Add an operator; return False if the graph has no space for it."""
         with self._lock:
             drawing = self._graphs.setdefault(graph, _GraphDraft())
             if len(drawing.nodes) >= MAX_NODES and node.name not in drawing.nodes:
@@ -59,7 +59,7 @@ class GraphBuilder:
             return True
 
     def add_parameter(self, graph: int, parameter: GraphParameter) -> None:
-        """Take a weight or constant."""
+        """Add a weight or constant."""
         with self._lock:
             drawing = self._graphs.setdefault(graph, _GraphDraft())
             if parameter.name not in drawing.parameters:
@@ -67,12 +67,12 @@ class GraphBuilder:
                 drawing.grown = True
 
     def set_compiled_order(self, graph: int, nodes: Sequence[GraphNode]) -> None:
-        """Take the framework's own order of a graph; descriptions of its nodes complete it."""
+        """Set the framework's own order of a graph; descriptions of its nodes complete it."""
         with self._lock:
             self._graphs.setdefault(graph, _GraphDraft()).compile(nodes)
 
     def take_parts(self) -> list[GraphPart]:
-        """Return every graph that grew since it was last taken, whole, in parts."""
+        """Return every graph that grew since the last call, whole, in parts."""
         with self._lock:
             grown = [(n, drawing) for n, drawing in self._graphs.items() if drawing.grown]
             graphs = [
@@ -90,7 +90,7 @@ class GraphBuilder:
 
 
 def split_graph(graph: OperatorGraph) -> Iterator[GraphPart]:
-    """Yield a graph in parts that each fit into a message; one without nodes is one part."""
+    """Yield a graph in parts that each fit into a message; a graph without nodes is one part."""
     pieces = list(
         zip_longest(_split_nodes(graph.nodes), _split_parameters(graph.parameters), fillvalue=())
     )
@@ -121,7 +121,7 @@ def _split_nodes(nodes: Sequence[GraphNode]) -> Iterator[tuple[GraphNode, ...]]:
 
 
 def _count_characters(node: GraphNode) -> int:
-    """Return about how long a node is as text."""
+    """Return the approximate length of a node as text."""
     lines = sum(len(line.file) + len(line.function) + len(line.code) for line in node.source)
     pairs = sum(len(name) + len(text) for name, text in node.attributes.items())
     return len(node.name) + len(node.op_type) + sum(map(len, node.inputs)) + lines + pairs

@@ -1,5 +1,5 @@
-"""State of a rank's iterations: which one runs and whether it is dumped, what was selected and lost
-in each and why, and for how long dumping held the job up. Decides nothing about tensors.
+"""State of a rank's iterations: which one runs and whether it is dumped, counts of selected and
+lost tensors with reasons, and how long dumping delayed the job. Decides nothing about tensors.
 
 `dump_start` and `dump_stop` replace the plan's iterations from their first use on, as
 MindSpore's dynamic mode does (MindSpore 2.3, Dump guide).
@@ -21,7 +21,7 @@ from rankdump._core.session_protocol import IterationEnd
 
 
 class IterationState:
-    """The iterations of one rank; changed on the training thread, read from any."""
+    """Iterations of one rank; changed on the training thread, read from any."""
 
     def __init__(self, plan: DumpPlan, device: int) -> None:
         self._plan = plan
@@ -34,7 +34,7 @@ class IterationState:
         self.armed = False
         """Whether tensors of this iteration are kept now."""
         self.active = False
-        """Whether anything happened in this iteration."""
+        """Whether any operator ran in this iteration."""
         self.ever_armed = False
         """Whether any iteration was armed."""
         self.iterations_seen = 0
@@ -42,11 +42,11 @@ class IterationState:
         self.iterations_armed = 0
         """Iterations that ran and were dumped, at least in part."""
         self.retired_in: int | None = None
-        """The last iteration to be dumped, once the plan has what it asked for."""
+        """Last iteration to be dumped, once the plan's limit is reached."""
 
     @property
     def switched(self) -> bool:
-        """Whether the script itself says when to dump."""
+        """Whether the script decides when to dump."""
         return self._switch is not None
 
     @property
@@ -61,7 +61,7 @@ class IterationState:
         self._arm()
 
     def end(self, *, ran: bool) -> bool:
-        """Return whether the iteration that is over counts as dumped; it does not if none ran."""
+        """End the iteration; return whether it was dumped, which it was not if nothing ran."""
         if not (ran or self.active):
             return False
         self.iterations_seen += 1
@@ -75,15 +75,15 @@ class IterationState:
         self._arm()
 
     def describe_again(self) -> None:
-        """Let operators be described in the next armed iteration too: a model was added."""
+        """Describe operators in the next armed iteration too, because a model was added."""
         self._described = False
 
     def stop_after_current(self) -> None:
-        """Dump no iteration after this one: the plan has what it asked for."""
+        """Dump no iteration after this one, because the plan's limit is reached."""
         self.retired_in = self.iteration
 
     def disable(self) -> None:
-        """Dump nothing any more: there is nowhere to send it."""
+        """Dump nothing from now on, because there is nowhere to send it."""
         self._here = self.armed = False
 
     def _arm(self) -> None:
@@ -101,7 +101,7 @@ _MAX_UNSUMMED_STALLS = 1024
 
 @dataclass(slots=True)
 class IterationBalance:
-    """The balance of one iteration so far."""
+    """Balance of one iteration so far."""
 
     expected: int = 0
     dropped: Counter[str] = field(default_factory=Counter[str])
@@ -119,7 +119,7 @@ class IterationCounters:
 
     @property
     def kept_tensors(self) -> int:
-        """Tensors that are kept, as records or as statistics, in the whole run."""
+        """Tensors kept in the whole run, as records or as statistics."""
         return self._kept
 
     @property
@@ -129,43 +129,43 @@ class IterationCounters:
             return dict(self._lost.most_common())
 
     def count_sent(self, iteration: int, count: int = 1) -> None:
-        """Count selected tensors that are on their way."""
+        """Count selected tensors that were submitted."""
         with self._lock:
-            self._tally(iteration).expected += count
+            self._get_balance(iteration).expected += count
             self._kept += count
 
     def count_lost(self, iteration: int, reason: str, count: int = 1) -> None:
-        """Count selected tensors that are not."""
+        """Count selected tensors that were lost."""
         with self._lock:
-            tally = self._tally(iteration)
+            tally = self._get_balance(iteration)
             tally.expected += count
             tally.dropped[reason] += count
             self._lost[reason] += count
 
     def count_undelivered(self, count: int, reason: str) -> None:
-        """Count tensors that were sent, and never arrived."""
+        """Count tensors that were submitted and never arrived."""
         with self._lock:
             self._lost[reason] += count
 
     def add_stall(self, iteration: int, stall_ns: int) -> None:
-        """Add time for which the training thread was held up."""
+        """Add time for which the training thread was delayed."""
         with self._lock:
-            self._tally(iteration).stall_ns += stall_ns
+            self._get_balance(iteration).stall_ns += stall_ns
 
     def expects(self, iteration: int) -> bool:
-        """Return whether any tensor of the iteration was selected, whatever became of it."""
+        """Return whether any tensor of the iteration was selected, kept or not."""
         with self._lock:
             tally = self._tallies.get(iteration)
             return tally is not None and tally.expected > 0
 
     def close_iteration(self, iteration: int, span: tuple[int, int] = (0, 0)) -> IterationEnd:
-        """Close the balance of an iteration and return it, with the positions that are its own."""
+        """Close the balance of an iteration; return it with the iteration's range of positions."""
         with self._lock:
             tally = self._tallies.pop(iteration, IterationBalance())
         stall_us = tally.stall_ns // 1000
         return IterationEnd(iteration, tally.expected, dict(tally.dropped), stall_us, *span)
 
-    def _tally(self, iteration: int) -> IterationBalance:
+    def _get_balance(self, iteration: int) -> IterationBalance:
         found = self._tallies.get(iteration)
         if found is None:
             found = self._tallies[iteration] = IterationBalance()
@@ -173,7 +173,7 @@ class IterationCounters:
 
 
 class StallTimer:
-    """How long dumping held the job up, all threads together; no tensor takes a lock."""
+    """Time for which dumping delayed the job, summed over threads; no tensor takes a lock."""
 
     def __init__(self, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._clock_ns = clock_ns
@@ -183,11 +183,11 @@ class StallTimer:
         self._total_ns = self._unsettled_ns = self._told_ns = 0
 
     def begin(self) -> None:
-        """Note that this thread is held up from now on."""
+        """Start a delay of this thread."""
         self._since[get_ident()] = self._clock_ns()
 
     def end(self) -> None:
-        """Note that it no longer is."""
+        """End the delay of this thread."""
         self._ended.append(self._clock_ns() - self._since.pop(get_ident()))
         if len(self._ended) >= _MAX_UNSUMMED_STALLS:
             with self._lock:
@@ -195,7 +195,7 @@ class StallTimer:
 
     @contextmanager
     def measure_stall(self) -> Generator[None]:
-        """Count what is done within."""
+        """Measure the block as a delay of this thread."""
         self.begin()
         try:
             yield
@@ -203,7 +203,7 @@ class StallTimer:
             self.end()
 
     def total_us(self) -> int:
-        """Return the time so far, with what goes on right now; it never gets less."""
+        """Return the time so far, including delays that have not ended; it never decreases."""
         with self._lock:
             self._gather()
             since = list(self._since.values())
@@ -212,14 +212,14 @@ class StallTimer:
             return self._told_ns // 1000
 
     def take_ended_ns(self) -> int:
-        """Return what has ended since this was asked last."""
+        """Return the time of delays that ended since the last call."""
         with self._lock:
             self._gather()
             settled_ns, self._unsettled_ns = self._unsettled_ns, 0
             return settled_ns
 
     def _gather(self) -> None:
-        # The list stays the same one: another thread may be about to append to it.
+        # The list object stays the same: another thread may be about to append to it.
         ended = self._ended[:]
         del self._ended[: len(ended)]
         some_ns = sum(ended)

@@ -1,6 +1,5 @@
-"""Senders of what a rank declares beside its tensors: events, graphs and ends of iterations in
-order, call stacks in batches, and limits to communication whenever they grew. Never waits for
-space.
+"""Senders of a rank's metadata: events, graphs and ends of iterations in order, call stacks in
+batches, and timeouts of communication when new ones are known. Never waits for space.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ from rankdump._core.timeouts import GroupTimeout, RankTimeouts
 from rankdump._recorder.event_trace import EventTrace
 from rankdump._recorder.graph_builder import GraphBuilder
 from rankdump._recorder.iteration_state import IterationCounters, StallTimer
-from rankdump._recorder.staging_buffer import StagingBuffer
+from rankdump._recorder.record_builder import StagingBuffer
 from rankdump._transport.send_buffer import SendBuffer
 
 
 class MetadataSender:
-    """The declarations of one session; safe to use from several threads."""
+    """Sends events, graphs and ends of iterations; safe to use from several threads."""
 
     def __init__(
         self,
@@ -42,26 +41,26 @@ class MetadataSender:
         self._silent = False
 
     def disarm(self) -> None:
-        """Declare nothing any more, in a child of the process: without a lock, it may be held."""
+        """Send nothing from now on, in a forked child; takes no lock, because it may be held."""
         self._silent = True
 
     def send_events(self) -> None:
-        """Hand over what waits."""
+        """Send the events that wait."""
         if self._silent:
             return
-        # Whoever takes them sends them first: the end of an iteration comes after its events.
+        # Taken and sent under one lock: the end of an iteration must come after its events.
         with self._in_order:
             events = self._trace.take_events()
             if events is not None:
                 self._send_buffer.submit(events)
 
     def send_graphs(self) -> None:
-        """Hand over what is new of the graphs."""
+        """Send the graphs that grew."""
         for part in self._graph_builder.take_parts():
             self._send_buffer.submit(part)
 
     def end_iteration(self, iteration: int, span: tuple[int, int]) -> None:
-        """Hand over all there is of an iteration, and that it is over."""
+        """Send all metadata of an iteration, then its end."""
         with self._stalls.measure_stall():
             self.send_events()
             self.send_graphs()
@@ -70,11 +69,11 @@ class MetadataSender:
 
 
 MAX_STACK_CHARACTERS = 1 << 18
-"""Of the stacks of one frame, about: stacks of a deep program are long."""
+"""Approximate limit to the stacks of one frame: stacks of a deep program are long."""
 
 
 class CallStackSender:
-    """The stacks of one rank's calls, in their order; safe to use from several threads."""
+    """Sends call stacks of one rank, in order; safe to use from several threads."""
 
     def __init__(self, staging: StagingBuffer, send_buffer: SendBuffer) -> None:
         self._staging = staging
@@ -86,10 +85,10 @@ class CallStackSender:
         self._known: dict[tuple[str, ...], int] = {}
         self._characters = 0
         self.lost_calls = 0
-        """Calls whose stacks found no room."""
+        """Calls whose stacks were dropped for lack of space."""
 
     def add(self, iteration: int, op_name: str, stack: tuple[str, ...]) -> None:
-        """Take the stack of a call."""
+        """Add the stack of a call."""
         with self._lock:
             if iteration != self._iteration:
                 self._send()
@@ -104,7 +103,7 @@ class CallStackSender:
                 self._send()
 
     def flush(self) -> None:
-        """Send what waits for the end of the iteration."""
+        """Send the stacks that wait for the end of the iteration."""
         with self._lock:
             self._send()
 
@@ -127,7 +126,7 @@ MAX_TIMEOUT_S = 2**31
 
 
 class TimeoutReporter:
-    """The limits of one session; safe to use from several threads."""
+    """Sends timeouts of communication of one session; safe to use from several threads."""
 
     def __init__(
         self,
@@ -135,7 +134,7 @@ class TimeoutReporter:
         send_buffer: SendBuffer,
         warn: Callable[[str], None],
     ) -> None:
-        """`variables` are those of the environment that set a limit."""
+        """`variables` are the environment variables that set a timeout."""
         self._variables = dict(variables)
         self._send_buffer = send_buffer
         self._warn = warn
@@ -144,12 +143,12 @@ class TimeoutReporter:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Say what the environment says, if it says anything."""
+        """Send the timeouts that the environment sets, if any."""
         if self._variables:
             self._send()
 
     def add_group(self, timeout: GroupTimeout) -> None:
-        """Take what a process group in use was made with."""
+        """Add the timeout of a process group in use."""
         place = (timeout.group, timeout.backend)
         if self._groups.get(place) != timeout:
             with self._lock:
@@ -157,7 +156,7 @@ class TimeoutReporter:
                 self._send()
 
     def set_limit(self, name: str, seconds: float) -> None:
-        """Take a limit that no variable says; one that cannot be is a warning."""
+        """Set a timeout that no environment variable sets; warn if it is not allowed."""
         fault = _find_fault(name, seconds)
         if fault:
             self._warn(f"limit() was ignored: {fault}")
@@ -173,7 +172,7 @@ class TimeoutReporter:
 
 
 def _find_fault(name: object, seconds: object) -> str:
-    """Return what is wrong with a limit; empty when nothing is."""
+    """Return what is wrong with a timeout; empty if it is allowed."""
     if not (isinstance(name, str) and name.isascii() and name.isidentifier()):
         return f"the name is {_format_value(name)}; allowed: letters, digits and _"
     if len(name) > MAX_NAME_CHARACTERS:
@@ -190,5 +189,5 @@ def _find_fault(name: object, seconds: object) -> str:
 def _format_value(value: object) -> str:
     try:
         return repr(value)[:MAX_NAME_CHARACTERS]
-    except Exception:  # the script's own object decides
+    except Exception:  # the object's own code runs here
         return type(value).__name__

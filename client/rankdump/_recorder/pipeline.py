@@ -1,6 +1,6 @@
 """Composition root of the recorder: connects filter, triggers, record builder, staging buffer and
-transport of one rank, and begins and ends its iterations. Adapters use its `recorder`; nothing
-here raises into the job, and in a forked child it disarms itself.
+transport of one rank, and begins and ends its iterations. Adapters use its `recorder`. Nothing
+here raises into the job; in a forked child the pipeline disarms itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from rankdump._core.plan import DumpPlan
 from rankdump._core.session_protocol import RecordHead, SessionEnd, SessionRequest
 from rankdump._layout.profile import OperatorAliases
-from rankdump._recorder.event_trace import EventTrace
+from rankdump._recorder.event_trace import EventTrace, now_us
 from rankdump._recorder.graph_builder import GraphBuilder
 from rankdump._recorder.iteration_state import IterationCounters, IterationState, StallTimer
 from rankdump._recorder.metadata_sender import CallStackSender, MetadataSender, TimeoutReporter
@@ -23,17 +23,23 @@ from rankdump._recorder.plan_settings import (
     has_call_stacks,
     is_copied_directly,
     is_shared_memory_wanted,
-    make_record_namer,
     make_statistics_calculator,
     make_wait_policy,
+    select_layout,
     select_profile,
 )
-from rankdump._recorder.record_builder import COPY_FAILED, RecordBuilder, RecordSender
+from rankdump._recorder.record_builder import (
+    COPY_FAILED,
+    RecordBuilder,
+    RecordNamer,
+    RecordSender,
+    StagingBudget,
+    StagingBuffer,
+)
 from rankdump._recorder.record_filter import OperatorRanges, RecordFilter
 from rankdump._recorder.recorder import DumpRecorder
 from rankdump._recorder.run_summary import make_run_facts, summarize_run
 from rankdump._recorder.session_logger import SessionLogger
-from rankdump._recorder.staging_buffer import StagingBudget, StagingBuffer
 from rankdump._recorder.triggers import DumpTrigger, make_trigger
 from rankdump._transport.agent_client import AgentClient
 from rankdump._transport.connection import LinkState
@@ -55,11 +61,11 @@ def call_in_forked_children(method: Callable[[], None]) -> None:
 
 NOT_TAKEN_BY_AGENT = "not_taken_by_agent"
 FIRST_ANSWER_TIMEOUT_S = 5.0
-"""Longest a job waits at its start for an agent that neither answers nor refuses."""
+"""Longest wait at the start of a job for an agent that neither answers nor rejects."""
 
 
 class DumpPipeline:
-    """One rank's way from operator to agent: iterations begin and end here."""
+    """Pipeline of one rank from operator to agent; begins and ends iterations."""
 
     def __init__(
         self,
@@ -71,8 +77,8 @@ class DumpPipeline:
         *,
         missing: str = "",
     ) -> None:
-        """`variables` are those of the environment that set a limit to communication; `missing`
-        says why no agent is to be expected.
+        """`variables` are the environment variables that set a timeout of communication; `missing`
+        is the reason why no agent is expected.
         """
         self._plan, self._device = plan, request.device
         self._quiet = plan.selection.trigger == "exception"
@@ -82,12 +88,12 @@ class DumpPipeline:
             request, address, plan.delivery.buffer_bytes, missing=missing
         )
         self._counters, self._stalls = IterationCounters(), StallTimer()
-        self._namer = make_record_namer(plan, request.rank)
+        self._namer = self._make_namer(request.rank)
         self._ranges = OperatorRanges(
             plan.selection, self._namer.get_model_name, self._session_logger.warn_once
         )
         self._filter = RecordFilter(plan, self._namer.get_model_name, self._ranges.is_in_range)
-        # One rank's events alone would read as a job in which all others are missing.
+        # The events of one rank alone would look like a job in which all others are missing.
         self._trace = EventTrace(stalled_us=self._stalls.total_us, keeps=not self._quiet)
         self._graph_builder = GraphBuilder()
         self._send_buffer = self._make_send_buffer()
@@ -117,9 +123,9 @@ class DumpPipeline:
         self.undelivered = 0
         """Tensors that had not reached an agent when `close` returned."""
         self.refused = False
-        """Whether the agent refused this rank, by then."""
+        """Whether the agent had rejected this rank when `close` returned."""
         self.recorder: DumpRecorder = self._make_recorder()
-        """What adapters hand operators and events to."""
+        """Recorder for adapters."""
 
     def start(self) -> None:
         """Connect to the agent and begin the plan's first iteration."""
@@ -132,12 +138,12 @@ class DumpPipeline:
 
     @property
     def iteration(self) -> int:
-        """The iteration that runs now."""
+        """Number of the running iteration."""
         return self._iteration_state.iteration
 
     @property
     def armed(self) -> bool:
-        """Whether tensors of the iteration that runs now are kept on this rank."""
+        """Whether the running iteration is dumped on this rank."""
         return self._iteration_state.armed
 
     @property
@@ -174,12 +180,12 @@ class DumpPipeline:
             self._trigger.end_all_calls()
 
     def limit(self, name: str, seconds: float) -> None:
-        """Take a limit to communication that no variable says."""
+        """Set a timeout of communication that no environment variable sets."""
         if not self._in_child:
             self._timeout_reporter.set_limit(name, seconds)
 
     def add_model(self, graph: int, name: str) -> None:
-        """Say that a model was added, and what it is called: its operators are to be described."""
+        """Add a model with its name; its operators are described in the next armed iteration."""
         self._namer.name_model(graph, name)
         self._filter.clear_cache()
         self._iteration_state.describe_again()
@@ -187,7 +193,7 @@ class DumpPipeline:
     # -- the end
 
     def close(self) -> None:
-        """Say goodbye, deliver what waits, and tell what was lost."""
+        """End the session: deliver buffered data, and log what was lost."""
         if self._in_child:
             return
         self._iteration_state.disable()
@@ -219,29 +225,29 @@ class DumpPipeline:
         self._session_logger.close()
 
     def _undelivered(self) -> int:
-        """Return tensors that no agent has taken, though the plan wished for all of them."""
+        """Return the number of selected tensors that no agent has taken."""
         if self._client.link in (LinkState.ABSENT, LinkState.OPENING, LinkState.REFUSED):
             return self.lost_tensors
         return self._counters.losses_by_reason.get(NOT_TAKEN_BY_AGENT, 0)
 
     def _flush(self, iteration: int) -> None:
-        """Send what waited for the end of the iteration."""
+        """Send the items that waited for the end of the iteration."""
         self._record_sender.flush(iteration)
         if self._stack_sender is not None:
             self._stack_sender.flush()
 
-    # -- what the rooms and the interpreter call back
+    # -- callbacks of the parts and the interpreter
 
     def _disarm_in_child(self) -> None:
-        # A fork copies neither the sender's thread nor the channel: the session is the parent's.
-        # Its shared memory is still mapped here, and is the parent's as well.
+        # A fork copies neither the sender's thread nor the channel: the session and the mapped
+        # shared memory belong to the parent.
         self._in_child = True
         self._iteration_state.disable()
         self._metadata_sender.disarm()
         self._client.disarm()
 
     def _count_failed_copy(self, head: RecordHead) -> None:
-        # The agent counts it in its iteration: the record's number is given.
+        # The agent counts it for its iteration: the record's number is already assigned.
         self._counters.count_undelivered(1, COPY_FAILED)
         self._session_logger.warn_lost_tensor(COPY_FAILED, head.kind.op_name)
 
@@ -251,6 +257,10 @@ class DumpPipeline:
         self._session_logger.log_link_change(link, reason, closing=self._client.closing)
 
     # -- wiring
+
+    def _make_namer(self, rank: int) -> RecordNamer:
+        net_name, layout = self._plan.output.net_name, select_layout(self._plan)
+        return RecordNamer(rank=rank, net_name=net_name, clock_us=now_us, layout=layout)
 
     def _make_send_buffer(self) -> SendBuffer:
         return SendBuffer(

@@ -9,36 +9,30 @@ from rankdump._core.plan import DumpPlan
 from rankdump._layout.profile import DEFAULT_PROFILE, PROFILES, Profile
 from rankdump._layout.statistic_tables import select_table_items
 from rankdump._layout.tree_layouts import DEFAULT_LAYOUT, LAYOUTS, Layout
-from rankdump._recorder.event_trace import now_us
-from rankdump._recorder.record_namer import RecordNamer
-from rankdump._recorder.staging_buffer import ROW_BYTES
 from rankdump._recorder.tensor_statistics import MAX_WAITING_ROWS, StatisticsCalculator
 from rankdump._transport.send_buffer import WaitPolicy
 
+ROW_BYTES = 128
+"""Approximate bytes of a row of statistics: its text and its part of the frame."""
+
 
 def select_layout(plan: DumpPlan) -> Layout:
-    """Return the plan's tree; an agent refuses a plan with an unknown one."""
+    """Return the plan's layout, or the default for an unknown one, which the agent rejects."""
     return LAYOUTS.get(plan.output.layout, DEFAULT_LAYOUT)
 
 
-def make_record_namer(plan: DumpPlan, rank: int) -> RecordNamer:
-    """Return what names tensors as the plan's tree does."""
-    net_name, layout = plan.output.net_name, select_layout(plan)
-    return RecordNamer(rank=rank, net_name=net_name, clock_us=now_us, layout=layout)
-
-
 def has_call_stacks(plan: DumpPlan) -> bool:
-    """Return whether the plan's tree has a file of where calls came from."""
+    """Return whether the plan's tree has a file of call stacks."""
     return select_layout(plan).api_files is not None
 
 
 def select_profile(plan: DumpPlan) -> Profile:
-    """Return how the tree is spelt; an agent refuses a plan with an unknown profile."""
+    """Return the plan's profile, or the default for an unknown one, which the agent rejects."""
     return PROFILES.get(plan.output.profile, DEFAULT_PROFILE)
 
 
 def make_statistics_calculator(plan: DumpPlan) -> StatisticsCalculator | None:
-    """Return what computes statistics on this rank; None where the plan never asks for it."""
+    """Return the calculator of statistics on this rank; None if the plan needs none."""
     content = plan.content
     if not (is_statistics_only(plan) or plan.delivery.on_full == "statistic"):
         return None
@@ -51,39 +45,39 @@ def make_statistics_calculator(plan: DumpPlan) -> StatisticsCalculator | None:
 
 
 def is_statistics_only(plan: DumpPlan) -> bool:
-    """Return whether statistics are all that is kept of any tensor."""
+    """Return whether the plan keeps statistics only."""
     return plan.content.saved == "statistic"
 
 
 def compute_batch_rows(plan: DumpPlan) -> int:
-    """Return how many rows may wait for each other: what fills the buffer has to leave it.
+    """Return how many rows may wait before they are sent: half of what the buffer holds.
 
-    Otherwise they wait for the end of an iteration: they are then computed and sent together, and
-    no thread of ours runs in the middle of a step.
+    Fewer rows wait for the end of an iteration: they are then computed and sent together, and no
+    thread of rankdump runs in the middle of a step.
     """
     return max(1, min(MAX_WAITING_ROWS, compute_row_buffer_bytes(plan) // (2 * ROW_BYTES)))
 
 
 def compute_row_buffer_bytes(plan: DumpPlan) -> int:
-    """Return the room of rows: beside records a little, which these can never fill."""
+    """Return the budget of rows: beside records a small share, which records never take."""
     limit = plan.delivery.buffer_bytes
     return limit if is_statistics_only(plan) else limit // 16
 
 
 def is_shared_memory_wanted(plan: DumpPlan, address: str) -> bool:
-    """Return whether to ask for shared memory: only an agent of this host has any."""
+    """Return whether to request shared memory: only an agent on this host has any."""
     return plan.delivery.shared_memory and address.startswith("unix:")
 
 
 def is_copied_directly(plan: DumpPlan) -> bool:
-    """Return whether a tensor's fate is known when it is read, so that it needs one copy only."""
+    """Return whether a tensor is read only once it is known to be kept, so one copy is enough."""
     return plan.selection.trigger == "always"
 
 
 def make_wait_policy(plan: DumpPlan) -> WaitPolicy:
-    """Return how long a tensor waits for space: only a plan that blocks lets it."""
+    """Return how long a tensor may wait for space, which only a blocking plan allows."""
     if plan.delivery.on_full != "block":
         return WaitPolicy()
-    # Else what fills the buffer waits for the very thread that would wait.
+    # Otherwise the buffer is full of items that only the waiting thread itself could release.
     holds_back = not is_copied_directly(plan) or is_statistics_only(plan)
     return WaitPolicy(plan.delivery.block_timeout_s, only_behind_tensors=holds_back)

@@ -1,7 +1,9 @@
-"""Builder and sender of records: an observed tensor becomes a record, a row of statistics, or a
-loss with its reason, and is counted and submitted at once or in batches.
+"""Records of a rank: an observed tensor is named, stamped and staged, and becomes a record, a row
+of statistics, or a loss with its reason, which is counted and submitted at once or in batches.
 
-Every attempt ends in exactly one item; building never raises.
+Every attempt ends in exactly one item; building never raises. Staging makes one copy into memory
+that outlives the step, either the agent's shared memory or the heap under a byte budget. It never
+compresses, and never waits longer than the plan allows.
 """
 
 from __future__ import annotations
@@ -13,15 +15,26 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from rankdump._core.bounded_cache import remember
 from rankdump._core.element_types import ELEMENT_TYPES
-from rankdump._core.plan import DumpPlan
-from rankdump._core.record import StatisticRows, TensorKind
-from rankdump._core.recorder_protocol import StagedRecord, TensorObservation, TensorSource
-from rankdump._core.session_protocol import KernelArguments, OperatorArguments
+from rankdump._core.plan import UNNAMED_MODEL, DumpPlan
+from rankdump._core.record import StatisticRows, TensorKind, TensorSide
+from rankdump._core.recorder_protocol import (
+    PlacementResult,
+    StagedRecord,
+    TensorObservation,
+    TensorSource,
+)
+from rankdump._core.selection import GRADIENTS_PREFIX
+from rankdump._core.session_protocol import (
+    CallStacks,
+    KernelArguments,
+    OperatorArguments,
+    RecordHead,
+)
+from rankdump._layout.tree_layouts import DEFAULT_LAYOUT, Layout
 from rankdump._recorder.iteration_state import IterationCounters, IterationState, StallTimer
-from rankdump._recorder.plan_settings import is_statistics_only
-from rankdump._recorder.record_namer import RecordNamer
-from rankdump._recorder.staging_buffer import StagingBuffer
+from rankdump._recorder.plan_settings import ROW_BYTES, is_statistics_only
 from rankdump._recorder.tensor_statistics import (
     RowBatch,
     StatisticsCalculator,
@@ -32,6 +45,247 @@ from rankdump._transport.send_buffer import SendBuffer
 
 _logger = logging.getLogger(__name__)
 
+_MAX_REMEMBERED_NAMES = 1 << 14
+"""Limit for a loop without steps: every call number makes a name."""
+
+
+class TimestampAllocator:
+    """Allocates times that name files and sort rows; safe to use from several threads.
+
+    Each is later than all before, unless all tensors of a call share the time of the first one.
+    """
+
+    def __init__(self, clock_us: Callable[[], int], *, shared: bool) -> None:
+        self._clock_us = clock_us
+        self.shared = shared
+        """Whether tensors of a call share the time of the first one."""
+        self._lock = threading.Lock()
+        self._last_us = 0
+        self._iteration = -1
+        self._calls: dict[tuple[int, str], tuple[int, set[int]]] = {}
+        """Time of each call of the running iteration, and the tensors that have it."""
+
+    def allocate(self, kind: TensorKind, iteration: int) -> int:
+        """Return the time stamp of a tensor of that kind, in us since the epoch."""
+        with self._lock:
+            if not self.shared:
+                return self._next_us()
+            if iteration != self._iteration or len(self._calls) >= _MAX_REMEMBERED_NAMES:
+                self._calls.clear()
+                self._iteration = iteration
+            call = kind.graph, kind.op_name
+            place = -kind.slot - 1 if kind.side is TensorSide.OUTPUT else kind.slot
+            known = self._calls.get(call)
+            # A tensor that came before belongs to another call.
+            if known is None or place in known[1]:
+                known = self._calls[call] = self._next_us(), set[int]()
+            known[1].add(place)
+            return known[0]
+
+    def end_call(self, graph: int, op_name: str) -> None:
+        """End a forward call; a backward's end is ignored, for it may be reported too early."""
+        if not op_name.startswith(GRADIENTS_PREFIX):
+            with self._lock:
+                self._calls.pop((graph, op_name), None)
+
+    def _next_us(self) -> int:
+        self._last_us = stamp_us = max(self._clock_us(), self._last_us + 1)
+        return stamp_us
+
+
+class RecordNamer:
+    """Names tensors of one rank; safe to use from several threads."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        net_name: str,
+        clock_us: Callable[[], int],
+        layout: Layout = DEFAULT_LAYOUT,
+    ) -> None:
+        """`net_name` is the plan's; if set, it is used instead of the names of models."""
+        self._rank = rank
+        self._net_name = net_name
+        self._unknown_id = layout.unknown_id
+        self._stamps = TimestampAllocator(clock_us, shared=layout.shares_timestamps)
+        # In an API dump each call has its own name, so no name repeats.
+        self._remembers = layout.api_files is None
+        self._models: dict[int, str] = {}
+        self._kinds: dict[tuple[int, str, TensorSide, int], TensorKind] = {}
+
+    def name_model(self, graph: int, name: str) -> None:
+        """Set the name of a graph's model; kinds with the old name are forgotten."""
+        self._models[graph] = name
+        self._kinds.clear()
+
+    def get_model_name(self, graph: int) -> str:
+        """Return the name of a graph's model."""
+        return self._net_name or self._models.get(graph, UNNAMED_MODEL)
+
+    def find_kind(self, observation: TensorObservation, source: TensorSource) -> TensorKind:
+        """Return the kind of an observation's tensor, or of a sample of it, read by `source`.
+
+        The same object is returned while type and shape stay the same, if names repeat.
+        """
+        if not self._remembers:
+            return self._make_kind(observation, source)
+        place = (observation.graph, observation.op_name, observation.side, observation.slot)
+        known = self._kinds.get(place)
+        if (
+            known is not None
+            and known.shape == source.shape
+            and known.dtype == source.dtype
+            and known.argument == observation.argument
+            and known.op_type == observation.op_type
+            and known.constant == observation.constant
+        ):
+            return known
+        kind = self._make_kind(observation, source)
+        return remember(self._kinds, place, kind, _MAX_REMEMBERED_NAMES)
+
+    def stamp(self, kind: TensorKind, iteration: int) -> int:
+        """Return the time in us that names the file of a tensor, or sorts its row."""
+        return self._stamps.allocate(kind, iteration)
+
+    def end_call(self, graph: int, op_name: str) -> None:
+        """End a call: the next one of its name gets a new time."""
+        if self._stamps.shared:
+            self._stamps.end_call(graph, op_name)
+
+    def make_head(
+        self, kind: TensorKind, *, iteration: int, switched_on: bool = False
+    ) -> RecordHead:
+        """Return the head of a record of that kind, stamped now."""
+        return RecordHead(
+            kind,
+            iteration,
+            self._stamps.allocate(kind, iteration),
+            self._rank,
+            self._unknown_id,
+            self._unknown_id,
+            switched_on,
+        )
+
+    def _make_kind(self, observation: TensorObservation, source: TensorSource) -> TensorKind:
+        graph, op_type, op_name, side, slot, argument, *_ = observation
+        return TensorKind(
+            graph,
+            op_type,
+            op_name,
+            side,
+            slot,
+            source.dtype,
+            source.shape,
+            source.byte_count,
+            argument,
+            observation.constant,
+            self.get_model_name(graph),
+        )
+
+
+MIN_RECORD_BYTES = 512
+"""Approximate bytes of a record without elements; smaller records are charged this much."""
+CALL_BYTES = 256
+"""Approximate bytes of a call with its stack; a repeated stack is sent once."""
+
+
+class StagingBudget:
+    """Budget of bytes held at once; an item larger than the limit is admitted alone."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._held_bytes = 0
+        self._freed = threading.Condition()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes held now."""
+        return self._held_bytes
+
+    def acquire(self, byte_count: int, compute_remaining_s: Callable[[], float]) -> bool:
+        """Hold the bytes, waiting for space as long as allowed; False if time ran out."""
+        with self._freed:
+            while self._held_bytes and self._held_bytes + byte_count > self._limit_bytes:
+                left_s = compute_remaining_s()
+                if left_s <= 0:
+                    return False
+                # The remaining time is extended whenever the agent makes progress.
+                self._freed.wait(min(left_s, 1.0))
+            self._held_bytes += byte_count
+            return True
+
+    def release(self, byte_count: int) -> None:
+        """Release bytes, and wake waiting threads."""
+        with self._freed:
+            self._held_bytes -= byte_count
+            self._freed.notify_all()
+
+
+class StagingBuffer:
+    """Reserves space for records and rows, and copies tensors; safe for several threads."""
+
+    def __init__(
+        self,
+        send_buffer: SendBuffer,
+        *,
+        records: StagingBudget,
+        rows: StagingBudget,
+        copies_directly: bool = True,
+    ) -> None:
+        """`copies_directly` permits copies into shared memory.
+
+        Rows have their own budget, so that they are sent even if records have used all of theirs.
+        """
+        self._send_buffer = send_buffer
+        self._records = records
+        self._rows = rows
+        self._copies_directly = copies_directly
+
+    def keep(self, head: RecordHead, source: TensorSource) -> RecordHead | StagedRecord | None:
+        """Copy a record's elements once; None if there is no space for them.
+
+        A head is returned if its elements are in shared memory, so that nothing is left to send.
+        """
+        if self._copies_directly:
+            result = self._send_buffer.place_record(head, source)
+            if result is PlacementResult.DONE:
+                return head
+            if result is PlacementResult.FULL:
+                return None
+        charge = _compute_charge(head)
+        if not self._records.acquire(charge, self._send_buffer.compute_remaining_wait_s):
+            return None
+        try:
+            data = memoryview(bytearray(head.byte_count))
+            source.copy_into(data)
+        except BaseException:
+            self._records.release(charge)
+            raise
+        return StagedRecord(head, data)
+
+    def admit(self, rows: StatisticRows) -> bool:
+        """Reserve space for rows until `release`; False if there is none in time."""
+        return self._rows.acquire(len(rows) * ROW_BYTES, self._send_buffer.compute_remaining_wait_s)
+
+    def admit_at_once(self, stacks: CallStacks) -> bool:
+        """Reserve space for call stacks until `release`; False if there is none now."""
+        return self._rows.acquire(len(stacks.calls) * CALL_BYTES, lambda: 0.0)
+
+    def release(self, item: StagedRecord | StatisticRows | CallStacks) -> None:
+        """Release the space of an item that was sent."""
+        if isinstance(item, StatisticRows):
+            self._rows.release(len(item) * ROW_BYTES)
+        elif isinstance(item, CallStacks):
+            self._rows.release(len(item.calls) * CALL_BYTES)
+        else:
+            self._records.release(_compute_charge(item.head))
+
+
+def _compute_charge(head: RecordHead) -> int:
+    return max(head.byte_count, MIN_RECORD_BYTES)
+
+
 BUFFER_FULL = "buffer_full"
 COPY_FAILED = "copy_failed"
 NO_STATISTICS = "no_statistics"
@@ -40,19 +294,19 @@ UNSUPPORTED_DTYPE = "unsupported_dtype"
 
 @dataclass(frozen=True, slots=True)
 class LostTensor:
-    """A selected tensor that is no record."""
+    """A selected tensor that was not recorded, with the reason."""
 
     iteration: int
     op_name: str
     reason: str
 
 
-BuildResult: TypeAlias = "StagedRecord | TensorStatisticsRow | LostTensor"
-"""What becomes of an observation."""
+BuildResult: TypeAlias = "RecordHead | StagedRecord | TensorStatisticsRow | LostTensor"
+"""Result of an observation; a head alone is of a record in shared memory."""
 
 
 class RecordBuilder:
-    """Reads tensors as the plan wants them; safe to use from several threads."""
+    """Builds records, rows or losses by the plan; safe to use from several threads."""
 
     def __init__(
         self,
@@ -69,7 +323,7 @@ class RecordBuilder:
         self._iteration_state = iteration_state
         self._namer = namer
         self.end_call = namer.end_call
-        """Hears that a call is over: what comes under its name from now on is another one."""
+        """Ends a call: later tensors of its name belong to another call."""
         self._staging = staging
         self._calculator = calculator
         self._stalls = stalls
@@ -78,7 +332,7 @@ class RecordBuilder:
         """Copy or measure a tensor now."""
         self._stalls.begin()
         try:
-            return self._read(observation)
+            return self._build(observation)
         except Exception:  # a tensor that cannot be read must not end the training
             _logger.debug("copy failed", exc_info=True)
             return self.make_loss(observation.op_name, COPY_FAILED)
@@ -86,7 +340,7 @@ class RecordBuilder:
             self._stalls.end()
 
     def rebuild_record(self, observation: TensorObservation) -> BuildResult:
-        """Copy or measure a tensor that was referred to, as it is now."""
+        """Copy or measure a tensor that was kept by reference, as it is now."""
         try:
             tensor = observation.tensor.read_again()
         except Exception:  # as above
@@ -100,28 +354,28 @@ class RecordBuilder:
         """Return the loss of a tensor of the running iteration."""
         return LostTensor(self._iteration_state.iteration, op_name, reason)
 
-    def _read(self, observation: TensorObservation) -> BuildResult:
+    def _build(self, observation: TensorObservation) -> BuildResult:
         source = observation.tensor
         if source.dtype not in ELEMENT_TYPES:
             return self.make_loss(observation.op_name, UNSUPPORTED_DTYPE)
         if self._sample_elements:
-            source = self._sampled(source)
+            source = self._take_sample(source)
         kind = self._namer.find_kind(observation, source)
         if self._no_elements:
-            row = self._row(kind, source)
+            row = self._make_row(kind, source)
             return self.make_loss(kind.op_name, NO_STATISTICS) if row is None else row
         state = self._iteration_state
         head = self._namer.make_head(kind, iteration=state.iteration, switched_on=state.switched)
         record = self._staging.keep(head, source)
         if record is not None:
             return record
-        row = self._row(kind, source, degraded=True)
+        row = self._make_row(kind, source, degraded=True)
         return self.make_loss(kind.op_name, BUFFER_FULL) if row is None else row
 
-    def _row(
+    def _make_row(
         self, kind: TensorKind, source: TensorSource, *, degraded: bool = False
     ) -> TensorStatisticsRow | None:
-        """Return the tensor's statistics; None when the plan wants none, or it has none."""
+        """Return the tensor's statistics; None if the plan keeps none, or its type has none."""
         if self._calculator is None or not self._calculator.can_measure(kind.dtype):
             return None
         state = self._iteration_state
@@ -134,7 +388,7 @@ class RecordBuilder:
             degraded,
         )
 
-    def _sampled(self, source: TensorSource) -> TensorSource:
+    def _take_sample(self, source: TensorSource) -> TensorSource:
         count = self._sample_elements
         return source.make_head_source(count) if count < math.prod(source.shape) else source
 
@@ -143,11 +397,11 @@ STATISTICS_FAILED = "figures_failed"
 _MAX_ARGUMENTS_AT_ONCE = 500
 
 OperatorItem: TypeAlias = "BuildResult | OperatorArguments"
-"""What can be kept of an operator."""
+"""Anything that can be kept of an operator."""
 
 
 class RecordSender:
-    """Takes items in the order in which they are to stand; safe to use from several threads."""
+    """Sends items in the order in which they are given; safe to use from several threads."""
 
     def __init__(
         self,
@@ -160,7 +414,7 @@ class RecordSender:
         on_lost: Callable[[str, str], None],
         batch_rows: int,
     ) -> None:
-        """Rows wait for the end of the iteration, or until as many wait as a batch takes."""
+        """Rows wait for the end of the iteration, or until `batch_rows` wait."""
         self._counters = counters
         self._stalls = stalls
         self._staging = staging
@@ -173,27 +427,28 @@ class RecordSender:
         self._arguments: list[OperatorArguments] = []
 
     def send(self, item: OperatorItem, iteration: int) -> None:
-        """Send what is kept of an operator of the running iteration."""
+        """Send an item of an operator of the running iteration."""
         if isinstance(item, TensorStatisticsRow):
             if self._batch.add(item):
                 self._send_rows()
+        elif isinstance(item, RecordHead):
+            self._counters.count_sent(item.iteration)
         elif isinstance(item, StagedRecord):
             self._counters.count_sent(item.head.iteration)
-            if not item.is_in_shared_memory:
-                self._send_buffer.submit(item)
+            self._send_buffer.submit(item)
         elif isinstance(item, LostTensor):
-            self._lose(item)
+            self._count_loss(item)
         else:
-            self._collect(item, iteration)
+            self._add_arguments(item, iteration)
 
     def release_items(self, items: Iterable[object]) -> None:
-        """Give back the room of records that nobody wants."""
+        """Release the staged space of records that are not sent."""
         for item in items:
             if isinstance(item, StagedRecord):
                 self._staging.release(item)
 
     def flush(self, iteration: int) -> None:
-        """Send what waited for the end of the iteration."""
+        """Send the items that waited for the end of the iteration."""
         self._send_rows()
         with self._lock:
             self._send_arguments(iteration)
@@ -204,22 +459,22 @@ class RecordSender:
         with self._stalls.measure_stall(), self._in_turn:
             for rows in self._batch.drain_rows(self._calculator):
                 if isinstance(rows, UnreadRow):
-                    self._lose(LostTensor(rows.iteration, rows.op_name, STATISTICS_FAILED))
+                    self._count_loss(LostTensor(rows.iteration, rows.op_name, STATISTICS_FAILED))
                 elif self._staging.admit(rows):
                     self._counters.count_sent(rows.iteration, len(rows))
                     self._send_buffer.submit(rows)
                 else:
-                    self._lose_rows(rows)
+                    self._count_lost_rows(rows)
 
-    def _lose_rows(self, rows: StatisticRows) -> None:
+    def _count_lost_rows(self, rows: StatisticRows) -> None:
         self._counters.count_lost(rows.iteration, BUFFER_FULL, len(rows))
         self._on_lost(BUFFER_FULL, rows.kinds[0].op_name)
 
-    def _lose(self, lost: LostTensor) -> None:
+    def _count_loss(self, lost: LostTensor) -> None:
         self._counters.count_lost(lost.iteration, lost.reason)
         self._on_lost(lost.reason, lost.op_name)
 
-    def _collect(self, arguments: OperatorArguments, iteration: int) -> None:
+    def _add_arguments(self, arguments: OperatorArguments, iteration: int) -> None:
         with self._lock:
             self._arguments.append(arguments)
             if len(self._arguments) >= _MAX_ARGUMENTS_AT_ONCE:

@@ -2,8 +2,8 @@
 the ranges of operators that the program enters and leaves.
 
 A range goes from the first of two operators to the second, both included, in the order in which
-operators begin: one that began earlier lies outside, even if it ends within. A range is met once
-in an iteration and a model. A gradient or a recomputed call goes with its operator.
+operators begin: one that began earlier is outside, even if it ends within. A range is passed once
+per iteration and model. A gradient or a recomputed call belongs to its operator.
 
 Pure: no clock, no disk, no network.
 """
@@ -41,19 +41,19 @@ KEEP_DECISION = TensorDecision(True)
 _MAX_CACHED_NAMES = 1 << 16
 _NO_OPERATORS = OperatorSelection(everything=False)
 _BY_RANGE = TensorDecision(False, "the operator is outside every opname_range")
-"""Of an operator that no list names: where the program stands decides."""
+"""Decision for an operator that no list names, unless it is in a range."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnmatchedEntry:
-    """What a configuration names, and no operator matched."""
+    """Entry of a configuration that no operator matched."""
 
     kind: str
-    """In which list it stands."""
+    """List of the entry."""
     text: str
-    """As the configuration spells it."""
+    """Entry as the configuration spells it."""
     model: str = ""
-    """Whose list it is; empty for that of all models."""
+    """Model of the list; empty for the list of all models."""
 
 
 TensorSlot: TypeAlias = "tuple[int, str, str, TensorSide, int]"
@@ -62,7 +62,7 @@ _NameMatcher: TypeAlias = "Callable[[str], bool]"
 
 
 class RecordFilter:
-    """A plan's selection of operators and sides, asked by name."""
+    """A plan's selection of operators and sides, by name."""
 
     def __init__(
         self,
@@ -70,19 +70,19 @@ class RecordFilter:
         model_of: Callable[[int], str] = lambda graph: UNNAMED_MODEL,
         in_range: Callable[[int, str], bool] = lambda graph, op_name: False,
     ) -> None:
-        """`model_of` names a graph, `in_range` says whether an operator is within the plan's."""
+        """`model_of` names a graph; `in_range` returns whether an operator is in a range."""
         self._plan = plan
         self._selection = selection = plan.selection
         self._model_of, self._in_range = model_of, in_range
         self._marks: dict[int, frozenset[str]] = {}
         self._entries = dict(_list_entries(plan))
-        self._asked = self._selected = self._left_out = False
+        self._has_decided = self._has_selected = self._has_excluded = False
         self._excludes = any(each.has_exclusions for each in selection.operator_lists)
-        # Else a name has one answer, whichever graph it is of.
+        # Otherwise a name has one decision for all graphs.
         self._by_graph = bool(selection.models) or any(
             each.marked for each in selection.operator_lists
         )
-        # Else all names have one answer: where each call has its own, none comes again.
+        # Otherwise all names have one decision; names of an API dump never repeat.
         self._by_name = selection.watched is not None or any(
             not each.everything or each.marked or each.ranges for each in selection.operator_lists
         )
@@ -91,22 +91,22 @@ class RecordFilter:
         self._excluded: dict[TensorSlot, bool] = {}
 
     @property
-    def asked(self) -> bool:
-        """Whether any operator was asked for."""
-        return self._asked
+    def has_decided(self) -> bool:
+        """Whether a decision on any operator was made."""
+        return self._has_decided
 
     @property
-    def selected(self) -> bool:
-        """Whether any operator that was asked for is selected, with one side of it at least."""
-        return self._selected
+    def has_selected(self) -> bool:
+        """Whether any operator was selected, with at least one side."""
+        return self._has_selected
 
     @property
-    def left_out(self) -> bool:
+    def has_excluded(self) -> bool:
         """Whether any tensor of a selected operator was left out."""
-        return self._left_out
+        return self._has_excluded
 
     @property
-    def marked(self) -> bool:
+    def has_marks(self) -> bool:
         """Whether the script marked any operator."""
         return any(self._marks.values())
 
@@ -116,13 +116,13 @@ class RecordFilter:
         return tuple(self._entries)
 
     def set_marks(self, graph: int, names: frozenset[str]) -> None:
-        """Say which scopes and parameters of a graph the script marked with `set_dump`."""
+        """Set the scopes and parameters of a graph that the script marked with `set_dump`."""
         if self._marks.get(graph) != names:
             self._marks[graph] = names
             self.clear_cache()
 
     def clear_cache(self) -> None:
-        """Decide anew: something else than a name has changed."""
+        """Forget all decisions, because something other than a name has changed."""
         self._excluded.clear()
         for known in self._decided.values():
             known.clear()
@@ -135,12 +135,12 @@ class RecordFilter:
         if decision is None:
             decision = remember(known, place, self._decide(op_name, side, graph), _MAX_CACHED_NAMES)
         if decision is _BY_RANGE and self._in_range(graph, op_name):
-            self._selected = True
+            self._has_selected = True
             return KEEP_DECISION
         return decision
 
     def is_excluded(self, place: TensorSlot) -> bool:
-        """Return whether a tensor is left out although its operator is selected."""
+        """Return whether a tensor is excluded although its operator is selected."""
         if not self._excludes:
             return False
         graph, op_type, op_name, side, slot = place
@@ -149,19 +149,19 @@ class RecordFilter:
             operators = self._selection.get_operators(self._model_of(graph))
             verdict = decide_exclusion(operators, op_type, op_name, side, slot)
             excluded = remember(self._excluded, place, not verdict.accepted, _MAX_CACHED_NAMES)
-        self._left_out = self._left_out or excluded
+        self._has_excluded = self._has_excluded or excluded
         return excluded
 
     def _decide(self, op_name: str, side: TensorSide, graph: int) -> TensorDecision:
-        self._asked = True
+        self._has_decided = True
         model = self._model_of(graph) if self._by_graph else ""
         operators = self._selection.get_operators(model)
         self._match(op_name, "" if operators is self._selection.operators else model)
-        verdict = self._verdict(operators, op_name, side, graph)
+        verdict = self._find_verdict(operators, op_name, side, graph)
         accepted = verdict.accepted
         if accepted or operators.ranges:
             verdict = decide_side(self._plan, side)
-        self._selected = self._selected or (accepted and verdict.accepted)
+        self._has_selected = self._has_selected or (accepted and verdict.accepted)
         if not verdict.accepted:
             return TensorDecision(False, verdict.reason)
         return KEEP_DECISION if accepted else _BY_RANGE
@@ -171,7 +171,7 @@ class RecordFilter:
             if entry.model == model and matches(op_name):
                 self._entries.pop(entry, None)
 
-    def _verdict(
+    def _find_verdict(
         self, operators: OperatorSelection, op_name: str, side: TensorSide, graph: int
     ) -> SelectionVerdict:
         watched = self._selection.watched
@@ -182,10 +182,10 @@ class RecordFilter:
             return decide_listed_operator(operators, op_name)
         verdict = decide_operator(operators, op_name)
         if verdict.accepted and operators.marked:
-            return self._mark_verdict(op_name, graph)
+            return self._find_mark_verdict(op_name, graph)
         return verdict
 
-    def _mark_verdict(self, op_name: str, graph: int) -> SelectionVerdict:
+    def _find_mark_verdict(self, op_name: str, graph: int) -> SelectionVerdict:
         own = strip_scope_prefix(op_name)
         names = (own, own.removeprefix("Default/").rpartition("/")[0])
         if any(name in self._marks.get(graph, ()) for name in names):
@@ -199,7 +199,7 @@ def decide_by_size(byte_count: int) -> TensorDecision:
 
 
 def _list_entries(plan: DumpPlan) -> Iterable[tuple[UnmatchedEntry, _NameMatcher]]:
-    """Return each entry of the plan's lists, and which operators it means."""
+    """Return each entry of the plan's lists, with a matcher of its operators."""
     selection = plan.selection
     if selection.watched is not None:
         yield from _list_watched_entries(selection.watched)
@@ -211,7 +211,7 @@ def _list_entries(plan: DumpPlan) -> Iterable[tuple[UnmatchedEntry, _NameMatcher
 
 
 def _list_operators(operators: OperatorSelection) -> Iterable[tuple[str, str, OperatorSelection]]:
-    """Return each entry as the configuration spells it, with itself alone."""
+    """Return each entry as the configuration spells it, with a selection of it alone."""
     one = replace(_NO_OPERATORS, spelt=operators.spelt)
     kind = "layer" if operators.spelt else "kernels"
     yield from ((kind, name, replace(one, names=(name,))) for name in operators.names)
@@ -239,17 +239,17 @@ def _make_matcher(operators: OperatorSelection) -> _NameMatcher:
 
 
 _MAX_REMEMBERED_OPERATORS = 1 << 16
-"""Call numbers make names; a loop without steps must not be remembered for ever."""
+"""Limit for a loop without steps: every call number makes a name."""
 
 
 class RangePosition(Enum):
-    """Where the program is, seen from a range."""
+    """Position of the program relative to a range."""
 
     BEFORE = auto()
     WITHIN = auto()
     BEHIND = auto()
     NOWHERE = auto()
-    """The end came first: there is no such range."""
+    """The last operator ran before the first: the range is empty."""
 
 
 @dataclass(slots=True)
@@ -261,7 +261,7 @@ class _RangeProgress:
     position: RangePosition = RangePosition.BEFORE
 
     def advance_to(self, op_name: str) -> bool:
-        """Go on to an operator that begins; return whether it lies within."""
+        """Advance to an operator that begins; return whether it is in the range."""
         first, last = is_named_in((self.first,), op_name), is_named_in((self.last,), op_name)
         before = self.position
         if before is RangePosition.BEFORE and (first or last):
@@ -273,7 +273,7 @@ class _RangeProgress:
 
 
 class OperatorRanges:
-    """The ranges of one rank's models; safe to use from several threads."""
+    """Ranges of one rank's models; safe to use from several threads."""
 
     def __init__(
         self,
@@ -281,42 +281,42 @@ class OperatorRanges:
         model_of: Callable[[int], str],
         warn: Callable[[str], None],
     ) -> None:
-        """`model_of` names a graph."""
+        """`model_of` returns the name of a graph's model."""
         self._selection = selection
         self.has_ranges = any(operators.ranges for operators in selection.operator_lists)
-        """Whether there is any; without one nobody need tell which operators begin."""
+        """Whether there is any range; without one `enter_operator` need not be called."""
         self._model_of, self._warn = model_of, warn
         self._lock = threading.Lock()
         self._graphs: dict[int, list[_RangeProgress]] = {}
         self._inside: set[tuple[int, str]] = set()
 
     def restart(self) -> None:
-        """Begin anew: with an iteration, or where the script switched dumping."""
+        """Restart all ranges, at an iteration's begin or when the script switched dumping."""
         with self._lock:
             self._graphs.clear()
             self._inside.clear()
 
     def enter_operator(self, graph: int, op_name: str) -> None:
-        """Go on to an operator that begins."""
+        """Advance all ranges to an operator that begins."""
         with self._lock:
             ranges = self._graphs.get(graph)
             if ranges is None:
-                ranges = self._graphs[graph] = self._ranges_of(graph)
-            # Every one of them goes on, whichever has the operator.
-            within = [self._takes(each, op_name) for each in ranges]
+                ranges = self._graphs[graph] = self._get_ranges(graph)
+            # A list: every range must advance, so `any` must not stop early.
+            within = [self._advance(each, op_name) for each in ranges]
             if True in within:
                 self._remember(graph, op_name)
 
     def is_in_range(self, graph: int, op_name: str) -> bool:
-        """Return whether an operator of the running iteration began within a range."""
+        """Return whether an operator of the running iteration is in a range."""
         inside = self._inside
         return (graph, op_name) in inside or (graph, strip_scope_prefix(op_name)) in inside
 
-    def _ranges_of(self, graph: int) -> list[_RangeProgress]:
+    def _get_ranges(self, graph: int) -> list[_RangeProgress]:
         operators = self._selection.get_operators(self._model_of(graph))
         return [_RangeProgress(first, last) for first, last in operators.ranges]
 
-    def _takes(self, progress: _RangeProgress, op_name: str) -> bool:
+    def _advance(self, progress: _RangeProgress, op_name: str) -> bool:
         before = progress.position
         within = progress.advance_to(op_name)
         name = f"opname_range {progress.first} to {progress.last}"
@@ -335,6 +335,6 @@ class OperatorRanges:
             self._inside.add((graph, op_name))
         else:
             self._warn(
-                f"more than {_MAX_REMEMBERED_OPERATORS} operators lie within an opname_range: "
+                f"more than {_MAX_REMEMBERED_OPERATORS} operators are in an opname_range: "
                 "further ones are not dumped"
             )

@@ -1,5 +1,5 @@
-"""Recorder that framework adapters call from any thread: resolves names, asks the plan, and passes
-tensors, graphs, call stacks and events on. Implements the `Recorder` protocol.
+"""Recorder that framework adapters call from any thread: resolves names, applies the plan, and
+passes tensors, graphs, call stacks and events on. Implements the `Recorder` protocol.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rankdump._recorder.triggers import DumpTrigger
 
 
 class DumpRecorder:
-    """One rank's recorder; safe to use from several threads."""
+    """Recorder of one rank; safe to use from several threads."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class DumpRecorder:
         on_events: Callable[[], None],
         on_limit: Callable[[GroupTimeout], None],
     ) -> None:
-        """`on_events` hears that many events wait, `on_limit` of every process group in use."""
+        """`on_events` is called when many events wait, `on_limit` for each process group in use."""
         self._iteration_state = iteration_state
         self._filter = selection
         self._trigger = trigger
@@ -61,41 +61,41 @@ class DumpRecorder:
 
     @property
     def armed(self) -> bool:
-        """Whether the plan selects the iteration that runs now on this rank."""
+        """Whether the plan selects the running iteration on this rank."""
         return self._iteration_state.armed
 
     @property
     def is_describing(self) -> bool:
-        """Whether operators are to be described now: in the first armed iteration."""
+        """Whether operators are to be described: true in the first armed iteration."""
         return self._iteration_state.is_describing
 
     @property
     def wants_arguments(self) -> bool:
-        """Whether the plan keeps the arguments of operators, in this iteration."""
+        """Whether arguments of operators are kept in this iteration."""
         return self._keeps_arguments and self._iteration_state.armed
 
     # -- tensors
 
     def begin_call(self, graph: int, op_name: str) -> None:
-        """Say that a forward call of an operator begins, before any tensor of it comes."""
+        """Report the begin of a forward call of an operator, before its tensors."""
         if self._ranges.has_ranges:
-            self._ranges.enter_operator(graph, self._named(op_name))
+            self._ranges.enter_operator(graph, self._resolve_name(op_name))
 
     def is_wanted(self, graph: int, op_name: str, side: TensorSide) -> bool:
-        """Return whether tensors of that operator and side are kept in this iteration."""
+        """Return whether tensors of an operator's side are kept in this iteration."""
         self._iteration_state.active = True
         return self._iteration_state.armed and self._trigger.is_wanted(
-            self._named(op_name), side, graph
+            self._resolve_name(op_name), side, graph
         )
 
     def observe(self, observation: TensorObservation) -> None:
-        """Record a tensor of a side that `wants` has just said is kept."""
+        """Record a tensor of a side for which `is_wanted` has just returned True."""
         if not self._iteration_state.armed:
             return
-        name = self._named(observation.op_name)
+        name = self._resolve_name(observation.op_name)
         if not decide_by_size(observation.tensor.byte_count).is_kept:
             return
-        if observation.constant and not self._first(observation.graph, name):
+        if observation.constant and not self._is_first(observation.graph, name):
             return
         if name != observation.op_name:
             observation = observation._replace(op_name=name)
@@ -104,8 +104,8 @@ class DumpRecorder:
     def count_loss(
         self, graph: int, op_type: str, op_name: str, side: TensorSide, slot: int, reason: str
     ) -> None:
-        """Count a tensor of a side that `wants` has just said is kept, and that cannot be read."""
-        name = self._named(op_name)
+        """Count an unreadable tensor of a side for which `is_wanted` has just returned True."""
+        name = self._resolve_name(op_name)
         left_out = self._filter.is_excluded((graph, op_type, name, side, slot))
         if self._iteration_state.armed and not left_out:
             self._trigger.handle_item(
@@ -113,12 +113,12 @@ class DumpRecorder:
             )
 
     def end_call(self, graph: int, op_name: str, *, raised: bool = False) -> None:
-        """Say that one call of an operator is over: all its tensors were handed over."""
+        """Report the end of one call of an operator, after its tensors."""
         if self._iteration_state.armed:
-            self._trigger.end_call(graph, self._named(op_name), raised=raised)
+            self._trigger.end_call(graph, self._resolve_name(op_name), raised=raised)
 
     def set_marks(self, graph: int, names: frozenset[str]) -> None:
-        """Say which operators of a graph the script marked with `set_dump`."""
+        """Set the operators of a graph that the script marked with `set_dump`."""
         if self._aliases is not None:
             names = names.union(map(make_gradient_alias, names))
         self._filter.set_marks(graph, names)
@@ -126,81 +126,83 @@ class DumpRecorder:
     def record_arguments(
         self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]
     ) -> None:
-        """Take what an operator was configured with, if the plan selects the operator."""
+        """Record the arguments of an operator, if the plan selects it."""
         if not self.wants_arguments:
             return
-        name = self._named(op_name)
+        name = self._resolve_name(op_name)
         if any(self._trigger.is_wanted(name, side, graph) for side in TensorSide):
             self._trigger.handle_item(
                 graph, name, OperatorArguments(graph, op_type, name, dict(values))
             )
 
     def record_call_stack(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
-        """Take where a selected call of an API came from: lines, innermost first."""
+        """Record the call stack of a selected API call: lines, innermost first."""
         if self._stack_sender is not None and self._iteration_state.armed:
             self._stack_sender.add(self._iteration_state.iteration, op_name, stack)
 
     # -- graphs
 
     def describe(self, graph: int, node: GraphNode) -> None:
-        """Take an operator's part in the graph; the first description of a name counts."""
+        """Add an operator to its graph; the first description of a name counts."""
         if not self._iteration_state.is_describing:
             return
         if self._aliases is not None:
-            inputs = tuple(map(self._named, node.inputs))
-            node = replace(node, name=self._named(node.name), inputs=inputs)
+            inputs = tuple(map(self._resolve_name, node.inputs))
+            node = replace(node, name=self._resolve_name(node.name), inputs=inputs)
         if not self._graph_builder.add(graph, node):
             self._session_logger.warn_once(
-                f"graph {graph} is too large: it will be drawn in part only",
+                f"graph {graph} is too large: only part of it will be drawn",
                 about=f"large graph {graph}",
             )
 
     def describe_parameter(self, graph: int, parameter: GraphParameter) -> None:
-        """Take a parameter's part in the graph."""
+        """Add a parameter to its graph."""
         if self._iteration_state.is_describing:
-            named = replace(parameter, name=self._named(parameter.name))
+            named = replace(parameter, name=self._resolve_name(parameter.name))
             self._graph_builder.add_parameter(graph, named)
 
     def set_compiled_order(self, graph: int, nodes: Sequence[GraphNode]) -> None:
-        """Take the order of operators in which a framework compiled a graph."""
+        """Set the order of operators in which a framework compiled a graph."""
         self._graph_builder.set_compiled_order(
-            graph, [replace(n, name=self._named(n.name)) for n in nodes]
+            graph, [replace(n, name=self._resolve_name(n.name)) for n in nodes]
         )
 
-    # -- events and words
+    # -- events and warnings
 
     def start_event(
         self, *, graph: int, name: str, collective: CollectiveCall | None = None
     ) -> StartedEvent:
-        """Advance the rank's program by one event, which is to be finished whatever happens."""
+        """Start an event of the rank; it must be finished in any case."""
         self._iteration_state.active = True
-        return self._trace.start_event(graph=graph, name=self._named(name), collective=collective)
+        return self._trace.start_event(
+            graph=graph, name=self._resolve_name(name), collective=collective
+        )
 
     def finish_event(
         self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
     ) -> None:
-        """Record an event begun earlier as complete now; from any thread."""
-        name = self._named(name) if name else ""
+        """Record a started event as complete now; from any thread."""
+        name = self._resolve_name(name) if name else ""
         if self._trace.finish_event(begun, name=name, collective=collective):
             self._on_events()
 
     def record_group_timeout(self, timeout: GroupTimeout) -> None:
-        """Say what a process group that is used was made with."""
+        """Record the timeout of a process group in use."""
         self._on_limit(timeout)
 
     def warn_once(self, message: str) -> None:
-        """Log a warning the first time it is said."""
+        """Log a warning once."""
         self._session_logger.warn_once(message)
 
-    def _first(self, graph: int, name: str) -> bool:
+    def _is_first(self, graph: int, name: str) -> bool:
         """Return whether a constant was not seen before."""
         with self._lock:
             known = (graph, name) in self._constants
             self._constants.add((graph, name))
             return not known
 
-    def _named(self, name: str) -> str:
-        """Return the name that the profile gives an operator."""
+    def _resolve_name(self, name: str) -> str:
+        """Return an operator's name in the plan's profile."""
         if self._aliases is None:
             return name
         alias = self._aliases.find_alias(name)

@@ -15,13 +15,13 @@ from rankdump._recorder.record_filter import RecordFilter, UnmatchedEntry
 
 @dataclass(frozen=True, slots=True)
 class DialectTerms:
-    """The keys of a dialect; by default those of a `data_dump.json`."""
+    """Names of keys in a dialect; by default those of `data_dump.json`."""
 
     operators: str = "kernels"
     sides: str = "input_output"
     iterations: str = "iteration"
     lists: str = "the plan"
-    """Where an operator is named together with what else it is chosen by, such as a model."""
+    """Place of lists that select operators, perhaps together with a model."""
 
 
 _CANN_TERMS = {"sides": "dump_mode", "iterations": "dump_step"}
@@ -32,13 +32,13 @@ _TERMS_BY_DIALECT = {
 
 
 def select_dialect_terms(plan: DumpPlan) -> DialectTerms:
-    """Return the words that the author of a plan knows."""
+    """Return the terms of a plan's dialect."""
     return _TERMS_BY_DIALECT.get(plan.dialect, DialectTerms())
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What a rank's run amounted to, for explaining an empty dump."""
+    """Counts and states of a rank's run, to explain an empty dump."""
 
     device: int
     iterations_seen: int
@@ -49,12 +49,12 @@ class RunFacts:
     tensors_lost: int = 0
     operators_selected: bool = True
     left_out: bool = False
-    """The plan left a tensor out of an operator that it selects."""
+    """The plan excluded a tensor of a selected operator."""
     marked: bool = False
     switched: bool = False
     """The script used `dump_start` or `dump_stop`."""
     refused: bool = False
-    """The agent refused the rank: what did not happen after that says nothing of the plan."""
+    """The agent rejected the rank, so an empty dump is not due to the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +63,15 @@ class EmptyDumpCause:
 
     reason: str
     fault: bool = True
-    """False when an empty dump is what the plan hopes for."""
+    """False if the plan records only failures, and none occurred."""
 
 
 def explain_empty_dump(plan: DumpPlan, run: RunFacts) -> EmptyDumpCause | None:
-    """Return why a run dumped nothing; None when it did dump something."""
+    """Return why a run dumped nothing; None if it dumped something."""
     if run.tensors_kept:
         return None
     if run.refused:
-        return EmptyDumpCause("the agent refused this rank")
+        return EmptyDumpCause("the agent rejected this rank")
     early = _explain_no_iteration(plan, run)
     if early:
         return EmptyDumpCause(early)
@@ -123,14 +123,14 @@ def _explain_no_match(plan: DumpPlan, run: RunFacts) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """Sentences about the run."""
+    """Messages about the run."""
 
     warnings: tuple[str, ...]
-    """What the user has to know."""
+    """Messages that need the user's attention."""
     remarks: tuple[str, ...]
-    """What is as it should be."""
+    """Messages about expected results."""
     notes: tuple[str, ...]
-    """All of it, as the agent keeps it."""
+    """All messages, for the agent."""
 
 
 def make_run_facts(
@@ -141,18 +141,18 @@ def make_run_facts(
     *,
     refused: bool,
 ) -> RunFacts:
-    """Return what came of a run."""
+    """Return the facts of a run."""
     return RunFacts(
         device=device,
         iterations_seen=iteration_state.iterations_seen,
         iterations_armed=iteration_state.iterations_armed,
         last_iteration=iteration_state.iteration,
-        operators_seen=selection.asked,
+        operators_seen=selection.has_decided,
         tensors_kept=counters.kept_tensors,
         tensors_lost=sum(counters.losses_by_reason.values()),
-        operators_selected=selection.selected,
-        left_out=selection.left_out,
-        marked=selection.marked,
+        operators_selected=selection.has_selected,
+        left_out=selection.has_excluded,
+        marked=selection.has_marks,
         switched=iteration_state.switched,
         refused=refused,
     )
@@ -161,10 +161,10 @@ def make_run_facts(
 def summarize_run(
     plan: DumpPlan, run: RunFacts, unmatched: Sequence[UnmatchedEntry], *, retired_in: int | None
 ) -> RunSummary:
-    """Return what there is to say, given the entries of lists that matched nothing."""
-    # As long as no operator was asked for, an entry had no chance to match.
-    asked = run.operators_seen and not run.refused
-    unused = [_describe_unused(plan, entry) for entry in unmatched] if asked else []
+    """Return the messages about a run, given the entries of lists that matched nothing."""
+    # Without any operator, an entry had no chance to match.
+    could_match = run.operators_seen and not run.refused
+    unused = [_describe_unused(plan, entry) for entry in unmatched] if could_match else []
     warnings, remarks, notes = list(unused), list[str](), list(unused)
     cause = explain_empty_dump(plan, run)
     if cause is not None:
@@ -184,7 +184,10 @@ def summarize_run(
 
 
 def _describe_unused(plan: DumpPlan, entry: UnmatchedEntry) -> str:
-    """Return a sentence with the words that the dialect has for it (mindspore-dump.md 9.2)."""
+    """Return a message in the terms of the dialect.
+
+    `Unused Kernel in json` is MindSpore's own warning (`DumpJsonParser::PrintUnusedKernel`).
+    """
     text = entry.text
     if entry.kind == "kernels" and not entry.model:
         return f"no operator that ran matches an entry of kernels: Unused Kernel in json: {text}"

@@ -1,5 +1,5 @@
-"""Log messages of one session: every warning once, changes of the connection as they come, and only
-by one rank of a job on a host where a message holds for all of them.
+"""Log messages of one session: each warning once, each change of the connection, and a message that
+concerns all ranks of a job on a host only from one of them.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from rankdump._core.session_protocol import SessionRequest
 from rankdump._transport.connection import LinkState
 
 _MAX_CLAIMS = 64
-"""Each is a descriptor; whoever has more to say says it without asking."""
+"""Limit to claims, each of which is a descriptor; later messages are logged unclaimed."""
 
 
 class HostNotices:
-    """Claims what is said, until `close`: of all ranks of a job on a host one gets each claim.
+    """Claims on messages, until `close`: each goes to one of a job's ranks on a host.
 
-    A claim is the name of an abstract Unix socket (unix(7)), which at most one process of a host or
-    container binds, and which ends with its process.
+    A claim is the name of an abstract Unix socket (unix(7)), which only one process of a host or
+    container can bind, and which is released when that process ends.
     """
 
     def __init__(self, job_id: str, *, alone: bool) -> None:
-        """A rank that is `alone` in its job gets every claim."""
+        """With `alone` the rank is the only one of its job, and gets every claim."""
         self._job_id, self._alone = job_id, alone
         self._claims: list[int] = []
 
     def claim(self, text: str) -> bool:
-        """Return whether it is this rank that says a text."""
+        """Return whether this rank is to log a text."""
         if self._alone or len(self._claims) >= _MAX_CLAIMS:
             return True
         key = f"{os.getuid()}\0{self._job_id}\0{text}".encode("utf-8", "surrogateescape")
@@ -45,27 +45,27 @@ class HostNotices:
         return True
 
     def close(self) -> None:
-        """Give all claims up."""
+        """Release all claims."""
         while self._claims:
             os.close(self._claims.pop())
 
 
 _logger = logging.getLogger("rankdump")
 
-# A script that is wrong in a new way at every step must not fill its log.
+# Limit for a script with a new fault at every step.
 _MAX_WARNINGS = 1000
 
 
 class SessionLogger:
-    """Speaks for one session; safe to use from several threads.
+    """Logger of one session; safe to use from several threads.
 
-    What holds for all ranks of a host one of them says; what is a rank's own names the rank.
+    A message that concerns all ranks of a host is logged by one; other messages name the rank.
     """
 
     def __init__(
         self, request: SessionRequest, address: str, buffer_bytes: int, *, missing: str = ""
     ) -> None:
-        """`missing` says why there is no agent, where that is known from the start."""
+        """`missing` is the reason why there is no agent, if that is known from the start."""
         self._address = address
         self._buffer_bytes = buffer_bytes
         self._missing = missing
@@ -78,7 +78,7 @@ class SessionLogger:
         self._once = LogOnce(_logger, max_keys=_MAX_WARNINGS + 1)
 
     def warn_once(self, message: str, *, about: str = "") -> None:
-        """Log the first warning with this text, or about this subject; the last one says so."""
+        """Log the first warning with this text or subject; a last one reports the limit."""
         subject = about or message
         if not self._once.is_new(subject):
             return
@@ -88,12 +88,12 @@ class SessionLogger:
             _logger.warning("rankdump: %s", message)
 
     def warn_lost_tensor(self, reason: str, op_name: str) -> None:
-        """Log the first tensor that was lost for a reason."""
+        """Log the first loss for each reason."""
         message = f"tensors are dropped ({reason}); the first belongs to {op_name}"
         self.warn_once(message, about=f"lost {reason}")
 
     def log_link_change(self, link: LinkState, reason: str, *, closing: bool) -> None:
-        """Log how the connection stands, where that is news."""
+        """Log a change of the connection's state."""
         if link is LinkState.ABSENT:
             self._not_open = ""
             self.warn_once(
@@ -111,7 +111,7 @@ class SessionLogger:
                 about="opening",
             )
         elif link is LinkState.REFUSED:
-            self.warn_once(f"{self._rank}the agent at {self._address} refused this rank: {reason}")
+            self.warn_once(f"{self._rank}the agent at {self._address} rejected this rank: {reason}")
         elif link is LinkState.AWAY and not self._away and not closing:
             self._away = True
             self._times_away += 1
@@ -130,14 +130,14 @@ class SessionLogger:
                 )
 
     def warn_no_shared_memory(self, reason: str) -> None:
-        """Log that the agent's shared memory is not used, though it was asked for."""
+        """Log that the agent's shared memory was requested but is not used."""
         self.warn_once(
             f"tensors are sent over the stream, not through shared memory: {reason}",
             about="no slab",
         )
 
     def warn_unwritten_tensors(self, count: int, link: LinkState) -> None:
-        """Log what the agent has yet to take out of shared memory, whether it is there or not."""
+        """Log how many tensors remain in shared memory, whether the agent runs or not."""
         if count and link is LinkState.UP:
             self.warn_once(
                 f"{self._rank}the agent at {self._address} has yet to write {count} tensors"
@@ -149,21 +149,21 @@ class SessionLogger:
             )
 
     def log_summary(self, warnings: Iterable[str], remarks: Iterable[str]) -> None:
-        """Log what the whole run amounted to."""
+        """Log the summary of the run."""
         for message in warnings:
             self.warn_once(message)
         for message in remarks:
             _logger.info("rankdump: %s", message)
 
     def warn_lost_stacks(self, calls: int) -> None:
-        """Log of how many calls the stack file says nothing, for want of room."""
+        """Log how many calls are missing in the stack file for lack of space."""
         if calls:
             self.warn_once(
                 f"{self._rank}call stacks of {calls} calls were dropped: the send buffer was full"
             )
 
     def warn_losses(self, tensors: Mapping[str, int], declarations: int) -> None:
-        """Log what never reached the tree; the tensors by reason."""
+        """Log how much never reached the tree, tensors by reason."""
         if declarations:
             self.warn_once(
                 f"{self._rank}{declarations} batches of events, graphs and ends of iterations were "
@@ -178,5 +178,5 @@ class SessionLogger:
             )
 
     def close(self) -> None:
-        """Let other ranks of this host say what this one has said."""
+        """Release claims, so that other ranks of this host may log the same messages."""
         self._host.close()

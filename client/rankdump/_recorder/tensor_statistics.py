@@ -1,6 +1,6 @@
-"""Statistics of tensors, computed where the tensor lies, and the rows that wait for them.
+"""Statistics of tensors, computed on the tensor's device, and the rows that wait for them.
 
-What an accelerator computes is read back once for many tensors; small tensors of the host are
+Results of an accelerator are read back once for many tensors; small tensors in host memory are
 copied first and measured together. Never sends anything.
 """
 
@@ -28,10 +28,10 @@ from rankdump._core.statistics import (
 )
 
 MAX_WAITING_ROWS = 2048
-"""A loop without steps must not be waited for for ever."""
+"""Limit for a loop without steps."""
 MAX_WAITING_BYTES = 1 << 23
 SMALL_TENSOR_BYTES = 1 << 14
-"""Below this a copy, measured with many others, costs less than a measurement of its own."""
+"""Size below which a copy, measured with many others, costs less than a separate measurement."""
 
 _MAX_CACHED_TENSORS = 1024
 _SAMPLE_WORDS = 64
@@ -42,11 +42,11 @@ _MemoryRange = tuple[int, str, int, int]
 _logger = logging.getLogger(__name__)
 
 StatisticsResult: TypeAlias = "str | bytes | DeferredStatistics"
-"""Texts joined by commas; or a small tensor as it was, or a promise, whose texts are to come."""
+"""Texts joined by commas, or a copy of a small tensor, or statistics still being computed."""
 
 
 class TensorStatisticsRow(NamedTuple):
-    """A tensor of which only statistics are kept."""
+    """Row of a tensor of which only statistics are kept."""
 
     kind: TensorKind
     timestamp_us: int
@@ -54,16 +54,16 @@ class TensorStatisticsRow(NamedTuple):
     iteration: int
     switched_on: bool = False
     degraded: bool = False
-    """There was no room for its elements."""
+    """There was no space for its elements."""
 
 
 class StatisticsCache:
-    """Figures of tensors that were measured just now; safe to use from several threads.
+    """Statistics of recently measured tensors; safe to use from several threads.
 
-    What one operator wrote is what the next one reads, as it is or in another shape. A tensor that
-    shows the same memory of the same object, and counts no change, is not measured again, if a
-    sample of its elements is the same as well: of writes past the framework, which nothing counts,
-    that sees all but those to a few elements.
+    An operator often reads what the last one wrote, perhaps in another shape. A tensor with the
+    same memory of the same object and the same version is not measured again, if a sample of its
+    elements is the same too: the sample detects writes past the framework, which change no
+    version, except those to a few elements.
     """
 
     def __init__(self) -> None:
@@ -78,9 +78,9 @@ class StatisticsCache:
         *,
         lent: bool,
     ) -> str:
-        """Return the statistics of a tensor, from `measured` where they are not known.
+        """Return the statistics of a tensor, from `measured` if they are not cached.
 
-        `lent` says that the data are its own memory, not a copy in another order.
+        `lent` means that the data are the tensor's own memory, not a copy in another order.
         """
         if version is None:
             return measured()
@@ -102,7 +102,7 @@ class StatisticsCache:
 
 
 class StatisticsCalculator:
-    """Computes the plan's statistics where the tensor lies."""
+    """Computes the plan's statistics on the tensor's device."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class StatisticsCalculator:
         precision: StatisticPrecision,
         exact: bool = False,
     ) -> None:
-        """With `exact`, numbers have all their digits."""
+        """With `exact`, numbers are written with all digits."""
         self._items = items
         self._on_device = on_device
         self._precision: StatisticPrecision = precision
@@ -125,7 +125,7 @@ class StatisticsCalculator:
         return not self._items or has_statistics(dtype)
 
     def measure_tensor(self, source: TensorSource) -> StatisticsResult:
-        """Return the statistics of a tensor as it is now, or what they will be made of."""
+        """Return the statistics of a tensor as it is now, or the input for them."""
         if not self._items:
             return ""
         if self._on_device:
@@ -149,7 +149,7 @@ class StatisticsCalculator:
     def read_texts(
         self, kinds: Sequence[TensorKind], taken: Sequence[StatisticsResult]
     ) -> list[str | None]:
-        """Return the texts of what was taken, all of a sort at once; None where that failed."""
+        """Return the texts of results, each sort read at once; None where that failed."""
         found = [each if isinstance(each, str) else None for each in taken]
         sorts: dict[str | type[DeferredStatistics], list[int]] = {}
         for at, each in enumerate(taken):
@@ -158,14 +158,14 @@ class StatisticsCalculator:
                 sorts.setdefault(sort, []).append(at)
         for sort, places in sorts.items():
             try:
-                rows = self._read(sort, [taken[at] for at in places])
+                rows = self._read_texts(sort, [taken[at] for at in places])
                 for at, row in zip(places, rows, strict=True):
                     found[at] = row
             except Exception:  # a device that failed must not end the training
-                _logger.debug("figures could not be read back", exc_info=True)
+                _logger.debug("statistics could not be read back", exc_info=True)
         return found
 
-    def _read(
+    def _read_texts(
         self, sort: str | type[DeferredStatistics], taken: list[StatisticsResult]
     ) -> list[str]:
         if isinstance(sort, str):
@@ -185,17 +185,17 @@ class UnreadRow:
 
 @dataclass(slots=True)
 class _RowRun:
-    """Rows that one frame may hold, but for their number."""
+    """Rows that may share a frame, apart from their number."""
 
     mark: tuple[Any, ...]
-    """Iteration, switched on, degraded: what they have in common."""
+    """Iteration, switched on, degraded: the common values."""
     kinds: list[TensorKind] = field(default_factory=list[TensorKind])
     stamps_us: list[int] = field(default_factory=list[int])
     statistics: list[StatisticsResult] = field(default_factory=list[StatisticsResult])
 
 
 class RowBatch:
-    """Rows that wait for the end of an iteration, in their order; safe for several threads."""
+    """Rows that wait for the end of an iteration, in order; safe for several threads."""
 
     def __init__(self, limit: int = MAX_WAITING_ROWS) -> None:
         self._limit = limit
@@ -204,7 +204,7 @@ class RowBatch:
         self._rows = self._bytes = 0
 
     def add(self, row: TensorStatisticsRow) -> bool:
-        """Put a row at the end; return whether so many wait that they should be read now."""
+        """Append a row; return whether so many wait that they should be read now."""
         kind, stamp_us, statistics, *rest = row
         mark = tuple(rest)
         with self._lock:
@@ -220,7 +220,7 @@ class RowBatch:
             return self._rows >= self._limit or self._bytes >= MAX_WAITING_BYTES
 
     def drain_rows(self, calculator: StatisticsCalculator) -> Iterator[StatisticRows | UnreadRow]:
-        """Take everything out as frames, the statistics of each sort read back all at once."""
+        """Remove all rows and yield them as frames, each sort of statistics read back at once."""
         with self._lock:
             runs, self._runs = self._runs, []
             self._rows = self._bytes = 0

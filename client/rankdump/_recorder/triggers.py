@@ -1,11 +1,10 @@
 """Triggers of a plan: an operator is kept always, when it overflowed, when it raised, or when it is
 watched for writes by others (MindSpore 2.3, Dump guide).
 
-Weights, buffers and constants are no operators: only the trigger `always` keeps them. The
-gradient of a weight is what a backward operator wrote, as in MindSpore. Items that wait for the
-end of their operator are forgotten when nobody asks for them. What a watched operator wrote is
-referred to until its iteration ends, so that memory stays in use. Tensors of the job are never
-changed.
+Weights, buffers and constants are not operators: only the trigger `always` keeps them. The
+gradient of a weight is an output of a backward operator, as in MindSpore. Items that wait for the
+end of their operator are released if it is not kept. Outputs of a watched operator are referred
+to until its iteration ends, so their memory stays in use. Tensors of the job are never changed.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from rankdump._recorder.record_builder import LostTensor, OperatorItem, RecordBu
 from rankdump._recorder.record_filter import RecordFilter
 
 _MAX_WATCHED_OPERATORS = 1 << 12
-"""Call numbers make names; a loop without steps must not keep memory for ever."""
+"""Limit for a loop without steps: every call number makes a name."""
 
 
 @dataclass(slots=True)
 class _WatchedOutputs:
-    """What a watched operator wrote last in the running iteration."""
+    """Latest outputs of a watched operator in the running iteration."""
 
     outputs: dict[int, TensorObservation] = field(default_factory=dict[int, TensorObservation])
     lost: list[LostTensor] = field(default_factory=list[LostTensor])
 
 
 class WatchTrigger:
-    """A trigger: outputs of watched operators, and again after each other layer of their model."""
+    """Keeps outputs of watched operators, and again after each other layer of their model."""
 
     def __init__(
         self,
@@ -57,7 +56,7 @@ class WatchTrigger:
         self._ran: dict[tuple[int, str], _WatchedOutputs] = {}
 
     def is_wanted(self, op_name: str, side: TensorSide, graph: int) -> bool:
-        """Return whether it is the output of a watched operator."""
+        """Return whether it is the output side of a watched operator."""
         return self._filter.decide(op_name, side, graph).is_kept
 
     def handle_tensor(self, observation: TensorObservation) -> None:
@@ -69,15 +68,15 @@ class WatchTrigger:
         )
         lasting = observation._replace(tensor=observation.tensor.make_memory_source())
         with self._lock:
-            outputs = self._of(observation.graph, observation.op_name).outputs
+            outputs = self._get_outputs(observation.graph, observation.op_name).outputs
             outputs[observation.slot] = lasting
 
     def handle_item(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
-        """Send the loss of an output, and remember it: it is as lost after every layer."""
+        """Send the loss of an output, and repeat it after every layer."""
         if isinstance(item, LostTensor):
             self._record_sender.send(item, self._iteration_state.iteration)
             with self._lock:
-                self._of(graph, op_name).lost.append(item)
+                self._get_outputs(graph, op_name).lost.append(item)
 
     def end_call(self, graph: int, op_name: str, *, raised: bool) -> None:
         """Read other operators' outputs again if this one is a layer, however it ended."""
@@ -103,11 +102,11 @@ class WatchTrigger:
             self._record_builder.end_call(graph, again)
 
     def end_all_calls(self) -> None:
-        """Let go of everything."""
+        """Release all outputs."""
         with self._lock:
             self._ran.clear()
 
-    def _of(self, graph: int, op_name: str) -> _WatchedOutputs:
+    def _get_outputs(self, graph: int, op_name: str) -> _WatchedOutputs:
         found = self._ran.get((graph, op_name))
         if found is None:
             if len(self._ran) >= _MAX_WATCHED_OPERATORS:
@@ -118,15 +117,15 @@ class WatchTrigger:
 
 ItemT = TypeVar("ItemT")
 OperatorCallKey: TypeAlias = "tuple[int, str]"
-"""Its graph and its name: two models may call an operator alike."""
+"""Graph and name: two models may have operators of the same name."""
 
-# A loop without steps, of operators that never end, must not be remembered for ever.
+# Limit for a loop without steps whose operators never end.
 _MAX_OPEN_OPERATORS = 1 << 14
 
 
 @dataclass(slots=True)
 class _OpenOperator(Generic[ItemT]):
-    """One operator that is not over."""
+    """Items of an operator that has not ended."""
 
     kept: bool = False
     items: list[ItemT] = field(default_factory=list[ItemT])
@@ -143,16 +142,16 @@ class DeferredItems(Generic[ItemT]):
 
     @property
     def full(self) -> bool:
-        """Whether as many operators were kept as the limit allows; 0 allows any number."""
+        """Whether the limit of kept operators is reached; 0 allows any number."""
         return 0 < self._limit <= self._kept
 
     def is_kept(self, call: OperatorCallKey) -> bool:
-        """Return whether an operator that is not over is being kept."""
+        """Return whether an operator that has not ended is kept."""
         found = self._open.get(call)
         return found is not None and found.kept
 
     def add_item(self, call: OperatorCallKey, item: ItemT) -> list[ItemT]:
-        """Let an item wait for its operator; return what nothing waits for any more."""
+        """Add an item that waits for its operator; return items that wait no longer."""
         with self._lock:
             self._open.setdefault(call, _OpenOperator()).items.append(item)
             if len(self._open) <= _MAX_OPEN_OPERATORS:
@@ -160,7 +159,7 @@ class DeferredItems(Generic[ItemT]):
             return self._open.pop(next(iter(self._open))).items
 
     def keep_operator(self, call: OperatorCallKey) -> list[ItemT]:
-        """Keep an operator, if the limit allows; return what waited for that."""
+        """Keep an operator, if the limit allows; return the items that waited for it."""
         with self._lock:
             operator = self._open.setdefault(call, _OpenOperator())
             if self.full and not operator.kept:
@@ -171,13 +170,13 @@ class DeferredItems(Generic[ItemT]):
             return items
 
     def end_operator(self, call: OperatorCallKey) -> list[ItemT]:
-        """Say that an operator is over; return what waited for nothing."""
+        """End an operator; return its items if it was not kept."""
         with self._lock:
             operator = self._open.pop(call, None)
             return operator.items if operator is not None else []
 
     def end_all_operators(self) -> list[ItemT]:
-        """Say that every operator is over; return what waited for nothing."""
+        """End every operator; return the items of those that were not kept."""
         with self._lock:
             waiting, self._open = self._open, {}
         return [item for operator in waiting.values() for item in operator.items]
@@ -189,26 +188,26 @@ CHANGED_IN_PLACE = "changed_in_place"
 
 
 class DumpTrigger(Protocol):
-    """Decides on operators by what becomes of them."""
+    """Decides which operators are kept, some only after they ended."""
 
     def is_wanted(self, op_name: str, side: TensorSide, graph: int) -> bool:
-        """Return whether tensors on that side of an operator are to be handed over."""
+        """Return whether tensors of an operator's side are to be passed to the trigger."""
         ...
 
     def handle_tensor(self, observation: TensorObservation) -> None:
-        """Take a wanted tensor."""
+        """Handle a tensor of a wanted side."""
         ...
 
     def handle_item(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
-        """Take anything else that is said of a wanted operator."""
+        """Handle a loss or the arguments of a wanted operator."""
         ...
 
     def end_call(self, graph: int, op_name: str, *, raised: bool) -> None:
-        """End an operator."""
+        """End a call of an operator."""
         ...
 
     def end_all_calls(self) -> None:
-        """End every operator: nothing more is said of them."""
+        """End every open call."""
         ...
 
 
@@ -243,15 +242,15 @@ class AlwaysTrigger:
         self._record_sender.send(item, self._iteration_state.iteration)
 
     def end_call(self, graph: int, op_name: str, *, raised: bool) -> None:
-        """All was sent; what comes under the name from now on is another call."""
+        """End the call; its tensors were sent already."""
         self._record_builder.end_call(graph, op_name)
 
     def end_all_calls(self) -> None:
-        """Do nothing: all was sent."""
+        """Do nothing: all tensors were sent already."""
 
 
 class OverflowTrigger:
-    """Keeps operators that wrote something not finite, with copies of what they read.
+    """Keeps operators with an output that is not finite, with copies of their inputs.
 
     Tensors are copied where they are observed, because operators may write in place.
     """
@@ -274,7 +273,7 @@ class OverflowTrigger:
         self._held: DeferredItems[OperatorItem] = DeferredItems(limit)
 
     def is_wanted(self, op_name: str, side: TensorSide, graph: int) -> bool:
-        """Return whether it is selected; outputs are wanted for their values in any case."""
+        """Return whether the side is selected; outputs are always wanted, to check their values."""
         if self._held.full and not self._held.is_kept((graph, op_name)):
             return False
         if self._filter.decide(op_name, side, graph).is_kept:
@@ -285,7 +284,7 @@ class OverflowTrigger:
         )
 
     def handle_tensor(self, observation: TensorObservation) -> None:
-        """Hold a copy until its operator is known to be good or bad."""
+        """Hold a copy until its operator overflows or ends."""
         graph, _, name, side = observation[:4]
         call = (graph, name)
         if observation.state:
@@ -293,39 +292,39 @@ class OverflowTrigger:
         if (
             side is TensorSide.OUTPUT
             and not self._held.is_kept(call)
-            and not self._finite(observation)
+            and not self._is_finite(observation)
         ):
-            self._keep(call)
+            self._keep_operator(call)
         kept = self._filter.decide(name, side, graph).is_kept
         if kept and not self._filter.is_excluded(observation[:5]):
-            self._put(call, self._record_builder.build_record(observation))
+            self._hold_item(call, self._record_builder.build_record(observation))
 
     def handle_item(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
-        """Hold it with the tensors of its operator."""
-        self._put((graph, op_name), item)
+        """Hold the item with the tensors of its operator."""
+        self._hold_item((graph, op_name), item)
 
     def end_call(self, graph: int, op_name: str, *, raised: bool) -> None:
-        """Forget an operator that was good."""
+        """Release the items of an operator that did not overflow."""
         self._record_sender.release_items(self._held.end_operator((graph, op_name)))
         self._record_builder.end_call(graph, op_name)
 
     def end_all_calls(self) -> None:
-        """Forget every operator that was not bad so far."""
+        """Release the items of every operator that has not overflowed."""
         self._record_sender.release_items(self._held.end_all_operators())
 
-    def _put(self, call: tuple[int, str], item: OperatorItem) -> None:
+    def _hold_item(self, call: tuple[int, str], item: OperatorItem) -> None:
         if self._held.is_kept(call):
             self._record_sender.send(item, self._iteration_state.iteration)
         else:
             self._record_sender.release_items(self._held.add_item(call, item))
 
-    def _keep(self, call: tuple[int, str]) -> None:
+    def _keep_operator(self, call: tuple[int, str]) -> None:
         for item in self._held.keep_operator(call):
             self._record_sender.send(item, self._iteration_state.iteration)
         if self._held.full:
             self._iteration_state.stop_after_current()
 
-    def _finite(self, observation: TensorObservation) -> bool:
+    def _is_finite(self, observation: TensorObservation) -> bool:
         try:
             return observation.tensor.is_finite()
         except Exception:  # a tensor that cannot be read must not end the training
@@ -337,7 +336,7 @@ class OverflowTrigger:
 class ExceptionTrigger:
     """Keeps the inputs of the operator that raised, read when it raised.
 
-    Until then they are only referred to, so nothing is copied for operators that work; a tensor
+    Until then inputs are only referred to, so operators that do not raise cost no copy; a tensor
     that is known to have changed since is lost.
     """
 
@@ -357,36 +356,36 @@ class ExceptionTrigger:
         )
 
     def is_wanted(self, op_name: str, side: TensorSide, graph: int) -> bool:
-        """Return whether it is a selected input: what raised has no outputs."""
+        """Return whether it is a selected input side: an operator that raised has no outputs."""
         return side is TensorSide.INPUT and self._filter.decide(op_name, side, graph).is_kept
 
     def handle_tensor(self, observation: TensorObservation) -> None:
-        """Refer to the tensor until its operator is over."""
+        """Refer to the tensor until its operator ends."""
         if not (observation.state or self._filter.is_excluded(observation[:5])):
             self._held.add_item((observation.graph, observation.op_name), observation)
 
     def handle_item(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
-        """Hold it until the operator is over."""
+        """Hold the item until its operator ends."""
         self._held.add_item((graph, op_name), item)
 
     def end_call(self, graph: int, op_name: str, *, raised: bool) -> None:
-        """Send what an operator that raised had read; forget any other."""
+        """Send the inputs of an operator that raised; release those of any other."""
         for item in self._held.end_operator((graph, op_name)):
             if raised:
-                self._record_sender.send(self._now(item), self._iteration_state.iteration)
+                self._record_sender.send(self._build_item(item), self._iteration_state.iteration)
         self._record_builder.end_call(graph, op_name)
 
     def end_all_calls(self) -> None:
-        """Forget the operators that did not raise."""
+        """Release the items of operators that did not raise."""
         self._held.end_all_operators()
 
-    def _now(self, item: TensorObservation | LostTensor | OperatorArguments) -> OperatorItem:
+    def _build_item(self, item: TensorObservation | LostTensor | OperatorArguments) -> OperatorItem:
         if not isinstance(item, TensorObservation):
             return item
         try:
             if item.tensor.has_changed():
                 return self._record_builder.make_loss(item.op_name, CHANGED_IN_PLACE)
-        except Exception:  # as if unknown: the copy tells whether it can be read at all
+        except Exception:  # treated as unchanged: the copy shows whether it can be read at all
             _logger.debug("change unknown", exc_info=True)
         return self._record_builder.rebuild_record(item)
 
@@ -400,7 +399,7 @@ def make_trigger(
     *,
     warn: Callable[[str], None],
 ) -> DumpTrigger:
-    """Return the trigger that the plan names."""
+    """Return the plan's trigger."""
     if plan.selection.watched is not None:
         return WatchTrigger(
             plan.selection.watched, selection, record_builder, record_sender, iteration_state

@@ -1,5 +1,5 @@
-"""Sessions as a training script drives them: where the plan, the agent and the framework adapters
-of a rank come from, and one rank's dump from its start to its end.
+"""Sessions as a training script drives them: the plan, the agent and the framework adapters of a
+rank, and its dump from start to end.
 """
 
 from __future__ import annotations

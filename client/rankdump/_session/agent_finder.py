@@ -1,5 +1,5 @@
-"""Finder of the agent that receives the dumps of a process: the one that RANKDUMP_AGENT names, the
-one of this host, or an embedded one that the job starts. gRPC is loaded only for the last.
+"""Finder of the agent that receives the dumps of a process: the one in RANKDUMP_AGENT, the one of
+this host, or an embedded one that the job starts. gRPC is loaded only for the last.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _START_TIMEOUT_S = 5.0
 """Time that a job waits at its start for an embedded daemon; after that, tensors are buffered."""
 
 LeaseFactory = Callable[[str, bool], "DaemonLease"]
-"""Finds or starts the daemon of a job by its id, which merges its order or not."""
+"""Finds or starts the daemon of a job: gets the job's id, and whether it merges the order."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentAddress:
-    """Address of an agent that runs, or may be started later."""
+    """Address of an agent that runs or may be started later."""
 
     address: str
     missing: str = ""
@@ -43,8 +43,8 @@ class AgentAddress:
 class AgentFinder:
     """Finds the agent of a process once; safe to use from several threads.
 
-    A daemon that it brings along is shared with the other ranks of the job on this host, and lasts
-    as long as any of their processes.
+    An embedded daemon is shared with the other ranks of the job on this host, and lasts as long as
+    any of their processes.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class AgentFinder:
         os.register_at_fork(after_in_child=self._forget)
 
     def find(self, environ: Mapping[str, str], *, embedded: bool = True) -> AgentAddress:
-        """Return the agent that RANKDUMP_AGENT names, that of this host, or an embedded one.
+        """Return the agent in RANKDUMP_AGENT, that of this host, or an embedded one.
 
-        No agent is started where `embedded` is False. A missing agent may be started later.
+        With `embedded` False no agent is started. A missing agent may be started later.
         """
         if environ.get(AGENT_VARIABLE):
             return AgentAddress(environ[AGENT_VARIABLE])
@@ -83,10 +83,10 @@ class AgentFinder:
             return AgentAddress(self._lease.address)
 
     def _start_lease(self, environ: Mapping[str, str], reason: str) -> DaemonLease:
-        # The trees of a process may differ; its daemon is one.
+        # A process may dump to several trees, but has one daemon.
         identity = identify_rank(environ, tree="")
         lease = self._make_lease(identity.job_id, not identity.spans_hosts)
-        # Whatever is registered later, such as the end of a session, runs before this.
+        # Functions registered later, such as the end of a session, run before this one.
         atexit.register(_close_lease, lease)
         if lease.started_it:
             _logger.warning(
@@ -98,7 +98,7 @@ class AgentFinder:
         return lease
 
     def _forget(self) -> None:
-        # A fork has no share in its parent's daemon, and may find this lock held.
+        # A fork has no share in its parent's daemon, and the lock may be held.
         self._lock, self._lease = threading.Lock(), None
 
 
@@ -136,4 +136,4 @@ def _close_lease(lease: DaemonLease) -> None:
 
 
 default_agent_finder = AgentFinder()
-"""The one of this process."""
+"""Finder of this process."""

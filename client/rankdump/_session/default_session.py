@@ -1,8 +1,8 @@
-"""Default session of a process, the one that the environment asks for, with the public functions
-that use it; and a session that counts the calls of its models as iterations, for inference has
-no steps.
+"""Default session of a process, which the environment configures, with the public functions that
+use it; and a session that counts the calls of its models as iterations, because inference has no
+steps.
 
-Other ways to configure dumps may put sessions of their own in its place.
+Other ways to configure dumps may replace the default session.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rankdump._session.rank_session import Session, never_raises
 
 
 class CallSession(Session):
-    """Begins an iteration with every outermost call of a model, until the script itself does.
+    """Session that begins an iteration at every outermost call of a model, until `step` is called.
 
-    Only where the plan comes from an `acl.json`: all others speak of steps. A model is called once
-    at most in an iteration; models that take turns share one.
+    Only for a plan from an `acl.json`: other dialects count steps. An iteration has at most one
+    call of a model; models that take turns share iterations.
     """
 
     def __init__(self, plan: DumpPlan | PlanSource | None = None, **about: Any) -> None:
@@ -41,7 +41,7 @@ class CallSession(Session):
         super().attach(model, name)
 
     def step(self, iteration: int | None = None) -> None:
-        """Begin an iteration, by default the next one: from now on calls are not counted."""
+        """Begin an iteration, by default the next one; from now on calls are not counted."""
         self._has_explicit_steps = True
         super().step(iteration)
 
@@ -74,11 +74,11 @@ _step_listener: Callable[[int | None], None] | None = None
 
 
 def attach(model: object, session: Session | None = None, *, name: str = "") -> Session:
-    """Observe a model with a session, by default the one the environment asks for.
+    """Observe a model with a session, by default the one that the environment configures.
 
-    `name` is that of the model's folder where the configuration does not name all models.
+    `name` is the model's folder if the configuration does not name all models.
 
-    Every call of a process without an explicit session shares the same one.
+    All calls of a process without an explicit session share one.
     """
     session = session or _get_session()
     session.attach(model, name)
@@ -86,7 +86,7 @@ def attach(model: object, session: Session | None = None, *, name: str = "") -> 
 
 
 def step(iteration: int | None = None) -> None:
-    """Begin an iteration, by default the next one; of a dump of API calls as well."""
+    """Begin an iteration, by default the next one, also of an API dump."""
     _get_session().step(iteration)
     if _step_listener is not None:
         _step_listener(iteration)
@@ -95,7 +95,7 @@ def step(iteration: int | None = None) -> None:
 def dump_start() -> None:
     """Dump from now on, whatever iterations the configuration names; devices and operators stay.
 
-    From the first use of `dump_start` or `dump_stop` on, the two alone say when to dump.
+    After the first call of `dump_start` or `dump_stop`, the two alone decide when to dump.
     """
     _get_session().dump_start()
 
@@ -106,33 +106,33 @@ def dump_stop() -> None:
 
 
 def limit(name: str, seconds: float) -> None:
-    """Set the timeout of communication that no variable sets; 0 for no limit."""
+    """Declare a timeout of communication that no environment variable sets; 0 for no limit."""
     _get_session().limit(name, seconds)
 
 
 def set_dump(target: object, enabled: bool = True) -> None:
     """Mark a torch module or a MindSpore cell, and what is inside it, for `dump_mode` 2.
 
-    With `enabled` False the mark is taken away; the last call for a module or cell counts.
-    ValueError when target is neither of them, or enabled no bool.
+    With `enabled` False the mark is removed; the last call for a module or cell counts.
+    ValueError if `target` is neither, or `enabled` is not a bool.
     """
     mark_model(target, enabled)
 
 
 def replace_default_session(source: Callable[[], Session] | None) -> None:
-    """Use the session that `source` returns in the place of the environment's; None ends that."""
+    """Use the session that `source` returns instead of the environment's; None undoes it."""
     global _replacement
     _replacement = source
 
 
 def set_step_listener(begins: Callable[[int | None], None]) -> None:
-    """Notify a listener of every iteration that the script begins."""
+    """Set the listener that receives every iteration that the script begins."""
     global _step_listener
     _step_listener = begins
 
 
 def is_environment_session_active() -> bool:
-    """Return whether the session that the environment asks for is open."""
+    """Return whether the session that the environment configures is open."""
     return _default is not None and _default.active
 
 

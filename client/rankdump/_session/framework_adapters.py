@@ -1,5 +1,5 @@
-"""Adapter of the framework that a model is of, for its operators and for its calls of an API. An
-adapter is imported only when one of its models is there.
+"""Choice of the adapter for a model's framework, for operators and for API calls. An adapter is
+imported only when one of its models is used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rankdump._frameworks.arrays import ArraySource
 from rankdump._frameworks.model_observer import format_type, make_mark_target_error
 
 MODEL_TYPES = "torch.nn.Module, mindspore.nn.Cell"
-"""Models that can be observed."""
+"""Classes of models that can be observed, for messages."""
 
 
 def make_hook(model: Any, recorder: Recorder, *, graph: int) -> IterationHook | None:
@@ -43,29 +43,29 @@ def find_model_name(model: Any) -> str:
 
 
 class HookFactory(Protocol):
-    """Makes what observes a model."""
+    """Makes the hook that observes a model."""
 
     def __call__(self, recorder: Recorder, *, graph: int) -> IterationHook | None:
-        """Return the hook; None, after a warning, when there is nothing to observe."""
+        """Return the hook; None, after a warning, if there is nothing to observe."""
         ...
 
 
 class OutermostCallWatch(Protocol):
-    """Reports the calls of models that are not inside another call."""
+    """Reports calls of models that are not inside another call."""
 
     def watch(self, model: Any) -> None:
-        """Watch a model too."""
+        """Watch one more model."""
         ...
 
     def remove(self) -> None:
-        """Leave the models as they were."""
+        """Restore the models."""
         ...
 
 
 def make_outermost_watch(model: Any, begins: Callable[[int], None]) -> OutermostCallWatch | None:
-    """Return what watches calls of models like this one; `begins` gets the number of the model.
+    """Return a watch for calls of models of this one's framework; `begins` gets the model's number.
 
-    None for a model of no known framework.
+    None for an unknown framework.
     """
     if is_mindspore_cell(model):
         from rankdump._frameworks import mindspore
@@ -79,9 +79,9 @@ def make_outermost_watch(model: Any, begins: Callable[[int], None]) -> Outermost
 
 
 def mark_model(target: object, enabled: object) -> None:
-    """Mark a model and what is inside it for `dump_mode` 2, or take the mark away.
+    """Mark a model and what is inside it for `dump_mode` 2, or remove the mark.
 
-    ValueError when target is of no known framework, or enabled no bool.
+    ValueError if `target` is of an unknown framework, or `enabled` is not a bool.
     """
     if is_mindspore_cell(target):
         from rankdump._frameworks import mindspore
@@ -96,9 +96,10 @@ def mark_model(target: object, enabled: object) -> None:
 
 
 def make_array_source(array: Any) -> TensorSource | str:
-    """Return what reads an array, or the reason why nothing can.
+    """Return the source of an array, or the reason why it cannot be read.
 
-    A tensor of torch is read as its adapter does: numpy has no bfloat16, and sees no gradients.
+    A torch tensor is read by torch's adapter: numpy has no bfloat16 and rejects tensors with
+    gradients.
     """
     if any(
         kind.__name__ == "Tensor" and kind.__module__ == "torch" for kind in type(array).__mro__
@@ -110,12 +111,12 @@ def make_array_source(array: Any) -> TensorSource | str:
 
 
 def is_torch_module(value: object) -> bool:
-    """Return whether a value is a module of torch; it need not be installed."""
+    """Return whether a value is a torch module; torch need not be installed."""
     return _has_base_in(value, "torch.nn.modules.module")
 
 
 def is_mindspore_cell(value: object) -> bool:
-    """Return whether a value is a cell of MindSpore; it need not be installed."""
+    """Return whether a value is a MindSpore cell; MindSpore need not be installed."""
     return _has_base_in(value, "mindspore.nn.cell")
 
 
@@ -125,10 +126,10 @@ def _has_base_in(value: object, module: str) -> bool:
 
 
 class ApiIterationHook(IterationHook, Protocol):
-    """Counts the calls of an API from when it was made, and hands over what they read and wrote."""
+    """Counts API calls from its construction on, and records what they read and wrote."""
 
     def record_with(self, recorder: Recorder, options: ApiOptions) -> None:
-        """Hand over to this recorder from now on, as these options say; numbers go on."""
+        """Record with this recorder and these options from now on; call numbers continue."""
         ...
 
 
@@ -136,11 +137,11 @@ class ModelStepWatch(Protocol):
     """Reports calls and steps of a model to a listener until it is removed."""
 
     def optimized(self) -> bool:
-        """Return whether there is an optimizer whose steps can be waited for."""
+        """Return whether there is an optimizer whose steps can be observed."""
         ...
 
     def remove(self) -> None:
-        """Leave model and framework as they were."""
+        """Restore model and framework."""
         ...
 
 
@@ -149,13 +150,13 @@ class ApiFramework(Protocol):
 
     @property
     def NAME(self) -> str:  # noqa: N802 - a module has it as a constant
-        """What files are named by: `torch`, `mindspore`."""
+        """Name in file names: `torch`, `mindspore`."""
         ...
 
     def api_hook(
         self, model: Any, recorder: Recorder, *, graph: int, options: ApiOptions
     ) -> ApiIterationHook:
-        """Return what observes the calls of a model's program, and counts them from now on."""
+        """Return the hook that observes a model's API calls and counts them from now on."""
         ...
 
     def without_dropout(self, model: Any) -> int:
@@ -163,16 +164,16 @@ class ApiFramework(Protocol):
         ...
 
     def save_state(self, model: Any, folder: Path) -> None:
-        """Write the model's state into a file of the framework's own kind."""
+        """Write the model's state into a file of the framework's own format."""
         ...
 
     def watch_steps(self, model: Any, listener: StepListener) -> ModelStepWatch:
-        """Tell a listener of the model's calls and of its optimizers."""
+        """Report the model's calls and its optimizers' steps to a listener."""
         ...
 
 
 def find_api_framework(model: Any) -> ApiFramework | None:
-    """Return what belongs to the framework of a model; None for one of no known framework."""
+    """Return the API functions of a model's framework; None for an unknown framework."""
     if is_torch_module(model):
         from rankdump._frameworks.torch import api_framework
 

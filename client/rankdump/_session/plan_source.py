@@ -1,9 +1,9 @@
-"""Plan of a session: from the file that the environment names, or from an object that the script
-gives; none where MindSpore itself writes the same dump.
+"""Plan of a session: from the file that the environment names, or from an object of the script; no
+plan where MindSpore itself writes the same dump.
 
 MindSpore reads MINDSPORE_DUMP_CONFIG too, and dumps by itself: every kernel in graph mode, in
-PyNative mode only what is compiled. Nobody can keep it from that once its first operator has
-run. So where both would dump the same, MindSpore does, and rankdump does not.
+PyNative mode only compiled code. That cannot be stopped once its first operator has run. So where
+both would dump the same, MindSpore dumps and rankdump does not.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _ACL_VARIABLE = "MS_ACL_DUMP_CFG_PATH"
 
 @dataclass(frozen=True, slots=True)
 class DumpTarget:
-    """A configuration and the tree it asks for, as absolute paths without links."""
+    """A configuration file and its tree, as absolute paths without links."""
 
     file: str = ""
     root: str = ""
 
     def overlaps(self, other: DumpTarget) -> bool:
-        """Return whether another one is the same configuration, or asks for the same tree."""
+        """Return whether both have the same configuration file or the same tree."""
         return (self.file != "" and self.file == other.file) or (
             self.root != "" and self.root == other.root
         )
 
 
 def describe_native_conflict(own: DumpTarget, native: DumpTarget, *, mindspore_loaded: bool) -> str:
-    """Return why rankdump must not dump what its configuration asks for; empty when it may. Pure.
+    """Return why rankdump must not dump what its configuration requests; empty when it may. Pure.
 
-    `native` is what MINDSPORE_DUMP_CONFIG asks MindSpore for.
+    `native` is the dump that MINDSPORE_DUMP_CONFIG requests from MindSpore.
     """
     if not mindspore_loaded or not own.overlaps(native):
         return ""
@@ -67,16 +67,16 @@ def find_native_conflict(file: Path, root: str, environ: Mapping[str, str]) -> s
 
 
 def remove_native_dump(environ: Mapping[str, str], root: str) -> dict[str, str]:
-    """Return an environment in which MindSpore does not dump what RANKDUMP_CONFIG asks for.
+    """Return an environment in which MindSpore does not dump what RANKDUMP_CONFIG requests.
 
-    A MINDSPORE_DUMP_CONFIG of its own, with another root, stays: both dumps are wanted then.
+    A MINDSPORE_DUMP_CONFIG with another root stays: both dumps are intended then.
     """
     own = _resolve_target(Path(environ["RANKDUMP_CONFIG"]), root)
     if not own.overlaps(_resolve_native_target(environ)):
         return dict(environ)
     found = {name: text for name, text in environ.items() if name != NATIVE_VARIABLE}
     if environ.get(_ACL_VARIABLE) == environ[NATIVE_VARIABLE]:
-        # It asks for an ACL dump where it names the configuration.
+        # The variable requests an ACL dump too, by this configuration.
         found[_ACL_VARIABLE] = environ["RANKDUMP_CONFIG"]
     return found
 
@@ -85,11 +85,11 @@ def _resolve_native_target(environ: Mapping[str, str]) -> DumpTarget:
     file = environ.get(NATIVE_VARIABLE, "")
     if not file:
         return DumpTarget()
-    # What gives rankdump another root means nothing to MindSpore.
+    # MindSpore does not read the variable that sets another root for rankdump.
     read_by_mindspore = {name: text for name, text in environ.items() if name != OUTPUT_VARIABLE}
     try:
         plan, _ = load_config_plan(Path(file), read_by_mindspore)
-    except RankdumpError:  # MindSpore has an error of its own for it
+    except RankdumpError:  # MindSpore reports the error itself
         return DumpTarget()
     return _resolve_target(Path(file), plan.output.root)
 
@@ -103,7 +103,7 @@ _logger = logging.getLogger("rankdump")
 
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
-    """A session that is to be."""
+    """What a session is made of."""
 
     plan: DumpPlan
     source: bytes
@@ -112,9 +112,9 @@ class SessionConfig:
 
 
 def load_session_config(environ: Mapping[str, str]) -> SessionConfig | None:
-    """Return what RANKDUMP_CONFIG, else MINDSPORE_DUMP_CONFIG, asks for; None for nothing.
+    """Return what RANKDUMP_CONFIG, else MINDSPORE_DUMP_CONFIG, configures; None without either.
 
-    None as well where MindSpore itself dumps it. RankdumpError when it cannot be used.
+    None as well if MindSpore itself dumps it. RankdumpError if it cannot be used.
     """
     path = environ.get("RANKDUMP_CONFIG") or environ.get("MINDSPORE_DUMP_CONFIG")
     if not path:
@@ -123,7 +123,7 @@ def load_session_config(environ: Mapping[str, str]) -> SessionConfig | None:
     identity = identify_rank(environ, plan.output.root)
     if _is_left_to_mindspore(Path(path), plan, identity, environ):
         return None
-    # Once a job: not by every rank, and not after `rankdump run` has said it.
+    # Once a job: not by every rank, and not again after `rankdump run` has logged it.
     if identity.rank == 0 and environ.get(WARNED_VARIABLE) != path:
         for warning in plan.warnings:
             _logger.warning("rankdump: %s", warning)
@@ -141,7 +141,7 @@ def _is_left_to_mindspore(
 
 
 def load_session_config_or_log(environ: Mapping[str, str]) -> SessionConfig | None:
-    """Return the same; what cannot be used is logged instead of raised."""
+    """Do the same as `load_session_config`, but log errors instead of raising them."""
     try:
         return load_session_config(environ)
     except RankdumpError as error:
@@ -153,11 +153,11 @@ def load_session_config_or_log(environ: Mapping[str, str]) -> SessionConfig | No
 
 STARTED_FORMAT = "%Y%m%d%H%M%S"
 STARTED_VARIABLE = "RANKDUMP_STARTED"
-"""Gives all ranks of a job one folder; without it each names its own by when it began."""
+"""Sets one start time, and so one folder, for all ranks of a job; default: each rank's own."""
 
 
 class PlanSource(Protocol):
-    """Somebody else's configuration object, such as `rankdump.tf.DumpConfig`."""
+    """A configuration object of another tool's form, such as `rankdump.tf.DumpConfig`."""
 
     def plan(self) -> DumpPlan:
         """Return the dump plan; ConfigError for a value that is not allowed."""
@@ -165,7 +165,7 @@ class PlanSource(Protocol):
 
 
 def resolve_plan(given: DumpPlan | PlanSource, environ: Mapping[str, str]) -> DumpPlan | None:
-    """Return the plan of a session that begins now: its tree may be named by the time.
+    """Return the plan of a session that begins now: the start time may name its tree.
 
     None for a plan that is not enabled.
     """

@@ -1,6 +1,6 @@
-"""Session of one rank, from its start to its end, as a training script drives it: iterations,
-attached models, arrays, losses. Failures of its own are logged and never reach the script; only
-the loss of a tensor under a strict plan does.
+"""Session of one rank, from start to end, as a training script drives it: iterations, attached
+models, arrays, losses. Internal errors are logged and never reach the script; only the loss of a
+tensor under a strict plan does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class SessionHooks:
-    """Hooks in the order in which their models came."""
+    """Hooks in the order in which their models were attached."""
 
     def __init__(self) -> None:
         self._hooks: list[IterationHook] = []
@@ -62,7 +62,7 @@ class SessionHooks:
             hook.iteration_ends(iteration, armed)
 
     def detach(self) -> None:
-        """Leave the job as it was before."""
+        """Restore the models."""
         for hook in self._hooks:
             hook.detach()
 
@@ -88,7 +88,7 @@ def never_raises(method: Callable[_P, None]) -> Callable[_P, None]:
 
 
 class Session:
-    """One rank's dump. Without a plan it is off, and every call costs one branch.
+    """Dump of one rank. Without a plan it is off, and every call costs one branch.
 
     Iterations count from 0. Call `step(i)` where iteration i begins, or `step()` where one
     ends; the last one ends with `close()`, which runs by itself at exit. A configuration's
@@ -107,19 +107,19 @@ class Session:
         agent: str | AgentAddress = "",
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """`environ`, by default the process's own, says what is not given: which rank this is, by
-        its launcher's variables, and the agent, by RANKDUMP_AGENT. It also says how long
-        communication may wait, and names certificates.
+        """`environ`, by default the process's own, supplies what is not given: the rank, by its
+        launcher's variables, and the agent, by RANKDUMP_AGENT. It also sets timeouts of
+        communication and names certificates.
 
-        Without any agent the session brings one along, shared by the ranks of its job on this host.
-        ConfigError when a configuration object is given that cannot be used.
+        Without an agent on this host the session starts one, shared by the job's ranks on the host.
+        ConfigError if a configuration object cannot be used.
         """
         environ = os.environ if environ is None else environ
         plan = None if plan is None else resolve_plan(plan, environ)
         self._pipeline: DumpPipeline | None = None
         self._hooks = SessionHooks()
         self.models: list[str] = []
-        """Names of the models so far; the number of one is its place."""
+        """Names of the models so far, by number."""
         self._begun_by_script = False  # by the script, rather than by default
         self._initial_iteration = 0 if plan is None else plan.selection.initial_iteration
         self._strict = plan is not None and plan.delivery.strict
@@ -128,9 +128,9 @@ class Session:
         self.closed = False
         """Whether `close` was called."""
         self.undelivered = 0
-        """Tensors that had not reached an agent when it was closed."""
+        """Tensors that had not reached an agent when the session was closed."""
         self.refused = False
-        """Whether the agent had rejected this rank when it was closed."""
+        """Whether the agent had rejected this rank when the session was closed."""
         if plan is not None:
             who, text = identity or identify_rank(environ, plan.output.root), plan_to_json(plan)
             self._is_only_rank = who.world_size == 1
@@ -139,9 +139,9 @@ class Session:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Session:
-        """Make the session that RANKDUMP_CONFIG, else MINDSPORE_DUMP_CONFIG, asks for.
+        """Make the session that RANKDUMP_CONFIG, else MINDSPORE_DUMP_CONFIG, configures.
 
-        With neither it is off. So it is with one that cannot be used: the reason is logged once.
+        Without either it is off, and also if the file cannot be used: the reason is logged once.
         """
         environ = os.environ if environ is None else environ
         config = load_session_config_or_log(environ)
@@ -161,7 +161,7 @@ class Session:
 
     @never_raises
     def step(self, iteration: int | None = None) -> None:
-        """Begin an iteration, by default the next one; the one before is over."""
+        """End the running iteration, and begin one, by default the next."""
         pipeline = self._pipeline
         if pipeline is None:
             return
@@ -189,9 +189,9 @@ class Session:
     ) -> None:
         """Dump one array: `side` is `input` or `output`, `op_name` the full scope name.
 
-        `array` is a tensor of torch, or anything numpy can view. Consecutive calls with one
-        `op_name` are one operator. A plan that keeps the operator that raised reads its arrays
-        only then: the one whose arrays came last before an error ended the session.
+        `array` is a torch tensor, or anything numpy can view. Consecutive calls with one `op_name`
+        are one operator. A plan that keeps the operator that raised reads arrays only after an
+        error has ended the session: those of the operator that was dumped last.
         """
         pipeline = self._pipeline
         if pipeline is None or not pipeline.armed:
@@ -206,7 +206,7 @@ class Session:
 
     @never_raises
     def constant(self, name: str, array: Any, *, graph: int = 0) -> None:
-        """Dump an array that never changes, once for its graph: in the first iteration dumped."""
+        """Dump an array that never changes, once for its graph, in the first dumped iteration."""
         if self._pipeline is not None:
             self._array_operators.record_constant(name, array, graph)
 
@@ -214,9 +214,9 @@ class Session:
     def graph(
         self, names: Sequence[str], *, graph: int = 0, op_types: Sequence[str] | None = None
     ) -> None:
-        """Give the order in which a framework compiled a graph: full scope names.
+        """Set the order in which a framework compiled a graph, by full scope names.
 
-        It takes the place of the observed order. Without `op_types` they are read off the names.
+        It replaces the observed order. Without `op_types` the types are taken from the names.
         """
         pipeline = self._pipeline
         if pipeline is None:
@@ -229,18 +229,18 @@ class Session:
 
     @never_raises
     def attach(self, model: Any, name: str = "") -> None:
-        """Observe a model's operators from now on; a model of no known framework is said once.
+        """Observe a model's operators from now on; warn once for an unknown framework.
 
-        `name` is its folder's where the plan does not name all models; by default its class's.
+        `name` is its folder if the plan does not name all models; by default its class's name.
         """
         if self._pipeline is not None:
             self.observe(partial(make_hook, model), name or find_model_name(model))
 
     @never_raises
     def observe(self, make: HookFactory, name: str) -> None:
-        """Observe a model with a hook of the caller's making; `close` detaches it.
+        """Observe a model with the hook that `make` returns; `close` detaches it.
 
-        `name` is that of the model's folder where the plan does not name all models.
+        `name` is the model's folder if the plan does not name all models.
         """
         pipeline = self._pipeline
         if pipeline is None:
@@ -264,13 +264,13 @@ class Session:
 
     @never_raises
     def limit(self, name: str, seconds: float) -> None:
-        """Set the timeout of communication that no variable sets; 0 for no limit."""
+        """Declare a timeout of communication that no environment variable sets; 0 for no limit."""
         if self._pipeline is not None:
             self._pipeline.limit(name, seconds)
 
     def close(self) -> None:
-        """End the last iteration, deliver what waits, and leave the job as it was before."""
-        # In a `finally` an error is on its way: which operator it comes from may be asked for.
+        """End the last iteration, deliver buffered data, and remove the hooks."""
+        # In a `finally` block an error may propagate: the plan may keep the operator that raised.
         self._close(ended=True, raised=sys.exc_info()[1] is not None)
 
     @never_raises
@@ -286,7 +286,7 @@ class Session:
         self._hooks.detach()
         pipeline.close()
         self.undelivered, self.refused = pipeline.undelivered, pipeline.refused
-        if not raised:  # an error on its way is the script's own, and stays that
+        if not raised:  # a propagating error of the script is not replaced
             self._raise_losses(pipeline)
 
     def __enter__(self) -> Session:
@@ -326,7 +326,7 @@ class Session:
         ended = not hasattr(sys, "last_value")
         try:
             self._close(ended=ended, raised=not ended)
-        except RankdumpError as error:  # a strict plan; the interpreter is leaving anyway
+        except RankdumpError as error:  # a strict plan; the interpreter is exiting anyway
             _logger.error("rankdump: %s", error)
 
     def _end_iteration(self, pipeline: DumpPipeline, *, ran: bool) -> None:

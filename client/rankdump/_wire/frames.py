@@ -1,12 +1,14 @@
-"""Frames of a session: records in pieces of at most a chunk, metadata frames, and batches in which
-small frames share a message. In a slab a frame stands whole, with its data beside it.
+"""Frames of a session: records in chunks of limited size, metadata frames, and batches in which
+small frames share a message. In a slab a frame is not divided, and its data lies beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import xxhash
+from google.protobuf.message import Message
 
 from rankdump._core.events import EventColumns
 from rankdump._core.graph import GraphPart
@@ -17,9 +19,10 @@ from rankdump._core.session_protocol import (
     KernelArguments,
     MetadataItem,
     RecordHead,
+    SessionEnd,
 )
 from rankdump._core.timeouts import RankTimeouts
-from rankdump._wire.message_fields import copy_fields
+from rankdump._wire.message_fields import make_fields
 from rankdump._wire.metadata_messages import (
     arguments_to_wire,
     events_to_wire,
@@ -29,14 +32,14 @@ from rankdump._wire.metadata_messages import (
 from rankdump._wire.session_messages import record_to_wire, statistic_rows_to_wire, timeouts_to_wire
 from rankdump.wire.v1 import agent_pb2
 
-# About the size at which a Python gRPC stream is fastest (peers.md, "Data planes").
+# About the size at which a Python gRPC stream is fastest.
 MAX_CHUNK_BYTES = 1 << 20
 
 
 def make_record_frames(
     sequence: int, head: RecordHead, data: memoryview
 ) -> Iterator[agent_pb2.Frame]:
-    """Yield a record: its head with the first bytes, then the chunks it did not hold."""
+    """Yield the frames of a record: its head with the first bytes, then the other chunks."""
     frame = agent_pb2.Frame(sequence=sequence, record=record_to_wire(head, b""))
     return split_frame(frame, data[: head.byte_count])
 
@@ -44,9 +47,9 @@ def make_record_frames(
 def split_frame(
     frame: agent_pb2.Frame, data: memoryview, checksum: bytes = b""
 ) -> Iterator[agent_pb2.Frame]:
-    """Yield a frame whose data lay beside it, as in a slab, with the data in it and in chunks.
+    """Yield a frame and the chunks after it; its data lay beside it, as in a slab.
 
-    The checksum is that under which the data lay there; without one it is made here.
+    The checksum is the one that the data had there; without one it is computed.
     """
     if data:
         frame.record.checksum = frame.record.checksum or checksum or compute_checksum(data)
@@ -59,14 +62,14 @@ def split_frame(
 
 
 def compute_checksum(data: memoryview) -> bytes:
-    """Return what a record's bytes are known by on their way: their xxh3-128."""
+    """Return the checksum of a record's bytes on the wire, their xxh3-128."""
     return xxhash.xxh3_128_digest(data)
 
 
 def serialize_record_body(head: RecordHead, checksum: bytes = b"") -> bytes:
-    """Return a record's frame for a slab, without its number.
+    """Return a record's frame for a slab, without its sequence number.
 
-    Its checksum is of all of its data, where not all stands in one entry.
+    A record in several entries has a checksum of all its data.
     """
     record = record_to_wire(head, b"")
     record.checksum = checksum
@@ -74,43 +77,36 @@ def serialize_record_body(head: RecordHead, checksum: bytes = b"") -> bytes:
 
 
 def serialize_chunk_body(offset: int) -> bytes:
-    """Return the frame of a later piece of a record for a slab, without its number."""
+    """Return the frame of a later chunk of a record for a slab, without its sequence number."""
     return agent_pb2.Frame(chunk=agent_pb2.Chunk(offset=offset)).SerializeToString()
 
 
 def add_sequence(sequence: int, body: bytes) -> bytes:
-    """Return a serialised frame with its number; parts of a message may stand in any order."""
+    """Return a serialised frame with its number; fields of a message may come in any order."""
     return agent_pb2.Frame(sequence=sequence).SerializeToString() + body
+
+
+_METADATA_WRITERS: Mapping[type, tuple[str, Callable[[Any], Message]]] = {
+    EventColumns: ("events", events_to_wire),
+    StatisticRows: ("figure_rows", statistic_rows_to_wire),
+    GraphPart: ("graph_part", graph_part_to_wire),
+    KernelArguments: ("kernel_arguments", arguments_to_wire),
+    CallStacks: ("call_stacks", stacks_to_wire),
+    RankTimeouts: ("timeouts", timeouts_to_wire),
+    IterationEnd: ("iteration_end", lambda end: agent_pb2.IterationEnd(**make_fields(end))),
+    SessionEnd: ("session_end", lambda end: agent_pb2.SessionEnd(**make_fields(end))),
+}
 
 
 def make_metadata_frame(sequence: int, declaration: MetadataItem) -> agent_pb2.Frame:
     """Return the frame of anything but a record."""
-    if isinstance(declaration, EventColumns):
-        return agent_pb2.Frame(sequence=sequence, events=events_to_wire(declaration))
-    if isinstance(declaration, StatisticRows):
-        rows = statistic_rows_to_wire(declaration)
-        return agent_pb2.Frame(sequence=sequence, figure_rows=rows)
-    if isinstance(declaration, GraphPart):
-        part = graph_part_to_wire(declaration)
-        return agent_pb2.Frame(sequence=sequence, graph_part=part)
-    if isinstance(declaration, KernelArguments):
-        arguments = arguments_to_wire(declaration)
-        return agent_pb2.Frame(sequence=sequence, kernel_arguments=arguments)
-    if isinstance(declaration, CallStacks):
-        return agent_pb2.Frame(sequence=sequence, call_stacks=stacks_to_wire(declaration))
-    if isinstance(declaration, RankTimeouts):
-        return agent_pb2.Frame(sequence=sequence, timeouts=timeouts_to_wire(declaration))
-    if isinstance(declaration, IterationEnd):
-        end = agent_pb2.IterationEnd(**copy_fields(declaration, IterationEnd))
-        return agent_pb2.Frame(sequence=sequence, iteration_end=end)
-    goodbye = agent_pb2.SessionEnd(
-        iterations_seen=declaration.iterations_seen, notes=declaration.notes
-    )
-    return agent_pb2.Frame(sequence=sequence, session_end=goodbye)
+    body, write = _METADATA_WRITERS[type(declaration)]
+    parts: dict[str, Any] = {body: write(declaration)}
+    return agent_pb2.Frame(sequence=sequence, **parts)
 
 
 def batch_frames(frames: Iterable[agent_pb2.Frame]) -> Iterator[agent_pb2.PushRequest]:
-    """Gather frames into messages of about a chunk, so that small ones share a write."""
+    """Yield messages of about a chunk each, so that small frames share a write."""
     held: list[agent_pb2.Frame] = []
     size = 0
     for frame in frames:

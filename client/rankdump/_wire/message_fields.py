@@ -1,21 +1,45 @@
-"""Fields of messages: those that a message and its frozen value share, text that a message can
-hold, and the limits on length, count and size that are checked before anything from the other
-side is used. Pure.
+"""Fields of messages: conversion between messages and frozen values of the same fields, text that a
+message can hold, and the limits on length, count and size that are checked before anything from the
+other side is used. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import fields
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import is_dataclass
+from enum import Enum
+from functools import cache, partial
+from operator import attrgetter
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from google.protobuf.message import Message
+
+from rankdump._core.events import EventKind, FindingKind
+from rankdump._core.record import TensorSide
+from rankdump._core.status import SessionState
+from rankdump._core.timeouts import HintLevel
 from rankdump.errors import ProtocolError
+from rankdump.wire.v1 import agent_pb2, status_pb2
+
+_T = TypeVar("_T")
+_FieldConverter = Callable[[Any], Any]
 
 
-def copy_fields(source: object, kind: type, *apart: str) -> dict[str, Any]:
-    """Return the fields of the dataclass `kind` as `source` has them, but for those named apart."""
-    return {name: getattr(source, name) for name in _list_field_names(kind, apart)}
+def make_fields(value: object, *apart: str, replace: bool = False) -> dict[str, Any]:
+    """Return the fields of the message of a dataclass value, but for those named apart.
+
+    With `replace`, texts are the user's, and go through `replace_surrogates`.
+    """
+    return {name: get(value) for name, get in _list_writers(type(value), apart, replace)}
+
+
+def from_message(kind: type[_T], message: Message, **rest: Any) -> _T:
+    """Read the dataclass `kind` from a message with its fields, but for those given in `rest`.
+
+    ProtocolError names an unknown word or number of an enumeration.
+    """
+    return _make_message_reader(kind, tuple(rest))(message, **rest)
 
 
 def replace_surrogates(text: str) -> str:
@@ -23,12 +47,112 @@ def replace_surrogates(text: str) -> str:
 
     Names are the user's; an unpaired surrogate in one must not end the sender's thread.
     """
-    return text.encode(errors="replace").decode()
+    return text if text.isascii() else text.encode(errors="replace").decode()
+
+
+ENUM_VALUES: Mapping[type[Enum], Mapping[Any, Any]] = {
+    SessionState: {
+        SessionState.OPEN: status_pb2.SESSION_STATE_OPEN,
+        SessionState.CLOSED: status_pb2.SESSION_STATE_CLOSED,
+        SessionState.LOST: status_pb2.SESSION_STATE_LOST,
+    },
+    TensorSide: {
+        TensorSide.INPUT: agent_pb2.SIDE_INPUT,
+        TensorSide.OUTPUT: agent_pb2.SIDE_OUTPUT,
+    },
+    **{kind: {each: each.value for each in kind} for kind in (EventKind, FindingKind, HintLevel)},
+}
+"""Values of the members in messages."""
+_ENUM_MEMBERS = {
+    kind: {value: member for member, value in values.items()}
+    for kind, values in ENUM_VALUES.items()
+}
+_UNKNOWN_TEXTS: Mapping[type[Enum], str] = {
+    EventKind: "an event has the unknown kind",
+    FindingKind: "a finding has the unknown kind",
+    HintLevel: "a hint has the unknown level",
+    SessionState: "a session has the unknown state",
+    TensorSide: "a record has the unknown side",
+}
+
+
+def parse_member(kind: type[Enum], value: object) -> Any:
+    """Return the member with that value in messages; ProtocolError when there is none."""
+    member = _ENUM_MEMBERS[kind].get(value)
+    if member is None:
+        raise ProtocolError(f"{_UNKNOWN_TEXTS[kind]} {value!r}")
+    return member
 
 
 @cache
-def _list_field_names(kind: Any, apart: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind) if field.name not in apart)
+def _list_writers(
+    kind: type, apart: tuple[str, ...], replace: bool
+) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    writers = ((name, _make_writer(hint, replace)) for name, hint in _list_hints(kind, apart))
+    return tuple((name, _make_getter(name, write)) for name, write in writers)
+
+
+def _make_getter(name: str, write: _FieldConverter | None) -> Callable[[Any], Any]:
+    get = attrgetter(name)
+    return get if write is None else lambda value: write(get(value))
+
+
+@cache
+def _make_message_reader(kind: type[_T], apart: tuple[str, ...]) -> Callable[..., _T]:
+    hints = dict(_list_hints(kind, apart))
+    readers = ((name, _make_reader(hint)) for name, hint in hints.items())
+    changed = [(name, read) for name, read in readers if read is not None]
+    optional = [name for name, hint in hints.items() if type(hint) is UnionType]
+
+    def read_message(message: Message, **rest: Any) -> _T:
+        values = {name: getattr(message, name) for name in hints}
+        for name, read in changed:
+            values[name] = read(values[name])
+        for name in optional:
+            if not message.HasField(name):
+                values[name] = None
+        return kind(**values, **rest)
+
+    return read_message
+
+
+def _list_hints(kind: type, apart: tuple[str, ...]) -> Iterable[tuple[str, Any]]:
+    return ((name, hint) for name, hint in get_type_hints(kind).items() if name not in apart)
+
+
+def _make_writer(hint: Any, replace: bool) -> _FieldConverter | None:
+    """Return what makes a field of a message of a value; None when it is the value itself."""
+    if hint is str:
+        return replace_surrogates if replace else None
+    if hint in ENUM_VALUES:
+        return ENUM_VALUES[hint].__getitem__
+    if type(hint) is UnionType:
+        write = _make_writer(get_args(hint)[0], replace)
+        return write and (lambda value: None if value is None else write(value))
+    if is_dataclass(hint):
+        return partial(make_fields, replace=replace)
+    if get_origin(hint) is tuple:
+        write = _make_writer(get_args(hint)[0], replace)
+        return write and (lambda values: [*map(write, values)])
+    return _replace_in_mapping if replace and get_origin(hint) is Mapping else None
+
+
+def _replace_in_mapping(texts: Mapping[str, str]) -> dict[str, str]:
+    return {replace_surrogates(name): replace_surrogates(text) for name, text in texts.items()}
+
+
+def _make_reader(hint: Any) -> _FieldConverter | None:
+    """Return what makes a value of a field of a message; None when it is the field itself."""
+    if hint in ENUM_VALUES:
+        return partial(parse_member, hint)
+    if type(hint) is UnionType:
+        return _make_reader(get_args(hint)[0])
+    if isinstance(hint, type) and is_dataclass(hint):
+        return _make_message_reader(hint, ())
+    if get_origin(hint) is tuple:
+        read = _make_reader(get_args(hint)[0])
+        return tuple if read is None else (lambda values: tuple(map(read, values)))
+    return dict if get_origin(hint) is Mapping else None
 
 
 MAX_NAME_CHARACTERS = 4096
@@ -37,11 +161,11 @@ MAX_LINE_CHARACTERS = 256
 """Characters of the name of a host, a framework or a device."""
 MAX_NOTES = 256
 NUMBER_LIMIT = 1 << 63
-"""Numbers from the wire end in signed 64-bit columns."""
+"""Numbers from the wire are stored in signed 64-bit columns."""
 
 
 def check_text(what: str, text: str, most: int = MAX_NAME_CHARACTERS) -> str:
-    """Return a text; ProtocolError when it is longer than `most`, or no file could have it."""
+    """Return a text; ProtocolError when it is longer than `most` or contains a NUL."""
     if len(text) > most:
         raise ProtocolError(f"{what} of {len(text)} characters, at most {most}")
     if "\0" in text:
@@ -50,7 +174,7 @@ def check_text(what: str, text: str, most: int = MAX_NAME_CHARACTERS) -> str:
 
 
 def check_count(what: str, count: int, most: int) -> None:
-    """Raise ProtocolError when there are more of something than `most`."""
+    """Raise ProtocolError when a count is above `most`."""
     if count > most:
         raise ProtocolError(f"{count} {what}, at most {most}")
 
@@ -63,12 +187,12 @@ def check_numbers(what: str, numbers: Iterable[int]) -> None:
 
 
 def make_sendable(text: str, most: int = MAX_NAME_CHARACTERS) -> str:
-    """Return a name as the other side takes it: a long one is cut, a NUL is marked."""
+    """Return a name that the other side accepts: a long one is cut, and a NUL is replaced."""
     return text[:most].replace("\0", "\ufffd")
 
 
 def make_printable(text: str, most: int = MAX_LINE_CHARACTERS) -> str:
-    """Return a text that people read: cut, and with marks for what would move their cursor."""
+    """Return a text for people: cut, and with a mark for each unprintable character."""
     text = text[:most]
     if text.isprintable():
         return text
@@ -76,7 +200,7 @@ def make_printable(text: str, most: int = MAX_LINE_CHARACTERS) -> str:
 
 
 def make_notes_printable(notes: Iterable[str]) -> tuple[str, ...]:
-    """Return sentences that people read; of very many the last one says how many more."""
+    """Return sentences for people; above MAX_NOTES, the last one counts the rest."""
     kept = [make_printable(note, MAX_NAME_CHARACTERS) for note in notes]
     if len(kept) <= MAX_NOTES:
         return tuple(kept)

@@ -5,6 +5,7 @@ directions. Columns travel as packed numbers; bounds are checked on receipt.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -16,12 +17,8 @@ from rankdump._core.events import (
     ProcessGroup,
 )
 from rankdump._core.graph import (
-    GraphNode,
-    GraphParameter,
     GraphPart,
     OperatorGraph,
-    SourceLine,
-    TensorType,
 )
 from rankdump._core.record import MAX_FRAME_ROWS
 from rankdump._core.session_protocol import CallStacks, KernelArguments, OperatorArguments
@@ -29,7 +26,8 @@ from rankdump._wire.message_fields import (
     NUMBER_LIMIT,
     check_count,
     check_text,
-    copy_fields,
+    from_message,
+    make_fields,
     make_sendable,
     replace_surrogates,
 )
@@ -43,14 +41,14 @@ MAX_PROCESS_GROUPS = 1 << 12
 MAX_GROUP_MEMBERS = 1 << 20
 """Ranks of all groups of one message."""
 _CALL_COLUMNS = ("group", "sequence", "element_count", "dtype", "peer", "stall_us")
-"""Those that only collectives and messages fill; of operators they have the values of _OPERATOR."""
+"""Columns of collectives and messages only; operators have zeros or _OPERATOR_DEFAULTS."""
 _COMMON_COLUMNS = tuple(field for field in EVENT_COLUMN_TYPES if field not in _CALL_COLUMNS)
 _OPERATOR_DEFAULTS = {"peer": -1}
 _INDEX_TYPE = "u4"
 
 
 def events_to_wire(events: EventColumns, *, names: bool = True) -> events_pb2.EventColumns:
-    """Return the message of a batch; without `names` where the stream says them elsewhere."""
+    """Return the message of a batch; without `names` when the stream carries them elsewhere."""
     columns = events.columns
     calls = np.flatnonzero(columns["kind"] != int(EventKind.OPERATOR))
     message = events_pb2.EventColumns(
@@ -76,14 +74,14 @@ def events_to_wire(events: EventColumns, *, names: bool = True) -> events_pb2.Ev
 def events_from_wire(
     message: events_pb2.EventColumns, texts: Sequence[str] | None = None
 ) -> EventColumns:
-    """Read a batch; ProtocolError when columns differ in length or point nowhere.
+    """Read a batch; ProtocolError when columns differ in length or an index is out of range.
 
-    Without names of its own its columns point into `texts`.
+    A batch without names has indexes into `texts`.
     """
     count = message.count
     if count > MAX_MESSAGE_EVENTS:
         raise ProtocolError(f"{count} events in one message, at most {MAX_MESSAGE_EVENTS}")
-    # A column of zeros is empty, but for this one: it shows how long a batch really is.
+    # A column of zeros is empty, except this one: it shows the real length of a batch.
     if len(message.position) != 8 * count:
         raise ProtocolError(f"{count} events have {len(message.position)} bytes of positions")
     _check_event_texts(message)
@@ -139,52 +137,28 @@ MAX_GRAPH_DIMENSIONS = 64
 
 def graph_part_to_wire(part: GraphPart) -> agent_pb2.GraphPart:
     """Return the message of some nodes of a graph."""
-    graph = part.graph
-    return agent_pb2.GraphPart(
-        graph=graph.number,
-        nodes=map(_node_to_wire, graph.nodes),
-        parameters=[
-            agent_pb2.GraphParameter(name=replace_surrogates(p.name), type=_type_to_wire(p.type))
-            for p in graph.parameters
-        ],
-        compiled=graph.compiled,
-        first=part.first,
-        last=part.last,
-    )
+    graph = make_fields(part.graph, "number", replace=True)
+    return agent_pb2.GraphPart(graph=part.graph.number, **graph, **make_fields(part, "graph"))
 
 
 def graph_part_from_wire(message: agent_pb2.GraphPart) -> GraphPart:
-    """Read some nodes of a graph."""
-    graph = OperatorGraph(
-        number=message.graph,
-        nodes=tuple(map(_node_from_wire, message.nodes)),
-        parameters=tuple(
-            GraphParameter(p.name, _type_from_wire(p.type)) for p in message.parameters
-        ),
-        compiled=message.compiled,
-    )
-    return GraphPart(graph, first=message.first, last=message.last)
+    """Read some nodes of a graph; ProtocolError when a tensor has too many dimensions."""
+    graph = from_message(OperatorGraph, message, number=message.graph)
+    of_nodes = (kind for node in graph.nodes for kind in node.outputs)
+    for kind in chain(of_nodes, (each.type for each in graph.parameters)):
+        if len(kind.shape) > MAX_GRAPH_DIMENSIONS:
+            raise ProtocolError(f"a tensor of a graph has {len(kind.shape)} dimensions")
+    return from_message(GraphPart, message, graph=graph)
 
 
 def arguments_to_wire(arguments: KernelArguments) -> agent_pb2.KernelArguments:
-    """Return the message of what operators were configured with."""
-    operators = [
-        agent_pb2.OperatorArguments(
-            graph=each.graph,
-            op_type=replace_surrogates(each.op_type),
-            op_name=replace_surrogates(each.op_name),
-            values={
-                replace_surrogates(name): replace_surrogates(text)
-                for name, text in each.values.items()
-            },
-        )
-        for each in arguments.operators
-    ]
-    return agent_pb2.KernelArguments(iteration=arguments.iteration, operators=operators)
+    """Return the message of arguments of operators."""
+    return agent_pb2.KernelArguments(**make_fields(arguments, replace=True))
 
 
 def arguments_from_wire(message: agent_pb2.KernelArguments) -> KernelArguments:
-    """Read what operators were configured with."""
+    """Read arguments of operators."""
+    # By hand: there may be thousands, and `from_message` takes a seventh longer.
     operators = tuple(
         OperatorArguments(each.graph, each.op_type, each.op_name, dict(each.values))
         for each in message.operators
@@ -193,17 +167,13 @@ def arguments_from_wire(message: agent_pb2.KernelArguments) -> KernelArguments:
 
 
 def stacks_to_wire(stacks: CallStacks) -> agent_pb2.CallStacks:
-    """Return the message of where calls came from."""
-    return agent_pb2.CallStacks(
-        iteration=stacks.iteration,
-        calls=map(replace_surrogates, stacks.calls),
-        stacks=stacks.stacks,
-        texts=[agent_pb2.CallStack(lines=map(replace_surrogates, lines)) for lines in stacks.texts],
-    )
+    """Return the message of call stacks."""
+    texts = [agent_pb2.CallStack(lines=map(replace_surrogates, lines)) for lines in stacks.texts]
+    return agent_pb2.CallStacks(texts=texts, **make_fields(stacks, "texts", replace=True))
 
 
 def stacks_from_wire(message: agent_pb2.CallStacks) -> CallStacks:
-    """Read where calls came from; ProtocolError when the columns do not fit each other."""
+    """Read call stacks; ProtocolError when the columns do not match."""
     calls, places = tuple(message.calls), tuple(message.stacks)
     if len(calls) != len(places) or len(calls) > MAX_FRAME_ROWS:
         raise ProtocolError(
@@ -213,47 +183,3 @@ def stacks_from_wire(message: agent_pb2.CallStacks) -> CallStacks:
     if max(places, default=-1) >= len(texts):
         raise ProtocolError(f"a call refers to stack {max(places)} of {len(texts)}")
     return CallStacks(message.iteration, calls, places, texts)
-
-
-def _node_to_wire(node: GraphNode) -> agent_pb2.GraphNode:
-    source = [
-        agent_pb2.SourceLine(
-            file=replace_surrogates(line.file),
-            line=line.line,
-            function=replace_surrogates(line.function),
-            code=replace_surrogates(line.code),
-        )
-        for line in node.source
-    ]
-    return agent_pb2.GraphNode(
-        name=replace_surrogates(node.name),
-        op_type=replace_surrogates(node.op_type),
-        inputs=map(replace_surrogates, node.inputs),
-        outputs=map(_type_to_wire, node.outputs),
-        attributes={
-            replace_surrogates(name): replace_surrogates(text)
-            for name, text in node.attributes.items()
-        },
-        source=source,
-    )
-
-
-def _node_from_wire(message: agent_pb2.GraphNode) -> GraphNode:
-    return GraphNode(
-        name=message.name,
-        op_type=message.op_type,
-        inputs=tuple(message.inputs),
-        outputs=tuple(map(_type_from_wire, message.outputs)),
-        attributes=dict(message.attributes),
-        source=tuple(SourceLine(**copy_fields(line, SourceLine)) for line in message.source),
-    )
-
-
-def _type_to_wire(kind: TensorType) -> agent_pb2.TensorType:
-    return agent_pb2.TensorType(dtype=kind.dtype, shape=kind.shape)
-
-
-def _type_from_wire(message: agent_pb2.TensorType) -> TensorType:
-    if len(message.shape) > MAX_GRAPH_DIMENSIONS:
-        raise ProtocolError(f"a tensor of a graph has {len(message.shape)} dimensions")
-    return TensorType(message.dtype, tuple(message.shape))

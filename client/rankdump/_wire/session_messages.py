@@ -1,16 +1,18 @@
 """Messages of a session and frozen values, in both directions: requests, grants, records, rows of
 statistics and metadata. Every length and number from the wire is checked here.
 
-What a record has in common from step to step is serialized once, and parsed and checked once.
+The kind of a record, which is the same in every step, is serialized once, and parsed and checked
+once.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -25,19 +27,21 @@ from rankdump._core.session_protocol import (
     SessionEnd,
     SessionGrant,
     SessionRequest,
-    SlabPlace,
 )
-from rankdump._core.timeouts import GroupTimeout, RankTimeouts
+from rankdump._core.timeouts import RankTimeouts
 from rankdump._wire.message_fields import (
+    ENUM_VALUES,
     MAX_LINE_CHARACTERS,
     NUMBER_LIMIT,
     check_count,
     check_numbers,
     check_text,
-    copy_fields,
+    from_message,
+    make_fields,
     make_notes_printable,
     make_printable,
     make_sendable,
+    parse_member,
     replace_surrogates,
 )
 from rankdump._wire.metadata_messages import (
@@ -49,8 +53,6 @@ from rankdump._wire.metadata_messages import (
 from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2, events_pb2
 
-_SIDE_NUMBERS = {TensorSide.INPUT: agent_pb2.SIDE_INPUT, TensorSide.OUTPUT: agent_pb2.SIDE_OUTPUT}
-_SIDES_BY_NUMBER = {number: side for side, number in _SIDE_NUMBERS.items()}
 MAX_TENSOR_DIMENSIONS = 64
 MAX_ARGUMENT_CHARACTERS = 1024
 MAX_TYPE_CHARACTERS = 64
@@ -62,9 +64,9 @@ _MAX_REMEMBERED_BYTES = 1 << 10
 
 
 def kind_to_wire(kind: TensorKind) -> bytes:
-    """Return a kind as other messages hold it; equal ones are equal bytes."""
-    # Parts of a message may stand one after the other. A name may never come again, but in the few
-    # kinds of its call; what else a kind says comes in every call.
+    """Return a kind as other messages contain it; equal kinds are equal bytes."""
+    # Serialized parts of a message may be concatenated. A name may occur in the few kinds of one
+    # call only; the other fields of a kind occur in every call.
     return _serialize_nameless(*kind[:_NAME_INDEX], *kind[_NAME_INDEX + 1 :]) + _serialize_name(
         kind.op_name
     )
@@ -72,7 +74,7 @@ def kind_to_wire(kind: TensorKind) -> bytes:
 
 @lru_cache(maxsize=_MAX_REMEMBERED_KINDS)
 def _serialize_name(op_name: str) -> bytes:
-    """Return the part of a kind that is its name."""
+    """Return the name of a kind as bytes."""
     return agent_pb2.TensorKind(
         op_name=make_sendable(replace_surrogates(op_name))
     ).SerializeToString()
@@ -91,11 +93,11 @@ def _serialize_nameless(
     constant: bool,
     model: str,
 ) -> bytes:
-    """Return the other part."""
+    """Return the other fields of a kind as bytes."""
     return agent_pb2.TensorKind(
         graph=graph,
         op_type=make_sendable(replace_surrogates(op_type)),
-        side=_SIDE_NUMBERS[side],
+        side=ENUM_VALUES[TensorSide][side],
         slot=slot,
         dtype=make_sendable(dtype, MAX_TYPE_CHARACTERS),
         shape=shape,
@@ -107,8 +109,8 @@ def _serialize_nameless(
 
 
 def kind_from_wire(data: bytes) -> TensorKind:
-    """Read a kind; ProtocolError when it contradicts itself, or is longer than any is."""
-    # Long ones are few, unless somebody wants this memory.
+    """Read a kind; ProtocolError when it contradicts itself or is too long."""
+    # Long kinds are few, unless a sender means to fill this memory.
     return _parse_remembered_kind(data) if len(data) <= _MAX_REMEMBERED_BYTES else _parse_kind(data)
 
 
@@ -121,9 +123,7 @@ def _parse_kind(data: bytes) -> TensorKind:
         message = agent_pb2.TensorKind.FromString(data)
     except DecodeError as error:
         raise ProtocolError(f"a record has no valid kind: {error}") from None
-    side = _SIDES_BY_NUMBER.get(message.side)
-    if side is None:
-        raise ProtocolError(f"a record has the unknown side {message.side}")
+    side = parse_member(TensorSide, message.side)
     shape = tuple(message.shape)
     if len(shape) > MAX_TENSOR_DIMENSIONS:
         raise ProtocolError(f"a record has {len(shape)} dimensions")
@@ -176,12 +176,12 @@ _SECRET_LENGTH_RANGE = (16, 64)
 
 
 def session_request_to_wire(request: SessionRequest) -> agent_pb2.OpenSessionRequest:
-    """Return the message of a rank's introduction."""
-    return agent_pb2.OpenSessionRequest(**copy_fields(request, SessionRequest))
+    """Return the message of a request for a session."""
+    return agent_pb2.OpenSessionRequest(**make_fields(request))
 
 
 def session_request_from_wire(message: agent_pb2.OpenSessionRequest) -> SessionRequest:
-    """Read a rank's introduction; ProtocolError when it contradicts itself."""
+    """Read a request for a session; ProtocolError when it contradicts itself."""
     if not message.session_id or not message.job_id:
         raise ProtocolError("a session needs a session id and a job id")
     if not 0 <= message.rank < message.world_size <= MAX_WORLD_SIZE:
@@ -198,11 +198,12 @@ def session_request_from_wire(message: agent_pb2.OpenSessionRequest) -> SessionR
         and not _SECRET_LENGTH_RANGE[0] <= len(message.secret) <= _SECRET_LENGTH_RANGE[1]
     ):
         raise ProtocolError(f"a session has a secret of {len(message.secret)} bytes")
-    return SessionRequest(
+    return from_message(
+        SessionRequest,
+        message,
         host=make_printable(message.host),
         framework=make_printable(message.framework),
         device_target=make_printable(message.device_target),
-        **copy_fields(message, SessionRequest, "host", "framework", "device_target"),
     )
 
 
@@ -215,29 +216,13 @@ def _check_job_id(job_id: str) -> None:
 def session_grant_to_wire(grant: SessionGrant) -> agent_pb2.OpenSessionResponse:
     """Return the message of the agent's answer."""
     return agent_pb2.OpenSessionResponse(
-        token=grant.token,
-        acknowledged_sequence=grant.acknowledged,
-        max_record_bytes=grant.max_record_bytes,
-        excluded=grant.excluded,
-        slab=None if grant.slab is None else agent_pb2.Slab(**copy_fields(grant.slab, SlabPlace)),
-        redirect=grant.redirect,
-        opening=grant.opening,
+        acknowledged_sequence=grant.acknowledged, **make_fields(grant, "acknowledged")
     )
 
 
 def session_grant_from_wire(message: agent_pb2.OpenSessionResponse) -> SessionGrant:
     """Read the agent's answer."""
-    return SessionGrant(
-        token=message.token,
-        acknowledged=message.acknowledged_sequence,
-        max_record_bytes=message.max_record_bytes,
-        excluded=message.excluded,
-        slab=SlabPlace(**copy_fields(message.slab, SlabPlace))
-        if message.HasField("slab")
-        else None,
-        redirect=message.redirect,
-        opening=message.opening,
-    )
+    return from_message(SessionGrant, message, acknowledged=message.acknowledged_sequence)
 
 
 def record_to_wire(head: RecordHead, data: bytes) -> agent_pb2.Record:
@@ -256,7 +241,7 @@ def record_to_wire(head: RecordHead, data: bytes) -> agent_pb2.Record:
 def record_from_wire(message: agent_pb2.Record, *, rank: int, net_name: str) -> RecordHead:
     """Read a record's head; ProtocolError when it contradicts itself.
 
-    `net_name` is the plan's, which goes before the one that the rank gives.
+    `net_name` is the plan's, which takes precedence over the name in the record.
     """
     kind = kind_from_wire(message.kind)
     iteration, timestamp_us = message.iteration, message.timestamp_us
@@ -271,7 +256,7 @@ def record_from_wire(message: agent_pb2.Record, *, rank: int, net_name: str) -> 
 
 
 def statistic_rows_to_wire(rows: StatisticRows) -> agent_pb2.FigureRows:
-    """Return the message of rows of figures."""
+    """Return the message of rows of statistics."""
     return agent_pb2.FigureRows(
         iteration=rows.iteration,
         kinds=map(kind_to_wire, rows.kinds),
@@ -283,7 +268,7 @@ def statistic_rows_to_wire(rows: StatisticRows) -> agent_pb2.FigureRows:
 
 
 def statistic_rows_from_wire(message: agent_pb2.FigureRows) -> StatisticRows:
-    """Read rows of figures; ProtocolError when the columns differ in length or are too long."""
+    """Read rows of statistics; ProtocolError when the columns differ in length or are too long."""
     lengths = {len(message.kinds), len(message.timestamps_us), len(message.figures)}
     if len(lengths) > 1 or max(lengths) > MAX_FRAME_ROWS:
         raise ProtocolError(
@@ -303,13 +288,12 @@ def statistic_rows_from_wire(message: agent_pb2.FigureRows) -> StatisticRows:
 
 
 def timeouts_to_wire(timeouts: RankTimeouts) -> events_pb2.Timeouts:
-    """Return the message of a rank's limits."""
-    groups = [events_pb2.GroupTimeout(**copy_fields(g, GroupTimeout)) for g in timeouts.groups]
-    return events_pb2.Timeouts(variables=timeouts.variables, groups=groups, limits=timeouts.limits)
+    """Return the message of a rank's timeouts."""
+    return events_pb2.Timeouts(**make_fields(timeouts))
 
 
 def timeouts_from_wire(message: events_pb2.Timeouts) -> RankTimeouts:
-    """Read a rank's limits; ProtocolError when they are none, or longer than any are."""
+    """Read a rank's timeouts; ProtocolError when they are too many, too long or not finite."""
     for each in (message.variables, message.groups, message.limits):
         check_count("limits of time", len(each), MAX_TIMEOUTS)
     named = (text for group in message.groups for text in (group.group, group.backend))
@@ -318,18 +302,16 @@ def timeouts_from_wire(message: events_pb2.Timeouts) -> RankTimeouts:
     check_numbers("limit of time", (group.timeout_us for group in message.groups))
     if not all(map(math.isfinite, message.limits.values())):
         raise ProtocolError("a timeout is not a number of seconds")
-    groups = tuple(GroupTimeout(**copy_fields(g, GroupTimeout)) for g in message.groups)
-    return RankTimeouts(dict(message.variables), groups, dict(message.limits))
+    return from_message(RankTimeouts, message)
 
 
 def iteration_end_from_wire(message: agent_pb2.IterationEnd) -> IterationEnd:
-    """Read the end of an iteration; reasons that nobody knows count as one."""
-    rest = copy_fields(message, IterationEnd, "dropped")
-    return IterationEnd(dropped=reasons_from_wire(message.dropped), **rest)
+    """Read the end of an iteration; unknown reasons of drops are counted together."""
+    return from_message(IterationEnd, message, dropped=reasons_from_wire(message.dropped))
 
 
 def reasons_from_wire(dropped: Mapping[str, int]) -> dict[str, int]:
-    """Read what was dropped, by reason; ProtocolError when there are more reasons than any has."""
+    """Read counts of drops by reason; ProtocolError when there are too many reasons."""
     check_count("reasons of drops", len(dropped), MAX_REASONS)
     counted: Counter[str] = Counter()
     for reason, count in dropped.items():
@@ -338,25 +320,21 @@ def reasons_from_wire(dropped: Mapping[str, int]) -> dict[str, int]:
     return dict(counted)
 
 
+_METADATA_READERS: Mapping[str, Callable[[Any], MetadataItem]] = {
+    "events": events_from_wire,
+    "figure_rows": statistic_rows_from_wire,
+    "iteration_end": iteration_end_from_wire,
+    "timeouts": timeouts_from_wire,
+    "graph_part": graph_part_from_wire,
+    "kernel_arguments": arguments_from_wire,
+    "call_stacks": stacks_from_wire,
+    "session_end": lambda end: SessionEnd(end.iterations_seen, make_notes_printable(end.notes)),
+}
+
+
 def metadata_from_wire(frame: agent_pb2.Frame) -> MetadataItem:
     """Read a frame that is neither record nor chunk."""
     body = frame.WhichOneof("body")
-    if body == "events":
-        return events_from_wire(frame.events)
-    if body == "figure_rows":
-        return statistic_rows_from_wire(frame.figure_rows)
-    if body == "iteration_end":
-        return iteration_end_from_wire(frame.iteration_end)
-    if body == "timeouts":
-        return timeouts_from_wire(frame.timeouts)
-    if body == "graph_part":
-        return graph_part_from_wire(frame.graph_part)
-    if body == "kernel_arguments":
-        return arguments_from_wire(frame.kernel_arguments)
-    if body == "call_stacks":
-        return stacks_from_wire(frame.call_stacks)
-    if body == "session_end":
-        return SessionEnd(
-            frame.session_end.iterations_seen, make_notes_printable(frame.session_end.notes)
-        )
-    raise ProtocolError(f"frame {frame.sequence} has the unknown body {body}")
+    if body is None or body not in _METADATA_READERS:
+        raise ProtocolError(f"frame {frame.sequence} has the unknown body {body}")
+    return _METADATA_READERS[body](getattr(frame, body))

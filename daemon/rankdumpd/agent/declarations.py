@@ -1,5 +1,5 @@
 """Metadata frames, read from the wire and reread from the ledger, with every number and text length
-checked, and the results that stand for frames that are lost or unreadable. Pure.
+checked, and results in place of lost or unreadable frames. Pure.
 
 Tensors of such a frame are counted as dropped; they have no names.
 """
@@ -72,7 +72,7 @@ def _check_numbers(sequence: int, declaration: MetadataItem) -> None:
 
 
 def _iter_numbers(declaration: MetadataItem) -> Iterator[int]:
-    # The columns of events and of figures have bounds of their own.
+    # The columns of events and of statistics have bounds of their own.
     if isinstance(declaration, IterationEnd):
         yield from (declaration.iteration, declaration.expected, declaration.stall_us)
         yield from (declaration.first_position, declaration.last_position)
@@ -147,7 +147,7 @@ def read_lost_tensors(frame_id: FrameId, message: agent_pb2.Lost) -> StatisticRo
         raise ProtocolError(f"frame {frame_id.sequence} has a number over {NUMBER_LIMIT - 1}")
     if not 1 <= message.tensors <= MAX_FRAME_ROWS:
         raise ProtocolError(
-            f"frame {frame_id.sequence} stands for {message.tensors} tensors, "
+            f"frame {frame_id.sequence} reports {message.tensors} lost tensors, "
             f"expected 1 to {MAX_FRAME_ROWS}"
         )
     return _drop_rows(
@@ -160,7 +160,7 @@ def make_unreadable_result(
 ) -> StatisticRowsResult | MetadataFrame:
     """Return a result in place of an unreadable frame; its tensors are dropped.
 
-    They count in the iteration that it names, as far as it names one.
+    They are counted in the iteration of the frame, or in iteration 0.
     """
     body = frame.WhichOneof("body")
     if body == "record":

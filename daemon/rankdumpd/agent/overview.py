@@ -1,28 +1,28 @@
-"""The status of an agent for people, scripts and monitoring. It reads the parts of the agent and
-changes none.
-"""
+"""The status of an agent for people, scripts and monitoring, collected from its parts."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rankdump._core import forecast
 from rankdump._core.status import (
     DiskStatus,
     IterationStatus,
     JobNeed,
-    LedgerStatus,
     MetricSample,
     SessionStatus,
     StatusView,
 )
+from rankdumpd.agent.ledger.retention import RetiredIterations
 from rankdumpd.agent.limits.disk_space import LedgerSpace
 from rankdumpd.agent.limits.resource_limits import ResourceLimits
+from rankdumpd.agent.report.reporter import CoordinatorReporter
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.session.registry import SessionRegistry
+from rankdumpd.agent.shm.slab_folder import SlabFolder
 from rankdumpd.server.metrics import MAX_LABELLED_SAMPLES
 
 
@@ -41,27 +41,6 @@ def sample_status(view: StatusView) -> Iterator[MetricSample]:
         yield MetricSample("rankdump_agent_job_bytes", job.bytes_stored, {"job": job.job_id})
 
 
-def sample_memory(
-    *, queue_bytes: int, queue_limit_bytes: int, slab_bytes: int
-) -> Iterator[MetricSample]:
-    """Yield samples of the agent's memory."""
-    yield MetricSample("rankdump_agent_queue_limit_bytes", queue_limit_bytes)
-    yield MetricSample("rankdump_agent_memory_bytes", queue_bytes, {"part": "queue"})
-    yield MetricSample("rankdump_agent_memory_bytes", slab_bytes, {"part": "slabs"})
-
-
-def sample_ledger(ledger: LedgerStatus) -> Iterator[MetricSample]:
-    """Yield the size of the ledger, and the free space of its disk."""
-    yield MetricSample("rankdump_agent_ledger_bytes", ledger.used_bytes)
-    yield MetricSample("rankdump_agent_ledger_disk_free_bytes", ledger.free_bytes)
-
-
-def sample_report(waiting: int, lost: int) -> Iterator[MetricSample]:
-    """Yield how many events wait for the coordinator, and how many were dropped."""
-    yield MetricSample("rankdump_agent_report_waiting_events", waiting)
-    yield MetricSample("rankdump_agent_report_lost_events_total", lost)
-
-
 def _sample_disk(disk: DiskStatus) -> Iterator[MetricSample]:
     labels = {"root": disk.root}
     yield MetricSample("rankdump_agent_disk_free_bytes", disk.free_bytes, labels)
@@ -76,23 +55,21 @@ class AgentOverview:
         self,
         registry: SessionRegistry,
         limits: ResourceLimits,
+        slabs: SlabFolder,
+        reporter: CoordinatorReporter,
         *,
-        pins: Callable[[], Iterable[str]],
-        slab_bytes: Callable[[], int],
+        retention: RetiredIterations,
         ledger: LedgerSpace,
-        events: Callable[[], tuple[int, int]],
     ) -> None:
-        """`events` returns how many wait for the coordinator, and how many were dropped."""
-        self._registry, self._limits = registry, limits
-        self._pins, self._slab_bytes, self._events = pins, slab_bytes, events
-        self._ledger = ledger
+        self._registry, self._limits, self._slabs = registry, limits, slabs
+        self._reporter, self._retention, self._ledger = reporter, retention, ledger
 
     def view(self, findings: Iterable[str]) -> StatusView:
         """Return the status; `findings` are those of other parts of the agent."""
         sessions = self._registry.list_sessions()
-        summary = self._summary(sessions)
+        summary = self._summarize(sessions)
         balances = [session.iterations() for session in sessions]
-        needs = self._needs(sessions, summary.sessions, balances)
+        needs = self._estimate_needs(sessions, summary.sessions, balances)
         return dataclasses.replace(
             summary,
             iterations=tuple(itertools.chain.from_iterable(balances)),
@@ -109,24 +86,26 @@ class AgentOverview:
     def samples(self) -> list[MetricSample]:
         """Return the numbers of this moment."""
         queue_bytes, queue_limit_bytes = self._limits.queue
+        slab_bytes, ledger = self._slabs.held_bytes, self._ledger.status()
+        waiting, lost = self._reporter.events()
         return [
-            *sample_status(self._summary(self._registry.list_sessions())),
-            *sample_memory(
-                queue_bytes=queue_bytes,
-                queue_limit_bytes=queue_limit_bytes,
-                slab_bytes=self._slab_bytes(),
-            ),
-            *sample_ledger(self._ledger.status()),
-            *sample_report(*self._events()),
+            *sample_status(self._summarize(self._registry.list_sessions())),
+            MetricSample("rankdump_agent_queue_limit_bytes", queue_limit_bytes),
+            MetricSample("rankdump_agent_memory_bytes", queue_bytes, {"part": "queue"}),
+            MetricSample("rankdump_agent_memory_bytes", slab_bytes, {"part": "slabs"}),
+            MetricSample("rankdump_agent_ledger_bytes", ledger.used_bytes),
+            MetricSample("rankdump_agent_ledger_disk_free_bytes", ledger.free_bytes),
+            MetricSample("rankdump_agent_report_waiting_events", waiting),
+            MetricSample("rankdump_agent_report_lost_events_total", lost),
         ]
 
-    def _needs(
+    def _estimate_needs(
         self,
         sessions: Iterable[RankSession],
         statuses: Iterable[SessionStatus],
         balances: Iterable[Sequence[IterationStatus]],
     ) -> tuple[JobNeed, ...]:
-        pinned = frozenset(self._pins())
+        pinned = self._retention.pins
         found = forecast.sum_job_needs(
             need
             for session, status, iterations in zip(sessions, statuses, balances, strict=True)
@@ -134,14 +113,14 @@ class AgentOverview:
         )
         return tuple(n if n.job_id in pinned else self._limits.limit_need(n) for n in found)
 
-    def _summary(self, sessions: Sequence[RankSession]) -> StatusView:
-        """Return what does not grow while a job runs."""
+    def _summarize(self, sessions: Sequence[RankSession]) -> StatusView:
+        """Return the part of the status that does not grow while a job runs."""
         return StatusView(
             sessions=tuple(session.status() for session in sessions),
             load=self._limits.load_of(sessions),
             roots=tuple(dict.fromkeys(str(session.storage.tree.root) for session in sessions)),
             disks=self._limits.disks_of(sessions),
-            usage=self._limits.jobs(self._pins()),
+            usage=self._limits.jobs(self._retention.pins),
             memory=self._limits.memory(sum(session.live for session in sessions)),
             ledger=self._ledger.status(),
         )

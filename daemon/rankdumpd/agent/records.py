@@ -1,8 +1,8 @@
 """Frozen values that the folders of the agent hand to each other: frame ids, received records and
 their outcomes, metadata frames, rows of statistics and members of operators.
 
-The elements of a record lie in memory, or in a file until they are needed; reading such a file
-is the only I/O in this module.
+The elements of a record are in memory, or in a file until they are needed; reading such a file is
+the only I/O in this module.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rankdump.errors import CorruptedError
 
 @dataclass(frozen=True, slots=True)
 class OperatorMembership:
-    """What a tensor is to its operator."""
+    """The place of a tensor within its operator."""
 
     member: str
     """Side and slot, `input.0`."""
     whole: FilePlace | None = None
-    """The operator's file, into which the tensor's own is joined; None where there is none."""
+    """The operator's file, into which the tensor's own is joined; None if it has no such file."""
     head_bytes: int = 0
-    """How much of the tensor's own file stands before its elements."""
+    """Bytes of the tensor's own file before its elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +46,16 @@ class BinTensor:
 
 @dataclass(frozen=True, slots=True)
 class OperatorMember:
-    """A tensor with a `bin` file of its own, as the ledger gives it back."""
+    """A tensor with a `bin` file of its own, as the ledger returns it."""
 
     sequence: int
     path: str
-    """Of its own file, relative to the root of the tree; it is gone when the tensor is joined."""
+    """Path of its own file, relative to the root; removed when the tensor is joined."""
     whole: FilePlace
     head_bytes: int
     bytes_stored: int
     joined: bool
-    """The operator's file holds it."""
+    """Whether the operator's file contains it."""
     timestamp_us: int
     op_name: str
     tensor: BinTensor
@@ -63,7 +63,7 @@ class OperatorMember:
 
 @dataclass(frozen=True, slots=True)
 class JoinedMember:
-    """A tensor that its operator's file holds now."""
+    """A tensor that was joined into its operator's file."""
 
     sequence: int
     bytes_stored: int
@@ -86,13 +86,13 @@ def format_member(side: TensorSide, slot: int) -> str:
 
 
 def parse_member(text: str) -> tuple[TensorSide, int]:
-    """Return the side and slot that such a word says."""
+    """Return the side and slot of such a word."""
     side, _, slot = text.partition(".")
     return TensorSide(side), int(slot)
 
 
 CORRUPTED = "corrupted"
-"""Drop reason of elements that are not those which were sent."""
+"""Drop reason of elements that differ from those that were sent."""
 
 
 _MAX_REUSED_BYTES = 16 << 20
@@ -136,10 +136,10 @@ class DeferredElements:
         return self.length
 
     def load(self) -> memoryview:
-        """Return them in memory of this process; CorruptedError when the file ends before them.
+        """Return a copy in memory; CorruptedError when the file is too short.
 
-        What is known of them is known of this copy: the file may change at any time. The copy
-        lasts until this thread loads the next ones.
+        The file may change at any time, so checks apply to this copy only. The copy is valid
+        until this thread loads the next elements.
         """
         if self.length > _MAX_REUSED_BYTES:
             return read_bytes_at(self.file.number, self.at, self.length)
@@ -150,7 +150,7 @@ RecordElements = memoryview | DeferredElements
 
 
 def load_elements(elements: RecordElements) -> memoryview:
-    """Return elements in memory; CorruptedError when they are there no more."""
+    """Return elements in memory; CorruptedError when their file was truncated."""
     return elements if isinstance(elements, memoryview) else elements.load()
 
 
@@ -168,7 +168,7 @@ def _read_into(target: memoryview, descriptor: int, offset: int) -> memoryview:
 def read_bytes_at(descriptor: int, offset: int, length: int) -> memoryview:
     """Return bytes of an open file; CorruptedError when it is too short.
 
-    Reading ends there; touching mapped memory behind the end of a file would end the process.
+    Mapped memory would not do: touching it behind the end of a file ends the process.
     """
     data = os.pread(descriptor, length, offset)
     while len(data) < length:
@@ -190,19 +190,19 @@ class FrameId:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedRecord:
-    """A record that arrived whole."""
+    """A record that arrived completely."""
 
     frame_id: FrameId
     head: RecordHead
     data: RecordElements
     """In C order, little endian; readable until the record is committed."""
     checksum: bytes = b""
-    """xxh3-128 of the elements as the rank sent them; empty when it did not say."""
+    """xxh3-128 of the elements as the rank sent them; empty when it sent none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExaminedRecord:
-    """A record and what its elements say of it."""
+    """A record with the digest and statistics of its elements."""
 
     frame_id: FrameId
     head: RecordHead
@@ -214,11 +214,11 @@ class ExaminedRecord:
 
 @dataclass(frozen=True, slots=True)
 class EncodedRecord:
-    """A record as its file will hold it."""
+    """A record in the format of its file."""
 
     record: ExaminedRecord
     suffix: str
-    """What is appended to its name: nothing where the codec would not have saved enough."""
+    """Suffix of its file name; empty where compression would not save enough."""
     parts: Sequence[ByteBuffer]
     head_bytes: int = 0
     """Bytes before the elements, of a `bin` file."""
@@ -252,7 +252,7 @@ class StatisticTableRow:
 
 
 class RecordStatus(str, Enum):
-    """What became of a record; the value is the word in the ledger."""
+    """The outcome of a record in one word; the value is the word in the ledger."""
 
     STORED = "stored"
     LINKED = "linked"
@@ -262,7 +262,7 @@ class RecordStatus(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class RecordOutcome:
-    """What became of a record; `reason` is empty unless it was dropped."""
+    """The outcome of a record; `reason` is empty unless it was dropped."""
 
     frame_id: FrameId
     head: RecordHead
@@ -277,7 +277,7 @@ class RecordOutcome:
     original: OriginalFile | None = None
     """The file that was written for it."""
     membership: OperatorMembership | None = None
-    """None where its path and its time stamp are its own."""
+    """None unless tensors of an operator share a time stamp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +287,7 @@ class MetadataFrame:
     frame_id: FrameId
     declaration: MetadataItem
     raw: bytes
-    """The frame as it came, for the ledger."""
+    """The frame as it arrived, for the ledger."""
 
 
 RejectedPlaces: TypeAlias = "Mapping[str, Sequence[int]]"
@@ -302,16 +302,16 @@ class StatisticRowsResult:
     rows: StatisticRows
     refused: RejectedPlaces
     raw: bytes
-    """The frame as it came, for the ledger."""
+    """The frame as it arrived, for the ledger."""
 
     @property
     def status(self) -> RecordStatus:
-        """What becomes of the rows that are kept."""
+        """Outcome of the rows that are kept."""
         return RecordStatus.DEGRADED if self.rows.degraded else RecordStatus.STORED
 
     @property
     def kept(self) -> int:
-        """How many rows are kept."""
+        """Number of rows that are kept."""
         return len(self.rows) - sum(map(len, self.refused.values()))
 
 
@@ -328,16 +328,7 @@ class QuietRank:
     rank: int
     session_id: str
     watermark: int
-    """Number of the last one."""
-
-
-@dataclass(frozen=True, slots=True)
-class UsageChange:
-    """A change in the bytes that one session's tensors take."""
-
-    job_id: str
-    root: str
-    byte_count: int
+    """Number of the last committed frame."""
 
 
 SMALL_RECORD_BYTES = 16 << 10

@@ -1,5 +1,5 @@
-"""The agent as a component: all its parts put together, started, drained and stopped, sessions of
-an earlier process resumed, and warnings carried between coordinator and ranks.
+"""The agent as a component: assembly, start, drain and stop of its parts, resumption of sessions of
+an earlier process, and forwarding of warnings between coordinator and ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from rankdump._wire.channel import TlsCredentials
 from rankdump.wire.v1 import agent_pb2_grpc
 from rankdumpd.agent.commit.committer import FrameCommitter
 from rankdumpd.agent.commit.post_commit import PostCommitActions
-from rankdumpd.agent.declarations import reread_metadata_frame
 from rankdumpd.agent.ingress.push_stream import OpenPushStreams, PushStreamReader, StreamMailbox
 from rankdumpd.agent.ingress.servicer import SERVICE_NAME, AgentServicer
 from rankdumpd.agent.ingress.session_intake import FailureCounter, RecordWorkers, SessionIntake
@@ -147,7 +146,7 @@ class DumpAgent(Component):
         meters: MetricCounters | None = None,
         required: RequiredFiles | None = None,
     ) -> None:
-        """`audit` is called for what is removed from trees; `required` watches the ledger."""
+        """`audit` is called for removals from trees; `required` watches the ledger."""
         self._meters = meters or MetricCounters()
         self._meters.start_at_zero(AGENT_PREFIX)
         memory = share_memory(
@@ -188,7 +187,6 @@ class DumpAgent(Component):
             capacity_fault=lambda live: memory.session_fault(
                 slab_bytes=self._slabs.held_bytes, sessions=live
             ),
-            read_declared=reread_metadata_frame,
             max_sessions=settings.max_sessions,
             roots=tree_root.split_roots(settings.roots),
             meters=self._meters,
@@ -201,12 +199,9 @@ class DumpAgent(Component):
             self._registry, self._ledger, self._reporter, self._limits.warnings
         )
         self._overview = AgentOverview(
-            self._registry,
-            self._limits,
-            pins=lambda: self._ledger.retention.pins,
-            slab_bytes=lambda: self._slabs.held_bytes,
+            *(self._registry, self._limits, self._slabs, self._reporter),
+            retention=self._ledger.retention,
             ledger=LedgerSpace(Path(settings.state_dir)),
-            events=self._reporter.events,
         )
         self._openings = SessionOpenings(self._registry.open, self._accept_balance)
         self._actions = PostCommitActions(
@@ -227,7 +222,7 @@ class DumpAgent(Component):
         self._workers = RecordWorkers(threads, self._store, self._committer.submit_outcomes)
         self._rings = RingRegistry(
             self._slabs,
-            intake=self._intake,
+            intake=self._make_intake,
             live_sessions=self._registry.live,
             changed=self._notifier.report_session,
         )
@@ -239,7 +234,7 @@ class DumpAgent(Component):
             self._streams,
             self._rings,
             self._openings,
-            reader=self._reader,
+            reader=self._make_reader,
             changed=self._notifier.report_session,
             view=self.view,
             wait_idle=self._wait_idle,
@@ -249,7 +244,7 @@ class DumpAgent(Component):
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
 
     def start(self) -> None:
-        """Finish what an earlier process left, then start the threads, the last stage first.
+        """Finish the work of an earlier process, then start the threads, the last stage first.
 
         CorruptedError when the ledger is damaged.
         """
@@ -273,12 +268,12 @@ class DumpAgent(Component):
         deadline = time.monotonic() + timeout_s
         self._registry.refuse_sessions()
         self._ledger.check()
-        # Ranks get half of the time, so that what they have sent can be finished.
+        # Ranks get half of the time, so that the frames that they sent can be finished.
         self._streams.drain(timeout_s / 2)
         self._streams.end("the agent is stopping")
         self._rings.check_rings()
         left = self._budget.wait_idle(max(0.0, deadline - time.monotonic()))
-        # What is not reported stays in the ledger and does not count as unfinished.
+        # Unreported items stay in the ledger and do not count as unfinished.
         self._reporter.flush(max(0.0, deadline - time.monotonic()))
         self._rings.check_rings()
         self._reporter.leave(self._state_dir)
@@ -287,7 +282,7 @@ class DumpAgent(Component):
         return left
 
     def stop(self) -> None:
-        """Stop at once; ranks resend what was not acknowledged to the next agent."""
+        """Stop at once; ranks resend unacknowledged frames to the next agent."""
         deadline = time.monotonic() + _STOP_TIMEOUT_S
         self._registry.refuse_sessions()
         self._budget.close()
@@ -311,7 +306,7 @@ class DumpAgent(Component):
         self._limits.policy = make_policy(settings.agent, largest)
 
     def fault(self) -> str:
-        """Return which essential threads have died; empty when all are alive."""
+        """Return which essential threads have ended; empty when all are running."""
         parts = (self._workers, self._committer, self._rings, self._reporter)
         return "; ".join(filter(None, (part.fault() for part in parts)))
 
@@ -334,10 +329,12 @@ class DumpAgent(Component):
         """Return the metric samples of this moment."""
         return self._overview.samples()
 
-    def _reader(self, session: RankSession, mailbox: StreamMailbox) -> PushStreamReader:
-        return PushStreamReader(session, mailbox, intake=self._intake(session), rings=self._rings)
+    def _make_reader(self, session: RankSession, mailbox: StreamMailbox) -> PushStreamReader:
+        return PushStreamReader(
+            session, mailbox, intake=self._make_intake(session), rings=self._rings
+        )
 
-    def _intake(self, session: RankSession) -> SessionIntake:
+    def _make_intake(self, session: RankSession) -> SessionIntake:
         return SessionIntake(
             session,
             budget=self._budget,
@@ -349,7 +346,7 @@ class DumpAgent(Component):
 
     def _accept_balance(self, session_id: str, left: FinalBalance) -> None:
         session = self._registry.get(session_id)
-        intake = self._intake(session)
+        intake = self._make_intake(session)
         for frame in left.frames:
             intake.handle_frame(frame)
         intake.flush()

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import math
 import os
-import queue
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 
 from rankdump._codec.file_codec import get_codec
+from rankdump._core.bounded_executor import execute_bounded
 from rankdump._core.plan import OutputSettings
 from rankdump._layout.file_name import PACKED_SUFFIX
 from rankdump.errors import UnavailableError
@@ -60,56 +60,6 @@ class IngestResult:
 
     job: IngestJob
     file: IngestedFile | SkippedFile
-
-
-class IngestPool:
-    """Threads that copy files, until `stop`."""
-
-    def __init__(
-        self,
-        threads: int,
-        queue_bytes: int,
-        take: Callable[[CandidateFile, IngestedFile | None], IngestedFile | SkippedFile],
-    ) -> None:
-        self._take, self._queue_bytes = take, queue_bytes
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="rankdumpd-ingest")
-        self._done: queue.SimpleQueue[IngestResult] = queue.SimpleQueue()
-
-    def run(self, jobs: Iterable[IngestJob]) -> Iterator[IngestResult]:
-        """Yield the outcome of each job, in the order in which they finish.
-
-        A job that exceeds the limit of bytes runs alone.
-        """
-        in_flight = size_bytes = 0
-        for job in jobs:
-            while in_flight and size_bytes + job.size_bytes > self._queue_bytes:
-                result = self._done.get()
-                in_flight, size_bytes = in_flight - 1, size_bytes - result.job.size_bytes
-                yield result
-            in_flight, size_bytes = in_flight + 1, size_bytes + job.size_bytes
-            self._threads.submit(self._work, job)
-        for _ in range(in_flight):
-            yield self._done.get()
-
-    def stop(self) -> None:
-        """Finish what has begun, and end the threads."""
-        self._threads.shutdown(cancel_futures=True)
-
-    def _work(self, job: IngestJob) -> None:
-        path = job.candidate.path
-        file: IngestedFile | SkippedFile = SkippedFile(
-            path, SkipReason.FAILED, "internal error, see the log"
-        )
-        try:
-            file = self._take(job.candidate, job.before)
-        except MemoryError:
-            file = SkippedFile(
-                path, SkipReason.FAILED, f"out of memory for its {job.size_bytes} bytes"
-            )
-        except Exception:
-            _logger.exception("cannot ingest %s", path)
-        finally:
-            self._done.put(IngestResult(job, file))
 
 
 _REPORTED_REASONS = (SkipReason.DAMAGED, SkipReason.FAILED, SkipReason.WRITTEN)
@@ -283,8 +233,8 @@ class IngestEngine:
         # A copy that was not synced must not be all that is left of a file.
         self._stored_as = f"{task.codec} synced" if task.delete else task.codec
         codec, original = get_codec(task.codec), self._state.find_original
-        copier = FileCopier(self.source, tree, codec, original, stored_as=self._stored_as)
-        self._pool = IngestPool(task.threads, task.queue_bytes, copier.copy_file)
+        self._copier = FileCopier(self.source, tree, codec, original, stored_as=self._stored_as)
+        self._pool = ThreadPoolExecutor(task.threads, thread_name_prefix="rankdumpd-ingest")
         self._index = ManifestIndex(self._state, tree, source=self.source, target=self._target)
         self._clearing = SourceCleaner(self.source, self._state, self._stands)
         self._skipped = SkippedFiles(report)
@@ -300,7 +250,7 @@ class IngestEngine:
 
     def close(self) -> None:
         """Finish files that were begun, and release tree and folder."""
-        self._pool.stop()
+        self._pool.shutdown(cancel_futures=True)
         self._state.close()
         self._hold.release()
         self._target.close()
@@ -327,7 +277,10 @@ class IngestEngine:
         """
         young: list[SkippedFile] = []
         while True:
-            results = self._pool.run(self._claimed(self._wanted(candidates, first=first)))
+            jobs = self._claimed(self._wanted(candidates, first=first))
+            results = execute_bounded(
+                self._pool, self._copy, jobs, lambda job: job.size_bytes, self._task.queue_bytes
+            )
             while group := list(islice(results, _GROUP_FILES)):
                 young += self._commit(group)
             if not self._to_repeat:
@@ -375,6 +328,16 @@ class IngestEngine:
             self._add(removed=self._clearing.remove_young(wait))
         if self._task.clear:
             self._clearing.remove_empty()
+
+    def _copy(self, job: IngestJob) -> IngestResult:
+        path, text = job.candidate.path, "internal error, see the log"
+        try:
+            return IngestResult(job, self._copier.copy_file(job.candidate, job.before))
+        except MemoryError:
+            text = f"out of memory for its {job.size_bytes} bytes"
+        except Exception:
+            _logger.exception("cannot ingest %s", path)
+        return IngestResult(job, SkippedFile(path, SkipReason.FAILED, text))
 
     def _wanted(self, candidates: Iterable[CandidateFile], *, first: bool) -> Iterator[IngestJob]:
         for candidate in candidates:

@@ -13,10 +13,10 @@ import threading
 import uuid
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rankdump._core.json_values import make_plain, read_json
 from rankdump.errors import ExhaustedError
 from rankdumpd.agent.records import FileStamp, OriginalFile
 from rankdumpd.ingest.dump_file import INGEST_STATE_FOLDER, DumpFileKind, FileTensor, IngestedFile
@@ -188,7 +188,7 @@ def _build_row(file: IngestedFile) -> tuple[object, ...]:
         os.fsencode(file.target),
         *(str(stored.inode), stored.size_bytes, stored.modified_ns),
         file.linked,
-        json.dumps([asdict(member) for member in file.members]),
+        json.dumps(file.members, default=make_plain),
         file.removed,
     )
 
@@ -204,7 +204,7 @@ def _parse_row(row: Sequence[Any]) -> IngestedFile:
         target=os.fsdecode(target),
         stored=_parse_stamp(row[7:10]),
         linked=bool(linked),
-        members=tuple(_parse_tensor(body) for body in json.loads(members)),
+        members=tuple(read_json(FileTensor, body) for body in json.loads(members)),
         removed=bool(removed),
     )
 
@@ -212,11 +212,6 @@ def _parse_row(row: Sequence[Any]) -> IngestedFile:
 def _parse_stamp(numbers: Sequence[Any]) -> FileStamp:
     inode, size, modified_ns = numbers
     return FileStamp(int(inode), size, modified_ns)
-
-
-def _parse_tensor(body: dict[str, Any]) -> FileTensor:
-    body["shape"] = tuple(body["shape"])
-    return FileTensor(**body)
 
 
 def _release_claims(base: sqlite3.Connection, paths: Iterable[str]) -> None:

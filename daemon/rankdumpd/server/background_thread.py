@@ -10,15 +10,16 @@ _logger = logging.getLogger(__name__)
 
 
 class BackgroundThread:
-    """Runs a function in a daemon thread until that returns; safe to use from several threads.
+    """Runs a function in a thread until that returns; safe to use from several threads.
 
     The function is expected to return soon after `is_stopping` has become true. Where it sleeps it
     calls `wait`, which a stop ends.
     """
 
-    def __init__(self, run: Callable[[], object], name: str) -> None:
+    def __init__(self, run: Callable[[], object], name: str, *, daemon: bool = True) -> None:
+        """A thread that is not a `daemon` keeps the process until it ends."""
         self.name = name
-        self._run = run
+        self._run, self._daemon = run, daemon
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._cause = ""
@@ -38,7 +39,9 @@ class BackgroundThread:
         """Run the function, also again after a stop."""
         self._stopping.clear()
         self._cause = ""
-        self._thread = threading.Thread(target=self._run_logged, name=self.name, daemon=True)
+        self._thread = threading.Thread(
+            target=self._run_logged, name=self.name, daemon=self._daemon
+        )
         self._thread.start()
 
     def wait(self, timeout_s: float) -> bool:

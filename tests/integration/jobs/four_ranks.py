@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 import rankdump
-from rankdump._recorder.staging_buffer import StagingBuffer
+from rankdump._recorder.record_builder import StagingBuffer
 
 STEPS = 4
 BAD_STEP = 2

@@ -1,4 +1,4 @@
-"""What the hook on API calls sees of small programs."""
+"""Observations of the hook on API calls in small programs."""
 
 from __future__ import annotations
 

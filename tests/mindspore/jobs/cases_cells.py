@@ -1,4 +1,4 @@
-"""What the hook on cells sees of small models, and what is heard of steps."""
+"""Observations of the hook on cells, and of the step watch, in small models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the hook on cells sees of training that MindSpore compiles, and that it changes nothing.
+"""Observations of the hook on cells in training that MindSpore compiles.
 
 Each case trains twice: without a hook, and with one. Both must end in the same numbers.
 """

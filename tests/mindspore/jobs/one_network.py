@@ -1,4 +1,4 @@
-"""The numbers that a network starts from and is given, in both frameworks alike."""
+"""Initial weights and inputs of a network, the same for both frameworks."""
 
 from __future__ import annotations
 

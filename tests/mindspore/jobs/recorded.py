@@ -1,7 +1,7 @@
-"""A recorder that keeps what it is given, and how cases are run: in MindSpore's own process.
+"""A recorder double, and the runner of cases, in MindSpore's own process.
 
-MindSpore prints what it likes and may abort when the process ends. So all cases of a file run in
-one process, and what each has seen goes as JSON into a file that is closed before.
+MindSpore prints to the console and may abort when the process ends. So all cases of a file run in
+one process, and their observations are written as JSON to a file that is closed before.
 """
 
 from __future__ import annotations

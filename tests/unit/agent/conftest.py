@@ -1,4 +1,4 @@
-"""Heads and values that the tests of the agent's rooms share."""
+"""Fixtures of heads and values for the tests of the agent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankdump._core.session_protocol import RecordHead, SessionRequest
 
 @pytest.fixture
 def make_head() -> Callable[..., RecordHead]:
-    """Makes heads of four float32 elements, unless told otherwise."""
+    """Makes heads of four float32 elements, by default."""
 
     def make(**fields) -> RecordHead:
         key: dict[str, Any] = {

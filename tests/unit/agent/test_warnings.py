@@ -1,4 +1,4 @@
-"""What a coordinator has to say to ranks: through session and mailbox to the stream."""
+"""Tests of warnings on their way from the coordinator through session and mailbox to a stream."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ def session(make_request) -> RankSession:
     return RankSession(request, plan_from_json(request.plan_json))
 
 
-def told(mailbox: StreamMailbox) -> list[Acknowledgement]:
+def read_answers(mailbox: StreamMailbox) -> list[Acknowledgement]:
     mailbox.complete(0)
     return list(mailbox.answers())
 
 
-def test_each_warning_is_passed_on_once(session):
-    """Said again and again by the coordinator, it reaches the stream a single time."""
+def test_session_sends_each_warning_once(session):
     mailbox = StreamMailbox()
     session.warn("before the stream")
     session.connect(mailbox)
     for _ in range(3):
         session.warn("half of it is used")
-    (news,) = told(mailbox)
+    (news,) = read_answers(mailbox)
     assert news.warnings == ("before the stream", "half of it is used")
 
 
-def test_a_warning_does_not_hide_behind_an_acknowledgement():
-    """What comes after the last acknowledgement is news of its own."""
+def test_mailbox_sends_warning_after_acknowledgement():
+    """A warning after the last acknowledgement is sent in a message of its own."""
     mailbox = StreamMailbox()
     mailbox.acknowledge(4)
     answers = mailbox.answers()
@@ -48,25 +47,25 @@ def test_a_warning_does_not_hide_behind_an_acknowledgement():
     assert list(answers) == [Acknowledgement(4, warnings=("b",))]
 
 
-def test_a_new_stream_hears_all_again(session):
-    """Nobody knows whether it got through before the last stream broke."""
+def test_new_stream_receives_all_warnings_again(session):
+    """They may not have arrived before the last stream broke."""
     session.warn("a")
     for _ in range(2):
         mailbox = StreamMailbox()
         session.connect(mailbox)
-        (news,) = told(mailbox)
+        (news,) = read_answers(mailbox)
         assert news.warnings == ("a",)
 
 
-def test_a_session_says_what_hints_need(session):
-    """Framework, target and the selected iterations stand in its status."""
+def test_session_status_has_fields_for_hints(session):
+    """Framework, device target and selected iterations."""
     status = session.status()
     assert (status.framework, status.device_target) == ("torch 2", "GPU")
     assert status.selected == session.plan.selection.iterations.text != ""
 
 
-def test_ranks_of_a_job_hear_of_a_limit_in_the_same_words(make_request):
-    """Figures change from one rank to the next; other jobs and other limits are news."""
+def test_ranks_of_a_job_get_the_first_wording_of_a_limit(make_request):
+    """Only numbers may differ; texts of other jobs and other limits are new."""
 
     class Desk:
         """A reporter without a coordinator."""
@@ -89,6 +88,6 @@ def test_ranks_of_a_job_hear_of_a_limit_in_the_same_words(make_request):
         session, mailbox = RankSession(request, plan_from_json(request.plan_json)), StreamMailbox()
         session.connect(mailbox)
         telling.report_session(session)
-        heard += [news.warnings for news in told(mailbox)]
+        heard += [news.warnings for news in read_answers(mailbox)]
     first = ("disk of /dump: 3.2 GiB free",)
     assert heard == [first, first, ("disk of /dump: 900.5 GiB free",), first]

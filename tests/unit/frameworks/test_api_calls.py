@@ -1,3 +1,5 @@
+"""Numbers, argument places, layer marks and call stacks of API calls."""
+
 import inspect
 import threading
 
@@ -20,13 +22,13 @@ from rankdump._frameworks.api_calls import (
 from rankdump._layout.api_tree import parse_place, parse_tensor_name
 
 
-def test_calls_of_each_type_are_counted_from_nought() -> None:
+def test_call_counter_counts_each_type_from_zero() -> None:
     numbers = ApiCallCounter()
     types = ("NN_Conv2d", "NN_Conv2d", "NN_Linear", "NN_Conv2d")
     assert [numbers.next_number(kind) for kind in types] == [0, 1, 0, 2]
 
 
-def test_no_number_is_given_twice_to_threads() -> None:
+def test_call_counter_gives_threads_distinct_numbers() -> None:
     numbers, given_out = ApiCallCounter(), list[int]()
     start = threading.Barrier(4)
 
@@ -42,7 +44,7 @@ def test_no_number_is_given_twice_to_threads() -> None:
     assert sorted(given_out) == list(range(2000))
 
 
-def test_an_input_always_has_a_place_and_a_lone_output_none() -> None:
+def test_leaves_of_inputs_have_places_and_a_single_output_has_none() -> None:
     inputs = list_input_leaves((1, [2, 3]), {})
     assert [(leaf.slot, leaf.path, leaf.word) for leaf in inputs] == [
         (0, "0", ""),
@@ -53,8 +55,8 @@ def test_an_input_always_has_a_place_and_a_lone_output_none() -> None:
     assert [leaf.path for leaf in list_output_leaves((5, (6, 7)))] == ["0", "1.0", "1.1"]
 
 
-def test_what_has_a_word_is_numbered_and_keeps_it() -> None:
-    """Keywords behind the positions, in the order given; parts of mappings; deeper parts."""
+def test_leaves_with_keywords_have_numbers_and_words() -> None:
+    """Keywords come after positions, in the order given; parts of mappings are numbered too."""
     inputs = list_input_leaves((1,), {"dim": 4, "extra": {"bias": 5, "0": 6}})
     assert [(leaf.slot, leaf.path, leaf.word) for leaf in inputs] == [
         (0, "0", ""),
@@ -77,7 +79,7 @@ def test_what_has_a_word_is_numbered_and_keeps_it() -> None:
     ]
 
 
-def test_what_contains_itself_ends() -> None:
+def test_leaves_of_a_cyclic_container_end() -> None:
     endless: list[object] = [1]
     endless.append(endless)
     for leaves in (list_output_leaves(endless), list_input_leaves((endless,), {})):
@@ -86,7 +88,7 @@ def test_what_contains_itself_ends() -> None:
 
 
 @given(st.text(min_size=1, max_size=30))
-def test_any_key_of_a_dictionary_gives_a_place_that_is_read_back(key: str) -> None:
+def test_argument_with_any_dictionary_key_is_parsed_back(key: str) -> None:
     (leaf,) = list_output_leaves({key: 1})
     argument = format_api_argument(TensorSide.OUTPUT, leaf.path, leaf.word, "int", recomputed=True)
     place = parse_place(argument)
@@ -99,11 +101,11 @@ def test_any_key_of_a_dictionary_gives_a_place_that_is_read_back(key: str) -> No
 @pytest.mark.parametrize(
     ("value", "mark"), [(1, "int"), (1.0, "float"), (True, "bool"), ("a", ""), (None, "")]
 )
-def test_numbers_of_python_are_marked(value: object, mark: str) -> None:
+def test_scalar_type_marks_python_numbers(value: object, mark: str) -> None:
     assert find_scalar_type(value) == mark
 
 
-def test_a_layers_path_is_spelt_with_underscores() -> None:
+def test_layer_mark_joins_its_path_with_underscores() -> None:
     assert make_layer_mark("blocks.0.conv").name == "LAYER_blocks_0_conv_forward"
     assert format_layer_name("blocks.0.conv") == "LAYER_blocks.0.conv_forward"
 
@@ -116,20 +118,20 @@ def _stacks(*foreign: str, users_only: bool = True) -> CallStackCache:
     return CallStackCache(*foreign, users_only=users_only)
 
 
-def test_a_stack_is_spelt_innermost_first_with_its_source() -> None:
+def test_stack_has_innermost_frame_first_with_source_lines() -> None:
     stack = _inner(_stacks())
     assert stack[0].startswith(f"File {__file__}, line ")
     assert stack[0].endswith(", in _inner, \n return stacks.read_stack(inspect.currentframe())")
     assert stack[1].endswith("\n stack = _inner(_stacks())")
 
 
-def test_frames_of_the_framework_are_the_users_only_if_asked_for() -> None:
+def test_stack_has_framework_frames_only_without_filter() -> None:
     folder = __file__.rpartition("/")[0]
     assert not any(__file__ in line for line in _inner(_stacks(folder)))
     assert any(__file__ in line for line in _inner(_stacks(folder, users_only=False)))
 
 
-def test_code_without_source_has_no_line() -> None:
+def test_stack_of_code_without_source_has_no_source_line() -> None:
     names: dict[str, object] = {"stacks": _stacks(), "inspect": inspect}
     exec(compile("found = stacks.read_stack(inspect.currentframe())", "<no file>", "exec"), names)
     found = names["found"]
@@ -137,7 +139,7 @@ def test_code_without_source_has_no_line() -> None:
     assert found[0] == "File <no file>, line 1, in <module>, \n"
 
 
-def test_a_deep_stack_has_its_innermost_lines() -> None:
+def test_stack_keeps_only_its_innermost_lines() -> None:
     stacks = _stacks()
 
     def descend(left: int) -> tuple[str, ...]:
@@ -150,7 +152,7 @@ def test_a_deep_stack_has_its_innermost_lines() -> None:
     assert len(descend(3)) < MAX_STACK_LINES
 
 
-def test_the_same_way_gives_the_same_stack() -> None:
+def test_stack_cache_returns_the_same_stack_for_the_same_frames() -> None:
     stacks = _stacks()
     first, second = (_inner(stacks) for _ in range(2))
     assert first is second

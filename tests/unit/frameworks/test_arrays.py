@@ -1,4 +1,4 @@
-"""A numpy array as a tensor."""
+"""Sources of numpy arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS = st.sampled_from(["f2", "f4", "f8", ">f4", "c8", "c16"])
         np.asfortranarray(np.arange(6.0).reshape(2, 3)),
     ],
 )
-def test_any_memory_order_arrives_as_little_endian_c_order(array):
+def test_array_source_copies_any_memory_order_as_little_endian_c_order(array):
     source = ArraySource(array)
     data = bytearray(source.byte_count)
     source.copy_into(memoryview(data))
@@ -52,7 +52,7 @@ def test_any_memory_order_arrives_as_little_endian_c_order(array):
         "text",
     ],
 )
-def test_what_no_file_can_hold_is_refused(array):
+def test_array_source_rejects_types_that_no_file_can_hold(array):
     with pytest.raises(UnsupportedError):
         ArraySource(array)
 
@@ -62,7 +62,7 @@ def test_what_no_file_can_hold_is_refused(array):
     bad=st.sampled_from([None, np.nan, np.inf, -np.inf]),
     place=st.integers(0, 1 << 30),
 )
-def test_one_element_that_is_not_finite_is_enough(array, bad, place):
+def test_is_finite_finds_a_single_bad_element(array, bad, place):
     array[~np.isfinite(array)] = 0
     if bad is not None and array.size:
         array.flat[place % array.size] = bad
@@ -70,7 +70,7 @@ def test_one_element_that_is_not_finite_is_enough(array, bad, place):
 
 
 @pytest.mark.parametrize("array", [np.array([True]), np.array([1, -1]), np.ones(1, "u8")])
-def test_types_without_infinity_are_finite(array):
+def test_is_finite_is_true_for_types_without_infinity(array):
     source = ArraySource(array)
     assert source.is_finite()
     assert not source.has_changed()
@@ -78,7 +78,7 @@ def test_types_without_infinity_are_finite(array):
 
 
 @pytest.mark.parametrize(("bits", "finite"), [(0x3F80, True), (0x7C00, True), (0x7F80, False)])
-def test_a_type_that_numpy_lacks_is_judged_by_its_own_values(bits, finite):
+def test_is_finite_reads_bits_of_types_that_numpy_lacks(bits, finite):
     """Law: of bfloat16, 0x7F80 is infinity; 0x7C00, which is that of float16, is a number."""
     source = ArraySource(np.array([bits, 0], "u2"), "bfloat16")
     assert source.is_finite() is finite
@@ -98,8 +98,8 @@ def test_a_type_that_numpy_lacks_is_judged_by_its_own_values(bits, finite):
         (np.arange(6, dtype=">i4"), False),
     ],
 )
-def test_elements_are_lent_where_they_lie_as_they_are_copied(array, packed):
-    """Law: what is lent is what a copy would be, or nothing."""
+def test_elements_in_place_equal_the_copy(array, packed):
+    """Law: elements in place equal those of a copy, or there are none."""
     source = ArraySource(array)
     lent = source.elements()
     assert (lent is not None) is packed

@@ -1,4 +1,4 @@
-"""Names and slots, without a framework."""
+"""Names of operators, and slots of arguments and results."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ class ModelOutput(OrderedDict):
         ([("", "Net"), ("a/b", "C/D")], "Default/network-Net/a_b-C_D/C_D-op3"),
     ],
 )
-def test_names(parts: list[tuple[str, str]], name: str) -> None:
-    """A name says every module from the root down, then the class and the call's number."""
+def test_scope_makes_names_of_calls(parts: list[tuple[str, str]], name: str) -> None:
+    """A name has every module from the root down, then the class and the call's number."""
     scope = make_scope(parts)
     assert scope.forward_name(3) == name
     assert scope.gradient_name(3) == "Gradients/" + name
     assert scope.recomputation_name(3) == "Recompute/" + name
 
 
-def test_scope_is_a_value() -> None:
+def test_scope_is_hashable_by_value() -> None:
     assert make_scope([("", "Net")]) == OperatorScope("network-Net", "Net")
 
 
@@ -69,7 +69,7 @@ def shown(leaves: list[operator_names.CallLeaf]) -> list[tuple[int, str, object]
     return [(leaf.slot, leaf.argument, leaf.value) for leaf in leaves]
 
 
-def test_call_slots_count_everything() -> None:
+def test_call_leaves_number_tensors_and_other_values() -> None:
     """Every leaf takes a slot, tensor or not: positional first, then keywords in their order."""
     leaves = list_call_leaves((1, (None, [2, "x"])), {"mask": 3, "cache": {"k": 4, 7: 5}})
     assert shown(leaves) == [
@@ -98,18 +98,20 @@ def test_call_slots_count_everything() -> None:
         ({1, 2}, [(0, "out", {1, 2})]),
     ],
 )
-def test_result_slots(result: object, expected: list[tuple[int, str, object]]) -> None:
+def test_result_leaves_have_slots_and_arguments(
+    result: object, expected: list[tuple[int, str, object]]
+) -> None:
     """Tuples, named tuples, mappings and dataclasses are walked; anything else is a leaf."""
     assert shown(list_result_leaves(result)) == expected
 
 
-def test_optional_fields_keep_their_slot() -> None:
-    """A field that is None takes its slot all the same."""
+def test_result_leaves_of_empty_optional_fields_keep_their_slots() -> None:
+    """A field that is None still takes its slot."""
     full, partial = ModelOutput(logits=1, loss=2), ModelOutput(loss=2)
     assert list_result_leaves(full)[1] == list_result_leaves(partial)[1]
 
 
-def test_cycles_and_depth_end() -> None:
+def test_leaves_of_cyclic_and_deep_containers_end() -> None:
     """A container inside itself, and one nested too deep, is a leaf."""
     loop: list[object] = [1]
     loop.append(loop)
@@ -121,7 +123,7 @@ def test_cycles_and_depth_end() -> None:
     assert leaf.argument.count(".") == operator_names.MAX_DEPTH
 
 
-def test_a_container_may_appear_twice() -> None:
+def test_leaves_of_a_repeated_container_are_listed_twice() -> None:
     """Only a cycle is cut; the same list in two places is walked in both."""
     twice = [1]
     arguments = [leaf.argument for leaf in list_result_leaves((twice, twice))]

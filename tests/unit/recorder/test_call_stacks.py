@@ -1,4 +1,4 @@
-"""Where calls came from: every call in a frame of its iteration, or counted."""
+"""The sender of call stacks: order, frames, and losses."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from support.send_buffers import SendBufferDouble
 from rankdump._core.record import MAX_FRAME_ROWS
 from rankdump._core.session_protocol import CallStacks
 from rankdump._recorder.metadata_sender import MAX_STACK_CHARACTERS, CallStackSender
-from rankdump._recorder.staging_buffer import CALL_BYTES, StagingBudget, StagingBuffer
+from rankdump._recorder.record_builder import CALL_BYTES, StagingBudget, StagingBuffer
 
 STACKS = (("a", "b"), ("c",))
 
 
-class Sent:
+class StackSenderRig:
     """A list of frames, and room for so many calls."""
 
     def __init__(self, calls: int = 1 << 20) -> None:
@@ -36,9 +36,9 @@ class Sent:
         ]
 
 
-def test_every_call_once_in_its_iteration():
-    """Frames hold calls of one iteration, at most so many, and each stack once."""
-    sent = Sent()
+def test_call_stacks_are_sent_once_in_their_iteration():
+    """Frames hold calls of one iteration, up to a limit, and each stack once."""
+    sent = StackSenderRig()
     expected = [(n // 1500, f"call {n}", STACKS[n % 2]) for n in range(4000)]
     for iteration, name, stack in expected:
         sent.callers.add(iteration, name, stack)
@@ -51,17 +51,17 @@ def test_every_call_once_in_its_iteration():
     assert sent.callers.lost_calls == 0
 
 
-def test_long_stacks_leave_sooner():
+def test_long_call_stacks_are_sent_sooner():
     """A frame has to fit into a message."""
-    sent = Sent()
+    sent = StackSenderRig()
     for number in range(4):
         sent.callers.add(0, f"call {number}", ("x" * MAX_STACK_CHARACTERS, str(number)))
     assert len(sent.frames) == 4
 
 
-def test_without_room_calls_are_counted_and_nothing_waits():
-    """Room comes back when what was sent has been taken."""
-    sent = Sent(calls=2)
+def test_call_stacks_without_space_are_counted_and_never_wait():
+    """Space is released when a frame was acknowledged."""
+    sent = StackSenderRig(calls=2)
     for name in ("a", "b", "c"):
         sent.callers.add(0, name, STACKS[0])
         sent.callers.flush()

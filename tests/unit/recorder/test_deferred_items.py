@@ -1,4 +1,4 @@
-"""What waits for its operator is handed back exactly once."""
+"""Items of operators that wait for the end of their call."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS, limit=st.integers(0, 3))
-def test_nothing_is_lost_and_nothing_comes_twice(steps, limit):
-    """Law: whatever is held comes back from keep, settle or clear, once, in its order."""
+def test_deferred_items_are_returned_exactly_once(steps, limit):
+    """Law: held items are returned once, in order, by `keep_operator` or at the end."""
     held: DeferredItems[int] = DeferredItems(limit)
     back: list[int] = []
     for number, (what, name) in enumerate(steps):
@@ -36,7 +36,7 @@ def test_nothing_is_lost_and_nothing_comes_twice(steps, limit):
 A, B, C = ((0, name) for name in "abc")
 
 
-def test_an_operator_is_kept_until_it_is_over():
+def test_kept_operator_ends_with_its_call():
     held: DeferredItems[str] = DeferredItems()
     held.add_item(A, "input")
     assert not held.is_kept(A)
@@ -47,8 +47,8 @@ def test_an_operator_is_kept_until_it_is_over():
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(0, ["a", "b", "c"]), (1, ["a"]), (2, ["a", "b"])])
-def test_the_limit_counts_operators(limit, kept):
-    """Law: keeping one operator again is no further operator; one too many is not kept."""
+def test_limit_counts_kept_operators(limit, kept):
+    """Law: an operator kept twice counts once; operators beyond the limit are not kept."""
     held: DeferredItems[str] = DeferredItems(limit)
     for call in (A, B, C):
         held.add_item(call, call[1])
@@ -59,7 +59,7 @@ def test_the_limit_counts_operators(limit, kept):
     assert held.end_all_operators() == [name for name in "abc" if name not in kept]
 
 
-def test_operators_that_never_end_are_forgotten(monkeypatch):
+def test_operators_that_never_end_are_released_beyond_the_limit(monkeypatch):
     monkeypatch.setattr("rankdump._recorder.triggers._MAX_OPEN_OPERATORS", 2)
     held: DeferredItems[str] = DeferredItems()
     found = [held.add_item((0, name), name) for name in "abcd"]

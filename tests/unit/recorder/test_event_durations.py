@@ -1,4 +1,4 @@
-"""Which positions the end of an iteration calls its own, and what is told of it meanwhile."""
+"""Position ranges of iterations, open events, and stalls, as a rank sends them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def eventually(condition) -> None:
         time.sleep(0.01)
 
 
-def test_every_event_is_of_the_span_of_its_iteration(running):
+def test_iteration_span_covers_all_its_events(running):
     with started(running, iterations=IterationSelection("0,2", ((0, 0), (2, 2)))) as session:
         for i in range(4):
             session.step(i)
@@ -67,7 +67,7 @@ def test_every_event_is_of_the_span_of_its_iteration(running):
     assert [(e.iteration, e.position) for e in events(running)] == [(0, 1), (2, 2), (2, 3), (2, 4)]
 
 
-def test_the_switch_within_an_iteration_cuts_no_span(running):
+def test_iteration_span_is_whole_with_a_switch_inside(running):
     with started(running, iterations=IterationSelection("9", ((9, 9),))) as session:
         session.step(0)
         session.dump("Add", "off", "input", 0, ONE)
@@ -83,7 +83,7 @@ def test_the_switch_within_an_iteration_cuts_no_span(running):
     assert spans(running) == [(0, 1, 2), (1, 0, 0), (2, 3, 3)]
 
 
-def test_a_plan_that_keeps_no_events_has_no_spans(running):
+def test_iteration_span_is_empty_if_the_plan_keeps_no_events(running):
     pipeline = DumpPipeline(a_plan(trigger="exception"), introduction_of(a_plan()), running.address)
     pipeline.start()
     pipeline.recorder.observe(
@@ -101,7 +101,7 @@ def call(sequence: int) -> CollectiveCall:
     return CollectiveCall(EventKind.ALL_REDUCE, ProcessGroup("0", (0, 1)), sequence)
 
 
-def test_what_is_open_is_told_while_training_hangs_and_before_its_iteration_ends(
+def test_open_events_are_sent_while_training_hangs_and_before_the_iteration_ends(
     running, monkeypatch
 ):
     monkeypatch.setattr("rankdump._recorder.event_trace.OPEN_AFTER_US", 0)
@@ -134,7 +134,7 @@ def test_what_is_open_is_told_while_training_hangs_and_before_its_iteration_ends
     assert found[:3] == ["events", "events", "iteration_end"]
 
 
-def test_a_session_that_ends_with_an_error_tells_what_is_open(running):
+def test_open_events_are_sent_when_a_session_ends_with_an_error(running):
 
     def job() -> None:
         with started(running) as session:
@@ -148,7 +148,7 @@ def test_a_session_that_ends_with_an_error_tells_what_is_open(running):
     assert spans(running) == []
 
 
-class Slow(ArraySource):
+class SlowSource(ArraySource):
     """An array whose copy waits for the test."""
 
     def __init__(self, go: threading.Event) -> None:
@@ -160,11 +160,13 @@ class Slow(ArraySource):
         super().copy_into(target)
 
 
-def test_a_copy_under_way_is_told_as_stall_of_its_rank(running, monkeypatch):
-    """Law: it is in the figure of batches that leave meanwhile, of calls that begin after it, and
-    of the iteration's end."""
+def test_stall_of_a_running_copy_is_sent(running, monkeypatch):
+    """Law: the stall is in batches sent meanwhile, in calls that begin after it, and in the
+    iteration's end."""
     monkeypatch.setattr("rankdump._recorder.event_trace.STALL_REPORT_US", 1)
-    monkeypatch.setattr("rankdump._session.framework_adapters.ArraySource", lambda go: Slow(go))
+    monkeypatch.setattr(
+        "rankdump._session.framework_adapters.ArraySource", lambda go: SlowSource(go)
+    )
     go = threading.Event()
     with started(running) as session:
         session.step(0)
@@ -182,7 +184,7 @@ def test_a_copy_under_way_is_told_as_stall_of_its_rank(running, monkeypatch):
     assert bodies(running, "iteration_end")[0].stall_us >= stall_us
 
 
-def test_sending_figures_at_the_end_of_an_iteration_is_stall(running, monkeypatch):
+def test_stall_includes_sending_of_statistics_at_the_end_of_an_iteration(running, monkeypatch):
     session = started(running, ContentSettings(saved="statistic"))
     session.step(0)
     session.dump("Add", "a", "input", 0, ONE)

@@ -1,4 +1,4 @@
-"""Positions rise, an event belongs to the iteration it began in, and none of them is forgotten."""
+"""The event trace: positions, iterations of events, and batches."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def all_reduce(sequence: int = 3) -> CollectiveCall:
     return CollectiveCall(EventKind.ALL_REDUCE, GROUP, sequence, 10, "float32")
 
 
-def test_nested_and_overlapping_events_keep_their_places(trace):
+def test_nested_and_overlapping_events_keep_their_positions(trace):
     outer = trace.start_event(graph=0, name="outer")
     inner = trace.start_event(graph=0, name="inner")
     trace.finish_event(inner)
@@ -65,8 +65,8 @@ def test_nested_and_overlapping_events_keep_their_places(trace):
     assert trace.take_events() is None
 
 
-def test_an_event_belongs_to_the_iteration_it_began_in(trace):
-    """However many iterations end before it does."""
+def test_event_belongs_to_the_iteration_in_which_it_began(trace):
+    """Law: an event keeps its iteration however many iterations end before it does."""
     trace.begin_iteration(7)
     early = trace.start_event(graph=0, name="early", collective=all_reduce())
     assert trace.end_iteration() == (1, 1)
@@ -86,7 +86,7 @@ def test_an_event_belongs_to_the_iteration_it_began_in(trace):
     assert found["early"] == 7
 
 
-def test_an_event_that_ends_between_two_iterations_belongs_to_the_first(trace):
+def test_event_that_ends_between_two_iterations_belongs_to_the_first(trace):
     trace.begin_iteration(4)
     begun = trace.start_event(graph=0, name="a")
     assert trace.end_iteration() == (1, 1)
@@ -95,7 +95,7 @@ def test_an_event_that_ends_between_two_iterations_belongs_to_the_first(trace):
     assert [(e.iteration, e.end_position) for e in taken(trace)] == [(4, 1)]
 
 
-def test_spans_follow_each_other(trace):
+def test_iteration_spans_are_consecutive(trace):
     spans = []
     for iteration, count in enumerate([2, 0, 3]):
         trace.begin_iteration(iteration)
@@ -105,7 +105,7 @@ def test_spans_follow_each_other(trace):
     assert spans == [(1, 2), (0, 0), (3, 5)]
 
 
-def test_a_call_that_takes_long_is_told_of_once_and_told_again_when_complete(trace, clock):
+def test_overdue_call_is_sent_once_open_and_once_complete(trace, clock):
     begun = trace.start_event(graph=2, name="AllReduce-op3", collective=all_reduce())
     trace.start_event(graph=2, name="an operator")
     clock.now = OPEN_AFTER_US - 1
@@ -128,7 +128,7 @@ def test_a_call_that_takes_long_is_told_of_once_and_told_again_when_complete(tra
     assert places(trace) == [("AllReduce-op3", 1, 2)]
 
 
-def test_a_clock_that_is_set_back_hides_no_call(clock):
+def test_open_call_is_sent_although_the_clock_was_set_back(clock):
     clock.now = 10 * OPEN_AFTER_US
     trace = EventTrace(clock)
     trace.start_event(graph=0, name="a", collective=all_reduce())
@@ -136,7 +136,7 @@ def test_a_clock_that_is_set_back_hides_no_call(clock):
     assert places(trace) == [("a", 1, OPEN_END_POSITION)]
 
 
-def test_a_collective_carries_its_group(trace):
+def test_collective_is_sent_with_its_group(trace):
     trace.finish_event(trace.start_event(graph=0, name="AllReduce-op3", collective=all_reduce()))
     columns = trace.take_events()
     assert columns is not None
@@ -146,7 +146,7 @@ def test_a_collective_carries_its_group(trace):
     assert (event.element_count, event.dtype, event.peer) == (10, "float32", -1)
 
 
-def test_what_only_the_end_shows(trace):
+def test_name_and_collective_may_be_given_at_the_end(trace):
     unknown = CollectiveCall(EventKind.RECV, GROUP, 0)
     begun = trace.start_event(graph=0, name="from anyone", collective=unknown)
     known = CollectiveCall(EventKind.RECV, GROUP, 4, peer=1)
@@ -155,7 +155,7 @@ def test_what_only_the_end_shows(trace):
     assert (event.name, event.sequence, event.peer) == ("from 1", 4, 1)
 
 
-def test_stalls_are_noted_where_calls_begin_and_batches_leave(clock):
+def test_stall_is_noted_at_starts_of_calls_and_in_batches(clock):
     stalled = Clock(5)
     trace = EventTrace(clock, stalled_us=stalled)
     call = trace.start_event(graph=0, name="call", collective=all_reduce())
@@ -168,8 +168,8 @@ def test_stalls_are_noted_where_calls_begin_and_batches_leave(clock):
     assert [e.stall_us for e in columns.to_events()] == [5, 0]
 
 
-def test_a_stall_that_grows_is_told_without_any_event(clock):
-    """Who waits for this rank wants to know why it does not come."""
+def test_growing_stall_is_sent_without_any_event(clock):
+    """Other ranks may be waiting for this one, so the coordinator needs the reason."""
     stalled = Clock(0)
     trace = EventTrace(clock, stalled_us=stalled)
     stalled.now = STALL_REPORT_US - 1
@@ -181,7 +181,7 @@ def test_a_stall_that_grows_is_told_without_any_event(clock):
     assert trace.take_events() is None
 
 
-def test_a_trace_that_keeps_nothing_still_counts():
+def test_trace_that_keeps_no_events_counts_positions():
     trace = EventTrace(keeps=False)
     assert not trace.finish_event(trace.start_event(graph=0, name="a"))
     assert trace.take_events() is None
@@ -190,8 +190,8 @@ def test_a_trace_that_keeps_nothing_still_counts():
 
 
 @dataclass
-class Reports:
-    """What a reader of all batches knows."""
+class EventReader:
+    """Events of all batches, by position."""
 
     open: set[int] = field(default_factory=set[int])
     complete: set[int] = field(default_factory=set[int])
@@ -220,10 +220,10 @@ STEPS = st.lists(
 
 @settings(deadline=None)
 @given(steps=STEPS)
-def test_every_position_is_complete_or_open_by_the_end_of_its_iteration(steps):
+def test_every_event_is_sent_by_the_end_of_its_iteration(steps):
     """Law: by the end of an iteration every position of its span is reported, once as complete, or
     once as open and, when it is complete, once more; and always as this iteration's."""
-    clock, reports, iteration, last = Clock(), Reports(), 0, 0
+    clock, reports, iteration, last = Clock(), EventReader(), 0, 0
     trace = EventTrace(clock)
     running: list[StartedEvent] = []
     begun_in: dict[int, int] = {}
@@ -263,8 +263,8 @@ def test_every_position_is_complete_or_open_by_the_end_of_its_iteration(steps):
         assert position in reports.of[began]
 
 
-def test_threads_lose_no_event_and_share_no_position():
-    """Law: whoever takes while others finish, each event is handed over once, at its own place."""
+def test_events_of_threads_are_complete_with_distinct_positions():
+    """Law: events taken while other threads finish events are returned once, in their position."""
     trace, events, done = EventTrace(), [], threading.Event()
 
     def run(graph: int) -> None:
@@ -293,7 +293,7 @@ def test_threads_lose_no_event_and_share_no_position():
     assert trace.take_events() is None
 
 
-def test_operators_and_collectives_stand_in_one_batch():
+def test_operators_and_collectives_are_in_one_batch():
     trace = EventTrace(clock_us=iter(range(100)).__next__)
     what = CollectiveCall(EventKind.SEND, ProcessGroup("g", (0, 1)), 5, 10, "float32", peer=1)
     trace.finish_event(trace.start_event(graph=2, name="a"))

@@ -1,4 +1,4 @@
-"""A graph travels whole, in parts that fit."""
+"""The graph builder: parts, order, and limits of graphs."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def names(parts: list[GraphPart]) -> list[str]:
 
 
 @given(nodes=st.integers(0, 3 * MAX_PART_NODES), parameters=st.integers(0, 2 * MAX_PART_NODES))
-def test_parts_hold_the_graph_in_its_order(nodes, parameters):
-    """Law: the parts together are the graph; the first and the last one say so."""
+def test_graph_parts_hold_the_graph_in_order(nodes, parameters):
+    """Law: the parts together are the graph; the first and the last one are marked."""
     graph = OperatorGraph(
         number=3,
         nodes=tuple(node(f"n{n}") for n in range(nodes)),
@@ -52,7 +52,7 @@ def test_parts_hold_the_graph_in_its_order(nodes, parameters):
     assert tuple(p for part in parts for p in part.graph.parameters) == graph.parameters
 
 
-def test_long_stacks_make_smaller_parts():
+def test_graph_parts_with_long_stacks_have_fewer_nodes():
     long = (SourceLine("f" * 1000, 1, "g", "c"),) * 30
     graph = OperatorGraph(0, tuple(node(f"n{n}", source=long) for n in range(100)))
     parts = list(split_graph(graph))
@@ -62,7 +62,7 @@ def test_long_stacks_make_smaller_parts():
         assert text <= MAX_PART_CHARACTERS
 
 
-def test_the_first_description_counts_and_a_graph_is_sent_again_only_if_it_grew():
+def test_graph_keeps_first_descriptions_and_is_sent_again_only_if_it_grew():
     sketch = GraphBuilder()
     sketch.add(0, node("a", inputs=("x",)))
     sketch.add(0, node("a", inputs=("y",)))
@@ -80,7 +80,7 @@ def test_the_first_description_counts_and_a_graph_is_sent_again_only_if_it_grew(
 
 
 @pytest.mark.parametrize("described_first", [True, False])
-def test_a_compiled_order_is_kept_and_descriptions_complete_it(described_first):
+def test_graph_keeps_a_compiled_order_that_descriptions_complete(described_first):
     """Law: the framework's own order is the graph: nothing else enters it."""
     sketch = GraphBuilder()
     described = node("a", outputs=(TensorType("int8", ()),))
@@ -94,7 +94,7 @@ def test_a_compiled_order_is_kept_and_descriptions_complete_it(described_first):
     assert part.graph.nodes == (node("c"), described, node("b"))
 
 
-def test_a_graph_without_end_is_cut(monkeypatch):
+def test_graph_is_limited(monkeypatch):
     monkeypatch.setattr("rankdump._recorder.graph_builder.MAX_NODES", 2)
     sketch = GraphBuilder()
     assert [sketch.add(0, node(name)) for name in "abca"] == [True, True, False, True]

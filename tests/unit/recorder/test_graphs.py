@@ -1,4 +1,4 @@
-"""Graphs of plain-array jobs, compiled orders, and names for old readers."""
+"""Graphs of plain-array jobs, compiled orders, and names in old profiles."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def nodes(running: Running) -> list[list[str]]:
     return [[node.name for node in part.nodes] for part in bodies(running, "graph_part")]
 
 
-def test_operators_of_arrays_are_described_with_the_callers_line(running):
+def test_array_operators_are_described_with_the_line_of_the_caller(running):
     """Law: the stack begins with the script and holds no line of ours."""
 
     def layer(session: rankdump.Session) -> None:
@@ -72,7 +72,7 @@ def test_operators_of_arrays_are_described_with_the_callers_line(running):
     assert order.index("graph_part") < order.index("iteration_end")
 
 
-def test_only_the_first_iteration_that_is_dumped_is_described(running):
+def test_graph_describes_only_the_first_dumped_iteration(running):
     with started(running, iterations=IterationSelection("1-2", ((1, 2),))) as session:
         for i in range(4):
             session.step(i)
@@ -80,7 +80,7 @@ def test_only_the_first_iteration_that_is_dumped_is_described(running):
     assert nodes(running) == [["op1"]]
 
 
-def test_an_iteration_that_raised_leaves_its_graph(running):
+def test_graph_of_an_iteration_that_raised_is_sent(running):
     def job() -> None:
         with started(running) as session:
             session.dump("Add", "a", "input", 0, ONE)
@@ -92,7 +92,7 @@ def test_an_iteration_that_raised_leaves_its_graph(running):
 
 
 @pytest.mark.parametrize("trigger", ["always", "exception"])
-def test_a_graph_stands_only_where_something_else_does(running, trigger):
+def test_graph_is_sent_only_with_other_data(running, trigger):
     with started(running, trigger=trigger) as session:
         session.dump("Add", "a", "input", 0, ONE)
     assert bool(nodes(running)) is (trigger == "always")
@@ -101,8 +101,8 @@ def test_a_graph_stands_only_where_something_else_does(running, trigger):
 @pytest.mark.parametrize(
     ("op_types", "kinds_of"), [(None, ["Conv2d", "Conv2d"]), (["A", "B"], ["A", "B"])]
 )
-def test_a_compiled_order_is_the_graph(running, op_types, kinds_of):
-    """Law: the order given counts, with what is known of its operators, and nothing else."""
+def test_graph_has_the_compiled_order(running, op_types, kinds_of):
+    """Law: the graph has exactly the given operators, in that order, with their descriptions."""
     with started(running) as session:
         session.graph([CONV2, CONV1], op_types=op_types)
         for name in (CONV1, "elsewhere"):
@@ -115,7 +115,7 @@ def test_a_compiled_order_is_the_graph(running, op_types, kinds_of):
     assert [len(n.outputs) for n in part.nodes] == [0, 1]
 
 
-def test_a_graph_that_comes_late_is_sent_at_the_end(running):
+def test_graph_described_late_is_sent_at_the_end(running):
     with started(running) as session:
         session.step(0)
         session.dump("Add", "a", "input", 0, ONE)
@@ -124,14 +124,14 @@ def test_a_graph_that_comes_late_is_sent_at_the_end(running):
     assert [(p.graph, p.compiled) for p in bodies(running, "graph_part")] == [(0, False), (3, True)]
 
 
-def test_types_that_do_not_fit_the_names_are_said(running, caplog):
+def test_graph_with_wrong_number_of_types_is_a_warning(running, caplog):
     with started(running) as session:
         session.graph(["x", "y"], op_types=["Add"])
     assert "1 op_types for 2 names" in caplog.text
     assert nodes(running) == []
 
 
-def test_what_an_adapter_describes_travels(running):
+def test_graph_described_by_an_adapter_is_sent(running):
     pipeline = of_pipeline(running, a_plan())
     recorder = pipeline.recorder
     assert recorder.is_describing
@@ -158,8 +158,8 @@ def short(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def test_in_the_old_profile_every_operator_has_a_component_of_its_own(running):
-    """Law: tensors, events, graph and arguments of an operator have one name for good."""
+def test_old_profile_gives_every_operator_its_own_last_component(running):
+    """Law: tensors, events, graph and arguments of an operator always have one name."""
     names = [CONV1, CONV2, f"Gradients/{CONV1}", CONV1.replace("op0", "op1")]
     plan = DumpPlan(output=OutputSettings("/x", profile="ms2.0"))
     pipeline = of_pipeline(running, plan)
@@ -195,7 +195,7 @@ def test_in_the_old_profile_every_operator_has_a_component_of_its_own(running):
     assert list(part.nodes[0].inputs) == [found[1], "conv1.weight", ""]
 
 
-def test_gradients_of_parameters_are_named_after_them(running):
+def test_old_profile_names_gradients_after_their_parameters(running):
     pipeline = of_pipeline(running, a_plan("ms2.0"))
     for name in ("conv1.weight", "Gradients/conv1.weight"):
         source = ArraySource(ONE)
@@ -207,7 +207,7 @@ def test_gradients_of_parameters_are_named_after_them(running):
     assert found == ["conv1.weight", "grad.conv1.weight"]
 
 
-def test_marks_hold_for_gradients_in_the_old_profile(running):
+def test_old_profile_keeps_marks_of_gradients(running):
     plan = a_plan("ms2.0", operators=OperatorSelection(everything=False, marked=True))
     pipeline = of_pipeline(running, plan)
     pipeline.recorder.set_marks(0, frozenset({"conv1.weight", "network-Net/conv2-Conv2d"}))
@@ -218,7 +218,7 @@ def test_marks_hold_for_gradients_in_the_old_profile(running):
 
 
 @pytest.mark.parametrize("profile", ["ms2.3", "ms2.4"])
-def test_other_profiles_leave_names_alone(running, profile):
+def test_other_profiles_keep_names(running, profile):
     with started(running, profile) as session:
         for name in (CONV1, CONV2):
             session.dump("Conv2d", name, "input", 0, ONE)

@@ -1,4 +1,4 @@
-"""Every selected tensor is counted once, in its own iteration."""
+"""Balances of iterations, and stall times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FATES = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["", "a", "b"]), C
 
 
 @given(fates=FATES)
-def test_what_is_expected_is_kept_or_dropped(fates):
+def test_counters_balance_expected_with_kept_and_dropped(fates):
     """Law: expected = kept + dropped by reason, for each iteration and for the run."""
     accounts = IterationCounters()
     for iteration, reason, count in fates:
@@ -34,7 +34,7 @@ def test_what_is_expected_is_kept_or_dropped(fates):
         assert accounts.close_iteration(number).expected == 0
 
 
-def test_time_and_losses_on_the_way():
+def test_counters_add_stalls_and_undelivered_tensors():
     accounts = IterationCounters()
     accounts.add_stall(4, 2_500_000)
     accounts.count_undelivered(3, "not_taken_by_agent")
@@ -43,12 +43,12 @@ def test_time_and_losses_on_the_way():
     assert accounts.losses_by_reason == {"not_taken_by_agent": 3}
 
 
-def test_an_iteration_ends_with_its_positions():
+def test_counters_close_an_iteration_with_its_positions():
     end = IterationCounters().close_iteration(4, (7, 9))
     assert (end.first_position, end.last_position) == (7, 9)
 
 
-def test_a_stall_is_counted_while_it_lasts_and_settled_once():
+def test_stall_timer_counts_a_running_stall_and_returns_it_once():
     now = 0
     stalls = StallTimer(lambda: now)
     assert (stalls.total_us(), stalls.take_ended_ns()) == (0, 0)
@@ -63,8 +63,8 @@ def test_a_stall_is_counted_while_it_lasts_and_settled_once():
     assert stalls.total_us() == 7
 
 
-def test_stalls_of_threads_add_up():
-    """Law: the figure never gets less, and every stall is in the sum once, however many end."""
+def test_stall_timer_adds_stalls_of_threads():
+    """Law: the total never decreases, and includes every stall once."""
     stalls = StallTimer(iter(range(10**9)).__next__)
     told = []
 

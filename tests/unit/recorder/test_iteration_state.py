@@ -1,4 +1,4 @@
-"""Which iterations are dumped, and what counts as one."""
+"""The state of iterations: which are dumped, and which count."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def course(device: int = 0, **selection) -> IterationState:
 @pytest.mark.parametrize(
     ("iteration", "device", "armed"), [(5, 0, True), (4, 0, False), (9, 0, False), (5, 1, False)]
 )
-def test_the_plan_arms_iterations_of_its_devices(iteration, device, armed):
+def test_plan_arms_iterations_of_its_devices(iteration, device, armed):
     one = course(device, iterations=FIVE_TO_EIGHT, devices=(0,))
     one.begin(iteration)
     assert one.armed is one.ever_armed is armed
@@ -27,8 +27,8 @@ def test_the_plan_arms_iterations_of_its_devices(iteration, device, armed):
     assert (one.iterations_seen, one.iterations_armed) == (1, armed)
 
 
-def test_the_switch_replaces_the_iterations_and_nothing_else():
-    """Law: from the first use on the plan's iterations do not matter; devices do."""
+def test_switch_replaces_only_the_iterations_of_the_plan():
+    """Law: after the first use the plan's iterations are ignored, its devices are not."""
     one = course(iterations=FIVE_TO_EIGHT)
     one.begin(5)
     one.set_dumping(False)
@@ -47,7 +47,7 @@ def test_the_switch_replaces_the_iterations_and_nothing_else():
     assert not elsewhere.armed
 
 
-def test_who_has_retired_finishes_its_iteration():
+def test_stop_after_current_finishes_the_running_iteration():
     one = course()
     one.begin(3)
     one.stop_after_current()
@@ -57,7 +57,7 @@ def test_who_has_retired_finishes_its_iteration():
     assert (one.armed, one.retired_in) == (False, 3)
 
 
-def test_the_first_iteration_that_is_dumped_is_described():
+def test_first_dumped_iteration_is_described():
     one = course(iterations=FIVE_TO_EIGHT)
     for iteration, describing in [(4, False), (5, True), (6, False)]:
         one.begin(iteration)
@@ -68,7 +68,7 @@ def test_the_first_iteration_that_is_dumped_is_described():
     assert one.is_describing
 
 
-def test_an_iteration_in_which_nothing_ran_does_not_count():
+def test_iteration_without_operators_does_not_count():
     one = course()
     one.begin(0)
     assert not one.end(ran=False)
@@ -77,5 +77,5 @@ def test_an_iteration_in_which_nothing_ran_does_not_count():
     assert one.iterations_seen == 1
 
 
-def test_counting_begins_where_the_plan_says():
+def test_iterations_start_at_the_initial_iteration_of_the_plan():
     assert course(initial_iteration=100).iteration == 100

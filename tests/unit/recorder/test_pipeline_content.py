@@ -1,4 +1,4 @@
-"""What is sent of a tensor: figures in the place of elements, samples, constants, arguments."""
+"""Content that a pipeline sends: statistics, samples, constants, arguments."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def request() -> SessionRequest:
 
 
 @pytest.mark.parametrize(
-    ("array", "sample", "figures", "size"),
+    ("array", "sample", "statistics", "size"),
     [
         (INPUT, 0, ("6", "1", "9.53939"), 24),
         (INPUT, 6, ("6", "1", "9.53939"), 24),
@@ -56,19 +56,19 @@ def request() -> SessionRequest:
         (np.array(True), 0, ("1", "1", "1"), 1),
     ],
 )
-def test_in_statistic_mode_no_element_leaves_the_rank(running, array, sample, figures, size):
-    """Law: a record has the figures, the size of the tensor, and no bytes of it."""
+def test_statistic_mode_sends_no_elements(running, array, sample, statistics, size):
+    """Law: a row has the statistics and the size of the tensor, and no bytes of it."""
     with started(running, a_plan(saved="statistic", sample_elements=sample)) as session:
         session.dump("Add", "a", "input", 0, array)
     (row,) = rows(running)
-    assert row.figures == figures
+    assert row.figures == statistics
     assert (row.byte_count, row.degraded) == (size, False)
     assert not {"record", "chunk"} & set(kinds(running))
     assert bodies(running, "iteration_end")[0].expected == 1
 
 
 @pytest.mark.parametrize("saved", ["tensor", "full"])
-def test_in_any_other_mode_the_elements_travel(running, saved):
+def test_other_modes_send_elements(running, saved):
     with started(running, a_plan(saved=saved)) as session:
         session.dump("Add", "a", "input", 0, INPUT)
     (record,) = bodies(running, "record")
@@ -79,7 +79,7 @@ def test_in_any_other_mode_the_elements_travel(running, saved):
 @pytest.mark.parametrize(
     ("saved", "lost"), [("statistic", True), ("tensor", False), ("full", False)]
 )
-def test_complex_tensors_have_files_and_no_figures(running, saved, lost):
+def test_complex_tensors_have_files_and_no_statistics(running, saved, lost):
     with started(running, a_plan(saved=saved)) as session:
         session.dump("Add", "a", "input", 0, np.ones(2, "c8"))
     assert rows(running) == []
@@ -88,7 +88,7 @@ def test_complex_tensors_have_files_and_no_figures(running, saved, lost):
     assert dict(end.dropped) == ({"no_statistics": 1} if lost else {})
 
 
-def test_an_old_profile_has_its_own_columns(running):
+def test_statistics_of_an_old_profile_have_its_columns(running):
     plan = a_plan("ms2.0", saved="statistic", statistics=("md5",))
     with started(running, plan) as session:
         session.dump("Add", "a", "input", 0, INPUT)
@@ -99,8 +99,8 @@ def test_an_old_profile_has_its_own_columns(running):
     ("shape", "sample", "kept"),
     [((5, 5), 20, (20,)), ((4, 5), 20, (5, 4)), ((5, 5), 0, (5, 5)), ((), 1, ()), ((0,), 1, None)],
 )
-def test_a_sample_is_the_first_elements(running, shape, sample, kept):
-    """Law: what has more elements than the sample becomes its head, of one dimension."""
+def test_sample_has_the_first_elements(running, shape, sample, kept):
+    """Law: a tensor larger than the sample is cut to its first elements, in one dimension."""
     array = np.arange(np.prod(shape, dtype=int), dtype="i4").reshape(shape)
     with started(running, a_plan(sample_elements=sample)) as session:
         session.dump("Add", "a", "output", 0, array.T)
@@ -111,8 +111,8 @@ def test_a_sample_is_the_first_elements(running, shape, sample, kept):
         assert np.frombuffer(record.data, "<i4").tolist() == array.T.ravel()[:count].tolist()
 
 
-class Promise:
-    """Figures on a device that knows how often it was read."""
+class FakeDeviceStatistics:
+    """Statistics on a device that counts its reads."""
 
     reads = 0
 
@@ -121,33 +121,35 @@ class Promise:
 
     def read(self, others: Sequence[DeferredStatistics]) -> list[tuple[str, ...]]:
         type(self).reads += 1
-        return [(each.name,) for each in others if isinstance(each, Promise)]
+        return [(each.name,) for each in others if isinstance(each, FakeDeviceStatistics)]
 
 
-class OnDevice(ArraySource):
+class DeviceSource(ArraySource):
     def __init__(self, name: str) -> None:
         super().__init__(np.ones(1))
         self.name = name
 
-    def start_statistics(self, items: tuple[str, ...], precision: StatisticPrecision) -> Promise:
-        return Promise(self.name)
+    def start_statistics(
+        self, items: tuple[str, ...], precision: StatisticPrecision
+    ) -> FakeDeviceStatistics:
+        return FakeDeviceStatistics(self.name)
 
 
-def test_on_the_device_a_step_is_read_back_once_and_rows_keep_their_order(running, monkeypatch):
-    """Law: nothing leaves before the end of the iteration, not even what the host computed."""
-    monkeypatch.setattr(Promise, "reads", 0)
+def test_device_statistics_are_read_back_once_per_step_in_order(running, monkeypatch):
+    """Law: no row is sent before the end of the iteration, not even one computed on the host."""
+    monkeypatch.setattr(FakeDeviceStatistics, "reads", 0)
     plan = a_plan(saved="statistic", on_device=True, statistics=("max",))
     pipeline = DumpPipeline(plan, request(), running.address)
     pipeline.start()
     recorder = pipeline.recorder
     for name in "abcd":
-        source = ArraySource(np.array([7.0])) if name == "b" else OnDevice(name)
+        source = ArraySource(np.array([7.0])) if name == "b" else DeviceSource(name)
         recorder.observe(TensorObservation(0, "Add", name, TensorSide.OUTPUT, 0, "", source))
     assert rows(running) == []
-    assert Promise.reads == 0
+    assert FakeDeviceStatistics.reads == 0
     pipeline.end_iteration(ran=True)
-    assert Promise.reads == 1
-    recorder.observe(TensorObservation(0, "Add", "e", TensorSide.OUTPUT, 0, "", OnDevice("e")))
+    assert FakeDeviceStatistics.reads == 1
+    recorder.observe(TensorObservation(0, "Add", "e", TensorSide.OUTPUT, 0, "", DeviceSource("e")))
     pipeline.close()
     found = [(row.op_name, *row.figures) for row in rows(running)]
     assert found == [("a", "a"), ("b", "7"), ("c", "c"), ("d", "d"), ("e", "e")]
@@ -155,7 +157,7 @@ def test_on_the_device_a_step_is_read_back_once_and_rows_keep_their_order(runnin
     assert stamps == sorted(stamps)
 
 
-def test_figures_of_a_host_wait_for_the_end_of_a_step_that_fits_the_buffer(running):
+def test_host_statistics_wait_for_the_end_of_a_step_that_fits_the_buffer(running):
     """Law: a buffer that holds two rows loses none of a step with more of them."""
     names = "abcdefg"
     for buffer_bytes, before_the_end in [(1, 7), (1024, 4), (1 << 20, 0)]:
@@ -177,12 +179,12 @@ def test_figures_of_a_host_wait_for_the_end_of_a_step_that_fits_the_buffer(runni
         assert (end.expected, dict(end.dropped)) == (7, {})
 
 
-def test_figures_that_cannot_be_read_back_are_counted(running, monkeypatch, caplog):
-    monkeypatch.setattr(Promise, "read", lambda self, others: 1 / 0)
+def test_statistics_that_cannot_be_read_back_are_counted_as_lost(running, monkeypatch, caplog):
+    monkeypatch.setattr(FakeDeviceStatistics, "read", lambda self, others: 1 / 0)
     plan = a_plan(saved="statistic", on_device=True, statistics=("max",))
     pipeline = DumpPipeline(plan, request(), running.address)
     pipeline.start()
-    one = TensorObservation(0, "Add", "a", TensorSide.OUTPUT, 0, "", OnDevice("a"))
+    one = TensorObservation(0, "Add", "a", TensorSide.OUTPUT, 0, "", DeviceSource("a"))
     pipeline.recorder.observe(one)
     pipeline.end_iteration(ran=True)
     pipeline.close()
@@ -191,7 +193,7 @@ def test_figures_that_cannot_be_read_back_are_counted(running, monkeypatch, capl
     assert "figures_failed" in caplog.text
 
 
-def test_a_constant_waits_for_an_iteration_that_is_dumped_and_is_sent_once(running):
+def test_constant_is_sent_once_in_the_first_dumped_iteration(running):
     plan = a_plan(selection=TensorSelection(iterations=IterationSelection("1-2", ((1, 2),))))
     with started(running, plan) as session:
         session.constant("data-1", np.ones(2))
@@ -205,7 +207,7 @@ def test_a_constant_waits_for_an_iteration_that_is_dumped_and_is_sent_once(runni
     assert [e.expected for e in bodies(running, "iteration_end")] == [4, 1]
 
 
-def test_arguments_of_selected_operators_travel_with_their_iteration(running):
+def test_arguments_of_selected_operators_are_sent_with_their_iteration(running):
     selection = TensorSelection(
         iterations=IterationSelection("1", ((1, 1),)),
         operators=OperatorSelection(everything=False, types=("conv",)),
@@ -228,7 +230,7 @@ def test_arguments_of_selected_operators_travel_with_their_iteration(running):
     assert order.index("kernel_arguments") < order.index("iteration_end")
 
 
-def test_without_the_setting_nobody_asks_for_arguments(running):
+def test_arguments_are_not_wanted_without_the_setting(running):
     plan = replace(a_plan(), content=ContentSettings(kernel_arguments=False))
     pipeline = DumpPipeline(plan, request(), running.address)
     pipeline.start()

@@ -1,4 +1,4 @@
-"""What a plan decides about the way of its tensors."""
+"""Settings of the recorder that follow from a plan."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def plan(*, trigger: TriggerMode = "always", **delivery) -> DumpPlan:
         ("dns:///host:1234", True, False),
     ],
 )
-def test_only_an_agent_of_this_host_has_shared_memory(address, shared_memory, wanted):
+def test_shared_memory_is_requested_only_from_an_agent_on_this_host(address, shared_memory, wanted):
     assert is_shared_memory_wanted(plan(shared_memory=shared_memory), address) is wanted
 
 
 @pytest.mark.parametrize("trigger", ["always", "overflow", "exception"])
-def test_only_a_known_fate_goes_straight(trigger):
+def test_records_are_copied_directly_only_with_trigger_always(trigger):
     assert is_copied_directly(plan(trigger=trigger)) is (trigger == "always")
 
 
@@ -68,8 +68,8 @@ def test_only_a_known_fate_goes_straight(trigger):
         ("block", "overflow", LinkState.UP, False, 0.0),
     ],
 )
-def test_who_waits_for_room(on_full, trigger, link, busy, left_s):
-    """Law: only a plan that blocks waits, and only for what can still happen."""
+def test_wait_policy_follows_plan_and_link(on_full, trigger, link, busy, left_s):
+    """Law: only a blocking plan waits, and only if the agent can still release space."""
     the_plan = plan(on_full=on_full, trigger=trigger, block_timeout_s=10.0)
     policy = make_wait_policy(the_plan)
     left = policy.compute_remaining_s(link=link, has_tensors=busy, idle_s=3.0)
@@ -87,10 +87,8 @@ def test_who_waits_for_room(on_full, trigger, link, busy, left_s):
         ("tensor", "drop", False, 16),
     ],
 )
-def test_figures_take_the_place_of_elements_only_where_the_plan_says_so(
-    saved, on_full, measures, share
-):
-    """Law: rows have all the buffer where nothing else is kept, and a little beside records."""
+def test_statistics_replace_elements_only_if_the_plan_says_so(saved, on_full, measures, share):
+    """Law: rows have the whole buffer if only statistics are kept, else a small share."""
     the_plan = replace(
         plan(on_full=on_full, buffer_bytes=1 << 20), content=ContentSettings(saved=saved)
     )
@@ -102,12 +100,12 @@ def test_figures_take_the_place_of_elements_only_where_the_plan_says_so(
 @pytest.mark.parametrize(
     ("buffer_bytes", "rows"), [(1, 1), (1 << 12, 16), (1 << 30, MAX_WAITING_ROWS)]
 )
-def test_rows_that_wait_fit_into_the_buffer_twice(buffer_bytes, rows):
+def test_waiting_rows_fill_at_most_half_of_the_buffer(buffer_bytes, rows):
     the_plan = plan(buffer_bytes=buffer_bytes)
     assert compute_batch_rows(replace(the_plan, content=ContentSettings(saved="statistic"))) == rows
 
 
-def test_figures_of_a_tensor_without_room_are_taken_on_the_host():
+def test_statistics_of_degraded_tensors_are_computed_on_the_host():
     content = ContentSettings(statistics=("max", "min"), on_device=True)
     measure = make_statistics_calculator(replace(plan(on_full="statistic"), content=content))
     assert measure is not None

@@ -1,4 +1,4 @@
-"""A range is a stretch of the program, in the order in which operators begin."""
+"""Ranges of operators (`opname_range`)."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def run(ranges: OperatorRanges, program: str, graph: int = 0) -> str:
         ([("b", "d")], "abdcd", "bd", ""),
     ],
 )
-def test_programs(bounds, program, inside, words):
-    """Law: from the first of the first to the first of the last behind it, once."""
+def test_ranges_contain_operators_between_their_bounds(bounds, program, inside, words):
+    """Law: a range goes from the first call of its first operator to the next of its last, once."""
     said: list[str] = []
     ranges = OperatorRanges(a_range(*bounds), lambda graph: "Net", said.append)
     for _ in range(2):
@@ -53,7 +53,7 @@ def test_programs(bounds, program, inside, words):
     assert all(words in sentence for sentence in said)
 
 
-def test_each_model_runs_its_own_program():
+def test_ranges_of_models_are_independent():
     """Law: neither the ranges of another model count nor its operators."""
     selection = a_range(("a", "b"), B=("b", "c"))
     ranges = OperatorRanges(selection, {0: "A", 1: "B"}.__getitem__, pytest.fail)
@@ -63,8 +63,8 @@ def test_each_model_runs_its_own_program():
     assert run(ranges, "ayc", graph=1) == "acy"
 
 
-def test_what_belongs_to_an_operator_lies_where_it_lies():
-    """Law: a gradient comes when the program is far behind the range, and goes with its forward."""
+def test_gradients_and_recomputations_are_in_the_range_of_their_operator():
+    """Law: a gradient arrives long after the range was passed, and belongs to its forward."""
     ranges = OperatorRanges(a_range(("b", "b")), lambda graph: "Net", pytest.fail)
     assert run(ranges, "abc") == "b"
     assert ranges.is_in_range(0, "Gradients/b")
@@ -72,7 +72,7 @@ def test_what_belongs_to_an_operator_lies_where_it_lies():
     assert not ranges.is_in_range(0, "Gradients/a")
 
 
-def test_bounds_are_spelt_in_any_way():
+def test_range_bounds_match_any_spelling():
     scope = "Default/network-Net/{0}-Relu/Relu-op0"
     first, last = scope.format("act1"), scope.format("act2")
     ranges = OperatorRanges(
@@ -84,7 +84,7 @@ def test_bounds_are_spelt_in_any_way():
     assert [name for name in names if ranges.is_in_range(0, name)] == [first, names[2], last]
 
 
-def test_a_program_without_end_is_not_remembered_without_end(monkeypatch):
+def test_operators_in_ranges_are_remembered_up_to_a_limit(monkeypatch):
     monkeypatch.setattr("rankdump._recorder.record_filter._MAX_REMEMBERED_OPERATORS", 10)
     said: list[str] = []
     ranges = OperatorRanges(a_range(("n0", "z")), lambda graph: "Net", said.append)
@@ -97,8 +97,8 @@ def test_a_program_without_end_is_not_remembered_without_end(monkeypatch):
 
 
 @given(program=st.text("abcd", max_size=12), bounds=st.tuples(*[st.sampled_from("abcd")] * 2))
-def test_against_a_search_in_the_whole_program(program, bounds):
-    """Law: the same as cutting the program where the bounds stand first."""
+def test_ranges_agree_with_a_search_in_the_whole_program(program, bounds):
+    """Law: the result equals cutting the program at the first calls of the bounds."""
     first, last = bounds
     start = program.find(first)
     early = 0 <= program.find(last) < start or (start < 0 and last in program)

@@ -1,4 +1,4 @@
-"""What a plan keeps, and what it says when it kept nothing."""
+"""The record filter, and summaries of empty dumps."""
 
 from dataclasses import replace
 
@@ -49,13 +49,13 @@ def operators(**lists) -> OperatorSelection:
         ({"operators": operators()}, OP, TensorSide.INPUT, False),
     ],
 )
-def test_selection(selection, name, side, keep):
+def test_filter_decides_by_lists_and_sides(selection, name, side, keep):
     decision = RecordFilter(a_plan(**selection)).decide(name, side, 0)
     assert decision.is_kept is keep
     assert bool(decision.reason) is not keep
 
 
-def test_a_tensor_without_elements_is_not_kept():
+def test_tensor_without_elements_is_not_kept():
     assert not decide_by_size(0).is_kept
     assert decide_by_size(1).is_kept
 
@@ -72,13 +72,13 @@ def run(**facts) -> RunFacts:
     return replace(whole, **facts)
 
 
-def test_a_refused_rank_says_nothing_of_its_plan() -> None:
-    """Law: what did not run after the refusal is no fault of the configuration."""
+def test_summary_of_a_rejected_rank_does_not_blame_its_plan() -> None:
+    """Law: operators that did not run after the rejection are no fault of the configuration."""
     plan = a_plan(operators=operators(names=("x",)))
     unmatched = [UnmatchedEntry("kernels", "x")]
     facts = {"iterations_armed": 0, "refused": True}
     said = summarize_run(plan, run(**facts), unmatched, retired_in=None)
-    assert said.warnings == ("nothing was dumped: the agent refused this rank",)
+    assert said.warnings == ("nothing was dumped: the agent rejected this rank",)
     facts["refused"] = False
     assert len(summarize_run(plan, run(**facts), unmatched, retired_in=None).warnings) == 2
 
@@ -112,7 +112,7 @@ def test_a_refused_rank_says_nothing_of_its_plan() -> None:
         ({}, {}, "the operators that the plan selects had no tensor"),
     ],
 )
-def test_an_empty_dump_has_a_cause(selection, facts, reason):
+def test_summary_explains_an_empty_dump(selection, facts, reason):
     cause = explain_empty_dump(a_plan(**selection), run(**facts))
     assert (cause is not None) is bool(reason)
     if cause is not None:
@@ -123,15 +123,15 @@ def test_an_empty_dump_has_a_cause(selection, facts, reason):
 @pytest.mark.parametrize(
     ("trigger", "words"), [("overflow", "no overflow"), ("exception", "no operator")]
 )
-def test_no_accident_is_no_fault(trigger, words):
-    """Law: a plan that waits for an accident is content when there is none."""
+def test_summary_without_overflow_or_error_is_no_warning(trigger, words):
+    """Law: a plan for overflows or errors causes no warning if there are none."""
     cause = explain_empty_dump(a_plan(trigger=trigger), run())
     assert cause is not None
     assert not cause.fault
     assert words in cause.reason
 
 
-def test_what_is_left_out_on_purpose_is_no_fault():
+def test_summary_of_excluded_tensors_is_no_warning():
     cause = explain_empty_dump(a_plan(), run(left_out=True))
     assert cause is not None
     assert not cause.fault
@@ -145,8 +145,8 @@ def test_what_is_left_out_on_purpose_is_no_fault():
         ("mindspore", "kernels", "input_output", "iteration"),
     ],
 )
-def test_each_dialect_has_its_words(dialect, lists, sides, steps):
-    """A user finds every word in the configuration that the plan came from."""
+def test_summary_uses_the_terms_of_each_dialect(dialect, lists, sides, steps):
+    """Every term is one of the configuration that the plan came from."""
     plan = replace(a_plan(iterations=IterationSelection("7-9", ((7, 9),))), dialect=dialect)
     causes = [
         explain_empty_dump(plan, run(operators_selected=False)),
@@ -168,7 +168,7 @@ def test_each_dialect_has_its_words(dialect, lists, sides, steps):
         ("mindspore", UnmatchedEntry("kernels", "a"), "no operator that ran matches an entry of"),
     ],
 )
-def test_entries_that_match_nothing_are_told_in_its_words(dialect, entry, said):
+def test_summary_names_unmatched_entries_in_terms_of_the_dialect(dialect, entry, said):
     plan = replace(a_plan(), dialect=dialect)
     told = summarize_run(plan, run(tensors_kept=1), [entry], retired_in=None)
     (warning,) = told.warnings
@@ -189,7 +189,7 @@ def test_entries_that_match_nothing_are_told_in_its_words(dialect, entry, said):
         ({"types": ("conv",)}, ["conv1.weight"], []),
     ],
 )
-def test_entries_that_match_nothing_are_known(lists, seen, unmatched):
+def test_filter_lists_unmatched_entries(lists, seen, unmatched):
     """Law: an entry is unused until any operator matches it, whatever side is kept."""
     selection = RecordFilter(a_plan(operators=operators(**lists), inputs=False))
     for name in seen:
@@ -197,7 +197,7 @@ def test_entries_that_match_nothing_are_known(lists, seen, unmatched):
     assert [entry.text for entry in selection.unmatched] == unmatched
 
 
-def test_without_a_list_there_is_nothing_to_match():
+def test_filter_without_lists_has_no_unmatched_entries():
     assert RecordFilter(a_plan()).unmatched == ()
     assert RecordFilter(a_plan(operators=MARKED)).unmatched == ()
 
@@ -216,7 +216,7 @@ def test_without_a_list_there_is_nothing_to_match():
         ("Default/network-Net/Net-op0", 0, False),
     ],
 )
-def test_marks_select_scopes_and_parameters_of_their_graph(name, graph, keep):
+def test_filter_selects_marked_scopes_and_parameters_of_their_graph(name, graph, keep):
     selection = RecordFilter(a_plan(operators=MARKED))
     selection.set_marks(0, frozenset({"network-Net/conv1-Conv2d", "conv1.weight"}))
     decision = selection.decide(name, TensorSide.INPUT, graph)
@@ -224,13 +224,13 @@ def test_marks_select_scopes_and_parameters_of_their_graph(name, graph, keep):
     assert decision.reason == ("" if keep else "set_dump did not mark the operator")
 
 
-def test_marks_may_change():
-    """Law: what was decided before a mark is decided anew after it."""
+def test_filter_follows_changed_marks():
+    """Law: earlier decisions are revised after a mark."""
     selection = RecordFilter(a_plan(operators=MARKED))
     for names, keep in [((), False), (("network-Net/conv1-Conv2d",), True), ((), False)]:
         selection.set_marks(0, frozenset(names))
         assert selection.decide(OP, TensorSide.INPUT, 0).is_kept is keep
-        assert selection.marked is keep
+        assert selection.has_marks is keep
 
 
 # -- models
@@ -247,8 +247,8 @@ NAMES = {0: "A", 1: "B", 2: "C"}
         (operators(types=("conv",)), [0, 1, 2]),
     ],
 )
-def test_each_model_has_its_own_operators(rest, kept):
-    """Law: what is said of no model counts for those of which nothing else is said."""
+def test_filter_has_separate_lists_for_models(rest, kept):
+    """Law: the list without a model applies to models without a list."""
     selection = RecordFilter(a_plan(operators=rest, models=MODELS), NAMES.__getitem__)
     other = "Default/network-Net/conv2-Conv2d/Conv2d-op0"
     for _ in range(2):
@@ -257,7 +257,7 @@ def test_each_model_has_its_own_operators(rest, kept):
         assert not selection.decide(other, TensorSide.INPUT, 0).is_kept
 
 
-def test_a_name_that_comes_late_is_asked_for_anew():
+def test_filter_decides_again_when_a_model_gets_its_name():
     names = {0: "B"}
     selection = RecordFilter(a_plan(models=MODELS), names.__getitem__)
     assert selection.decide("x", TensorSide.INPUT, 0).is_kept
@@ -266,8 +266,8 @@ def test_a_name_that_comes_late_is_asked_for_anew():
     assert not selection.decide("x", TensorSide.INPUT, 0).is_kept
 
 
-def test_entries_are_matched_by_operators_of_their_model():
-    """Law: an entry of one model's list is not used up by another model's operator."""
+def test_filter_matches_entries_only_with_operators_of_their_model():
+    """Law: an entry of one model's list is not matched by another model's operator."""
     every = operators(names=("conv1",), ranges=(("a", "b"),), spelt=True)
     models = (("A", operators(names=("conv1", "fc"), spelt=True)),)
     selection = RecordFilter(a_plan(operators=every, models=models), NAMES.__getitem__)
@@ -283,24 +283,24 @@ def test_entries_are_matched_by_operators_of_their_model():
 # -- exclusions
 
 
-def test_a_tensor_is_left_out_by_type_name_and_position():
-    """Law: what is left out stays selected as an operator, and each slot has its answer."""
+def test_filter_excludes_tensors_by_type_name_and_position():
+    """Law: an operator with excluded tensors stays selected; each slot is decided separately."""
     lists = OperatorSelection(
         without_types=(TensorExclusion("Relu"),),
         without_names=(TensorExclusion("conv1", ("input0",)),),
     )
     selection = RecordFilter(a_plan(operators=lists))
     assert selection.decide(OP, TensorSide.INPUT, 0).is_kept
-    assert not selection.left_out
+    assert not selection.has_excluded
     for _ in range(2):
         assert not selection.is_excluded((0, "Conv2d", OP, TensorSide.INPUT, 1))
         assert not selection.is_excluded((0, "Conv2d", OP, TensorSide.OUTPUT, 0))
         assert selection.is_excluded((0, "Conv2d", OP, TensorSide.INPUT, 0))
         assert selection.is_excluded((0, "Relu", "x", TensorSide.OUTPUT, 7))
-    assert selection.left_out
+    assert selection.has_excluded
 
 
-def test_a_model_leaves_out_what_its_own_list_says():
+def test_filter_excludes_tensors_by_the_list_of_their_model():
     lists = OperatorSelection(without_types=(TensorExclusion("Relu"),))
     selection = RecordFilter(a_plan(models=(("A", lists),)), NAMES.__getitem__)
     left = [g for g in NAMES if selection.is_excluded((g, "Relu", "x", TensorSide.OUTPUT, 0))]
@@ -310,8 +310,8 @@ def test_a_model_leaves_out_what_its_own_list_says():
 # -- ranges and watched operators
 
 
-def test_a_range_adds_to_the_lists_and_is_asked_for_every_time():
-    """Law: where the program stands is never remembered."""
+def test_filter_adds_ranges_to_lists_without_caching():
+    """Law: decisions by the position of the program are never cached."""
     inside: set[tuple[int, str]] = set()
     lists = operators(names=("a",), ranges=(("b", "c"),))
     plan = a_plan(operators=lists, inputs=False)
@@ -326,8 +326,8 @@ def test_a_range_adds_to_the_lists_and_is_asked_for_every_time():
     assert not selection.decide("b", TensorSide.OUTPUT, 0).is_kept
 
 
-def test_of_watched_operators_outputs_alone_are_wanted():
-    """Law: an operator that is named otherwise is not selected, whatever the lists say."""
+def test_filter_wants_only_outputs_of_watched_operators():
+    """Law: an operator that is not watched is not selected, whatever the lists contain."""
     watched = WatchedOperators(("relu",), ("conv1", "nobody"))
     selection = RecordFilter(a_plan(watched=watched, operators=operators(names=("x",))))
     assert selection.decide(OP, TensorSide.OUTPUT, 0).is_kept
@@ -366,8 +366,8 @@ def test_of_watched_operators_outputs_alone_are_wanted():
     ],
 )
 @pytest.mark.parametrize("seen", [True, False])
-def test_what_no_operator_matched_is_said(dialect, entry, words, seen):
-    """Law: in the words of the configuration, unless nothing ran that could have matched."""
+def test_summary_names_entries_that_no_operator_matched(dialect, entry, words, seen):
+    """Law: the summary uses terms of the configuration, and is silent if no operator ran."""
     plan = replace(a_plan(), dialect=dialect)
     said = summarize_run(plan, run(operators_seen=seen, tensors_kept=1), [entry], retired_in=None)
     assert len(said.notes) == seen

@@ -1,4 +1,4 @@
-"""A record's name is its own, and what repeats is one object."""
+"""Kinds, names and time stamps of records."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rankdump._core.record import TensorKey, TensorKind, TensorSide
 from rankdump._core.recorder_protocol import TensorObservation
 from rankdump._frameworks.arrays import ArraySource
 from rankdump._layout.tree_layouts import LAYOUTS
-from rankdump._recorder import record_namer as module
-from rankdump._recorder.record_namer import RecordNamer
+from rankdump._recorder import record_builder as module
+from rankdump._recorder.record_builder import RecordNamer
 
 
 def observation(array, *, constant: bool = False, **changed) -> TensorObservation:
@@ -30,8 +30,8 @@ def kind_of(heads: RecordNamer, seen: TensorObservation) -> TensorKind:
     return heads.find_kind(seen, seen.tensor)
 
 
-def test_time_stamps_are_unique_and_rise_when_the_clock_does_not():
-    """Law: they name files, so a clock that stands still or steps back must not repeat one."""
+def test_timestamps_are_unique_and_rise_if_the_clock_does_not():
+    """Law: time stamps name files, so a clock that stops or steps back must not repeat one."""
     times = iter([50, 50, 20, 60])
     heads = RecordNamer(rank=1, net_name="Net", clock_us=lambda: next(times))
     kind = kind_of(heads, observation(np.ones(1)))
@@ -39,8 +39,8 @@ def test_time_stamps_are_unique_and_rise_when_the_clock_does_not():
     assert [*stamps, heads.stamp(kind, 0), heads.stamp(kind, 0)] == [50, 51, 52, 60]
 
 
-def test_tensors_of_one_call_share_the_time_of_the_first_where_the_layout_does():
-    """Law: a tensor that was there before begins another call, an iteration begins all anew."""
+def test_timestamps_of_one_call_are_shared_if_the_layout_shares_them():
+    """Law: a repeated tensor begins another call, and an iteration begins all calls anew."""
     times = itertools.count(10)
     heads = RecordNamer(rank=0, net_name="", clock_us=lambda: next(times), layout=LAYOUTS["cann"])
     heads.name_model(2, "Lenet")
@@ -52,8 +52,8 @@ def test_tensors_of_one_call_share_the_time_of_the_first_where_the_layout_does()
     assert (key.timestamp_us, key.net_name, key.task, key.stream) == (14, "Lenet", 65535, 65535)
 
 
-def test_a_call_that_is_over_shares_its_time_with_no_other():
-    """Law: the next call of a name begins anew, though it may have other tensors than the last."""
+def test_timestamp_is_not_shared_with_an_ended_call():
+    """Law: the next call of a name has a new time, even if its tensors differ from the last."""
     times = itertools.count(10)
     heads = RecordNamer(rank=0, net_name="", clock_us=lambda: next(times), layout=LAYOUTS["cann"])
     read, written = (
@@ -66,8 +66,8 @@ def test_a_call_that_is_over_shares_its_time_with_no_other():
     assert stamps == [10, 11, 11]
 
 
-def test_gradients_of_one_backward_share_a_time_however_often_it_is_called_over():
-    """Law: which gradient is the last is not always known when it comes."""
+def test_timestamp_of_a_backward_is_shared_although_its_end_is_reported_often():
+    """Law: the end of a backward is not reliable, because its last gradient may be unknown."""
     heads = RecordNamer(
         rank=0, net_name="", clock_us=itertools.count(10).__next__, layout=LAYOUTS["cann"]
     )
@@ -80,8 +80,8 @@ def test_gradients_of_one_backward_share_a_time_however_often_it_is_called_over(
     assert len(set(stamps)) == 1
 
 
-def test_a_model_that_is_named_late_has_its_name_from_then_on():
-    """Law: no tensor goes under a name that its model no longer has."""
+def test_kinds_have_the_name_of_a_model_that_is_named_late():
+    """Law: no tensor is named with its model's former name."""
     heads = RecordNamer(rank=0, net_name="", clock_us=lambda: 7)
     seen = observation(np.ones(1))
     assert kind_of(heads, seen).model == heads.get_model_name(2) == "Net"
@@ -105,8 +105,8 @@ STEPS = st.lists(
 
 @given(steps=STEPS, clock=st.lists(st.integers(0, 5), min_size=60, max_size=60))
 @pytest.mark.parametrize("layout", ["cann", "mindspore-sync"])
-def test_no_two_tensors_have_the_same_place(layout, steps, clock):
-    """Law: whatever the clock says and in whichever order calls begin, end and mix."""
+def test_tensors_have_distinct_places(layout, steps, clock):
+    """Law: places are distinct for any clock and any order of calls."""
     times = iter(clock)
     heads = RecordNamer(rank=0, net_name="", clock_us=lambda: next(times), layout=LAYOUTS[layout])
     places = []
@@ -120,7 +120,7 @@ def test_no_two_tensors_have_the_same_place(layout, steps, clock):
     assert len(set(places)) == len(places)
 
 
-def test_no_two_tensors_of_several_threads_have_the_same_place():
+def test_tensors_of_several_threads_have_distinct_places():
     """Law: the same for calls that run at once under one name."""
     heads = RecordNamer(rank=0, net_name="", clock_us=lambda: 7, layout=LAYOUTS["cann"])
     kinds = [kind_of(heads, observation(np.ones(1), slot=slot)) for slot in range(3)]
@@ -136,7 +136,7 @@ def test_no_two_tensors_of_several_threads_have_the_same_place():
 
 
 @pytest.mark.parametrize("constant", [False, True])
-def test_a_head_says_all_that_is_known(constant):
+def test_head_has_all_known_fields(constant):
     heads = RecordNamer(rank=3, net_name="Net", clock_us=lambda: 7)
     seen = observation(np.zeros((2, 3), "f2"), constant=constant)
     kind = heads.find_kind(seen, seen.tensor.make_head_source(4))
@@ -148,8 +148,8 @@ def test_a_head_says_all_that_is_known(constant):
     assert (head.kind.argument, head.switched_on) == ("out", True)
 
 
-def test_a_tensor_that_looks_the_same_has_the_same_kind():
-    """Law: one object as long as nothing of it changes, and another when anything does."""
+def test_kind_is_the_same_object_for_an_unchanged_tensor():
+    """Law: one object while nothing of the kind changes, and another one when anything does."""
     heads = RecordNamer(rank=0, net_name="Net", clock_us=lambda: 7)
     first = kind_of(heads, observation(np.ones((2, 3), "f4")))
     assert kind_of(heads, observation(np.zeros((2, 3), "f4"))) is first
@@ -176,7 +176,7 @@ def test_a_tensor_that_looks_the_same_has_the_same_kind():
         )
 
 
-def test_names_without_end_are_not_remembered_without_end(monkeypatch):
+def test_kinds_are_remembered_up_to_a_limit(monkeypatch):
     monkeypatch.setattr(module, "_MAX_REMEMBERED_NAMES", 10)
     heads = RecordNamer(rank=0, net_name="Net", clock_us=lambda: 7)
     kinds = [kind_of(heads, observation(np.ones(1), op_name=f"a{n}")) for n in range(100)]
@@ -184,8 +184,8 @@ def test_names_without_end_are_not_remembered_without_end(monkeypatch):
     assert len(heads._kinds) <= 10
 
 
-def test_names_of_an_api_dump_are_not_remembered_at_all():
-    """Each call has its own, so that none comes again."""
+def test_kinds_of_an_api_dump_are_not_remembered():
+    """Names of an API dump never repeat, because each call has its own."""
     heads = RecordNamer(rank=0, net_name="", clock_us=lambda: 7, layout=LAYOUTS["api-torch"])
     seen = observation(np.ones((2, 3), "f4"))
     assert kind_of(heads, seen) == kind_of(heads, seen)

@@ -1,4 +1,4 @@
-"""Warnings are said once, and not for ever."""
+"""Log messages of a session."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankdump._transport.connection import LinkState
 
 
 @pytest.fixture
-def voice() -> SessionLogger:
+def session_logger() -> SessionLogger:
     return SessionLogger(request_of(RankIdentity()), "unix:/a", 1 << 20)
 
 
@@ -25,10 +25,10 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message.removeprefix("rankdump: ") for record in caplog.records]
 
 
-def test_a_message_or_a_matter_is_said_once(voice, caplog):
+def test_warning_is_logged_once_for_each_text_or_subject(session_logger, caplog):
     for name in ("a", "a", "b"):
-        voice.warn_once(f"about {name}")
-        voice.warn_lost_tensor("buffer_full", name)
+        session_logger.warn_once(f"about {name}")
+        session_logger.warn_lost_tensor("buffer_full", name)
     assert said(caplog) == [
         "about a",
         "tensors are dropped (buffer_full); the first belongs to a",
@@ -36,7 +36,7 @@ def test_a_message_or_a_matter_is_said_once(voice, caplog):
     ]
 
 
-def test_a_script_that_is_always_wrong_does_not_fill_its_log(caplog, monkeypatch):
+def test_warnings_are_limited(caplog, monkeypatch):
     monkeypatch.setattr("rankdump._recorder.session_logger._MAX_WARNINGS", 2)
     logger = SessionLogger(request_of(RankIdentity()), "unix:/a", 1 << 20)
     for number in range(9):
@@ -59,7 +59,7 @@ def test_a_script_that_is_always_wrong_does_not_fill_its_log(caplog, monkeypatch
         ),
         # A stream ends with its session: what is not told as lost does not come back either.
         ([LinkState.UP, LinkState.AWAY, LinkState.UP, LinkState.AWAY], True, []),
-        ([LinkState.REFUSED], False, ["the agent at unix:/a refused this rank: why"]),
+        ([LinkState.REFUSED], False, ["the agent at unix:/a rejected this rank: why"]),
         (
             [LinkState.OPENING, LinkState.OPENING, LinkState.UP],
             False,
@@ -67,27 +67,27 @@ def test_a_script_that_is_always_wrong_does_not_fill_its_log(caplog, monkeypatch
         ),
     ],
 )
-def test_news_of_the_agent(voice, caplog, links, closing, words):
+def test_link_changes_are_logged(session_logger, caplog, links, closing, words):
     for link in links:
-        voice.log_link_change(link, "why", closing=closing)
+        session_logger.log_link_change(link, "why", closing=closing)
     found = said(caplog)
     assert len(found) == len(words)
     assert all(text.startswith(start) for text, start in zip(found, words, strict=True))
 
 
-def test_the_sum_of_what_was_lost(voice, caplog):
-    voice.warn_losses({}, 0)
+def test_losses_are_summed_by_reason(session_logger, caplog):
+    session_logger.warn_losses({}, 0)
     assert said(caplog) == []
-    voice.warn_losses({"buffer_full": 3, "sparse": 1}, 2)
+    session_logger.warn_losses({"buffer_full": 3, "sparse": 1}, 2)
     assert said(caplog)[-1] == "4 tensors were not dumped: 3 buffer_full, 1 sparse"
 
 
-def test_what_became_of_shared_memory(voice, caplog):
-    """Its absence is said once, and what is left in it only when there is something."""
+def test_unused_shared_memory_is_logged(session_logger, caplog):
+    """Missing shared memory is logged once, tensors in it only if there are any."""
     for reason in ("the agent no longer grants shared memory", "no such file"):
-        voice.warn_no_shared_memory(reason)
-    voice.warn_unwritten_tensors(0, LinkState.UP)
-    voice.warn_unwritten_tensors(3, LinkState.UP)
+        session_logger.warn_no_shared_memory(reason)
+    session_logger.warn_unwritten_tensors(0, LinkState.UP)
+    session_logger.warn_unwritten_tensors(3, LinkState.UP)
     assert said(caplog) == [
         "tensors are sent over the stream, not through shared memory: "
         "the agent no longer grants shared memory",
@@ -95,28 +95,28 @@ def test_what_became_of_shared_memory(voice, caplog):
     ]
 
 
-def test_the_sum_of_what_was_lost_says_why_there_is_no_agent(caplog):
-    """One line says how much was not dumped and what to install."""
+def test_losses_without_agent_are_logged_with_the_reason(caplog):
+    """One line has the number of tensors that were not dumped, and the package to install."""
     missing = "no daemon can be started, because click is not installed"
-    voice = SessionLogger(request_of(RankIdentity()), "unix:/a", 1 << 20, missing=missing)
-    voice.log_link_change(LinkState.ABSENT, "no such file", closing=False)
-    voice.warn_losses({"not_taken_by_agent": 3}, 0)
+    session_logger = SessionLogger(request_of(RankIdentity()), "unix:/a", 1 << 20, missing=missing)
+    session_logger.log_link_change(LinkState.ABSENT, "no such file", closing=False)
+    session_logger.warn_losses({"not_taken_by_agent": 3}, 0)
     first, last = said(caplog)
     assert first.startswith(f"{missing}: training continues")
     assert last == f"3 tensors were not dumped: 3 not_taken_by_agent; {missing}"
 
 
-def test_ranks_of_a_host_say_a_thing_once(caplog):
-    """What holds for all of them one says; what each has lost each says, with its name."""
+def test_warning_of_all_ranks_is_logged_by_one_rank_of_a_host(caplog):
+    """A common warning is logged by one rank; each rank logs its own losses, with its name."""
     # Claims are names of this machine, where the same test may run from another checkout.
     job = uuid.uuid4().hex
     ranks = [RankIdentity(rank, 2, rank, job) for rank in range(2)]
     voices = [SessionLogger(request_of(rank), "unix:/a", 1 << 20) for rank in ranks]
-    for voice in voices:
+    for session_logger in voices:
         for link in (LinkState.ABSENT, LinkState.UP, LinkState.AWAY, LinkState.UP, LinkState.AWAY):
-            voice.log_link_change(link, "why", closing=False)
-        voice.warn_once("a fault of the script")
-        voice.warn_losses({"buffer_full": 3}, 0)
+            session_logger.log_link_change(link, "why", closing=False)
+        session_logger.warn_once("a fault of the script")
+        session_logger.warn_losses({"buffer_full": 3}, 0)
     assert [text.split(" (")[0] for text in said(caplog)] == [
         "no agent at unix:/a",
         "lost the agent at unix:/a: why",
@@ -131,14 +131,14 @@ def test_ranks_of_a_host_say_a_thing_once(caplog):
         "a fault of the script"
     )
     assert said(caplog) == ["a fault of the script"]
-    for voice in voices:
-        voice.close()
+    for session_logger in voices:
+        session_logger.close()
     SessionLogger(request_of(ranks[1]), "unix:/a", 1).warn_once("a fault of the script")
     assert len(said(caplog)) == 2
 
 
-def test_what_stands_in_shared_memory_of_an_agent_that_is_gone(voice, caplog):
-    voice.warn_unwritten_tensors(3, LinkState.AWAY)
+def test_tensors_in_shared_memory_of_a_lost_agent_are_logged(session_logger, caplog):
+    session_logger.warn_unwritten_tensors(3, LinkState.AWAY)
     assert said(caplog) == [
         "the agent at unix:/a has not come back: 3 tensors remain in its shared memory and are "
         "written when it runs again"

@@ -1,4 +1,4 @@
-"""Bytes are copied once, and room for them is counted."""
+"""The staging buffer and its budgets."""
 
 import threading
 
@@ -8,10 +8,10 @@ from support import record_heads
 from support.send_buffers import SendBufferDouble
 
 from rankdump._core.record import StatisticRows, TensorKey, TensorKind, TensorSide
-from rankdump._core.recorder_protocol import PlacementResult
+from rankdump._core.recorder_protocol import PlacementResult, StagedRecord
 from rankdump._core.session_protocol import RecordHead
 from rankdump._frameworks.arrays import ArraySource
-from rankdump._recorder.staging_buffer import (
+from rankdump._recorder.record_builder import (
     MIN_RECORD_BYTES,
     ROW_BYTES,
     StagingBudget,
@@ -38,11 +38,11 @@ def stage(
     return StagingBuffer(SendBufferDouble(placing), records=budget, rows=rows or StagingBudget(0))
 
 
-def test_a_staged_tensor_no_longer_follows_the_job():
+def test_staged_tensor_does_not_change_with_the_array():
     array = np.arange(6, dtype="f4").reshape(2, 3)
     source = ArraySource(array)
     staged = stage(StagingBudget(1 << 20)).keep(head(source), source)
-    assert staged is not None
+    assert isinstance(staged, StagedRecord)
     before = array.copy()
     array[:] = -1
     np.testing.assert_array_equal(np.frombuffer(staged.data, "f4").reshape(2, 3), before)
@@ -51,25 +51,25 @@ def test_a_staged_tensor_no_longer_follows_the_job():
 @pytest.mark.parametrize(
     ("array", "charge"), [(np.zeros(1000, "u1"), 1000), (np.zeros(1, "u1"), MIN_RECORD_BYTES)]
 )
-def test_room_is_what_a_record_takes_until_it_is_let_go(array, charge):
-    """Law: a record is never free, or tiny ones without end would fill the memory."""
+def test_record_is_charged_until_its_release(array, charge):
+    """Law: every record is charged a minimum, or tiny records would fill the memory."""
     budget, source = StagingBudget(1 << 20), ArraySource(array)
     room = stage(budget)
     record = room.keep(head(source), source)
-    assert record is not None
+    assert isinstance(record, StagedRecord)
     assert budget.held_bytes == charge
     room.release(record)
     assert budget.held_bytes == 0
 
 
-def test_a_full_buffer_admits_nothing_more():
+def test_full_buffer_stages_no_record():
     room, source = stage(StagingBudget(8)), ArraySource(np.ones(1))
     assert room.keep(head(source), source)
     assert room.keep(head(source), source) is None
 
 
-def test_rows_have_room_of_their_own():
-    """Law: figures leave though records fill their buffer, and are charged until they did."""
+def test_rows_have_a_separate_budget():
+    """Law: rows are sent although records fill their budget, and are charged until then."""
     records, budget, source = (
         StagingBudget(8),
         StagingBudget(3 * ROW_BYTES),
@@ -86,7 +86,7 @@ def test_rows_have_room_of_their_own():
     assert (budget.held_bytes, records.held_bytes) == (0, MIN_RECORD_BYTES)
 
 
-def test_a_tensor_larger_than_the_buffer_goes_in_alone():
+def test_tensor_larger_than_the_budget_is_staged_alone():
     budget = StagingBudget(8)
     assert budget.acquire(100, lambda: 0.0)
     assert not budget.acquire(1, lambda: 0.0)
@@ -94,7 +94,7 @@ def test_a_tensor_larger_than_the_buffer_goes_in_alone():
     assert budget.acquire(1, lambda: 0.0)
 
 
-def test_waiting_ends_when_room_is_made():
+def test_wait_for_space_ends_with_a_release():
     budget = StagingBudget(8)
     assert budget.acquire(8, lambda: 0.0)
     timer = threading.Timer(0.05, budget.release, (8,))
@@ -103,7 +103,7 @@ def test_waiting_ends_when_room_is_made():
     timer.join()
 
 
-class Unreadable(ArraySource):
+class UnreadableSource(ArraySource):
     def accelerator(self):
         return None
 
@@ -111,8 +111,8 @@ class Unreadable(ArraySource):
         raise ValueError("gone")
 
 
-def test_a_copy_that_fails_holds_no_room():
-    budget, source = StagingBudget(1 << 20), Unreadable(np.ones(9))
+def test_failed_copy_releases_its_space():
+    budget, source = StagingBudget(1 << 20), UnreadableSource(np.ones(9))
     with pytest.raises(ValueError, match="gone"):
         stage(budget).keep(head(source), source)
     assert budget.held_bytes == 0
@@ -127,8 +127,8 @@ def test_a_copy_that_fails_holds_no_room():
         (PlacementResult.FULL, 1 << 20, None),
     ],
 )
-def test_where_a_tensor_goes(placing, room, kept):
-    """Law: the bytes where there is room; a slab that is full is no reason to fill the heap."""
+def test_tensor_is_staged_in_shared_memory_or_heap(placing, room, kept):
+    """Law: a full slab does not make tensors fill the heap."""
     budget, source = StagingBudget(MIN_RECORD_BYTES + room), ArraySource(np.ones(1000, "u1"))
     if room == 1:
         assert budget.acquire(1, lambda: 0.0)
@@ -138,11 +138,12 @@ def test_where_a_tensor_goes(placing, room, kept):
     if record is None:
         assert kept is None
     elif kept == "straight":
-        assert record.is_in_shared_memory
+        assert isinstance(record, RecordHead)
         assert budget.held_bytes == before
     else:
+        assert isinstance(record, StagedRecord)
         assert budget.held_bytes - before == 1000
         assert bytes(record.data) == b"\1" * 1000
-    if record is not None:
+    if isinstance(record, StagedRecord):
         the_stage.release(record)
     assert budget.held_bytes == before

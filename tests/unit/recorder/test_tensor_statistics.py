@@ -1,4 +1,4 @@
-"""Figures are computed where the tensor is, read back once, and leave as rows in their order."""
+"""Statistics of tensors on host and device, their cache, and batches of rows."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ from rankdump._recorder.tensor_statistics import (
 )
 
 KIND = TensorKind(0, "Add", "a", TensorSide.OUTPUT, 0, "float32", (2, 3), 24)
-# The Add of the tutorial (mindspore-dump.md 3.4).
+# The Add of the example in MindSpore's Dump guide.
 INPUT = np.arange(1, 7, dtype="f4").reshape(2, 3)
 
 
-class Promise:
-    """Figures of a tensor on a device that counts how often it is asked."""
+class FakeDeviceStatistics:
+    """Statistics on a device that counts its reads."""
 
-    asked: list[int]
+    reads: list[int]
 
     def __init__(self, text: str) -> None:
         self.text = text
 
     def read(self, others: Sequence[DeferredStatistics]) -> list[tuple[str, ...]]:
-        type(self).asked.append(len(others))
-        return [(each.text,) for each in others if isinstance(each, Promise)]
+        type(self).reads.append(len(others))
+        return [(each.text,) for each in others if isinstance(each, FakeDeviceStatistics)]
 
 
-class Another(Promise):
+class OtherDeviceStatistics(FakeDeviceStatistics):
     pass
 
 
-class Broken(Promise):
+class FailingDeviceStatistics(FakeDeviceStatistics):
     def read(self, others: Sequence[DeferredStatistics]) -> list[tuple[str, ...]]:
         raise RuntimeError("device lost")
 
 
-class OnDevice(ArraySource):
+class DeviceSource(ArraySource):
     def start_statistics(self, items, precision):
-        return Promise(f"{precision} {' '.join(items)}")
+        return FakeDeviceStatistics(f"{precision} {' '.join(items)}")
 
 
 @pytest.fixture(autouse=True)
-def nothing_asked():
-    Promise.asked, Another.asked = [], []
+def no_reads():
+    FakeDeviceStatistics.reads, OtherDeviceStatistics.reads = [], []
 
 
 def measure(*, on_device: bool = False) -> StatisticsCalculator:
@@ -66,8 +66,8 @@ def measure(*, on_device: bool = False) -> StatisticsCalculator:
     )
 
 
-def row(figures: StatisticsResult, number: int = 0, **changed) -> TensorStatisticsRow:
-    return TensorStatisticsRow(KIND, number, figures, 0)._replace(**changed)
+def row(statistics: StatisticsResult, number: int = 0, **changed) -> TensorStatisticsRow:
+    return TensorStatisticsRow(KIND, number, statistics, 0)._replace(**changed)
 
 
 def texts(batch: RowBatch, the_measure: StatisticsCalculator) -> list[str]:
@@ -82,7 +82,7 @@ LARGE = np.arange(SMALL_TENSOR_BYTES, dtype="f4")
 
 @pytest.mark.parametrize("on_device", [True, False])
 @pytest.mark.parametrize("turned", [True, False], ids=["turned", "packed"])
-def test_a_large_tensor_of_the_host_is_measured_at_once(on_device: bool, turned: bool):
+def test_large_host_tensor_is_measured_at_once(on_device: bool, turned: bool):
     array = LARGE.reshape(2, -1).T if turned else LARGE
     norm = f"{np.linalg.norm(LARGE.astype('f8')):g}"
     taken = measure(on_device=on_device).measure_tensor(ArraySource(array))
@@ -91,8 +91,8 @@ def test_a_large_tensor_of_the_host_is_measured_at_once(on_device: bool, turned:
 
 @pytest.mark.parametrize("on_device", [True, False])
 @pytest.mark.parametrize("turned", [True, False], ids=["turned", "packed"])
-def test_a_small_tensor_has_the_figures_of_the_moment_it_was_taken(on_device, turned):
-    """Law: what the job writes later changes nothing, though figures are computed then."""
+def test_small_tensor_has_statistics_of_when_it_was_observed(on_device, turned):
+    """Law: later writes by the job change nothing, although statistics are computed then."""
     array, batch, the_measure = INPUT.copy(), RowBatch(), measure(on_device=on_device)
     batch.add(row(the_measure.measure_tensor(ArraySource(array.T if turned else array))))
     array[:] = 0
@@ -113,8 +113,8 @@ def test_small_tensors_of_several_types_keep_their_order():
     ]
 
 
-def test_a_batch_says_when_it_should_be_read():
-    """Law: a loop without steps is not waited for."""
+def test_row_batch_reports_when_it_is_full():
+    """Law: rows of a loop without steps are read before its end."""
     batch = RowBatch()
     assert [batch.add(row("1")) for _ in range(MAX_WAITING_ROWS)] == [False] * (
         MAX_WAITING_ROWS - 1
@@ -123,38 +123,46 @@ def test_a_batch_says_when_it_should_be_read():
     assert not batch.add(row("1"))
 
 
-def test_copies_that_wait_do_not_fill_the_memory(monkeypatch):
+def test_row_batch_limits_bytes_of_waiting_copies(monkeypatch):
     monkeypatch.setattr(module, "MAX_WAITING_BYTES", 100)
     batch = RowBatch()
     assert [batch.add(row(b"x" * 40)) for _ in range(3)] == [False, False, True]
 
 
-def test_a_tensor_of_a_device_is_measured_there_if_the_plan_says_so():
+def test_device_tensor_is_measured_on_the_device_if_the_plan_says_so():
     there = measure(on_device=True)
     batch = RowBatch()
-    batch.add(row(there.measure_tensor(OnDevice(INPUT))))
+    batch.add(row(there.measure_tensor(DeviceSource(INPUT))))
     assert texts(batch, there) == ["low max min l2norm"]
-    assert measure().measure_tensor(OnDevice(INPUT)) == INPUT.tobytes()
+    assert measure().measure_tensor(DeviceSource(INPUT)) == INPUT.tobytes()
 
 
-def test_a_step_is_read_back_at_once_and_in_order():
+def test_device_statistics_are_read_back_together_and_in_order():
     """Law: one read for each kind of device, and the rows stay in their order."""
     batch = RowBatch()
-    kinds = [Promise, Another, Promise, Promise, Another]
+    kinds = [
+        FakeDeviceStatistics,
+        OtherDeviceStatistics,
+        FakeDeviceStatistics,
+        FakeDeviceStatistics,
+        OtherDeviceStatistics,
+    ]
     for number, kind in enumerate(kinds):
         batch.add(row(kind(str(number)), number))
     batch.add(row("known", 5))
-    assert (Promise.asked, Another.asked) == ([], [])
+    assert (FakeDeviceStatistics.reads, OtherDeviceStatistics.reads) == ([], [])
     assert list(batch.drain_rows(measure())) == [
         StatisticRows(0, (KIND,) * 6, tuple(range(6)), ("0", "1", "2", "3", "4", "known"))
     ]
-    assert (Promise.asked, Another.asked) == ([3], [2])
+    assert (FakeDeviceStatistics.reads, OtherDeviceStatistics.reads) == ([3], [2])
     assert list(batch.drain_rows(measure())) == []
 
 
-def test_a_device_that_fails_loses_its_own_figures_alone():
+def test_failing_device_loses_only_its_own_statistics():
     batch = RowBatch()
-    for number, promise in enumerate((Promise("a"), Broken("b"), Another("c"))):
+    for number, promise in enumerate(
+        (FakeDeviceStatistics("a"), FailingDeviceStatistics("b"), OtherDeviceStatistics("c"))
+    ):
         batch.add(row(promise, number))
     assert list(batch.drain_rows(measure())) == [
         UnreadRow(0, "a"),
@@ -170,8 +178,8 @@ marks = st.tuples(st.integers(0, 1), st.booleans(), st.booleans())
         st.tuples(marks, st.sampled_from([1, 2, MAX_FRAME_ROWS - 1, MAX_FRAME_ROWS])), max_size=6
     )
 )
-def test_frames_hold_what_belongs_together_and_no_more_than_fits(runs):
-    """Law: each row once, in order, in a frame of its own iteration and fate, split when full."""
+def test_row_frames_hold_rows_of_one_iteration_up_to_the_limit(runs):
+    """Law: each row is once in a frame of its iteration, in order; full frames are split."""
     batch, added = RowBatch(1 << 30), []
     for mark, count in runs:
         for _ in range(count):
@@ -192,8 +200,8 @@ def test_frames_hold_what_belongs_together_and_no_more_than_fits(runs):
     assert len(frames) <= len(runs) + len(added) // MAX_FRAME_ROWS
 
 
-class Untouchable(ArraySource):
-    """A tensor that nobody may read."""
+class UnreadableSource(ArraySource):
+    """An array that must not be read."""
 
     def elements(self):
         raise AssertionError("read")
@@ -206,21 +214,21 @@ class Untouchable(ArraySource):
 
 
 @pytest.mark.parametrize("on_device", [True, False])
-def test_without_figures_no_element_is_read(on_device: bool):
-    """Rows of a plan that wants none are empty texts, for every type."""
+def test_no_element_is_read_without_statistics(on_device: bool):
+    """Rows of a plan without statistics are empty texts, for every type."""
     none = StatisticsCalculator(items=(), on_device=on_device, precision="high")
     assert none.can_measure("complex64")
     assert not measure().can_measure("complex64")
     for size in (1, SMALL_TENSOR_BYTES):
-        assert none.measure_tensor(Untouchable(np.zeros(size))) == ""
+        assert none.measure_tensor(UnreadableSource(np.zeros(size))) == ""
     batch = RowBatch()
     batch.add(row(""))
     assert texts(batch, none) == [""]
 
 
 @pytest.mark.parametrize("size", [3, SMALL_TENSOR_BYTES])
-def test_exact_figures_have_all_digits(size: int):
-    """Of a small tensor, measured with others, and of a large one."""
+def test_exact_statistics_have_all_digits(size: int):
+    """For a small tensor, measured with others, and for a large one."""
     exact = StatisticsCalculator(
         items=("max", "avg"), on_device=False, precision="high", exact=True
     )
@@ -232,12 +240,12 @@ def test_exact_figures_have_all_digits(size: int):
     assert float(mean) == pytest.approx(values.mean(), rel=1e-14)
 
 
-class Thing:
-    """What an array stands for."""
+class TensorObject:
+    """An object that an array is a view of."""
 
 
-class Counted(ArraySource):
-    """An array whose changes are counted, and that counts how often it is read."""
+class VersionedSource(ArraySource):
+    """An array with a count of changes."""
 
     def __init__(
         self, array: np.ndarray, thing: object, changes: int, owner: object | None = None
@@ -266,58 +274,67 @@ def measured(monkeypatch) -> list[str]:
 MANY = SMALL_TENSOR_BYTES // 4 + 100
 
 
-def test_what_one_wrote_the_next_reads_without_measuring(measured: list[str]):
-    thing, array = Thing(), np.ones(MANY, "f4")
+def test_statistics_cache_measures_an_unchanged_tensor_once(measured: list[str]):
+    thing, array = TensorObject(), np.ones(MANY, "f4")
     once = measure()
-    first = once.measure_tensor(Counted(array, thing, 0))
-    assert once.measure_tensor(Counted(array, thing, 0)) == first == f"1,1,{np.sqrt(MANY):g}"
+    first = once.measure_tensor(VersionedSource(array, thing, 0))
+    assert (
+        once.measure_tensor(VersionedSource(array, thing, 0)) == first == f"1,1,{np.sqrt(MANY):g}"
+    )
     assert measured == ["float32"]
 
 
-def test_what_shows_the_same_memory_is_measured_once(measured: list[str]):
-    """A view of all of it has the figures of its owner; one of a part, or of gaps, has its own."""
-    thing, array = Thing(), np.arange(4.0 * MANY, dtype="f4").reshape(2, -1)
+def test_statistics_cache_measures_views_of_the_same_memory_once(measured: list[str]):
+    """A view of all elements shares its owner's statistics; a view of a part has its own."""
+    thing, array = TensorObject(), np.arange(4.0 * MANY, dtype="f4").reshape(2, -1)
     once = measure()
-    first = once.measure_tensor(Counted(array, thing, 0))
+    first = once.measure_tensor(VersionedSource(array, thing, 0))
     for view in (array.reshape(-1), array.T):
-        assert once.measure_tensor(Counted(view, Thing(), 0, thing)) == first
+        assert once.measure_tensor(VersionedSource(view, TensorObject(), 0, thing)) == first
     assert len(measured) == 1
     for view in (array[:1], array[1:], array[:, ::2], array[:, 1::2], array.view("i4")):
-        own = once.measure_tensor(Counted(view, Thing(), 0, thing))
+        own = once.measure_tensor(VersionedSource(view, TensorObject(), 0, thing))
         assert own == measure().measure_tensor(ArraySource(view)) != first
     assert len(measured) == 11
-    assert once.measure_tensor(Counted(array.reshape(-1) * 2, Thing(), 1, thing)) != first
+    assert (
+        once.measure_tensor(VersionedSource(array.reshape(-1) * 2, TensorObject(), 1, thing))
+        != first
+    )
 
 
 @pytest.mark.parametrize("how", ["counted", "past the count", "another thing", "array"])
-def test_what_may_have_changed_is_measured_again(how: str, measured: list[str]):
-    """A write that nothing counted is seen in a sample; another object is never the same."""
-    thing, array = Thing(), np.ones(MANY, "f4")
+def test_statistics_cache_measures_a_changed_tensor_again(how: str, measured: list[str]):
+    """A write that changes no version is detected by the sample; another object never matches."""
+    thing, array = TensorObject(), np.ones(MANY, "f4")
     once = measure()
-    once.measure_tensor(Counted(array, thing, 0))
+    once.measure_tensor(VersionedSource(array, thing, 0))
     if how != "another thing":
         array *= 2
     if how == "array":
         again = once.measure_tensor(ArraySource(array))
     else:
         again = once.measure_tensor(
-            Counted(array, Thing() if how == "another thing" else thing, int(how == "counted"))
+            VersionedSource(
+                array, TensorObject() if how == "another thing" else thing, int(how == "counted")
+            )
         )
     assert measured == ["float32"] * 2
     assert str(again).startswith("1," if how == "another thing" else "2,")
 
 
-def test_what_is_gone_is_forgotten(measured: list[str]):
-    """A new object may have the number of one that is gone; nothing is kept alive, or for ever."""
+def test_statistics_cache_forgets_freed_tensors(measured: list[str]):
+    """A new object may have the identity of a freed one; the cache keeps no object alive."""
     once, array = measure(), np.ones(MANY, "f4")
     for at in range(3000):
         array[:] = at
-        assert str(once.measure_tensor(Counted(array, Thing(), 0))).startswith(f"{at:g},")
+        assert str(once.measure_tensor(VersionedSource(array, TensorObject(), 0))).startswith(
+            f"{at:g},"
+        )
     assert len(measured) == 3000
     assert len(once._recent._known) <= 1024
 
 
-def test_a_digest_is_of_elements_in_their_order():
+def test_digest_is_of_elements_in_c_order():
     array = np.arange(MANY * 2, dtype="f4").reshape(2, -1)
     digests = StatisticsCalculator(items=("md5",), on_device=False, precision="high")
     assert digests.measure_tensor(ArraySource(array.T)) == digests.measure_tensor(
@@ -329,7 +346,7 @@ def test_a_digest_is_of_elements_in_their_order():
 
 
 @pytest.mark.parametrize("order", ["transposed", "strided", "swapped"])
-def test_figures_do_not_depend_on_how_elements_lie(order: str):
+def test_statistics_do_not_depend_on_memory_order(order: str):
     wide = np.random.default_rng(0).standard_normal((100, 400)).astype("f4")
     array = {"transposed": wide.T, "strided": wide[:, ::2], "swapped": wide.astype(">f4")}[order]
     found = measure().measure_tensor(ArraySource(array))

@@ -1,4 +1,4 @@
-"""What a rank says of how long communication may wait, and what the agent says of it."""
+"""Timeouts of communication that a rank sends, and warnings that the agent returns."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def declared(running: Running) -> list[RankTimeouts]:
     return [timeouts_from_wire(message) for message in bodies(running, "timeouts")]
 
 
-def test_what_the_environment_says_is_declared_at_the_start(running, tmp_path):
+def test_timeouts_of_the_environment_are_sent_at_the_start(running, tmp_path):
     environ = {"HCCL_EXEC_TIMEOUT": "1800", "HCCL_CONNECT_TIMEOUT": "", "HOME": "/root"}
     started(running, tmp_path, **environ).close()
     assert declared(running) == [RankTimeouts({"HCCL_EXEC_TIMEOUT": "1800"})]
     assert running.agent.frames[0].WhichOneof("body") == "timeouts"
 
 
-def test_without_any_limit_nothing_is_declared(running, tmp_path):
+def test_no_timeouts_are_sent_without_any(running, tmp_path):
     with started(running, tmp_path) as session:
         session.dump("Add", "a", "input", 0, np.ones(1))
     assert declared(running) == []
 
 
-def test_a_variable_that_is_no_text_is_told_all_the_same():
+def test_timeout_variable_with_undecodable_bytes_is_sent():
     found = read_timeout_variables(
         {"HCCL_EXEC_TIMEOUT": "\udcff", "HCCL_EVENT_TIMEOUT": "9" * 10_000}
     )
@@ -48,7 +48,7 @@ def test_a_variable_that_is_no_text_is_told_all_the_same():
     assert len(found["HCCL_EVENT_TIMEOUT"]) == 256
 
 
-def test_a_limit_of_the_script_and_a_group_in_use_are_declared_with_all_there_is(running, tmp_path):
+def test_timeouts_of_script_and_groups_are_sent_with_all_known_ones(running, tmp_path):
     with started(running, tmp_path, HCCL_EXEC_TIMEOUT="68") as session:
         session.limit("hccl_timeout", 600)
         session.limit("hccl_timeout", 600.0)
@@ -64,7 +64,7 @@ def test_a_limit_of_the_script_and_a_group_in_use_are_declared_with_all_there_is
     ]
 
 
-def test_a_group_that_is_made_anew_takes_the_place_of_the_old():
+def test_timeout_of_a_recreated_group_replaces_the_old_one():
     buffer = SendBufferDouble()
     limits = TimeoutReporter({}, buffer, pytest.fail)
     limits.start()
@@ -78,7 +78,7 @@ def test_a_group_that_is_made_anew_takes_the_place_of_the_old():
 
 
 @pytest.mark.parametrize("seconds", [0, 1.5, np.float32(2), np.int64(3), Fraction(1, 2)])
-def test_what_a_limit_may_be(running, tmp_path, caplog, seconds):
+def test_limit_accepts_allowed_seconds(running, tmp_path, caplog, seconds):
     with started(running, tmp_path) as session:
         session.limit("op_wait_timeout", seconds)
     assert declared(running)[0].limits == {"op_wait_timeout": float(seconds)}
@@ -103,7 +103,7 @@ def test_what_a_limit_may_be(running, tmp_path, caplog, seconds):
         ("x", np.ones(2)),
     ],
 )
-def test_a_bad_limit_is_one_warning(running, tmp_path, caplog, name, seconds):
+def test_limit_warns_once_about_a_bad_value(running, tmp_path, caplog, name, seconds):
     with started(running, tmp_path) as session:
         session.limit(name, seconds)
         session.limit(name, seconds)
@@ -114,19 +114,19 @@ def test_a_bad_limit_is_one_warning(running, tmp_path, caplog, name, seconds):
     assert len(said[0]) < 200
 
 
-def test_without_a_plan_a_limit_means_nothing(caplog):
+def test_limit_does_nothing_without_a_plan(caplog):
     rankdump.Session().limit("", -1)
     assert not caplog.records
 
 
-def test_the_session_that_the_environment_asks_for(monkeypatch):
+def test_limit_uses_the_session_of_the_environment(monkeypatch):
     told = []
     monkeypatch.setattr(rankdump.Session, "limit", lambda _self, *what: told.append(what))
     rankdump.limit("hccl_timeout", 68)
     assert told == [("hccl_timeout", 68)]
 
 
-def test_a_warning_of_the_agent_is_logged_once(running, tmp_path, caplog):
+def test_warning_from_the_agent_is_logged_once(running, tmp_path, caplog):
     running.agent.warnings = ["group 0 used half of its 20 s"]
     with started(running, tmp_path) as session:
         for i in range(3):

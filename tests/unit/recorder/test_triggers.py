@@ -1,4 +1,4 @@
-"""Plans that wait for an accident: an overflow, or an operator that raises."""
+"""The triggers for overflows and exceptions."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def run(session: rankdump.Session, name: str, *outputs: np.ndarray) -> None:
         session.dump("Add", name, "output", slot, output)
 
 
-class Tensor(ArraySource):
-    """An array that knows whether it was changed, and may not be read."""
+class FakeTensor(ArraySource):
+    """An array that may have changed, or fail to be read."""
 
     is_changed = False
     fails = ""
@@ -98,7 +98,7 @@ def seen(
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 1])
-def test_an_overflow_keeps_inputs_and_outputs_of_its_operator_alone(running, bad, place):
+def test_overflow_trigger_keeps_only_the_operator_that_overflowed(running, bad, place):
     """Law: whichever output is not finite, all of the operator's tensors are kept, in order."""
     outputs = [GOOD, GOOD]
     outputs[place] = np.array([bad], "f8")
@@ -114,7 +114,7 @@ def test_an_overflow_keeps_inputs_and_outputs_of_its_operator_alone(running, bad
     assert event_names(running) == ["before", "it", "after"]
 
 
-def test_inputs_are_those_from_before_the_operator_wrote_in_place(running):
+def test_overflow_trigger_keeps_inputs_from_before_a_write_in_place(running):
     array = np.array([3, 4], "f4")
     with rankdump.Session(a_plan("overflow"), agent=running.address) as session:
         session.dump("Div", "it", "input", 0, array)
@@ -128,7 +128,7 @@ def test_inputs_are_those_from_before_the_operator_wrote_in_place(running):
 @pytest.mark.parametrize(
     ("limit", "kept"), [(0, ["a", "b", "c"]), (1, ["a"]), (2, ["a", "b"]), (9, ["a", "b", "c"])]
 )
-def test_the_rank_stops_after_so_many_overflows(running, limit, kept):
+def test_overflow_trigger_stops_at_its_limit(running, limit, kept):
     plan = a_plan("overflow", overflow_limit=limit)
     with rankdump.Session(plan, agent=running.address) as session:
         for i, name in enumerate("abc"):
@@ -149,15 +149,15 @@ def test_the_rank_stops_after_so_many_overflows(running, limit, kept):
         ({"inputs": False}, [("it", "output", 0)]),
     ],
 )
-def test_outputs_are_judged_whether_or_not_they_are_kept(running, sides, kept):
+def test_overflow_trigger_checks_outputs_that_are_not_kept(running, sides, kept):
     with rankdump.Session(a_plan("overflow", **sides), agent=running.address) as session:
         run(session, "it", BAD)
         run(session, "good", GOOD)
     assert found(running) == kept
 
 
-def test_without_an_overflow_there_is_a_calm_note(running, caplog):
-    """Law: that nothing overflowed is no fault: the iteration is complete and nobody is alarmed."""
+def test_overflow_trigger_without_overflow_leaves_a_note(running, caplog):
+    """Law: without an overflow the iteration is complete, and there is no warning."""
     caplog.set_level(logging.INFO, "rankdump")
     with rankdump.Session(a_plan("overflow"), agent=running.address) as session:
         run(session, "good", GOOD)
@@ -168,8 +168,8 @@ def test_without_an_overflow_there_is_a_calm_note(running, caplog):
     assert note in caplog.text
 
 
-def test_room_of_what_is_forgotten_is_given_back(running):
-    """Law: good operators without end fit into a buffer that holds one of them."""
+def test_overflow_trigger_releases_space_of_operators_without_overflow(running):
+    """Law: any number of finite operators fits into a buffer that holds one of them."""
     plan = a_plan("overflow", buffer_bytes=4096)
     with rankdump.Session(plan, agent=running.address) as session:
         for number in range(100):
@@ -180,8 +180,8 @@ def test_room_of_what_is_forgotten_is_given_back(running):
 
 
 @pytest.mark.parametrize(("output", "dropped"), [(BAD, {"buffer_full": 7}), (GOOD, {})])
-def test_what_found_no_room_is_a_loss_only_if_its_operator_overflowed(running, output, dropped):
-    """Law: nobody waits for room that only the own operator's end can make."""
+def test_overflow_trigger_counts_a_loss_only_if_the_operator_overflowed(running, output, dropped):
+    """Law: no thread waits for space that only the end of its own operator can release."""
     plan = a_plan("overflow", buffer_bytes=4096)
     with rankdump.Session(plan, agent=running.address) as session:
         for slot in range(8):
@@ -192,7 +192,7 @@ def test_what_found_no_room_is_a_loss_only_if_its_operator_overflowed(running, o
     assert (end.expected - kept, dict(end.dropped)) == (sum(dropped.values()), dropped)
 
 
-def test_figures_of_an_overflow(running):
+def test_overflow_trigger_keeps_statistics(running):
     plan = a_plan("overflow", saved="statistic")
     with rankdump.Session(plan, agent=running.address) as session:
         run(session, "good", GOOD)
@@ -202,8 +202,8 @@ def test_figures_of_an_overflow(running):
     assert (end.expected, dict(end.dropped)) == (2, {})
 
 
-class Promise:
-    """Figures on a device."""
+class FakeDeviceStatistics:
+    """Statistics on a device."""
 
     read_back: list[str]
 
@@ -211,38 +211,42 @@ class Promise:
         self.name = name
 
     def read(self, others: Sequence[DeferredStatistics]) -> list[tuple[str, ...]]:
-        names = [each.name for each in others if isinstance(each, Promise)]
-        Promise.read_back += names
+        names = [each.name for each in others if isinstance(each, FakeDeviceStatistics)]
+        FakeDeviceStatistics.read_back += names
         return [(name,) for name in names]
 
 
-class OnDevice(ArraySource):
+class DeviceSource(ArraySource):
     def __init__(self, name: str, values: np.ndarray) -> None:
         super().__init__(values)
         self.name = name
 
-    def start_statistics(self, items: tuple[str, ...], precision: StatisticPrecision) -> Promise:
-        return Promise(self.name)
+    def start_statistics(
+        self, items: tuple[str, ...], precision: StatisticPrecision
+    ) -> FakeDeviceStatistics:
+        return FakeDeviceStatistics(self.name)
 
 
-def test_on_the_device_only_figures_of_an_overflow_are_read_back(running):
-    Promise.read_back = []
+def test_overflow_trigger_reads_back_only_statistics_of_an_overflow(running):
+    FakeDeviceStatistics.read_back = []
     plan = a_plan("overflow")
     content = ContentSettings(saved="statistic", statistics=("max",), on_device=True)
     pipeline = DumpPipeline(replace(plan, content=content), request(), running.address)
     pipeline.start()
     for name, output in [("good", GOOD), ("it", BAD), ("after", GOOD)]:
-        pipeline.recorder.observe(seen(name, TensorSide.INPUT, OnDevice(f"{name} in", GOOD)))
-        pipeline.recorder.observe(seen(name, TensorSide.OUTPUT, OnDevice(f"{name} out", output)))
+        pipeline.recorder.observe(seen(name, TensorSide.INPUT, DeviceSource(f"{name} in", GOOD)))
+        pipeline.recorder.observe(
+            seen(name, TensorSide.OUTPUT, DeviceSource(f"{name} out", output))
+        )
         pipeline.recorder.end_call(0, name)
-    assert Promise.read_back == []
+    assert FakeDeviceStatistics.read_back == []
     pipeline.end_iteration(ran=True)
     pipeline.close()
-    assert Promise.read_back == ["it in", "it out"]
+    assert FakeDeviceStatistics.read_back == ["it in", "it out"]
     assert [row.figures for row in rows(running)] == [("it in",), ("it out",)]
 
 
-def test_parameters_and_constants_are_no_operators(running):
+def test_parameters_and_constants_are_kept_only_with_trigger_always(running):
     with rankdump.Session(a_plan("overflow"), agent=running.address) as session:
         session.dump("Parameter", "conv1.weight", "output", 0, BAD)
         session.constant("data-1", BAD)
@@ -250,7 +254,7 @@ def test_parameters_and_constants_are_no_operators(running):
 
 
 @pytest.mark.parametrize("profile", ["ms2.3", "ms2.0"])
-def test_the_gradient_of_a_parameter_is_what_an_operator_wrote(running, profile):
+def test_gradient_of_a_parameter_counts_as_output_of_an_operator(running, profile):
     """Law: an overflow that shows in the gradient of a weight alone is found, whatever its name."""
     plan = replace(a_plan("overflow"), output=OutputSettings("/x", profile=profile))
     with rankdump.Session(plan, agent=running.address) as session:
@@ -260,7 +264,7 @@ def test_the_gradient_of_a_parameter_is_what_an_operator_wrote(running, profile)
     assert found(running) == [(names[profile], "output", 0)]
 
 
-def test_arguments_stay_with_their_operator(running):
+def test_arguments_are_kept_with_their_operator(running):
     pipeline = DumpPipeline(a_plan("overflow"), request(), running.address)
     pipeline.start()
     for name, output in [("good", GOOD), ("it", BAD)]:
@@ -273,10 +277,10 @@ def test_arguments_stay_with_their_operator(running):
     assert sent == ["it"]
 
 
-def test_a_tensor_that_cannot_be_judged_is_said(running, caplog):
+def test_overflow_trigger_warns_about_a_tensor_that_it_cannot_check(running, caplog):
     pipeline = DumpPipeline(a_plan("overflow"), request(), running.address)
     pipeline.start()
-    tensor = Tensor(BAD)
+    tensor = FakeTensor(BAD)
     tensor.fails = "finite"
     pipeline.recorder.observe(seen("it", TensorSide.OUTPUT, tensor))
     pipeline.end_iteration(ran=True)
@@ -284,7 +288,7 @@ def test_a_tensor_that_cannot_be_judged_is_said(running, caplog):
     assert "it could not be checked" in caplog.text
 
 
-def test_operators_that_never_settle_are_forgotten_with_their_iteration(running):
+def test_operators_that_never_end_are_released_with_their_iteration(running):
     pipeline = DumpPipeline(a_plan("overflow"), request(), running.address)
     pipeline.start()
     pipeline.recorder.observe(seen("x", TensorSide.INPUT, ArraySource(GOOD)))
@@ -304,8 +308,8 @@ def test_operators_that_never_settle_are_forgotten_with_their_iteration(running)
 # -- exception
 
 
-def test_what_raised_leaves_its_inputs(running):
-    """Law: inputs of the operator whose arrays came last before the error, and nothing else."""
+def test_exception_trigger_keeps_inputs_of_the_operator_that_raised(running):
+    """Law: only inputs of the operator that was dumped last before the error are kept."""
 
     def job() -> None:
         with rankdump.Session(a_plan("exception"), agent=running.address) as session:
@@ -324,7 +328,7 @@ def test_what_raised_leaves_its_inputs(running):
     assert event_names(running) == []
 
 
-def test_a_session_closed_on_the_way_of_an_error_knows_of_it(running):
+def test_exception_trigger_keeps_inputs_if_the_session_closes_during_an_error(running):
     """`close` in a `finally` keeps the operator that raised, as leaving a `with` does."""
     session = rankdump.Session(a_plan("exception"), agent=running.address)
 
@@ -340,8 +344,8 @@ def test_a_session_closed_on_the_way_of_an_error_knows_of_it(running):
     assert found(running) == [("it", "input", 0)]
 
 
-def test_without_an_exception_nothing_is_sent(running, caplog):
-    """Law: no record, no event, no end of an iteration, and a calm note."""
+def test_exception_trigger_sends_nothing_without_an_exception(running, caplog):
+    """Law: there is no record, no event, no end of an iteration, and no warning."""
     with rankdump.Session(a_plan("exception"), agent=running.address) as session:
         for i in range(3):
             session.step(i)
@@ -355,7 +359,7 @@ def test_without_an_exception_nothing_is_sent(running, caplog):
     assert caplog.records == []
 
 
-def test_an_exception_that_the_job_survives_is_an_iteration_of_its_own(running):
+def test_exception_trigger_sends_only_the_iteration_of_an_exception_that_the_job_survives(running):
     pipeline = DumpPipeline(a_plan("exception"), request(), running.address)
     pipeline.start()
     recorder = pipeline.recorder
@@ -373,10 +377,10 @@ def test_an_exception_that_the_job_survives_is_an_iteration_of_its_own(running):
 
 
 @pytest.mark.parametrize("reason", ["changed_in_place", "copy_failed", "unsupported_sparse", ""])
-def test_inputs_that_cannot_be_read_any_more_are_counted(running, reason):
+def test_exception_trigger_counts_unreadable_inputs(running, reason):
     pipeline = DumpPipeline(a_plan("exception"), request(), running.address)
     pipeline.start()
-    tensor = Tensor(GOOD)
+    tensor = FakeTensor(GOOD)
     pipeline.recorder.observe(seen("it", TensorSide.INPUT, tensor))
     tensor.is_changed = reason == "changed_in_place"
     tensor.fails = "copy" if reason == "copy_failed" else ""
@@ -390,7 +394,7 @@ def test_inputs_that_cannot_be_read_any_more_are_counted(running, reason):
     assert end.expected - sum(end.dropped.values()) == len(bodies(running, "record"))
 
 
-def test_outputs_are_not_asked_for_when_inputs_are_what_counts(running):
+def test_exception_trigger_wants_no_outputs(running):
     pipeline = DumpPipeline(a_plan("exception"), request(), running.address)
     pipeline.start()
     assert pipeline.recorder.is_wanted(0, "x", TensorSide.INPUT)
@@ -399,16 +403,16 @@ def test_outputs_are_not_asked_for_when_inputs_are_what_counts(running):
 
 
 @pytest.mark.parametrize("trigger", ["overflow", "exception"])
-def test_operators_of_two_models_may_be_called_alike(running, trigger: TriggerMode):
-    """Law: what becomes of one says nothing about the other, even while both are open."""
+def test_triggers_separate_operators_of_two_models_with_one_name(running, trigger: TriggerMode):
+    """Law: both operators are decided separately, even while both are open."""
     pipeline = DumpPipeline(a_plan(trigger), request(), running.address)
     pipeline.start()
     recorder = pipeline.recorder
     for graph in (0, 1):
-        observation = seen("it", TensorSide.INPUT, Tensor(GOOD))
+        observation = seen("it", TensorSide.INPUT, FakeTensor(GOOD))
         recorder.observe(observation._replace(graph=graph))
     for graph, result in ((0, GOOD), (1, BAD)):
-        observation = seen("it", TensorSide.OUTPUT, Tensor(result))
+        observation = seen("it", TensorSide.OUTPUT, FakeTensor(result))
         recorder.observe(observation._replace(graph=graph))
     for graph in (0, 1):
         recorder.end_call(graph, "it", raised=graph == 1)
@@ -418,8 +422,8 @@ def test_operators_of_two_models_may_be_called_alike(running, trigger: TriggerMo
     assert found(running)[0] == ("it", "input", 0)
 
 
-def test_tensors_that_are_left_out_are_judged_all_the_same(running):
-    """Law: an output that is not kept still tells that its operator overflowed."""
+def test_overflow_trigger_checks_excluded_tensors(running):
+    """Law: an output that is not kept still shows that its operator overflowed."""
     left = OperatorSelection(without_names=(TensorExclusion("it", ("output0",)),))
     with rankdump.Session(a_plan("overflow", operators=left), agent=running.address) as session:
         run(session, "it", BAD, GOOD)
@@ -429,11 +433,11 @@ def test_tensors_that_are_left_out_are_judged_all_the_same(running):
     assert (end.expected, dict(end.dropped)) == (2, {})
 
 
-def test_memory_that_is_gone_when_an_operator_raises_is_a_loss(running):
-    """Law: what was referred to is looked at again before it is read."""
+def test_exception_trigger_counts_freed_inputs_as_lost(running):
+    """Law: tensors kept by reference are checked again before they are read."""
     pipeline = DumpPipeline(a_plan("exception"), request(), running.address)
     pipeline.start()
-    tensor = Tensor(GOOD)
+    tensor = FakeTensor(GOOD)
     tensor.read_again = lambda: "storage_freed"
     pipeline.recorder.observe(seen("it", TensorSide.INPUT, tensor))
     pipeline.recorder.end_call(0, "it", raised=True)

@@ -1,4 +1,4 @@
-"""Outputs of watched operators: as they come, and again after another operator has run."""
+"""The trigger for watched operators."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def balance(running: Running) -> tuple[int, dict[str, int]]:
     return end.expected, dict(end.dropped)
 
 
-def test_what_another_operator_overwrote_is_seen(running):
-    """Law: the content as it comes, and after the layer has ended; nothing else is kept."""
+def test_watched_output_is_recorded_again_after_an_overwrite(running):
+    """Law: outputs are kept when they are written and after the layer has ended, nothing else."""
     mine = np.array([1, 2], "f4")
     with started(running) as session:
         session.dump("Add", "c", "input", 0, ONE)
@@ -92,8 +92,8 @@ def test_what_another_operator_overwrote_is_seen(running):
     assert balance(running) == (2, {})
 
 
-def test_every_node_after_every_layer(running):
-    """Law: nodes that have run so far, all of their slots, each time that a layer ends.
+def test_watched_outputs_are_recorded_after_every_layer(running):
+    """Law: each end of a layer records all slots of watched operators that have run so far.
 
     A layer that is itself watched is not read again after itself.
     """
@@ -109,8 +109,8 @@ def test_every_node_after_every_layer(running):
     assert balance(running) == (6, {})
 
 
-def test_without_layers_every_operator_is_one(running):
-    """Law: after each operator, of any type, but after no watched one its own again."""
+def test_every_operator_is_a_layer_without_a_list_of_layers(running):
+    """Law: outputs are recorded after each operator of any type, except the watched one itself."""
     with started(running, (), ("c", "e")) as session:
         for name in "acbe":
             out(session, name, ONE)
@@ -120,14 +120,14 @@ def test_without_layers_every_operator_is_one(running):
     assert balance(running) == (6, {})
 
 
-def test_a_layer_that_is_the_node_reads_nothing_again(running):
+def test_watched_operator_that_is_a_layer_is_not_recorded_again(running):
     with started(running, ("c",), ("c",)) as session:
         for name in "acb":
             out(session, name, ONE)
     assert [name for name, *_ in found(running)] == ["c"]
 
 
-def test_names_may_be_spelt_in_any_way(running):
+def test_watched_names_match_any_spelling(running):
     name = "Default/network-Net/{0}-Relu/Relu-op0"
     with started(running, ("act",), (name.format("fc").replace("/", "_"),)) as session:
         out(session, name.format("fc"), ONE)
@@ -136,7 +136,7 @@ def test_names_may_be_spelt_in_any_way(running):
 
 
 @pytest.mark.parametrize("at", ["step", "stop"])
-def test_nothing_is_remembered_beyond_the_iteration(running, at):
+def test_watched_outputs_are_released_with_the_iteration_or_session(running, at):
     with started(running) as session:
         out(session, "c", ONE)
         if at == "step":
@@ -148,17 +148,17 @@ def test_nothing_is_remembered_beyond_the_iteration(running, at):
     assert again(running) == []
 
 
-def test_models_do_not_watch_each_other(running):
+def test_watched_operators_of_models_are_independent(running):
     with started(running) as session:
         out(session, "c", ONE, graph=1)
         out(session, "a", ONE)
     assert again(running) == []
 
 
-def test_references_are_let_go_with_the_iteration(running):
+def test_references_to_outputs_end_with_the_iteration(running):
     pipeline = DumpPipeline(a_plan(), introduction_of(a_plan()), running.address)
     pipeline.start()
-    tensor = Fading(ONE)
+    tensor = FreeableSource(ONE)
     pipeline.recorder.observe(TensorObservation(0, "Add", "c", TensorSide.OUTPUT, 0, "", tensor))
     pipeline.recorder.end_call(0, "c")
     assert tensor.held == 1
@@ -170,8 +170,8 @@ def test_references_are_let_go_with_the_iteration(running):
     assert again(running) == []
 
 
-class Fading(ArraySource):
-    """A tensor whose memory may go."""
+class FreeableSource(ArraySource):
+    """A tensor whose memory may be freed."""
 
     held = 0
     gone = False
@@ -187,12 +187,12 @@ class Fading(ArraySource):
         return "storage_freed" if self.gone else self
 
 
-def test_a_tensor_that_cannot_be_read_any_more_is_counted(running):
-    """Law: expected is what is kept and what is lost, after every layer anew."""
+def test_watched_output_that_became_unreadable_is_counted_as_lost(running):
+    """Law: expected = kept + lost, again after every layer."""
     plan = a_plan(("a", "b"))
     pipeline = DumpPipeline(plan, introduction_of(plan), running.address)
     pipeline.start()
-    recorder, tensor = pipeline.recorder, Fading(ONE)
+    recorder, tensor = pipeline.recorder, FreeableSource(ONE)
     recorder.observe(TensorObservation(0, "Add", "c", TensorSide.OUTPUT, 0, "", tensor))
     recorder.count_loss(0, "Add", "c", TensorSide.OUTPUT, 1, "unsupported_sparse")
     recorder.end_call(0, "c")
@@ -208,7 +208,7 @@ def test_a_tensor_that_cannot_be_read_any_more_is_counted(running):
     assert [name for name, *_ in found(running)] == ["c", "a_To_c"]
 
 
-def test_a_slot_that_is_excluded_is_not_read_again(running):
+def test_excluded_slot_is_not_recorded_again(running):
     lists = OperatorSelection(False, without_names=(TensorExclusion("c", ("output0",)),))
     with started(running, operators=lists) as session:
         out(session, "c", ONE)
@@ -217,18 +217,18 @@ def test_a_slot_that_is_excluded_is_not_read_again(running):
     assert [(name, slot) for name, slot, _ in found(running)] == [("c", 1), ("a_To_c", 1)]
 
 
-def test_figures_of_what_is_watched(running):
+def test_statistics_of_watched_outputs_are_recorded(running):
     mine = np.array([1, 2], "f4")
     with started(running, saved="statistic") as session:
         out(session, "c", mine)
         mine[:] = 7
         out(session, "a", ONE)
-    figures = [(row.op_name, row.figures[0]) for row in rows(running)]
-    assert figures == [("c", "2"), ("a_To_c", "7")]
+    statistics = [(row.op_name, row.figures[0]) for row in rows(running)]
+    assert statistics == [("c", "2"), ("a_To_c", "7")]
     assert balance(running) == (2, {})
 
 
-def test_operators_without_end_do_not_hold_memory_without_end(running, monkeypatch):
+def test_watched_operators_are_remembered_up_to_a_limit(running, monkeypatch):
     monkeypatch.setattr("rankdump._recorder.triggers._MAX_WATCHED_OPERATORS", 2)
     with started(running, ("a",), ("c0", "c1", "c2")) as session:
         for number in range(3):
@@ -256,7 +256,7 @@ def test_operators_without_end_do_not_hold_memory_without_end(running, monkeypat
         ("ca", []),
     ],
 )
-def test_what_never_ran_is_said(running, caplog, program, notes):
+def test_watched_names_that_never_ran_are_reported(running, caplog, program, notes):
     caplog.set_level(logging.WARNING, "rankdump")
     with started(running) as session:
         for name in program:
@@ -265,7 +265,7 @@ def test_what_never_ran_is_said(running, caplog, program, notes):
     assert all(note in caplog.text for note in notes)
 
 
-def test_the_rest_of_the_plan_counts_too(running):
+def test_watched_operators_respect_the_rest_of_the_plan(running):
     iterations = IterationSelection("1", ((1, 1),))
     with started(running, iterations=iterations) as session:
         for i in range(3):
@@ -275,8 +275,8 @@ def test_the_rest_of_the_plan_counts_too(running):
     assert found(running) == [("c", 0, [1]), ("a_To_c", 0, [1])]
 
 
-def test_stamps_of_one_layer_are_one_where_the_layout_shares_them(running):
-    """Law: all that is read after one end of a layer has one time, after the next another."""
+def test_timestamps_of_one_layer_are_equal_if_the_layout_shares_them(running):
+    """Law: outputs recorded after one end of a layer have one time, after the next another."""
     plan = a_plan(("a",), ("c", "e"))
     output = OutputSettings("/x", net_name="", layout="cann", started="20260101000000")
     with rankdump.Session(replace(plan, output=output), agent=running.address) as session:

@@ -1,4 +1,4 @@
-"""Which agent takes the dump: the one named, this host's own, or one that is brought along."""
+"""The agent finder: an agent in the environment, on this host, or embedded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankdump.errors import UnavailableError
 ABSENT = "no agent runs on this host"
 
 
-class Share:
+class FakeLease:
     """A share in a daemon that never runs."""
 
     address, started_it = "unix:/brought", True
@@ -26,35 +26,35 @@ class Share:
         return ""
 
 
-class Rig:
+class FinderRig:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, reason: str = ABSENT) -> None:
         self.asked: list[tuple[str, bool]] = []
-        self.share = Share()
+        self.share = FakeLease()
         self.at_exit: list[object] = []
         monkeypatch.setattr("atexit.register", lambda *call: self.at_exit.append(call))
         self.finder = AgentFinder(self.lease, lambda address: reason)  # pyright: ignore[reportArgumentType]
 
-    def lease(self, job_id: str, merges: bool) -> Share:
+    def lease(self, job_id: str, merges: bool) -> FakeLease:
         self.asked.append((job_id, merges))
         return self.share
 
 
-def test_the_one_that_is_named(monkeypatch):
-    """Also where it does not answer: who names one wants no other."""
-    rig = Rig(monkeypatch)
+def test_finder_returns_the_agent_in_the_environment(monkeypatch):
+    """A named agent is used even if it does not answer; there is no other one instead."""
+    rig = FinderRig(monkeypatch)
     assert rig.finder.find({"RANKDUMP_AGENT": "unix:/named"}) == AgentAddress("unix:/named")
     assert rig.asked == []
 
 
-def test_the_one_of_this_host(monkeypatch):
-    rig = Rig(monkeypatch, reason="")
+def test_finder_returns_the_agent_of_this_host(monkeypatch):
+    rig = FinderRig(monkeypatch, reason="")
     assert rig.finder.find({}) == AgentAddress(DEFAULT_AGENT_ADDRESS)
     assert rig.asked == []
 
 
-def test_one_is_brought_along_once_and_said(monkeypatch, caplog):
-    """Until the process ends, for all its sessions."""
-    rig = Rig(monkeypatch)
+def test_finder_starts_an_embedded_agent_once_and_logs_it(monkeypatch, caplog):
+    """The agent serves all sessions of the process until it ends."""
+    rig = FinderRig(monkeypatch)
     for _ in range(2):
         assert rig.finder.find({"RANKDUMP_JOB_ID": "a"}) == AgentAddress("unix:/brought")
     assert rig.asked == [("a", True)]
@@ -64,41 +64,41 @@ def test_one_is_brought_along_once_and_said(monkeypatch, caplog):
     assert len(rig.at_exit) == 1
 
 
-def test_a_rank_that_only_joins_says_nothing(monkeypatch, caplog):
-    rig = Rig(monkeypatch)
+def test_finder_that_joins_an_embedded_agent_logs_nothing(monkeypatch, caplog):
+    rig = FinderRig(monkeypatch)
     rig.share.started_it = False
     rig.finder.find({"RANKDUMP_JOB_ID": "a"})
     assert caplog.messages == []
 
 
-def test_ranks_on_several_hosts_get_no_order_and_are_told(monkeypatch, caplog):
-    """Coordinators of several hosts would write one order over the other."""
-    rig = Rig(monkeypatch)
+def test_finder_warns_that_ranks_on_several_hosts_get_no_merged_order(monkeypatch, caplog):
+    """Otherwise coordinators of several hosts would overwrite each other's order."""
+    rig = FinderRig(monkeypatch)
     environ = {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANKDUMP_JOB_ID": "a"}
     rig.finder.find(environ)
     assert rig.asked == [("a", False)]
     assert "the execution orders of the ranks are not merged" in caplog.text
 
 
-def test_none_is_brought_along_where_that_is_forbidden(monkeypatch):
-    rig = Rig(monkeypatch)
+def test_finder_starts_no_agent_if_embedded_is_false(monkeypatch):
+    rig = FinderRig(monkeypatch)
     found = rig.finder.find({}, embedded=False)
     assert found == AgentAddress(DEFAULT_AGENT_ADDRESS, f"{ABSENT}, and rankdump.embedded is false")
     assert rig.asked == []
 
 
-def test_one_that_cannot_be_started_is_missing(monkeypatch):
-    def refuse(job_id: str, merges: bool) -> Share:
+def test_finder_reports_an_agent_that_cannot_be_started_as_missing(monkeypatch):
+    def refuse(job_id: str, merges: bool) -> FakeLease:
         raise UnavailableError("no daemon can be started")
 
-    rig = Rig(monkeypatch)
+    rig = FinderRig(monkeypatch)
     finder = AgentFinder(refuse, lambda address: ABSENT)  # pyright: ignore[reportArgumentType]
     assert finder.find({}).missing == f"{ABSENT}, and no daemon can be started"
     assert rig.at_exit == []
 
 
-def test_who_accepts_connections(socket_folder: Path):
-    """A socket that a killed agent left is none, and one that is busy answers later."""
+def test_missing_agent_is_explained_by_its_socket(socket_folder: Path):
+    """A killed agent's socket counts as missing; a busy agent's socket does not."""
     path = socket_folder / "agent.sock"
     address = f"unix:{path}"
     assert explain_missing_agent(address) == ABSENT
@@ -109,7 +109,7 @@ def test_who_accepts_connections(socket_folder: Path):
         assert explain_missing_agent(address) == ""
 
 
-def test_an_agent_of_others_is_said(monkeypatch, socket_folder: Path):
+def test_finder_reports_an_agent_that_this_user_may_not_use(monkeypatch, socket_folder: Path):
     def refuse(self: socket.socket, path: str) -> None:
         raise PermissionError(13, os.strerror(13))
 

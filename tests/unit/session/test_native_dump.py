@@ -1,4 +1,4 @@
-"""Who dumps where MindSpore reads a configuration as well: one of the two, and it is said."""
+"""The choice between rankdump and MindSpore where both read one configuration."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ OTHER = DumpTarget("/etc/native.json", "/data/native")
         (DumpTarget(), True, False),
     ],
 )
-def test_mindspore_dumps_what_both_were_asked_for(native, loaded, conflicts):
-    """Law: never the same twice; without MindSpore, or with trees of their own, rankdump dumps."""
+def test_native_dump_conflicts_if_both_would_write_the_same(native, loaded, conflicts):
+    """Law: nothing is dumped twice; without MindSpore, or with another tree, rankdump dumps."""
     reason = describe_native_conflict(HERE, native, mindspore_loaded=loaded)
     assert bool(reason) == conflicts
     assert not reason or f"`rankdump ingest {native.root} --into TREE --follow`" in reason
@@ -44,7 +44,7 @@ def mindspore_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("mindspore_loaded")
 @pytest.mark.parametrize(("rank", "said"), [(0, 1), (1, 0)])
-def test_a_session_leaves_the_dump_to_mindspore_and_one_rank_says_it(tmp_path, caplog, rank, said):
+def test_session_leaves_the_dump_to_mindspore_and_one_rank_warns(tmp_path, caplog, rank, said):
     file = config(tmp_path, path="/data/dump")
     environ = {"MINDSPORE_DUMP_CONFIG": str(file), "RANK_ID": str(rank)}
     assert not rankdump.Session.from_environment(environ).active
@@ -54,8 +54,8 @@ def test_a_session_leaves_the_dump_to_mindspore_and_one_rank_says_it(tmp_path, c
 
 @pytest.mark.usefixtures("mindspore_loaded")
 @pytest.mark.parametrize("native", ["", "missing.json", "native"])
-def test_a_session_with_a_configuration_of_its_own_dumps(tmp_path, running, caplog, native):
-    """Also beside MindSpore's dump into another tree, and beside one that MindSpore refuses."""
+def test_session_with_its_own_configuration_dumps(tmp_path, running, caplog, native):
+    """It also dumps beside MindSpore's dump into another tree, or one that MindSpore rejects."""
     (tmp_path / "native").mkdir()
     beside = str(config(tmp_path / "native", path="/data/native"))
     environ = {
@@ -68,8 +68,8 @@ def test_a_session_with_a_configuration_of_its_own_dumps(tmp_path, running, capl
     assert "MindSpore" not in caplog.text
 
 
-def test_a_job_without_mindspore_may_name_its_plan_in_either_variable(tmp_path, running):
-    """With any other framework nobody else reads it."""
+def test_job_without_mindspore_may_use_either_variable(tmp_path, running):
+    """Without MindSpore, only rankdump reads the variable."""
     environ = {
         "MINDSPORE_DUMP_CONFIG": str(config(tmp_path)),
         "RANKDUMP_AGENT": running.address,
@@ -87,8 +87,8 @@ def _environ(tmp_path: Path, native: Path | str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("root", ["/data/dump", "/data/output"])
-def test_the_variable_is_taken_away_where_it_names_the_same(tmp_path, root):
-    """By the same file, whatever RANKDUMP_OUTPUT says; a link to it is the same."""
+def test_native_variable_is_removed_if_it_names_the_same_dump(tmp_path, root):
+    """The same file counts, whatever RANKDUMP_OUTPUT is, and also a link to it."""
     link = tmp_path / "link.json"
     link.symlink_to(tmp_path / "data_dump.json")
     environ = _environ(tmp_path, link) | {"RANKDUMP_OUTPUT": root}
@@ -97,14 +97,14 @@ def test_the_variable_is_taken_away_where_it_names_the_same(tmp_path, root):
     }
 
 
-def test_the_variable_stays_where_it_names_a_dump_of_its_own(tmp_path):
+def test_native_variable_stays_if_it_names_another_dump(tmp_path):
     (tmp_path / "native").mkdir()
     environ = _environ(tmp_path, config(tmp_path / "native", path="/data/native"))
     assert remove_native_dump(environ, "/data/dump") == environ
 
 
-def test_an_acl_dump_stays_one(tmp_path):
-    """MS_ACL_DUMP_CFG_PATH asks for one by naming the configuration as the variable spells it."""
+def test_acl_dump_keeps_its_variable(tmp_path):
+    """MS_ACL_DUMP_CFG_PATH requests an ACL dump if it has the text of the other variable."""
     own = tmp_path / "data_dump.json"
     spelt = f"{tmp_path}/./data_dump.json"
     environ = _environ(tmp_path, spelt) | {"MS_ACL_DUMP_CFG_PATH": spelt}

@@ -1,4 +1,4 @@
-"""What a script sees: off without a plan, honest with a bad one, never in the way."""
+"""Sessions as a script uses them: without a plan, with a bad one, and in a job."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def ends(running: Running) -> list:
     return bodies(running, "iteration_end")
 
 
-def test_the_import_is_light():
+def test_import_of_rankdump_loads_no_heavy_module():
     """Law: neither gRPC nor a framework is loaded by the import or by a session that is off."""
     code = (
         "import sys, rankdump; s = rankdump.Session.from_environment(); s.step(); s.close(); "
@@ -61,7 +61,7 @@ def test_the_import_is_light():
     assert found.stdout.strip() == "[]"
 
 
-def test_the_surface():
+def test_public_names_of_rankdump():
     assert set(rankdump.__all__) == {
         "Session",
         "attach",
@@ -76,7 +76,7 @@ def test_the_surface():
     assert all(callable(getattr(rankdump, name)) for name in rankdump.__all__)
 
 
-def test_what_reads_trees_is_loaded_when_it_is_asked_for():
+def test_readers_are_loaded_on_first_use():
     code = (
         "import sys, rankdump; before = 'rankdump.reader' in sys.modules; rankdump.open; "
         "print(before, 'rankdump.reader' in sys.modules)"
@@ -88,7 +88,7 @@ def test_what_reads_trees_is_loaded_when_it_is_asked_for():
             getattr(rankdump, name)
 
 
-def test_off_without_a_plan():
+def test_session_is_inactive_without_a_plan():
     session = rankdump.Session.from_environment({})
     session.step(3)
     session.dump("Add", "x", "input", 0, np.ones(2))
@@ -106,7 +106,7 @@ def test_off_without_a_plan():
         ({"iteration": "a"}, ["iteration", "'a'"]),
     ],
 )
-def test_a_bad_configuration_is_said_once_and_the_job_trains_on(tmp_path, caplog, text, words):
+def test_bad_configuration_is_logged_once_and_stops_no_job(tmp_path, caplog, text, words):
     if isinstance(text, dict):
         path = config(tmp_path, **text)
     else:
@@ -119,13 +119,13 @@ def test_a_bad_configuration_is_said_once_and_the_job_trains_on(tmp_path, caplog
     assert all(word in caplog.text for word in words), caplog.text
 
 
-def test_a_rank_that_is_no_number_leaves_the_session_off(tmp_path, caplog):
+def test_session_is_inactive_if_the_rank_is_not_a_number(tmp_path, caplog):
     environ = {"RANKDUMP_CONFIG": str(config(tmp_path)), "RANK": "one"}
     assert not rankdump.Session.from_environment(environ).active
     assert "RANK" in caplog.text
 
 
-def test_the_environment_names_plan_and_agent(tmp_path, running):
+def test_session_takes_plan_and_agent_from_the_environment(tmp_path, running):
     environ = {
         "MINDSPORE_DUMP_CONFIG": str(config(tmp_path)),
         "RANKDUMP_AGENT": running.address,
@@ -148,7 +148,7 @@ def started(running: Running, tmp_path, selection=None, **delivery) -> rankdump.
     return rankdump.Session(the_plan, agent=running.address, identity=RankIdentity())
 
 
-def test_iterations_named_where_they_begin(running, tmp_path):
+def test_step_with_a_number_begins_that_iteration(running, tmp_path):
     """step(i) at the top of the loop, numbering from a checkpoint."""
     with started(running, tmp_path) as session:
         for i in (100, 101):
@@ -158,7 +158,7 @@ def test_iterations_named_where_they_begin(running, tmp_path):
     assert [(e.iteration, e.expected) for e in ends(running)] == [(100, 1), (101, 1)]
 
 
-def test_iterations_counted_where_they_end(running, tmp_path):
+def test_step_without_a_number_ends_an_iteration(running, tmp_path):
     """step() at the bottom of the loop: the iteration after the last is not declared."""
     with started(running, tmp_path) as session:
         for _ in range(2):
@@ -167,7 +167,7 @@ def test_iterations_counted_where_they_end(running, tmp_path):
     assert [(e.iteration, e.expected) for e in ends(running)] == [(0, 1), (1, 1)]
 
 
-def test_only_selected_iterations_are_sent_and_all_are_seen(running, tmp_path):
+def test_session_sends_only_selected_iterations(running, tmp_path):
     selection = TensorSelection(iterations=IterationSelection("1", ((1, 1),)))
     with started(running, tmp_path, selection) as session:
         for i in range(3):
@@ -178,7 +178,7 @@ def test_only_selected_iterations_are_sent_and_all_are_seen(running, tmp_path):
     assert (goodbye.iterations_seen, list(goodbye.notes)) == (3, [])
 
 
-def test_an_empty_dump_is_explained_on_log_and_wire(running, tmp_path, caplog):
+def test_empty_dump_is_explained_in_log_and_session_end(running, tmp_path, caplog):
     selection = TensorSelection(devices=(1,))
     with started(running, tmp_path, selection) as session:
         session.step(0)
@@ -188,7 +188,7 @@ def test_an_empty_dump_is_explained_on_log_and_wire(running, tmp_path, caplog):
     assert reason in caplog.text
 
 
-def test_an_iteration_that_raised_is_not_declared_complete(running, tmp_path):
+def test_iteration_that_raised_is_not_sent_as_complete(running, tmp_path):
 
     def job() -> None:
         with started(running, tmp_path) as session:
@@ -203,7 +203,7 @@ def test_an_iteration_that_raised_is_not_declared_complete(running, tmp_path):
     assert len(records(running)) == 2
 
 
-def test_no_agent_is_one_warning_and_a_count(tmp_path, address, caplog):
+def test_missing_agent_is_one_warning_and_a_count(tmp_path, address, caplog):
     caplog.set_level(logging.WARNING, "rankdump")
     session = rankdump.Session(plan(tmp_path), agent=address)
     for i in range(3):
@@ -214,7 +214,7 @@ def test_no_agent_is_one_warning_and_a_count(tmp_path, address, caplog):
     assert "3 tensors were not dumped: 3 not_taken_by_agent" in caplog.text
 
 
-def test_an_agent_that_leaves_and_returns_is_said_once_each(tmp_path, address, caplog):
+def test_loss_and_return_of_the_agent_are_logged_once_each(tmp_path, address, caplog):
     caplog.set_level(logging.WARNING, "rankdump")
     first = Running(address)
     session = started(first, tmp_path)
@@ -233,7 +233,7 @@ def test_an_agent_that_leaves_and_returns_is_said_once_each(tmp_path, address, c
     assert "not dumped" not in caplog.text
 
 
-def test_declarations_that_nobody_took_are_counted(tmp_path, address, caplog, monkeypatch):
+def test_metadata_that_no_agent_took_is_counted(tmp_path, address, caplog, monkeypatch):
     monkeypatch.setattr("rankdump._transport.frame_queue.MAX_WAITING_DECLARATIONS", 2)
     session = rankdump.Session(plan(tmp_path), agent=address)
     for i in range(3):
@@ -244,7 +244,7 @@ def test_declarations_that_nobody_took_are_counted(tmp_path, address, caplog, mo
     assert "6 batches of events, graphs and ends of iterations were not sent" in caplog.text
 
 
-def test_a_full_buffer_without_an_agent_never_waits(tmp_path, address, caplog):
+def test_full_buffer_without_an_agent_never_waits(tmp_path, address, caplog):
     session = rankdump.Session(plan(tmp_path, buffer_bytes=8, block_timeout_s=600), agent=address)
     for slot in range(50):
         session.dump("Add", "a", "input", slot, np.ones(1))
@@ -252,7 +252,7 @@ def test_a_full_buffer_without_an_agent_never_waits(tmp_path, address, caplog):
     assert "49 buffer_full" in caplog.text
 
 
-def test_a_stuck_agent_holds_training_up_once_for_the_time_allowed(running, tmp_path):
+def test_stuck_agent_delays_training_once_for_the_allowed_time(running, tmp_path):
     running.agent.acknowledge_up_to = 0
     session = started(running, tmp_path, buffer_bytes=8, block_timeout_s=0.2)
     for slot in range(20):
@@ -263,8 +263,8 @@ def test_a_stuck_agent_holds_training_up_once_for_the_time_allowed(running, tmp_
 
 
 @pytest.mark.parametrize("closed_by", ["with", "finally"])
-def test_a_strict_plan_leaves_the_error_of_the_script_alone(running, tmp_path, closed_by):
-    """Law: what ends the script is its own error, not a loss that is found on the way out."""
+def test_strict_plan_does_not_replace_the_error_of_the_script(running, tmp_path, closed_by):
+    """Law: the script ends with its own error, not with a loss that `close` finds."""
 
     def script() -> None:
         session = started(running, tmp_path, strict=True)
@@ -281,7 +281,7 @@ def test_a_strict_plan_leaves_the_error_of_the_script_alone(running, tmp_path, c
         script()
 
 
-def test_a_strict_plan_raises_where_the_iteration_ends(tmp_path, address):
+def test_strict_plan_raises_at_the_end_of_the_iteration(tmp_path, address):
     session = rankdump.Session(plan(tmp_path, buffer_bytes=8, strict=True), agent=address)
     session.dump("Add", "a", "input", 0, np.ones(1))
     session.dump("Add", "a", "input", 1, np.ones(1))
@@ -302,8 +302,8 @@ UNREADABLE = [
 ]
 
 
-def test_strings_and_objects_are_counted_and_said_once(running, tmp_path, caplog):
-    """Law: what no file can hold is one logged line, and the rest of the dump goes on."""
+def test_strings_and_objects_are_counted_and_logged_once(running, tmp_path, caplog):
+    """Law: arrays that no file can hold are one logged line, and the rest is dumped."""
     with started(running, tmp_path) as session:
         for slot, array in enumerate(UNREADABLE):
             session.dump("Print", f"p{slot}", "input", slot, array)
@@ -317,19 +317,19 @@ def test_strings_and_objects_are_counted_and_said_once(running, tmp_path, caplog
     assert len(caplog.records) == 2, "the first one, and the sum at the end"
 
 
-class Guarded:
-    """An array that has its own word on being viewed, as a tensor that requires a gradient."""
+class UnviewableArray:
+    """An array that raises when numpy views it, as a tensor that requires a gradient."""
 
     def __array__(self, *args: object, **kwargs: object) -> np.ndarray:
         raise RuntimeError("call detach() first")
 
 
-def test_an_array_that_refuses_to_be_viewed_is_counted(running, tmp_path, caplog):
-    """Law: whatever error viewing an array ends in, it is a counted loss, said with its reason."""
+def test_array_that_numpy_cannot_view_is_counted(running, tmp_path, caplog):
+    """Law: any error in viewing an array is a counted loss, logged with its reason."""
     with started(running, tmp_path) as session:
         for slot in range(3):
-            session.dump("Add", "a", "input", slot, Guarded())
-        session.constant("data-1", Guarded())
+            session.dump("Add", "a", "input", slot, UnviewableArray())
+        session.constant("data-1", UnviewableArray())
         session.dump("Add", "a", "output", 0, np.ones(1))
     (end,) = ends(running)
     assert (end.expected, dict(end.dropped)) == (5, {"unreadable_array": 4})
@@ -337,7 +337,9 @@ def test_an_array_that_refuses_to_be_viewed_is_counted(running, tmp_path, caplog
     assert "internal error" not in caplog.text
 
 
-def test_what_cannot_be_dumped_is_counted_and_training_goes_on(running, tmp_path, caplog):
+def test_tensors_that_cannot_be_dumped_are_counted_and_training_continues(
+    running, tmp_path, caplog
+):
     with started(running, tmp_path) as session:
         session.dump("Print", "p", "input", 0, np.array(["text"]))
         session.dump("Add", "a", "sideways", 0, np.ones(1))
@@ -354,7 +356,7 @@ def test_what_cannot_be_dumped_is_counted_and_training_goes_on(running, tmp_path
     assert "builtins.str" in caplog.text
 
 
-def test_threads_dump_without_mixing(running, tmp_path):
+def test_threads_dump_separate_operators(running, tmp_path):
     """Law: every operator is one event with its own arrays, however threads take turns."""
 
     def work(number: int) -> None:
@@ -379,21 +381,21 @@ def test_threads_dump_without_mixing(running, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../../x", "a\0b", "x" * 5000, "\ud800", "", "/", "日本"])
-def test_any_name_travels(running, tmp_path, name):
+def test_operator_names_of_any_text_are_sent(running, tmp_path, name):
     with started(running, tmp_path) as session:
         session.dump(name, name, "input", 0, np.ones(1))
     (record,) = records(running)
     assert record.op_name == name.replace("\ud800", "?").replace("\0", "\ufffd")[:4096]
 
 
-def test_events_tell_the_order_of_operators(running, tmp_path):
+def test_events_have_the_order_of_operators(running, tmp_path):
     with started(running, tmp_path) as session:
         for name in ("first", "first", "second"):
             session.dump("Add", name, "input", 0, np.ones(1))
     assert event_names(running) == ["first", "second"]
 
 
-def test_a_forked_process_neither_sends_nor_waits(running, tmp_path):
+def test_forked_process_neither_sends_nor_waits(running, tmp_path):
     session = started(running, tmp_path)
     session.dump("Add", "parent", "input", 0, np.ones(1))
     child = os.fork()
@@ -408,17 +410,19 @@ def test_a_forked_process_neither_sends_nor_waits(running, tmp_path):
     assert [r.op_name for r in records(running)] == ["parent", "parent"]
 
 
-def test_our_own_failure_does_not_reach_the_job(running, tmp_path, caplog, monkeypatch):
+def test_internal_error_does_not_reach_the_job(running, tmp_path, caplog, monkeypatch):
     session = started(running, tmp_path)
-    monkeypatch.setattr("rankdump._recorder.staging_buffer.StagingBuffer.keep", lambda *_: 1 / 0)
+    monkeypatch.setattr("rankdump._recorder.record_builder.StagingBuffer.keep", lambda *_: 1 / 0)
     session.dump("Add", "a", "input", 0, np.ones(1))
     session.close()
     (end,) = ends(running)
     assert dict(end.dropped) == {"copy_failed": 1}
 
 
-def test_a_session_before_the_process_group_says_so(running, tmp_path, caplog, monkeypatch):
-    """Spawned ranks whose sessions began too early all take themselves for rank 0."""
+def test_session_opened_before_the_process_group_is_a_warning(
+    running, tmp_path, caplog, monkeypatch
+):
+    """Spawned ranks whose sessions began too early would all be rank 0."""
     session = rankdump.Session(plan(tmp_path), agent=running.address)
     session.step(0)
     assert caplog.messages == []

@@ -1,4 +1,4 @@
-"""`dump_start` and `dump_stop`, `set_dump`, and where counting begins."""
+"""`dump_start` and `dump_stop`, `set_dump`, and the first iteration."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Hook:
         self.told.append(("detach", -1, False))
 
 
-def test_the_switch_takes_the_place_of_the_iterations(running):
-    """Law: from its first use on, what is dumped is what ran while it was on."""
+def test_dump_start_and_stop_replace_the_iterations_of_the_plan(running):
+    """Law: after the first use, exactly the operators that ran while it was on are dumped."""
     with started(running, iterations=IterationSelection("3", ((3, 3),))) as session:
         for i in range(5):
             session.step(i)
@@ -67,7 +67,7 @@ def test_the_switch_takes_the_place_of_the_iterations(running):
     assert event_names(running) == ["b1", "c1", "a2", "b2"]
 
 
-def test_without_the_switch_records_do_not_speak_of_it(running):
+def test_records_without_the_switch_are_not_marked_switched(running):
     with started(running) as session:
         session.dump("Add", "a", "input", 0, ONE)
     assert not bodies(running, "record")[0].switched_on
@@ -77,7 +77,7 @@ def test_without_the_switch_records_do_not_speak_of_it(running):
     ("selection", "kept"),
     [({"devices": (7,)}, 0), ({"outputs": False}, 1), ({"inputs": False}, 1), ({}, 2)],
 )
-def test_devices_and_sides_stay_as_planned(running, selection, kept):
+def test_dump_start_keeps_devices_and_sides_of_the_plan(running, selection, kept):
     with started(running, **selection) as session:
         session.dump_start()
         session.dump("Add", "a", "input", 0, ONE)
@@ -85,8 +85,8 @@ def test_devices_and_sides_stay_as_planned(running, selection, kept):
     assert len(bodies(running, "record")) == kept
 
 
-def test_adapters_are_told_at_once(running, monkeypatch):
-    """Law: hooks stand only while something is dumped; a switch that changes nothing tells none."""
+def test_dump_start_notifies_hooks_at_once(running, monkeypatch):
+    """Law: hooks are armed only while dumping is on; a switch without effect notifies none."""
     hook = Hook()
     monkeypatch.setattr("rankdump._session.rank_session.make_hook", lambda *_, **__: hook)
     with started(running, iterations=IterationSelection("9", ((9, 9),))) as session:
@@ -107,14 +107,14 @@ def test_adapters_are_told_at_once(running, monkeypatch):
     ]
 
 
-def test_a_run_that_was_switched_off_is_explained(running, caplog):
+def test_summary_explains_a_run_that_was_switched_off(running, caplog):
     with started(running) as session:
         session.dump_stop()
         session.step(1)
     assert "nothing was dumped: dump_stop() was called" in caplog.text
 
 
-def test_the_functions_speak_to_the_session_of_the_environment(running, tmp_path, monkeypatch):
+def test_public_functions_use_the_session_of_the_environment(running, tmp_path, monkeypatch):
     plan_file = tmp_path / "plan.json"
     monkeypatch.setattr("rankdump._session.default_session._default", None)
     monkeypatch.setenv("RANKDUMP_CONFIG", str(plan_file))
@@ -131,7 +131,7 @@ def test_the_functions_speak_to_the_session_of_the_environment(running, tmp_path
     assert len(running.agent.opened) == 1
 
 
-def test_a_session_that_is_off_takes_every_call(monkeypatch):
+def test_inactive_session_accepts_every_call(monkeypatch):
     monkeypatch.setattr("rankdump._session.default_session._default", None)
     session = rankdump.Session()
     session.dump_start()
@@ -147,13 +147,13 @@ def test_a_session_that_is_off_takes_every_call(monkeypatch):
 
 
 @pytest.mark.parametrize("target", [None, "conv1", 3, object, np.ones(1)])
-def test_set_dump_takes_models_only(target):
+def test_set_dump_accepts_only_models(target):
     with pytest.raises(ValueError, match=r"set_dump: .*; allowed: torch\.nn\.Module"):
         rankdump.set_dump(target)
 
 
 @pytest.mark.parametrize("marked", [True, False])
-def test_only_what_was_marked_is_kept(running, caplog, marked):
+def test_dump_mode_2_keeps_only_marked_operators(running, caplog, marked):
     plan = a_plan(operators=OperatorSelection(everything=False, marked=True))
     pipeline = DumpPipeline(plan, introduction_of(plan), running.address)
     pipeline.start()
@@ -172,8 +172,8 @@ def test_only_what_was_marked_is_kept(running, caplog, marked):
 # -- counting, warnings, unused kernels
 
 
-def test_the_first_iteration_has_the_number_the_plan_gives_it(running):
-    """Law: `initial_iteration` is added to numbers that are counted and to those that are given."""
+def test_first_iteration_has_the_number_in_the_plan(running):
+    """Law: `initial_iteration` is added to counted and to given numbers."""
     for given in (True, False):
         with started(running, initial_iteration=100) as session:
             for i in range(2):
@@ -195,8 +195,8 @@ def test_the_first_iteration_has_the_number_the_plan_gives_it(running):
         ({"RANKDUMP_WARNED": "x"}, 1),
     ],
 )
-def test_what_a_configuration_warns_of_is_said_once_a_job(running, caplog, tmp_path, more, said):
-    """By rank 0 alone, at the start, unless it was said before the job began."""
+def test_configuration_warnings_are_logged_once_per_job(running, caplog, tmp_path, more, said):
+    """Only rank 0 logs them, at the start, unless they were logged before the job began."""
     config = tmp_path / "data_dump.json"
     config.write_text(json.dumps(body_of(common={"iteration": "5-3"})))
     environ = {"RANKDUMP_CONFIG": str(config), "RANKDUMP_AGENT": running.address}
@@ -221,7 +221,7 @@ KERNELS = OperatorSelection(
         ([], []),
     ],
 )
-def test_entries_of_kernels_that_matched_nothing_are_listed(running, caplog, operators, unused):
+def test_unmatched_entries_of_kernels_are_logged(running, caplog, operators, unused):
     """Law: one warning and one note for each; none at all when no operator ran."""
     with started(running, operators=KERNELS) as session:
         session.step(0)

@@ -196,7 +196,7 @@ def test_a_refused_rank_blames_nothing_else(host: Running, caplog):
             session.step(step)
             fill(session, 2)
     said = [record.getMessage() for record in caplog.records]
-    assert [text for text in said if "refused this rank: rank 0 is taken" in text]
+    assert [text for text in said if "rejected this rank: rank 0 is taken" in text]
     assert [text for text in said if "nothing was dumped" in text] == [
-        "rankdump: nothing was dumped: the agent refused this rank"
+        "rankdump: nothing was dumped: the agent rejected this rank"
     ]

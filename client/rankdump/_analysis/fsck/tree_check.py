@@ -4,9 +4,9 @@ a memory budget. Reading, unpacking and hashing let other threads run.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from rankdump._analysis.fsck.damage import (
@@ -31,6 +31,7 @@ from rankdump._analysis.fsck.tree_scan import (
     scan_tree,
 )
 from rankdump._analysis.reader.manifests import retired_sentences
+from rankdump._core.bounded_executor import execute_bounded
 from rankdump._layout.dump_folders import ROOT_FORMS
 from rankdump.errors import CorruptedError
 
@@ -45,20 +46,11 @@ _NO_MANIFEST_SENTENCE = (
 
 def check_files(root: Path, jobs: Iterable[FileCheck], workers: int) -> Iterator[FileCheckResult]:
     """Yield what became of each file, as they come."""
-    left = deque(jobs)
-    running: dict[Future[FileCheckResult], int] = {}
     with ThreadPoolExecutor(workers, thread_name_prefix="rankdump-fsck") as pool:
-        try:
-            while left or running:
-                while left and _fits_in_memory(left[0], running, workers):
-                    job = left.popleft()
-                    running[pool.submit(_check_one_file, root, job)] = _memory_bytes(job)
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    del running[future]
-                    yield future.result()
-        finally:
-            for future in running:
-                future.cancel()
+        check = partial(_check_one_file, root)
+        yield from execute_bounded(
+            pool, check, jobs, _memory_bytes, MAX_MEMORY_BYTES, max_jobs=2 * workers
+        )
 
 
 def _check_one_file(root: Path, job: FileCheck) -> FileCheckResult:
@@ -66,14 +58,6 @@ def _check_one_file(root: Path, job: FileCheck) -> FileCheckResult:
         return check_file(job, read_regular_file(root, job.paths[0]))
     except CorruptedError as error:
         return FileCheckResult(job, str(error))
-
-
-def _fits_in_memory(
-    job: FileCheck, running: dict[Future[FileCheckResult], int], workers: int
-) -> bool:
-    if len(running) >= 2 * workers:
-        return False
-    return not running or sum(running.values()) + _memory_bytes(job) <= MAX_MEMORY_BYTES
 
 
 def _memory_bytes(job: FileCheck) -> int:

@@ -1,5 +1,5 @@
 """Adapter of MindSpore: observes cells and API calls of a model. MindSpore is imported in this
-package and nowhere else; nothing without MindSpore may import it.
+package only; code that must work without MindSpore may not import this package.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""MindSpore's side of an API dump (protocol `ApiFramework`): the hook that observes cells,
-functions, methods and primitives, the recorder of their tensors, stacks and gradients, and the
-watch for steps.
+"""API dumps of MindSpore (protocol `ApiFramework`): the hook that observes cells, functions,
+methods and primitives, the recorder of their tensors, stacks and gradients, and the watch for
+steps.
 
-Only calls of the program itself count: nothing inside an observed call, an optimizer or compiled
-code. A call that is not recorded is counted all the same, so that numbers are those of the run.
+Only calls of the program itself count, not those inside an observed call, an optimizer or compiled
+code. A call that is not recorded is still counted, so that numbers are those of the run.
 """
 
 from __future__ import annotations
@@ -69,19 +69,19 @@ NAME = "mindspore"
 
 @dataclass(slots=True, eq=False)
 class OpenMindSporeApiCall:
-    """A call that has begun."""
+    """API call that has begun."""
 
     call: ApiCall
     gradient: ApiCall
-    """Its backward, or that of the forward call it repeats."""
+    """Backward of the call, or of the forward call that it repeats."""
     arrived_places: set[str] = field(default_factory=set[str])
-    """Places whose gradients have come; shared with the call it repeats."""
+    """Places whose gradients have arrived; shared with the call that it repeats."""
     recomputed: bool = False
     begun: StartedEvent | None = None
 
 
 class MindSporeApiRecorder:
-    """Records selected calls with one recorder, as the options say."""
+    """Records selected calls with one recorder and its options."""
 
     def __init__(
         self, observer: MindSporeObserver, options: ApiOptions, gradients: MindSporeGradientObserver
@@ -96,7 +96,7 @@ class MindSporeApiRecorder:
     def begin_call(
         self, open_call: OpenMindSporeApiCall, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> None:
-        """Record the begin of a call, and its arguments as they are now."""
+        """Record the start of a call, and its arguments as they are now."""
         observer, name = self.observer, open_call.call.name
         if not open_call.recomputed:
             observer.recorder.begin_call(observer.graph, name)
@@ -105,7 +105,7 @@ class MindSporeApiRecorder:
         self._record_leaves(open_call, TensorSide.INPUT, list_input_leaves(args, kwargs))
 
     def end_call(self, open_call: OpenMindSporeApiCall, result: object, raised: bool) -> None:
-        """Record what a call returned, and wait for its gradients."""
+        """Record a call's results, and hook them for gradients."""
         try:
             if not raised:
                 leaves = list_output_leaves(result)
@@ -144,7 +144,7 @@ class MindSporeApiRecorder:
         read: Callable[[Any], TensorSource | str],
         value: object,
     ) -> None:
-        """Record the one tensor of a mark, or of a backward."""
+        """Record the only tensor of a mark or of a backward."""
         if self.observer.is_selected(call.name, TensorSide.INPUT):
             self.observer.record_tensor(
                 call.op_type, call.name, TensorSide.INPUT, slot, argument, read, value
@@ -154,7 +154,7 @@ class MindSporeApiRecorder:
     def _record_leaves(
         self, open_call: OpenMindSporeApiCall, side: TensorSide, leaves: Sequence[ApiLeaf]
     ) -> None:
-        """Hand over the tensors and numbers of one side that the options let pass."""
+        """Record the tensors and numbers of one side that the options select."""
         call = open_call.call
         if not self.observer.is_selected(call.name, side):
             return
@@ -190,7 +190,7 @@ class MindSporeApiRecorder:
     def _make_gradient_callback(
         self, open_call: OpenMindSporeApiCall, leaf: ApiLeaf
     ) -> Callable[[Any], None]:
-        """Return what takes a gradient; it holds no tensor of the forward."""
+        """Return the callback for a gradient; it holds no tensor of the forward."""
         slot, argument = leaf.slot, format_api_argument(TensorSide.INPUT, leaf.path, leaf.word)
 
         def take(gradient: Any) -> None:
@@ -204,7 +204,7 @@ class MindSporeApiRecorder:
 
 
 class MindSporeApiHook(MindSporeCallListener):
-    """The API calls of one program, named and numbered from construction on."""
+    """Hook of one program's API calls, which it counts from its construction on."""
 
     def __init__(self, model: Any, recorder: Recorder, graph: int, options: ApiOptions) -> None:
         self._model = model
@@ -221,22 +221,22 @@ class MindSporeApiHook(MindSporeCallListener):
         CALL_INTERCEPTION.add_listener(self)
 
     def record_with(self, recorder: Recorder, options: ApiOptions) -> None:
-        """Record with another session from now on; numbers go on."""
+        """Record with this recorder and these options from now on; call numbers continue."""
         self._record = MindSporeApiRecorder(
             MindSporeObserver(recorder, self._graph), options, self._gradients
         )
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
-        """Look up the cells of the model again: the script may have changed it."""
+        """Read the cells of the model again, because the script may have changed it."""
         self._record.observer.run_shielded(self._refresh)
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
-        """Forget what waits for gradients that did not come."""
+        """Remove hooks whose gradients did not arrive."""
         self._record.observer.run_shielded(self._gradients.remove_hooks)
         self._regions.clear()
 
     def detach(self) -> None:
-        """Leave MindSpore as it was before."""
+        """Restore MindSpore."""
         CALL_INTERCEPTION.remove_listener(self)
         self._record.observer.run_shielded(self._gradients.remove_hooks)
 
@@ -257,40 +257,40 @@ class MindSporeApiHook(MindSporeCallListener):
     def cell_begins(
         self, cell: Any, args: PositionalArguments, kwargs: KeywordArguments, *, inside: bool
     ) -> object:
-        """Begin the call of a layer; of a cell that contains others remember its path."""
+        """Begin the call of a layer; of a container only note its path."""
         if inside:
             return None
         path, _ = self._paths.get(id(cell), ("", None))
         if not self.is_api_call(cell):
             return path
-        # A layer's mark stands before its own tensors, that of a container behind all inside it.
+        # A layer's mark comes before its own tensors, a container's mark after all calls inside it.
         self._record.observer.run_shielded(self._record_mark, path)
         return self.call_begins(MindSporeApi("NN", type(cell).__name__), args, kwargs)
 
     def cell_ends(self, token: object, result: object, *, raised: bool) -> None:
-        """End the call of a layer; mark one of a cell that contains others."""
+        """End the call of a layer, or record the mark of a container."""
         if isinstance(token, str):
             self._record.observer.run_shielded(self._record_mark, token)
         self.call_ends(token, result, raised=raised)
 
     def is_api_call(self, cell: Any) -> bool:
-        """Return whether a cell is a layer of the model, or a loss, which may stand beside it."""
+        """Return whether a cell is a layer of the model, or a loss, which may be outside it."""
         return is_loss(cell) or (id(cell) in self._paths and is_built_in(cell))
 
     def region_begins(self, cell: Any, *, again: bool) -> Callable[[], object]:
-        """Take the begin of a recomputed region."""
+        """Begin a recomputed region."""
         return self._regions.begin_region(id(cell), again=again)
 
     def compiled_begins(
         self, call: CompiledCall, args: PositionalArguments, kwargs: KeywordArguments
     ) -> object:
-        """Say once that compiled code is not looked into."""
+        """Warn once that API calls inside compiled code are not dumped."""
         if self._record.observer.armed:
             self._record.observer.recorder.warn_once(COMPILED_APIS_WARNING)
         return None
 
     def _refresh(self) -> None:
-        # The cells are kept: their identities must not become another's.
+        # Cells are kept alive, so that their identities stay unique.
         self._paths = {id(cell): (path, cell) for path, cell in iterate_cells(self._model)}
 
     def _begin_call(
@@ -312,7 +312,7 @@ class MindSporeApiHook(MindSporeCallListener):
         return open_call
 
     def _record_mark(self, path: str) -> None:
-        """Record that a cell was called; the model itself and cells beside it get no mark."""
+        """Record the mark of a cell; the model itself and cells outside it get none."""
         if not path or not self._record.observer.armed or self._regions.is_recomputing:
             return
         call, options = make_layer_mark(path), self._record.options
@@ -334,7 +334,7 @@ class MindSporeStepWatch(ApiStepWatch):
         CALL_INTERCEPTION.add_listener(self._end_listener)
 
     def remove(self) -> None:
-        """Leave MindSpore as it was before."""
+        """Restore MindSpore."""
         self._outermost.remove()
         CALL_INTERCEPTION.remove_listener(self._end_listener)
 
@@ -352,23 +352,23 @@ class MindSporeStepWatch(ApiStepWatch):
 
 
 class _StepEndListener(MindSporeCallListener):
-    """Receives optimizers' steps, and cells that run one or skip it, as a loss scaler may."""
+    """Receives optimizers' steps, and calls of cells that run or skip one, as a loss scaler may."""
 
     def __init__(self, watch: MindSporeStepWatch) -> None:
         self._watch = watch
 
     def optimizer_ends(self, optimizer: Any) -> None:
-        """Tell of an optimizer's step."""
+        """Report an optimizer's step."""
         self._watch.stepped(optimizer)
 
     def cell_begins(
         self, cell: Any, args: PositionalArguments, kwargs: KeywordArguments, *, inside: bool
     ) -> object:
-        """Wait for the end of a whole training step."""
+        """Note the call of a cell that runs a whole training step."""
         return cell if is_training_step(cell) else None
 
     def cell_ends(self, token: Any, result: object, *, raised: bool) -> None:
-        """Tell of a whole training step."""
+        """Report a whole training step."""
         if token is not None:
             self._watch.stepped(token.optimizer)
 
@@ -376,7 +376,7 @@ class _StepEndListener(MindSporeCallListener):
 def api_hook(
     model: Any, recorder: Recorder, *, graph: int, options: ApiOptions
 ) -> MindSporeApiHook:
-    """Return what observes the calls of a model's program, and counts them from now on."""
+    """Return the hook that observes the calls of a model's program, and counts them from now on."""
     return MindSporeApiHook(model, recorder, graph, options)
 
 
@@ -384,7 +384,7 @@ def without_dropout(model: Any) -> int:
     """Turn off the dropout layers of a model; return how many there are."""
     found = [cell for _, cell in iterate_cells(model) if _is_dropout(cell)]
     for cell in found:
-        # Each class asks one or two of them.
+        # Each class reads one or two of these attributes.
         for name, nothing in (("p", 0.0), ("prob", 0.0), ("keep_prob", 1.0)):
             if hasattr(cell, name):
                 setattr(cell, name, nothing)
@@ -392,7 +392,7 @@ def without_dropout(model: Any) -> int:
 
 
 def save_state(model: Any, folder: Path) -> None:
-    """Write nothing: only the state of torch's own kinds of model is compared."""
+    """Write nothing, and log that: troubleshooter compares the state of torch models only."""
     _logger.warning(
         "rankdump: compare_statedict is supported for torch only; the state of this MindSpore "
         "model is not saved"
@@ -400,7 +400,7 @@ def save_state(model: Any, folder: Path) -> None:
 
 
 def watch_steps(model: Any, listener: StepListener) -> MindSporeStepWatch:
-    """Tell a listener of the model's calls and of its optimizers."""
+    """Report the model's calls and its optimizers' steps to a listener."""
     return MindSporeStepWatch(model, listener)
 
 

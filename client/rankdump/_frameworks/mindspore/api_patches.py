@@ -1,8 +1,8 @@
-"""API calls of MindSpore, and the functions put in the place of its functions, methods, primitives,
-cells and compilers, all installed and removed together.
+"""API calls of MindSpore, and the patches of its functions, methods, primitives, cells and
+compilers, all installed and removed together.
 
-An API call is, by rule, what MindSpore defines as an operator under a public name. What only
-asks a tensor something, or serves the framework itself, is none.
+By rule, an API call is an operator that MindSpore defines under a public name, except queries of a
+tensor and functions for the framework itself.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _QUERY_NAMES = _split_words("""
     asnumpy_of_slice_persistent_data persistent_data_from_numpy slice_num_of_persistent_data
     slice_shape_of_persistent_data to_coo to_csr stop_gradient
 """)
-"""Names that ask, convert or book, and compute nothing."""
+"""Names of functions that query, convert or register, and compute nothing."""
 _OPERATOR_METHODS = frozenset(
     f"__{name}__"
     for name in _split_words("""
@@ -73,7 +73,7 @@ _COMMUNICATION_MODULE = "mindspore.ops.operations.comm_ops"
 
 @dataclass(frozen=True, slots=True)
 class MindSporeApi:
-    """What can be called: `Functional`, `relu`."""
+    """Kind and name of an API, such as `Functional`, `relu`."""
 
     kind: str
     name: str
@@ -81,7 +81,7 @@ class MindSporeApi:
 
 @dataclass(frozen=True, slots=True)
 class ApiLocation:
-    """Where a program finds an API: an attribute of a module or class."""
+    """Location of an API: an attribute of a module or class."""
 
     owner: Any
     name: str
@@ -90,16 +90,16 @@ class ApiLocation:
 
 
 def iterate_api_locations() -> Iterator[ApiLocation]:
-    """Return every place of every API."""
+    """Yield every location of every API."""
     yield from _iterate_functions()
     yield from _iterate_methods()
     yield from _iterate_primitives()
 
 
 def find_primitive_api(primitive: object) -> MindSporeApi | None:
-    """Return what a call of a primitive is; None for one that is no part of the program."""
+    """Return the API of a primitive; None for one that is not part of the program."""
     kind = type(primitive)
-    # Those without a class of their own ask for types and lengths.
+    # Primitives without their own class query types and lengths.
     if kind is Primitive or kind.__name__ in _FRAMEWORK_PRIMITIVES or kind.__name__.startswith("_"):
         return None
     return MindSporeApi(
@@ -131,9 +131,9 @@ def _iterate_methods() -> Iterator[ApiLocation]:
 
 
 def _iterate_primitives() -> Iterator[ApiLocation]:
-    """Return the classes that say how their instances, which are operators, are called."""
+    """Yield the classes of primitives that define `__call__`."""
     kinds: list[Any] = [value for value in _copy_attributes(ops).values() if _is_primitive(value)]
-    # Each once, in one order; of a class that inherits its call, the one it has it from.
+    # Each class once, in a fixed order; for an inherited `__call__`, the class that defines it.
     for base in dict.fromkeys(base for kind in (Primitive, *kinds) for base in kind.__mro__):
         call = _copy_attributes(base).get("__call__")
         if call is not None and _is_primitive(base):
@@ -150,7 +150,7 @@ def _copy_attributes(owner: Any) -> dict[str, Any]:
 
 
 _INHERITED_ATTRIBUTE = object()
-"""Stands for what an owner did not have itself."""
+"""Marks an attribute that the owner did not have itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class _AttributePatch:
 
 
 class AttributePatches:
-    """Attributes of modules and classes that others stand in for, and that come back."""
+    """Replaced attributes of modules and classes, which can be restored."""
 
     def __init__(self) -> None:
         self._planned: dict[tuple[int, str], _AttributePatch] = {}
@@ -173,12 +173,12 @@ class AttributePatches:
         self._planned.setdefault((id(owner), name), _AttributePatch(owner, name, own, ours))
 
     def install(self) -> None:
-        """Put what is planned in its place."""
+        """Replace all planned attributes."""
         for planned in self._planned.values():
             setattr(planned.owner, planned.name, planned.ours)
 
     def remove(self) -> None:
-        """Put back what was there, except where somebody else replaced it meanwhile."""
+        """Restore the attributes, except those that other code has replaced meanwhile."""
         for planned in self._planned.values():
             if _read_attributes(planned.owner).get(planned.name) is not planned.ours:
                 continue
@@ -189,20 +189,20 @@ class AttributePatches:
 
 
 class CallInterceptor(Protocol):
-    """Who makes the calls that are intercepted."""
+    """Runs intercepted calls."""
 
     def make_call(
         self, api: MindSporeApi, function: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
-        """Make a call of an API."""
+        """Run an API call."""
         ...
 
     def call_cell(self, function: Callable[..., Any], cell: Any, args: Any, kwargs: Any) -> Any:
-        """Call a cell."""
+        """Run the call of a cell."""
         ...
 
     def run_compiled(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run what was compiled."""
+        """Run compiled code."""
         ...
 
     def run_region(
@@ -212,24 +212,24 @@ class CallInterceptor(Protocol):
         ...
 
     def pause(self, args: Any, kwargs: Any) -> None:
-        """A compiler is going to read the program, for a call with these arguments."""
+        """Prepare for a compiler that reads the program, for a call with these arguments."""
         ...
 
     def resume(self) -> None:
-        """A compiler has read the program."""
+        """Undo `pause` after a compiler has read the program."""
         ...
 
     def capture_begins(self, context: Any) -> None:
-        """A function runs, and a compiler follows it."""
+        """Note the start of a function that a bytecode compiler captures."""
         ...
 
     def capture_ends(self, context: Any, *, raised: bool) -> None:
-        """A function has run that a compiler followed."""
+        """Note the end of a function that a bytecode compiler captured."""
         ...
 
 
 def make_call_patches(caller: CallInterceptor) -> AttributePatches:
-    """Return what stands before the program's calls."""
+    """Return the patches that intercept the program's calls."""
     found = AttributePatches()
     for place in iterate_api_locations():
         of_primitive = place.name == "__call__"
@@ -282,7 +282,7 @@ def _wrap_region(
 
 
 def make_compiler_patches(caller: CallInterceptor) -> AttributePatches:
-    """Return what takes the other attributes away while the program is compiled."""
+    """Return the patches that remove the others while the program is compiled."""
     found = AttributePatches()
     for owner, name in COMPILERS:
         found.plan(owner, name, _wrap_compiler(caller, getattr(owner, name)))

@@ -1,11 +1,11 @@
 """Gradients of tensors and parameters, the parameters after the step, and the forward calls that a
 recomputation repeats.
 
-`Tensor.register_hook` brings every gradient inside `value_and_grad`, of results of functions,
+`Tensor.register_hook` reports every gradient inside `value_and_grad`, of results of functions,
 methods and cells alike (observed with MindSpore 2.7.0): the cells' own backward hooks are not
-needed. A hook returns the gradient it was given, so the numbers of the job stay unchanged. A
-compiled backward brings nothing: its gradients are taken from its result, or as an optimizer
-outside of it was given them. A recomputation repeats the calls of its region in order.
+needed. A hook returns its gradient, so the numbers of the job stay unchanged. A compiled backward
+runs no hooks: its gradients are taken from its result, or from the call of an optimizer outside
+it. A recomputation repeats the calls of its region in order.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from rankdump._frameworks.operator_names import make_gradient_name
 
 
 class MindSporeGradientObserver:
-    """The hooks on the tensors of one model."""
+    """Gradient hooks on the tensors of one model."""
 
     def __init__(self) -> None:
         self._hooks: list[GradientHook] = []
 
     def watch_gradient(self, tensor: Any, take: Callable[[Any], None]) -> None:
-        """Have `take`, which must not raise, given the gradient of a tensor when it arrives.
+        """Call `take`, which must not raise, with the gradient of a tensor when it arrives.
 
-        Those of parameters arrive for the whole step: they are nobody's result.
+        Parameters are skipped: their gradients belong to the whole step, not to a call.
         """
         if isinstance(tensor, Parameter) or not is_recording_gradients():
             return
-        # One that no gradient comes to refuses; there is nothing to ask it beforehand.
+        # A tensor without gradients raises; there is no way to check that first.
         with suppress(RuntimeError):
             self._hooks.append(hook_tensor(tensor, take))
 
@@ -55,9 +55,9 @@ class MindSporeGradientObserver:
 
 
 def hook_tensor(tensor: Any, take: Callable[[Any], None]) -> GradientHook:
-    """Have `take` given the gradients of a tensor until the hook is removed."""
+    """Call `take` with each gradient of a tensor until the hook is removed."""
 
-    # MindSpore takes a function and nothing else that can be called.
+    # MindSpore accepts only a function, no other callable.
     def arrived(gradient: Any) -> Any:
         with CALL_INTERCEPTION.suppress_calls():
             take(gradient)
@@ -68,7 +68,7 @@ def hook_tensor(tensor: Any, take: Callable[[Any], None]) -> GradientHook:
 
 
 class MindSporeParameterObserver:
-    """The parameters of one attached model, by the names MindSpore gives them."""
+    """Observer of one model's parameters, under MindSpore's own names."""
 
     def __init__(self, model: Any, observer: MindSporeObserver) -> None:
         self._model = model
@@ -78,32 +78,32 @@ class MindSporeParameterObserver:
         self._recorded: set[str] = set()
 
     def restart(self) -> None:
-        """Forget which gradients were handed over: an iteration begins."""
+        """Forget which gradients were recorded, because an iteration begins."""
         self._recorded.clear()
 
     def start(self) -> None:
-        """Wait for gradients from now on."""
+        """Hook the parameters for gradients."""
         self.stop()
         for parameter in self._model.trainable_params():
             name = self._names[id(parameter)] = make_gradient_name(parameter.name)
             self._hooks.append(hook_tensor(parameter, self._make_gradient_callback(name)))
 
     def stop(self) -> None:
-        """Wait for gradients no more."""
+        """Remove the hooks."""
         hooks, self._hooks = self._hooks, []
         self._names = {}
         for hook in hooks:
             GRADIENT_HOOKS.remove(hook)
 
     def record_returned_gradients(self, gradients: Iterable[tuple[Any, Any]]) -> None:
-        """Take pairs of a parameter and its gradient, except what the iteration has already."""
+        """Record gradients by parameter, unless the iteration has them already."""
         for parameter, gradient in gradients:
             name = self._names.get(id(parameter))
             if name is not None and name not in self._recorded and is_tensor(gradient):
                 self._record_gradient(name, gradient)
 
     def record_all(self) -> None:
-        """Hand over all parameters as they stand."""
+        """Record all parameters as they are now."""
         for parameter in self._model.get_parameters():
             self._observer.record_parameter(
                 parameter.name, "parameter", make_mindspore_source, parameter, state=True
@@ -127,23 +127,23 @@ _CallT = TypeVar("_CallT")
 class _RegionState(threading.local, Generic[_CallT]):
     def __init__(self) -> None:
         self.open: list[list[_CallT]] = []
-        """Calls of the regions that run now, outermost first."""
+        """Calls of the regions that are running, outermost first."""
         self.repeats: list[deque[_CallT]] = []
-        """Calls still to be repeated, of the regions that run again."""
+        """Calls that are still to be repeated, of the regions that run again."""
 
 
 class RecomputedRegions(Generic[_CallT]):
-    """The recomputed regions of one model."""
+    """Recomputed regions of one model."""
 
     def __init__(self) -> None:
         self._ended: dict[int, list[list[_CallT]]] = {}
         self._thread: _RegionState[_CallT] = _RegionState()
 
     def begin_region(self, region: int, *, again: bool) -> Callable[[], object]:
-        """Begin a region, or its repetition; what is returned ends it on the same thread."""
+        """Begin a region, or its repetition; the result ends it, on the same thread."""
         thread = self._thread
         if again:
-            # One that ran several times is repeated in reverse.
+            # Runs of one region are repeated in reverse order.
             ended = self._ended.get(region)
             thread.repeats.append(deque(ended.pop() if ended else ()))
             return thread.repeats.pop
@@ -154,21 +154,21 @@ class RecomputedRegions(Generic[_CallT]):
 
     @property
     def is_recomputing(self) -> bool:
-        """Whether what runs on this thread is a repetition."""
+        """Whether this thread runs a repetition."""
         return bool(self._thread.repeats)
 
     def add_call(self, call: _CallT) -> None:
-        """Take a forward call, which may be repeated later."""
+        """Add a forward call, which may be repeated later."""
         for calls in self._thread.open:
             calls.append(call)
 
     def take_repeated_call(self, same: Callable[[_CallT], bool]) -> _CallT | None:
-        """Return the forward call that is repeated now, if the next one of the region is alike."""
+        """Return and remove the region's next forward call if it is the `same`, else None."""
         if not self._thread.repeats:
             return None
         calls = self._thread.repeats[-1]
         return calls.popleft() if calls and same(calls[0]) else None
 
     def clear(self) -> None:
-        """Forget regions whose backward never came."""
+        """Forget regions whose backward never ran."""
         self._ended.clear()

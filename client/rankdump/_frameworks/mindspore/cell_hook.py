@@ -1,10 +1,10 @@
-"""Observation of one attached model cell by cell: each call is an operator, named as MindSpore
-names it. Also the cells marked for `dump_mode` 2, and the watch for outermost calls of models.
+"""Observation of one attached model cell by cell: each call is an operator with MindSpore's name.
+Also the cells marked for `dump_mode` 2, and the watch for outermost calls of models.
 
-In PyNative mode all cells are seen; of compiled code only calls that Python makes: arguments and
-results, under the name of the cell or function that is called. `mindspore.set_dump` leaves a
-flag on a cell and those inside it, and an attribute on primitives. Both are part of what is
-compiled, so `rankdump.set_dump` keeps its marks beside the cells instead.
+In PyNative mode all cells are observed; of compiled code only calls from Python, with arguments
+and results, under the name of the called cell or function. `mindspore.set_dump` sets a flag on a
+cell and those inside it, and an attribute on primitives. Both are compiled into the program, so
+`rankdump.set_dump` keeps its marks outside the cells.
 """
 
 from __future__ import annotations
@@ -69,23 +69,23 @@ from rankdump._frameworks.operator_names import (
 
 
 class CellMarks:
-    """The marks of this process's cells; they keep no cell alive."""
+    """Marks of this process's cells; they keep no cell alive."""
 
     def __init__(self) -> None:
-        # With each mark stands MindSpore's own flag of then: one that changed since is newer.
+        # Each mark is stored with MindSpore's flag at that time: a flag changed since is newer.
         self._by_cell: weakref.WeakKeyDictionary[Any, tuple[bool, bool | None]]
         self._by_cell = weakref.WeakKeyDictionary()
         self.changes = 0
-        """How often a mark was set with `rankdump.set_dump`."""
+        """Number of times that a mark was set with `rankdump.set_dump`."""
 
     def set_mark(self, cell: Any, enabled: bool) -> None:
-        """Mark a cell and all cells inside it, or take their marks away."""
+        """Mark a cell and all cells inside it, or remove their marks."""
         for _, inside in iterate_cells(cell):
             self._by_cell[inside] = (enabled, read_dump_flag(inside))
         self.changes += 1
 
     def is_marked(self, cell: Any) -> bool:
-        """Return whether a cell is marked; a primitive that MindSpore marked marks its cell."""
+        """Return whether a cell is marked, also by MindSpore's mark on one of its primitives."""
         flag = read_dump_flag(cell)
         enabled, flag_then = self._by_cell.get(cell, (None, None))
         if enabled is not None and flag == flag_then:
@@ -94,11 +94,11 @@ class CellMarks:
 
 
 cell_marks = CellMarks()
-"""Of this process."""
+"""Marks of this process."""
 
 
 def set_dump(cell: object, enabled: object = True) -> None:
-    """Mark a cell and all cells inside it, or take their marks away; the last call counts.
+    """Mark a cell and all cells inside it, or remove their marks; the last call counts.
 
     It takes effect with the next call of one of them. ValueError for anything but a cell and a
     bool, as in MindSpore (API reference of mindspore.set_dump).
@@ -132,7 +132,7 @@ class CellMarkReporter:
         self._observer.recorder.set_marks(self._observer.graph, frozenset(names))
 
     def report_changed_marks(self, operators: dict[int, CellOperator], cell: Any = None) -> None:
-        """Report the marks again if one was set since, or MindSpore's mark on this cell changed."""
+        """Report the marks again if one was set since, or MindSpore's flag on `cell` changed."""
         known = self._marked.get(id(cell))
         if self._changes != cell_marks.changes or (
             known is not None and cell_marks.is_marked(cell) != known
@@ -142,7 +142,7 @@ class CellMarkReporter:
 
 @dataclass(slots=True, eq=False)
 class MindSporeCellCall:
-    """One forward call of a cell, and what of its backward has come."""
+    """Forward call of a cell, with the gradients that have arrived."""
 
     scope: OperatorScope
     names: OperatorCallNames
@@ -158,11 +158,11 @@ class _OpenCellCall:
     source: tuple[SourceLine, ...]
     arguments: dict[str, str]
     compiled: CompiledCall | None = None
-    """Set when it is no call of a cell of the model, but of compiled code that runs the model."""
+    """Set if the call is not of a cell of the model, but of compiled code that runs the model."""
 
 
 class MindSporeCellHook(MindSporeCallListener):
-    """One attached model; costs nothing in iterations that are not armed."""
+    """Hook of one attached model; costs nothing in iterations that are not armed."""
 
     def __init__(self, model: Any, recorder: Recorder, graph: int) -> None:
         self._model = model
@@ -179,7 +179,7 @@ class MindSporeCellHook(MindSporeCallListener):
         self._ran_compiled_code = False
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
-        """Listen in an armed iteration, and in no other; calls are numbered anew in each."""
+        """Observe calls in armed iterations only; call numbers restart in each."""
         if iteration != self._iteration:
             self._iteration = iteration
             self._numbers = {}
@@ -188,7 +188,7 @@ class MindSporeCellHook(MindSporeCallListener):
         self._observer.run_shielded(self._arm if armed else self._disarm)
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
-        """Hand over parameters."""
+        """Record parameters."""
         if armed:
             self._observer.run_shielded(self._mark_reporter.report_changed_marks, self._operators)
             self._observer.run_shielded(self._parameters.record_all)
@@ -198,7 +198,7 @@ class MindSporeCellHook(MindSporeCallListener):
         self._regions.clear()
 
     def detach(self) -> None:
-        """Leave MindSpore as it was before."""
+        """Restore MindSpore."""
         self._observer.run_shielded(self._disarm)
 
     def cell_begins(
@@ -232,13 +232,13 @@ class MindSporeCellHook(MindSporeCallListener):
     def optimizer_begins(
         self, optimizer: Any, args: PositionalArguments, kwargs: KeywordArguments
     ) -> None:
-        """Take the gradients that no hook has seen, as an optimizer is given them."""
+        """Record the optimizer's gradients that no hook has seen."""
         if self._observer.armed:
             given = args[0] if args else kwargs.get("gradients")
             self._observer.run_shielded(self._record_given_gradients, optimizer, given)
 
     def region_begins(self, cell: Any, *, again: bool) -> Callable[[], object]:
-        """Take the begin of a recomputed region."""
+        """Begin a recomputed region."""
         return self._regions.begin_region(id(cell), again=again)
 
     def _arm(self) -> None:
@@ -384,7 +384,7 @@ class MindSporeCellHook(MindSporeCallListener):
         return take
 
     def _record_gradient(self, call: MindSporeCellCall, side: TensorSide, leaf: CallLeaf) -> None:
-        """Hand over a gradient; those of a recomputed call once, as its forward's."""
+        """Record a gradient; those of a recomputed call once, as its forward's."""
         place = (side, leaf.slot)
         if not self._observer.armed or place in call.arrived_slots:
             return
@@ -403,21 +403,21 @@ class _CallDepth(threading.local):
 
 
 class MindSporeOutermostWatch(MindSporeCallListener):
-    """Watches models until `remove`; calls of one inside another's do not count."""
+    """Watches models until `remove`; calls inside another model's call do not count."""
 
     def __init__(self, begins: Callable[[int], None]) -> None:
-        """`begins` is given the number of the model, before anything of its call is observed."""
+        """`begins` gets the number of the model, before its call is observed."""
         self._model_called = begins
         self._numbers: dict[int, tuple[int, Any]] = {}
         self._thread = _CallDepth()
         CALL_INTERCEPTION.add_listener(self, first=True)
 
     def watch(self, model: Any) -> None:
-        """Watch a model too; it has the next number, from 0."""
+        """Watch one more model; it gets the next number, from 0."""
         self._numbers.setdefault(id(model), (len(self._numbers), model))
 
     def remove(self) -> None:
-        """Leave MindSpore as it was before."""
+        """Restore MindSpore."""
         CALL_INTERCEPTION.remove_listener(self)
 
     def cell_begins(
@@ -434,12 +434,12 @@ class MindSporeOutermostWatch(MindSporeCallListener):
         return known
 
     def cell_ends(self, token: object, result: object, *, raised: bool) -> None:
-        """Count a call out."""
+        """Count the end of a call."""
         if token is not None:
             self._thread.depth -= 1
 
     def region_begins(self, cell: Any, *, again: bool) -> Callable[[], object]:
-        """Take note that a forward is repeated on this thread."""
+        """Note that a forward is repeated on this thread."""
         if not again:
             return bool
         self._thread.repeating += 1

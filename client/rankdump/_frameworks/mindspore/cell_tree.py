@@ -1,8 +1,8 @@
-"""Cells of a model: their names, the arguments they were configured with, and the compiled calls
-that run them, as far as those can be seen from outside.
+"""Cells of a model: their names, the arguments of their configuration, and the compiled calls that
+run them, as far as they are visible from outside.
 
-Only plain values count as arguments, which print the same in every run; never tensors, cells or
-initializers. Inside a compiled call no Python function runs, so no cell and no backward is seen
+Arguments are plain values, which print the same in every run; never tensors, cells or
+initializers. Inside a compiled call no Python function runs, so no cell and no backward is visible
 there.
 """
 
@@ -34,14 +34,14 @@ from rankdump._frameworks.operator_names import OperatorScope, make_scope
 
 @dataclass(frozen=True, slots=True)
 class CellOperator:
-    """A cell of a model, and where it stands; it is kept, so that its identity stays its own."""
+    """Cell of a model with its scope; kept alive, so that its identity stays unique."""
 
     cell: Any
     scope: OperatorScope
 
 
 def find_cell_operators(model: Any) -> dict[int, CellOperator]:
-    """Return the cells of a model by identity; one in two places has the first one's name."""
+    """Return the cells of a model by identity; one in two places is named after the first."""
     classes = {path: type(cell).__name__ for path, cell in iterate_cells(model)}
     return {
         id(cell): CellOperator(cell, _make_cell_scope(path, classes))
@@ -50,7 +50,7 @@ def find_cell_operators(model: Any) -> dict[int, CellOperator]:
 
 
 def iterate_parameter_names(model: Any, chosen: Callable[[Any], bool]) -> Iterator[str]:
-    """Return the names of parameters that belong to one of the chosen cells itself."""
+    """Yield the names of parameters that a chosen cell itself has."""
     for _, cell in iterate_cells(model):
         if chosen(cell):
             for parameter in iterate_own_parameters(cell):
@@ -61,7 +61,7 @@ def _make_cell_scope(path: str, classes: dict[str, str]) -> OperatorScope:
     parts = [("", classes[""])]
     names = path.split(".") if path else []
     for depth, name in enumerate(names, 1):
-        # A name with a dot in it is no path to a cell of its own.
+        # A name with a dot in it makes path components without a cell.
         parts.append((name, classes.get(".".join(names[:depth]), "")))
     return make_scope(parts)
 
@@ -69,13 +69,13 @@ def _make_cell_scope(path: str, classes: dict[str, str]) -> OperatorScope:
 _MAX_ARGUMENT_CHARACTERS = 1024
 _MAX_SEQUENCE_PARTS = 64
 _IGNORED_ATTRIBUTES = frozenset(("input_names", "output_names", "dump"))
-"""Attributes of primitives that say what its places are called, and what is dumped."""
+"""Attributes of primitives that name inputs and outputs, or control dumps."""
 
 
 def read_cell_arguments(cell: Any) -> dict[str, str]:
     """Return the cell's arguments as texts, sorted by name.
 
-    Those of a primitive stand behind its name in the cell: `matmul.transpose_b`.
+    Those of a primitive have its attribute's name as prefix: `matmul.transpose_b`.
     """
     left_out = STATE_ATTRIBUTES | read_flags(cell).keys()
     found = {
@@ -129,19 +129,19 @@ COMPILED_APIS_WARNING = (
 """Warning of a dump of API calls when it meets compiled code."""
 
 _MAX_SEARCHED_VALUES = 256
-"""How many values are looked at to find the models that a function runs."""
+"""Values searched to find the models that a function runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledCall:
-    """A call from Python of something that was compiled."""
+    """Call from Python of compiled code."""
 
     program: Any
-    """The function, method or cell."""
+    """Function, method or cell."""
 
     @staticmethod
     def from_function(function: Any, owner: Any = None) -> CompiledCall:
-        """Return the call of a compiled function, or of a method and the object it is called on."""
+        """Return the call of a compiled function, or of a method of `owner`."""
         if owner is None or isinstance(function, MethodType):
             return CompiledCall(function)
         own = isinstance(owner, Cell) and function.__name__ == "construct"
@@ -149,7 +149,7 @@ class CompiledCall:
 
     @property
     def is_internal(self) -> bool:
-        """Whether it is a function of MindSpore, and runs nothing of the script."""
+        """Whether it is a function of MindSpore, which runs no code of the script."""
         cell = isinstance(self.program, Cell)
         return (
             not cell
@@ -159,9 +159,9 @@ class CompiledCall:
 
 
 def match_returned_gradients(call: CompiledCall, result: Any) -> list[tuple[Any, Any]]:
-    """Return the gradients in a result, each with its parameter; of most functions none.
+    """Return the gradients in a result, each with its parameter.
 
-    The function must be what `value_and_grad`, `grad` or `GradOperation` made of another one.
+    Only functions made by `value_and_grad`, `grad` or `GradOperation` return any.
     """
     found = find_derivation(call.program)
     if found is None or found.weights is None:
@@ -178,20 +178,20 @@ def match_returned_gradients(call: CompiledCall, result: Any) -> list[tuple[Any,
 
 
 def _unpack_gradient(value: Any) -> Any:
-    # With `return_ids` a gradient stands behind the name of its parameter.
+    # With `return_ids` the value is a pair of the parameter's name and the gradient.
     return cast("Any", value[1]) if isinstance(value, tuple) else value
 
 
 class CompiledCallFinder:
-    """Finds the compiled calls that run one attached model, and are no call of one of its cells."""
+    """Finds compiled calls that run one attached model, other than calls of its own cells."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        # What was asked about is kept: its identity must not become another's.
+        # Programs are kept alive, so that their identities stay unique.
         self._known: dict[tuple[int, int], tuple[object, bool]] = {}
 
     def clear(self) -> None:
-        """Look again at what was looked at: the script may have changed it."""
+        """Forget all programs, because the script may have changed them."""
         self._known.clear()
 
     def find_scope(
@@ -199,8 +199,8 @@ class CompiledCallFinder:
     ) -> OperatorScope | None:
         """Return the name of a call that runs the model, or None.
 
-        `operators` are the model's cells by identity. The call of such a cell is observed as that,
-        and has None as well.
+        `operators` are the model's cells by identity. A call of such a cell is observed as a cell
+        call, and returns None as well.
         """
         if id(call.program) in operators or not self._runs_model(call.program, operators):
             return None
@@ -214,7 +214,7 @@ class CompiledCallFinder:
         )
 
     def _find_path(self, program: Any, operators: Mapping[int, CellOperator]) -> str:
-        """Return where a function, method or cell stands."""
+        """Return the path of a function, method or cell in the names of operators."""
         cell = getattr(program, "__self__", program)
         if not isinstance(cell, Cell):
             return _format_program_name(program)
@@ -226,7 +226,7 @@ class CompiledCallFinder:
         )
 
     def _runs_model(self, program: Any, operators: Mapping[int, CellOperator]) -> bool:
-        # A method is made anew each time that it is asked for.
+        # Method objects are created on each access, so their own identity is no key.
         place = (id(getattr(program, "__func__", program)), id(getattr(program, "__self__", None)))
         known = self._known.get(place)
         if known is None:
@@ -243,7 +243,7 @@ class CompiledCallFinder:
 
 
 def _iterate_named_cells(program: Any) -> Iterator[Any]:
-    """Return the cells that a function names, or those that it calls name; of a cell itself."""
+    """Yield the cells that a function, or a function that it calls, refers to; a cell itself."""
     waiting, seen = [program], set[int]()
     while waiting and len(seen) < _MAX_SEARCHED_VALUES:
         value = waiting.pop()
@@ -257,7 +257,7 @@ def _iterate_named_cells(program: Any) -> Iterator[Any]:
 
 
 def _list_named_values(value: Any) -> list[Any]:
-    """Return what a function may call, and cells that stand in a container or an object."""
+    """Return functions that a function may call, and cells in containers and objects."""
     if isinstance(value, MethodType):
         return [value.__func__, value.__self__]
     if isinstance(value, functools.partial):
@@ -277,7 +277,7 @@ def _list_named_values(value: Any) -> list[Any]:
 
 
 def _iterate_global_names(code: CodeType) -> Iterator[str]:
-    """Return the global names that code uses, also in functions defined inside."""
+    """Yield the global names that code uses, also in nested functions."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -285,7 +285,7 @@ def _iterate_global_names(code: CodeType) -> Iterator[str]:
 
 
 def _is_cell(value: object) -> bool:
-    # By the type itself: asking a proxy for its class may run what it stands for.
+    # By the type itself: `__class__` of a proxy may run code of the object behind it.
     return issubclass(type(value), Cell)
 
 

@@ -1,5 +1,5 @@
-"""Access to MindSpore itself, imported here and nowhere else. Every interface of MindSpore that is
-not public is named in this module. MindSpore brings no types, so its names are `Any`.
+"""Access to MindSpore itself, which only this module imports. Every private interface of MindSpore
+that is used is named here. MindSpore ships no types, so its names are `Any`.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ Primitive: Any = _mindspore.ops.Primitive
 
 ops: Any = _mindspore.ops
 RecomputedCell: Any = _recompute._RecomputeCell
-"""Runs a cell without keeping what its backward needs, and once more within the backward."""
+"""Runs a cell without saving tensors for its backward, and again within the backward."""
 
 COMPILED_CALLS: tuple[tuple[Any, str], ...] = ((_api._JitExecutor, "__call__"),)
-"""Methods that run what was compiled."""
+"""Methods that run compiled code."""
 COMPILERS: tuple[tuple[Any, str], ...] = (
     (_api._JitExecutor, "compile"),
     (_api._CellGraphExecutor, "compile"),
 )
-"""Methods that read the source of the program: it has to find the functions that stand there."""
+"""Methods that read the source of the program, and must find the original functions."""
 BYTECODE_CAPTURE: Any = _bytecode.PIJitCaptureContext
-"""Between its `__enter__` and `__exit__` a compiler follows what the interpreter runs."""
+"""Between its `__enter__` and `__exit__` a compiler captures what the interpreter runs."""
 
 
 def read_captured_arguments() -> tuple[Sequence[Any], Mapping[str, Any]]:
-    """Return what the function is called with for which a bytecode capture begins or ends.
+    """Return the arguments of the function for which a bytecode capture begins or ends.
 
-    MindSpore hands it over nowhere: it stands in the frame that enters the context.
+    MindSpore does not pass them: they are in the frame that enters the context.
     """
     frame: Any = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename != _bytecode.__file__:
@@ -56,7 +56,7 @@ def read_captured_arguments() -> tuple[Sequence[Any], Mapping[str, Any]]:
 
 
 def is_method_of(function: Any, cell: object) -> bool:
-    """Return whether a function is what stands under its name in the class of a cell."""
+    """Return whether a function is the attribute of its name in a cell's class."""
     return isinstance(cell, Cell) and hasattr(type(cell), function.__name__)
 
 
@@ -71,64 +71,64 @@ _OPTIMIZER_CLASSES = (
 
 
 def iterate_namespaces() -> Iterator[Any]:
-    """Return the modules whose functions a program calls."""
+    """Yield the modules whose functions a program calls."""
     for name in ("ops", "ops.functional", "mint", "mint.nn.functional", "mint.linalg"):
         yield import_module(f"mindspore.{name}")
     yield import_module("mindspore.mint.special")
 
 
 def is_graph_mode() -> bool:
-    """Return whether cells are compiled as a whole, and so run out of sight."""
-    if os.environ.get("MS_JIT") == "0":  # with which MindSpore compiles nothing
+    """Return whether cells are compiled as a whole, so that their calls are not visible."""
+    if os.environ.get("MS_JIT") == "0":  # MindSpore compiles nothing then
         return False
     return bool(_mindspore.get_context("mode") == _mindspore.GRAPH_MODE)
 
 
 def is_recording_gradients() -> bool:
-    """Return whether a backward will follow what runs now."""
+    """Return whether a backward will follow the running code."""
     return bool(_api._pynative_executor.requires_grad())
 
 
 def read_dtype(tensor: Any) -> str:
-    """Return the element type of a tensor: its common name, or MindSpore's of any other."""
+    """Return the element type of a tensor: its common name, else MindSpore's."""
     return _DTYPE_NAMES.get(tensor.dtype) or str(tensor.dtype)
 
 
 def iterate_cells(model: Any) -> Iterator[tuple[str, Any]]:
-    """Return the cells of a model, each with its dotted path; its own is empty."""
+    """Yield the cells of a model with their dotted paths; the model's own is empty."""
     for path, cell in model.cells_and_names():
-        # Recomputation puts cells of its own beside those of the script.
+        # Recomputation adds its own cells to those of the script.
         if _RECOMPUTATION_CELL not in path.split("."):
             yield path, cell
 
 
 def iterate_own_parameters(cell: Any) -> Iterator[Any]:
-    """Return the parameters of a cell itself, not those of cells inside it."""
+    """Yield the parameters of a cell itself, not those of cells inside it."""
     yield from cell.get_parameters(expand=False)
 
 
 def iterate_primitives(cell: Any) -> Iterator[tuple[str, Any]]:
-    """Return the primitives that a cell holds, each with the name of its attribute."""
+    """Yield the primitives that a cell holds, with their attributes' names."""
     for name, primitive in getattr(cell, "_primitives", {}).items():
         if primitive is not None:
             yield name, primitive
 
 
 def read_flags(cell: Any) -> dict[str, Any]:
-    """Return what was set on a cell with `add_flags`, for compilers."""
-    # Asking the cell by `get_flags` would give it some.
+    """Return the flags that `add_flags` set on a cell, for compilers."""
+    # `get_flags` would create the attribute.
     flags: dict[str, Any] = read_attributes(cell).get("_func_graph_flags", {})
     return flags
 
 
 def read_attributes(cell: Any) -> dict[str, Any]:
-    """Return the attributes of a cell that stand in it itself."""
+    """Return the attributes of a cell's own dictionary."""
     attributes: dict[str, Any] = cell.__dict__
     return attributes
 
 
 def read_dump_flag(cell: Any) -> bool | None:
-    """Return what `mindspore.set_dump` set on a cell; None when it was never called for it."""
+    """Return the flag that `mindspore.set_dump` set on a cell; None if it was never called."""
     flag = read_flags(cell).get("dump")
     return None if flag is None else bool(flag)
 
@@ -150,21 +150,21 @@ STATE_ATTRIBUTES = frozenset(
         "training",
     )
 )
-"""Public attributes that every cell has: they say how it is run, not how it was configured."""
+"""Public attributes of every cell, which control how it runs and are not arguments."""
 PLAIN_TYPES: tuple[type, ...] = (bool, int, float, str, type(None), _mindspore.Type)
-"""Types of values that print the same in every run; element types among them."""
+"""Types of values that print the same in every run, including element types."""
 
 _RECOMPUTATION_CELL = "_recompute_cell"
 
 
 def is_optimizer(cell: object) -> bool:
-    """Return whether a cell is an optimizer, of either of MindSpore's kinds."""
+    """Return whether a cell is an optimizer, of either kind in MindSpore."""
     return isinstance(cell, _OPTIMIZER_CLASSES)
 
 
 def has_optimizers() -> bool:
-    """Return whether there is an optimizer in this process."""
-    # By the type itself: asking a proxy for its class may run what it stands for.
+    """Return whether this process has an optimizer."""
+    # By the type itself: `__class__` of a proxy may run code of the object behind it.
     kinds: set[Any] = {type(each) for each in gc.get_objects()}
     return any(issubclass(kind, _OPTIMIZER_CLASSES) for kind in kinds)
 
@@ -189,50 +189,50 @@ _LAYER_MODULES = ("mindspore.nn.layer.", "mindspore.nn.loss.", "mindspore.mint.n
 
 
 def find_recomputed_cell(region: Any) -> Any | None:
-    """Return the cell whose method a recomputed cell runs again; None when it runs a whole cell.
+    """Return the cell whose method a recomputed cell runs again; None if it runs a whole cell.
 
-    So it is for `cell.recompute()`; `mindspore.recompute(cell, ...)` calls the cell itself.
+    `cell.recompute()` runs the method; `mindspore.recompute(cell, ...)` calls the cell itself.
     """
     return getattr(getattr(region.net, "function", None), "__self__", None)
 
 
 def add_hook(tensor: Any, hook: Callable[[Any], Any]) -> int:
-    """Have a function called with a tensor's gradient; return the number of the hook.
+    """Add a hook for a tensor's gradient; return the number of the hook.
 
-    RuntimeError for a tensor that no gradient comes to.
+    RuntimeError for a tensor without gradients.
     """
-    # The method of every tensor: a parameter's own makes MindSpore compile everything anew.
+    # `Tensor`'s method: `Parameter.register_hook` makes MindSpore compile everything anew.
     return int(Tensor.register_hook(tensor, hook).id)
 
 
 def remove_hook(number: int) -> None:
-    """Take a hook away."""
+    """Remove a hook."""
     _hooks.Tensor_.remove_hook(number)
 
 
 def list_hooks(tensor: Any) -> list[Callable[[Any], Any]]:
-    """Return the hooks on a tensor, whoever put them there."""
+    """Return all hooks on a tensor, ours or not."""
     return list(tensor.hooks())
 
 
 @dataclass(frozen=True, slots=True)
 class DerivedFunction:
-    """What a function was made of by `value_and_grad`, `grad`, `GradOperation` or `vmap`."""
+    """Function that `value_and_grad`, `grad`, `GradOperation` or `vmap` derived from another."""
 
     kind: str
-    """As which of them: `value_and_grad`, `grad` or `vmap`."""
+    """One of `value_and_grad`, `grad` and `vmap`."""
     program: Any
-    """The function or cell of the script."""
+    """Original function or cell of the script."""
     weights: Any = None
-    """The parameters whose gradients it returns, or a single one; None when it returns none."""
+    """Parameters whose gradients it returns, or a single one; None if it returns none."""
     gradients_index: int | None = None
-    """Where in its result the gradients stand; None when they are all of it."""
+    """Index of the gradients in its result; None if they are the whole result."""
     after_inputs: bool = False
-    """Whether the gradients of parameters stand behind those of inputs."""
+    """Whether the gradients of parameters come after those of inputs."""
 
 
 def find_derivation(function: Any) -> DerivedFunction | None:
-    """Return what MindSpore made a function of; None for a function that is not of its making."""
+    """Return how MindSpore derived a function; None for a function that it did not derive."""
     if not inspect.isfunction(function) or function.__module__ != _gradient.__name__:
         return None
     found = read_closure(function)
@@ -252,10 +252,10 @@ def find_derivation(function: Any) -> DerivedFunction | None:
 
 
 def read_closure(function: Any) -> dict[str, Any]:
-    """Return the variables that a function has from the functions around it, as far as set."""
+    """Return a function's closure variables that have a value."""
     found: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # of one that has no value yet
+        with suppress(ValueError):  # an empty cell has no value yet
             found[name] = cell.cell_contents
     return found
 

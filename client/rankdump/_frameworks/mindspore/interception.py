@@ -1,12 +1,12 @@
-"""Interception of every function, method, primitive and cell for as long as there is a listener,
-and the gradient hooks on tensors of the process.
+"""Interception of every function, method, primitive and cell while there is a listener, and the
+gradient hooks on tensors of the process.
 
-MindSpore has no mode that sees all calls, as torch has: attributes are replaced instead, and put
-back when the last listener leaves, and while a compiler reads the program. Calls through a name
-that was imported before (`from mindspore.ops import relu`) are not seen. Calls inside an API
-call, an optimizer or a compiled region are not the program's own.
+MindSpore has no mode that reports all calls, as torch has: attributes are replaced instead, and
+restored after the last listener was removed, and while a compiler reads the program. Calls through
+a name that was imported before (`from mindspore.ops import relu`) are not seen. Calls inside an
+API call, an optimizer or a compiled region are not the program's own.
 
-A compiler of MindSpore reads the hooks of parameters, and of tensors that a call is given, as
+A compiler of MindSpore reads the hooks of parameters, and of tensors in a call's arguments, as
 part of the program: it would compile them, and fail. So hooks are removed while it reads.
 `Parameter.register_hook` also makes MindSpore compile everything anew, so hooks are placed here
 without it.
@@ -46,7 +46,7 @@ KeywordArguments = Mapping[str, object]
 
 
 class MindSporeCallListener:
-    """Receives calls, on the thread that makes them; methods that are not redefined do nothing.
+    """Base of listeners to calls, on the calling thread; the methods here do nothing.
 
     No method may raise.
     """
@@ -54,55 +54,55 @@ class MindSporeCallListener:
     def call_begins(
         self, api: MindSporeApi, args: PositionalArguments, kwargs: KeywordArguments
     ) -> object:
-        """Take a call that is inside no other; what is returned is given to `call_ends`."""
+        """Receive an API call that is inside no other; the result is passed to `call_ends`."""
         return None
 
     def call_ends(self, token: object, result: object, *, raised: bool) -> None:
-        """Take the result of a call; None when it raised."""
+        """Receive the result of a call; None if it raised."""
 
     def cell_begins(
         self, cell: Any, args: PositionalArguments, kwargs: KeywordArguments, *, inside: bool
     ) -> object:
-        """Take a call of a cell; `inside` says that a call of an API is under way."""
+        """Receive a call of a cell; `inside` means inside an API call."""
         return None
 
     def cell_ends(self, token: object, result: object, *, raised: bool) -> None:
-        """Take the result of a call of a cell; None when it raised."""
+        """Receive the result of a cell's call; None if it raised."""
 
     def is_api_call(self, cell: Any) -> bool:
-        """Return whether a cell is an API itself, so that nothing inside it is one."""
+        """Return whether a cell is an API itself, so that calls inside it do not count."""
         return False
 
     def region_begins(self, cell: Any, *, again: bool) -> Callable[[], object]:
-        """Take the begin of a region that is recomputed; what is returned is called at its end."""
+        """Receive the start of a recomputed region; the result is called at its end."""
         return bool
 
     def optimizer_begins(
         self, optimizer: Any, args: PositionalArguments, kwargs: KeywordArguments
     ) -> None:
-        """Take what an optimizer's step is given."""
+        """Receive the arguments of an optimizer's step."""
 
     def optimizer_ends(self, optimizer: Any) -> None:
-        """Take note that an optimizer's step is over."""
+        """Receive the end of an optimizer's step."""
 
     def compiled_begins(
         self, call: CompiledCall, args: PositionalArguments, kwargs: KeywordArguments
     ) -> object:
-        """Take a call of compiled code that is inside no other call.
+        """Receive a call of compiled code that is inside no other call.
 
-        What is returned is given to `cell_ends`. A call of a cell comes here after `cell_begins`.
+        The result is passed to `cell_ends`. A compiled cell is reported to `cell_begins` first.
         """
         return None
 
 
 GradientHook: TypeAlias = "Callable[[Any], Any]"
-"""A function that is given a gradient and returns it."""
+"""Function that receives a gradient and returns it."""
 RemovedHooks: TypeAlias = "list[tuple[Any, GradientHook]]"
-"""Tensors, each with a hook that was taken off."""
+"""Tensors, each with a removed hook."""
 
 
 class GradientHookRegistry:
-    """The hooks of all models of this process; safe to use from several threads."""
+    """Gradient hooks of all models of this process; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -111,9 +111,9 @@ class GradientHookRegistry:
         self._parameters: dict[GradientHook, Any] = {}
 
     def add(self, tensor: Any, hook: GradientHook) -> None:
-        """Have a function of its own called with a tensor's gradient.
+        """Add a hook for a tensor's gradient; each tensor needs a separate function.
 
-        RuntimeError for a tensor that no gradient comes to.
+        RuntimeError for a tensor without gradients.
         """
         with self._lock:
             self._numbers[hook] = add_hook(tensor, hook)
@@ -121,7 +121,7 @@ class GradientHookRegistry:
                 self._parameters[hook] = tensor
 
     def remove(self, hook: GradientHook) -> None:
-        """Take a hook off for good."""
+        """Remove a hook."""
         with self._lock:
             number = self._numbers.pop(hook, None)
             self._parameters.pop(hook, None)
@@ -136,14 +136,14 @@ class GradientHookRegistry:
             return [(tensor, hook) for tensor, hook in found if self._detach_hook(hook)]
 
     def restore(self, removed: RemovedHooks) -> None:
-        """Put hooks back, except those that were removed meanwhile."""
+        """Restore hooks, except those that `remove` removed meanwhile."""
         with self._lock:
             for tensor, hook in removed:
                 if hook in self._numbers:
                     self._numbers[hook] = add_hook(tensor, hook)
 
     def _detach_hook(self, hook: GradientHook) -> bool:
-        """Take a hook off; return False for one of the job's own, and for one that is off."""
+        """Detach a hook; return False for a hook of the job's, or one already detached."""
         number = self._numbers.get(hook)
         if number is None:
             return False
@@ -153,7 +153,7 @@ class GradientHookRegistry:
 
 
 GRADIENT_HOOKS = GradientHookRegistry()
-"""Those of this process."""
+"""Hooks of this process."""
 
 
 _logger = logging.getLogger(__name__)
@@ -162,15 +162,15 @@ _logger = logging.getLogger(__name__)
 class _InterceptionState(threading.local):
     def __init__(self) -> None:
         self.depth = 0
-        """How many calls are open inside which nothing is the program's own."""
+        """Number of open calls inside which calls are not the program's own."""
         self.hooks: list[RemovedHooks] = []
-        """Hooks that are off while a compiler reads, of the compilation begun last at the end."""
+        """Hooks removed while a compiler reads, those of the latest compilation last."""
         self.captures: list[list[tuple[MindSporeCallListener, object]]] = []
-        """Who was told of functions that a compiler follows now, of the innermost at the end."""
+        """Listeners to functions that a compiler captures now, those of the innermost last."""
 
 
 class CallInterception:
-    """All replaced attributes of this process, and who listens."""
+    """Replaced attributes of this process, and their listeners."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -202,7 +202,7 @@ class CallInterception:
 
     @contextmanager
     def suppress_calls(self) -> Generator[None]:
-        """Take what runs inside for no call of the program's."""
+        """Ignore calls within the block, which are not the program's own."""
         self._thread.depth += 1
         try:
             yield
@@ -210,7 +210,7 @@ class CallInterception:
             self._thread.depth -= 1
 
     def pause(self, args: PositionalArguments, kwargs: KeywordArguments) -> None:
-        """Take all that is ours away for a while: a compiler is going to read the program.
+        """Remove patches and hooks for a compiler that is going to read the program.
 
         It reads the program's functions, the parameters, and the tensors of the call.
         """
@@ -231,7 +231,7 @@ class CallInterception:
     def make_call(
         self, api: MindSporeApi, function: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
-        """Make a call of an API, and tell of it."""
+        """Run an API call, and report it."""
         if self._thread.depth:
             return function(*args, **kwargs)
         with self.suppress_calls():
@@ -248,7 +248,7 @@ class CallInterception:
             return result
 
     def call_cell(self, function: Callable[..., Any], cell: Any, args: Any, kwargs: Any) -> Any:
-        """Call a cell, and tell of it."""
+        """Run the call of a cell, and report it."""
         if is_optimizer(cell):
             return self._call_optimizer(function, cell, args, kwargs)
         inside = self._thread.depth > 0
@@ -275,7 +275,7 @@ class CallInterception:
         return result
 
     def run_compiled(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run what was compiled: a call from outside, of which no part is seen."""
+        """Run compiled code, and report the call as a whole."""
         executor, *given = args
         call = CompiledCall.from_function(executor.fn, executor.obj)
         if self._thread.depth or call.is_internal:
@@ -294,7 +294,7 @@ class CallInterception:
             return result
 
     def capture_begins(self, context: Any) -> None:
-        """Tell of a function that a compiler follows, and take away what it must not read."""
+        """Report a function that a compiler captures, and remove what it must not read."""
         args, kwargs = read_captured_arguments()
         opened: list[tuple[MindSporeCallListener, object]] = []
         if not self._thread.depth:
@@ -306,8 +306,8 @@ class CallInterception:
         self.pause(args, kwargs)
 
     def capture_ends(self, context: Any, *, raised: bool) -> None:
-        """Put back what was taken away, and tell of what the function returned."""
-        if not self._thread.captures:  # the first listener came while the function ran
+        """Restore what was removed, and report the function's result."""
+        if not self._thread.captures:  # the first listener was added while the function ran
             return
         self.resume()
         with self.suppress_calls():
@@ -316,7 +316,7 @@ class CallInterception:
     def run_region(
         self, function: Callable[..., Any], args: Any, kwargs: Any, *, again: bool
     ) -> Any:
-        """Run a region that is recomputed; one of a cell that is an API is part of its call."""
+        """Run a recomputed region; the region of a cell that is an API is part of its call."""
         method_of = find_recomputed_cell(args[0])
         if method_of is not None and any(
             listener.is_api_call(method_of) for listener in self._listeners
@@ -360,10 +360,10 @@ def _suspend_hooks(args: PositionalArguments, kwargs: KeywordArguments) -> Remov
     try:
         tensors = [leaf.value for leaf in list_call_leaves(args, kwargs) if is_tensor(leaf.value)]
         return GRADIENT_HOOKS.suspend(tensors)
-    except Exception as error:  # the job goes on, if need be without our hooks
+    except Exception as error:  # the job continues, if necessary without our hooks
         _logger.debug("hooks could not be removed before a compilation", exc_info=error)
         return []
 
 
 CALL_INTERCEPTION = CallInterception()
-"""The one of this process: attributes of MindSpore are there once."""
+"""Interception of this process: attributes of MindSpore exist once."""

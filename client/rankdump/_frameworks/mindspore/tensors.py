@@ -1,8 +1,8 @@
 """Source of a MindSpore tensor's elements, or the reason why they cannot be read, and the observer
-that hands tensors and events of one model to the recorder and counts failures.
+that passes tensors and events of one model to the recorder and counts failures.
 
-Operators run behind the program. An operator that fails does so for whoever asks for its result,
-each time anew: the job learns of it from its own request, whether or not we asked before.
+Operators run asynchronously. A failed operator raises at each read of its result: the job still
+gets the error at its own read, whether or not rankdump read the result before.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from rankdump._frameworks.mindspore.framework import Tensor, read_dtype
 from rankdump._frameworks.model_observer import ModelObserver
 
 OPERATOR_FAILED = "operator_failed"
-"""Reason of a tensor that was never made."""
+"""Drop reason of a tensor that was never computed."""
 _OPERATOR_ERRORS = (RuntimeError, TypeError, ValueError)
-"""What a failed operator raises."""
+"""Errors of a failed operator."""
 
 
 class MindSporeTensor:
-    """A tensor whose elements are waited for when somebody asks for them, and not before.
+    """Source that waits for a tensor's elements only when they are read.
 
-    That wait takes longer than all else that is done about a small tensor.
+    For a small tensor that wait takes longer than all other work.
     """
 
     def __init__(self, tensor: Any, kind: TensorType) -> None:
@@ -51,11 +51,11 @@ class MindSporeTensor:
         return
 
     def elements(self) -> memoryview | None:
-        """Return the elements where they lie; None if they lie in another way than packed."""
+        """Return the elements in place; None if they are not packed."""
         return self._array.elements()
 
     def unordered(self) -> memoryview | None:
-        """Return the elements where they lie, in any order; None where even that needs a copy."""
+        """Return the elements in place, in any order; None if even that needs a copy."""
         return self._array.unordered()
 
     def get_version(self) -> None:
@@ -79,11 +79,11 @@ class MindSporeTensor:
         return False
 
     def make_memory_source(self) -> ArraySource:
-        """Return the elements alone, without the tensor's graph of gradients."""
+        """Return a source of the elements without the tensor's graph of gradients."""
         return self._array
 
     def read_again(self) -> MindSporeTensor | str:
-        """Return the tensor as it is by now, or the reason why it cannot be read any more."""
+        """Return the tensor as it is now, or the reason why it can no longer be read."""
         return make_mindspore_source(self._tensor)
 
     def start_statistics(self, items: tuple[str, ...], precision: StatisticPrecision) -> None:
@@ -92,21 +92,21 @@ class MindSporeTensor:
 
     @cached_property
     def _array(self) -> ArraySource:
-        # On the processor a view, on a device a copy. Of the types numpy lacks bfloat16 is one of
-        # MindSpore's own, and float8 bytes without a meaning.
+        # A view in host memory, a copy on a device. Of the types that numpy lacks, bfloat16 is
+        # MindSpore's own numpy type, and float8 is raw bytes.
         array = self._tensor.asnumpy()
         return ArraySource(array.view(np.uint8) if array.dtype.kind == "V" else array, self.dtype)
 
 
 def is_tensor(value: object) -> bool:
-    """Return whether a value is a dense tensor: a parameter among them, sparse ones not."""
+    """Return whether a value is a dense tensor, or a parameter."""
     return isinstance(value, Tensor)
 
 
 def is_float_data(tensor: Any) -> bool:
-    """Return whether it is of floating point with a shape and elements: neither mask nor loss.
+    """Return whether a tensor is of floating point with a shape and elements: no mask, no loss.
 
-    So is what a failed operator should have made, that it may be counted as lost.
+    True for a failed operator's output, so that it is counted as lost.
     """
     try:
         return bool(tensor.is_floating_point() and tensor.ndim and tensor.size)
@@ -115,7 +115,7 @@ def is_float_data(tensor: Any) -> bool:
 
 
 def read_tensor_type(tensor: Any) -> TensorType:
-    """Return element type and extents; of what a failed operator should have made, nothing."""
+    """Return element type and shape; empty ones for a failed operator's output."""
     try:
         return TensorType(read_dtype(tensor), tuple(tensor.shape))
     except _OPERATOR_ERRORS:
@@ -125,7 +125,7 @@ def read_tensor_type(tensor: Any) -> TensorType:
 def make_mindspore_source(tensor: Any) -> MindSporeTensor | str:
     """Return the tensor as a source, or the reason why its elements cannot be read."""
     if tensor.has_init:
-        # Reading would make the elements, which the job leaves to later.
+        # Reading would create the elements, which the job creates later.
         return "no_data"
     kind = read_tensor_type(tensor)
     if not kind.dtype:

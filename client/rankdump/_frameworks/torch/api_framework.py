@@ -1,9 +1,8 @@
-"""Torch's side of an API dump (protocol `ApiFramework`) beside its hook: the saved state of a
-model, and the watch for calls of a model and steps of its optimizers.
+"""API dumps of torch (protocol `ApiFramework`): the saved state of a model, and the watch for calls
+of a model and steps of its optimizers. The hook itself is in `apis`.
 
 torch keeps no list of optimizers. An optimizer that shares a parameter with the model is the
-model's; where none does, as with an optimizer that holds copies of the weights, any optimizer
-counts.
+model's; if none does, as with an optimizer that holds copies of the weights, any optimizer counts.
 """
 
 from __future__ import annotations
@@ -44,16 +43,16 @@ class TorchStepWatch(ApiStepWatch):
     def __init__(self, model: Module, listener: StepListener) -> None:
         super().__init__(model, listener)
         self._known_optimizers: dict[int, tuple[ref[Optimizer], bool]] = {}
-        """Whether the steps of an optimizer count, by its identity."""
+        """Whether the steps of an optimizer count, by the optimizer's identity."""
         self._has_own_optimizer = False
-        """The model's own optimizer was seen."""
+        """Whether the model's own optimizer was seen."""
         self._outermost = TorchOutermostWatch(self._model_called)
         self._outermost.watch(model)
         self._handle = register_optimizer_step_post_hook(self._after_step)
         self._scaler_patch = _ScalerStepPatch(self._note_step)
 
     def remove(self) -> None:
-        """Leave the model and torch as they were."""
+        """Restore the model and torch."""
         self._outermost.remove()
         self._handle.remove()
         self._scaler_patch.remove()
@@ -80,9 +79,9 @@ class TorchStepWatch(ApiStepWatch):
             self._report_step()
 
     def _is_counted(self, optimizer: Optimizer) -> bool:
-        """Find out whether steps of an optimizer count: it takes a look at all objects there are.
+        """Return whether steps of an optimizer count; may search all objects of the process.
 
-        They count until the model's own optimizer comes; from then on only that one's do.
+        They count until the model's own optimizer is seen; from then on only that one's do.
         """
         own = {id(parameter) for parameter in self._model.parameters()}
         shares = _shares_parameter(optimizer, own)
@@ -96,7 +95,7 @@ class TorchStepWatch(ApiStepWatch):
 
 
 class _ScalerStepPatch:
-    """Hears `GradScaler.step`, which leaves the optimizer's out where gradients overflowed."""
+    """Observes `GradScaler.step`, which skips the optimizer's step if gradients overflowed."""
 
     def __init__(self, stepped: Any) -> None:
         kind: Any = torch.amp.GradScaler
@@ -114,14 +113,14 @@ class _ScalerStepPatch:
         kind.step = step
 
     def remove(self) -> None:
-        # Somebody who patched it later calls ours, which must then be silent.
+        # A later patch by others still calls ours, which must then report nothing.
         self.listens = False
         if self._kind.step is self._step:
             self._kind.step = self._before
 
 
 def _iterate_optimizers() -> Iterator[Optimizer]:
-    # By the type itself: asking a proxy for its class may run what it stands for.
+    # By the type itself: `__class__` of a proxy may run code of the object behind it.
     return (each for each in gc.get_objects() if issubclass(type(each), Optimizer))
 
 
@@ -130,12 +129,12 @@ def _shares_parameter(optimizer: Optimizer, own: set[int]) -> bool:
 
 
 def api_hook(model: Module, recorder: Recorder, *, graph: int, options: ApiOptions) -> TorchApiHook:
-    """Return what observes the calls of a model's program, and counts them from now on."""
+    """Return the hook that observes the calls of a model's program, and counts them from now on."""
     return TorchApiHook(model, recorder, graph, options)
 
 
 def save_state(model: Module, folder: Path) -> None:
-    """Write `pt_net.pth`, the model's `state_dict`, in the place of an earlier one."""
+    """Write `pt_net.pth`, the model's `state_dict`, over an earlier one."""
     path = folder / _STATE_FILE
     hidden = folder / f".{_STATE_FILE}.{os.getpid()}"
     try:
@@ -147,5 +146,5 @@ def save_state(model: Module, folder: Path) -> None:
 
 
 def watch_steps(model: Module, listener: StepListener) -> TorchStepWatch:
-    """Tell a listener of the model's calls and of its optimizers."""
+    """Report the model's calls and its optimizers' steps to a listener."""
     return TorchStepWatch(model, listener)

@@ -1,10 +1,10 @@
-"""Replaced methods of torch's process group, through which every collective call is seen, the
-completion of asynchronous ones, and the subscription of one model to them.
+"""Patched methods of torch's process group, which report every collective call, the completion of
+asynchronous ones, and the subscription of one model to them.
 
 At this level it does not matter how a script imported `all_reduce`. Calls that never pass
 through Python are not seen: those inside compiled regions, and those of torch's own C++.
-Arguments, results and errors are passed through unchanged. A work with a future reports its own
-end. A work without one (messages, with gloo) ends when it is waited for, or at the latest when
+Arguments, results and errors are passed through unchanged. The future of a work reports its end.
+A work without a future (messages, with gloo) ends when it is waited for, or at the latest when
 the script releases it; it is never kept alive.
 """
 
@@ -35,7 +35,8 @@ from rankdump._frameworks.torch.communication import (
 )
 from rankdump._frameworks.torch.ddp import observe_buckets
 from rankdump._frameworks.torch.internals import find_running_ddp
-from rankdump._frameworks.torch.observer import TorchObserver, run_shielded
+from rankdump._frameworks.torch.module_hooks import run_shielded
+from rankdump._frameworks.torch.tensors import TorchObserver
 
 # The work is a C++ class whose stubs are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -46,7 +47,7 @@ _work_class: Any = getattr(dist, "Work", None)
 
 
 class WorkWatcher:
-    """The replaced `Work.wait`, and the works nobody has waited for yet."""
+    """Patch of `Work.wait`, with the works that were not waited for yet."""
 
     def __init__(self) -> None:
         self._pending: dict[int, PendingCollective] = {}
@@ -64,7 +65,7 @@ class WorkWatcher:
             finally:
                 watcher.end_wait(work)
 
-        # What stands in the class binds; `original`, read from it, does not.
+        # The attribute in the class dict binds; `original`, read from the class, does not.
         self._replaced = (vars(_work_class)["wait"], wait)
         _work_class.wait = wait
 
@@ -75,11 +76,11 @@ class WorkWatcher:
         self._replaced = None
 
     def watch_work(self, work: Any, pending: PendingCollective) -> None:
-        """Finish the event when the work is complete; without a work it already is."""
+        """Finish the event when the work is complete; without a work it is complete already."""
         if not isinstance(work, dist.Work):
             collective_recorder.end(pending)
         elif not pending.begun:
-            # Nobody records it; only its number mattered, unless the end is to tell it.
+            # No recorder has the event: only its number matters, known perhaps only at the end.
             if pending.sequence is None:
                 self._add_pending(work, pending)
         elif not _finish_by_future(work, pending):
@@ -92,7 +93,7 @@ class WorkWatcher:
             return
         try:
             sender = _find_sender(work, pending)
-        except Exception:  # a wait that failed: nobody knows who would have sent
+        except Exception:  # a wait that failed: the sender is unknown
             sender = None
         collective_recorder.end(pending, sender)
 
@@ -105,7 +106,7 @@ class WorkWatcher:
 
 
 def _finish_by_future(work: dist.Work, pending: PendingCollective) -> bool:
-    """Have the work's future finish the event; False when it has none, or none of this kind."""
+    """Let the work's future finish the event; return False without a usable future."""
     if pending.request.on_device or not pending.request.kind.is_collective:
         return False
     try:
@@ -121,7 +122,7 @@ def _finish_by_future(work: dist.Work, pending: PendingCollective) -> bool:
 
 
 def _find_sender(work: Any, pending: PendingCollective) -> int | None:
-    """Return the global rank of who sent a message from anyone, once it is there."""
+    """Return the sender's global rank, for a message received from any rank."""
     request = pending.request
     if request.kind is not EventKind.RECV or request.peer != ANY_SOURCE:
         return None
@@ -135,11 +136,11 @@ def _find_sender(work: Any, pending: PendingCollective) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveMethod:
-    """What a method of the process group does."""
+    """Kind and arguments of a method of the process group."""
 
     kind: EventKind
     size_argument: int | None = None
-    """Place of the argument whose elements count: equal on every member of the group."""
+    """Index of the argument whose element count is reported: it is equal on all members."""
     peer_argument: int | None = None
 
 
@@ -163,7 +164,7 @@ COLLECTIVE_METHODS = {
     "_reduce_scatter_base": _SCATTER_METHOD,
     "gather": CollectiveMethod(EventKind.GATHER, 1),
     "scatter": CollectiveMethod(EventKind.SCATTER, 0),
-    # Members may exchange parts of different sizes, so there is no count to agree on.
+    # Members may exchange parts of different sizes, so there is no common count.
     "alltoall": CollectiveMethod(EventKind.ALL_TO_ALL),
     "alltoall_base": CollectiveMethod(EventKind.ALL_TO_ALL),
     "all_to_all_single": CollectiveMethod(EventKind.ALL_TO_ALL),
@@ -173,11 +174,11 @@ COLLECTIVE_METHODS = {
     "recv": CollectiveMethod(EventKind.RECV, 0, 1),
     "recv_anysource": CollectiveMethod(EventKind.RECV, 0),
 }
-"""By name; a version of torch has some of them, newer ones under two names."""
+"""By name; each version of torch has some of them, newer versions under two names."""
 
 
 class ProcessGroupPatch:
-    """The replaced methods; in place as long as anybody listens."""
+    """Patch of the methods, in place while there is a listener."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -205,7 +206,7 @@ class ProcessGroupPatch:
                 return
             self._work_watcher.install()
             for name, method in COLLECTIVE_METHODS.items():
-                # What stands in the class binds; what reading it gives is callable, but does not.
+                # The attribute in the class dict binds; the one read from the class does not.
                 original = vars(dist.ProcessGroup).get(name)
                 if original is not None:
                     ours = self._wrap_method(getattr(dist.ProcessGroup, name), method)
@@ -214,7 +215,7 @@ class ProcessGroupPatch:
 
     def _restore(self) -> None:
         for name, (original, ours) in self._replaced.items():
-            # Somebody who replaced ours keeps calling it: with nobody listening it only counts.
+            # Code that replaced ours keeps calling it: without listeners it only counts.
             if vars(dist.ProcessGroup).get(name) is ours:
                 setattr(dist.ProcessGroup, name, original)
         self._replaced.clear()
@@ -252,7 +253,7 @@ class ProcessGroupPatch:
 def _begin_collective(
     group: dist.ProcessGroup, method: CollectiveMethod, arguments: Sequence[object]
 ) -> PendingCollective | None:
-    """Begin the event of a call; None when we fail, which the call must not notice."""
+    """Begin the event of a call; None after an internal error, which must not reach the call."""
     try:
         members = describe_group(group)
         sized = None if method.size_argument is None else arguments[method.size_argument]
@@ -281,11 +282,11 @@ def _begin_collective(
 
 
 process_group_patch = ProcessGroupPatch()
-"""Of this process."""
+"""Patch of this process."""
 
 
 class CollectiveSubscription:
-    """Subscription of one model, armed or not: all ranks must count the same collectives."""
+    """Subscription of one model, also while not armed: all ranks must count alike."""
 
     def __init__(self, model: Module, observer: TorchObserver) -> None:
         self._observer = observer
@@ -295,12 +296,12 @@ class CollectiveSubscription:
             run_shielded(self._subscribe, observer.report_failure, model)
 
     def refresh_methods(self) -> None:
-        """Look again where collectives are to be listened for."""
+        """Patch the methods if torch.distributed has come into use."""
         if self._is_subscribed:
             run_shielded(process_group_patch.install_methods, self._observer.report_failure)
 
     def find_outer_ddp(self) -> None:
-        """Find a wrapper that was put around the model later: it is known only while it runs."""
+        """Find a DDP wrapper that was added later: it is visible only while it runs."""
         outer_ddp = find_running_ddp() if self._is_subscribed else None
         if outer_ddp is not None and (
             self._outer_ddp is None or self._outer_ddp() is not outer_ddp
@@ -309,7 +310,7 @@ class CollectiveSubscription:
             observe_buckets(outer_ddp)
 
     def set_recorder(self, recorder: Recorder) -> None:
-        """Hand over to this recorder from now on, as the observer does."""
+        """Report to this recorder from now on."""
         observer, before = self._observer, self._observer.recorder
         observer.recorder = recorder
         if self._is_subscribed:

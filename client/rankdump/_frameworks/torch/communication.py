@@ -1,6 +1,6 @@
-"""Collectives and messages of a process: their groups, numbers, begins and ends, and how long a
-group lets them wait. One recorder for the whole process, because process groups belong to the
-process; knows nothing of how calls are intercepted.
+"""Collectives and messages of a process: their groups, numbers, begins, ends and timeouts. There is
+one recorder for the whole process, because process groups belong to the process; how calls are
+intercepted is not its concern.
 
 Times are the host's: on an accelerator a collective ends for the host when it is queued and
 waited for. A timeout that the backend does not reveal is unknown.
@@ -47,7 +47,7 @@ class CollectiveCounter:
         self._counts: dict[tuple[object, ...], Iterator[int]] = {}
 
     def next_number(self, *key: object) -> int:
-        """Return the next number of that key; without a lock, for a fork must not find it taken."""
+        """Return the next number of a key; takes no lock, which a fork might find held."""
         return next(self._counts.setdefault(key, itertools.count()))
 
 
@@ -62,28 +62,28 @@ class CollectiveRequest:
     element_count: int = 0
     dtype: str = ""
     peer: int = ANY_SOURCE
-    """Global rank at the other end of a message, as far as it is known."""
+    """Global rank at the other end of a message, if known."""
     scope: str = ""
-    """What stands between the group and the operation in the name."""
+    """Part of the name between group and operation."""
     on_device: bool = False
-    """Its tensors lie on an accelerator, whose works tell the host no end."""
+    """Its tensors are on an accelerator, whose works do not report their end to the host."""
     timeout: GroupTimeout | None = None
-    """How long it may wait, where that is known."""
+    """Timeout of the group, if known."""
 
 
 @dataclass(slots=True, eq=False)
 class PendingCollective:
-    """A request under way; it ends once, whoever says so first."""
+    """A request that has started; only the first report of its end counts."""
 
     request: CollectiveRequest
     sequence: int | None
-    """None until the sender of a message from anyone is known."""
+    """None until the sender is known, for a message from any rank."""
     begun: list[tuple[Recorder, StartedEvent]]
     sequences: CollectiveCounter
     _open: list[None] = field(default_factory=lambda: [None])
 
     def record_end(self, peer: int | None = None) -> None:
-        """Record the end; `peer` is the sender when only the end has shown it."""
+        """Record the end; `peer` is the sender if it was unknown until then."""
         try:
             self._open.pop()
         except IndexError:
@@ -103,7 +103,7 @@ class PendingCollective:
 
 
 class CollectiveRecorder:
-    """Reports collectives to all recorders that listen, and numbers them."""
+    """Numbers collectives, and reports them to all registered recorders."""
 
     def __init__(self) -> None:
         self._sequences = CollectiveCounter()
@@ -111,7 +111,7 @@ class CollectiveRecorder:
         self._nesting = threading.local()
 
     def add_listener(self, recorder: Recorder, graph: int) -> None:
-        """Add a recorder; one that several models share gets each event once."""
+        """Add a recorder; one that several models share receives each event once."""
         self._listeners = [*self._listeners, (recorder, graph)]
 
     def remove_listener(self, recorder: Recorder, graph: int) -> None:
@@ -123,17 +123,17 @@ class CollectiveRecorder:
 
     @property
     def has_listeners(self) -> bool:
-        """Whether anybody listens."""
+        """Whether a recorder is registered."""
         return bool(self._listeners)
 
     @property
     def is_nested(self) -> bool:
-        """Whether this thread is inside a call that is already counted."""
+        """Whether this thread is inside a call that was already counted."""
         return getattr(self._nesting, "depth", 0) > 0
 
     @contextmanager
     def suppress_nested(self) -> Generator[None]:
-        """Count no call that this one makes in its turn."""
+        """Count no call that is made within the block."""
         self._nesting.depth = getattr(self._nesting, "depth", 0) + 1
         try:
             yield
@@ -141,7 +141,7 @@ class CollectiveRecorder:
             self._nesting.depth -= 1
 
     def begin(self, request: CollectiveRequest) -> PendingCollective:
-        """Number a request, and start its event with every recorder that is armed."""
+        """Number a request, and start its event in every armed recorder."""
         if request.kind.is_collective:
             number = self._sequences.next_number(request.group.name)
         elif request.peer == ANY_SOURCE:
@@ -153,7 +153,7 @@ class CollectiveRecorder:
         )
 
     def end(self, pending: PendingCollective | None, peer: int | None = None) -> None:
-        """Record the end of a request, if it was begun; never raises."""
+        """Record the end of a request that was begun; never raises."""
         try:
             if pending is not None:
                 pending.record_end(peer)
@@ -161,7 +161,7 @@ class CollectiveRecorder:
             self.report_failure(error)
 
     def warn_once(self, message: str) -> None:
-        """Write a warning with every recorder."""
+        """Log a warning with every recorder."""
         for recorder, _ in self._listeners:
             recorder.warn_once(message)
 
@@ -172,7 +172,7 @@ class CollectiveRecorder:
     def _start_events(
         self, request: CollectiveRequest, number: int | None
     ) -> list[tuple[Recorder, StartedEvent]]:
-        """Start the event with every recorder that is armed, once with each."""
+        """Start the event in every armed recorder, once in each."""
         started: dict[int, tuple[Recorder, StartedEvent]] = {}
         for recorder, graph in self._listeners:
             if not recorder.armed or id(recorder) in started:
@@ -194,7 +194,7 @@ def describe_group(group: dist.ProcessGroup) -> ProcessGroup:
 
 
 def count_elements(tensors: Iterable[Tensor]) -> tuple[int, str]:
-    """Return the elements of the tensors together, and the type of the first."""
+    """Return the total element count of the tensors, and the element type of the first."""
     found = list(tensors)
     return sum(tensor.numel() for tensor in found), find_dtype_name(found[0]) if found else ""
 
@@ -202,7 +202,7 @@ def count_elements(tensors: Iterable[Tensor]) -> tuple[int, str]:
 def format_collective_name(request: CollectiveRequest, peer: int, sequence: int | None) -> str:
     """Return the name of a collective or message, unique within its iteration.
 
-    A message whose sender is not known yet has no number, and a name that others share.
+    A message with an unknown sender has no number, and shares its name with others.
     """
     title = _OPERATION_TITLES[request.kind]
     if sequence is None:
@@ -240,7 +240,7 @@ def list_tensors(value: object, depth: int = 2) -> Sequence[Tensor]:
 
 
 collective_recorder = CollectiveRecorder()
-"""Of this process: groups, and the methods that are replaced, are there once."""
+"""Recorder of this process: groups and patched methods exist once."""
 
 
 # The process group is a C++ class whose stubs are partial.
@@ -252,13 +252,13 @@ _MICROSECOND = timedelta(microseconds=1)
 _known_timeouts: weakref.WeakKeyDictionary[Any, dict[str, GroupTimeout | None]] = (
     weakref.WeakKeyDictionary()
 )
-"""By group, for a name may be given again, and by kind of device; empty for the group's own."""
+"""By group, because a name may be reused, and by device type; empty for the group's default."""
 
 
 def read_group_timeout(
     group: dist.ProcessGroup, device: torch.device | None
 ) -> GroupTimeout | None:
-    """Return what a group's backend for tensors of a device was made with; None when unknown."""
+    """Return the timeout of a group's backend for tensors of a device; None if unknown."""
     known = _known_timeouts.get(group)
     if known is None:
         known = _known_timeouts[group] = {}

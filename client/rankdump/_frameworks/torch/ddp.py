@@ -1,8 +1,8 @@
-"""Gradient buckets that DistributedDataParallel reduces in C++, past any Python call.
+"""Gradient buckets that DistributedDataParallel reduces in C++, without any Python call.
 
-A communication hook reduces exactly as DDP does without one, bit for bit. The hook cannot be
-removed: after `detach` it goes on reducing and records nothing. A hook that the user registers
-later takes over the reduction.
+Our communication hook reduces exactly as DDP does without one, bit for bit. The hook cannot be
+removed: after `detach` it still reduces and records nothing. A hook that the user registers later
+takes over the reduction.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ OCCUPIED_WARNING = (
 
 
 class GradientBuckets:
-    """The reduction of one DistributedDataParallel, through our hook."""
+    """Reduction of one DistributedDataParallel by our hook."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp = weakref.ref(ddp)
@@ -58,7 +58,7 @@ class GradientBuckets:
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """The group that the model's replicas form; a model may change it."""
+        """Process group of the model's replicas; a model may change it."""
         ddp = self._ddp()
         if ddp is not None:
             self._group = ddp.process_group
@@ -66,7 +66,7 @@ class GradientBuckets:
 
     @property
     def is_delegated(self) -> bool:
-        """Whether a hook of the user's reduces."""
+        """Whether a hook of the user reduces."""
         return self._user_hook is not None
 
     def delegate_to_user(self, hook: BucketHook, state: object) -> None:
@@ -74,7 +74,7 @@ class GradientBuckets:
         self._user_hook = (hook, state)
 
     def set_joining_work(self, work: dist.Work, static: bool) -> None:
-        """Divide by the number of ranks that this work sums, or by the size of the world."""
+        """Divide by the number of ranks that this work sums, or by the world size."""
         self._joining_work = None if static else work
 
     def reduce_bucket(self, bucket: GradBucket) -> Future[Tensor]:
@@ -107,11 +107,11 @@ class GradientBuckets:
 
 
 _registered_buckets: weakref.WeakKeyDictionary[Any, GradientBuckets] = weakref.WeakKeyDictionary()
-"""By reducer. What was registered cannot be undone, so this outlives every attachment."""
+"""By reducer. A registration cannot be undone, so this outlives every attachment."""
 
 
 def observe_buckets(model: Module) -> None:
-    """Register our hook with every DistributedDataParallel in the model that has none."""
+    """Register our hook with every DistributedDataParallel in the model that has no hook."""
     for ddp in model.modules():
         if isinstance(ddp, DistributedDataParallel) and _is_observable(ddp):
             buckets = GradientBuckets(ddp)
@@ -125,7 +125,7 @@ def observe_buckets(model: Module) -> None:
 
 
 def _is_observable(ddp: DistributedDataParallel) -> bool:
-    """Return whether a hook of ours would change nothing; the reason why not is said once."""
+    """Return whether our hook would change no result; if it would, warn once."""
     # A user's own hook communicates through Python, where its calls are seen.
     if (
         ddp.reducer in _registered_buckets
@@ -167,7 +167,7 @@ _register_builtin_hook: Any = getattr(dist, "_register_builtin_comm_hook", None)
 
 
 def _divert_registration() -> None:
-    """Have what the user registers later reach our hook instead of failing on it."""
+    """Redirect later registrations by the user to our hook instead of failing."""
     if _dist._register_comm_hook is _register_user_hook:
         return
     _dist._register_comm_hook = _register_user_hook
@@ -187,7 +187,7 @@ def _divert_registration() -> None:
 def _register_user_hook(reducer: Any, state: object, hook: BucketHook) -> None:
     buckets = _registered_buckets.get(reducer)
     if buckets is None or buckets.is_delegated:
-        # A second hook is torch's to refuse, in its own words.
+        # torch itself rejects a second hook, with its own error.
         _register_hook(reducer, state, hook)
     else:
         buckets.delegate_to_user(hook, state)

@@ -1,11 +1,11 @@
-"""Tensors of an accelerator: copies of CUDA tensors into pinned host memory, and statistics of
-tensors computed where they lie.
+"""Tensors of an accelerator: copies of CUDA tensors into pinned host memory, and statistics
+computed on the device.
 
 A CUDA tensor is first copied on the device, in the order of the job's own stream and at the
-speed of device memory. What the job does to it next does not show, and the job's stream never
-waits for the slow transfer to the host, which has a stream of its own. While more than a limit
-of such copies is in flight, the job's own stream makes the whole copy instead. Source: PyTorch,
-CUDA semantics, streams and pinned memory.
+speed of device memory. Later writes by the job do not affect the copy, and the job's stream never
+waits for the slow transfer to the host, which has its own stream. While more than a limit of such
+copies is in flight, the job's own stream makes the whole copy instead. Source: PyTorch, CUDA
+semantics, streams and pinned memory.
 
 Statistics accept tensors of any device, so that results of the host can be compared with those
 of an accelerator. Nothing waits for the accelerator before `read`, which reads many tensors back
@@ -30,7 +30,7 @@ from rankdump._frameworks.torch.internals import disable_observation
 from rankdump.errors import ProtocolError
 
 MAX_IN_FLIGHT_BYTES = 256 << 20
-"""Copies on the device that wait for their way to the host, of all devices together."""
+"""Bytes of copies on all devices that wait for their transfer to the host."""
 # cudaHostRegisterPortable: pinned for every device of the process.
 _REGISTER_PORTABLE = 1
 
@@ -39,12 +39,12 @@ class CudaEvent(Protocol):
     """A mark in a stream."""
 
     def query(self) -> bool:
-        """Return whether everything before it is done; raise when the device failed."""
+        """Return whether all earlier work is done; raise if the device failed."""
         ...
 
 
 class CudaRuntime(Protocol):
-    """Functions of CUDA that copies need."""
+    """Functions of CUDA that copies use."""
 
     def register(self, address: int, byte_count: int) -> bool:
         """Pin host memory; return whether that worked."""
@@ -89,7 +89,7 @@ class TorchCudaRuntime:
         side.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(side):
             target.copy_(now, non_blocking=True)
-        # The allocator may lend the memory out again only when the side stream is done with it.
+        # The allocator may reuse the memory only when the side stream has finished with it.
         now.record_stream(side)
         return self._record_event(side)
 
@@ -143,14 +143,14 @@ class CudaCopier:
 
 
 class CudaTransfer:
-    """A copy under way; asked by one thread at a time."""
+    """A running copy; used by one thread at a time."""
 
     def __init__(self, event: CudaEvent, ended: Callable[[], None]) -> None:
         self._event = event
         self._release: Callable[[], None] | None = ended
 
     def done(self) -> bool:
-        """Return whether the elements are there; raise when they never will be."""
+        """Return whether the elements have arrived; raise if they never will."""
         over = True
         try:
             over = self._event.query()
@@ -162,7 +162,7 @@ class CudaTransfer:
 
 
 class CudaTensor:
-    """One tensor of a CUDA device, as what copies it."""
+    """Copier of one tensor of a CUDA device."""
 
     __slots__ = ("_copier", "_tensor")
 
@@ -170,7 +170,7 @@ class CudaTensor:
         self._tensor, self._copier = tensor, copier
 
     def pin(self, memory: memoryview) -> Callable[[], None] | None:
-        """Make host memory fit for copies on their own; None when it cannot be."""
+        """Pin host memory for asynchronous copies; return its release, None if pinning failed."""
         return self._copier.pin(memory)
 
     def copy_into(self, target: memoryview) -> CudaTransfer:
@@ -179,7 +179,7 @@ class CudaTensor:
 
 
 def find_accelerator(tensor: Tensor) -> CudaTensor | None:
-    """Return what copies a tensor on its own; None when it is on no CUDA device."""
+    """Return the asynchronous copier of a tensor; None if it is not on a CUDA device."""
     return CudaTensor(tensor, _COPIER) if tensor.is_cuda else None
 
 
@@ -200,7 +200,7 @@ NULL_STATISTIC = "null"
 """Value of a statistic that cannot be computed (MindSpore 2.3 Dump guide, statistic.csv)."""
 
 _BLOCK_ELEMENTS = 1 << 24
-"""Integers converted at a time for their norm: what is taken from the accelerator is bounded."""
+"""Integers converted at a time for their norm, to bound the memory on the accelerator."""
 _COMPARABLE_DTYPES = {
     "uint16": torch.int32,
     "uint32": torch.int64,
@@ -215,12 +215,12 @@ class DeviceStatistics:
     row: Tensor
     """One number for each item that is not null."""
     kinds: tuple[StatisticKind, ...]
-    """How each item's text comes from its number."""
+    """Rule that turns each item's number into text."""
     stream: Any
-    """Where the row is being computed; None on a device without streams."""
+    """Stream that computes the row; None on a device without streams."""
 
     def read(self, others: Sequence[DeferredStatistics]) -> list[tuple[str, ...]]:
-        """Return the texts of these others: one copy to the host for each device they lie on."""
+        """Return the texts of `others`, with one copy to the host per device."""
         texts: dict[int, tuple[str, ...]] = {}
         by_device: dict[torch.device, list[tuple[int, DeviceStatistics]]] = {}
         for index, other in enumerate(others):
@@ -241,8 +241,8 @@ def start_statistics(
 ) -> DeviceStatistics:
     """Start computing the items of a tensor that has elements.
 
-    `high` takes mean and norm in float32 at least, `low` in the tensor's own type; of integers
-    both are taken in float64. Maximum and minimum keep the tensor's type.
+    `high` computes mean and norm in float32 at least, `low` in the tensor's own type, both in
+    float64 for integers. Maximum and minimum keep the tensor's type.
     """
     with disable_observation():
         wide = _select_widest_dtype(tensor.device)
@@ -258,20 +258,20 @@ def start_statistics(
 
 
 def convert_to_comparable(tensor: Tensor) -> Tensor:
-    """Return the elements in a type that has an order in torch; of complex ones, both parts."""
+    """Return the elements in a type that torch can order; of complex ones, both parts."""
     tensor = tensor.detach()
     if tensor.is_complex():
         return torch.view_as_real(tensor.resolve_conj())
     name = str(tensor.dtype).removeprefix("torch.")
     if name.startswith("float8"):
-        # Holds every value of every such type, exactly.
+        # bfloat16 holds every value of these types exactly.
         return tensor.to(torch.bfloat16)
     kind = _COMPARABLE_DTYPES.get(name)
     return tensor if kind is None else tensor.to(kind)
 
 
 class _StatisticsComputation:
-    """The items of one tensor; maximum and minimum are found together, in one pass."""
+    """Computes the items of one tensor; maximum and minimum together in one pass."""
 
     def __init__(self, tensor: Tensor, precision: StatisticPrecision) -> None:
         self._complex = tensor.is_complex()
@@ -283,7 +283,7 @@ class _StatisticsComputation:
         )
 
     def item(self, name: str) -> Tensor | None:
-        """Return the item as a scalar; None for one that is not to be had here."""
+        """Return the item as a scalar; None if it is not available for this type or device."""
         compute = self._by_item.get(name)
         if compute is None or self._complex:
             return None
@@ -350,7 +350,7 @@ def _format_number(kind: StatisticKind, value: float) -> str:
 
 
 def _fetch_numbers(device: torch.device, statistics: Sequence[DeviceStatistics]) -> list[float]:
-    """Return all numbers of these figures, which lie on one device."""
+    """Return all numbers of statistics on one device."""
     with disable_observation():
         now = _find_current_stream(device)
         for stream in {each.stream for each in statistics} - {now, None}:
@@ -360,6 +360,6 @@ def _fetch_numbers(device: torch.device, statistics: Sequence[DeviceStatistics])
 
 
 def _find_current_stream(device: torch.device) -> Any:
-    """Return the stream that this thread's work on the device goes into, if it has any."""
+    """Return this thread's current stream on the device; None if it has no streams."""
     current = getattr(getattr(torch, device.type, None), "current_stream", None)
     return None if current is None or device.type == "cpu" else current(device)

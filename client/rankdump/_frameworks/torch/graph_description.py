@@ -1,9 +1,9 @@
 """Description of a network as a graph while an iteration runs: callers, inputs, results and source
-lines, and the operator or parameter that made each tensor. Works only in the iteration that the
-recorder wants described; keeps no tensor and no part of autograd's graph alive.
+lines, and the operator or parameter that produced each tensor. Active only while the recorder is
+describing; keeps no tensor and no part of autograd's graph alive.
 
-A tensor is known by its identity, a view by the tensor that it shows, and the result of
-unobserved arithmetic by autograd's graph, where it may have several makers.
+A tensor is recognised by its identity, a view by its base, and the result of unobserved arithmetic
+by autograd's graph, where it may have several producers.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from rankdump._frameworks.model_observer import capture_source_lines
 from rankdump._frameworks.operator_names import CallLeaf
 from rankdump._frameworks.torch.internals import find_base, read_node_number, read_version
 from rankdump._frameworks.torch.module_tree import iterate_own_tensors, read_module_arguments
-from rankdump._frameworks.torch.observer import TorchObserver
 from rankdump._frameworks.torch.recomputation import TorchOperatorCall
-from rankdump._frameworks.torch.tensors import find_dtype_name
+from rankdump._frameworks.torch.tensors import TorchObserver, find_dtype_name
 
 # torch's stubs leave the nodes of autograd's graph partly untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -37,7 +36,7 @@ from rankdump._frameworks.torch.tensors import find_dtype_name
 
 
 _MAX_SEARCHED_NODES = 256
-"""Nodes of autograd's graph looked at for one tensor."""
+"""Nodes of autograd's graph searched for one tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +47,21 @@ class _KnownTensor:
 
 
 class TensorProducers:
-    """The makers of one iteration's tensors, by name."""
+    """Producers of one iteration's tensors, by name."""
 
     def __init__(self) -> None:
         self._by_identity: dict[int, _KnownTensor] = {}
         self._by_node: dict[tuple[int, int], str] = {}
 
     def clear(self) -> None:
-        """Know nothing any more."""
+        """Forget all producers."""
         self._by_identity.clear()
         self._by_node.clear()
 
     def add_tensor(self, tensor: Tensor, name: str) -> str:
-        """Note that an operator returned a tensor; return which one made it.
+        """Note that an operator returned a tensor; return the operator that made it.
 
-        That is another one when the tensor was only handed through.
+        That is another one if the tensor was only passed through.
         """
         known = self._find_known(tensor)
         if known is not None and known.version == _read_version(tensor):
@@ -76,7 +75,7 @@ class TensorProducers:
         return name
 
     def find_makers(self, tensor: Tensor) -> tuple[str, ...]:
-        """Return who made a tensor; nobody for one from outside."""
+        """Return the producers of a tensor; none for one from outside the model."""
         known = self._find_known(tensor)
         if known is not None and known.version == _read_version(tensor):
             return (known.maker,)
@@ -119,13 +118,13 @@ def _read_version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else read_version(tensor)
 
 
-# With the import system, which has no files.
+# Including the import system, whose code has no files.
 _FOREIGN_FILES = (f"{Path(str(torch.__file__)).parent}{os.sep}", "<frozen ")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeDraft:
-    """A call that has begun, as far as it can be described."""
+    """Description of a call that has begun."""
 
     inputs: tuple[str, ...]
     source: tuple[SourceLine, ...]
@@ -133,13 +132,13 @@ class NodeDraft:
 
 @dataclass(slots=True)
 class _ForwardDescription:
-    """What the backward of a call is described from."""
+    """Facts of a forward call that describe its backward."""
 
     source: tuple[SourceLine, ...]
     gradients: tuple[TensorType, ...] = ()
-    """Types of the gradients it will give."""
+    """Types of the gradients that the backward will produce."""
     made: dict[str, None] = field(default_factory=dict[str, None])
-    """Makers of what the call returned: itself, or calls inside it."""
+    """Producers of the call's results: itself, or calls inside it."""
 
 
 class GraphDescriber:
@@ -155,11 +154,11 @@ class GraphDescriber:
 
     @property
     def is_active(self) -> bool:
-        """Whether there is something to describe now."""
+        """Whether operators are to be described now."""
         return self._observer.recorder.is_describing
 
     def clear(self) -> None:
-        """Know nothing of the iteration any more."""
+        """Forget the iteration."""
         self._producers.clear()
         self._names.clear()
         self._forwards.clear()
@@ -167,7 +166,7 @@ class GraphDescriber:
         self._gradients.clear()
 
     def describe_parameters(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Describe parameters and buffers; those that are still without a shape are left out."""
+        """Describe parameters and buffers, except those without a shape so far."""
         for name, tensor in named:
             self._names[id(tensor)] = name
             kind = _find_tensor_type(tensor)
@@ -179,7 +178,7 @@ class GraphDescriber:
     def begin_call(
         self, call: TorchOperatorCall, module: Module, leaves: Sequence[CallLeaf]
     ) -> NodeDraft:
-        """Note what a call reads and where it is made, before it may change anything."""
+        """Note the inputs and source lines of a call, before it may change anything."""
         forward = call.names.forward
         known = self._forwards.setdefault(
             forward, _ForwardDescription(capture_source_lines(besides=_FOREIGN_FILES))
@@ -204,7 +203,7 @@ class GraphDescriber:
         draft: NodeDraft,
         results: Sequence[CallLeaf],
     ) -> None:
-        """Describe a call; of one that raised there are no results."""
+        """Describe a call; one that raised has no results."""
         tensors = _list_leaf_tensors(results)
         known = self._forwards.get(call.names.forward)
         for tensor in tensors:
@@ -222,13 +221,13 @@ class GraphDescriber:
         self._observer.recorder.describe(self._observer.graph, node)
 
     def describe_gradient(self, call: TorchOperatorCall) -> None:
-        """Describe the backward of a call; it follows from those that ran before it."""
+        """Describe the backward of a call, with inputs from backwards that ran before it."""
         name = call.names.gradient
         known = self._forwards.get(call.names.forward)
         if known is None or name in self._gradients:
             return
         self._gradients.add(name)
-        # Copies: another thread may be adding to them.
+        # Copies, because another thread may add to them.
         made = [tuple(self._readers.get(maker, ())) for maker in tuple(known.made)]
         readers = itertools.chain.from_iterable(made)
         node = GraphNode(
@@ -250,7 +249,7 @@ def _find_tensor_types(tensors: Iterable[Tensor]) -> tuple[TensorType, ...]:
 
 
 def _find_tensor_type(tensor: Tensor) -> TensorType | None:
-    """Return the type of a tensor; None where it has no extents in numbers."""
+    """Return the type of a tensor; None if its extents are not plain numbers."""
     try:
         return TensorType(find_dtype_name(tensor), tuple(map(int, tensor.shape)))
     except (RuntimeError, TypeError, ValueError):

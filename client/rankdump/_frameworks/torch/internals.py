@@ -1,5 +1,5 @@
-"""Private interfaces of torch that the adapter depends on, each with its behaviour where torch does
-not have it. No other module reaches below torch's public interface.
+"""Private interfaces of torch that the adapter depends on, each with its behaviour if this torch
+lacks it; those of process groups are in `communication` and `ddp`.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def has_own_elements(tensor: Tensor) -> bool:
 
 
 def read_version(tensor: Tensor) -> int:
-    """Return how often the tensor's content was changed in place."""
+    """Return how often the tensor was changed in place."""
     return tensor._version
 
 
 def find_base(tensor: Tensor) -> Tensor | None:
-    """Return the tensor whose elements this one shows; None when it has its own."""
+    """Return the base of a view; None if the tensor is not a view."""
     return tensor._base
 
 
@@ -61,10 +61,10 @@ def read_node_number(node: Any) -> int:
 
 
 def read_structure(model: Module) -> list[object] | None:
-    """Return what a model is made of, equal as long as nothing was put in, out or elsewhere.
+    """Return the structure of a model, equal as long as nothing was added, removed or moved.
 
-    None for one with parts that do not tell. Only the identities of modules and parameters are in
-    it: they mean something to whoever keeps those alive.
+    None if the parts of a module cannot be listed. It holds only identities of modules and
+    parameters, which are valid as long as the caller keeps those alive.
     """
     found: list[object] = []
     waiting, seen = [model], set[int]()
@@ -79,7 +79,7 @@ def read_structure(model: Module) -> list[object] | None:
         for parts in (module._modules, module._parameters):
             found += parts
             found += map(id, parts.values())
-        # A buffer may be another tensor after every step; its name and place matter.
+        # A buffer may be another tensor after every step, so only its name and place count.
         found += [(name, part is None) for name, part in module._buffers.items()]
         found += module._non_persistent_buffers_set
         waiting += [child for child in module._modules.values() if child is not None]
@@ -92,13 +92,13 @@ def is_persistent(module: Module, buffer: str) -> bool:
 
 
 def disable_function_modes() -> AbstractContextManager[None]:
-    """Keep a user's function modes from seeing what is asked of a tensor within."""
+    """Hide the block's tensor functions from a user's function modes."""
     return _C.DisableTorchFunction()
 
 
 @contextmanager
 def disable_observation() -> Generator[None]:
-    """Keep autograd, autocast, torch.func and a user's modes from seeing what is read within."""
+    """Hide reads of tensors in the block from autograd, autocast, torch.func and user modes."""
     with (
         _C.DisableTorchFunction(),
         _C._DisableTorchDispatch(),
@@ -116,9 +116,9 @@ def has_mode(mode: TorchFunctionMode) -> bool:
 
 
 def push_mode(mode: TorchFunctionMode) -> None:
-    """Put a function mode on this thread's stack, below those that a block of the script ends.
+    """Put a function mode on this thread's stack, below modes that `with` blocks will pop.
 
-    The default device's is the lowest: torch looks for it there.
+    The default device's mode stays lowest: torch looks for it there.
     """
     above: list[TorchFunctionMode] = []
     while _C._len_torch_function_stack():
@@ -130,7 +130,7 @@ def push_mode(mode: TorchFunctionMode) -> None:
 
 
 def remove_mode(mode: TorchFunctionMode) -> bool:
-    """Take a function mode off this thread's stack, wherever it is; return whether it was there."""
+    """Remove a function mode from any place in this thread's stack; return whether it was there."""
     if not has_mode(mode):
         return False
     above: list[TorchFunctionMode] = []
@@ -142,9 +142,9 @@ def remove_mode(mode: TorchFunctionMode) -> bool:
 
 
 def call_past_modes(function: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
-    """Call a function of which this thread's highest mode does not hear, but of what it calls.
+    """Call a function past this thread's highest mode, which still sees the calls inside it.
 
-    In a torch too old for this the mode hears of neither.
+    With a torch too old for this, the mode sees neither.
     """
     if hasattr(_C, "_skip_one_hop_torch_function"):
         return _C._skip_one_hop_torch_function(function, types, args, kwargs)
@@ -153,7 +153,7 @@ def call_past_modes(function: Callable[..., Any], types: Any, args: Any, kwargs:
 
 
 def _disable_autocast() -> AbstractContextManager[Any]:
-    # Without this a torch too old for it may compute in the types that autocast likes better.
+    # A torch too old for this may compute in autocast's types.
     return _C._DisableAutocast() if hasattr(_C, "_DisableAutocast") else nullcontext()
 
 
@@ -166,14 +166,14 @@ def _disable_transforms() -> AbstractContextManager[Any]:
 
 
 def is_tracing() -> bool:
-    """Return whether tensors are being traced rather than computed: no hook may touch them."""
+    """Return whether tensors are being traced, not computed; then no hook may touch them."""
     return torch.compiler.is_compiling() or _C._get_tracing_state() is not None
 
 
 def skip_compilation(function: Callable[..., Any]) -> None:
-    """Have the compiler leave alone what the function runs, where nothing traces it.
+    """Exclude a function and its calls from compilation, unless it is being traced.
 
-    A torch too old for this may compile such a function, which then observes nothing.
+    A torch too old for this may compile the function, which then observes nothing.
     """
     if hasattr(_eval_frame, "set_code_exec_strategy"):
         skip = _eval_frame._FrameAction.SKIP
@@ -184,7 +184,7 @@ def skip_compilation(function: Callable[..., Any]) -> None:
 
 
 def find_compiled_call(module: Module) -> Callable[..., Any] | None:
-    """Return what `Module.compile` has put in the place of the module's call."""
+    """Return the call that `Module.compile` installed in a module; None without one."""
     return getattr(module, "_compiled_call_impl", None)
 
 
@@ -194,27 +194,27 @@ def find_plain_call(module: Module) -> Callable[..., Any]:
 
 
 def set_compiled_call(module: Module, call: Callable[..., Any] | None) -> None:
-    """Replace what `Module.compile` has put in the place of the module's call; None for nothing."""
+    """Set the call that `Module.compile` installs in a module; None removes it."""
     module._compiled_call_impl = call
 
 
 def read_pre_hooks(module: Module) -> dict[int, Callable[..., Any]]:
-    """Return what stands before every call of a module, by torch's own keys."""
+    """Return the pre-hooks of a module, by torch's own keys."""
     return getattr(module, "_forward_pre_hooks", {})
 
 
 def find_running_ddp() -> Module | None:
-    """Return the innermost DistributedDataParallel whose forward runs now; None where none does."""
+    """Return the innermost DistributedDataParallel whose forward runs now; None without one."""
     return getattr(DistributedDataParallel, "_active_ddp_module", None)
 
 
 def read_next_node_number() -> int:
-    """Return the number of the next node of the graph that this thread makes."""
+    """Return the number of the next graph node that this thread makes."""
     return _autograd._get_sequence_nr() if hasattr(_autograd, "_get_sequence_nr") else 0
 
 
 def find_saving_hook() -> object | None:
-    """Return what watches the tensors this thread saves for the backward, if anything does."""
+    """Return the innermost hook on tensors that this thread saves for the backward, or None."""
     if not hasattr(_autograd, "_top_saved_tensors_default_hooks"):
         return None
     hooks = _autograd._top_saved_tensors_default_hooks(False)
@@ -224,7 +224,7 @@ def find_saving_hook() -> object | None:
 def find_backward_step() -> tuple[int, int, bool] | None:
     """Return the running task of autograd, its node's number, and whether Python wrote the node.
 
-    None outside a backward; a torch too old to tell never seems to be inside one.
+    None outside a backward, and always with a torch too old to report it.
     """
     if not hasattr(_C, "_current_graph_task_id"):
         return None

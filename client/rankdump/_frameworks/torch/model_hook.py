@@ -1,14 +1,13 @@
 """Observation of one attached model: its module calls as events with their tensors, and the
-gradients that arrive at and leave each call. Composition root of the adapter; costs nothing in
+gradients of each call's inputs and results. Composition root of the adapter; costs nothing in
 iterations that are not armed.
 
 Each thread keeps its own stack of open calls. Of the calls that an error passes through, only
 the innermost one is reported as raised. Module backward hooks are not used: they wrap arguments
 and results in a node of autograd, and in-place modules then fail. A tensor hook sees the
 gradient summed over all consumers, and changes nothing. A backward operator is one event,
-recorded when its first gradient arrives; what autograd does inside it cannot be seen from here.
-It ends when the gradients of everything the forward read have arrived; one that expects no
-gradient ends as soon as it was seen.
+recorded when its first gradient arrives; autograd's steps inside it are not visible. It ends when
+the gradients of all inputs of the forward have arrived, or at once if it expects none.
 """
 
 from __future__ import annotations
@@ -34,16 +33,9 @@ from rankdump._frameworks.torch.internals import (
     read_structure,
     unwrap_tensor,
 )
-from rankdump._frameworks.torch.module_hooks import ModuleHooks
-from rankdump._frameworks.torch.module_tree import (
-    ModuleOperator,
-    ModuleTree,
-    build_module_tree,
-    read_module_arguments,
-)
-from rankdump._frameworks.torch.observer import (
+from rankdump._frameworks.torch.module_hooks import (
     ErrorFingerprint,
-    TorchObserver,
+    ModuleHooks,
     exclude_from_compilation,
     find_handled_error,
     find_raised_error,
@@ -51,15 +43,22 @@ from rankdump._frameworks.torch.observer import (
     is_caused_by,
     run_shielded,
 )
+from rankdump._frameworks.torch.module_tree import (
+    ModuleOperator,
+    ModuleTree,
+    build_module_tree,
+    read_module_arguments,
+)
 from rankdump._frameworks.torch.parameters import ModuleMarkReporter, TorchParameterObserver
 from rankdump._frameworks.torch.recomputation import BackwardStep, ForwardCallLog, TorchOperatorCall
+from rankdump._frameworks.torch.tensors import TorchObserver
 
 # torch's stubs leave hooks and handles untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 
 class ModuleGradientObserver:
-    """Places the hooks of one attached model."""
+    """Places the gradient hooks of one attached model."""
 
     def __init__(self, observer: TorchObserver, describer: GraphDescriber) -> None:
         self._observer = observer
@@ -69,10 +68,10 @@ class ModuleGradientObserver:
     def watch_gradients(
         self, call: TorchOperatorCall, side: TensorSide, leaves: Iterable[CallLeaf], *, again: bool
     ) -> None:
-        """Wait for the gradients of what a call read or wrote.
+        """Hook the tensors that a call read or wrote, to record their gradients.
 
-        `again` says the call is being recomputed: slots its forward already waits for are left
-        alone, so that no gradient is recorded twice. Either way they carry the forward's number.
+        `again` means that the call is being recomputed: slots that its forward already watches are
+        skipped, so that no gradient is recorded twice. Gradients carry the forward's number.
         """
         name = call.names.gradient
         # The gradients arriving make the event, whether or not their values are wanted.
@@ -95,7 +94,7 @@ class ModuleGradientObserver:
         self._hooks.remove_leaf_hooks()
 
     def record_gradient(self, call: TorchOperatorCall, side: TensorSide, leaf: CallLeaf) -> None:
-        """Hand over a gradient that has arrived, on that side of the forward."""
+        """Record a gradient that has arrived, on that side of the forward."""
         observer, name = self._observer, call.names.gradient
         if not observer.armed:
             return
@@ -113,7 +112,7 @@ class ModuleGradientObserver:
 
 
 class _ModuleGradientHook:
-    """The hook of one slot; it holds what describes a tensor, never one."""
+    """Hook of one slot; it holds the description of a tensor, never the tensor."""
 
     __slots__ = ("_argument", "_call", "_gradients", "_side", "_slot")
 
@@ -144,26 +143,26 @@ class _ModuleGradientHook:
 
 
 class TensorHookRegistry:
-    """The hooks on tensors of one model: those of leaves stay in place for later backwards."""
+    """Hooks on tensors of one model; those of leaf tensors stay in place for later backwards."""
 
     def __init__(self) -> None:
         self._on_leaves: list[RemovableHandle] = []
 
     def add_hook(self, tensor: Tensor, hook: Callable[[Tensor], None]) -> None:
-        """Have a hook given each gradient of a tensor."""
+        """Register a hook for each gradient of a tensor."""
         handle = cast("Callable[[object], RemovableHandle]", tensor.register_hook)(hook)
         if tensor.is_leaf:
             self._on_leaves.append(handle)
 
     def remove_leaf_hooks(self) -> None:
-        """Remove those that may outlive the iteration."""
+        """Remove the hooks that may outlive the iteration."""
         handles, self._on_leaves = self._on_leaves, []
         for handle in handles:
             handle.remove()
 
 
 def is_hookable(tensor: Tensor) -> bool:
-    """Return whether autograd will bring a gradient here that no one else records."""
+    """Return whether a hook on the tensor will see a gradient that nothing else records."""
     if not tensor.requires_grad or isinstance(tensor, Parameter):
         return False
     # Inside torch.func a hook would become part of the function that is transformed.
@@ -176,14 +175,14 @@ class OpenModuleCall:
 
     operator: ModuleOperator
     call: TorchOperatorCall | None
-    """None inside a compiled region's boundary, which is the same call."""
+    """None inside the boundary of a compiled region, which is the same call."""
     is_recomputation: bool
-    """It is a recomputation."""
+    """Whether the call is a recomputation."""
     prior_error: int
-    """The error that the script was handling already."""
+    """Identity of the error that the script was already handling."""
     begun: StartedEvent | None = None
     inner_error: ErrorFingerprint | None = None
-    """An error that came out of a call inside this one."""
+    """Error that left a call inside this one."""
     node_draft: NodeDraft | None = None
 
     @property
@@ -196,7 +195,7 @@ class OpenModuleCall:
 
 
 class _OpenCallStack(threading.local):
-    """The open calls of this thread, innermost last."""
+    """Open calls of this thread, innermost last."""
 
     def __init__(self) -> None:
         self.frames: list[OpenModuleCall] = []
@@ -223,9 +222,9 @@ class ModuleCallObserver:
         self._generation = 0
 
     def restart(self) -> None:
-        """Forget the calls that are still open: an iteration begins, or nothing is seen any more.
+        """Forget open calls, because an iteration begins or observation ends.
 
-        Those of another thread are over when that thread makes its next call.
+        Those of another thread are forgotten at that thread's next call.
         """
         self._generation += 1
         self._frames()
@@ -233,7 +232,7 @@ class ModuleCallObserver:
     def enter(
         self, operator: ModuleOperator, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> None:
-        """Open a call and hand over its arguments."""
+        """Open a call and record its arguments."""
         if not self._observer.armed:
             return
         self._mark_reporter.report_changed_marks()
@@ -258,7 +257,7 @@ class ModuleCallObserver:
             frame.begun = self._observer.recorder.start_event(graph=graph, name=frame.name)
 
     def leave(self, operator: ModuleOperator, result: object) -> None:
-        """Close a call and hand over its results; those of a call that raised are None."""
+        """Close a call and record its results; of a call that raised `result` is None."""
         closing = self._close_frames(operator)
         if not closing:
             return
@@ -315,7 +314,7 @@ class ModuleCallObserver:
     def _end_frame(
         self, frame: OpenModuleCall, leaves: Sequence[CallLeaf], *, raised: bool
     ) -> None:
-        """Say that a call is over."""
+        """Report the end of a call."""
         call, draft = frame.call, frame.node_draft
         if call is None:
             return
@@ -326,7 +325,7 @@ class ModuleCallObserver:
         self._observer.end_call(frame.name, raised=raised)
 
     def _has_raised(self, frame: OpenModuleCall) -> bool:
-        """Return whether a call raised an error of its own; tell the call around it."""
+        """Return whether a call raised an error of its own, and note it at the enclosing call."""
         error = find_raised_error(frame.prior_error)
         if error is None:
             return False
@@ -339,7 +338,7 @@ class ModuleCallObserver:
         return own
 
     def _close_frames(self, operator: ModuleOperator) -> list[OpenModuleCall]:
-        """Take the operator's innermost call, and with it those inside that never returned."""
+        """Remove the operator's innermost call, and the calls inside it that never returned."""
         frames = self._frames()
         at = len(frames) - 1
         while at >= 0 and frames[at].operator is not operator:
@@ -379,7 +378,7 @@ def attach_model(model: Module, recorder: Recorder, graph: int) -> IterationHook
 
 
 class TorchModelHook:
-    """One attached model; costs nothing in iterations that are not armed."""
+    """Hook of one attached model; costs nothing in iterations that are not armed."""
 
     def __init__(self, model: Module, recorder: Recorder, graph: int) -> None:
         self._model = model
@@ -400,7 +399,7 @@ class TorchModelHook:
     def iteration_begins(self, iteration: int, armed: bool) -> None:
         """Install the hooks for an armed iteration, remove them for any other.
 
-        An iteration may be armed and disarmed several times: its calls are numbered on.
+        An iteration may be armed and disarmed several times: its call numbers continue.
         """
         if iteration != self._iteration:
             self._iteration = iteration
@@ -410,17 +409,17 @@ class TorchModelHook:
         run_shielded(self._arm if armed else self._disarm, self._observer.report_failure)
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
-        """Hand over parameters, buffers, and gradients that no optimizer used."""
+        """Record parameters, buffers, and gradients that no optimizer used."""
         if armed:
             run_shielded(self._mark_reporter.report_changed_marks, self._observer.report_failure)
             run_shielded(self._parameters.record_all, self._observer.report_failure)
-            # Those that only the iteration gave a shape.
+            # Lazy parameters get their shape only within the iteration.
             run_shielded(self._describe_parameters, self._observer.report_failure)
         self._describer.clear()
         run_shielded(self._gradients.remove_leaf_hooks, self._observer.report_failure)
 
     def detach(self) -> None:
-        """Leave the model as it was before."""
+        """Restore the model."""
         run_shielded(self._disarm, self._observer.report_failure)
         self._call_log.restart()
         self._collectives.unsubscribe()
@@ -430,10 +429,10 @@ class TorchModelHook:
         self._describer.clear()
         structure = read_structure(self._model)
         self._parameters.start(structure)
-        # The hooks that are in place keep alive what the structure knows by identity.
+        # The installed hooks keep alive the objects whose identities are in the structure.
         if self._installed is None or structure is None or structure != self._structure:
             self._install(build_module_tree(self._model))
-            # Hooks that stand for a compiled region are part of it.
+            # Read after installation: hooks around compiled regions are part of the structure.
             self._structure = read_structure(self._model)
         else:
             self._mark_reporter.report_changed_marks()

@@ -1,32 +1,114 @@
-"""Hooks on modules, for as long as they are installed, and the watch for outermost calls of models,
-where an iteration begins.
+"""Guards around every hook, hooks on modules, and the watch for outermost calls of models, where an
+iteration may begin.
 
-A hook runs once before a call, so that an in-place operator's input has its value from before,
-and once after it, also when the call raised. Hooks that are installed while an outermost call
-begins run for that call too. Copied and pickled modules get hooks that do nothing.
+Guards report internal errors, which never reach the training, and hide hooks from the compiler and
+a user's modes. Errors of the job are recognised by a fingerprint and never kept: objects in an
+error's traceback must be freed when the script releases the error. A script that frees memory and
+tries again depends on that.
+
+A hook runs once before a call, when an in-place operator has not overwritten its input, and once
+after it, also if the call raised. Hooks that are installed while an outermost call begins run for
+that call too. Copied and pickled modules get hooks that do nothing.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, Protocol, TypeVar
 
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
 from rankdump._frameworks.torch.internals import (
+    disable_function_modes,
     find_compiled_call,
     find_plain_call,
     is_tracing,
     read_pre_hooks,
     set_compiled_call,
+    skip_compilation,
 )
 from rankdump._frameworks.torch.module_tree import ModuleOperator, ModuleTree
-from rankdump._frameworks.torch.observer import exclude_from_compilation, run_shielded
 
 # torch's stubs leave hooks and handles untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+_FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
+
+
+def exclude_from_compilation(function: _FunctionT) -> _FunctionT:
+    """Exclude a hook that runs between two compiled regions from compilation.
+
+    Otherwise it would be compiled by itself, and a compiled hook observes nothing.
+    """
+    skip_compilation(function)
+    return function
+
+
+def run_shielded(
+    body: Callable[..., None], failed: Callable[[Exception], None], *args: Any
+) -> None:
+    """Run a hook's body; an error goes to `failed`, an interrupt passes through."""
+    try:
+        with disable_function_modes():
+            body(*args)
+    except Exception as error:
+        failed(error)
+
+
+_MAX_CAUSES = 32
+"""Limit to the chain of causes that is searched."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFingerprint:
+    """Fingerprint by which an error is recognised.
+
+    Identity alone fails if an error was freed and another one took its place in memory; that one
+    was hardly raised by the same line.
+    """
+
+    identity: int
+    code: CodeType | None
+    line: int
+
+
+def find_handled_error() -> int:
+    """Return the identity of the error that this thread is handling; 0 without one."""
+    error = sys.exc_info()[1]
+    return 0 if error is None else id(error)
+
+
+def find_raised_error(handled: int) -> BaseException | None:
+    """Return the error being handled, unless its identity is `handled`."""
+    error = sys.exc_info()[1]
+    return None if error is None or id(error) == handled else error
+
+
+def fingerprint_error(error: BaseException) -> ErrorFingerprint:
+    """Return the fingerprint of an error that is being handled."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return ErrorFingerprint(id(error), None, 0)
+    return ErrorFingerprint(id(error), trace.tb_frame.f_code, trace.tb_lineno)
+
+
+def is_caused_by(error: BaseException, fault: ErrorFingerprint | None) -> bool:
+    """Return whether an error is the fingerprinted one, or was raised because of it."""
+    found: BaseException | None = error
+    for _ in range(_MAX_CAUSES):
+        if found is None or fault is None:
+            return False
+        if fingerprint_error(found) == fault:
+            return True
+        found = found.__cause__ or found.__context__
+    return False
 
 
 class ModuleCallListener(Protocol):
@@ -39,7 +121,7 @@ class ModuleCallListener(Protocol):
         ...
 
     def leave(self, operator: ModuleOperator, result: object) -> None:
-        """Close a call; the result of one that raised is None."""
+        """Close a call; of a call that raised `result` is None."""
         ...
 
     def report_failure(self, error: Exception) -> None:
@@ -48,7 +130,7 @@ class ModuleCallListener(Protocol):
 
 
 class ModuleHooks:
-    """The hooks of one tree of modules, from now until `remove`."""
+    """Hooks on the modules of one tree, until `remove`."""
 
     def __init__(self, tree: ModuleTree, calls: ModuleCallListener) -> None:
         self.tree = tree
@@ -62,7 +144,7 @@ class ModuleHooks:
                 self._add_hooks(operator, calls)
 
     def remove(self) -> None:
-        """Leave the modules as they were."""
+        """Restore the modules."""
         for handle in self._handles:
             handle.remove()
         for before in self._pre_hooks:
@@ -91,7 +173,7 @@ class ModuleHooks:
 
 
 class _OperatorHook:
-    """What stands in a module for us; a copy of the module gets one that does nothing."""
+    """Base of the hooks on a module; a copy of the module gets a hook that does nothing."""
 
     def __init__(self, operator: ModuleOperator, calls: ModuleCallListener) -> None:
         self._operator = operator
@@ -109,7 +191,7 @@ class _OperatorPreHook(_OperatorHook):
 
     @exclude_from_compilation
     def __call__(self, module: Module, args: Any, kwargs: Any = None) -> None:
-        # One that an earlier hook of the same call removed is run all the same, and without kwargs.
+        # torch still runs a hook that an earlier hook of the call removed, and without kwargs.
         if self.installed and not is_tracing():
             run_shielded(
                 self._calls.enter, self._calls.report_failure, self._operator, args, kwargs
@@ -124,7 +206,7 @@ class _OperatorPostHook(_OperatorHook):
 
 
 class _BoundaryCall(_OperatorHook):
-    """Stands before the call of a module that must have no hooks, as one that is compiled."""
+    """Wrapper around the call of a module that must have no hooks, such as a compiled one."""
 
     def __init__(
         self, operator: ModuleOperator, calls: ModuleCallListener, inner: Callable[..., Any]
@@ -146,30 +228,26 @@ class _BoundaryCall(_OperatorHook):
 
 
 def do_nothing(*args: object) -> None:
-    """Stand in a copied or pickled module where a hook stood in the original."""
+    """Replace a hook in a copied or pickled module."""
 
 
 def make_inert_hook() -> Callable[..., None]:
-    """Return what an unpickled module gets instead of a hook."""
+    """Return the replacement of a hook in an unpickled module."""
     return do_nothing
 
 
-# torch's stubs leave hooks and handles untyped.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-
-
 class TorchOutermostWatch:
-    """Watches models until `remove`; calls of one inside another's do not count."""
+    """Watches models until `remove`; calls inside another model's call do not count."""
 
     def __init__(self, begins: Callable[[int], None]) -> None:
-        """`begins` is given the number of the model, before anything of its call is observed."""
+        """`begins` gets the number of the model, before its call is observed."""
         self._model_called = begins
         self._handles: list[RemovableHandle] = []
         self._watched = 0
         self._open = threading.local()
 
     def watch(self, model: Module) -> None:
-        """Watch a model too; it has the next number, from 0."""
+        """Watch one more model; it gets the next number, from 0."""
         before = _ModelPreHook(self, model, self._watched)
         self._watched += 1
         self._handles += (
@@ -178,13 +256,13 @@ class TorchOutermostWatch:
         )
 
     def remove(self) -> None:
-        """Leave the models as they were."""
+        """Restore the models."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def enter(self, number: int) -> bool:
-        """Count a call in; return whether it is an outermost one, which was told."""
+        """Count the begin of a call; report it and return True if it is an outermost one."""
         depth = self._depth
         self._open.depth = depth + 1
         if depth == 0:
@@ -192,7 +270,7 @@ class TorchOutermostWatch:
         return depth == 0
 
     def leave(self) -> None:
-        """Count a call out."""
+        """Count the end of a call."""
         self._open.depth = max(0, self._depth - 1)
 
     @property
@@ -201,7 +279,7 @@ class TorchOutermostWatch:
 
 
 class _ModelHook:
-    """What stands in a model for us; a copy of the model gets one that does nothing."""
+    """Base of the hooks on a model; a copy of the model gets a hook that does nothing."""
 
     def __init__(self, outermost: TorchOutermostWatch, model: Module) -> None:
         self._outermost = outermost
@@ -226,7 +304,7 @@ class _ModelPreHook(_ModelHook):
             return
         known = set(read_pre_hooks(module))
         if self._outermost.enter(self._number):
-            # torch has listed the hooks of this call: those installed meanwhile are not among them.
+            # torch listed the hooks of this call before, without those installed now.
             for key, hook in list(read_pre_hooks(module).items()):
                 if key not in known:
                     hook(module, args, kwargs)

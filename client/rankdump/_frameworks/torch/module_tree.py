@@ -1,8 +1,7 @@
-"""Names of the modules, parameters and buffers of a model, without the wrappers around modules, and
-the arguments that a module was configured with.
+"""Names of the modules, parameters and buffers of a model, without wrappers around modules, and the
+arguments of a module's configuration.
 
-Only plain values count as arguments, which print the same in every run; never tensors, modules
-or hooks.
+Arguments are plain values, which print the same in every run; never tensors, modules or hooks.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from rankdump._frameworks.torch.internals import find_compiled_call, is_persiste
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 
-# By name, because importing the compiler costs a second that most jobs need not pay.
+# By name, because importing the compiler takes a second, and most jobs do not need it.
 _OPTIMIZED_MODULE = "torch._dynamo.eval_frame.OptimizedModule"
 _WRAPPER_ATTRIBUTES = {
     _OPTIMIZED_MODULE: "_orig_mod",
@@ -48,41 +47,41 @@ FUSED_WARNING = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModuleOperator:
-    """A module that is observed."""
+    """Observed module."""
 
     module: Module
     scope: OperatorScope
     boundary: bool = False
-    """It stands for a compiled region: the same operator inside is not counted again."""
+    """Whether it represents a compiled region: the same operator inside is not counted again."""
     in_place: bool = False
-    """The region is the module's own call, as `Module.compile` makes it."""
+    """Whether the region is the module's own call, as `Module.compile` makes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleTree:
-    """What is observed of a model, and what is not and why."""
+    """Observed modules of a model, and notes on those that are not observed."""
 
     operators: tuple[ModuleOperator, ...]
     notes: tuple[str, ...]
     fused: tuple[ModuleOperator, ...] = ()
-    """Modules that a hook would change: only their own call can be seen, in its place."""
+    """Modules that a hook would change: only their call can be observed, by replacing it."""
 
     def same_as(self, other: ModuleTree) -> bool:
-        """Return whether the same modules stand under the same names."""
+        """Return whether both trees have the same modules under the same names."""
         return [(id(o.module), o.scope) for o in self.operators] == [
             (id(o.module), o.scope) for o in other.operators
         ]
 
 
 def build_module_tree(model: Module) -> ModuleTree:
-    """Name the modules of a model; one used in several places has the name of the first."""
+    """Name the modules of a model; one used in several places is named after the first."""
     walk = _ModuleWalk()
     walk.visit(model, "", ())
     return ModuleTree(tuple(walk.operators), tuple(sorted(walk.notes)), tuple(walk.fused))
 
 
 def iterate_parameters(model: Module) -> Iterator[tuple[str, Parameter]]:
-    """Return each parameter once, under its dotted name."""
+    """Yield each parameter once, with its dotted name."""
     for _, name, parameter in _iterate_once(
         model, lambda module: module.named_parameters(recurse=False)
     ):
@@ -90,59 +89,59 @@ def iterate_parameters(model: Module) -> Iterator[tuple[str, Parameter]]:
 
 
 def iterate_buffers(model: Module) -> Iterator[tuple[str, Tensor, bool]]:
-    """Return each buffer once, with its dotted name and whether it is part of the state."""
+    """Yield each buffer once, with its dotted name and whether it is part of the state."""
     for place in iterate_buffer_locations(model):
         yield place.name, place.buffer, place.persistent
 
 
 @dataclass(frozen=True, slots=True)
 class BufferLocation:
-    """Where a buffer stands, whichever tensor it is at the moment."""
+    """Location of a buffer, which may hold another tensor after every step."""
 
     name: str
-    """Dotted, from the root of the model."""
+    """Dotted name, from the root of the model."""
     module: Module
     persistent: bool
-    """It is part of the model's state."""
+    """Whether it is part of the model's state."""
 
     @property
     def buffer(self) -> Tensor:
-        """The tensor that stands there now."""
+        """Current tensor of the buffer."""
         return getattr(self.module, self.name.rpartition(".")[2])
 
 
 def iterate_buffer_locations(model: Module) -> Iterator[BufferLocation]:
-    """Return the place of each buffer; one that stands in several is known by the first."""
+    """Yield the location of each buffer; one in several places is named after the first."""
     for module, name, _ in _iterate_once(model, lambda module: module.named_buffers(recurse=False)):
         yield BufferLocation(name, module, is_persistent(module, name.rpartition(".")[2]))
 
 
 def iterate_chosen_names(model: Module, chosen: Callable[[Module], bool]) -> Iterator[str]:
-    """Return the dotted names of the parameters and buffers that the chosen modules own."""
+    """Yield the dotted names of parameters and buffers that the chosen modules own."""
     names: dict[int, str] = {}
     for prefix, module in _iterate_modules(model, "", set()):
         for name, tensor in iterate_own_tensors(module):
-            # A shared one is known under the first of its names, whoever was chosen.
+            # A shared tensor is known under the first of its names, whichever owner was chosen.
             known = names.setdefault(id(tensor), prefix + name)
             if chosen(module):
                 yield known
 
 
 def iterate_own_tensors(module: Module) -> Iterator[tuple[str, Tensor]]:
-    """Return the parameters and buffers that stand in a module itself."""
+    """Yield the parameters and buffers of a module itself, not of its children."""
     yield from module.named_parameters(recurse=False)
     yield from module.named_buffers(recurse=False)
 
 
 def find_class_name(module: Module) -> str:
-    """Return the name of a module's class, of a wrapper's that of the module inside."""
+    """Return the class name of a module; for a wrapper that of the module inside."""
     while (inner := _find_wrapped(module)) is not None:
         module = inner
     return type(module).__name__
 
 
 class _ModuleWalk:
-    """One way through a model, from the root down."""
+    """Walk through a model, from the root down."""
 
     def __init__(self) -> None:
         self.operators: list[ModuleOperator] = []
@@ -151,7 +150,7 @@ class _ModuleWalk:
         self._seen: set[int] = set()
 
     def visit(self, module: Module, name: str, above: tuple[tuple[str, str], ...]) -> None:
-        """Take in a module and what is below it; `above` are names and classes from the root."""
+        """Add a module and its children; `above` are names and classes from the root."""
         if id(module) in self._seen:
             return
         self._seen.add(id(module))
@@ -198,7 +197,7 @@ def _iterate_once(
 
 
 def _iterate_modules(module: Module, prefix: str, seen: set[int]) -> Iterator[tuple[str, Module]]:
-    """Return each module once, with the prefix of its parameters' names."""
+    """Yield each module once, with the prefix of its parameters' names."""
     if id(module) in seen:
         return
     seen.add(id(module))
@@ -220,7 +219,7 @@ def _find_wrapper_kind(module: Module) -> str:
 
 
 def _find_wrapped(module: Module) -> Module | None:
-    """Return the module a wrapper stands for; None when this is no wrapper."""
+    """Return the module inside a wrapper; None if `module` is not a wrapper."""
     attribute = _WRAPPER_ATTRIBUTES.get(_find_wrapper_kind(module))
     inner = getattr(module, attribute, None) if attribute else None
     return inner if isinstance(inner, Module) else None
@@ -234,13 +233,13 @@ def _explain_unobservable(module: Module) -> str:
     return ""
 
 
-# torch's stubs leave what stands in a module untyped.
+# torch's stubs leave attributes of modules untyped.
 # pyright: reportUnknownMemberType=false
 
 
 _PLAIN_TYPES = (bool, int, float, str, torch.dtype, torch.device, type(None))
 _STATE_ATTRIBUTES = frozenset(("training", "call_super_init", "dump_patches"))
-"""Attributes that every module has: a state, and what concerns the class."""
+"""Attributes of every module, which are not arguments."""
 _NO_ATTRIBUTE = object()
 _MAX_ARGUMENT_CHARACTERS = 1024
 _MAX_TUPLE_PARTS = 64
@@ -249,7 +248,7 @@ _MAX_TUPLE_PARTS = 64
 def read_module_arguments(module: Module) -> dict[str, str]:
     """Return the module's arguments as texts, sorted by name.
 
-    `bias` of a module that keeps it as a parameter says whether there is one.
+    For a module with its bias as a parameter, `bias` tells whether there is one.
     """
     found = {
         name: str(value)

@@ -1,9 +1,9 @@
-"""Parameters and buffers after the step, the gradients that the optimizer is about to use, and the
-modules that the script marked with `set_dump`.
+"""Parameters and buffers after the step, gradients that the optimizer is about to use, and modules
+that the script marked with `set_dump`.
 
-A gradient is read where an optimizer's step begins: after accumulation, reduction, unscaling and
+A gradient is read when an optimizer's step begins: after accumulation, reduction, unscaling and
 clipping. Without an optimizer of torch it is read at the end of the iteration. A buffer that is
-not part of the model's state is a constant and is handed over once. Marks keep no module alive.
+not part of the model's state is a constant and is recorded once. Marks keep no module alive.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rankdump._core.record import TensorSide
 from rankdump._frameworks.model_observer import check_mark_state, make_mark_target_error
 from rankdump._frameworks.operator_names import make_gradient_name
 from rankdump._frameworks.torch.internals import is_tracing, read_structure
+from rankdump._frameworks.torch.module_hooks import exclude_from_compilation, run_shielded
 from rankdump._frameworks.torch.module_tree import (
     BufferLocation,
     ModuleTree,
@@ -31,11 +32,7 @@ from rankdump._frameworks.torch.module_tree import (
     iterate_chosen_names,
     iterate_parameters,
 )
-from rankdump._frameworks.torch.observer import (
-    TorchObserver,
-    exclude_from_compilation,
-    run_shielded,
-)
+from rankdump._frameworks.torch.tensors import TorchObserver
 
 # torch's stubs leave an optimizer's groups untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -43,7 +40,7 @@ from rankdump._frameworks.torch.observer import (
 
 
 class TorchParameterObserver:
-    """The parameters and buffers of one attached model."""
+    """Observer of the parameters and buffers of one attached model."""
 
     def __init__(self, model: Module, observer: TorchObserver) -> None:
         self._model = model
@@ -57,33 +54,33 @@ class TorchParameterObserver:
         self._handle: RemovableHandle | None = None
 
     def restart(self) -> None:
-        """Forget which gradients were handed over: an iteration begins."""
+        """Forget which gradients were recorded, because an iteration begins."""
         self._recorded.clear()
 
     def start(self, structure: list[object] | None) -> None:
-        """Observe optimizers from now on; `structure` is what the model is made of."""
+        """Observe optimizers from now on; `structure` is the model's, or None."""
         self._refresh(structure)
         if self._handle is None:
             self._handle = register_optimizer_step_pre_hook(self._before_step)
 
     def stop(self) -> None:
-        """Observe no optimizer any more."""
+        """Stop observing optimizers."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
-        # Nothing of the model is kept alive when nobody looks.
+        # No tensor is kept alive while nothing is observed.
         self._named, self._buffers = [], []
         self._gradients = {}
         self._structure = None
 
     def iterate_named(self) -> Iterator[tuple[str, Tensor]]:
-        """Return parameters, then buffers, each once under its dotted name."""
+        """Yield parameters, then buffers, each once with its dotted name."""
         yield from iterate_parameters(self._model)
         for name, buffer, _ in iterate_buffers(self._model):
             yield name, buffer
 
     def record_all(self) -> None:
-        """Hand over what an ended iteration left: gradients not yet seen, then all the rest."""
+        """Record gradients that no optimizer used, then parameters and buffers."""
         for _, gradient, parameter in self._named:
             self._record_gradient(gradient, parameter)
         for name, _, parameter in self._named:
@@ -96,8 +93,8 @@ class TorchParameterObserver:
                 self._record_constant(place.name, place.buffer)
 
     def _refresh(self, structure: list[object] | None) -> None:
-        """Walk through the modules, unless they are what they were."""
-        # A walk costs more than all that follows.
+        """Walk through the modules, unless the structure is unchanged."""
+        # The walk costs more than recording.
         if structure is not None and structure == self._structure:
             return
         self._structure = structure
@@ -133,24 +130,24 @@ class TorchParameterObserver:
 
 
 class ModuleMarks:
-    """The marks of this process's modules; they keep no module alive."""
+    """Marks of this process's modules; they keep no module alive."""
 
     def __init__(self) -> None:
         self._by_module: weakref.WeakKeyDictionary[Module, bool] = weakref.WeakKeyDictionary()
         self.changes = 0
-        """How often a mark was set."""
+        """Number of times that a mark was set."""
 
     def __len__(self) -> int:
         return len(self._by_module)
 
     def set_mark(self, module: Module, enabled: bool) -> None:
-        """Mark a module and all modules inside it, or take their marks away."""
+        """Mark a module and all modules inside it, or remove their marks."""
         for inside in module.modules():
             self._by_module[inside] = enabled
         self.changes += 1
 
     def list_marked_names(self, model: Module, tree: ModuleTree) -> frozenset[str]:
-        """Return the scopes of a model's marked operators, and the names of their own tensors."""
+        """Return the scopes of a model's marked modules, and the names of their own tensors."""
         if not any(self._by_module.values()):
             return frozenset()
         scopes = (each.scope.path for each in tree.operators if self._is_marked(each.module))
@@ -161,14 +158,14 @@ class ModuleMarks:
 
 
 module_marks = ModuleMarks()
-"""Of this process."""
+"""Marks of this process."""
 
 
 def set_dump(module: object, enabled: object = True) -> None:
-    """Mark a module and all modules inside it, or take their marks away; the last call counts.
+    """Mark a module and all modules inside it, or remove their marks; the last call counts.
 
-    It takes effect with the next operator that is called. ValueError for anything but a module
-    and a bool, as in MindSpore (API reference of mindspore.set_dump).
+    It takes effect at the next call of an operator. ValueError for anything but a module and a
+    bool, as in MindSpore (API reference of mindspore.set_dump).
     """
     if not isinstance(module, Module):
         raise make_mark_target_error(module, "torch.nn.Module")
@@ -191,6 +188,6 @@ class ModuleMarkReporter:
         )
 
     def report_changed_marks(self) -> None:
-        """Report the marks again if one was set since."""
+        """Report the marks again if one was set since the last report."""
         if self._reported_changes != module_marks.changes:
             self.report_marks(build_module_tree(self._model))

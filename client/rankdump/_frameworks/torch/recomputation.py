@@ -1,10 +1,10 @@
-"""Forward calls of an iteration, numbered per operator, and the one that a recomputation repeats.
-Tensors are recognised by fingerprints and never kept alive.
+"""Forward calls of an iteration, numbered per operator, and the forward call that a recomputation
+repeats. Tensors are recognised by fingerprints and never kept alive.
 
-Activation checkpointing comes in two kinds. The reentrant one runs a region inside an autograd
+Activation checkpointing comes in two kinds. The reentrant kind runs a region inside an autograd
 function and without gradients: its calls follow the creation of that function's node. The other
-one watches what the region saves: its calls began under the same watcher. Both are found from
-the node whose backward runs, because nodes are numbered as the forward made them.
+kind hooks the tensors that the region saves: its calls began under the same hook. Both are found
+from the node whose backward runs, because nodes are numbered in the order of the forward.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from rankdump._frameworks.torch.internals import (
 
 
 class TensorFingerprint(NamedTuple):
-    """Which memory a tensor had, at which version of its content."""
+    """Memory of a tensor, and the version of its content."""
 
     tensor: weakref.ref[Tensor]
     address: int
     version: int
 
     def same_as(self, other: TensorFingerprint) -> bool:
-        """Return whether the other one is of the same, unchanged, still living data."""
+        """Return whether both are of the same, unchanged and still living tensor data."""
         mine = self.tensor()
         return (
             mine is not None
             and (self.address, self.version) == (other.address, other.version)
-            # Its memory may have been written since, in place.
+            # The memory may have been written in place since.
             and (mine.data_ptr(), read_version(mine)) == (self.address, self.version)
         )
 
 
 def compute_fingerprint(tensor: Tensor | None) -> TensorFingerprint | None:
-    """Return what a tensor is known by; None when it has no address or counts no versions."""
+    """Return a tensor's fingerprint; None if it has no address or counts no versions."""
     if tensor is None or unwrap_tensor(tensor) is not tensor or not has_own_elements(tensor):
         return None
     if tensor.is_inference() or tensor.layout is not strided or tensor.is_meta:
@@ -69,24 +69,24 @@ class BackwardStep:
     node: int
     """Number of the node, in the order in which its thread made nodes."""
     function: bool
-    """It is an autograd function written in Python."""
+    """Whether it is an autograd function written in Python."""
 
 
 class ForwardContext(NamedTuple):
-    """What a forward call began in."""
+    """State of thread and autograd at the start of a forward call."""
 
     thread: int
     next_node: int = 0
-    """Number of the first node it could make."""
+    """Number of the first node that the call could make."""
     watcher: int = 0
-    """Which hook watched what it saved for the backward; 0 for none."""
+    """Identity of the hook on tensors saved for the backward; 0 without one."""
     grad: bool = True
 
 
 class GradientArrivals:
-    """Which gradients of one run of a backward operator have been seen.
+    """Gradients seen in one run of a backward operator.
 
-    A recomputed call shares them with its forward: their gradients are one operator's.
+    A recomputed call shares them with its forward: both have one backward operator.
     """
 
     __slots__ = ("_awaited", "_read", "_seen")
@@ -97,9 +97,9 @@ class GradientArrivals:
         self._seen: set[tuple[TensorSide, int]] = set()
 
     def expect_gradient(self, side: TensorSide, slot: int, identity: int) -> None:
-        """Expect a gradient; the run ends with those of what the forward read.
+        """Expect a gradient; the run ends with those of the forward's inputs.
 
-        One tensor that was read and returned has one gradient: it ends the run when it has been
+        A tensor that was both input and result has one gradient: it ends the run when it has been
         seen on both sides.
         """
         if side is TensorSide.INPUT:
@@ -117,7 +117,7 @@ class GradientArrivals:
 
     @property
     def is_complete(self) -> bool:
-        """Whether this run has given all gradients that are expected of it."""
+        """Whether all expected gradients of this run have arrived."""
         return self._awaited <= self._seen
 
 
@@ -128,24 +128,24 @@ class TorchOperatorCall:
     scope: OperatorScope
     number: int
     position: int
-    """Its place among all forward calls of the iteration."""
+    """Position among all forward calls of the iteration."""
     context: ForwardContext
     fingerprint: TensorFingerprint | None = None
     repeat_count: int = 0
     watched_slots: set[tuple[TensorSide, int]] = field(default_factory=lambda: set())
-    """Slots whose gradients the forward call itself waits for."""
+    """Slots whose gradients the forward call itself watches."""
     arrivals: GradientArrivals = field(default_factory=GradientArrivals)
 
     @property
     def names(self) -> OperatorCallNames:
-        """Its names, and those of what follows from it."""
+        """Names of the call, its recomputation and its backward."""
         return self.scope.call_names(self.number)
 
 
 def find_region_start(program: Sequence[TorchOperatorCall], step: BackwardStep) -> int | None:
-    """Return the position of a region's first call; None when the step does not tell.
+    """Return the position of a region's first call; None if the step does not show it.
 
-    The program is what one thread called, in order.
+    `program` is the calls of one thread, in order.
     """
     after = bisect_right(program, step.node, key=lambda call: call.context.next_node)
     if step.function and after < len(program) and not program[after].context.grad:
@@ -162,9 +162,9 @@ def choose_repeated_call(
     after: int | None,
     same_data: Callable[[TorchOperatorCall], bool],
 ) -> tuple[TorchOperatorCall | None, str]:
-    """Return the call that is repeated, and why this one; the calls are one operator's, in order.
+    """Return the repeated call and the reason for the choice; `calls` are one operator's, in order.
 
-    `after` is the position behind which the region goes on, None when that is not known.
+    `after` is the position after which the region continues, None if unknown.
     """
     if not calls:
         return None, "never called before"
@@ -172,13 +172,13 @@ def choose_repeated_call(
     if following:
         return following[0], "next in the region"
     same = [call for call in calls if same_data(call)]
-    # Regions are repeated in reverse: of those repeated least, the last one.
+    # Regions are repeated in reverse order: of the least repeated calls, the last one.
     last = min(same or calls, key=lambda call: (call.repeat_count, -call.position))
     return last, "same data" if same else "last one not repeated"
 
 
 class ForwardCallLog:
-    """The calls of one iteration; safe to use from several threads."""
+    """Forward calls of one iteration; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -190,7 +190,7 @@ class ForwardCallLog:
         self._watcher_numbers = itertools.count(1)
 
     def restart(self) -> None:
-        """Forget all calls: an iteration begins."""
+        """Forget all calls, because an iteration begins."""
         with self._lock:
             self._by_scope.clear()
             self._by_thread.clear()
@@ -213,7 +213,7 @@ class ForwardCallLog:
     def find_repeated_call(
         self, scope: OperatorScope, first: Tensor | None, step: BackwardStep
     ) -> TorchOperatorCall | None:
-        """Return the forward call that a call within the backward repeats, if there is one."""
+        """Return the forward call that a call within the backward repeats, or None."""
         now = compute_fingerprint(first)
         thread = threading.get_ident()
 
@@ -223,7 +223,7 @@ class ForwardCallLog:
 
         with self._lock:
             calls: Sequence[TorchOperatorCall] = self._by_scope.get(scope, ())
-            # The backward of an accelerator runs in threads of its own: any call may be meant.
+            # An accelerator's backward runs in other threads: any call may be the repeated one.
             if thread in self._by_thread:
                 calls = [call for call in calls if call.context.thread == thread]
             after = self._find_position(thread, step)
@@ -234,7 +234,7 @@ class ForwardCallLog:
         return call
 
     def _find_position(self, thread: int, step: BackwardStep) -> int | None:
-        """Return the position behind which the repeated region goes on, if that is known."""
+        """Return the position after which the repeated region continues, or None."""
         before = self._last_repeated.get(thread)
         if before is not None and before[0] == step:
             return before[1]

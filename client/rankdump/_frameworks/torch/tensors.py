@@ -1,12 +1,12 @@
-"""Source of a torch tensor's elements, or the reason why they cannot be read, and how the elements
-lie in host memory. Never changes the tensor, the random state, the autograd graph or what a
-user's dispatch mode sees.
+"""Source of a torch tensor's elements, or the reason why they cannot be read, their layout in host
+memory, and the observer that passes tensors and events of one model to the recorder. Never changes
+the tensor, the random state, the autograd graph or what a user's dispatch mode sees.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 import numpy as np
@@ -16,7 +16,10 @@ from torch.nn import Parameter
 
 from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.plan import StatisticPrecision
+from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import DeferredStatistics, DeviceCopier, TensorVersion
+from rankdump._frameworks.model_observer import ModelObserver
+from rankdump._frameworks.operator_names import CallLeaf
 from rankdump._frameworks.torch import device_tensors
 from rankdump._frameworks.torch.internals import (
     disable_function_modes,
@@ -29,18 +32,18 @@ from rankdump._frameworks.torch.internals import (
 from rankdump.errors import ProtocolError
 
 MAX_SMALL_BYTES = 1 << 16
-"""Below this a plain copy takes less time than asking torch for one, which may use threads."""
+"""Size below which a plain copy is faster than torch's, which may start threads."""
 _UINT_DTYPES = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
-"""By the bytes of an element: what numpy copies bit by bit."""
+"""Unsigned types by element size, for copies of raw bits."""
 
 
 def is_packed(tensor: Tensor) -> bool:
-    """Return whether the elements lie in host memory just as they are to be written."""
+    """Return whether the elements are in host memory, in C order without gaps."""
     return tensor.is_cpu and tensor.is_contiguous() and _has_plain_memory(tensor)
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Return whether the elements fill a stretch of host memory, in whatever order."""
+    """Return whether the elements are in host memory without gaps, in any order."""
     if not tensor.is_cpu:
         return False
     if tensor.is_contiguous():
@@ -55,9 +58,9 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def copy_small_tensor(tensor: Tensor) -> bytes | None:
-    """Return a copy of a few elements, in C order; None where torch is to make it.
+    """Return a copy of a few elements in C order; None if torch should make it.
 
-    Most of the time that torch takes for so few is for being asked.
+    For so few elements torch's overhead per call is most of its time.
     """
     size = tensor.element_size()
     if (
@@ -76,7 +79,7 @@ def copy_small_tensor(tensor: Tensor) -> bytes | None:
 
 
 def is_shrunk(tensor: Tensor) -> bool:
-    """Return whether the elements reach beyond the memory that is left of their storage."""
+    """Return whether the tensor reaches beyond the end of its storage, which may have shrunk."""
     if not tensor.numel() or tensor.layout is not torch.strided:
         return False
     reach = tensor.storage_offset() + _compute_reach(tensor.shape, tensor.stride()) + 1
@@ -84,24 +87,24 @@ def is_shrunk(tensor: Tensor) -> bool:
 
 
 def _has_plain_memory(tensor: Tensor) -> bool:
-    """Return whether memory holds the very elements. Asked last: it costs more than the rest."""
+    """Return whether memory holds the elements themselves; the most expensive check."""
     return not (tensor.is_neg() or tensor.is_conj())
 
 
 def _compute_reach(extents: Sequence[int], steps: Sequence[int]) -> int:
-    """Return how far the last element of some is behind the first."""
+    """Return the distance from the first element to the last."""
     return sum((extent - 1) * step for extent, step in zip(extents, steps, strict=True))
 
 
 class TorchTensor:
-    """A tensor with its own elements, strided, on any device."""
+    """Source of a tensor with its own elements, strided, on any device."""
 
     __slots__ = ("byte_count", "dtype", "shape", "tensor", "version")
 
     def __init__(self, tensor: Tensor, version: int | None = None) -> None:
         self.tensor = tensor
         self.version = version
-        """How often it had been changed in place; None when it does not count that."""
+        """Count of changes in place so far; None if the tensor does not count them."""
         self.dtype = find_dtype_name(tensor)
         """Common name of the element type."""
         self.shape = tuple(tensor.shape)
@@ -134,21 +137,21 @@ class TorchTensor:
                 elements.view(self.tensor.shape).copy_(self.tensor.detach())
 
     def accelerator(self) -> DeviceCopier | None:
-        """Return what copies the elements on its own: a CUDA device."""
+        """Return the asynchronous copier of a CUDA tensor; None for any other."""
         return device_tensors.find_accelerator(self.tensor)
 
     def elements(self) -> memoryview | None:
-        """Return the elements where they lie; None on a device, or if they are not packed."""
+        """Return the elements in place; None on a device, or if they are not packed."""
         with disable_function_modes():
             return self._memory() if is_packed(self.tensor) else None
 
     def unordered(self) -> memoryview | None:
-        """Return the elements where they lie, in any order; None on a device, or with gaps."""
+        """Return the elements in place, in any order; None on a device, or with gaps."""
         with disable_function_modes():
             return self._memory() if is_dense(self.tensor) else None
 
     def get_version(self) -> TensorVersion | None:
-        """Return the tensor itself, and how often it was changed in place."""
+        """Return the tensor, its count of changes in place, and the tensor that counts them."""
         if self.version is None:
             return None
         with disable_function_modes():
@@ -172,14 +175,14 @@ class TorchTensor:
     def make_head_source(self, count: int) -> TorchTensor:
         """Return the first elements in C order, as a tensor of one dimension.
 
-        It is a view where the elements lie in that order, else a copy of little more than them.
+        It is a view if the elements are in that order, else a copy of little more than them.
         """
         with disable_observation():
             first = _select_first_rows(self.tensor.detach(), count).reshape(-1)[:count]
         shared = first.untyped_storage().data_ptr() == self.tensor.untyped_storage().data_ptr()
         if shared or self.version is None:
             return TorchTensor(first, self.version)
-        # What has changed before is not brought back by a copy.
+        # The copy of a tensor that has changed counts as changed too.
         return TorchTensor(first, -1 if self.has_changed() else read_version(first))
 
     def is_finite(self) -> bool:
@@ -188,14 +191,14 @@ class TorchTensor:
         if not tensor.numel() or not (tensor.is_floating_point() or tensor.is_complex()):
             return True
         with disable_observation():
-            # Extremes are NaN when an element is. A sum would do, too, but could overflow itself.
+            # Extremes are NaN if an element is. A sum would be too, but could itself overflow.
             low, high = torch.aminmax(device_tensors.convert_to_comparable(tensor))
             return bool((low.isfinite() & high.isfinite()).item())
 
     def has_changed(self) -> bool:
         """Return whether the elements are known to have changed since this source was made.
 
-        Writes past autograd, through `.data` or another library, are not known.
+        Writes past autograd, through `.data` or another library, are not detected.
         """
         return self.version is not None and read_version(self.tensor) != self.version
 
@@ -205,7 +208,7 @@ class TorchTensor:
             return TorchTensor(self.tensor.detach(), self.version)
 
     def read_again(self) -> TorchTensor | str:
-        """Return the tensor as it is by now; the job may have taken its memory away."""
+        """Return the tensor as it is now, or a reason: the job may have freed its memory."""
         with disable_function_modes():
             if is_shrunk(self.tensor):
                 return "storage_freed"
@@ -214,7 +217,7 @@ class TorchTensor:
     def start_statistics(
         self, items: tuple[str, ...], precision: StatisticPrecision
     ) -> DeferredStatistics | None:
-        """Start computing statistics on the accelerator; None when the tensor is in host memory."""
+        """Start computing statistics on the accelerator; None if the tensor is in host memory."""
         if self.tensor.device.type == "cpu":
             return None
         return device_tensors.start_statistics(self.tensor, items, precision)
@@ -242,12 +245,12 @@ def _format_dtype(kind: torch.dtype) -> str:
 
 
 _EAGER_TYPES = (Tensor, Parameter)
-# Looked at for every tensor of a step: a plain dictionary answers fastest.
+# Looked up for every tensor of a step: a plain dictionary is fastest.
 _DTYPE_NAMES = {getattr(torch, name): name for name in ELEMENT_TYPES if hasattr(torch, name)}
 
 
 def _select_first_rows(tensor: Tensor, count: int) -> Tensor:
-    """Return a view of no more leading rows than hold that many elements."""
+    """Return a view of the fewest leading rows that hold `count` elements."""
     while tensor.dim() > 1 and tensor.numel():
         inner = tensor.numel() // tensor.shape[0]
         if count > inner:
@@ -264,9 +267,9 @@ def _read_version(tensor: Tensor) -> int | None:
 
 
 def _explain_unreadable(tensor: Tensor) -> str:
-    """Return the reason, empty when there is none; the cheap questions come first."""
+    """Return why a tensor cannot be read, empty if it can; cheap checks come first."""
     if (
-        # What nearly all tensors are, of the processor.
+        # Nearly all tensors in host memory pass this check.
         type(tensor) in _EAGER_TYPES
         and tensor.is_cpu
         and tensor.dtype in _DTYPE_NAMES
@@ -276,7 +279,7 @@ def _explain_unreadable(tensor: Tensor) -> str:
     ):
         return ""
     if not has_own_elements(tensor):
-        # Fake, distributed and jagged tensors among them.
+        # Among them fake, distributed and jagged tensors.
         return "unsupported_tensor_class"
     if tensor.layout is not torch.strided:
         return "unsupported_sparse"
@@ -292,3 +295,31 @@ def _explain_unreadable(tensor: Tensor) -> str:
         # A copy to the host would invalidate the capture.
         return "graph_capture"
     return ""
+
+
+class TorchObserver(ModelObserver):
+    """Observer of one attached torch model."""
+
+    def record_tensors(
+        self, op_type: str, op_name: str, side: TensorSide, leaves: Iterable[CallLeaf]
+    ) -> None:
+        """Record the tensors among the leaves of one side of an operator."""
+        if not self.recorder.is_wanted(self.graph, op_name, side):
+            return
+        for leaf in leaves:
+            if isinstance(leaf.value, Tensor):
+                self.record_tensor(
+                    op_type, op_name, side, leaf.slot, leaf.argument, make_torch_source, leaf.value
+                )
+
+    def record_state(
+        self, name: str, argument: str, tensor: Tensor, *, constant: bool = False
+    ) -> None:
+        """Record a parameter or buffer with its current value."""
+        self.record_parameter(
+            name, argument, make_torch_source, tensor, state=True, constant=constant
+        )
+
+    def record_gradient(self, name: str, tensor: Tensor) -> None:
+        """Record the gradient of a parameter as the output of its own operator."""
+        self.record_parameter(name, "grad", make_torch_source, tensor)

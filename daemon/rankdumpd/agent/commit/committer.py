@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 import queue
 import sqlite3
-import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -25,11 +24,11 @@ from rankdumpd.agent.records import (
     MetadataFrame,
     RecordOutcome,
     StatisticRowsResult,
-    UsageChange,
     make_drop_outcome,
 )
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.session.registry import SessionRegistry
+from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.logs import build_log_fields
 from rankdumpd.server.metrics import MetricCounters
 
@@ -62,16 +61,16 @@ SessionBatches: TypeAlias = "dict[RankSession, SessionBatch]"
 
 
 class BatchCommitter:
-    """Commits batches to the ledger from one thread; retries a failing disk until `stopping`."""
+    """Commits batches to the ledger from one thread; retries a failing disk until that stops."""
 
     def __init__(
         self,
         ledger: AgentLedger,
         registry: SessionRegistry,
-        stopping: threading.Event,
+        thread: BackgroundThread,
         meters: MetricCounters,
     ) -> None:
-        self._ledger, self._registry, self._stopping = ledger, registry, stopping
+        self._ledger, self._registry, self._thread = ledger, registry, thread
         self._meters = meters
         self.problem = ""
         """Why nothing can be committed at present; empty when it can."""
@@ -123,9 +122,11 @@ class BatchCommitter:
                 error = another
                 continue
             if attempt is not frame:
-                what = type(getattr(frame, "declaration", frame)).__name__
-                who = f"rank {session.request.rank}, frame {frame_id.sequence} ({what})"
-                session.add_finding(f"{who}: not committed, counted as {INTERNAL_ERROR}: {error}")
+                kind = type(getattr(frame, "declaration", frame)).__name__
+                subject = f"rank {session.request.rank}, frame {frame_id.sequence} ({kind})"
+                session.add_finding(
+                    f"{subject}: not committed, counted as {INTERNAL_ERROR}: {error}"
+                )
             if done:
                 yield shares
             return
@@ -161,7 +162,7 @@ class BatchCommitter:
                 if str(error) != self.problem:
                     _logger.error("the ledger cannot be written; retrying: %s", error)
                 self.problem = str(error)
-                if self._stopping.wait(RETRY_INTERVAL_S):
+                if self._thread.wait(RETRY_INTERVAL_S):
                     return False
             else:
                 self._meters.add_duration(
@@ -231,14 +232,12 @@ class FrameCommitter:
         )
         self._unfinished: deque[RankSession] = deque()
         """Sessions whose post-commit actions are not done; each counts as a frame in flight."""
-        self._stopping = threading.Event()
-        self._batch_committer = BatchCommitter(ledger, registry, self._stopping, meters)
+        self._thread = BackgroundThread(self._run, "rankdumpd-committer", daemon=False)
+        self._batch_committer = BatchCommitter(ledger, registry, self._thread, meters)
         self._checked_s = clock()
-        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the threads."""
-        self._thread = threading.Thread(target=self._run, name="rankdumpd-committer")
+        """Start the thread."""
         self._thread.start()
 
     def submit(self, frames: Sequence[FinishedFrame], cost: int) -> None:
@@ -257,20 +256,14 @@ class FrameCommitter:
         return [f"the ledger cannot be written, and ranks wait: {problem}"] if problem else []
 
     def fault(self) -> str:
-        """Return that the thread has died, or an empty text."""
-        alive = self._thread is None or self._thread.is_alive()
-        return "" if alive else "the committer thread has died"
+        """Return that the thread has ended, or an empty text."""
+        return self._thread.fault()
 
     def stop(self, timeout_s: float = 60.0) -> bool:
-        """Commit what was submitted, without retries; return whether the thread ended in time."""
-        self._stopping.set()
-        if self._thread:
-            self._done.put(None)
-            self._thread.join(timeout_s)
-            if self._thread.is_alive():
-                return False
-            self._thread = None
-        return True
+        """Commit submitted frames, without retries; return whether the thread ended in time."""
+        self._thread.request_stop()
+        self._done.put(None)
+        return self._thread.join(timeout_s)
 
     def _run(self) -> None:
         running = True
@@ -278,7 +271,7 @@ class FrameCommitter:
             batch, running = self._next_batch(wait=not self._unfinished)
             if batch.frames:
                 self._commit_batch(batch)
-            # The next process does what is left at the end of this one.
+            # Actions that are left at a stop are done by the next process.
             if running and self._unfinished:
                 self._unfinished.rotate(-1)
                 self._apply(self._unfinished[-1])
@@ -331,7 +324,7 @@ class FrameCommitter:
                 self._meters.add_all(count_frames(share.outcomes, share.row_results))
             stored = sum(outcome.bytes_stored for outcome in share.outcomes)
             root = str(session.storage.tree.root)
-            self._usage.add(UsageChange(session.request.job_id, root, stored))
+            self._usage.add(session.request.job_id, root, stored)
             self._apply(session)
 
     def _apply(self, session: RankSession) -> None:
@@ -355,7 +348,7 @@ class FrameCommitter:
             self._budget.count_unfinished()
 
     def _check(self) -> None:
-        """Retry what failed, and fold old rows of the ledger while nothing else is queued."""
+        """Retry failed actions, and fold old rows of the ledger while nothing else is queued."""
         sessions = self._registry.list_sessions()
         for session in self._actions.list_retries(sessions):
             self._apply(session)
@@ -366,7 +359,7 @@ class FrameCommitter:
             self._ledger.note_departed_sessions(
                 each.request.session_id for each in sessions if each.over
             )
-            while self._done.empty() and not self._stopping.is_set() and self._ledger.fold_some():
+            while self._done.empty() and not self._thread.is_stopping and self._ledger.fold_some():
                 pass
         except (sqlite3.Error, UnavailableError) as error:
             _logger.warning("the ledger cannot be compacted at present: %s", error)

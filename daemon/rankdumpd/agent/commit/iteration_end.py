@@ -1,5 +1,5 @@
-"""End of an iteration: operators joined some at a time, order files, and the manifest with its
-records as the ledger has them.
+"""End of an iteration: operators joined in batches, order files, and the manifest with the records
+from the ledger.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rankdump._core.status import IterationStatus
 from rankdump._layout.tree_layouts import Layout
 from rankdumpd.agent.declarations import reread_statistic_rows
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
-from rankdumpd.agent.ledger.rows import StoredRecord, StoredStatisticRows, StoredTableRow
+from rankdumpd.agent.ledger.rows import StoredRecord, StoredStatisticRows
 from rankdumpd.agent.limits.usage import DumpUsage
 from rankdumpd.agent.records import (
     FrameId,
@@ -23,7 +23,6 @@ from rankdumpd.agent.records import (
     MetadataFrame,
     OperatorMember,
     StatisticTableRow,
-    UsageChange,
     format_member,
 )
 from rankdumpd.agent.session.rank_session import RankSession
@@ -33,13 +32,13 @@ from rankdumpd.server import state_files
 
 MAX_BATCH_OPERATORS = 256
 MAX_BATCH_BYTES = 64 << 20
-"""Most bytes that are on the disk twice: in an operator's file and in those of its tensors."""
+"""Most bytes that are on the disk twice, in the files of operators and of their tensors."""
 
 _logger = logging.getLogger(__name__)
 
 
 class IterationJoin:
-    """The operators of an iteration that is over, joined some at a time."""
+    """The operators of an ended iteration, joined in batches."""
 
     def __init__(
         self,
@@ -55,8 +54,9 @@ class IterationJoin:
     def join_some(self) -> bool:
         """Join the next operators; return whether all are joined.
 
-        A passing OSError or sqlite3.Error is raised, to be retried. After a permanent OSError the
-        tensors stay in files of their own, as do those that arrive after their operator was joined.
+        A transient OSError or sqlite3.Error is raised, to be retried. After a permanent OSError
+        the tensors stay in files of their own, as do those that arrive after their operator was
+        joined.
         """
         return next(self._groups, True)
 
@@ -85,7 +85,7 @@ def _join_groups(
             more = _count_added_bytes(operators, shares)
             session.adjust_stored_bytes(iteration, more)
             root = str(session.storage.tree.root)
-            usage.add(UsageChange(session.request.job_id, root, more))
+            usage.add(session.request.job_id, root, more)
         _remove_own_files(joiner, session, done)
         yield number == len(groups)
 
@@ -153,16 +153,16 @@ _StatisticRow = tuple[TensorKind, int, str]
 
 
 def iter_committed_rows(
-    found: Iterable[StoredTableRow | StoredStatisticRows], session: RankSession
+    found: Iterable[StatisticTableRow | StoredStatisticRows], session: RankSession
 ) -> Iterator[StatisticTableRow]:
     """Yield the rows of tables in the order of their frames."""
     for piece in found:
-        if isinstance(piece, StoredTableRow):
-            yield piece.row
+        if isinstance(piece, StatisticTableRow):
+            yield piece
         else:
-            rows, of_row = reread_statistic_rows(piece.raw), session.storage.lines.format_statistics
-            for kind, timestamp_us, statistics in _iter_kept(rows, piece):
-                yield of_row(kind, timestamp_us, statistics, rows.iteration)
+            rows, table_format = reread_statistic_rows(piece.raw), session.storage.table_format
+            for row in _iter_kept(rows, piece):
+                yield table_format.format_statistics(*row, rows.iteration)
 
 
 def make_manifest_records(

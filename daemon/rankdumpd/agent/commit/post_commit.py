@@ -1,6 +1,6 @@
 """Post-commit actions: rows of tables at once, metadata frames in their order, and counts for
-monitoring. What fails for a passing reason suspends its session and is tried again from the
-ledger, after a pause that grows.
+monitoring. A transient failure suspends its session, whose frames are retried from the ledger
+after a growing pause.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ def apply_metadata(ledger: AgentLedger, session: RankSession, declared: Metadata
     """Apply a metadata frame and mark it as applied; ExhaustedError when it must be retried."""
     declaration = declared.declaration
     if isinstance(declaration, RankTimeouts):
-        _apply_timeouts(ledger, session, declared.frame_id)
+        try:
+            ledger.mark_timeouts_applied(declared.frame_id)
+        except sqlite3.Error as error:
+            handle_failure(session, "timeouts not stored", error)
     elif isinstance(declaration, GraphPart):
         graph = session.graphs.add_part(declared.frame_id, declaration)
         if graph:
@@ -82,13 +85,6 @@ def apply_metadata(ledger: AgentLedger, session: RankSession, declared: Metadata
         _write_arguments(ledger, session, declared.frame_id, declaration)
     elif isinstance(declaration, CallStacks):
         _write_stacks(ledger, session, declared, declaration)
-
-
-def _apply_timeouts(ledger: AgentLedger, session: RankSession, frame_id: FrameId) -> None:
-    try:
-        ledger.mark_timeouts_applied(frame_id)
-    except sqlite3.Error as error:
-        handle_failure(session, "timeouts not stored", error)
 
 
 def _write_graph(ledger: AgentLedger, session: RankSession, graph: OperatorGraph) -> None:
@@ -226,7 +222,7 @@ class PostCommitActions:
     def apply_due(self, session: RankSession) -> bool:
         """Apply the frames up to the watermark, then acknowledge; return whether all is done.
 
-        Joining operators may take long, so each call joins some, and other sessions go on between.
+        Joining operators may take long, so each call joins some, and other sessions follow.
         """
         done = session.pending.is_suspended or self._apply_pending(session)
         if session.pending.is_suspended:
@@ -284,7 +280,7 @@ class PostCommitActions:
             declaration = declared.declaration
             if isinstance(declaration, IterationEnd):
                 status = self._count_end(session, declared, declaration)
-                self._report_end(session, declared.frame_id, status)
+                self._report_end(declared.frame_id, status)
             elif isinstance(declaration, SessionEnd):
                 session.close_by_rank(declaration)
                 self._reporter.session(session.status(), str(session.storage.tree.root))
@@ -387,7 +383,7 @@ class PostCommitActions:
         frame_id = declared.frame_id
         status = self._count_end(session, declared, end)
         try:
-            # A manifest says that an iteration is complete, so it waits for its rows.
+            # A manifest marks an iteration as complete, so its rows must be written first.
             if joined and _are_rows_written(session, frame_id):
                 repeated = session.pending.was_begun(declared)
                 write_iteration_files(self._ledger, session, status, frame_id, repeated=repeated)
@@ -397,7 +393,7 @@ class PostCommitActions:
         except (OSError, sqlite3.Error) as error:
             what = f"iteration {end.iteration}: no manifest written"
             handle_failure(session, what, error, declared)
-        self._report_end(session, frame_id, status)
+        self._report_end(frame_id, status)
 
     def _count_end(
         self, session: RankSession, declared: MetadataFrame, end: IterationEnd
@@ -406,7 +402,7 @@ class PostCommitActions:
             self._meters.add_all(count_iteration_end(end))
         return session.end_iteration(declared, end)
 
-    def _report_end(self, session: RankSession, frame_id: FrameId, status: IterationStatus) -> None:
+    def _report_end(self, frame_id: FrameId, status: IterationStatus) -> None:
         try:
             self._ledger.enter_waiting_iteration(frame_id, status)
         except sqlite3.Error as error:

@@ -1,5 +1,5 @@
 """Assembly of the frames of one stream to whole records, rows of statistics and metadata frames. It
-checks every frame against the session's plan and decides nothing.
+checks every frame against the session's plan.
 """
 
 from __future__ import annotations
@@ -38,53 +38,6 @@ MAX_STATISTIC_CHARACTERS = 64
 _TOO_LONG = re.compile(rf"[^,]{{{MAX_STATISTIC_CHARACTERS + 1}}}")
 
 
-@dataclass(frozen=True, slots=True)
-class StatisticRules:
-    """What a session's plan says about statistics that are sent in place of elements."""
-
-    statistic_count: int
-    """Statistics of each tensor."""
-    elements: bool
-    """Records contain their elements."""
-    degrades: bool
-    """A tensor for which there was no space may be sent as statistics."""
-
-
-def check_record_size(sequence: int, head: RecordHead, first_bytes: int) -> None:
-    """Raise ProtocolError where a record contains more bytes than it declares.
-
-    Elements in place of statistics are accepted here, because one such tensor must not end the
-    session: `admit` drops it with a reason.
-    """
-    if first_bytes > head.byte_count:
-        raise ProtocolError(
-            f"record {sequence} contains {first_bytes} bytes but declares {head.byte_count}"
-        )
-
-
-def check_statistic_rows(sequence: int, rows: StatisticRows, rules: StatisticRules) -> None:
-    """Raise ProtocolError where statistics are not those of the plan, or could damage a table."""
-    if rows.degraded and not rules.degrades:
-        raise ProtocolError(
-            f"frame {sequence} is degraded, which the plan's on_full does not allow"
-        )
-    if rules.elements and not rows.degraded:
-        raise ProtocolError(f"frame {sequence} contains statistics, but the plan keeps elements")
-    if rules.statistic_count > MAX_STATISTICS:
-        raise ProtocolError(
-            f"frame {sequence}: the plan has {rules.statistic_count} statistics, "
-            f"at most {MAX_STATISTICS} are accepted"
-        )
-    for text in rows.statistics:
-        count = text.count(",") + 1 if text else 0
-        if count != rules.statistic_count:
-            raise ProtocolError(
-                f"frame {sequence} contains {count} statistics, "
-                f"the plan has {rules.statistic_count}"
-            )
-    _check_texts(sequence, rows.statistics)
-
-
 def _check_texts(sequence: int, texts: Sequence[str]) -> None:
     # The texts become fields of a table, so none may contain a separator. They are checked all at
     # once, because thousands arrive with every step.
@@ -103,7 +56,7 @@ _MAPPED_BYTES = 1 << 20
 """A chunked record above this size is assembled in mapped memory of its own."""
 
 CompletedFrame = ReceivedRecord | RecordOutcome | StatisticRowsResult | MetadataFrame
-"""What a frame completes: a record to keep, a drop, rows of statistics, or metadata."""
+"""A record to keep, a drop, rows of statistics or metadata that a frame completes."""
 
 
 @dataclass(slots=True)
@@ -136,13 +89,13 @@ class FrameAssembler:
         known: Callable[[int], bool],
         admit: Callable[[RecordHead], SelectionVerdict],
     ) -> None:
-        """Expect a first frame of at most `highest_first`; `admit` is asked before allocation.
+        """Expect a first frame of at most `highest_first`; `admit` is called before allocation.
 
         A tensor without its elements has `statistic_count` statistics. Such tensors are rejected
         where the plan keeps `elements`, unless it `degrades` tensors for which there is no space.
         """
         self._session_id = session_id
-        self._rules = StatisticRules(statistic_count, elements=elements, degrades=degrades)
+        self._statistic_count, self._elements, self._degrades = statistic_count, elements, degrades
         self._rank, self._net_name = rank, net_name
         self._known, self._admit = known, admit
         self._highest_first = highest_first
@@ -162,7 +115,7 @@ class FrameAssembler:
     def feed(
         self, frame: agent_pb2.Frame, data: RecordElements | None = None, *, lost: str = ""
     ) -> CompletedFrame | None:
-        """Accept one frame; return what it completes, or None within or for a repeated record.
+        """Accept one frame; return the completed item, or None within or for a repeated record.
 
         ResendError when a frame before it is missing, ProtocolError when it cannot be read.
         Elements are in the frame, or in `data`, which stays readable until they are committed.
@@ -171,17 +124,17 @@ class FrameAssembler:
         body = frame.WhichOneof("body")
         if body == "chunk":
             data = _select_data(frame.sequence, frame.chunk.data, data)
-            return self._chunk(frame.sequence, frame.chunk.offset, data, lost)
+            return self._handle_chunk(frame.sequence, frame.chunk.offset, data, lost)
         if not self._advance(frame.sequence):
             return None
         if body == "record":
             data = _select_data(frame.sequence, frame.record.data, data)
-            return self._record(frame.sequence, frame.record, data, lost)
+            return self._handle_record(frame.sequence, frame.record, data, lost)
         if body == "lost":
-            return self._lost(frame.sequence, frame.lost)
+            return self._handle_lost(frame.sequence, frame.lost)
         declared = read_metadata_frame(frame, self._session_id)
         if isinstance(declared.declaration, StatisticRows):
-            check_statistic_rows(frame.sequence, declared.declaration, self._rules)
+            self._check_statistics(frame.sequence, declared.declaration)
         return None if self._known(frame.sequence) else declared
 
     def finish(self) -> None:
@@ -230,11 +183,15 @@ class FrameAssembler:
         self._last = sequence
         return True
 
-    def _record(
+    def _handle_record(
         self, sequence: int, message: agent_pb2.Record, data: RecordElements, lost: str
     ) -> ReceivedRecord | RecordOutcome | None:
         head = session_messages.record_from_wire(message, rank=self._rank, net_name=self._net_name)
-        check_record_size(sequence, head, len(data))
+        # Elements that the plan does not keep are no error: `admit` drops them with a reason.
+        if len(data) > head.byte_count:
+            raise ProtocolError(
+                f"record {sequence} contains {len(data)} bytes but declares {head.byte_count}"
+            )
         frame_id = FrameId(self._session_id, sequence)
         # A slab entry whose copy failed may have lost the length of its data, too.
         whole = len(data) == head.byte_count or bool(lost and not data)
@@ -249,10 +206,34 @@ class FrameAssembler:
         self._open = _OpenRecord(sequence, head, reason=answer.reason, checksum=message.checksum)
         if answer.accepted:
             self._allocate(self._open)
-        self._fill(self._open, 0, data)
+        self._fill_record(self._open, 0, data)
         return None
 
-    def _lost(self, sequence: int, message: agent_pb2.Lost) -> StatisticRowsResult | None:
+    def _check_statistics(self, sequence: int, rows: StatisticRows) -> None:
+        """Raise ProtocolError for statistics that the plan does not have or that damage a table."""
+        if rows.degraded and not self._degrades:
+            raise ProtocolError(
+                f"frame {sequence} is degraded, which the plan's on_full does not allow"
+            )
+        if self._elements and not rows.degraded:
+            raise ProtocolError(
+                f"frame {sequence} contains statistics, but the plan keeps elements"
+            )
+        expected = self._statistic_count
+        if expected > MAX_STATISTICS:
+            raise ProtocolError(
+                f"frame {sequence}: the plan has {expected} statistics, "
+                f"at most {MAX_STATISTICS} are accepted"
+            )
+        for text in rows.statistics:
+            count = text.count(",") + 1 if text else 0
+            if count != expected:
+                raise ProtocolError(
+                    f"frame {sequence} contains {count} statistics, the plan has {expected}"
+                )
+        _check_texts(sequence, rows.statistics)
+
+    def _handle_lost(self, sequence: int, message: agent_pb2.Lost) -> StatisticRowsResult | None:
         result = read_lost_tensors(FrameId(self._session_id, sequence), message)
         return None if self._known(sequence) else result
 
@@ -264,7 +245,7 @@ class FrameAssembler:
         except (MemoryError, OverflowError, OSError, ValueError):
             record.reason = "no_memory"
 
-    def _chunk(
+    def _handle_chunk(
         self, sequence: int, offset: int, data: RecordElements, lost: str
     ) -> ReceivedRecord | RecordOutcome | None:
         record = self._open
@@ -276,7 +257,7 @@ class FrameAssembler:
             return None
         if lost:
             record.target, record.reason = None, lost
-        self._fill(record, offset, data)
+        self._fill_record(record, offset, data)
         if record.filled < record.head.byte_count:
             return None
         self._open = None
@@ -287,7 +268,7 @@ class FrameAssembler:
             return make_drop_outcome(frame_id, record.head, record.reason)
         return ReceivedRecord(frame_id, record.head, memoryview(record.target), record.checksum)
 
-    def _fill(self, record: _OpenRecord, offset: int, data: RecordElements) -> None:
+    def _fill_record(self, record: _OpenRecord, offset: int, data: RecordElements) -> None:
         end = offset + len(data)
         if offset != record.filled or end > record.head.byte_count:
             kind = ResendError if offset > record.filled else ProtocolError

@@ -1,5 +1,5 @@
 """Connected Push streams: a thread for each receives its frames, and a mailbox holds the answers
-that its rank is due. The mailbox knows no gRPC.
+for its rank.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class StreamMailbox:
             with self._changed:
                 self._changed.wait_for(lambda sent=sent: self._has_news(sent))
                 warnings, self._warnings = tuple(self._warnings), []
-                news = self._news(warnings)
-                error, complete = self._error, self._complete()
+                news = self._make_answer(warnings)
+                error, complete = self._error, self._is_complete()
             if news != sent:
                 sent = replace(news, warnings=())
                 yield news
@@ -92,13 +92,13 @@ class StreamMailbox:
                 return
 
     def _has_news(self, sent: Acknowledgement) -> bool:
-        news = self._news(tuple(self._warnings)) != sent
-        return news or self._error is not None or self._complete()
+        news = self._make_answer(tuple(self._warnings)) != sent
+        return news or self._error is not None or self._is_complete()
 
-    def _news(self, warnings: tuple[str, ...]) -> Acknowledgement:
+    def _make_answer(self, warnings: tuple[str, ...]) -> Acknowledgement:
         return Acknowledgement(self._acknowledged, self._draining, warnings, self._slab_ready)
 
-    def _complete(self) -> bool:
+    def _is_complete(self) -> bool:
         return self._last is not None and self._acknowledged >= self._last
 
 
@@ -123,18 +123,20 @@ class PushStreamReader:
         """Read frames until the rank closes its side or violates the protocol."""
         try:
             self._read_slab(0)
-            self._mailbox.at_rest = self._between_records()
+            self._mailbox.at_rest = self._is_between_records()
             for request in requests:
                 self._mailbox.at_rest = False
                 if request.HasField("batch"):
-                    self._take(request.batch)
+                    self._handle_batch(request.batch)
                 elif request.HasField("doorbell"):
                     self._read_slab(request.doorbell.written)
                 else:
                     raise ProtocolError("only the first message of a stream may be a hello")
-                self._mailbox.at_rest = self._between_records()
+                self._mailbox.at_rest = self._is_between_records()
             self._intake.finish()
-            self._mailbox.complete(max(self._last_in_slab(), self._intake.last_sequence))
+            ring = self._rings.find_ring(self._session)
+            last = self._intake.last_sequence
+            self._mailbox.complete(max(last, ring.last_sequence) if ring else last)
         except RankdumpError as error:
             self._mailbox.fail(error)
         except grpc.RpcError:
@@ -150,7 +152,7 @@ class PushStreamReader:
         finally:
             self._intake.release_budget()
 
-    def _take(self, batch: agent_pb2.FrameBatch) -> None:
+    def _handle_batch(self, batch: agent_pb2.FrameBatch) -> None:
         if not self._intake.last_sequence:
             self._rings.drop_unused(self._session)
         try:
@@ -169,13 +171,9 @@ class PushStreamReader:
                 f"session {session_id!r} sent a doorbell but has no shared-memory ring"
             )
 
-    def _between_records(self) -> bool:
+    def _is_between_records(self) -> bool:
         ring = self._rings.find_ring(self._session)
         return not self._intake.within_record and (ring is None or not ring.within_record)
-
-    def _last_in_slab(self) -> int:
-        ring = self._rings.find_ring(self._session)
-        return ring.last_sequence if ring else 0
 
 
 class OpenPushStreams:
@@ -193,7 +191,7 @@ class OpenPushStreams:
         reader: PushStreamReader,
         requests: Iterator[agent_pb2.PushRequest],
     ) -> None:
-        """Start to read a stream; while the agent drains, the stream is told so at once."""
+        """Start to read a stream; while the agent drains, that is announced on it at once."""
         thread = threading.Thread(target=reader.read, args=(requests,), name="rankdumpd-reader")
         with self._changed:
             self._mailboxes.add(mailbox)
@@ -210,7 +208,7 @@ class OpenPushStreams:
             self._changed.notify_all()
 
     def drain(self, timeout_s: float) -> int:
-        """Ask the ranks to finish their streams; return how many have not by the deadline."""
+        """Announce the drain, and wait until streams end; return how many are left then."""
         with self._changed:
             self._draining = True
             for mailbox in self._mailboxes:

@@ -1,6 +1,4 @@
-"""The agent's gRPC service: messages in, messages out, errors as status codes. It decides
-nothing.
-"""
+"""The agent's gRPC service: conversion of messages, and errors as status codes."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ SERVICE_NAME = agent_pb2.DESCRIPTOR.services_by_name["AgentService"].full_name
 
 
 class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
-    """Serves ranks, and people who ask for status or control jobs."""
+    """Serves ranks, and clients for status and control."""
 
     def __init__(
         self,
@@ -45,7 +43,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     ) -> None:
         """Call `changed` when the state of a session may have changed.
 
-        `wait_idle` waits until what arrived is committed and reported.
+        `wait_idle` waits until everything received is committed and reported.
         """
         self._registry, self._streams, self._rings = registry, streams, rings
         self._openings = openings

@@ -1,9 +1,9 @@
-"""Intake of the frames of one session: assembled, admitted, charged to the byte budget and handed
-to worker threads or to the committer. A frame that fails repeatedly is given up.
+"""Intake of the frames of one session: assembled, admitted, charged to the byte budget and queued
+for worker threads or the committer. A frame that fails repeatedly is dropped.
 
-Records travel to the workers in batches: many small ones, which one thread works off, or a large
-one alone, for which there are as many threads as cores. Small ones are system calls with a
-little Python between them; two threads at that would only pass the interpreter to each other.
+Records are queued in batches: many small ones, which one thread writes, or a large one alone, for
+which there are as many threads as cores. Writing small ones is system calls with a little Python
+between them, so two threads would only contend for the GIL.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from rankdump._core.record import SPACE_REASONS, StatisticRows
@@ -35,6 +36,7 @@ from rankdumpd.agent.records import (
     make_drop_outcome,
 )
 from rankdumpd.agent.session.rank_session import RankSession
+from rankdumpd.server.background_thread import BackgroundThread
 
 _MAX_SESSIONS = 4096
 
@@ -76,15 +78,14 @@ class RecordWorkers:
         self._large: _BatchQueue = queue.SimpleQueue()
         self._small: _BatchQueue = queue.SimpleQueue()
         self._served = [*[self._large] * count, self._small]
-        self._threads: list[threading.Thread] = []
+        self._threads = [
+            BackgroundThread(partial(self._run, batches), f"rankdumpd-worker-{n}", daemon=False)
+            for n, batches in enumerate(self._served)
+        ]
         self._deadline_s = math.inf
 
     def start(self) -> None:
         """Start the threads."""
-        self._threads = [
-            threading.Thread(target=self._run, args=(batches,), name=f"rankdumpd-worker-{number}")
-            for number, batches in enumerate(self._served)
-        ]
         for thread in self._threads:
             thread.start()
 
@@ -93,28 +94,27 @@ class RecordWorkers:
         (self._large if len(records) == 1 else self._small).put(records)
 
     def fault(self) -> str:
-        """Return that a thread has died, or an empty text."""
-        return "" if all(t.is_alive() for t in self._threads) else "a writer thread has died"
+        """Return which threads have ended; empty when none has."""
+        return "; ".join(filter(None, [thread.fault() for thread in self._threads]))
 
     def stop(self, timeout_s: float = 60.0) -> bool:
-        """Finish what was submitted, for so long, then leave the rest; return whether the threads
-        have ended. May be repeated.
+        """Write submitted records until the timeout; return whether the threads have ended.
+
+        May be repeated.
         """
         self._deadline_s = time.monotonic() + timeout_s
-        for _, batches in zip(self._threads, self._served, strict=False):
+        for thread, batches in zip(self._threads, self._served, strict=True):
+            thread.request_stop()
             batches.put(None)
-        for thread in self._threads:
-            thread.join(max(0.0, self._deadline_s - time.monotonic()))
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        return not self._threads
+        return all(t.join(max(0.0, self._deadline_s - time.monotonic())) for t in self._threads)
 
     def _run(self, batches: _BatchQueue) -> None:
         while (records := batches.get()) is not None:
-            # What is left then was not acknowledged, and is sent to the next process.
+            # Records that are left are not acknowledged, and resent to the next process.
             if time.monotonic() < self._deadline_s:
-                self._done([self._outcome(record) for record in records])
+                self._done([self._process_logged(record) for record in records])
 
-    def _outcome(self, record: ReceivedRecord) -> RecordOutcome:
+    def _process_logged(self, record: ReceivedRecord) -> RecordOutcome:
         try:
             return self._process(record)
         except Exception:
@@ -199,7 +199,10 @@ class SessionIntake:
 
         ResendError when a frame is missing, or for the first few times that one cannot be read.
         """
-        self._piece_bytes = _count_piece_bytes(frame) if data is None else len(data)
+        piece = data
+        if piece is None:
+            piece = frame.chunk.data if frame.HasField("chunk") else frame.record.data
+        self._piece_bytes = len(piece)
         if self._growing and frame.HasField("chunk"):
             self._budget.grow(self, self._piece_bytes)
         try:
@@ -246,7 +249,7 @@ class SessionIntake:
         )
 
     def _handle_unreadable(self, frame: agent_pb2.Frame, error: Exception) -> CompletedFrame | None:
-        """Drop a frame that failed too often; otherwise ask for it again by a ResendError."""
+        """Drop a frame that failed too often; ResendError when it may be tried again."""
         request, number = self._session.request, frame.sequence
         if not number or number != self._assembler.last_sequence:
             raise error
@@ -264,8 +267,8 @@ class SessionIntake:
         large = head.byte_count > SMALL_RECORD_BYTES
         if large:
             self.flush()
-        answer = self._admission.check_record(head, self._current_usage())
-        if answer.reason in SPACE_REASONS and self._is_there(head):
+        answer = self._admission.check_record(head, self._get_usage())
+        if answer.reason in SPACE_REASONS and self._may_be_written(head):
             answer = ACCEPTED_VERDICT
         if answer.accepted and large:
             # Bytes that are only declared are not charged.
@@ -273,7 +276,7 @@ class SessionIntake:
             self._growing = True
         return answer
 
-    def _is_there(self, head: RecordHead) -> bool:
+    def _may_be_written(self, head: RecordHead) -> bool:
         """Return whether a killed process may have written the file: then it needs no space, and
         a drop would leave a file that no row names.
         """
@@ -300,10 +303,10 @@ class SessionIntake:
     ) -> FinishedFrame:
         if not isinstance(item, MetadataFrame) or not isinstance(item.declaration, StatisticRows):
             return item
-        refused = self._admission.check_rows(item.declaration, self._current_usage())
+        refused = self._admission.check_rows(item.declaration, self._get_usage())
         return StatisticRowsResult(item.frame_id, item.declaration, refused, item.raw)
 
-    def _current_usage(self) -> ResourceUsage:
+    def _get_usage(self) -> ResourceUsage:
         # Looked up once for a batch: the few bytes in flight make no difference.
         if self._usage is None:
             self._usage = self._look_up_usage()
@@ -327,7 +330,3 @@ def _compute_cost(item: ReceivedRecord | FinishedFrame) -> int:
     if isinstance(item, ReceivedRecord):
         return compute_cost_bytes(item.head.byte_count)
     return compute_cost_bytes(0 if isinstance(item, RecordOutcome) else len(item.raw))
-
-
-def _count_piece_bytes(frame: agent_pb2.Frame) -> int:
-    return len(frame.chunk.data if frame.HasField("chunk") else frame.record.data)

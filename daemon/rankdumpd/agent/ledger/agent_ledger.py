@@ -1,6 +1,4 @@
-"""The ledger of an agent, for writing: a frame that stands in it is accounted for, and never
-twice.
-"""
+"""Write access to the ledger of an agent: a frame that is entered in it is counted exactly once."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from rankdump._core.session_protocol import IterationEnd, SessionEnd, SessionReq
 from rankdump._core.status import IterationStatus, SessionState
 from rankdump.errors import CorruptedError, RankdumpError, UnavailableError
 from rankdumpd.agent.ledger import database, retention, rows
-from rankdumpd.agent.ledger.database import lock_ledger_folder, make_folder_error, open_ledger_file
+from rankdumpd.agent.ledger.database import SETTING_KEY, lock_ledger_folder, open_ledger_file
 from rankdumpd.agent.ledger.reader import LedgerReader
 from rankdumpd.agent.ledger.report_log import ReportLog
 from rankdumpd.agent.ledger.retention import RetiredIterations
@@ -29,15 +27,16 @@ from rankdumpd.agent.records import (
     RecordOutcome,
     StatisticRowsResult,
 )
+from rankdumpd.server.state_files import explain_state_error
 
 _INSERT_BATCH_ROWS = 64
 _BATCH_PLACES = ", ".join([rows.RECORD_PLACES] * _INSERT_BATCH_ROWS)
 
 
-def insert_records(base: sqlite3.Connection, records: list[tuple[str | int, ...]]) -> None:
-    """Insert rows of records; a number that stands there already stays as it is."""
-    # Some at a time: every step of SQLite lets go of the interpreter, and taking it back from
-    # threads that are busy costs more than the row.
+def _insert_records(base: sqlite3.Connection, records: list[tuple[str | int, ...]]) -> None:
+    """Insert rows of records; the row of a known number is not changed."""
+    # In batches: every step of SQLite releases the GIL, and acquiring it again from busy threads
+    # costs more than the row.
     whole = len(records) // _INSERT_BATCH_ROWS * _INSERT_BATCH_ROWS
     query = "INSERT OR IGNORE INTO records VALUES "
     for first in range(0, whole, _INSERT_BATCH_ROWS):
@@ -47,6 +46,7 @@ def insert_records(base: sqlite3.Connection, records: list[tuple[str | int, ...]
 
 
 _INSERT_AWAY = "INSERT OR IGNORE INTO away VALUES (?, ?, 0)"
+_MARK_APPLIED = "UPDATE declarations SET applied = 1 WHERE session_id = ? AND sequence = ?"
 
 
 def _read_clock_us() -> int:
@@ -78,7 +78,7 @@ class AgentLedger(LedgerReader):
             self._on_rollback = self.log.forget_counts
             self.retention = RetiredIterations(path, self._select, self._transaction, now_us)
             with self._transaction() as base:
-                retention.note_closed_sessions(base, now_us())
+                base.execute(retention.INSERT_CLOSED_SESSIONS, (now_us(),))
         except RankdumpError as error:
             os.close(self._guard)
             if isinstance(error, UnavailableError):
@@ -86,7 +86,7 @@ class AgentLedger(LedgerReader):
             raise
         except sqlite3.Error as error:
             os.close(self._guard)
-            raise make_folder_error(state_dir, error) from None
+            raise explain_state_error(state_dir, SETTING_KEY, error) from None
 
     def close(self) -> None:
         """Close the file, so that another process can open it; may be called again."""
@@ -99,26 +99,29 @@ class AgentLedger(LedgerReader):
                 self._guard = -1
 
     def open_session(self, request: SessionRequest) -> None:
-        """Enter a session, or note where a known one runs now; its secret is a hash by now.
+        """Enter a session, or the new request of a known one; its secret is hashed already.
 
         UnavailableError when it cannot be entered.
         """
         about = {k: v for k, v in asdict(request).items() if not isinstance(v, bytes)}
-        who = (request.session_id, json.dumps(about), request.plan_json)
-        row = (*who, SessionState.OPEN.value, request.secret.hex(), self._now_us())
-        with self._available() as base:
-            base.execute(
-                "INSERT INTO sessions VALUES (?, ?, ?, ?, 0, 0, '[]', '[]', ?, ?)"
-                " ON CONFLICT (session_id) DO UPDATE"
-                " SET request = excluded.request, plan = excluded.plan,"
-                " secret_hash = excluded.secret_hash",
-                row,
-            )
-            base.execute("DELETE FROM away WHERE session_id = ?", (request.session_id,))
+        key = (request.session_id, json.dumps(about), request.plan_json)
+        row = (*key, SessionState.OPEN.value, request.secret.hex(), self._now_us())
+        try:
+            with self._transaction() as base:
+                base.execute(
+                    "INSERT INTO sessions VALUES (?, ?, ?, ?, 0, 0, '[]', '[]', ?, ?)"
+                    " ON CONFLICT (session_id) DO UPDATE"
+                    " SET request = excluded.request, plan = excluded.plan,"
+                    " secret_hash = excluded.secret_hash",
+                    row,
+                )
+                base.execute("DELETE FROM away WHERE session_id = ?", (request.session_id,))
+        except sqlite3.Error as error:
+            raise UnavailableError(f"the ledger cannot be written at present: {error}") from None
         self._departed.discard(request.session_id)
 
     def withdraw(self, session_id: str) -> None:
-        """Forget a session of which nothing ever came."""
+        """Remove a session that never sent a frame."""
         with self._transaction() as base:
             base.execute("DELETE FROM sessions WHERE session_id = ?", (session_id,))
 
@@ -131,9 +134,9 @@ class AgentLedger(LedgerReader):
         *,
         synced: bool,
     ) -> None:
-        """Enter frames in one transaction; a number that stands there already stays as it is."""
+        """Enter frames in one transaction; the row of a known number is not changed."""
         with self._transaction(synced=synced) as base:
-            insert_records(base, [rows.make_record_row(outcome) for outcome in outcomes])
+            _insert_records(base, [rows.make_record_row(outcome) for outcome in outcomes])
             base.executemany(
                 "INSERT OR IGNORE INTO figures VALUES (?, ?, ?, ?, ?, ?, ?)",
                 map(rows.make_statistics_row, row_results),
@@ -149,7 +152,7 @@ class AgentLedger(LedgerReader):
             )
 
     def mark_joined(self, session_id: str, shares: Iterable[JoinedMember], *, synced: bool) -> None:
-        """Remember that the files of operators hold tensors, whose own files may go now."""
+        """Enter that tensors are in their operators' files, so that their own can be removed."""
         with self._transaction(synced=synced) as base:
             base.executemany(
                 "UPDATE records SET joined = 1, bytes_stored = ?"
@@ -160,9 +163,9 @@ class AgentLedger(LedgerReader):
     def enter_iteration_end(
         self, frame_id: FrameId, end: IterationEnd, graphs: Iterable[int], status: IterationStatus
     ) -> None:
-        """Remember that an iteration's manifest is in the tree, and log its balance.
+        """Enter that an iteration's manifest is written, and log its balance.
 
-        Its events are not needed again but for the coordinator.
+        Its events are kept only where they are yet to be reported to the coordinator.
         """
         with self._transaction() as base:
             base.execute(database.CLEAR_APPLIED_EVENTS, (frame_id.session_id, frame_id.sequence))
@@ -179,15 +182,12 @@ class AgentLedger(LedgerReader):
             self.log.enter_balance(base, frame_id, status)
 
     def mark_timeouts_applied(self, frame_id: FrameId) -> None:
-        """Remember that timeouts took effect; they stay until others come."""
+        """Enter that timeouts are applied; they are kept until the rank sends others."""
         with self._transaction() as base:
-            base.execute(
-                "UPDATE declarations SET applied = 1 WHERE session_id = ? AND sequence = ?",
-                (frame_id.session_id, frame_id.sequence),
-            )
+            base.execute(_MARK_APPLIED, (frame_id.session_id, frame_id.sequence))
 
     def mark_applied(self, frame_ids: Iterable[FrameId], ordered: Iterable[int]) -> None:
-        """Remember that declarations of a session have taken effect and are not needed again."""
+        """Enter that metadata frames of a session are applied, and clear their bodies."""
         with self._transaction() as base:
             for frame_id in frame_ids:
                 base.execute(
@@ -198,31 +198,24 @@ class AgentLedger(LedgerReader):
                 _enter_ordered_graphs(base, frame_id, ordered)
 
     def enter_session_end(self, frame_id: FrameId, end: SessionEnd) -> None:
-        """Remember that the rank ended its session."""
+        """Enter that the rank ended its session."""
+        session_id, notes = frame_id.session_id, json.dumps(end.notes)
         with self._transaction() as base:
-            base.execute(
-                "UPDATE declarations SET applied = 1 WHERE session_id = ? AND sequence = ?",
-                (frame_id.session_id, frame_id.sequence),
-            )
+            base.execute(_MARK_APPLIED, (session_id, frame_id.sequence))
             base.execute(
                 "UPDATE sessions SET state = ?, iterations_seen = ?, notes = ?"
                 " WHERE session_id = ?",
-                (
-                    SessionState.CLOSED.value,
-                    end.iterations_seen,
-                    json.dumps(end.notes),
-                    frame_id.session_id,
-                ),
+                (SessionState.CLOSED.value, end.iterations_seen, notes, session_id),
             )
-            base.execute(_INSERT_AWAY, (frame_id.session_id, self._now_us()))
+            base.execute(_INSERT_AWAY, (session_id, self._now_us()))
 
     def probe(self) -> None:
-        """Write something that changes nothing, to see whether that is possible again."""
+        """Write without changing anything, which raises while the ledger cannot be written."""
         with self._transaction() as base:
             base.execute("UPDATE reporting SET acknowledged = acknowledged")
 
     def note_departed_sessions(self, session_ids: Iterable[str]) -> None:
-        """Note since when sessions are over, or their ranks gone."""
+        """Enter since when sessions are closed or their ranks gone."""
         new = set(session_ids) - self._departed
         if new:
             with self._transaction() as base:
@@ -230,7 +223,7 @@ class AgentLedger(LedgerReader):
             self._departed |= new
 
     def fold_some(self) -> bool:
-        """Fold some rows of sessions that are over for a day; return whether there may be more."""
+        """Fold some rows of sessions that ended a day ago; return whether there may be more."""
         found = self._select(
             retention.SELECT_NEXT_FOLD, self._now_us() - int(retention.ROW_RETENTION_S * 1e6)
         )
@@ -241,9 +234,9 @@ class AgentLedger(LedgerReader):
         return bool(found)
 
     def forget(self, session_id: str, iteration: int) -> None:
-        """Fold the rows of an iteration into its sums: its tensors are not asked for any more.
+        """Fold the rows of a removed iteration into its sums.
 
-        Rows that came after the last end that took effect stay. Numbers stay known.
+        Rows after the last end that was applied stay. Frame numbers stay known.
         """
         folds = True
         while folds:
@@ -254,10 +247,10 @@ class AgentLedger(LedgerReader):
     def _transaction(self, *, synced: bool = False) -> Generator[sqlite3.Connection]:
         with self._lock:
             if synced is not self._synced:
-                # A power loss may take the last commits of NORMAL with it, never of FULL.
+                # A power loss may revert the last commits in mode NORMAL, never those in FULL.
                 self._base.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
                 self._synced = synced
-            with self._noticing_damage():
+            with self._detect_damage():
                 try:
                     self._base.execute("BEGIN IMMEDIATE")
                     yield self._base
@@ -266,21 +259,10 @@ class AgentLedger(LedgerReader):
                 except BaseException as error:
                     if isinstance(error, sqlite3.OperationalError):
                         self.problem = str(error)
-                    self._roll_back()
+                    self._on_rollback()
+                    if self._base.in_transaction:
+                        self._base.execute("ROLLBACK")
                     raise
-
-    @contextmanager
-    def _available(self) -> Generator[sqlite3.Connection]:
-        try:
-            with self._transaction() as base:
-                yield base
-        except sqlite3.Error as error:
-            raise UnavailableError(f"the ledger cannot be written at present: {error}") from None
-
-    def _roll_back(self) -> None:
-        self._on_rollback()
-        if self._base.in_transaction:
-            self._base.execute("ROLLBACK")
 
 
 def _enter_ordered_graphs(

@@ -10,11 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from rankdump.errors import RankdumpError
 from rankdumpd.server import state_files
 
 SCHEMA_VERSION = 5
-"""Of the tables below, as the file's `user_version` says it; the first ones had none."""
+"""Version of the tables below, in the file's `user_version`; the first version was 0."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
     session_id TEXT PRIMARY KEY,
@@ -139,15 +138,15 @@ ALTER TABLE records ADD COLUMN timestamp_us INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE records ADD COLUMN row_folder TEXT NOT NULL DEFAULT '';
 ALTER TABLE records ADD COLUMN row TEXT NOT NULL DEFAULT '';
 """,
-    # Rows of figures came with a table of their own, which is made like any that is missing.
+    # Version 2 added the table of statistics, which is made like every missing table.
     1: "",
-    # So did the log of what the coordinator is told.
+    # Version 3 added the report log, likewise.
     2: """
 ALTER TABLE iterations ADD COLUMN stall_us INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE iterations ADD COLUMN first_position INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE iterations ADD COLUMN last_position INTEGER NOT NULL DEFAULT 0;
 """,
-    # Rows knew the folder of their table, which had one name.
+    # In version 3 rows had the folder of their table, whose name was always the same.
     3: """
 ALTER TABLE records RENAME COLUMN row_folder TO row_table;
 UPDATE records SET row_table = row_table || '/statistic.csv' WHERE row <> '';
@@ -157,27 +156,27 @@ ALTER TABLE records ADD COLUMN whole TEXT NOT NULL DEFAULT '';
 ALTER TABLE records ADD COLUMN whole_name TEXT NOT NULL DEFAULT '';
 ALTER TABLE records ADD COLUMN joined INTEGER NOT NULL DEFAULT 0;
 """,
-    # Nobody asked a session for a secret, and iterations stayed for ever.
+    # In version 4 sessions had no secret, and iterations were never removed.
     4: """
 ALTER TABLE sessions ADD COLUMN secret_hash TEXT NOT NULL DEFAULT '';
 ALTER TABLE sessions ADD COLUMN opened_us INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE iterations ADD COLUMN ended_us INTEGER NOT NULL DEFAULT 0;
 """,
 }
-"""What makes the tables of an older version those of the next one."""
+"""Statements that bring the tables of a version to the next one."""
 
 
-_SETTING_KEY = "agent.state_dir"
-TEXT_FACTORY = partial(str, encoding="utf-8", errors="replace")
-"""How a text is read: one that a disk damaged must not keep those beside it from being read."""
+SETTING_KEY = "agent.state_dir"
+_TEXT_FACTORY = partial(str, encoding="utf-8", errors="replace")
+"""Reads a text that a disk corrupted without an error, so that its row can be read."""
 
 
 def open_ledger_file(path: Path) -> sqlite3.Connection:
     """Return a connection; tables of an earlier version are brought up to the present one."""
 
     def prepare(base: sqlite3.Connection) -> None:
-        base.text_factory = TEXT_FACTORY
-        # Before the first table: what is forgotten is to become free again.
+        base.text_factory = _TEXT_FACTORY
+        # Set before the first table is made: deleted rows free space in the file.
         base.execute("PRAGMA auto_vacuum = INCREMENTAL")
         base.execute("PRAGMA journal_mode = WAL")
         state_files.migrate_tables(
@@ -190,7 +189,7 @@ def open_ledger_file(path: Path) -> sqlite3.Connection:
         )
         base.executescript(SCHEMA)
 
-    return state_files.open_database(path, _SETTING_KEY, prepare)
+    return state_files.open_database(path, SETTING_KEY, prepare)
 
 
 def open_ledger_for_reading(path: Path) -> sqlite3.Connection:
@@ -201,7 +200,7 @@ def open_ledger_for_reading(path: Path) -> sqlite3.Connection:
         isolation_level=None,
         check_same_thread=False,
     )
-    base.text_factory = TEXT_FACTORY
+    base.text_factory = _TEXT_FACTORY
     return base
 
 
@@ -213,18 +212,13 @@ class LedgerTransaction(Protocol):
         ...
 
 
-def make_folder_error(state_dir: Path, error: Exception) -> RankdumpError:
-    """Return what is said of a state folder whose file could not be prepared."""
-    return state_files.explain_state_error(state_dir, _SETTING_KEY, error)
-
-
 def lock_ledger_folder(state_dir: Path) -> int:
-    """Return a locked descriptor: two agents on one ledger would acknowledge for each other."""
-    return state_files.lock_state_folder(state_dir, "lock", _SETTING_KEY, "agent")
+    """Lock the folder and return its descriptor: two agents must not share a ledger."""
+    return state_files.lock_state_folder(state_dir, "lock", SETTING_KEY, "agent")
 
 
 INSERT_REPORTING = "INSERT OR IGNORE INTO reporting VALUES (1, lower(hex(randomblob(16))), 0, 0, 0)"
-# As one row, for sqlite gives up the interpreter's lock at every one.
+# As one row, because sqlite releases the GIL at every row.
 SELECT_NEXT_ITEMS = """
 SELECT json_group_array(json_array(number, kind, session_id, job_id, rank, events, length(body))),
     CAST(group_concat(body, '') AS BLOB)
@@ -250,7 +244,7 @@ AND (session_id, sequence) IN
 AND sequence < (SELECT MAX(sequence) FROM iterations AS i
     WHERE i.session_id = declarations.session_id)
 """
-"""Events have taken effect once an iteration ended behind them, whatever their row says."""
+"""Events are applied once an iteration ended after them, whatever their column `applied` is."""
 NOT_APPLIED_CONDITION = """
 applied = 0 AND (kind <> 'EventColumns' OR sequence > COALESCE((SELECT MAX(sequence)
     FROM iterations AS i WHERE i.session_id = declarations.session_id), 0))
@@ -262,7 +256,7 @@ AND sequence <= ?2 AND sequence > COALESCE(
 AND (sequence = ?2 OR kind = 'EventColumns' AND NOT EXISTS (SELECT 1 FROM log
     WHERE log.session_id = ?1 AND log.sequence = declarations.sequence))
 """
-"""Those that the coordinator has to be told stay until it has them."""
+"""Events that are yet to be reported stay until the coordinator has them."""
 SELECT_NEWEST_TIMEOUTS = """
 SELECT MAX(sequence) FROM declarations WHERE session_id = ?1 AND kind = 'Timeouts'
 AND NOT EXISTS (SELECT 1 FROM log WHERE session_id = ?1 AND kind = 'timeouts')

@@ -1,5 +1,5 @@
-"""The ledger of an agent, for reading: sessions, counts, and what is stored of an iteration. A file
-that is damaged is noticed here.
+"""Read access to the ledger of an agent: sessions, counts and stored records of an iteration. A
+damaged file is detected here.
 """
 
 from __future__ import annotations
@@ -12,23 +12,22 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
+from rankdump._core.session_protocol import IterationEnd
 from rankdump._core.status import SessionState
 from rankdump.errors import CorruptedError, UnavailableError
 from rankdumpd.agent.ledger import database, rows
 from rankdumpd.agent.ledger.rows import (
-    IterationEndRow,
     LedgerSessionRow,
     OutcomeCountRow,
     StoredRecord,
     StoredStatisticRows,
-    StoredTableRow,
 )
 from rankdumpd.agent.records import OperatorMember, RecordStatus, StatisticTableRow
 from rankdumpd.server import state_files
 
 MAX_READ_ROWS = 4096
 LOST_AFTER_S = 86_400.0
-"""A rank that is gone for a day is not expected; should it come, its session is found."""
+"""Time after which a lost rank is not expected any more; if it returns, its session is found."""
 _MAX_SEQUENCE = (1 << 63) - 1
 
 
@@ -41,25 +40,24 @@ class LedgerReader:
         self.damage = ""
         """Why the file is damaged; empty when it is not."""
         self.on_damage: Callable[[], None] = lambda: None
-        """Called when that is found, in any thread."""
+        """Called when damage is detected, in any thread."""
 
     def check(self) -> None:
-        """Raise CorruptedError when the file was found to be damaged."""
+        """Raise CorruptedError when damage to the file was detected."""
         if self.damage:
             raise CorruptedError(self.damage)
 
     def find(self, session_id: str) -> LedgerSessionRow | None:
-        """Return what is known of a session; CorruptedError when that cannot be read."""
+        """Return the row of a session; CorruptedError when it cannot be read."""
         found = self._select(
             f"SELECT {rows.SESSION_COLUMNS} FROM sessions WHERE session_id = ?", session_id
         )
         return rows.read_session_row(found[0]) if found else None
 
     def unfinished(self) -> list[str]:
-        """Return the sessions that never said goodbye, or whose last words had no effect yet.
+        """Return sessions that have not ended or have pending metadata, in order of opening.
 
-        In the order in which they came. Not those whose rank is lost for good: they are found when
-        it comes back nevertheless.
+        Sessions whose rank was lost a day ago are left out; they are found when it returns.
         """
         closed, lost_us = SessionState.CLOSED.value, self._now_us() - int(LOST_AFTER_S * 1e6)
         found = self._select(
@@ -88,7 +86,7 @@ class LedgerReader:
     def unapplied(
         self, session_id: str, after: int = 0, *, up_to: int = _MAX_SEQUENCE, limit: int = -1
     ) -> list[bytes]:
-        """Return the declarations that have not taken effect for good, in order."""
+        """Return the metadata frames that are not applied yet, in order."""
         found = self._select(
             "SELECT body FROM declarations WHERE session_id = ? AND "
             f"{database.NOT_APPLIED_CONDITION}"
@@ -101,8 +99,8 @@ class LedgerReader:
         return [body for (body,) in found]
 
     def counts(self, session_id: str) -> list[OutcomeCountRow]:
-        """Return what became of a session's tensors."""
-        # Tensors that never came may be declared to be of any size: SUM fails over 63 bits.
+        """Return the outcomes of a session's tensors, counted by iteration and reason."""
+        # Tensors that never arrived may declare any size: SUM fails over 63 bits.
         found = self._select(
             "SELECT iteration, fate, reason, COUNT(*), CAST(TOTAL(bytes_in) AS INTEGER),"
             " CAST(TOTAL(bytes_stored) AS INTEGER)"
@@ -114,9 +112,9 @@ class LedgerReader:
             session_id,
         )
         counts = [OutcomeCountRow(row[0], RecordStatus(row[1]), *row[2:]) for row in found]
-        return [*counts, *self._rejected(session_id)]
+        return [*counts, *self._count_rejected(session_id)]
 
-    def _rejected(self, session_id: str) -> list[OutcomeCountRow]:
+    def _count_rejected(self, session_id: str) -> list[OutcomeCountRow]:
         refused: Counter[tuple[int, str]] = Counter()
         for iteration, text in self._select(
             "SELECT iteration, refused FROM figures WHERE session_id = ? AND refused <> '{}'",
@@ -129,22 +127,22 @@ class LedgerReader:
             for (iteration, reason), count in refused.items()
         ]
 
-    def ends(self, session_id: str) -> list[IterationEndRow]:
-        """Return the ends of iterations that have taken effect."""
+    def ends(self, session_id: str) -> list[IterationEnd]:
+        """Return the ends of iterations that are applied."""
         found = self._select(
             "SELECT iteration, expected, dropped, stall_us, first_position, last_position"
             " FROM iterations WHERE session_id = ?",
             session_id,
         )
         return [
-            IterationEndRow(iteration, expected, json.loads(text), *rest)
+            IterationEnd(iteration, expected, json.loads(text), *rest)
             for iteration, expected, text, *rest in found
         ]
 
     def kept(self, session_id: str, iteration: int) -> list[StoredRecord | StoredStatisticRows]:
         """Return every tensor of an iteration that is in the tree, in the order of the frames."""
-        # As one row: sqlite gives up the interpreter's lock at every row, and thousands of times
-        # to wait for it again cost more than all the reading.
+        # As one row: sqlite releases the GIL at every row, and acquiring it thousands of times
+        # costs more than the reading.
         ((records,),) = self._select(
             f"SELECT json_group_array(json_array({rows.KEPT_COLUMNS})) FROM records"
             " WHERE session_id = ? AND iteration = ? AND fate <> ?",
@@ -165,9 +163,9 @@ class LedgerReader:
         return sorted(found, key=lambda each: each.sequence)
 
     def members(self, session_id: str, iteration: int, *, before: int) -> list[OperatorMember]:
-        """Return the tensors of an iteration that have a `bin` file of their own, or had one.
+        """Return the tensors of an iteration that have or had a `bin` file of their own.
 
-        Only those with a number before that one: of others not all are here yet.
+        Only those with a number below `before`: later ones may not all have arrived.
         """
         ((found,),) = self._select(
             f"SELECT json_group_array(json_array({rows.MEMBER_COLUMNS})) FROM records"
@@ -180,8 +178,8 @@ class LedgerReader:
 
     def table_rows(
         self, session_id: str, *, after: int, up_to: int
-    ) -> tuple[list[StoredTableRow | StoredStatisticRows], int]:
-        """Return what comes next in tables of figures, and up to which number that is all of it."""
+    ) -> tuple[list[StatisticTableRow | StoredStatisticRows], int]:
+        """Return the next rows for tables of statistics, and the number up to which they go."""
         query = (
             "SELECT sequence, row_table, row, 1, NULL, '' FROM records"
             " WHERE session_id = ?1 AND sequence > ?2 AND sequence <= ?3 AND row <> ''"
@@ -189,14 +187,14 @@ class LedgerReader:
             " WHERE session_id = ?1 AND sequence > ?2 AND sequence <= ?3 AND kept > 0"
             " ORDER BY sequence"
         )
-        found: list[StoredTableRow | StoredStatisticRows] = []
+        found: list[StatisticTableRow | StoredStatisticRows] = []
         count = 0
-        with self._lock, self._noticing_damage():
-            # Not all at once: rows that had to wait for their disk may be more than memory holds.
+        with self._lock, self._detect_damage():
+            # In batches: the rows that accumulated while a disk was full may exceed the memory.
             for sequence, table, text, kept, body, refused in self._base.execute(
                 query, (session_id, after, up_to)
             ):
-                row = StoredTableRow(sequence, StatisticTableRow(rows.parse_row_place(table), text))
+                row = StatisticTableRow(rows.parse_row_place(table), text)
                 found.append(rows.read_stored_rows((sequence, body, refused)) if body else row)
                 count += kept
                 if count >= MAX_READ_ROWS:
@@ -204,18 +202,18 @@ class LedgerReader:
         return found, up_to
 
     def last_end(self, session_id: str) -> int:
-        """Return the number of the last end of an iteration that has taken effect, or 0."""
+        """Return the number of the last end of an iteration that is applied, or 0."""
         query = "SELECT MAX(sequence) FROM iterations WHERE session_id = ?"
         ((sequence,),) = self._select(query, session_id)
         return rows.read_number(sequence or 0)
 
     def _select(self, query: str, *values: str | int) -> list[tuple[Any, ...]]:
-        with self._lock, self._noticing_damage():
+        with self._lock, self._detect_damage():
             return self._base.execute(query, values).fetchall()
 
     @contextmanager
-    def _noticing_damage(self) -> Generator[None]:
-        """Notice that the file is not what SQLite wrote; UnavailableError then."""
+    def _detect_damage(self) -> Generator[None]:
+        """Raise UnavailableError when the file is damaged, and note that."""
         try:
             yield
         except sqlite3.DatabaseError as error:

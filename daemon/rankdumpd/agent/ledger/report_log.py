@@ -1,7 +1,7 @@
-"""The report log: numbered items for the coordinator, which stay in the ledger until it has them
-for good. A number is never given to two items, whatever a power loss took.
+"""The report log: numbered items for the coordinator, kept in the ledger until it has stored them.
+A number is never used for two items, even after a power loss.
 
-Events are not written a second time: their item points at the metadata frame, whose body stays.
+Events are not written a second time: their item refers to the metadata frame, whose body is kept.
 """
 
 from __future__ import annotations
@@ -23,29 +23,9 @@ from rankdumpd.agent.ledger.rows import ReportItem, ReportItemKind
 from rankdumpd.agent.records import FrameId, MetadataFrame
 
 NUMBER_GAP = 1 << 32
-"""More items than can be lost with one process; there is room for two billion gaps."""
+"""More items than one process can lose; the numbers suffice for two billion gaps."""
 
 _SET_NUMBER = "UPDATE sqlite_sequence SET seq = ? WHERE name = 'log'"
-
-
-def leave_number_gap(base: sqlite3.Connection) -> None:
-    """Go on behind any number that an earlier process can have given; to be synced."""
-    newest = _read_newest(base)
-    if newest:
-        base.execute(_SET_NUMBER, (newest + NUMBER_GAP,))
-
-
-def move_items_after(base: sqlite3.Connection, number: int) -> int:
-    """Move all items behind a number that is higher than any; return how many that were."""
-    newest = _read_newest(base)
-    if newest >= number:
-        return 0
-    if not newest:
-        base.execute("INSERT INTO sqlite_sequence VALUES ('log', 0)")
-    # In their order, and all at once: no other item has the number that one gets.
-    moved = base.execute("UPDATE log SET number = number + ?", (number,)).rowcount
-    base.execute(_SET_NUMBER, (number + newest,))
-    return moved
 
 
 def _read_newest(base: sqlite3.Connection) -> int:
@@ -56,29 +36,31 @@ def _read_newest(base: sqlite3.Connection) -> int:
 MAX_READ_ITEMS = 64
 MAX_READ_BYTES = 4 << 20
 _ITEM_BYTES = 128
-"""What an item occupies besides its body."""
+"""Bytes that an item occupies besides its body."""
 
 
 class ReportLog:
-    """The items of one ledger; safe to use from several threads.
+    """The report log of one ledger; safe to use from several threads.
 
-    What is entered together with frames takes the ledger's transaction, so it is entered once.
+    Items about frames are entered in the transaction of the frames, and so exactly once.
     """
 
     def __init__(self, path: Path, transaction: LedgerTransaction, *, max_bytes: int) -> None:
-        """Keep at most that much; 0 when nobody is to be told anything."""
+        """Keep at most `max_bytes`; 0 without a coordinator."""
         self._transaction = transaction
         self._max_bytes = max_bytes
         self._held_bytes: int | None = None
-        # Of its own: reading megabytes must not keep frames from being committed.
+        # A connection of its own: reading megabytes must not block commits of frames.
         self._reading = threading.Lock()
         self._base = open_ledger_for_reading(path)
         self.newest = 0
-        """Number of the last item that this process entered, or tried to."""
+        """Number of the last item that this process entered or tried to enter."""
         with transaction(synced=True) as base:
             base.execute(database.INSERT_REPORTING)
-            if max_bytes:
-                leave_number_gap(base)
+            newest = _read_newest(base)
+            if max_bytes and newest:
+                # Continue above any number that an earlier process can have used.
+                base.execute(_SET_NUMBER, (newest + NUMBER_GAP,))
 
     def close(self) -> None:
         """Close the file."""
@@ -86,11 +68,11 @@ class ReportLog:
             self._base.close()
 
     def forget_counts(self) -> None:
-        """Count again what is held: a transaction was taken back."""
+        """Compute the size of the log again, because a transaction was rolled back."""
         self._held_bytes = None
 
     def enter_declared(self, base: sqlite3.Connection, declared: Iterable[MetadataFrame]) -> None:
-        """Enter what of some frames concerns the coordinator, before the frames themselves."""
+        """Enter items for the events and timeouts of frames, before the frames themselves."""
         for each in declared:
             if isinstance(each.declaration, EventColumns):
                 self._enter_frame(base, ReportItemKind.EVENTS, each, events=len(each.declaration))
@@ -102,14 +84,15 @@ class ReportLog:
     def enter_balance(
         self, base: sqlite3.Connection, frame_id: FrameId, status: IterationStatus
     ) -> None:
-        """Enter the balance of an iteration, behind all of its events."""
+        """Enter the balance of an iteration, after all of its events."""
         body = asdict(status) | {"dropped": dict(status.dropped)}
         self._enter(base, ReportItemKind.BALANCE, frame_id, json.dumps(body).encode())
 
     def enter_session(self, status: SessionStatus, root: str) -> None:
-        """Enter how a session stands and where its tree is.
+        """Enter the status of a session and the root of its tree.
 
-        Of several that wait the first remains, for it must come before the events, and the last.
+        Of several that are not reported yet only the first, which must precede the events, and
+        the last are kept.
         """
         frame_id = FrameId(status.session_id, 0)
         body = json.dumps({"root": root, "status": asdict(status)}).encode()
@@ -123,33 +106,41 @@ class ReportLog:
             self._enter(base, ReportItemKind.SESSION, frame_id, body)
 
     def reenter_timeouts(self, session_id: str) -> None:
-        """Enter a session's newest timeouts anew, for a coordinator that forgot them."""
+        """Enter a session's newest timeouts again, for a coordinator that lost them."""
         with self._transaction() as base:
             found = base.execute(database.SELECT_NEWEST_TIMEOUTS, (session_id,)).fetchall()
             for (sequence,) in found:
                 self._enter(base, ReportItemKind.TIMEOUTS, FrameId(session_id, sequence), b"")
 
     def acknowledged(self, number: int) -> None:
-        """Forget the items up to a number: the coordinator has them for good."""
+        """Remove the items up to a number, which the coordinator has stored."""
         with self._transaction() as base:
             base.execute("UPDATE reporting SET acknowledged = MAX(acknowledged, ?)", (number,))
             self._remove(base, 0, number)
 
     def begin_after(self, number: int) -> int:
-        """Number what is here behind a number that is higher than any; return how many that were.
+        """Renumber all items above a number, unless the newest is; return how many were moved.
 
-        Which of these items the coordinator has heard is not known then, so all are told again.
+        All of them are reported again, because it is not known which the coordinator has.
         """
         with self._transaction() as base:
-            return move_items_after(base, number)
+            newest = _read_newest(base)
+            if newest >= number:
+                return 0
+            if not newest:
+                base.execute("INSERT INTO sqlite_sequence VALUES ('log', 0)")
+            # All at once: no new number is equal to an old one.
+            moved = base.execute("UPDATE log SET number = number + ?", (number,)).rowcount
+            base.execute(_SET_NUMBER, (number + newest,))
+            return moved
 
     def give_up(self, first: int, last: int) -> None:
-        """Drop items that the coordinator rejects, and count them."""
+        """Drop items that the coordinator rejects, and count them as lost."""
         with self._transaction() as base:
             self._give_up(base, first, last)
 
     def items(self, after: int) -> list[ReportItem]:
-        """Return the next items behind a number, some at a time; empty when there are none."""
+        """Return the next batch of items after a number; empty when there are none."""
         with self._reading:
             found = self._base.execute(
                 database.SELECT_NEXT_ITEMS, (after, MAX_READ_ITEMS, MAX_READ_BYTES)
@@ -166,30 +157,30 @@ class ReportLog:
         return sorted(items, key=lambda item: item.number)
 
     def waiting(self, after: int) -> tuple[int, int]:
-        """Return how many items follow a number, and how many events they hold."""
-        count, events = self._row(
+        """Return how many items follow a number, and how many events they contain."""
+        count, events = self._select_row(
             "SELECT COUNT(*), COALESCE(SUM(events), 0) FROM log WHERE number > ?", after
         )
         return count, events
 
     def last(self) -> int:
         """Return the number of the last item; 0 when the log is empty."""
-        return self._row("SELECT COALESCE(MAX(number), 0) FROM log")[0]
+        return self._select_row("SELECT COALESCE(MAX(number), 0) FROM log")[0]
 
     def lost(self) -> tuple[int, int]:
-        """Return how many events and how many other items were ever given up."""
-        events, states = self._row("SELECT lost_events, lost_states FROM reporting")
+        """Return how many events and how many other items were ever dropped."""
+        events, states = self._select_row("SELECT lost_events, lost_states FROM reporting")
         return events, states
 
     def agent_id(self) -> str:
-        """Return the name under which the items of this ledger are numbered."""
-        return self._row("SELECT agent_id FROM reporting")[0]
+        """Return the id of this ledger, for which its items are numbered."""
+        return self._select_row("SELECT agent_id FROM reporting")[0]
 
     def acknowledged_to(self) -> int:
-        """Return up to which number the coordinator ever had everything for good."""
-        return self._row("SELECT acknowledged FROM reporting")[0]
+        """Return the number up to which the coordinator ever acknowledged everything."""
+        return self._select_row("SELECT acknowledged FROM reporting")[0]
 
-    def _row(self, query: str, *values: int) -> tuple[Any, ...]:
+    def _select_row(self, query: str, *values: int) -> tuple[Any, ...]:
         with self._reading:
             return self._base.execute(query, values).fetchone()
 
@@ -222,7 +213,7 @@ class ReportLog:
         if not self._max_bytes:
             return
         size = _ITEM_BYTES + len(body) + kept_bytes
-        held = self._make_room(base, size)
+        held = self._free_space(base, size)
         done = base.execute(
             "INSERT INTO log (session_id, sequence, kind, events, bytes, body)"
             " VALUES (?, ?, ?, ?, ?, ?)",
@@ -231,9 +222,9 @@ class ReportLog:
         self._held_bytes = held + size
         self.newest = done.lastrowid or 0
 
-    def _make_room(self, base: sqlite3.Connection, size: int) -> int:
-        """Drop the oldest events, then the oldest balances; return what is held then."""
-        while (held := self._held(base)) + size > self._max_bytes:
+    def _free_space(self, base: sqlite3.Connection, size: int) -> int:
+        """Drop the oldest events, then the oldest balances; return the remaining bytes."""
+        while (held := self._get_held_bytes(base)) + size > self._max_bytes:
             oldest = (
                 number
                 for kind in (ReportItemKind.EVENTS, ReportItemKind.BALANCE)
@@ -248,7 +239,7 @@ class ReportLog:
             self._give_up(base, number, number)
         return held
 
-    def _held(self, base: sqlite3.Connection) -> int:
+    def _get_held_bytes(self, base: sqlite3.Connection) -> int:
         if self._held_bytes is None:
             ((held,),) = base.execute("SELECT COALESCE(SUM(bytes), 0) FROM log").fetchall()
             self._held_bytes = int(held)
@@ -271,11 +262,11 @@ class ReportLog:
         ).fetchall()
         base.execute(database.CLEAR_REPORTED_EVENTS, between)
         base.execute("DELETE FROM log WHERE number BETWEEN ? AND ?", between)
-        self._held_bytes = self._held(base) - size
+        self._held_bytes = self._get_held_bytes(base) - size
 
 
 def _forget_timeouts(base: sqlite3.Connection, session_id: str) -> None:
-    """Forget those of before: what comes now is all that the rank knows."""
+    """Remove earlier timeouts of a session: the new ones are complete."""
     base.execute("DELETE FROM log WHERE session_id = ? AND kind = 'timeouts'", (session_id,))
     base.execute(
         "UPDATE declarations SET body = x'' WHERE session_id = ? AND kind = 'Timeouts'"

@@ -1,10 +1,10 @@
-"""Rows that the ledger gives up: those of iterations that are over, folded into their sums, and
-iterations that are retired from their trees, with the pins that keep others.
+"""Removal of rows from the ledger: rows of ended iterations are folded into sums, and iterations
+are retired from their trees unless their job is pinned.
 
-Nothing is folded that a restart would need: only rows up to the end of an iteration whose
+Rows that a restart would need are not folded: only those up to the end of an iteration whose
 manifest is in the tree; status and balances stay as they are. A row of `retired` is entered
-before the first file goes, and marked as done after the last one went: what a crash leaves is
-finished by the next process.
+before the first file is removed, and marked as done after the last one: the next process
+finishes a removal that a crash interrupted.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from rankdump._core.status import SessionState
 from rankdumpd.agent.ledger import database
 from rankdumpd.agent.ledger.database import LedgerTransaction, open_ledger_for_reading
 from rankdumpd.agent.ledger.rows import EndedIteration, IterationRemoval
-from rankdumpd.agent.records import UsageChange
 
 MAX_RETIRED_ITERATIONS = 256
-"""Iterations that are looked at in one pass, oldest first."""
+"""Iterations that are considered in one pass, oldest first."""
 
 _JOB_ID = """
 CASE WHEN json_valid(request) THEN CASE json_type(request, '$.job_id')
@@ -59,7 +58,7 @@ WHERE jobs.job_id IS NOT NULL AND i.iteration < COALESCE(begun.newest, i.iterati
         WHERE r.session_id = i.session_id AND r.iteration = i.iteration)
 GROUP BY jobs.job_id, i.iteration ORDER BY ended, i.iteration LIMIT ?
 """
-"""Of a job whose ranks are here only what all of them have left behind them."""
+"""Of a job with live ranks only iterations that all of them have passed."""
 _PARTS = f"""{_JOBS}
 SELECT DISTINCT session_id FROM iterations JOIN jobs USING (session_id)
 WHERE job_id = ?1 AND iteration = ?2 AND NOT EXISTS (SELECT 1 FROM retired AS r
@@ -81,7 +80,7 @@ SELECT {_JOB_ID} AS job_id, {_ROOT} AS root, CAST(
     - (SELECT TOTAL(bytes) FROM retired AS g WHERE g.session_id = s.session_id) AS INTEGER)
 FROM sessions AS s WHERE job_id IS NOT NULL AND root IS NOT NULL
 """
-"""With TOTAL, for SUM fails over 63 bits, as one damaged number is."""
+"""With TOTAL, because SUM fails over 63 bits, which one damaged number can exceed."""
 _RETIRED = f"""{_JOBS}
 SELECT job_id, COUNT(*) FROM retired JOIN jobs USING (session_id)
 WHERE done AND job_id IS NOT NULL GROUP BY job_id
@@ -105,11 +104,11 @@ class RetiredIterations:
         now_us: Callable[[], int],
     ) -> None:
         self._ledger_select, self._transaction, self._now_us = select, transaction, now_us
-        # Of its own: looking for what is old must not keep frames from being committed.
+        # A connection of its own: searching old iterations must not block commits of frames.
         self._reading = threading.Lock()
         self._base = open_ledger_for_reading(path)
         with transaction() as base:
-            # Of those that ended before anybody noted when, nobody knows it better.
+            # Older versions did not enter the time; of these iterations it is the present one.
             base.execute("UPDATE iterations SET ended_us = ? WHERE ended_us = 0", (now_us(),))
         self._pins = frozenset(job_id for (job_id,) in select("SELECT job_id FROM pins"))
 
@@ -133,35 +132,35 @@ class RetiredIterations:
         """The jobs that are pinned."""
         return self._pins
 
-    def list_usage(self) -> list[UsageChange]:
-        """Return what the tensors of each session take in their tree."""
+    def list_usage(self) -> list[tuple[str, str, int]]:
+        """Return the job of each session, the root of its tree and the bytes of its tensors."""
         found = self._ledger_select(_STORED_BYTES)
-        return [UsageChange(job_id, str(Path(root)), size) for job_id, root, size in found]
+        return [(job_id, str(Path(root)), size) for job_id, root, size in found]
 
     def counts(self) -> dict[str, int]:
         """Return how many iterations of ranks were removed, by job."""
         return dict(cast("list[tuple[str, int]]", self._ledger_select(_RETIRED)))
 
     def oldest(self) -> list[EndedIteration]:
-        """Return iterations that may be removed, those that ended first in front."""
+        """Return iterations that may be removed, in the order in which they ended."""
         return [EndedIteration(*row) for row in self._select(_OLDEST, MAX_RETIRED_ITERATIONS)]
 
     def parts(self, ended: EndedIteration) -> list[str]:
-        """Return the sessions whose part of an iteration may be removed; none while any is open."""
+        """Return the sessions whose part of an iteration may be removed; none while one is open."""
         about = (ended.job_id, ended.iteration)
         if self._select(_OPEN, *about):
             return []
         return [session_id for (session_id,) in self._select(_PARTS, *about)]
 
     def unfinished(self) -> list[IterationRemoval]:
-        """Return the parts whose removal began and is not done."""
+        """Return the parts whose removal was begun and is not finished."""
         return [
             IterationRemoval(session_id, iteration, size, began_us, _parse_particulars(about))
             for session_id, iteration, size, began_us, about in self._select(_UNFINISHED)
         ]
 
     def begin_removals(self, parts: Iterable[IterationRemoval]) -> bool:
-        """Enter parts before their files go; return whether that is done: not of a pinned job."""
+        """Enter parts before their files are removed; return False for a pinned job."""
         with self._transaction(synced=True) as base:
             for part in parts:
                 pinned = base.execute(
@@ -182,7 +181,7 @@ class RetiredIterations:
         return True
 
     def finish_removal(self, part: IterationRemoval) -> None:
-        """Note that the files of a part are gone."""
+        """Enter that the files of a part are removed."""
         with self._transaction() as base:
             base.execute(
                 "UPDATE retired SET done = 1 WHERE session_id = ? AND iteration = ?",
@@ -195,7 +194,7 @@ class RetiredIterations:
 
 
 def _parse_particulars(text: str) -> dict[str, Any]:
-    """Return the particulars of a removal; of a row that is damaged there are none."""
+    """Return the particulars of a removal; none for a damaged row."""
     try:
         found: object = json.loads(text)
     except (ValueError, TypeError, RecursionError):
@@ -204,9 +203,9 @@ def _parse_particulars(text: str) -> dict[str, Any]:
 
 
 ROW_RETENTION_S = 86_400.0
-"""Rows of a session stay for a day after its goodbye, or after its rank was lost."""
+"""Rows of a session are kept for a day after its end, or after its rank was lost."""
 MAX_FOLDED_ROWS = 4096
-"""Rows that one transaction folds: commits of others wait as long."""
+"""Rows that one transaction folds, during which commits of frames wait."""
 
 _OVER_CONDITION = """
 session_id = ?1 AND sequence <= (SELECT MAX(sequence) FROM iterations WHERE session_id = ?1)
@@ -222,7 +221,7 @@ records = records + excluded.records, bytes_in = bytes_in + excluded.bytes_in,
 bytes_stored = bytes_stored + excluded.bytes_stored
 """
 _FOLDED_ROWS = f"{_OVER_CONDITION} AND (?2 < 0 OR iteration = ?2) AND sequence <= ?3"
-# A row that is damaged is counted for what can be read of it: it must not keep others here.
+# Of a damaged row the readable columns are counted, so that it does not block the others.
 _SUMS = {
     "records": (
         "INSERT INTO tallies SELECT session_id, iteration, fate, reason, COUNT(*),"
@@ -255,38 +254,34 @@ DELETE FROM declarations WHERE session_id = ?1 AND sequence IN (
     ORDER BY sequence LIMIT ?2)
 """
 SELECT_NEXT_FOLD = "SELECT session_id FROM away WHERE NOT folded AND since_us <= ? LIMIT 1"
-"""A session of which no more is to be expected since then, and that has rows left."""
-_INSERT_CLOSED = f"""
+"""A session that ended before then and has rows left."""
+INSERT_CLOSED_SESSIONS = f"""
 INSERT OR IGNORE INTO away SELECT session_id, ?, 0 FROM sessions
 WHERE state = '{SessionState.CLOSED.value}'
 """
+"""Enters the present time for closed sessions without one."""
 
 VACUUM_PAGES = "PRAGMA incremental_vacuum(1024)"
-"""Pages that are free go back to the disk, those of so many rows and some more."""
-
-
-def note_closed_sessions(base: sqlite3.Connection, now_us: int) -> None:
-    """Note since when sessions are closed of which nobody knows it."""
-    base.execute(_INSERT_CLOSED, (now_us,))
+"""Returns free pages to the disk: a few more than the folded rows occupied."""
 
 
 def fold_rows(base: sqlite3.Connection, session_id: str, iteration: int = -1) -> bool:
-    """Fold some rows of an iteration, or of all that are over; return whether there were any."""
+    """Fold some rows of an iteration, or of all that ended; return whether there were any."""
     base.execute(_RAISE_WATERMARK, (session_id,))
     for table, sums in _SUMS.items():
         query = _LAST_OF_FIRST.format(table=table)
         ((last,),) = base.execute(query, (session_id, iteration, MAX_FOLDED_ROWS)).fetchall()
         if last is not None:
-            those = (session_id, iteration, last)
+            folded = (session_id, iteration, last)
             for query in sums:
-                base.execute(query, those)
-            base.execute(f"DELETE FROM {table} WHERE {_FOLDED_ROWS}", those)
+                base.execute(query, folded)
+            base.execute(f"DELETE FROM {table} WHERE {_FOLDED_ROWS}", folded)
             return True
     return False
 
 
 def fold_session(base: sqlite3.Connection, session_id: str) -> None:
-    """Fold some rows of a session, and note when none are left."""
+    """Fold some rows of a session, and mark it as folded when none are left."""
     if fold_rows(base, session_id):
         return
     if base.execute(_DELETE_DECLARATIONS, (session_id, MAX_FOLDED_ROWS)).rowcount < MAX_FOLDED_ROWS:

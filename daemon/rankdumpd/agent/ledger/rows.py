@@ -1,6 +1,4 @@
-"""Rows of the ledger: the values that it returns, and their conversion from and to columns.
-Pure.
-"""
+"""Rows of the ledger: the values that it returns, and conversion from and to columns. Pure."""
 
 from __future__ import annotations
 
@@ -36,26 +34,17 @@ from rankdumpd.agent.records import (
     RecordStatus,
     RejectedPlaces,
     StatisticRowsResult,
-    StatisticTableRow,
     parse_member,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """A record that is in the tree, as the ledger gives it back."""
+    """A record that is in the tree, as the ledger returns it."""
 
     sequence: int
     graph: int
     record: ManifestRecord
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTableRow:
-    """A record's row in its table, as the ledger gives it back."""
-
-    sequence: int
-    row: StatisticTableRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +58,7 @@ class StoredStatisticRows:
 
 @dataclass(frozen=True, slots=True)
 class LedgerSessionRow:
-    """A session as the ledger knows it."""
+    """A session as the ledger returns it."""
 
     request: SessionRequest
     state: SessionState
@@ -83,7 +72,7 @@ class LedgerSessionRow:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeCountRow:
-    """Committed records of one iteration that ended the same way."""
+    """Committed records of one iteration with the same outcome."""
 
     iteration: int
     status: RecordStatus
@@ -93,20 +82,8 @@ class OutcomeCountRow:
     bytes_stored: int
 
 
-@dataclass(frozen=True, slots=True)
-class IterationEndRow:
-    """What a rank declared at the end of an iteration."""
-
-    iteration: int
-    expected: int
-    dropped: Mapping[str, int]
-    stall_us: int = 0
-    first_position: int = 0
-    last_position: int = 0
-
-
 class ReportItemKind(str, Enum):
-    """What an item of the log says; the value is the word in the ledger."""
+    """Content of an item of the report log; the value is its word in the ledger."""
 
     SESSION = "session"
     TIMEOUTS = "timeouts"
@@ -124,19 +101,19 @@ class ReportItem:
     job_id: str
     rank: int
     events: int
-    """How many it holds."""
+    """Events in it."""
     body: bytes
-    """The frame as the rank sent it; of sessions and balances their JSON."""
+    """The frame as the rank sent it, or the JSON of a session or a balance."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndedIteration:
-    """An iteration of a job, over for all of its ranks that are here."""
+    """An iteration of a job that ended on all of its ranks at this agent."""
 
     job_id: str
     iteration: int
     ended_us: int
-    """Since the epoch, when the last of them ended it."""
+    """Time at which the last of them ended it, since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +123,10 @@ class IterationRemoval:
     session_id: str
     iteration: int
     byte_count: int
-    """Room that its files leave: those with other names leave none."""
+    """Bytes that the removal frees; files with other links free none."""
     began_us: int
     about: Mapping[str, object]
-    """Its `job` and `rank`, and `why` it is removed."""
+    """Its `job` and `rank`, and `why` it is removed, among others."""
 
 
 SESSION_COLUMNS = "request, plan, state, watermark, iterations_seen, notes, graphs, secret_hash"
@@ -158,6 +135,8 @@ KEPT_COLUMNS = (
     "sequence, graph, CASE joined WHEN 0 THEN path ELSE whole END, timestamp_us, op_type, op_name,"
     " argument, dtype, shape, bytes_in, bytes_stored, digest, member"
 )
+"""With the fields of a ManifestRecord, in their order."""
+_SHAPE_INDEX = ManifestRecord._fields.index("shape")
 MEMBER_COLUMNS = (
     "sequence, path, whole, whole_name, head_bytes, bytes_stored, joined, timestamp_us, op_name,"
     " member, dtype, shape, bytes_in"
@@ -223,22 +202,9 @@ def make_record_row(outcome: RecordOutcome) -> tuple[str | int, ...]:
 
 def read_stored_record(row: tuple[Any, ...]) -> StoredRecord:
     """Return a record from the columns of KEPT_COLUMNS."""
-    sequence, graph, path, timestamp_us, op_type, op_name, argument, dtype, shape, *rest = row
-    bytes_in, bytes_stored, digest, member = rest
-    record = ManifestRecord(
-        path=path,
-        timestamp_us=timestamp_us,
-        op_type=op_type,
-        op_name=op_name,
-        argument=argument,
-        dtype=dtype,
-        shape=_parse_shape(shape),
-        bytes_in=bytes_in,
-        bytes_stored=bytes_stored,
-        digest=digest,
-        member=member,
-    )
-    return StoredRecord(sequence, graph, record)
+    sequence, graph, *fields = row
+    fields[_SHAPE_INDEX] = _parse_shape(fields[_SHAPE_INDEX])
+    return StoredRecord(sequence, graph, ManifestRecord(*fields))
 
 
 def read_operator_member(row: tuple[Any, ...]) -> OperatorMember:
@@ -309,11 +275,11 @@ _DECLARATION_KINDS: dict[type, str] = {
     SessionEnd: "SessionEnd",
     StatisticRows: "FigureRows",
 }
-"""The words in the column `kind`: they stay what they are, whatever the classes are called."""
+"""Words in the column `kind`, which do not change when a class is renamed."""
 
 
 def make_metadata_row(declared: MetadataFrame) -> tuple[str | int | bytes, ...]:
-    """Return a declaration's columns but the last, `applied`."""
+    """Return the columns of a metadata frame without the last, `applied`."""
     frame_id = declared.frame_id
     kind = _DECLARATION_KINDS[type(declared.declaration)]
     return (frame_id.session_id, frame_id.sequence, kind, declared.raw)

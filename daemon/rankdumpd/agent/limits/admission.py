@@ -58,7 +58,7 @@ class DiskSpace:
 
 @dataclass(frozen=True, slots=True)
 class ResourceUsage:
-    """What a decision on one tensor needs to know."""
+    """Input of a decision on one tensor."""
 
     policy: ResourcePolicy
     space: DiskSpace = field(default_factory=DiskSpace)
@@ -121,7 +121,7 @@ def list_disk_warnings(policy: ResourcePolicy, root: str, space: DiskSpace) -> I
         yield f"disk of {root}: {now}; {_describe_floor(free, floor)} {format_bytes(floor)} ({key})"
     free, total, floor = space.free_inodes, space.total_inodes, compute_floor_inodes(policy, space)
     if floor and _is_near(total - free, total - floor):
-        now = f"room for {free} more files of {total}"
+        now = f"space for {free} more files of {total}"
         yield (
             f"disk of {root}: {now}; {_describe_floor(free, floor)} {floor} "
             "(agent.keep_free_inodes_ratio)"
@@ -169,8 +169,8 @@ _INPUT = TensorSide.INPUT
 class RecordAdmission:
     """Decides by one rank's plan and the resource usage which of its tensors are accepted.
 
-    The reason for an operator, a side and an element type is remembered, because the same ones
-    come with every step. For one thread at a time.
+    The reason for an operator, a side and an element type is remembered, because they recur in
+    every step. For one thread at a time.
     """
 
     def __init__(self, plan: DumpPlan, device: int) -> None:
@@ -186,27 +186,27 @@ class RecordAdmission:
     def check_record(self, head: RecordHead, usage: ResourceUsage) -> SelectionVerdict:
         """Decide on a record that contains its elements."""
         reason = (
-            self._iteration_reason(head.iteration, head.switched_on)
-            or self._kind_reason(head.kind, head.kind.model, False)
+            self._find_iteration_reason(head.iteration, head.switched_on)
+            or self._find_kind_reason(head.kind, head.kind.model, False)
             or find_limit_reason(usage, head.byte_count)
         )
         return SelectionVerdict(False, reason) if reason else ACCEPTED_VERDICT
 
     def check_rows(self, rows: StatisticRows, usage: ResourceUsage) -> Mapping[str, Sequence[int]]:
         """Return the indexes of rejected rows of statistics, by reason."""
-        common = self._iteration_reason(rows.iteration, rows.switched_on)
+        common = self._find_iteration_reason(rows.iteration, rows.switched_on)
         if common:
             return {common: range(len(rows))} if rows.kinds else {}
         low, net_name = find_limit_reason(usage, 0), self._plan.output.net_name
         refused: defaultdict[str, list[int]] = defaultdict(list)
         for place, kind in enumerate(rows.kinds):
             model = net_name or kind.model or UNNAMED_MODEL
-            reason = self._kind_reason(kind, model, True) or low
+            reason = self._find_kind_reason(kind, model, True) or low
             if reason:
                 refused[reason].append(place)
         return refused
 
-    def _iteration_reason(self, iteration: int, switched_on: bool) -> str:
+    def _find_iteration_reason(self, iteration: int, switched_on: bool) -> str:
         if (iteration, switched_on) != self._iteration[:2]:
             self._iteration = (iteration, switched_on, self._find_reason(iteration, switched_on))
         return self._iteration[2]
@@ -218,13 +218,13 @@ class RecordAdmission:
             return "iteration_excluded"
         return ""
 
-    def _kind_reason(self, kind: TensorKind, model: str, is_statistics: bool) -> str:
+    def _find_kind_reason(self, kind: TensorKind, model: str, is_statistics: bool) -> str:
         key = (kind.op_name, kind.side is _INPUT, kind.dtype, is_statistics)
         if self._by_tensor:
             key = (*key, model, kind.op_type, kind.slot)
         reason = self._reasons.get(key)
         if reason is None:
-            reason = self._selection_reason(kind, model) or self._type_reason(
+            reason = self._find_selection_reason(kind, model) or self._find_type_reason(
                 kind.dtype, is_statistics
             )
             self._keep_reason(key, reason)
@@ -238,7 +238,7 @@ class RecordAdmission:
         self._reasons[key] = reason
         self._reasons_bytes += size
 
-    def _selection_reason(self, kind: TensorKind, model: str) -> str:
+    def _find_selection_reason(self, kind: TensorKind, model: str) -> str:
         name, side, watched = kind.op_name, kind.side, self._plan.selection.watched
         if not selection.decide_side(self._plan, side).accepted:
             return "side_excluded"
@@ -251,7 +251,7 @@ class RecordAdmission:
         verdict = selection.decide_exclusion(operators, kind.op_type, name, side, kind.slot)
         return "" if verdict.accepted else "tensor_excluded"
 
-    def _type_reason(self, dtype: str, is_statistics: bool) -> str:
+    def _find_type_reason(self, dtype: str, is_statistics: bool) -> str:
         if dtype not in ELEMENT_TYPES:
             return "unsupported_dtype"
         content = self._plan.content

@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _DiskSample:
-    """What is known of the disk of one root."""
+    """The last known space of one root's disk."""
 
     space: DiskSpace = field(default_factory=DiskSpace)
     """The last good one."""
@@ -67,13 +67,13 @@ class DiskGauge:
         """Return the disk's space, at most a second old unless the disk hangs."""
         name, now = str(root), self._clock()
         with self._lock:
-            disk = self._known(name)
+            disk = self._get_sample(name)
             if disk.taken_s is not None and now - disk.taken_s < SAMPLE_INTERVAL_S:
                 return disk.space
             if disk.asked_s is None:
                 disk.asked_s = now
                 disk.answered.clear()
-                self._ask(root, disk)
+                self._start_sampling(root, disk)
             left_s = SAMPLE_TIMEOUT_S - (now - disk.asked_s)
         if left_s > 0:
             disk.answered.wait(left_s)
@@ -86,14 +86,14 @@ class DiskGauge:
             disks = list(self._disks.items())
         return [finding for name, disk in disks if (finding := _describe_silence(name, disk, now))]
 
-    def _known(self, name: str) -> _DiskSample:
+    def _get_sample(self, name: str) -> _DiskSample:
         if name not in self._disks:
             if len(self._disks) >= _MAX_ROOTS:
                 self._disks = {n: d for n, d in self._disks.items() if d.asked_s is not None}
             self._disks[name] = _DiskSample()
         return self._disks[name]
 
-    def _ask(self, root: Path, disk: _DiskSample) -> None:
+    def _start_sampling(self, root: Path, disk: _DiskSample) -> None:
         # One thread for each disk: a disk that hangs must not delay the others.
         threading.Thread(
             target=self._sample, args=(root, disk), name="rankdumpd-disk", daemon=True
@@ -112,7 +112,7 @@ class DiskGauge:
                 )
         with self._lock:
             disk.space = space or disk.space
-            # After an error the disk is not asked again at once, either.
+            # After an error the disk is not sampled again at once, either.
             disk.taken_s, disk.asked_s, disk.problem = self._clock(), None, problem
         disk.answered.set()
 
@@ -156,7 +156,7 @@ class LedgerSpace:
 
     def _measure(self, folder: Path) -> DiskSpace:
         space = self._look_up(folder)
-        # The database, its log and its index: they come and go.
+        # The database, its log and its index, which SQLite makes and removes.
         self._used_bytes = sum(path.stat().st_size for path in folder.glob("ledger.sqlite*"))
         return space
 

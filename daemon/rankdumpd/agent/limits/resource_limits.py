@@ -39,7 +39,7 @@ class ResourceLimits:
         self._disk = disk or DiskGauge()
 
     def usage_of(self, session: RankSession) -> ResourceUsage:
-        """Return what decides on a tensor of a session."""
+        """Return the usage by which a tensor of a session is admitted."""
         return ResourceUsage(
             self.policy,
             self._disk.space(session.storage.tree.root),
@@ -50,7 +50,7 @@ class ResourceLimits:
         )
 
     def load_of(self, sessions: Iterable[RankSession]) -> AgentLoad:
-        """Return what is in flight, and the space on the fullest disk of some sessions."""
+        """Return the frames in flight, and the space on the fullest disk of some sessions."""
         spaces = [self._disk.space(root) for root in _list_roots(sessions)]
         fullest = min(spaces, key=lambda space: space.free_bytes, default=rules.DiskSpace())
         return AgentLoad(
@@ -67,7 +67,7 @@ class ResourceLimits:
         unfinished: Counter[Path] = Counter()
         for session in sessions:
             unfinished[session.storage.tree.root] += not session.over
-        return tuple(self._disk_status(root, count) for root, count in unfinished.items())
+        return tuple(self._make_disk_status(root, count) for root, count in unfinished.items())
 
     def jobs(self, pinned: Iterable[str]) -> tuple[JobUsage, ...]:
         """Return every job with a dump here, or with a pin."""
@@ -80,18 +80,20 @@ class ResourceLimits:
         )
 
     def limit_need(self, need: JobNeed) -> JobNeed:
-        """Return what a job needs until its old iterations are removed to make room."""
+        """Return the need of a job until retention removes its old iterations."""
         return forecast.limit_need_to_retention(need, self.policy.retain_bytes, self._usage.total)
 
     def memory(self, live_sessions: int) -> MemoryStatus:
-        """Return what queue, slabs and sessions take."""
+        """Return the memory of queue, slabs and sessions."""
         held = self._slabs.held_bytes + live_sessions * SESSION_BYTES
         used = self._budget.used_bytes + held
         return MemoryStatus(used, self._memory_shares.total_bytes)
 
     def findings(self, sessions: Iterable[RankSession]) -> list[str]:
         """Return the limits that are near or reached, a sentence each, and silent disks."""
-        near = [finding for root in _list_roots(sessions) for finding in self._of_disk(root)]
+        near = [
+            finding for root in _list_roots(sessions) for finding in self._list_disk_warnings(root)
+        ]
         near += rules.list_cap_warnings(self.policy, self._usage.total)
         for job_id, taken, _ in self._usage.jobs():
             near += rules.list_job_warnings(self.policy, job_id, taken)
@@ -103,15 +105,15 @@ class ResourceLimits:
             return []
         root, job_id = session.storage.tree.root, session.request.job_id
         return [
-            *self._of_disk(root),
+            *self._list_disk_warnings(root),
             *rules.list_cap_warnings(self.policy, self._usage.total),
             *rules.list_job_warnings(self.policy, job_id, self._usage.job_bytes(job_id)),
         ]
 
-    def _of_disk(self, root: Path) -> list[str]:
+    def _list_disk_warnings(self, root: Path) -> list[str]:
         return list(rules.list_disk_warnings(self.policy, str(root), self._disk.space(root)))
 
-    def _disk_status(self, root: Path, unfinished_ranks: int) -> DiskStatus:
+    def _make_disk_status(self, root: Path, unfinished_ranks: int) -> DiskStatus:
         space = self._disk.space(root)
         return DiskStatus(
             root=str(root),
@@ -132,7 +134,7 @@ def _list_roots(sessions: Iterable[RankSession]) -> list[Path]:
 
 
 def make_policy(settings: AgentSettings, record_bytes: int) -> ResourcePolicy:
-    """Return the limits that settings name, and that of the largest record."""
+    """Return the limits in the settings, and that of the largest record."""
     return ResourcePolicy(
         max_record_bytes=record_bytes,
         keep_free_bytes=settings.keep_free_bytes,

@@ -1,5 +1,5 @@
-"""Bytes in use: the budget of frames under way through the agent, which makes senders wait, and
-what dumps take on disk by job and by tree.
+"""Bytes in use: the budget of frames in flight through the agent, which makes senders wait, and the
+sizes of dumps on disk by job and by tree.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
 from rankdump.errors import UnavailableError
-from rankdumpd.agent.records import UsageChange
 
 
 class QueueBudget:
-    """A limit in bytes; the first to wait is the first to go on.
+    """A limit in bytes; callers that wait are served in their order.
 
-    What exceeds the whole limit passes alone, when nothing else is under way.
+    An item above the whole limit passes alone, when nothing else is in flight.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -124,7 +123,7 @@ class QueueBudget:
 class DumpUsage:
     """Bytes of tensors that are in trees; safe to use from several threads.
 
-    A tensor that is a link takes nothing, tables and manifests are not counted.
+    Links, tables and manifests are not counted.
     """
 
     def __init__(self) -> None:
@@ -139,19 +138,19 @@ class DumpUsage:
         """Bytes of all trees."""
         return max(0, self._total)
 
-    def restore(self, taken: Iterable[UsageChange], retired: Mapping[str, int]) -> None:
-        """Begin with what an earlier process left; `retired` counts iterations by job."""
-        for each in taken:
-            self.add(each)
+    def restore(self, used: Iterable[tuple[str, str, int]], retired: Mapping[str, int]) -> None:
+        """Begin with bytes by job and root, and removed iterations by job, from the ledger."""
+        for job_id, root, byte_count in used:
+            self.add(job_id, root, byte_count)
         self._retired.update(retired)
 
-    def add(self, taken: UsageChange) -> None:
-        """Add a change in bytes, which may be negative."""
-        if taken.byte_count:
+    def add(self, job_id: str, root: str, byte_count: int) -> None:
+        """Add bytes of a job's tensors under a root; the number may be negative."""
+        if byte_count:
             with self._lock:
-                self._total += taken.byte_count
-                self._jobs[taken.job_id] += taken.byte_count
-                self._roots[taken.root] += taken.byte_count
+                self._total += byte_count
+                self._jobs[job_id] += byte_count
+                self._roots[root] += byte_count
 
     def count_retired(self, job_id: str) -> None:
         """Count an iteration of a rank that was removed."""

@@ -54,7 +54,7 @@ class ClockSample:
         """Return the largest error of the offset at this moment."""
         # Clocks drift during the request, too.
         age_us = max(0, now.monotonic_us - self.sent.monotonic_us)
-        # One more for what the divisions cut off.
+        # One more for the rounding of the divisions.
         return (self.delay_us + 1) // 2 + _drift_us(age_us) + 1
 
 
@@ -80,7 +80,7 @@ class ClockWindow:
         across = window.at(sample.back)
         if across.steps != window.steps or sample.answered_us < sample.received_us:
             return across
-        # One more for what the clocks cut off.
+        # One more for the rounding of the clocks.
         if sample.delay_us < -_drift_us(sample.back.monotonic_us - sample.sent.monotonic_us) - 1:
             return across
         known = across.estimate(sample.back)

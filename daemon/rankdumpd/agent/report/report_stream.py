@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus
 from rankdump._wire import status_messages
 from rankdump.wire.v1 import agent_pb2, coordinator_pb2, events_pb2
+from rankdumpd.agent.ledger.report_log import ReportLog
 from rankdumpd.agent.ledger.rows import ReportItem, ReportItemKind
 from rankdumpd.agent.report.clock import ClockInstant
 
@@ -50,13 +51,13 @@ class StreamTextTable:
 
     def point(self, columns: events_pb2.EventColumns) -> None:
         """Replace a batch's own names by indexes into the table."""
-        places = self._places(columns.names)
+        places = self._find_indexes(columns.names)
         calls = len(columns.calls) // 4
         for field, count in (("name", columns.count), ("group", calls), ("dtype", calls)):
             setattr(columns, field, _map_indexes(getattr(columns, field), count, places))
         columns.ClearField("names")
 
-    def _places(self, names: Iterable[str]) -> npt.NDArray[Any]:
+    def _find_indexes(self, names: Iterable[str]) -> npt.NDArray[Any]:
         indexes = self._indexes
         found = [indexes.setdefault(name, len(indexes)) for name in names]
         return np.array(found or [0], _INDEX)
@@ -82,94 +83,30 @@ class ReportMessages:
             self._texts.renew()
         for item in items:
             request.sequence = item.number
-            if item.kind is ReportItemKind.EVENTS:
-                self._add_events(request, item)
-            else:
-                _ADD_FUNCTIONS[item.kind](request, item)
+            self._add(request, item)
         texts = self._texts.added()
         if texts:
             request.texts.CopyFrom(texts)
         return request
 
-    def _add_events(self, request: coordinator_pb2.ReportRequest, item: ReportItem) -> None:
-        columns = agent_pb2.Frame.FromString(item.body).events
-        self._texts.point(columns)
-        about = {"job_id": item.job_id, "rank": item.rank, "session_id": item.session_id}
-        request.events.add(columns=columns, **about)
-
-
-def _add_session(request: coordinator_pb2.ReportRequest, item: ReportItem) -> None:
-    body = json.loads(item.body)
-    about = body["status"]
-    about |= {"state": SessionState(about["state"]), "notes": tuple(about["notes"])}
-    request.sessions.append(status_messages.session_to_wire(SessionStatus(**about)))
-    request.roots[item.job_id] = body["root"]
-
-
-def _add_timeouts(request: coordinator_pb2.ReportRequest, item: ReportItem) -> None:
-    timeouts = agent_pb2.Frame.FromString(item.body).timeouts
-    request.timeouts.add(job_id=item.job_id, rank=item.rank, timeouts=timeouts)
-
-
-def _add_balance(request: coordinator_pb2.ReportRequest, item: ReportItem) -> None:
-    status = IterationStatus(**json.loads(item.body))
-    request.iterations.append(status_messages.iteration_to_wire(status))
-
-
-_ADD_FUNCTIONS = {
-    ReportItemKind.SESSION: _add_session,
-    ReportItemKind.TIMEOUTS: _add_timeouts,
-    ReportItemKind.BALANCE: _add_balance,
-}
-
-
-class ReportItemLog(Protocol):
-    """The report log, as the reporter uses it."""
-
-    @property
-    def newest(self) -> int:
-        """Number of the last item that this process entered."""
-        ...
-
-    def enter_session(self, status: SessionStatus, root: str) -> None:
-        """Enter how a session stands and where its tree is."""
-        ...
-
-    def acknowledged(self, number: int) -> None:
-        """Forget the items up to a number."""
-        ...
-
-    def begin_after(self, number: int) -> int:
-        """Renumber items behind a number that the coordinator has seen; return how many changed."""
-        ...
-
-    def acknowledged_to(self) -> int:
-        """Return the highest number that was ever acknowledged."""
-        ...
-
-    def give_up(self, first: int, last: int) -> None:
-        """Drop items that the coordinator rejects, and count them."""
-        ...
-
-    def items(self, after: int) -> list[ReportItem]:
-        """Return the next items after a number, a bounded batch."""
-        ...
-
-    def waiting(self, after: int) -> tuple[int, int]:
-        """Return how many items follow a number, and how many events they hold."""
-        ...
-
-    def last(self) -> int:
-        """Return the number of the last item; 0 when the log is empty."""
-        ...
-
-    def lost(self) -> tuple[int, int]:
-        """Return how many events and how many other items were ever given up."""
-        ...
-
-    def agent_id(self) -> str:
-        """Return the name under which the items are numbered."""
-        ...
+    def _add(self, request: coordinator_pb2.ReportRequest, item: ReportItem) -> None:
+        if item.kind is ReportItemKind.EVENTS:
+            columns = agent_pb2.Frame.FromString(item.body).events
+            self._texts.point(columns)
+            about = {"job_id": item.job_id, "rank": item.rank, "session_id": item.session_id}
+            request.events.add(columns=columns, **about)
+        elif item.kind is ReportItemKind.SESSION:
+            body = json.loads(item.body)
+            about = body["status"]
+            about |= {"state": SessionState(about["state"]), "notes": tuple(about["notes"])}
+            request.sessions.append(status_messages.session_to_wire(SessionStatus(**about)))
+            request.roots[item.job_id] = body["root"]
+        elif item.kind is ReportItemKind.TIMEOUTS:
+            timeouts = agent_pb2.Frame.FromString(item.body).timeouts
+            request.timeouts.add(job_id=item.job_id, rank=item.rank, timeouts=timeouts)
+        else:
+            status = IterationStatus(**json.loads(item.body))
+            request.iterations.append(status_messages.iteration_to_wire(status))
 
 
 def _read_clocks() -> ClockInstant:
@@ -211,7 +148,7 @@ class ReportStream:
 
     def __init__(
         self,
-        log: ReportItemLog,
+        log: ReportLog,
         changed: threading.Condition,
         *,
         times: ReporterTimes,
@@ -246,7 +183,7 @@ class ReportStream:
         request = self._make_request(())
         while request is not None:
             yield request
-            request = self._next()
+            request = self._next_request()
 
     def handle_answer(self, answer: coordinator_pb2.ReportResponse) -> None:
         """Handle the answer to the oldest unanswered request."""
@@ -298,24 +235,24 @@ class ReportStream:
         with self._changed:
             return [span for span in self._unanswered if span[1]]
 
-    def _next(self) -> _Request | None:
+    def _next_request(self) -> _Request | None:
         with self._composing:
             while True:
                 with self._changed:
-                    self._changed.wait_for(self._may_go_on, self._times.heartbeat_s)
+                    self._changed.wait_for(self._has_work, self._times.heartbeat_s)
                     if self._over:
                         return None
-                    may_send = self._has_room()
+                    may_send = self._may_send()
                     silent_us = self._times.now().monotonic_us - self._answered_us
                 if may_send:
                     return self._make_request(self._collect_items())
                 if silent_us > self._times.answer_s * 1e6:
                     self._on_overdue()
 
-    def _may_go_on(self) -> bool:
-        return self._over or (self._has_room() and (self._news or bool(self._read)))
+    def _has_work(self) -> bool:
+        return self._over or (self._may_send() and (self._news or bool(self._read)))
 
-    def _has_room(self) -> bool:
+    def _may_send(self) -> bool:
         careful = bool(self._unanswered) and 0 < self._unanswered[-1][0] <= self._careful_to
         return self._greeted and len(self._unanswered) < (1 if careful else MAX_UNANSWERED)
 

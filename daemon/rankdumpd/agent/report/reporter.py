@@ -18,7 +18,7 @@ from rankdump._core.backoff import RetryBackoff
 from rankdump._core.status import AgentLoad, ClockEstimate, SessionStatus
 from rankdump._wire import status_messages
 from rankdump._wire.channel import TlsCredentials, explain_unavailable, make_error, open_channel
-from rankdump._wire.message_fields import copy_fields
+from rankdump._wire.message_fields import make_fields
 from rankdump.errors import (
     ConfigError,
     CorruptedError,
@@ -28,10 +28,12 @@ from rankdump.errors import (
     UnavailableError,
 )
 from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
+from rankdumpd.agent.ledger.report_log import ReportLog
 from rankdumpd.agent.records import QuietRank
 from rankdumpd.agent.report.clock import ClockInstant, ClockSample, ClockWindow
-from rankdumpd.agent.report.report_stream import ReporterTimes, ReportItemLog, ReportStream
+from rankdumpd.agent.report.report_stream import ReporterTimes, ReportStream
 from rankdumpd.server import machine
+from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.logs import build_log_fields
 
 WARN_AFTER_S = 2.0
@@ -56,7 +58,7 @@ class CoordinatorOutage:
 
 
 def describe_outage(address: str, outage: CoordinatorOutage, *, items: int, events: int) -> str:
-    """Return a sentence: what is not delivered, since when and why."""
+    """Return a sentence with the undelivered messages, the start and the cause of an outage."""
     since = datetime.datetime.fromtimestamp(outage.since_s).strftime("%Y-%m-%d %H:%M:%S")
     waits = f"messages waiting: {items:,}, with events: {events:,}"
     wait = waits if items else "no messages are waiting"
@@ -65,7 +67,7 @@ def describe_outage(address: str, outage: CoordinatorOutage, *, items: int, even
 
 
 def is_hopeless(outage: CoordinatorOutage | None, *, now_s: float, tried: bool) -> bool:
-    """Return whether waiting longer is useless; `tried` says whether an attempt was made since."""
+    """Return whether waiting longer is useless, given whether an attempt was made since."""
     return outage is not None and tried and outage.is_worth_logging(now_s)
 
 
@@ -123,13 +125,13 @@ class ClockEstimator:
         self._asked = None
 
     def keep_up(self, stub: coordinator_pb2_grpc.CoordinatorServiceStub) -> bool:
-        """Take a sample if one is due; return whether it was."""
+        """Take a sample if one is due; return whether one was taken."""
         now = self._times.now()
         known, self._window = self._window, self._window.at(now)
         if self._asked is None or self._window.steps != known.steps:
-            self._ask(stub, FIRST_SAMPLES)
+            self._take_samples(stub, FIRST_SAMPLES)
         elif now.monotonic_us - self._asked.monotonic_us >= self._times.heartbeat_s * 1e6:
-            self._ask(stub, 1)
+            self._take_samples(stub, 1)
         else:
             return False
         return True
@@ -138,7 +140,7 @@ class ClockEstimator:
         """Return the present estimate."""
         return self._window.estimate(self._times.now())
 
-    def _ask(self, stub: coordinator_pb2_grpc.CoordinatorServiceStub, count: int) -> None:
+    def _take_samples(self, stub: coordinator_pb2_grpc.CoordinatorServiceStub, count: int) -> None:
         for _ in range(count):
             self._asked = sent = self._times.now()
             try:
@@ -162,7 +164,7 @@ class CoordinatorReporter:
     def __init__(
         self,
         address: str,
-        log: ReportItemLog,
+        log: ReportLog,
         *,
         load: Callable[[], AgentLoad],
         warn: Callable[[str, str], None],
@@ -195,15 +197,14 @@ class CoordinatorReporter:
         self._retry_now = False
         """Retry at once: `flush` waits for it."""
         self._logged = ""
-        self._stopping = False
-        self._thread: threading.Thread | None = None
+        self._thread = BackgroundThread(self._run, "rankdumpd-reporter", daemon=False)
 
     def findings(self) -> list[str]:
-        """Return what is not delivered at present, and what was dropped."""
+        """Return a finding for an outage, and for items that were dropped."""
         events, states = self._log.lost()
         lost = {"events": events, "states": states + self._unentered}
         outage = self._outage
-        waits = outage is not None and outage.is_worth_logging(self._now_s())
+        waits = outage is not None and outage.is_worth_logging(self._read_clock_s())
         return [
             *([self._describe_outage(outage)] if outage and waits else []),
             *(f"{n} {what} never reached the coordinator" for what, n in lost.items() if n),
@@ -247,14 +248,11 @@ class CoordinatorReporter:
     def start(self) -> None:
         """Start the reporter thread."""
         if self._address:
-            self._thread = threading.Thread(target=self._run, name="rankdumpd-reporter")
             self._thread.start()
 
     def fault(self) -> str:
-        """Return that the thread has died, or an empty text."""
-        thread = self._thread
-        alive = thread is None or thread.is_alive()
-        return "" if alive else "the reporter thread has died"
+        """Return that the thread has ended, or an empty text."""
+        return self._thread.fault()
 
     def flush(self, timeout_s: float) -> int:
         """Wait until all items are delivered; return how many are not.
@@ -285,13 +283,11 @@ class CoordinatorReporter:
     def stop(self) -> None:
         """Stop the thread at once; may be called again."""
         with self._changed:
-            self._stopping = True
+            self._thread.request_stop()
             self._changed.notify_all()
             if self._call:
                 self._call.cancel()
-        if self._thread:
-            self._thread.join()
-            self._thread = None
+        self._thread.join()
 
     def _count_waiting(self) -> int:
         return self._log.waiting(self._received)[0]
@@ -299,10 +295,10 @@ class CoordinatorReporter:
     def _is_flushed(self, failures: int) -> bool:
         tried = self._failures > failures
         return self._count_waiting() == 0 or is_hopeless(
-            self._outage, now_s=self._now_s(), tried=tried
+            self._outage, now_s=self._read_clock_s(), tried=tried
         )
 
-    def _now_s(self) -> float:
+    def _read_clock_s(self) -> float:
         return self._times.now().wall_us / 1e6
 
     def _describe_outage(self, outage: CoordinatorOutage) -> str:
@@ -311,7 +307,7 @@ class CoordinatorReporter:
 
     def _run(self) -> None:
         backoff = RetryBackoff(self._times.first_retry_s, self._times.last_retry_s)
-        while not self._stopping:
+        while not self._thread.is_stopping:
             received, careful_to = self._received, self._careful_to
             try:
                 self._wait_for_reports()
@@ -326,7 +322,7 @@ class CoordinatorReporter:
             with self._changed:
                 self._failures += 1
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._stopping or self._retry_now, pause_s)
+                self._changed.wait_for(lambda: self._thread.is_stopping or self._retry_now, pause_s)
                 self._retry_now = False
 
     def _wait_for_reports(self) -> None:
@@ -339,7 +335,7 @@ class CoordinatorReporter:
             asked = coordinator_pb2.ClockRequest()
             self._call = call = stub.Clock.future(asked, timeout=self._times.probe_s)
             with self._changed:
-                if self._stopping:
+                if self._thread.is_stopping:
                     call.cancel()
             try:
                 call.result()
@@ -348,10 +344,10 @@ class CoordinatorReporter:
         with self._changed:
             self._call = None
             self._note_reachable()
-            self._changed.wait_for(lambda: self._stopping or self._count_waiting() > 0)
+            self._changed.wait_for(lambda: self._thread.is_stopping or self._count_waiting() > 0)
 
     def _report(self) -> None:
-        if self._stopping:
+        if self._thread.is_stopping:
             return
         with open_channel(self._address, self._credentials) as channel:
             stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
@@ -368,7 +364,7 @@ class CoordinatorReporter:
             answers = stub.Report(stream.requests())
             with self._changed:
                 self._stream, self._call = stream, answers
-                if self._stopping:
+                if self._thread.is_stopping:
                     answers.cancel()
             try:
                 for number, answer in enumerate(answers):
@@ -414,7 +410,7 @@ class CoordinatorReporter:
     def _note_reachable(self) -> None:
         outage, self._outage = self._outage, None
         if self._logged and outage:
-            away_s = self._now_s() - outage.since_s
+            away_s = self._read_clock_s() - outage.since_s
             _logger.info("coordinator %s accepts reports again after %.0f s", self._address, away_s)
         self._logged = ""
 
@@ -436,7 +432,7 @@ class CoordinatorReporter:
         request.agent_id = self._agent_id
         request.host, request.host_id = socket.gethostname(), self._host_id
         request.load.CopyFrom(status_messages.load_to_wire(self._load()))
-        clock = copy_fields(self._clock.estimate(), ClockEstimate)
+        clock = make_fields(self._clock.estimate())
         request.clock.CopyFrom(coordinator_pb2.ClockEstimate(**clock))
         request.held_events, request.lost_events = self._event_counts
 
@@ -446,13 +442,13 @@ class CoordinatorReporter:
         if isinstance(error, UnavailableError):
             error = explain_unavailable(error, self._address, self._credentials)
         spans = self._stream.unanswered() if self._stream else []
-        # An untrusted certificate says nothing about the item.
+        # An untrusted certificate is not a fault of the item.
         passes = isinstance(error, UnavailableError | ForbiddenError | ConfigError)
         refused = not passes and bool(spans)
         if not refused:
             self._note_outage(error)
             return
-        if str(error) != self._logged and not self._stopping:
+        if str(error) != self._logged and not self._thread.is_stopping:
             self._logged = str(error)
             _logger.error("coordinator %s: %s", self._address, error)
         first, last = spans[0]
@@ -463,13 +459,17 @@ class CoordinatorReporter:
 
     def _note_outage(self, error: RankdumpError) -> None:
         """Remember the outage, and log it when it is new."""
-        now_s, before = self._now_s(), self._outage
+        now_s, before = self._read_clock_s(), self._outage
         outage = CoordinatorOutage(
             since_s=before.since_s if before else now_s,
             reason=str(error),
             refused=not isinstance(error, RetryableError),
         )
         self._outage = outage
-        if outage.reason != self._logged and outage.is_worth_logging(now_s) and not self._stopping:
+        if (
+            outage.reason != self._logged
+            and outage.is_worth_logging(now_s)
+            and not self._thread.is_stopping
+        ):
             self._logged = outage.reason
             _logger.warning("%s", self._describe_outage(outage))

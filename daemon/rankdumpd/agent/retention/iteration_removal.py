@@ -1,8 +1,9 @@
 """Removal of one rank's part of an iteration from its tree, in steps that may be repeated.
 
-Its line is in the tree before its manifest is hidden, and the hidden manifest, which names the
-files, goes after them: whatever step is the last one of a process, the next finds what is left.
-Everything is done by descriptors of folders: what a link leads to is not of the tree, and stays.
+The line about the removal is written before the manifest is hidden, and the hidden manifest, which
+lists the files, is removed after them: whatever the last step of a process was, the next process
+can finish the removal. All access is through descriptors of folders: targets of links are outside
+the tree and stay.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ from rankdumpd.agent.storage.tree_lock import TreeLock
 
 MAX_BATCH_FILES = 512
 _ABSENT_ERRORS = (FileNotFoundError, NotADirectoryError, OutsideRootError)
-"""What is said of a folder that is not in the tree, or no longer."""
+"""Errors for a folder that is not in the tree, or no longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationPart:
-    """What is to be removed, and where."""
+    """One rank's part of an iteration, with its place in a tree."""
 
     tree: DumpTree
     lock: TreeLock
@@ -40,7 +41,7 @@ class IterationPart:
 
     @property
     def rank_folder(self) -> str:
-        """Folder of what is written of the rank beside its tensors."""
+        """Folder of the rank's metadata."""
         return self.layout.rank_folder(self.retired.rank)
 
     @property
@@ -50,12 +51,12 @@ class IterationPart:
 
     @property
     def hidden(self) -> str:
-        """Name of its manifest while files are removed: no reader takes it for one."""
+        """Name of its manifest while files are removed: readers ignore it."""
         return f".{self.manifest}"
 
 
 def list_tensor_files(part: IterationPart) -> list[str]:
-    """Return the paths of its tensors' files; none when its manifest is gone.
+    """Return the paths of its tensors' files; none when its manifest is removed.
 
     OSError and CorruptedError when the manifest cannot be read.
     """
@@ -68,9 +69,9 @@ def list_tensor_files(part: IterationPart) -> list[str]:
 
 
 def compute_freed_bytes(parts: Iterable[tuple[DumpTree, Sequence[str]]]) -> list[int]:
-    """Return the bytes that removing the files of each part frees, when all parts go.
+    """Return the bytes that the files of each part free when all parts are removed.
 
-    A file that has other names too frees nothing.
+    A file with other links frees nothing.
     """
     left: Counter[tuple[int, int]] = Counter()
     freed: list[int] = []
@@ -78,18 +79,18 @@ def compute_freed_bytes(parts: Iterable[tuple[DumpTree, Sequence[str]]]) -> list
         freed.append(0)
         for path in paths:
             with suppress(OSError):
-                facts = tree.facts(path)
-                which = (facts.st_dev, facts.st_ino)
+                status = tree.stat(path)
+                which = (status.st_dev, status.st_ino)
                 left[which] += 1
-                if left[which] == facts.st_nlink:
-                    freed[-1] += facts.st_size
+                if left[which] == status.st_nlink:
+                    freed[-1] += status.st_size
     return freed
 
 
 def remove_part(part: IterationPart, *, shared: bool) -> Iterator[None]:
-    """Remove it step by step; `shared` where somebody else may write to the same folders.
+    """Remove a part step by step; `shared` when another job may write to the same folders.
 
-    OSError leaves the rest to another time.
+    After an OSError the rest can be removed later.
     """
     paths = list_tensor_files(part)
     tree, manifests = part.tree, f"{part.rank_folder}/{MANIFEST_FOLDER}"
@@ -120,13 +121,13 @@ def list_own_folders(part: IterationPart) -> list[str]:
 
 
 def _make_pattern(part: IterationPart) -> tuple[list[str | None], int]:
-    """Return the names on the way to the iteration's folders, None for any, and how many stay.
+    """Return the path components of the iteration's folders, None for any, and how many stay.
 
-    No names where tensors of several iterations are in one folder.
+    No components where tensors of several iterations are in one folder.
     """
     rank, iteration = part.retired.rank, part.retired.iteration
 
-    def way(net_name: str, graph: int, iteration: int) -> list[str]:
+    def split_path(net_name: str, graph: int, iteration: int) -> list[str]:
         folder = part.layout.make_folder(
             part.context,
             rank=rank,
@@ -138,9 +139,9 @@ def _make_pattern(part: IterationPart) -> tuple[list[str | None], int]:
         return folder.split("/")
 
     own, other, next_one = (
-        way("a", 1, iteration),
-        way("b", 2, iteration),
-        way("a", 1, iteration + 1),
+        split_path("a", 1, iteration),
+        split_path("b", 2, iteration),
+        split_path("a", 1, iteration + 1),
     )
     if own == next_one:
         return [], 0
@@ -158,14 +159,14 @@ def _list_below(tree: DumpTree, folder: str, name: str | None) -> list[str]:
 
 
 def _list_folder(tree: DumpTree, folder: str) -> dict[str, bool]:
-    """Return what is in a folder of the tree; nothing where there is none, or a link."""
+    """Return the items of a folder of the tree; none when it does not exist or is a link."""
     with suppress(*_ABSENT_ERRORS):
         return tree.listing(folder)
     return {}
 
 
 def _remove_files(tree: DumpTree, paths: Sequence[str]) -> None:
-    """Remove files; those whose folder leads out of the tree by now are not of it."""
+    """Remove files, except those whose folder was replaced by a link out of the tree."""
     for _, some in groupby(paths, key=lambda path: path.rpartition("/")[0]):
         with suppress(*_ABSENT_ERRORS):
             tree.remove(some)
@@ -179,11 +180,11 @@ def _has_other_sessions(part: IterationPart) -> bool:
 
 
 def _remove_tables(part: IterationPart, folder: str) -> None:
-    """Remove a folder with the tables in it; it stays where anything else is in it."""
+    """Remove a folder with its tables, unless it has other items."""
     names = _list_folder(part.tree, folder)
     if not all(_is_table(folder, name) for name in names):
         return
-    # Names that were too long are found until nothing is left that has one.
+    # The mapping of long names is removed last, when no file with a short name is left.
     _remove_files(part.tree, [f"{folder}/{name}" for name in names if name != MAPPING_FILE])
     _remove_files(part.tree, [f"{folder}/{name}" for name in names if name == MAPPING_FILE])
     _, stay = _make_pattern(part)
@@ -199,5 +200,5 @@ def _is_table(path: str, name: str) -> bool:
     if name == MAPPING_FILE or statistic_tables.STATISTIC_TABLE_NAME.fullmatch(name):
         return True
     folder = find_folder(path)
-    says = parse_name_in_folder(folder, name) if folder is not None else None
-    return says is not None and says.kind is FileKind.TABLE
+    parsed = parse_name_in_folder(folder, name) if folder is not None else None
+    return parsed is not None and parsed.kind is FileKind.TABLE

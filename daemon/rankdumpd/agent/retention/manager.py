@@ -1,12 +1,11 @@
-"""The retention thread: removes old iterations by age and size, whole ones, those that ended first,
-none that is open or pinned.
+"""The retention thread: removes whole iterations by age and size in the order in which they ended,
+unless they are open or pinned.
 """
 
 from __future__ import annotations
 
 import logging
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,7 +17,6 @@ from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.ledger.rows import EndedIteration, IterationRemoval
 from rankdumpd.agent.limits.admission import ResourcePolicy, find_retirement_cause
 from rankdumpd.agent.limits.usage import DumpUsage
-from rankdumpd.agent.records import UsageChange
 from rankdumpd.agent.retention.iteration_removal import (
     IterationPart,
     compute_freed_bytes,
@@ -28,11 +26,12 @@ from rankdumpd.agent.retention.iteration_removal import (
 from rankdumpd.agent.session import registry
 from rankdumpd.agent.session.registry import SessionRegistry
 from rankdumpd.agent.storage.session_storage import make_session_storage
+from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.metrics import MetricCounters
 
 CHECK_INTERVAL_S = 30.0
 AuditCallback: TypeAlias = "Callable[[str, Mapping[str, object]], None]"
-"""Hears what was done, and the particulars."""
+"""Called with the name of an action and its particulars."""
 
 _logger = logging.getLogger(__name__)
 
@@ -42,11 +41,11 @@ def _read_clock_us() -> int:
 
 
 def no_op(_what: str, _fields: Mapping[str, object]) -> None:
-    """Hear nothing."""
+    """Ignore the action."""
 
 
 class RetentionManager:
-    """Looks for what is to be removed, in a thread of its own; what it began, it finishes."""
+    """Removes due iterations in a thread of its own, after finishing removals that were begun."""
 
     def __init__(
         self,
@@ -59,33 +58,27 @@ class RetentionManager:
         meters: MetricCounters | None = None,
         now_us: Callable[[], int] = _read_clock_us,
     ) -> None:
-        """`audit` hears what was removed; `now_us` is since the epoch."""
+        """`audit` is called for each removed part; `now_us` returns the time since the epoch."""
         self._ledger, self._registry, self._usage = ledger, registry, usage
         self._policy, self._audit, self._now_us = policy, audit, now_us
         self._meters = meters or MetricCounters()
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = BackgroundThread(self._run, "rankdumpd-retention")
         self._problem = ""
 
     def start(self) -> None:
-        """Begin to look."""
-        self._thread = threading.Thread(target=self._run, name="rankdumpd-keeper", daemon=True)
+        """Start the thread."""
         self._thread.start()
 
     def stop(self, timeout_s: float = 60.0) -> bool:
-        """Leave what is not done to the next process; return whether the thread has ended."""
-        self._stopping.set()
-        if self._thread:
-            self._thread.join(timeout_s)
-            return not self._thread.is_alive()
-        return True
+        """Leave unfinished removals to the next process; return whether the thread has ended."""
+        return self._thread.stop(timeout_s)
 
     def findings(self) -> list[str]:
-        """Return why iterations stay that should have been removed."""
+        """Return why old iterations cannot be removed, one sentence or none."""
         return [f"old iterations are not removed: {self._problem}"] if self._problem else []
 
     def remove_due(self) -> int:
-        """Finish what was begun, then remove what is due; return how many iterations that were."""
+        """Finish removals that were begun, then remove due iterations; return how many."""
         problems: list[str] = []
         for left in self._ledger.retention.unfinished():
             self._try_step(partial(self._finish, left), problems)
@@ -94,7 +87,7 @@ class RetentionManager:
         for ended in self._ledger.retention.oldest() if not policy.retains_all else ():
             age_s = (self._now_us() - ended.ended_us) / 1e6
             why = find_retirement_cause(policy, age_s, self._usage.total)
-            if not why or self._stopping.is_set():
+            if not why or self._thread.is_stopping:
                 break
             retire = partial(self._retire, ended, why)
             removed += bool(self._try_step(retire, problems))
@@ -102,7 +95,7 @@ class RetentionManager:
         return removed
 
     def _try_step(self, step: Callable[[], bool], problems: list[str]) -> bool:
-        """Take a step; one that fails is tried again later and keeps no other from being taken."""
+        """Run a step; one that fails is retried later and does not prevent the others."""
         try:
             return step()
         except (OSError, RankdumpError) as error:
@@ -115,19 +108,19 @@ class RetentionManager:
         self._problem = problem
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
+        while not self._thread.is_stopping:
             try:
-                while self.remove_due() and not self._stopping.is_set():
+                while self.remove_due() and not self._thread.is_stopping:
                     pass
             except (sqlite3.Error, RankdumpError) as error:
                 self._note_problem(str(error))
-            self._stopping.wait(CHECK_INTERVAL_S)
+            self._thread.wait(CHECK_INTERVAL_S)
 
     def _retire(self, ended: EndedIteration, why: str) -> bool:
         """Remove all parts of an iteration; return whether there were any."""
         now_us = self._now_us()
         parts = [
-            self._part(session_id, ended.iteration, now_us, why)
+            self._make_part(session_id, ended.iteration, now_us, why)
             for session_id in self._ledger.retention.parts(ended)
         ]
         sizes = compute_freed_bytes((part.tree, list_tensor_files(part)) for part in parts)
@@ -135,17 +128,17 @@ class RetentionManager:
         if not begun or not self._ledger.retention.begin_removals(begun):
             return False
         for part, size in zip(parts, sizes, strict=True):
-            self._usage.add(UsageChange(ended.job_id, str(part.tree.root), -size))
+            self._usage.add(ended.job_id, str(part.tree.root), -size)
         return all(self._finish(each) for each in begun)
 
     def _finish(self, begun: IterationRemoval) -> bool:
         about = begun.about
         why = str(about.get("why", ""))
-        part = self._part(begun.session_id, begun.iteration, begun.began_us, why)
+        part = self._make_part(begun.session_id, begun.iteration, begun.began_us, why)
         part.lock.acquire(make=False)
         try:
-            for _ in remove_part(part, shared=self._shared(part)):
-                if self._stopping.is_set():
+            for _ in remove_part(part, shared=self._is_shared(part)):
+                if self._thread.is_stopping:
                     return False
         finally:
             part.lock.release()
@@ -158,7 +151,7 @@ class RetentionManager:
         _logger.info("rank %d: iteration %d was removed", part.retired.rank, begun.iteration)
         return True
 
-    def _part(self, session_id: str, iteration: int, at_us: int, why: str) -> IterationPart:
+    def _make_part(self, session_id: str, iteration: int, at_us: int, why: str) -> IterationPart:
         row = self._ledger.find(session_id)
         if row is None:
             raise CorruptedError(f"session {session_id!r} is not in the ledger")
@@ -167,7 +160,7 @@ class RetentionManager:
         retired = RetiredIteration(request.job_id, session_id, request.rank, iteration, at_us, why)
         return IterationPart(storage.tree, storage.lock, storage.layout, storage.context, retired)
 
-    def _shared(self, part: IterationPart) -> bool:
+    def _is_shared(self, part: IterationPart) -> bool:
         """Return whether a rank of another job may write to the folders of this one."""
         return any(
             session.storage.tree.root == part.tree.root

@@ -1,3 +1,3 @@
-"""Sessions of ranks: opening, resuming and finding them, what each has sent, and the balance of
+"""Sessions of ranks: opening, resuming and finding them, their received frames, and the balance of
 every iteration.
 """

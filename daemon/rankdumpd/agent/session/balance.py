@@ -1,16 +1,16 @@
-"""Balances of iterations: counts of what became of tensors, and findings where they do not add up.
+"""Balances of iterations: counts of tensors by outcome, and findings where they do not add up.
 Pure.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rankdump._core.session_protocol import IterationEnd, SessionRequest
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus
-from rankdumpd.agent.ledger.rows import IterationEndRow, OutcomeCountRow
+from rankdumpd.agent.ledger.rows import OutcomeCountRow
 from rankdumpd.agent.records import RecordOutcome, RecordStatus, StatisticRowsResult
 
 _MAX_COUNT = (1 << 63) - 1
@@ -20,7 +20,7 @@ _MAX_COUNT = (1 << 63) - 1
 class IterationTally:
     """Running counts of one iteration; an iteration that runs twice is counted together.
 
-    There is one for each that a live rank ever ended, so it is to be small.
+    Kept small: a live session has one for every iteration that ever ended.
     """
 
     expected: int = 0
@@ -29,7 +29,7 @@ class IterationTally:
     linked: int = 0
     degraded: int = 0
     dropped: dict[str, int] | None = None
-    """By reason; None while nothing was."""
+    """By reason; None while nothing is dropped."""
     bytes_in: int = 0
     bytes_stored: int = 0
     stall_us: int = 0
@@ -40,7 +40,7 @@ class IterationTally:
     def count(
         self, fate: RecordStatus, reason: str, *, records: int = 1, bytes_in: int, bytes_stored: int
     ) -> None:
-        """Add records that ended the same way."""
+        """Add records with the same outcome."""
         if fate is RecordStatus.DROPPED:
             self._drop(reason, records)
         else:
@@ -64,7 +64,7 @@ class IterationTally:
         self.complete = True
 
     def status(self, request: SessionRequest, iteration: int) -> IterationStatus:
-        """Return the counts as they stand."""
+        """Return the present counts."""
         return IterationStatus(
             job_id=request.job_id,
             session_id=request.session_id,
@@ -103,7 +103,7 @@ class SessionTallies:
     def __init__(self) -> None:
         self._tallies: defaultdict[int, IterationTally] = defaultdict(IterationTally)
 
-    def restore(self, counts: Iterable[OutcomeCountRow], ends: Iterable[IterationEndRow]) -> None:
+    def restore(self, counts: Iterable[OutcomeCountRow], ends: Iterable[IterationEnd]) -> None:
         """Restore the counts from the ledger."""
         for row in counts:
             self._tallies[row.iteration].count(
@@ -114,10 +114,10 @@ class SessionTallies:
                 bytes_stored=row.bytes_stored,
             )
         for end in ends:
-            self._tallies[end.iteration].end(_make_end(end))
+            self._tallies[end.iteration].end(end)
 
     def add(self, outcomes: Iterable[RecordOutcome], result: Iterable[StatisticRowsResult]) -> None:
-        """Add records and rows of figures that stand in the ledger now."""
+        """Add records and rows of statistics that are committed."""
         for outcome in outcomes:
             self._tallies[outcome.head.iteration].count(
                 outcome.status,
@@ -152,12 +152,17 @@ class SessionTallies:
 def list_balance_findings(
     session: SessionStatus, iterations: Sequence[IterationStatus]
 ) -> list[str]:
-    """Return what does not add up in one session, one sentence each."""
-    found = [_describe_imbalance(status) for status in iterations if not _is_fine(status)]
+    """Return findings about counts of one session that do not add up."""
+    found = [
+        f"rank {status.rank}, iteration {status.iteration}: {status.expected} tensors expected, "
+        f"{status.kept_tensors} kept and {sum(status.dropped.values())} dropped"
+        for status in iterations
+        if status.complete and not status.is_balanced
+    ]
     if session.state is not SessionState.OPEN:
         found += [
             f"rank {status.rank} ended within iteration {status.iteration}, "
-            f"with {_format_tensors(status.kept_tensors)} in the tree"
+            f"with {status.kept_tensors} tensor{'s' * (status.kept_tensors != 1)} in the tree"
             for status in iterations
             if not status.complete
         ]
@@ -170,24 +175,9 @@ def list_balance_findings(
     return found
 
 
-def _format_tensors(count: int) -> str:
-    return f"{count} {'tensor' if count == 1 else 'tensors'}"
-
-
 def _limit_count(total: int) -> int:
     """Return a sum of numbers from a rank, limited to what a message and a column can hold."""
     return min(total, _MAX_COUNT)
-
-
-def _make_end(row: IterationEndRow) -> IterationEnd:
-    return IterationEnd(
-        row.iteration,
-        row.expected,
-        row.dropped,
-        row.stall_us,
-        row.first_position,
-        row.last_position,
-    )
 
 
 def _merge_positions(known: tuple[int, int], more: tuple[int, int]) -> tuple[int, int]:
@@ -196,28 +186,14 @@ def _merge_positions(known: tuple[int, int], more: tuple[int, int]) -> tuple[int
     return min(known[0], more[0]), max(known[1], more[1])
 
 
-def _is_fine(status: IterationStatus) -> bool:
-    return status.is_balanced or not status.complete
-
-
-def _describe_imbalance(status: IterationStatus) -> str:
-    return (
-        f"rank {status.rank}, iteration {status.iteration}: {status.expected} tensors expected, "
-        f"{status.kept_tensors} kept and {sum(status.dropped.values())} dropped"
-    )
-
-
 def _explain_nothing(session: SessionStatus, iterations: Iterable[IterationStatus]) -> str:
     reasons: Counter[str] = Counter()
     for status in iterations:
         reasons.update(status.dropped)
     if reasons:
-        return "dropped: " + _format_counts(reasons)
+        counts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+        return f"dropped: {counts}"
     ended = sum(1 for status in iterations if status.complete)
     if ended:
         return f"no tensor was selected in {ended} selected iterations"
     return f"none of the {session.iterations_seen} iterations it ran was selected"
-
-
-def _format_counts(reasons: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))

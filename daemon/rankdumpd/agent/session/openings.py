@@ -1,10 +1,10 @@
-"""Sessions that are being opened, each in a thread of its own: a rank hears in time that it takes
-long, and asks again.
+"""Sessions that are being opened, each in a thread of its own: a rank gets an answer in time when
+that takes long, and tries again.
 
-A disk that is busy may hold up what is written before a session is open for longer than any rank
-waits. So the result of an opening is kept for the next try. A rank that waits no longer leaves a
-final balance (lost tensors, ends of iterations, its goodbye), whose numbers are all checked and
-which is taken when the session is open.
+A busy disk may delay the writes that open a session for longer than any rank waits. So the result
+of an opening is kept for the next attempt. A rank that gives up sends a final balance (lost
+tensors, ends of iterations and of the session), whose numbers are all checked and which is
+applied when the session is open.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NEVER_OPEN_NOTE = "its session was not open when it ended: nothing of it is in t
 
 @dataclass(frozen=True, slots=True)
 class FinalBalance:
-    """Frames that a rank left for its session, and the counts in them."""
+    """Frames that a rank sent for its session when it gave up, and the counts in them."""
 
     frames: tuple[agent_pb2.Frame, ...]
     session: SessionStatus
@@ -68,9 +68,9 @@ def read_final_balance(request: SessionRequest, frames: Iterable[agent_pb2.Frame
 
 
 ANSWER_TIMEOUT_S = 5.0
-"""Longest an answer waits for an opening: ranks wait for 10 s."""
+"""Longest time that an answer waits for an opening: ranks wait for 10 s."""
 RESULT_RETENTION_S = 120.0
-"""Time for which an opening that is over waits for its rank."""
+"""Time for which the result of a finished opening is kept for its rank."""
 FINDING_RETENTION_S = 86400.0
 """Time for which a failed opening whose rank gave up is a finding."""
 MAX_OPENINGS = 4096
@@ -89,12 +89,12 @@ class _SessionOpening:
     grant: SessionGrant | None = None
     error: Exception | None = None
     late: bool = False
-    """Whether a rank was answered that the opening takes long."""
+    """Whether a rank got the answer that the opening takes long."""
     balance: FinalBalance | None = None
 
 
 class SessionOpenings:
-    """One at most for each session; safe to use from several threads."""
+    """At most one opening for each session; safe to use from several threads."""
 
     def __init__(
         self,
@@ -103,15 +103,15 @@ class SessionOpenings:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`accept_balance` gives a session that is open what its rank left."""
+        """`accept_balance` applies the final balance of a rank to its open session."""
         self._open_one, self._accept_balance, self._clock = open_one, accept_balance, clock
         self._lock = threading.Lock()
         self._openings: dict[str, _SessionOpening] = {}
 
     def open(self, request: SessionRequest) -> SessionGrant:
-        """Return the grant, or that the opening is in progress; raises what `open_one` raises."""
+        """Return the grant, or that the opening is in progress; raise the error of `open_one`."""
         while True:
-            opening = self._begin(request)
+            opening = self._get_or_begin(request)
             if not opening.done.wait(ANSWER_TIMEOUT_S):
                 return self._note_slow(opening)
             with self._lock:
@@ -119,7 +119,10 @@ class SessionOpenings:
                     del self._openings[request.session_id]
             # The result of another process's request does not apply to this one.
             if opening.request == request:
-                return _get_result(opening)
+                if opening.error is not None:
+                    raise opening.error
+                assert opening.grant is not None
+                return opening.grant
 
     def take_final_balance(self, request: SessionRequest, balance: FinalBalance) -> None:
         """Note that a rank gave up; its final balance is applied when its session is open."""
@@ -132,7 +135,7 @@ class SessionOpenings:
             balance.lost,
             extra=build_log_fields(request),
         )
-        opening = self._begin(request, balance)
+        opening = self._get_or_begin(request, balance)
         if opening.request != request:
             _logger.warning(
                 "session %s belongs to another process: the final balance is discarded",
@@ -140,7 +143,7 @@ class SessionOpenings:
             )
 
     def statuses(self) -> tuple[tuple[SessionStatus, ...], tuple[IterationStatus, ...]]:
-        """Return the sessions that are not open yet and the balances that their ranks left."""
+        """Return the sessions that are not open yet and the final balances of their ranks."""
         with self._lock:
             balance = [opening.balance for opening in self._openings.values() if opening.balance]
         iterations = tuple(status for each in balance for status in each.iterations)
@@ -153,7 +156,7 @@ class SessionOpenings:
             openings = list(self._openings.values())
         return [_describe_opening(each, now_s) for each in openings if each.late or each.balance]
 
-    def _begin(
+    def _get_or_begin(
         self, request: SessionRequest, balance: FinalBalance | None = None
     ) -> _SessionOpening:
         with self._lock:
@@ -179,7 +182,7 @@ class SessionOpenings:
             opening.grant = self._open_one(opening.request)
         except RankdumpError as error:
             opening.error = error
-        except Exception as error:  # told to whoever asks, if anybody still does
+        except Exception as error:  # raised by `open`, if the rank tries again
             _logger.exception("opening session %s failed", opening.request.session_id)
             opening.error = error
         request, took_s = opening.request, self._clock() - opening.since_s
@@ -223,28 +226,21 @@ class SessionOpenings:
 
     def _forget(self) -> None:
         now_s = self._clock()
-        for who, opening in list(self._openings.items()):
+        for session_id, opening in list(self._openings.items()):
             kept_s = FINDING_RETENTION_S if opening.balance else RESULT_RETENTION_S
             if opening.done.is_set() and now_s - opening.over_s > kept_s:
-                del self._openings[who]
-
-
-def _get_result(opening: _SessionOpening) -> SessionGrant:
-    if opening.error is not None:
-        raise opening.error
-    assert opening.grant is not None
-    return opening.grant
+                del self._openings[session_id]
 
 
 def _describe_opening(opening: _SessionOpening, now_s: float) -> str:
     request = opening.request
-    who = f"rank {request.rank} (process {request.pid} on host {request.host})"
+    rank = f"rank {request.rank} (process {request.pid} on host {request.host})"
+    lasting = f"its session has been opening for {now_s - opening.since_s:.0f} s"
     if opening.balance:
+        cause = lasting
         if opening.error:
-            why = f"its session could not be opened: {opening.error}"
-        else:
-            why = f"its session has been opening for {now_s - opening.since_s:.0f} s"
-        return f"{who} gave up: {why}; {opening.balance.lost} tensors are lost"
+            cause = f"its session could not be opened: {opening.error}"
+        return f"{rank} gave up: {cause}; {opening.balance.lost} tensors are lost"
     if opening.done.is_set():
-        return f"{who} has not asked again since its session was opened late"
-    return f"{who}: its session has been opening for {now_s - opening.since_s:.0f} s"
+        return f"{rank} has not connected since its session was opened late"
+    return f"{rank}: {lasting}"

@@ -1,6 +1,6 @@
-"""Metadata frames of one session that have not taken effect yet, with the reason why they wait, and
-the program order of each graph as its events tell it. No I/O: frames are reread from the ledger
-by the caller.
+"""Metadata frames of one session that are not applied yet, with the reason why they are deferred,
+and the program order of each graph, from its events. No I/O: the caller rereads frames from the
+ledger.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rankdumpd.agent.records import MetadataFrame
 
 
 class PendingMetadata:
-    """Frames that one thread takes out; any thread may read the state.
+    """Frames that one thread removes; any thread may read the state.
 
     While the session is suspended only ends are kept, to be reported: all frames are in the
     ledger and are reread from there in batches.
@@ -103,10 +103,6 @@ class PendingMetadata:
             self._read_to = max(self._items, default=self._read_to)
             self._behind = not all_there
 
-    def problems(self) -> list[str]:
-        """Return why frames are deferred, one sentence or none."""
-        return [self.problem] if self.problem else []
-
 
 def _is_end(item: MetadataFrame) -> bool:
     return isinstance(item.declaration, (IterationEnd, SessionEnd))
@@ -116,7 +112,7 @@ _EventPiece = tuple[npt.NDArray[np.uint64], list[str]]
 
 
 class ProgramOrder:
-    """Events of iterations that are still running; each graph's order is asked for once."""
+    """Events of running iterations, from which the order of each graph is written once."""
 
     def __init__(self, written: Iterable[int] = ()) -> None:
         self._written = set(written)
@@ -153,7 +149,7 @@ class ProgramOrder:
         }
 
     def mark_written(self, graph: int) -> None:
-        """Note that the framework's own order of a graph is in the tree, in place of what ran."""
+        """Note that the order of a graph is in the tree, as the framework compiled it."""
         self._written.add(graph)
 
     def forget_iterations(self, iteration: int) -> None:

@@ -1,5 +1,5 @@
-"""One rank's session: who it is, which frames are committed and acknowledged, which stream and ring
-it has, its status, and the preparation of its tree.
+"""One rank's session: its identity, its committed and acknowledged frames, its stream and ring,
+its status, and the preparation of its tree.
 
 The arithmetic of acknowledgements is pure.
 """
@@ -16,7 +16,7 @@ from rankdump._core import selection
 from rankdump._core.plan import DumpPlan
 from rankdump._core.session_protocol import IterationEnd, SessionEnd, SessionRequest
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus
-from rankdumpd.agent.ledger.rows import IterationEndRow, LedgerSessionRow, OutcomeCountRow
+from rankdumpd.agent.ledger.rows import LedgerSessionRow, OutcomeCountRow
 from rankdumpd.agent.records import MetadataFrame, QuietRank, RecordOutcome, StatisticRowsResult
 from rankdumpd.agent.session import balance
 from rankdumpd.agent.session.balance import SessionTallies
@@ -66,7 +66,7 @@ class SessionRing(Protocol):
 def make_session_status(
     request: SessionRequest, plan: DumpPlan, state: SessionState, end: SessionEnd
 ) -> SessionStatus:
-    """Return who a session is and how it stands; `end` is empty until it says goodbye."""
+    """Return the identity and the state of a session; `end` is empty until the rank ends it."""
     return SessionStatus(
         request.job_id,
         request.session_id,
@@ -91,7 +91,7 @@ class CommitProgress:
     def __init__(self, watermark: int = 0, beyond: Iterable[int] = ()) -> None:
         self._watermark = watermark
         self._beyond = {number for number in beyond if number > watermark}
-        self._rise()
+        self._advance()
 
     @property
     def watermark(self) -> int:
@@ -104,9 +104,9 @@ class CommitProgress:
     def add(self, sequences: Iterable[int]) -> None:
         """Mark numbers as committed, in any order; repetitions change nothing."""
         self._beyond.update(number for number in sequences if number > self._watermark)
-        self._rise()
+        self._advance()
 
-    def _rise(self) -> None:
+    def _advance(self) -> None:
         while self._watermark + 1 in self._beyond:
             self._watermark += 1
             self._beyond.remove(self._watermark)
@@ -151,11 +151,11 @@ class RankSession:
         *,
         beyond: Iterable[int],
         counts: Iterable[OutcomeCountRow],
-        ends: Iterable[IterationEndRow],
+        ends: Iterable[IterationEnd],
         due: Iterable[MetadataFrame],
         tabulated_to: int,
     ) -> None:
-        """Restore the state from the ledger, before any other thread knows this session."""
+        """Restore the state from the ledger, before any other thread uses this session."""
         self._expected, self.restored = False, True
         self.tabulated_to = tabulated_to
         if self.storage.tables is not None:
@@ -175,7 +175,7 @@ class RankSession:
 
     @property
     def acknowledged(self) -> int:
-        """Every frame up to this number is committed, and a goodbye has taken effect."""
+        """Every frame up to this number is committed, and a session end among them applied."""
         return self._acknowledged
 
     @property
@@ -201,9 +201,9 @@ class RankSession:
 
     @property
     def quiet_rank(self) -> QuietRank | None:
-        """How far its frames are committed while no other is known of; None while one is.
+        """The rank with its watermark, when no frame is in flight; otherwise None.
 
-        A rank that may come back, or that said goodbye, is not quiet.
+        A rank that may reconnect, or that ended its session, is not quiet.
         """
         with self._lock:
             listener, busy = self._listener, bool(self._in_flight) or self.closed
@@ -214,14 +214,14 @@ class RankSession:
             return QuietRank(request.job_id, request.rank, request.session_id, self.watermark)
 
     def is_known(self, sequence: int) -> bool:
-        """Return whether a frame arrived whole before, committed or not.
+        """Return whether a frame arrived completely before, committed or not.
 
-        Asked without the lock, for every frame: `claim` has the last word.
+        Called for every frame, without the lock: `claim_frames` decides.
         """
         return sequence in self._progress or sequence in self._in_flight
 
     def claim_frames(self, sequences: set[int]) -> set[int]:
-        """Claim frames that arrived whole; return those that were not claimed before."""
+        """Claim frames that arrived completely; return those that were not claimed before."""
         with self._lock:
             new = {number for number in sequences if not self.is_known(number)}
             if new:
@@ -355,9 +355,9 @@ class RankSession:
         """Return the identity and the state of the session."""
         with self._lock:
             end = self._end or SessionEnd(0)
-            return make_session_status(self.request, self.plan, self._state(), end)
+            return make_session_status(self.request, self.plan, self._find_state(), end)
 
-    def _state(self) -> SessionState:
+    def _find_state(self) -> SessionState:
         if self._end:
             return SessionState.CLOSED
         if self._listener or self._expected:
@@ -373,7 +373,7 @@ class RankSession:
         """Return the findings about this session."""
         return [
             *self._findings,
-            *self.pending.problems(),
+            *filter(None, [self.pending.problem]),
             *balance.list_balance_findings(self.status(), self.iterations()),
         ]
 

@@ -18,7 +18,7 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from rankdump._codec.file_codec import CODECS
 from rankdump._core import tree_root as trees
@@ -40,9 +40,9 @@ from rankdump.errors import (
     RetryableError,
     UnavailableError,
 )
+from rankdumpd.agent.declarations import reread_metadata_frame
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.ledger.rows import LedgerSessionRow
-from rankdumpd.agent.records import MetadataFrame
 from rankdumpd.agent.session.rank_session import RankSession, SessionListener, prepare_tree
 from rankdumpd.server import state_files
 from rankdumpd.server.logs import build_log_fields
@@ -54,7 +54,7 @@ _OWNER_MAY_ENTER = 0o300
 
 
 def read_checked_plan(request: SessionRequest) -> DumpPlan:
-    """Return the plan of a session that can be served; raise what is wrong with any other."""
+    """Return the plan of a session; ProtocolError or RejectedError when it cannot be served."""
     if not _SESSION_ID.fullmatch(request.session_id):
         raise ProtocolError(
             f"session id {request.session_id!r} is invalid: expected letters, digits, _ and -"
@@ -116,8 +116,8 @@ def _find_contradiction(plan: DumpPlan) -> str:
     if not LAYOUTS[output.layout].shares_timestamps and (
         output.file_format == "bin" or by_operator
     ):
-        what = "bin files" if output.file_format == "bin" else "tables of operators"
-        return f"layout {output.layout!r} has no {what}"
+        files = "bin files" if output.file_format == "bin" else "tables of operators"
+        return f"layout {output.layout!r} has no {files}"
     if output.file_format == "bin" and content.saved == "full":
         return "file_format 'bin' with saved_data 'full': only npy files can have statistics"
     if by_operator and content.saved == "full":
@@ -130,10 +130,8 @@ def _find_contradiction(plan: DumpPlan) -> str:
 class SessionRestorer:
     """Restores sessions of an earlier process from the ledger."""
 
-    def __init__(
-        self, ledger: AgentLedger, read_declared: Callable[[bytes, str], MetadataFrame]
-    ) -> None:
-        self._ledger, self._read_declared = ledger, read_declared
+    def __init__(self, ledger: AgentLedger) -> None:
+        self._ledger = ledger
 
     def find(self, session_id: str) -> RankSession | None:
         """Return a session as the ledger has it.
@@ -162,7 +160,7 @@ class SessionRestorer:
             counts=self._ledger.counts(session_id),
             ends=self._ledger.ends(session_id),
             due=[
-                self._read_declared(raw, session_id) for raw in self._ledger.unapplied(session_id)
+                reread_metadata_frame(raw, session_id) for raw in self._ledger.unapplied(session_id)
             ],
             # The end of an iteration is applied after all rows before it.
             tabulated_to=self._ledger.last_end(session_id),
@@ -171,7 +169,7 @@ class SessionRestorer:
 
 
 def _check_reportable(session: RankSession) -> None:
-    """Raise what is wrong with a session that cannot be reported: it would fail every report."""
+    """Raise an error for a session that cannot be reported, as it would fail every report."""
     session_request_to_wire(session.request)
     view_to_wire(StatusView((session.status(),), tuple(session.iterations())))
 
@@ -209,35 +207,6 @@ CONNECT_TIMEOUT_S = 60.0
 """Longest time between opening a session and connecting its stream."""
 
 
-class PendingSessions:
-    """Sessions that are open and not connected yet, and since when."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._since_s: dict[str, float] = {}
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._since_s)
-
-    def enter(self, session_id: str) -> None:
-        """Expect a stream of this session from now on."""
-        self._since_s[session_id] = self._clock()
-
-    def leave(self, session_id: str) -> None:
-        """Stop expecting a stream of this session."""
-        self._since_s.pop(session_id, None)
-
-    def take_overdue(self) -> list[str]:
-        """Remove and return the sessions that did not connect in time."""
-        now_s = self._clock()
-        overdue = [
-            who for who, since_s in self._since_s.items() if now_s - since_s > CONNECT_TIMEOUT_S
-        ]
-        for session_id in overdue:
-            del self._since_s[session_id]
-        return overdue
-
-
 MAX_CLOSED_SESSIONS = 1024
 MAX_ABSENT_RANKS = 64
 """Ranks that never connected and are reported as findings."""
@@ -252,7 +221,6 @@ class SessionRegistry:
         *,
         max_record_bytes: int,
         capacity_fault: Callable[[int], str],
-        read_declared: Callable[[bytes, str], MetadataFrame],
         meters: MetricCounters,
         max_sessions: int = 4096,
         roots: Sequence[str] = (),
@@ -263,12 +231,13 @@ class SessionRegistry:
         `capacity_fault` returns why no session can be added to that many; empty when one can.
         """
         self._ledger = ledger
-        self._restorer = SessionRestorer(ledger, read_declared)
+        self._restorer = SessionRestorer(ledger)
         self._capacity_fault = capacity_fault
         self._max_record_bytes = max_record_bytes
         self._max_sessions, self._roots = max_sessions, roots
-        self._pending = PendingSessions(clock)
-        self._meters = meters
+        self._clock, self._meters = clock, meters
+        self._opened_s: dict[str, float] = {}
+        """Time since which a session is open and not connected yet."""
         self._lock = threading.RLock()
         self._sessions: dict[str, RankSession] = {}
         self._rejected = RejectedSessions()
@@ -308,7 +277,7 @@ class SessionRegistry:
             return [*self._rejected.findings(), *self._absent]
 
     def open(self, request: SessionRequest) -> SessionGrant:
-        """Open or resume the session of a rank; RejectedError and UnavailableError say why not."""
+        """Open or resume the session of a rank; RejectedError or UnavailableError if impossible."""
         plan, request = read_checked_plan(request), seal_request(request)
         with self._lock:
             session = self._check_admission(request, plan)
@@ -323,11 +292,11 @@ class SessionRegistry:
                 self._ledger.open_session(request)
                 session.reopen(request)
                 self._sessions[request.session_id] = session
-                self._pending.enter(request.session_id)
+                self._opened_s[request.session_id] = self._clock()
                 self._forget_closed()
         except BaseException:
             with self._lock:
-                self._pending.leave(request.session_id)
+                self._opened_s.pop(request.session_id, None)
             raise
         self._meters.add("rankdump_agent_opened_sessions_total")
         return SessionGrant(
@@ -349,7 +318,7 @@ class SessionRegistry:
                 raise ForbiddenError(f"session {session_id!r}: its token does not match")
             self._check_single_process(session.request)
             _lock_tree(session)
-            self._pending.leave(session_id)
+            self._opened_s.pop(session_id, None)
             session.connect(listener)
             return session
 
@@ -395,7 +364,7 @@ class SessionRegistry:
         self._check_tree(request, plan.output.root)
         self._check_single_process(request)
         self._check_capacity(request)
-        self._pending.enter(request.session_id)
+        self._opened_s[request.session_id] = self._clock()
         return session
 
     def _check_open(self) -> None:
@@ -429,7 +398,7 @@ class SessionRegistry:
     def _check_capacity(self, request: SessionRequest) -> None:
         self._expire()
         live = {session_id for session_id, session in self._sessions.items() if session.live}
-        others = len(live.union(self._pending) - {request.session_id})
+        others = len(live.union(self._opened_s) - {request.session_id})
         fault = self._capacity_fault(others)
         if others >= self._max_sessions:
             fault = f"{others} sessions are open, and agent.max_sessions is {self._max_sessions}"
@@ -438,7 +407,9 @@ class SessionRegistry:
 
     def _expire(self) -> None:
         """Remove sessions that were opened and never connected, if nothing of them is left."""
-        for session_id in self._pending.take_overdue():
+        before_s = self._clock() - CONNECT_TIMEOUT_S
+        for session_id in [id_ for id_, opened_s in self._opened_s.items() if opened_s < before_s]:
+            del self._opened_s[session_id]
             session = self._sessions.get(session_id)
             if session is None or session.live:
                 continue
@@ -454,8 +425,10 @@ class SessionRegistry:
                 _logger.warning("session %s stays in the ledger: %s", session_id, error)
 
     def _note_absent(self, request: SessionRequest) -> None:
-        who = f"rank {request.rank} (process {request.pid} on host {request.host})"
-        message = f"{who} opened its session and never connected: nothing of it is in the tree"
+        message = (
+            f"rank {request.rank} (process {request.pid} on host {request.host}) opened its "
+            "session and never connected: nothing of it is in the tree"
+        )
         _logger.warning(message, extra=build_log_fields(request))
         self._absent.append(message)
 

@@ -1,5 +1,5 @@
-"""Reader of one session's ring: takes frames in as if they had come on the stream, then releases
-the slab as far as everything before is safe. A fault in the slab is final.
+"""Reader of one session's ring: handles frames as if they had arrived on the stream, then releases
+the slab up to the first entry that is still needed. A fault in the slab is final.
 """
 
 from __future__ import annotations
@@ -47,12 +47,11 @@ class ReleaseQueue:
     def pop(self) -> int:
         """Return the position up to which entries can be released, once; 0 when it is unchanged."""
         position = 0
-        while self._entries and self._is_released(self._entries[0]):
+        while self._entries and (
+            self._entries[0].copied or self._entries[0].sequence <= self._acknowledged
+        ):
             position = self._entries.popleft().end
         return position
-
-    def _is_released(self, entry: _ReadEntry) -> bool:
-        return entry.copied or entry.sequence <= self._acknowledged
 
 
 COPY_FAILED = "copy_failed"
@@ -109,7 +108,7 @@ class RingReader:
         acknowledged: int,
         add_finding: Callable[[str], object],
     ) -> None:
-        """Begin at the release position of the slab; CorruptedError when it is no slab.
+        """Begin at the release position of the slab; CorruptedError when it is not a slab.
 
         `add_finding` is called with findings for people.
         """
@@ -157,19 +156,19 @@ class RingReader:
         return self._intake.last_sequence
 
     def read(self, announced: int) -> None:
-        """Read up to the announced position, 0 for everything; raise what is wrong with it."""
+        """Read up to the announced position, 0 for everything; RankdumpError for a fault."""
         if announced > self._reader.written:
             raise ProtocolError(
                 f"a doorbell announces {announced} bytes, the slab has {self._reader.written}"
             )
         with self._reading:
-            self._take(self._reader.read_entries(announced or None), lost=COPY_FAILED)
+            self._read_checked(self._reader.read_entries(announced or None), lost=COPY_FAILED)
 
     def read_remains(self) -> None:
-        """Read what an exited rank left; a record that it had not finished is dropped."""
+        """Read the rest of an exited rank; a record that it had not finished is dropped."""
         with self._reading:
-            self._take(self._reader.read_entries(), lost=COPY_FAILED)
-            self._take(self._reader.read_remaining_entries(), lost=TORN)
+            self._read_checked(self._reader.read_entries(), lost=COPY_FAILED)
+            self._read_checked(self._reader.read_remaining_entries(), lost=TORN)
             self._intake.cut_off(TORN)
 
     def acknowledge(self, sequence: int) -> None:
@@ -187,12 +186,12 @@ class RingReader:
         with self._reading:
             self._intake.release_budget()
 
-    def _take(self, entries: Iterable[SlabEntry], *, lost: str) -> None:
+    def _read_checked(self, entries: Iterable[SlabEntry], *, lost: str) -> None:
         if self._fault:
             raise self._fault
         try:
             self.slab.check()
-            self._take_all(entries, lost)
+            self._handle_entries(entries, lost)
         except UnavailableError:
             # This process is stopping; the next one rereads the ring.
             raise
@@ -200,23 +199,23 @@ class RingReader:
             self._fault = error
             raise
 
-    def _take_all(self, entries: Iterable[SlabEntry], lost: str) -> None:
+    def _handle_entries(self, entries: Iterable[SlabEntry], lost: str) -> None:
         try:
             for entry in entries:
-                self._take_one(entry, "" if entry.has_data else lost)
+                self._handle_entry(entry, "" if entry.has_data else lost)
         finally:
             self._intake.flush()
             with self._releasing:
                 self._release()
 
-    def _take_one(self, entry: SlabEntry, lost: str) -> None:
-        frame = self._stand_in(entry) if entry.is_corrupted else _parse_frame(entry)
+    def _handle_entry(self, entry: SlabEntry, lost: str) -> None:
+        frame = self._make_lost_frame(entry) if entry.is_corrupted else _parse_frame(entry)
         pieced = frame.HasField("chunk")
         if not pieced or frame.sequence != self._abandoned_record:
             if entry.digest and frame.HasField("record"):
                 frame.record.checksum = entry.digest
             lost = CORRUPTED if entry.is_corrupted else lost
-            data = memoryview(b"") if entry.is_corrupted else self._data(entry)
+            data = memoryview(b"") if entry.is_corrupted else self._read_elements(entry)
             self._intake.handle_frame(frame, data, lost=lost)
         copied = self._intake.within_record or pieced
         with self._releasing:
@@ -224,13 +223,13 @@ class RingReader:
             if copied:
                 self._release()
 
-    def _data(self, entry: SlabEntry) -> RecordElements:
+    def _read_elements(self, entry: SlabEntry) -> RecordElements:
         # Small data is read at once; for large data the queue may be full.
         if entry.data_bytes <= SMALL_RECORD_BYTES:
             return self._reader.read_data(entry)
         return self.slab.elements_at(entry.data_at, entry.data_bytes)
 
-    def _stand_in(self, entry: SlabEntry) -> agent_pb2.Frame:
+    def _make_lost_frame(self, entry: SlabEntry) -> agent_pb2.Frame:
         """Return a lost record in place of a corrupted frame.
 
         CorruptedError when the entry is not marked as a record.

@@ -17,6 +17,7 @@ from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.shm.ring_reader import FrameIntake, RingReader
 from rankdumpd.agent.shm.slab_file import SlabFile, SlabMaker
 from rankdumpd.agent.shm.slab_folder import SlabFolder
+from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.logs import build_log_fields
 
 CHECK_INTERVAL_S = 0.25
@@ -49,11 +50,11 @@ class _SessionRingEntry:
 
 @dataclass(slots=True)
 class _ExpectedSlab:
-    """A session whose slab was not ready when it was asked for."""
+    """A session whose slab was not ready in time for an answer."""
 
     session: RankSession
     expected_s: float
-    """When its rank was last expected to ask again."""
+    """Time at which its rank was last expected to reopen the session."""
 
 
 class RingRegistry:
@@ -75,9 +76,8 @@ class RingRegistry:
         self._rings: dict[str, _SessionRingEntry] = {}
         self._maker = SlabMaker(slabs.remove)
         self._expected: dict[str, _ExpectedSlab] = {}
-        self._stopping = threading.Event()
         self._checking = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._thread = BackgroundThread(self._run, "rankdumpd-rings", daemon=False)
 
     def find_ring(self, session: RankSession) -> RingReader | None:
         """Return a session's ring."""
@@ -97,14 +97,14 @@ class RingRegistry:
             self._drop(entry)
         if not request.wants_slab or not self._slabs.offered:
             return None
-        slab = self._new_slab(session)
+        slab = self._wait_for_slab(session)
         if slab is not None:
             self._add_ring(session, slab)
         # An earlier call, which its rank may have cancelled, may have received it.
         entry = self._rings.get(request.session_id)
         return entry.ring.slab.place if entry else None
 
-    def _new_slab(self, session: RankSession) -> SlabFile | None:
+    def _wait_for_slab(self, session: RankSession) -> SlabFile | None:
         request = session.request
         try:
             slab = self._maker.wait_for_slab(
@@ -150,20 +150,15 @@ class RingRegistry:
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread = threading.Thread(target=self._run, name="rankdumpd-rings")
         self._thread.start()
 
     def fault(self) -> str:
-        """Return that the thread has died, or an empty text."""
-        alive = self._thread is None or self._thread.is_alive()
-        return "" if alive else "the shared-memory thread has died"
+        """Return that the thread has ended, or an empty text."""
+        return self._thread.fault()
 
     def stop(self) -> None:
         """Stop the thread; may be called again."""
-        self._stopping.set()
-        if self._thread:
-            self._thread.join()
-            self._thread = None
+        self._thread.stop()
         self._slabs.stop()
         self._maker.join(_JOIN_TIMEOUT_S)
 
@@ -202,7 +197,7 @@ class RingRegistry:
                     )
 
     def _run(self) -> None:
-        while not self._stopping.wait(CHECK_INTERVAL_S):
+        while not self._thread.wait(CHECK_INTERVAL_S):
             self.check_rings()
 
     def _drop_unwanted(self) -> None:
@@ -227,13 +222,11 @@ class RingRegistry:
         entry.mapped = entry.mapped or in_use or entry.ring.begun
         if session.live:
             return
-        if not entry.read and not session.closed and not in_use and self._was_used(entry):
+        was_used = entry.mapped or self._clock() - entry.since_s > LOCK_TIMEOUT_S
+        if was_used and not entry.read and not session.closed and not in_use:
             self._read_remains(entry)
         if session.idle and (entry.read or session.closed):
             self._drop(entry)
-
-    def _was_used(self, entry: _SessionRingEntry) -> bool:
-        return entry.mapped or self._clock() - entry.since_s > LOCK_TIMEOUT_S
 
     def _read_remains(self, entry: _SessionRingEntry) -> None:
         session = entry.session

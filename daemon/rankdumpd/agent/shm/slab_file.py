@@ -1,11 +1,11 @@
-"""The file of one slab: made, read, watched and removed, and slabs that are being made, each in a
-thread of its own. It knows nothing of the content.
+"""The file of one slab: made, read, checked for use and removed, and slabs that are being made,
+each in a thread of its own. The content is opaque here.
 
-A rank may write into the file, so it may also truncate it, and touching memory behind the end of
-a file is fatal to a process (SIGBUS). Seals would forbid that, but exist only for files without
-a name, which cannot go through a bind mount. So this side maps nothing: what it reads it copies
-by `pread`, which merely comes back short, and what is known of a copy stays true of it. Touching
-every page of a slab may take longer than a rank waits for an answer.
+A rank may write to the file, so it may also truncate it, and touching memory behind the end of a
+file is fatal to a process (SIGBUS). Seals would forbid that, but exist only for files without a
+name, which cannot be bind-mounted. So the agent maps nothing: it copies by `pread`, which merely
+returns less, and a copy does not change after it was checked. Touching every page of a slab may
+take longer than a rank waits for an answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SLAB_FILE_MODE = 0o660
 UNFINISHED_SUFFIX = ".new"
 """End of the name of a slab that is being made."""
 _BLOCK = bytes(4 << 20)
-# struct flock of a 64-bit Linux: type, whence, start, length, pid, and room the kernel reads.
+# struct flock of 64-bit Linux: type, whence, start, length, pid, padding.
 _FLOCK = struct.Struct("hhqqi4x")
 _NUMBER = struct.Struct("=Q")
 
@@ -47,24 +47,22 @@ class SlabFile:
 
     @property
     def place(self) -> SlabPlace:
-        """Where a rank finds it."""
+        """Path and length, for the rank."""
         return SlabPlace(str(self.path), self.length)
 
     def check(self) -> None:
         """Raise CorruptedError when the file has changed its size, or is closed."""
-        found = os.fstat(self._opened).st_size
+        found = os.fstat(self._opened.number).st_size
         if found != self.length:
             raise CorruptedError(f"slab {self.path} of {self.length} bytes now has {found}")
 
     def read(self, offset: int, length: int) -> memoryview:
         """Return a copy of a range; CorruptedError when the file is too short."""
-        return read_bytes_at(self._opened, offset, length)
+        return read_bytes_at(self._opened.number, offset, length)
 
     def elements_at(self, offset: int, length: int) -> DeferredElements:
         """Return a range that is copied later."""
-        if self._file is None:
-            raise self._make_closed_error()
-        return DeferredElements(self._file, offset, length)
+        return DeferredElements(self._opened, offset, length)
 
     def read_number(self, offset: int) -> int:
         """Return a number that the rank may be changing."""
@@ -76,13 +74,13 @@ class SlabFile:
 
     def write_number(self, offset: int, value: int) -> None:
         """Change a number."""
-        os.pwrite(self._opened, _NUMBER.pack(value), offset)
+        os.pwrite(self._opened.number, _NUMBER.pack(value), offset)
 
     def in_use(self) -> bool:
-        """Return whether a process that maps it lives: it holds the lock of the whole file."""
+        """Return whether a live process maps it, and so has a lock on the whole file."""
         if self._file is None:
             return False
-        # Asked for this open file and not for this process, whose own ranks count as well.
+        # A lock of the open file, not of the process, so that ranks in this process count.
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         answer = fcntl.fcntl(self._file.number, fcntl.F_OFD_GETLK, asked)
         return _FLOCK.unpack(answer)[0] != fcntl.F_UNLCK
@@ -98,7 +96,7 @@ class SlabFile:
         mine = os.fstat(self._file.number)
         try:
             found = self.path.lstat()
-            # Another slab of the session may stand there by now.
+            # The path may belong to another slab of the session by now.
             if (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino):
                 self.path.unlink()
         except FileNotFoundError:
@@ -106,23 +104,20 @@ class SlabFile:
         self.close()
 
     @property
-    def _opened(self) -> int:
+    def _opened(self) -> FileDescriptor:
         if self._file is None:
-            raise self._make_closed_error()
-        return self._file.number
-
-    def _make_closed_error(self) -> CorruptedError:
-        return CorruptedError(f"slab {self.path} is closed")
+            raise CorruptedError(f"slab {self.path} is closed")
+        return self._file
 
 
 def make_slab(
     path: Path, length: int, *, group: int, stopping: Callable[[], bool] = lambda: False
 ) -> SlabFile:
-    """Make an empty slab in the place of any other; OSError when there is no room for it, or when
-    `stopping` says that nobody needs it any more.
+    """Make an empty slab in the place of any other; OSError when there is no space for it, or when
+    `stopping` returns true.
 
-    Every page is touched here: the first touch costs far more than a copy. It has its name when
-    all of it is there.
+    Every page is touched here: the first touch costs far more than a copy. The file gets its name
+    when it is complete.
     """
     unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}{UNFINISHED_SUFFIX}")
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -134,7 +129,7 @@ def make_slab(
                 raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
             os.pwrite(descriptor, memoryview(_BLOCK)[: length - offset], offset)
         os.pwrite(descriptor, make_slab_header(length), 0)
-        # Nobody else may write before it is a slab.
+        # No other process may write before it is a slab.
         os.fchown(descriptor, -1, group)
         os.fchmod(descriptor, SLAB_FILE_MODE)
         unfinished.rename(path)
@@ -180,9 +175,9 @@ class SlabMaker:
         self._slabs: dict[str, _PendingSlab] = {}
 
     def sessions(self) -> list[str]:
-        """Return those whose slab is being made, or waits to be asked for."""
+        """Return the sessions whose slab is being made or not fetched yet."""
         with self._lock:
-            return [who for who, pending in self._slabs.items() if pending.wanted]
+            return [name for name, pending in self._slabs.items() if pending.wanted]
 
     def wait_for_slab(
         self,

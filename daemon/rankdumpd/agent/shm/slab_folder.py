@@ -1,5 +1,5 @@
 """The folder of an agent's slabs, locked by that agent, and the shares of its memory: queue, slabs
-and sessions. It knows neither sessions nor frames.
+and sessions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 def find_slab_folder(runtime_dir: str, socket: Path | None) -> Path | None:
     """Return the folder of an agent's slabs; None when it listens on no socket of this host.
 
-    Without a setting it stands beside the socket: one bind mount shows a container both.
+    Without a setting it is beside the socket, so that one bind mount gives a container both.
     """
     if socket is None:
         return None
@@ -49,21 +49,21 @@ def find_slab_folder(runtime_dir: str, socket: Path | None) -> Path | None:
 
 
 def make_slab_name(session_id: str, secret_hash: str) -> str:
-    """Return the name of a session's slab: who is of the group, but not that rank, has to guess it.
+    """Return the name of a session's slab, which other members of the group would have to guess.
 
-    The hash is that of the session's secret, in hexadecimal; empty for a session without one.
+    `secret_hash` is that of the session's secret, in hexadecimal; empty for a session without one.
     """
-    guessed = f".{secret_hash[:_HASH_CHARACTERS]}" if secret_hash else ""
-    return f"{session_id}{guessed}{SLAB_SUFFIX}"
+    hashed = f".{secret_hash[:_HASH_CHARACTERS]}" if secret_hash else ""
+    return f"{session_id}{hashed}{SLAB_SUFFIX}"
 
 
 def parse_session_id(name: str) -> str:
-    """Return the session whose slab has a name."""
+    """Return the session of a slab by its name."""
     return name.partition(".")[0]
 
 
 def is_in_memory(folder: Path, mounts: str) -> bool:
-    """Return whether a folder stands on a file system without a disk, given mountinfo's text."""
+    """Return whether a folder is on a file system in memory, given mountinfo's text."""
     kind, longest = "", -1
     for line in mounts.splitlines():
         left, _, right = line.partition(" - ")
@@ -266,10 +266,10 @@ class SlabFolder:
         make_group_folder(folder.parent, self._group)
         # Another session may make it at the same time.
         folder.mkdir(parents=True, mode=SLAB_FOLDER_MODE, exist_ok=True)
-        facts = folder.lstat()
-        if facts.st_uid not in (0, os.geteuid()):
-            raise PermissionError(f"{folder} belongs to user {facts.st_uid}")
-        if stat.S_IMODE(facts.st_mode) != SLAB_FOLDER_MODE:
+        status = folder.lstat()
+        if status.st_uid not in (0, os.geteuid()):
+            raise PermissionError(f"{folder} belongs to user {status.st_uid}")
+        if stat.S_IMODE(status.st_mode) != SLAB_FOLDER_MODE:
             os.chown(folder, -1, self._group)
             folder.chmod(SLAB_FOLDER_MODE)
 

@@ -1,8 +1,8 @@
-"""Folders below one root, each held by a descriptor, so that no link leads a file elsewhere.
+"""Folders below one root, each accessed by a descriptor, so that no link redirects a file.
 
-A path is looked up anew by every call that names it, and a link may have been put into it since
-the last one. So a folder is entered name by name, where no link is followed, and what is done in
-it is done through its descriptor.
+The kernel resolves a path in every call, and somebody may have put a link into it since the last
+one. So a folder is opened name by name without following links, and its items are accessed
+through its descriptor.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rankdumpd.agent.records import FileDescriptor
 MAX_OPEN_FOLDERS = 256
 _ENTER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# No plan asks for it, and a process may not mask any bit of it: whoever finds a folder of this
-# mode knows that its maker was killed before it had the mode of the tree.
+# No plan has this mode, and no umask removes a bit of it: a folder of this mode was made by a
+# process that was killed before it set the mode of the tree.
 _UNFINISHED_MODE = stat.S_ISVTX | stat.S_IRWXU
 _MAX_SYNCED = 4096
 
@@ -33,14 +33,14 @@ class OutsideRootError(OSError):
 
 
 class _OpenFolder(NamedTuple):
-    """A folder that was entered."""
+    """An open folder with its device and inode."""
 
     folder: FileDescriptor
     identity: tuple[int, int]
 
 
 class OpenFolderCache:
-    """The folders that a process entered last; safe to use from several threads."""
+    """The folders that a process opened last; safe to use from several threads."""
 
     def __init__(self, max_folders: int = MAX_OPEN_FOLDERS) -> None:
         self._max_folders = max_folders
@@ -48,7 +48,7 @@ class OpenFolderCache:
         self._held: OrderedDict[tuple[str, str], _OpenFolder] = OrderedDict()
 
     def find(self, root: str, folder: str) -> FileDescriptor | None:
-        """Return a folder below a root that still stands where it was entered."""
+        """Return an open folder below a root, unless its path leads to another one by now."""
         key = root, folder
         with self._lock:
             held = self._held.get(key)
@@ -56,20 +56,20 @@ class OpenFolderCache:
                 return None
             self._held.move_to_end(key)
         try:
-            facts = os.lstat(f"{root}/{folder}")
+            status = os.lstat(f"{root}/{folder}")
         except OSError:
-            facts = None
-        if facts is not None and (facts.st_dev, facts.st_ino) == held.identity:
+            status = None
+        if status is not None and (status.st_dev, status.st_ino) == held.identity:
             return held.folder
         with self._lock:
             self._held.pop(key, None)
         return None
 
     def hold(self, root: str, folder: str, opened: FileDescriptor) -> None:
-        """Keep a folder; the one that was not used for longest is let go of."""
-        facts = os.fstat(opened.number)
+        """Keep a folder; the one that was not used for longest is removed."""
+        status = os.fstat(opened.number)
         with self._lock:
-            self._held[root, folder] = _OpenFolder(opened, (facts.st_dev, facts.st_ino))
+            self._held[root, folder] = _OpenFolder(opened, (status.st_dev, status.st_ino))
             self._held.move_to_end((root, folder))
             if len(self._held) > self._max_folders:
                 self._held.popitem(last=False)
@@ -79,20 +79,20 @@ _OPEN_FOLDERS = OpenFolderCache()
 
 
 class TreeFolders:
-    """What stands below one root; the root itself may be reached through links."""
+    """Folders below one root; the path of the root itself may contain links."""
 
     def __init__(
         self, root: Path, *, mode: int, synced: bool, held: OpenFolderCache = _OPEN_FOLDERS
     ) -> None:
-        """Folders that are made get this mode, whatever the process masks."""
+        """New folders get this mode, whatever the umask of the process."""
         self._root, self._mode, self._synced, self._held = str(root), mode, synced, held
         self._synced_folders: dict[str, None] = {}
 
     def open(self, folder: str, *, make: bool = False) -> FileDescriptor:
-        """Return a folder, which stays open while anybody has it; FileNotFoundError, if it is not
-        to be made, or OutsideRootError.
+        """Return a folder, which stays open while it is referenced.
 
-        In a synced tree its name and those above it survive a power loss from now on.
+        FileNotFoundError when it does not exist, unless `make` is set; OutsideRootError. In a
+        synced tree its name and those above it survive a power loss from now on.
         """
         if not self._synced or folder in self._synced_folders:
             found = self._held.find(self._root, folder)
@@ -107,7 +107,7 @@ class TreeFolders:
             parent = self.open(above, make=make)
             opened = self._open_below(parent, name, make)
             if self._synced:
-                # Whoever made it: that one may have been killed before its name was safe.
+                # Also when it existed: its maker may have been killed before the sync.
                 sync_folder(parent)
         self._held.hold(self._root, folder, opened)
         if self._synced:
@@ -135,9 +135,9 @@ class TreeFolders:
                 message = f"a symbolic link is in the place of a folder below {self._root}"
                 raise OutsideRootError(errno.EXDEV, message, name) from None
             raise
-        facts = os.fstat(opened.number)
-        unfinished = stat.S_IMODE(facts.st_mode) & ~stat.S_ISGID == _UNFINISHED_MODE
-        if unfinished and facts.st_uid == os.geteuid() and self._mode != _UNFINISHED_MODE:
+        status = os.fstat(opened.number)
+        unfinished = stat.S_IMODE(status.st_mode) & ~stat.S_ISGID == _UNFINISHED_MODE
+        if unfinished and status.st_uid == os.geteuid() and self._mode != _UNFINISHED_MODE:
             number = os.open(name, LIST_FLAGS | follow, dir_fd=parent)
             try:
                 os.fchmod(number, self._mode)
@@ -154,7 +154,7 @@ class TreeFolders:
         missing = [Path(self._root)]
         while not missing[-1].parent.is_dir():
             missing.append(missing[-1].parent)
-        # The first that is there may be one that an earlier process did not finish.
+        # An earlier process may not have set the mode of the first folder that exists.
         self._enter(str(missing[-1].parent))
         for folder in reversed(missing):
             with contextlib.suppress(FileExistsError):
@@ -167,7 +167,7 @@ class TreeFolders:
             try:
                 sync_folder(FileDescriptor(os.open(folder, _ENTER_FLAGS)))
             except PermissionError:
-                # Where this process may not look it cannot have made anything.
+                # Where this process may not read, it cannot have made anything.
                 return
 
 

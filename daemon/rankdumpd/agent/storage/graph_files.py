@@ -1,8 +1,8 @@
 """Graph files that MindSpore's tools read: parts joined to a graph, `.ir` text and the `.pb` model.
 Pure.
 
-Sources: MindSpore 2.3, Dump guide; MindInsight and the offline debugger as readers; files of
-MindSpore 2.0 and 2.7. In a model, nodes are called `1`, `2`, ... and know their scope name as
+Sources: MindSpore 2.3 Dump guide; MindInsight and the offline debugger as readers; files of
+MindSpore 2.0 and 2.7. In a model, nodes are called `1`, `2`, ... and have their scope name in
 `full_name`; an input names a node or a parameter.
 """
 
@@ -25,14 +25,14 @@ EdgeSource: TypeAlias = "int | str"
 
 @dataclass(frozen=True, slots=True)
 class LinkedGraph:
-    """A graph whose inputs all have a source."""
+    """A graph with the source of every input."""
 
     number: int
     nodes: tuple[GraphNode, ...]
     inputs: tuple[tuple[EdgeSource, ...], ...]
-    """For each node the source of each input."""
+    """Sources of the inputs of each node."""
     parameters: dict[str, TensorType | None]
-    """By name; None for what came from outside, of which nobody told the type."""
+    """By name; None for a value from outside whose type is not known."""
 
     @property
     def ends(self) -> list[int]:
@@ -41,7 +41,7 @@ class LinkedGraph:
         return [index for index in range(len(self.nodes)) if index not in read]
 
     def types_of(self, source: EdgeSource) -> tuple[TensorType, ...]:
-        """Return what a source gives; nothing when that is not known."""
+        """Return the types of a source's outputs; none when they are not known."""
         if isinstance(source, int):
             return self.nodes[source].outputs
         kind = self.parameters[source]
@@ -51,8 +51,8 @@ class LinkedGraph:
 def link_graph(graph: OperatorGraph) -> LinkedGraph:
     """Return the graph with its edges.
 
-    MindSpore calls what the network itself is given a parameter too, and so does this: slots keep
-    their numbers.
+    Inputs of the network become parameters, as in MindSpore's files, so that slots keep their
+    numbers.
     """
     index = {node.name: at for at, node in enumerate(graph.nodes)}
     parameters: dict[str, TensorType | None] = {}
@@ -106,7 +106,7 @@ _ELEMENT_TYPES = {
 
 
 def find_element_type(dtype: str) -> GraphElementType:
-    """Return MindSpore's word and number; a type it has no number for keeps its own name."""
+    """Return MindSpore's name and number; a type without a number keeps its own name."""
     return _ELEMENT_TYPES.get(dtype) or GraphElementType(
         sanitize_line(dtype), model_pb2.DT_UNDEFINED
     )
@@ -118,7 +118,7 @@ def format_graph_shape(kind: TensorType) -> str:
 
 
 def render_ir(graph: LinkedGraph, name: str) -> str:
-    """Return the whole file."""
+    """Return the text of an `.ir` file."""
     places = {parameter: at + 1 for at, parameter in enumerate(graph.parameters)}
     lines = [
         f"# IR entry: @{name}",
@@ -143,9 +143,9 @@ def render_ir(graph: LinkedGraph, name: str) -> str:
 def _render_node(graph: LinkedGraph, at: int, places: Mapping[str, int]) -> Iterator[str]:
     node, sources = graph.nodes[at], graph.inputs[at]
     inputs = ", ".join(_format_reference(source, places) for source in sources)
-    given = ", ".join(_format_types(graph.types_of(source)) for source in sources)
+    types = ", ".join(_format_types(graph.types_of(source)) for source in sources)
     yield f"  %{at}(CNode_{at}) = {sanitize_line(node.op_type)}({inputs}){_format_attributes(node)}"
-    yield f"      : ({given}) -> ({_format_types(node.outputs)})"
+    yield f"      : ({types}) -> ({_format_types(node.outputs)})"
     yield f"      # Fullname with scope: ({sanitize_line(node.name)})"
     for line in format_stack(node.source):
         yield f"      {line}"
@@ -186,7 +186,7 @@ _IR_VERSION = 1
 
 
 def render_model(graph: LinkedGraph, name: str) -> bytes:
-    """Return the whole file."""
+    """Return the bytes of a `.pb` file."""
     body = model_pb2.GraphProto(
         name=name,
         root_name=str(graph.number),
@@ -216,17 +216,17 @@ def _make_node(number: int, node: GraphNode, sources: Sequence[EdgeSource]) -> m
         scope=full_name.rpartition("/")[0],
         full_name=full_name,
         input=[
-            model_pb2.InputProto(name=_make_input_name(source), type=edge) for source in sources
+            model_pb2.InputProto(
+                name=str(source + 1) if isinstance(source, int) else sanitize_line(source),
+                type=edge,
+            )
+            for source in sources
         ],
         attribute=[_make_attribute(key, text) for key, text in sorted(node.attributes.items())],
         output_type=_make_type(node.outputs),
         # The innermost line first, as in MindSpore's own files.
         source_address="".join(f"      {line}\n" for line in reversed(format_stack(node.source))),
     )
-
-
-def _make_input_name(source: EdgeSource) -> str:
-    return str(source + 1) if isinstance(source, int) else sanitize_line(source)
 
 
 def _make_attribute(key: str, text: str) -> model_pb2.AttributeProto:
@@ -256,31 +256,27 @@ def _make_tensor_type(kind: TensorType | None) -> model_pb2.TypeProto:
 
 def render_graph(graph: OperatorGraph, profile: Profile) -> dict[str, bytes]:
     """Return the bytes of a graph's files by name."""
-    name = _graph_name(graph.number, profile)
+    # With short names MindInsight takes the graph's number from the text after the last `_`.
+    name = f"kernel_graph{'_' if profile.short_names else ''}{graph.number}"
     file = f"ms_output_trace_code_graph_{graph.number}"
-    found = link_graph(graph)
+    linked = link_graph(graph)
     return {
-        f"{file}.ir": render_ir(found, name).encode(),
-        f"{file}.pb": render_model(found, name),
+        f"{file}.ir": render_ir(linked, name).encode(),
+        f"{file}.pb": render_model(linked, name),
     }
 
 
-def _graph_name(number: int, profile: Profile) -> str:
-    # MindInsight of the old names takes the graph's number from what follows the last `_`.
-    return f"kernel_graph_{number}" if profile.short_names else f"kernel_graph{number}"
-
-
 class GraphAssembler:
-    """The parts of one session that wait for their last; not for several threads."""
+    """Graphs of one session whose last part is missing; not for several threads."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, OperatorGraph] = {}
         self._frame_ids: dict[int, list[FrameId]] = {}
 
     def add_part(self, frame_id: FrameId, part: GraphPart) -> OperatorGraph | None:
-        """Keep a part; return the graph with all of its nodes when it was the last.
+        """Add a part; return the complete graph when it was the last one.
 
-        A first part begins the graph anew: it is described again once it has grown.
+        A first part begins the graph anew: a graph that has grown is sent again.
         """
         number = part.graph.number
         begun = None if part.first else self._waiting.get(number)
@@ -290,7 +286,7 @@ class GraphAssembler:
         return self._waiting.pop(number) if part.last else None
 
     def forget_graph(self, number: int) -> list[FrameId]:
-        """Forget the parts of a graph that is in the tree; return their tickets."""
+        """Forget the parts of a graph whose files are written; return their frame ids."""
         return self._frame_ids.pop(number, [])
 
 

@@ -1,6 +1,5 @@
 """Files beside the tensors of a rank: configuration, graphs, execution order, kernel arguments,
-call stacks, and last the manifest. A stack file is valid after every addition. It reads no
-tensors.
+call stacks and, written last, the manifest. A stack file is valid JSON after every addition.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _DEBUG_MODES = {"always": 0, "overflow": 3, "exception": 4}
 
 
 def render_configuration(plan: DumpPlan, device: int) -> bytes:
-    """Return the file's bytes; a plan for every device names the one it was found on."""
+    """Return a plan as a `data_dump.json`; a plan for all devices gets the given one."""
     body = {
         "common_dump_settings": _make_common_settings(plan, device),
         "e2e_dump_settings": _make_e2e_settings(plan),
@@ -57,7 +56,7 @@ def _make_common_settings(plan: DumpPlan, device: int) -> dict[str, object]:
         "initial_iteration": selection.initial_iteration,
     }
     if selection.trigger == "overflow":
-        # With any other mode MindSpore refuses the key itself.
+        # With any other mode MindSpore rejects the key.
         common["overflow_number"] = selection.overflow_limit
     return common
 
@@ -98,17 +97,17 @@ def _list_kernels(selection: TensorSelection) -> list[str]:
 ORDER_HEADER = "NodeExecutionOrder-FullNameWithScope"
 _CONFIGURATION_FILE = "data_dump.json"
 _SOURCE_FILES = {"acl": "acl.json"}
-"""What a dialect calls its file."""
+"""Name of the configuration file of a dialect, where it is another one."""
 _DEVICE_TARGETS = ("Ascend", "GPU", "CPU")
 
 
 def write_rank_metadata(
     tree: DumpTree, request: SessionRequest, plan: DumpPlan, profile: Profile
 ) -> None:
-    """Write a rank's configuration and its `config.json`, unless they are there.
+    """Write a rank's configuration and its `config.json`, unless they exist.
 
-    MindInsight passes over a rank without either: a plan that came without a `data_dump.json`
-    becomes one. The file of another dialect stands beside it, under its own name.
+    MindInsight ignores a rank without either, so a `data_dump.json` is written for every plan.
+    The configuration of another dialect is written beside it, under its own name.
     """
     folder = f"{layout.make_rank_folder(request.rank)}/{layout.METADATA_FOLDER}"
     target = request.device_target if request.device_target in _DEVICE_TARGETS else "CPU"
@@ -136,7 +135,7 @@ def write_program_order(tree: DumpTree, rank: int, orders: Mapping[int, Sequence
 def append_iteration(
     tree: DumpTree, rank: int, graphs: Iterable[int], iteration: int, *, repeated: bool
 ) -> None:
-    """Add the iteration to each graph's list; when repeated, only where it is not the last."""
+    """Append the iteration to each graph's list; when repeated, only where it is not the last."""
     folder = _order_folder(rank)
     for graph in sorted(graphs):
         name = f"ms_global_execution_order_graph_{graph}.csv"
@@ -146,7 +145,7 @@ def append_iteration(
 
 
 def write_graph(tree: DumpTree, rank: int, files: Mapping[str, bytes]) -> None:
-    """Write the files of a graph by name; those of an earlier description are replaced."""
+    """Write the files of a graph by name; they replace those of an earlier description."""
     folder = f"{layout.make_rank_folder(rank)}/{layout.GRAPH_FOLDER}"
     for name, data in files.items():
         tree.put(folder, name, (data,), mark=name)
@@ -155,12 +154,10 @@ def write_graph(tree: DumpTree, rank: int, files: Mapping[str, bytes]) -> None:
 def write_arguments(
     tree: DumpTree, arguments: KernelArguments, *, folder_of: Callable[[int], str], mark: str
 ) -> list[str]:
-    """Write what operators were configured with; return those whose file name is too long.
+    """Write the arguments of operators; return the operators whose file name is too long.
 
-    `make_iteration_folder` gives the folder of a graph's tensors.
-
-    Source: MindSpore 2.3 Dump guide, `save_kernel_args`. These names are never mapped to shorter
-    ones.
+    `folder_of` returns the folder of a graph's tensors. Source: MindSpore 2.3 Dump guide,
+    `save_kernel_args`; these names are not mapped to shorter ones.
     """
     too_long: list[str] = []
     for each in arguments.operators:
@@ -174,7 +171,7 @@ def write_arguments(
 
 
 def write_manifest(tree: DumpTree, rank_folder: str, manifest: Manifest) -> None:
-    """Write the manifest of an iteration: from now on it counts as complete."""
+    """Write the manifest of an iteration, which counts as complete from now on."""
     status = manifest.status
     name = make_manifest_name(status.iteration, status.session_id)
     tree.put(f"{rank_folder}/{layout.MANIFEST_FOLDER}", name, (manifest.to_json(),), mark=name)
@@ -185,7 +182,7 @@ def _order_folder(rank: int) -> str:
 
 
 _CLOSING_BYTES = b"\n}"
-# The end of an entry whose stack has lines, or of one that has none.
+# The end of an entry whose stack has lines, or of one without lines.
 _ENTRY_END = re.compile(rb'\n    (?:\]|"[^\n]*": \[\])(?=,?(?:\n|\Z))')
 _LOOK_BACK_BYTES = 1 << 16
 
@@ -193,19 +190,19 @@ _LOOK_BACK_BYTES = 1 << 16
 class CallStackFile:
     """The stack file of one session's rank; not for several threads.
 
-    Its closing brace is written over, and the file is never read as a whole but for the keys that
-    are there: once by each process, and for what may have been added before a crash.
+    New entries overwrite the closing brace. The file is read only for its keys: once by each
+    process, and for entries that may have been added before a crash.
     """
 
     def __init__(self, tree: DumpTree, place: FilePlace, framework: str) -> None:
         self._tree, self._place, self._framework = tree, place, framework
         self._modules: set[str] | None = None
-        """Keys of modules that are there: those come again with every call."""
+        """Keys of modules in the file: they are sent again with every call."""
 
     def add(self, stacks: CallStacks, *, again: bool) -> None:
-        """Add calls that are not there; with `again` each may have been added before.
+        """Add calls that are not in the file; with `again` each may have been added before.
 
-        After an OSError none of them is there.
+        After an OSError none of them is in it.
         """
         keys = [make_stack_key(self._framework, name) for name in stacks.calls]
         known = self._find_known(set(keys), again=again)
@@ -222,16 +219,16 @@ class CallStackFile:
         self._modules = {key for key in known if is_module_key(key)}
 
     def _find_known(self, keys: set[str], *, again: bool) -> set[str]:
-        """Return the keys of modules that are there, and those of `keys` where that can be."""
+        """Return the keys of modules in the file and, with `again`, those of `keys` in it."""
         if self._modules is not None and not again:
             return set(self._modules)
         folder, name = self._place.folder, self._place.name
         if not self._tree.has(folder, name):
             return set()
-        # The first line of an entry says nothing where a crash left no more of it.
+        # A crash may have left only the first line of an entry, which does not count.
         self._tree.change(folder, name, _repair_end)
-        there = map(read_stack_key, self._tree.each_line(folder, name))
-        return {key for key in there if is_module_key(key) or (again and key in keys)}
+        found = map(read_stack_key, self._tree.each_line(folder, name))
+        return {key for key in found if is_module_key(key) or (again and key in keys)}
 
     def _extend(self, file: int, data: bytes) -> None:
         end = _find_entries_end(file)
@@ -258,7 +255,7 @@ def _write_at(file: int, data: bytes, start: int) -> None:
 
 
 def _find_entries_end(file: int) -> int:
-    """Return where the last whole entry ends; 0 when there is none."""
+    """Return the position after the last complete entry; 0 when there is none."""
     size = os.fstat(file).st_size
     tail = os.pread(file, len(_CLOSING_BYTES) + 6, max(0, size - len(_CLOSING_BYTES) - 6))
     if tail.endswith(b"\n    ]" + _CLOSING_BYTES):

@@ -1,9 +1,9 @@
-"""Forms of a record's file: digest and statistics of its elements, npy files, `bin` files with
+"""File formats of a record: digest and statistics of its elements, npy files, `bin` files with
 their header, and the join of an operator's `bin` files to one.
 
-Encoding is pure. A join copies elements as they lie on the disk, packed or not; a crash between
-any two steps leaves the operator's file whole or its tensors' files whole, and a repetition ends
-the same.
+Encoding is pure. A join copies elements as stored, compressed or not; a crash between any two
+steps leaves the operator's file or its tensors' files complete, and a repetition has the same
+result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rankdumpd.agent.records import (
 from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
 
 MAX_SLOTS = 1 << 14
-"""A header says something of every slot below the last one."""
+"""A header has an item for every slot below the last one."""
 _MAX_REMEMBERED_SLOTS = 1 << 8
 # Some 5 MB, of the 100 that an idle agent may take.
 _MAX_REMEMBERED_HEADERS = 1 << 13
@@ -46,21 +46,19 @@ _Part = TypeVar("_Part", OpInput, OpOutput)
 def make_bin_header(
     op_name: str, timestamp_us: int, tensors: Sequence[BinTensor], layout: Layout
 ) -> bytes:
-    """Return the length and the header; slots below a tensor's that have none are placeholders."""
-    one = len(tensors) == 1 and tensors[0].slot < _MAX_REMEMBERED_SLOTS
-    what = (
-        _describe_one_tensor(op_name, tensors[0], layout)
-        if one
-        else _describe_tensors(op_name, tensors, layout)
-    )
-    # Messages one behind the other are one message, and these fields come first.
-    body = serialize_bin_header(DumpData(dump_time=timestamp_us)) + what
+    """Return the length and the header; lower slots without a tensor get placeholders."""
+    if len(tensors) == 1 and tensors[0].slot < _MAX_REMEMBERED_SLOTS:
+        described = _describe_one_tensor(op_name, tensors[0], layout)
+    else:
+        described = _describe_tensors(op_name, tensors, layout)
+    # Concatenated protobuf messages are one message, and these fields come first.
+    body = serialize_bin_header(DumpData(dump_time=timestamp_us)) + described
     return len(body).to_bytes(HEADER_LENGTH_BYTES, "little") + body
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED_HEADERS)
 def _describe_one_tensor(op_name: str, tensor: BinTensor, layout: Layout) -> bytes:
-    """Return what is the same about a tensor in every iteration."""
+    """Return the part of a header that is the same in every iteration."""
     return _describe_tensors(op_name, (tensor,), layout)
 
 
@@ -81,9 +79,10 @@ def _make_parts(
     kind: type[_Part], tensors: dict[int, BinTensor], layout: Layout
 ) -> tuple[_Part, ...]:
     slots = range(max(tensors, default=-1) + 1)
-    nothing = kind()
+    placeholder = kind()
     return tuple(
-        _make_part(kind, tensors[slot], layout) if slot in tensors else nothing for slot in slots
+        _make_part(kind, tensors[slot], layout) if slot in tensors else placeholder
+        for slot in slots
     )
 
 
@@ -105,26 +104,22 @@ def examine_record(
     *,
     exact: bool = False,
 ) -> ExaminedRecord:
-    """Return what a parcel's elements say: their digest, and the figures that `items` names.
+    """Return a record with the digest of its elements and the statistics named by `items`.
 
-    `items` is None for no figures; with `exact` these have all their digits.
+    `items` is None for no statistics; with `exact` they have all their digits.
     """
     digest = xxhash.xxh3_128_hexdigest(data)
-    return ExaminedRecord(
-        received.frame_id,
-        received.head,
-        digest,
-        _compute_statistics(received.head, data, items, exact),
-    )
+    computed = _compute_statistics(received.head, data, items, exact)
+    return ExaminedRecord(received.frame_id, received.head, digest, computed)
 
 
 def is_corrupted(received: ReceivedRecord, record: ExaminedRecord) -> bool:
-    """Return whether the elements are not those that the rank sent; `record` is they, examined."""
+    """Return whether the elements of an examined record are not those that the rank sent."""
     return bool(received.checksum) and received.checksum.hex() != record.digest
 
 
 def encode_npy(record: ExaminedRecord, data: memoryview, codec: FileCodec) -> EncodedRecord:
-    """Return a record with its elements as an npy file, packed where the codec makes it smaller.
+    """Return a record as an npy file, compressed where that makes it smaller.
 
     Safe to call from several threads.
     """
@@ -139,7 +134,7 @@ def encode_npy(record: ExaminedRecord, data: memoryview, codec: FileCodec) -> En
 def encode_bin(
     record: ExaminedRecord, data: memoryview, codec: FileCodec, layout: Layout
 ) -> EncodedRecord:
-    """Return a record as a `bin` file of its own: its elements as the framework held them."""
+    """Return a record as a `bin` file of its own, with its elements as the framework had them."""
     kind = record.head.kind
     tensor = BinTensor(kind.side, kind.slot, kind.dtype, kind.shape, kind.byte_count)
     header = make_bin_header(kind.op_name, record.head.timestamp_us, (tensor,), layout)
@@ -159,7 +154,7 @@ def _compute_statistics(
 
 
 class BinFileJoiner:
-    """Joins tensors of one session; not for several threads."""
+    """Joins the `bin` files of operators of one session; not for several threads."""
 
     def __init__(
         self, tree: DumpTree, names: MappingFiles, codec: FileCodec, layout: Layout
@@ -168,9 +163,9 @@ class BinFileJoiner:
         self._codec, self._layout = codec, layout
 
     def join(self, members: Sequence[OperatorMember], *, mark: str) -> list[JoinedMember]:
-        """Write the file of an operator, or raise OSError and leave everything as it is.
+        """Write the file of an operator, or raise OSError and change nothing.
 
-        The tensors' own files stay until `remove`, but for that of the only one.
+        The tensors' own files stay until `remove`; the file of an only tensor is renamed.
         """
         first = members[0]
         if len({(each.tensor.side, each.tensor.slot) for each in members}) < len(members):
@@ -179,11 +174,17 @@ class BinFileJoiner:
         if len(members) == 1:
             self._tree.move(first.path, first.whole.name)
             return [JoinedMember(first.sequence, first.bytes_stored)]
-        ordered = sorted(members, key=_sort_key)
+        # Inputs first, by slot.
+        ordered = sorted(
+            members, key=lambda each: (each.tensor.side is TensorSide.OUTPUT, each.tensor.slot)
+        )
         tensors = [each.tensor for each in ordered]
         header = make_bin_header(first.op_name, first.timestamp_us, tensors, self._layout)
         head = b"".join(pack_parts(self._codec, (header,)).parts)
-        pieces = [_make_tail(each) for each in ordered]
+        pieces = [
+            FileTail(each.path, each.head_bytes, each.bytes_stored - each.head_bytes)
+            for each in ordered
+        ]
         self._tree.join(first.whole.folder, first.whole.name, head, pieces, mark=mark)
         shares = [piece.length for piece in pieces]
         shares[0] += len(head)
@@ -192,14 +193,5 @@ class BinFileJoiner:
         ]
 
     def remove(self, members: Iterable[OperatorMember]) -> None:
-        """Remove the own files of tensors that stand in their operators' files."""
+        """Remove the own files of tensors that are in their operators' files."""
         self._tree.remove(each.path for each in members if each.path != each.whole.path)
-
-
-def _sort_key(member: OperatorMember) -> tuple[bool, int]:
-    """Return what sorts tensors as their elements stand in a file: inputs first."""
-    return member.tensor.side is TensorSide.OUTPUT, member.tensor.slot
-
-
-def _make_tail(member: OperatorMember) -> FileTail:
-    return FileTail(member.path, member.head_bytes, member.bytes_stored - member.head_bytes)

@@ -1,9 +1,8 @@
 """Encoded records written to or linked in a dump tree, or dropped with a reason, and the index of
-duplicates by digest. It knows no gRPC.
+duplicates by digest.
 
-A record's line of its table is made here, spelt like its file, and written later, in order. The
-index forgets when it is full, and knows nothing of what an earlier process wrote: such a tensor
-is written once more.
+The table row of a record is formatted here and appended later, in order. The index removes its
+oldest files when it is full and is empty after a restart: such a tensor is written once more.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from rankdumpd.agent.storage.statistic_tables import TableFormat
 from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
 
 NAME_TAKEN = "name_taken"
-"""Another tensor of the dump has the name of its file."""
+"""Drop reason: another tensor of the dump has the same file name."""
 
 _REASONS = {
     errno.ENOSPC: "disk_full",
@@ -59,31 +58,31 @@ class RecordWriter:
         *,
         layout: Layout,
         context: TreeContext,
-        lines: TableFormat,
+        table_format: TableFormat,
         device_target: str,
     ) -> None:
         self._tree, self._names = tree, names
         self._layout, self._context, self._device_target = layout, context, device_target
-        self._lines = lines
+        self._table_format = table_format
         self._log = LogOnce(_logger)
 
     def write(self, encoded: EncodedRecord) -> RecordOutcome:
-        """Return the record stored under its place, or dropped with the disk's reason."""
+        """Write a record to its file; return it as stored, or as dropped with a reason."""
         record = encoded.record
-        key = self._key(record.head)
-        place = self._place(key, encoded)
+        key = self._make_key(record.head)
+        place = self._find_place(key, encoded)
         try:
             self._names.write_mapping(place)
             parts, mark = encoded.parts, _make_mark(record)
-            # What has the name already may be another tensor: no name says its session.
+            # An existing file may hold another tensor: file names contain no session.
             stamp = self._tree.put(place.folder, place.name, parts, mark=mark, replaces=False)
         except FileExistsError as error:
-            if not self._is_there(place, encoded):
+            if not self._is_written(place, encoded):
                 self._log_once(logging.ERROR, "has two tensors with one file name", error, record)
                 return make_drop_outcome(record.frame_id, record.head, NAME_TAKEN)
             stamp = None
         except OSError as error:
-            if not self._is_there(place, encoded):
+            if not self._is_written(place, encoded):
                 reason = find_write_reason(error)
                 self._log_once(
                     logging.ERROR, f"drops records for the reason {reason}", error, record
@@ -97,17 +96,17 @@ class RecordWriter:
             path=place.path,
             digest=record.digest,
             bytes_stored=sum(map(len, encoded.parts)),
-            row=self._lines.format_record(record, place),
+            row=self._table_format.format_record(record, place),
             original=None if stamp is None else OriginalFile(place.path, stamp),
-            membership=self._membership(key, encoded),
+            membership=self._make_membership(key, encoded),
         )
 
     def has(self, head: RecordHead) -> bool:
-        """Return whether something in the tree has the name of a record, in any form of it."""
-        key, context = self._key(head), self._context
+        """Return whether the tree has a file with the name of a record, with any suffix."""
+        key, context = self._make_key(head), self._context
         places = [
-            kind(key, context, suffix)
-            for kind in (self._layout.place_tensor, self._layout.place_member)
+            find_place(key, context, suffix)
+            for find_place in (self._layout.place_tensor, self._layout.place_member)
             for suffix in _SUFFIXES
         ]
         try:
@@ -116,11 +115,11 @@ class RecordWriter:
             return False
 
     def link(self, record: ExaminedRecord, original: OriginalFile) -> RecordOutcome | None:
-        """Return the record linked to a file with its bytes; None where the disk will not."""
-        key = self._key(record.head)
+        """Return the record linked to a file with its bytes; None where it cannot be linked."""
+        key = self._make_key(record.head)
         place = self._layout.place_tensor(key, self._context, select_codec(original.path).suffix)
         if place.path == original.path:
-            return None  # sent again: its own file is no other's
+            return None  # The record was resent, and this is its own file.
         try:
             self._names.write_mapping(place)
             self._tree.link(original, place.folder, place.name, mark=_make_mark(record))
@@ -137,22 +136,23 @@ class RecordWriter:
             RecordStatus.LINKED,
             path=place.path,
             digest=record.digest,
-            row=self._lines.format_record(record, place),
-            membership=self._membership(key),
+            row=self._table_format.format_record(record, place),
+            membership=self._make_membership(key),
         )
 
-    def _key(self, head: RecordHead) -> TensorKey:
-        """Return a record's key with what its names say of the tensor beside."""
+    def _make_key(self, head: RecordHead) -> TensorKey:
+        """Return the key of a record with the other values that its file name contains."""
         element = self._context.profile.make_element_token(head.kind.dtype, self._device_target)
         tensor_format = self._layout.tensor_format(head.kind.shape)
         argument = head.kind.argument if self._layout.api_files is not None else ""
         return head.key._replace(element=element, tensor_format=tensor_format, argument=argument)
 
-    def _place(self, key: TensorKey, encoded: EncodedRecord) -> FilePlace:
-        kind = self._layout.place_member if encoded.head_bytes else self._layout.place_tensor
-        return kind(key, self._context, encoded.suffix)
+    def _find_place(self, key: TensorKey, encoded: EncodedRecord) -> FilePlace:
+        layout = self._layout
+        find_place = layout.place_member if encoded.head_bytes else layout.place_tensor
+        return find_place(key, self._context, encoded.suffix)
 
-    def _membership(
+    def _make_membership(
         self, key: TensorKey, encoded: EncodedRecord | None = None
     ) -> OperatorMembership | None:
         if not self._layout.shares_timestamps:
@@ -163,8 +163,8 @@ class RecordWriter:
         whole = self._layout.place_operator(key, self._context, encoded.suffix)
         return OperatorMembership(member, whole, encoded.head_bytes)
 
-    def _is_there(self, place: FilePlace, encoded: EncodedRecord) -> bool:
-        """Return whether a file is just this record, sent again or marked once more."""
+    def _is_written(self, place: FilePlace, encoded: EncodedRecord) -> bool:
+        """Return whether a file holds exactly this record, which was resent then."""
         try:
             return self._tree.holds(place.folder, place.name, encoded.parts)
         except OSError:
@@ -181,21 +181,21 @@ def _make_mark(record: ExaminedRecord) -> str:
 
 
 def find_write_reason(error: OSError) -> str:
-    """Return the word under which a failed write is counted."""
+    """Return the drop reason of a failed write."""
     if isinstance(error, OutsideRootError):
         return "outside_root"
     return _REASONS.get(error.errno or 0, "write_error")
 
 
 MAX_ORIGINALS = 32_768
-"""Together 20 MB, of the 100 that an idle agent may take."""
+"""About 20 MB, of the 100 MB that an idle agent may occupy."""
 MIN_LINKED_BYTES = 4096
-"""Writing so little costs what a link does (15 us on tmpfs), and takes hardly any room."""
+"""Writing less costs as much as a link (15 us on tmpfs) and saves hardly any space."""
 _LOCK_COUNT = 1024
 
 
 class DuplicateIndex:
-    """Files that others may be linked to, of all trees; safe to use from several threads."""
+    """Files of all trees that records can be linked to; safe to use from several threads."""
 
     def __init__(self, max_files: int = MAX_ORIGINALS) -> None:
         self._max_files = max_files
@@ -216,13 +216,13 @@ class DuplicateIndex:
     ) -> RecordOutcome:
         """Return the record linked to an identical one of its kind, or written where there is none.
 
-        `kind` names the tree and how files are stored in it. `link` may answer None: not possible.
+        `kind` names the tree and how files are stored in it. `link` returns None where it fails.
         """
         if record.head.byte_count < MIN_LINKED_BYTES:
             return write()
         key = f"{record.digest} {record.head.kind.dtype} {record.head.kind.shape} {kind}"
-        # An input often follows the output it equals at once. Whoever waits here does so no
-        # longer than packing the same bytes again would take.
+        # An input often arrives right after the output that it equals. A thread waits here no
+        # longer than compressing the same bytes again would take.
         with self._key_locks[hash(key) % _LOCK_COUNT]:
             original = self._find(key)
             outcome = link(original) if original else None

@@ -1,5 +1,5 @@
-"""Storage of one session: tree, lock, writer, tables and stack file, set up as its plan says, and
-the function that stores a received record.
+"""Storage of one session: tree, lock, writer, tables and stack file, made from its plan, and the
+function that stores a received record.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rankdumpd.agent.storage.tree_lock import TreeLock, claim_tree_context
 
 @dataclass(frozen=True, slots=True)
 class SessionStorage:
-    """What turns records of one session into files."""
+    """The parts that write the records of one session to files."""
 
     layout: Layout
     context: TreeContext
@@ -47,26 +47,26 @@ class SessionStorage:
     lock: TreeLock
     writer: RecordWriter
     joiner: BinFileJoiner | None
-    """None where a tensor has a file of its own for ever."""
+    """None where every tensor keeps a file of its own."""
     tables: StatisticTables | None
-    """None when figures neither come nor are computed."""
-    lines: TableFormat
+    """None when statistics are neither sent nor computed."""
+    table_format: TableFormat
     stacks: CallStackFile | None
-    """None where no file says where calls came from."""
+    """None for a layout without a stack file."""
     statistic_count: int
-    """How many there are of a tensor that comes without its elements."""
+    """Statistics of a tensor that is sent without its elements."""
     elements: bool
-    """Tensors come with their elements."""
+    """Tensors are sent with their elements."""
     degrades: bool
-    """A tensor for which the rank had no room comes as figures all the same."""
+    """A tensor for which the rank has no memory is sent as statistics."""
     statistic_names: tuple[str, ...] | None
-    """Figures that are computed here; None when none are."""
+    """Statistics that the agent computes; None when it computes none."""
     synced: bool
-    """A record counts as safe once it would survive a power loss."""
+    """A record is acknowledged once it would survive a power loss."""
 
 
 def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStorage:
-    """Return the rooms of a session whose plan has been vetted."""
+    """Return the storage of a session whose plan has been checked."""
     output, content, delivery = plan.output, plan.content, plan.delivery
     layout = LAYOUTS[output.layout]
     codec, synced = get_codec(output.codec), delivery.durability == "synced"
@@ -75,16 +75,17 @@ def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStor
         output.root,
         file_mode=output.file_mode,
         folder_mode=output.folder_mode,
-        # As the real tool has it: only tensors are read-only.
+        # As troubleshooter writes them: only tensors are read-only.
         growing_mode=output.file_mode | stat.S_IWUSR if layout.api_files is not None else None,
         synced=synced,
     )
     context = TreeContext(output.root, request.device, output.started, PROFILES[output.profile])
     if layout.has_time_folder:
         context = claim_tree_context(tree, context, job_id=request.job_id, rank=request.rank)
-    lines = make_table_format(plan, layout, context, request.rank)
-    names = MappingFiles(tree)
-    target = request.device_target
+    table_format = make_table_format(plan, layout, context, request.rank)
+    names, tables = MappingFiles(tree), None
+    if content.has_tables or degrades:
+        tables = StatisticTables(tree, names, table_format.header, looks_back=False)
     return SessionStorage(
         layout=layout,
         context=context,
@@ -92,22 +93,23 @@ def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStor
         tree=tree,
         lock=TreeLock(tree),
         writer=RecordWriter(
-            tree, names, layout=layout, context=context, lines=lines, device_target=target
+            tree,
+            names,
+            layout=layout,
+            context=context,
+            table_format=table_format,
+            device_target=request.device_target,
         ),
         joiner=BinFileJoiner(tree, names, codec, layout) if output.file_format == "bin" else None,
-        tables=_make_tables(tree, names, lines) if content.has_tables or degrades else None,
-        lines=lines,
+        tables=tables,
+        table_format=table_format,
         stacks=_make_stack_file(tree, layout, request.rank),
-        statistic_count=len(lines.items),
+        statistic_count=len(table_format.items),
         elements=content.saved != "statistic",
         degrades=degrades,
-        statistic_names=lines.items if content.saved == "full" else None,
+        statistic_names=table_format.items if content.saved == "full" else None,
         synced=synced,
     )
-
-
-def _make_tables(tree: DumpTree, names: MappingFiles, lines: TableFormat) -> StatisticTables:
-    return StatisticTables(tree, names, lines.header, looks_back=False)
 
 
 def _make_stack_file(tree: DumpTree, layout: Layout, rank: int) -> CallStackFile | None:
@@ -120,7 +122,7 @@ def _make_stack_file(tree: DumpTree, layout: Layout, rank: int) -> CallStackFile
 def store_record(
     received: ReceivedRecord, storage: SessionStorage, originals: DuplicateIndex
 ) -> RecordOutcome:
-    """Return what became of a tensor of the session that has this outlet."""
+    """Store a received record of a session; return its outcome."""
     try:
         data = load_elements(received.data)
     except CorruptedError:

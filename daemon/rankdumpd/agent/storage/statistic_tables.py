@@ -1,5 +1,5 @@
-"""Tables of statistics: the form of a tensor's line in each tree and plan, and the tables
-themselves, to which committed rows are added in order and each once. It computes no statistics.
+"""Tables of statistics: the format of a row for each layout and plan, and the table files, to
+which committed rows are appended in order, each once. It computes no statistics.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import dropwhile, groupby
-from typing import Protocol
+from typing import TypeAlias
 
 from rankdump._core.bounded_cache import remember
 from rankdump._core.plan import UNNAMED_MODEL, DumpPlan
@@ -25,49 +25,9 @@ _MAX_FOLDERS = 1024
 _MAX_PLACES = 1024
 
 
-class TableFormat(Protocol):
-    """The tables of one session."""
-
-    @property
-    def header(self) -> str:
-        """First line of a table; empty where it has none."""
-        ...
-
-    @property
-    def items(self) -> tuple[str, ...]:
-        """Figures of a line, by the names of `contract.statistics`."""
-        ...
-
-    def format_record(self, record: ExaminedRecord, place: FilePlace) -> StatisticTableRow | None:
-        """Return the line of a tensor whose file stands there; None when it has none."""
-        ...
-
-    def format_statistics(
-        self, kind: TensorKind, timestamp_us: int, figures: str, iteration: int
-    ) -> StatisticTableRow:
-        """Return the line of a tensor of which only figures came, joined by commas."""
-        ...
-
-
-def make_table_format(
-    plan: DumpPlan, layout: Layout, context: TreeContext, rank: int
-) -> TableFormat:
-    """Return the tables that a plan asks for, whether or not it has figures."""
-    content = plan.content
-    if layout.api_files is not None:
-        table = FilePlace(layout.rank_folder(rank), layout.api_files.info_file)
-        return InfoFileFormat(content.statistics, layout.api_files, table)
-    about = _SessionFacts(rank, plan.output.net_name, layout, context)
-    if content.tables == "operator":
-        return OperatorTableFormat(content.statistics, about)
-    return FolderTableFormat(
-        statistic_tables.select_table_items(content.statistics, context.profile), about
-    )
-
-
 @dataclass(frozen=True, slots=True)
-class _SessionFacts:
-    """What all lines of a session have in common."""
+class _SessionConstants:
+    """Values that all rows of a session have in common."""
 
     rank: int
     net_name: str
@@ -84,7 +44,7 @@ class FolderTableFormat:
     """One `statistic.csv` in each folder."""
 
     items: tuple[str, ...]
-    about: _SessionFacts
+    about: _SessionConstants
     _tables: dict[tuple[str, int, int, bool], FilePlace] = field(
         default_factory=dict[tuple[str, int, int, bool], FilePlace]
     )
@@ -95,7 +55,7 @@ class FolderTableFormat:
         return statistic_tables.format_statistic_header(self.items)
 
     def format_record(self, record: ExaminedRecord, place: FilePlace) -> StatisticTableRow | None:
-        """Return the line of a tensor whose file stands there; None when it has none."""
+        """Return the row of a tensor whose file has that place; None when it has none."""
         if record.statistics is None:
             return None
         text = statistic_tables.format_statistic_line(
@@ -104,20 +64,20 @@ class FolderTableFormat:
         return StatisticTableRow(FilePlace(place.folder, STATISTIC_FILE), text)
 
     def format_statistics(
-        self, kind: TensorKind, timestamp_us: int, figures: str, iteration: int
+        self, kind: TensorKind, timestamp_us: int, statistics: str, iteration: int
     ) -> StatisticTableRow:
-        """Return the line of a tensor of which only figures came."""
+        """Return the row of a tensor that came as statistics only."""
         about = self.about
         text = statistic_tables.format_statistics_only_line(
             kind,
             timestamp_us,
-            figures,
+            statistics,
             about.context.profile,
             unknown_id=about.layout.unknown_id,
         )
-        return StatisticTableRow(self._table(kind, iteration), text)
+        return StatisticTableRow(self._find_table(kind, iteration), text)
 
-    def _table(self, kind: TensorKind, iteration: int) -> FilePlace:
+    def _find_table(self, kind: TensorKind, iteration: int) -> FilePlace:
         about = self.about
         where = about.model(kind), kind.graph, iteration, kind.constant
         table = self._tables.get(where)
@@ -137,10 +97,10 @@ class FolderTableFormat:
 
 @dataclass(frozen=True, slots=True)
 class OperatorTableFormat:
-    """A table of each operator, in the place of its file."""
+    """One table for each operator, in the place of its file."""
 
     items: tuple[str, ...]
-    about: _SessionFacts
+    about: _SessionConstants
 
     @property
     def header(self) -> str:
@@ -152,9 +112,9 @@ class OperatorTableFormat:
         return None
 
     def format_statistics(
-        self, kind: TensorKind, timestamp_us: int, figures: str, iteration: int
+        self, kind: TensorKind, timestamp_us: int, statistics: str, iteration: int
     ) -> StatisticTableRow:
-        """Return the line of a tensor of which only figures came."""
+        """Return the row of a tensor that came as statistics only."""
         about = self.about
         layout = about.layout
         key = TensorKey(
@@ -173,14 +133,14 @@ class OperatorTableFormat:
         )
         table = layout.place_operator(key, about.context, statistic_tables.OPERATOR_TABLE_SUFFIX)
         text = statistic_tables.format_operator_line(
-            kind, layout.tensor_format(kind.shape), figures
+            kind, layout.tensor_format(kind.shape), statistics
         )
         return StatisticTableRow(table, text)
 
 
 @dataclass(frozen=True, slots=True)
 class InfoFileFormat:
-    """The info file of an api dump: one of each rank, and a line for every tensor."""
+    """The info file of an api dump: one for each rank, with a row for every tensor."""
 
     items: tuple[str, ...]
     files: api_tree.ApiFileNames
@@ -188,21 +148,23 @@ class InfoFileFormat:
 
     @property
     def header(self) -> str:
-        """Return nothing: it has no header."""
+        """Empty: an info file has no header."""
         return ""
 
     def format_record(self, record: ExaminedRecord, place: FilePlace) -> StatisticTableRow:
-        """Return the line of a tensor with a file; one that has no figures has a line as well."""
-        return self._line(record.head.kind, record.head.iteration, record.statistics or ())
+        """Return the row of a tensor with a file, also when it has no statistics."""
+        return self._make_row(record.head.kind, record.head.iteration, record.statistics or ())
 
     def format_statistics(
-        self, kind: TensorKind, timestamp_us: int, figures: str, iteration: int
+        self, kind: TensorKind, timestamp_us: int, statistics: str, iteration: int
     ) -> StatisticTableRow:
-        """Return the line of a tensor of which only figures came."""
-        values = tuple(figures.split(",")) if figures else ()
-        return self._line(kind, iteration, values)
+        """Return the row of a tensor that came as statistics only."""
+        values = tuple(statistics.split(",")) if statistics else ()
+        return self._make_row(kind, iteration, values)
 
-    def _line(self, kind: TensorKind, iteration: int, values: tuple[str, ...]) -> StatisticTableRow:
+    def _make_row(
+        self, kind: TensorKind, iteration: int, values: tuple[str, ...]
+    ) -> StatisticTableRow:
         place = _find_place(kind.argument, kind.side, kind.slot)
         text = api_files.format_info_line(
             self.files,
@@ -216,6 +178,26 @@ class InfoFileFormat:
         return StatisticTableRow(self.table, text)
 
 
+TableFormat: TypeAlias = FolderTableFormat | OperatorTableFormat | InfoFileFormat
+"""The format of the tables of one session."""
+
+
+def make_table_format(
+    plan: DumpPlan, layout: Layout, context: TreeContext, rank: int
+) -> TableFormat:
+    """Return the format of the tables of a plan, also when the plan has no statistics."""
+    content = plan.content
+    if layout.api_files is not None:
+        table = FilePlace(layout.rank_folder(rank), layout.api_files.info_file)
+        return InfoFileFormat(content.statistics, layout.api_files, table)
+    about = _SessionConstants(rank, plan.output.net_name, layout, context)
+    if content.tables == "operator":
+        return OperatorTableFormat(content.statistics, about)
+    return FolderTableFormat(
+        statistic_tables.select_table_items(content.statistics, context.profile), about
+    )
+
+
 @lru_cache(maxsize=_MAX_PLACES)
 def _find_place(argument: str, side: TensorSide, slot: int) -> ApiPlace:
     return parse_place(argument) or ApiPlace(side, str(slot))
@@ -227,33 +209,33 @@ _MAX_OPEN_TABLES = 256
 class StatisticTables:
     """The tables of one session; not for several threads.
 
-    An earlier process may have written some of the rows already. A table that this one has not
-    touched yet is gone through for the first of its rows: what stands behind that may be those that
-    follow.
+    An earlier process may have written some of the rows already. A table that this process has
+    not written to yet is searched for the first of its rows: the lines after that may be the
+    following rows.
     """
 
     def __init__(
         self, tree: DumpTree, names: MappingFiles, header: str, *, looks_back: bool = True
     ) -> None:
-        """Without `looks_back` no row can be there: the session is a new one."""
+        """Without `looks_back` no row can exist yet: the session is a new one."""
         self._tree, self._names, self._header = tree, names, header
         self.looks_back = looks_back
-        """Whether rows may be there before they are added."""
+        """Whether rows may exist before they are added."""
         self._open: dict[str, str] = {}
-        """Name of the file by the path that its rows say."""
+        """Name of the file by the table path of its rows."""
         self._existing: dict[str, Counter[str]] = {}
-        """Lines by that path that may be rows which are yet to be added again."""
+        """Lines by that path that may be rows which will be added again."""
 
     def expect_existing_rows(self) -> None:
-        """Expect from now on that rows are there before they are added."""
+        """Expect from now on that rows may exist before they are added."""
         self.looks_back = True
         self._open.clear()
         self._existing.clear()
 
     def add(self, rows: Iterable[StatisticTableRow]) -> list[str]:
-        """Append rows; return a sentence where they stand beside another job's table.
+        """Append rows; return a finding for each table that has a second file beside another job's.
 
-        After an OSError the same rows may be added again: none will stand there twice.
+        After an OSError the same rows may be added again: none is written twice.
         """
         pairs = [
             (table.name, self._append(table, [row.text for row in some]))
@@ -266,7 +248,7 @@ class StatisticTables:
         ]
 
     def _append(self, table: FilePlace, lines: list[str]) -> str:
-        # Forgotten while it is written: what a failing disk leaves has to be read again.
+        # Forgotten while it is written: after an error the file has to be read again.
         name, head = self._open.pop(table.path, ""), list[str]()
         existing = self._existing.pop(table.path, Counter[str]())
         if not name:
@@ -285,7 +267,7 @@ class StatisticTables:
         return name
 
     def _find_file(self, table: FilePlace, first: str) -> tuple[str, bool, Counter[str]]:
-        """Return the file of these rows, whether it has any line, and those to check."""
+        """Return the file of these rows, whether it has any line, and the lines to compare."""
         name = table.name
         began = next(self._tree.each_line(table.folder, name), None)
         if self._header and began not in (None, self._header):
@@ -299,7 +281,7 @@ class StatisticTables:
 
 
 def _take_line(existing: Counter[str], line: str) -> bool:
-    """Return whether a line is there, and count it as found."""
+    """Return whether a line exists, and count it as found."""
     if not existing[line]:
         return False
     existing[line] -= 1

@@ -1,9 +1,7 @@
-"""One dump tree: files that are whole or not there, with the modes of the plan, never outside the
-root.
+"""Files of one dump tree: complete or absent, with the modes of the plan, never outside the root.
 
-A file grows under a hidden name and is renamed when it is complete; lines are appended as a
-whole or not at all. Short file names stand with their full ones in the `mapping.csv` of their
-folder.
+A file is written under a hidden name and renamed when it is complete; a group of lines is
+appended completely or not at all. The `mapping.csv` of a folder maps short file names to full ones.
 """
 
 from __future__ import annotations
@@ -22,27 +20,27 @@ from rankdump._layout.tree_paths import MAPPING_FILE, FilePlace
 from rankdumpd.agent.records import FileDescriptor, FileStamp, FileTail, OriginalFile
 from rankdumpd.agent.storage.folders import LIST_FLAGS, TreeFolders, sync_folder
 
-# Not blocking: a pipe in the place of a file would hold whoever opens it.
-READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# Not blocking: opening a pipe in the place of a file would hang.
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class RootedFolder:
-    """What stands below one root; safe to use from several threads."""
+    """Read access to the files below one root; safe to use from several threads."""
 
     def __init__(self, root: str, *, folder_mode: int, synced: bool) -> None:
         self.root = Path(root)
         self._folders = TreeFolders(self.root, mode=folder_mode, synced=synced)
 
     def make(self, folder: str) -> None:
-        """Make a folder and those above it, where they are not there."""
+        """Make a folder and its parents where they are missing."""
         self._folders.open(folder, make=True)
 
     def lines(self, folder: str, name: str) -> list[str]:
-        """Return the whole lines of a small file of lines; none when it is not there."""
+        """Return the complete lines of a small text file; none when it does not exist."""
         return list(self.each_line(folder, name))
 
     def each_line(self, folder: str, name: str) -> Iterator[str]:
-        """Yield the whole lines of a file of lines, of which one at a time is held."""
+        """Yield the complete lines of a text file, with one at a time in memory."""
         try:
             descriptor = self._open(folder, name)
         except FileNotFoundError:
@@ -53,7 +51,7 @@ class RootedFolder:
                     yield line[:-1]
 
     def has(self, folder: str, name: str) -> bool:
-        """Return whether something of that name is there."""
+        """Return whether the folder has an item of that name."""
         try:
             where = self._folders.open(folder)
             os.stat(name, dir_fd=where.number, follow_symlinks=False)
@@ -61,8 +59,8 @@ class RootedFolder:
             return False
         return True
 
-    def facts(self, path: str) -> os.stat_result:
-        """Return what is known of a file; of a link, of itself."""
+    def stat(self, path: str) -> os.stat_result:
+        """Return the status of a file; of a link, that of the link itself."""
         folder, _, name = path.rpartition("/")
         where = self._folders.open(folder)
         return os.stat(name, dir_fd=where.number, follow_symlinks=False)
@@ -73,7 +71,7 @@ class RootedFolder:
             return file.read()
 
     def listing(self, folder: str) -> dict[str, bool]:
-        """Return the names in a folder, each with whether a folder has it; no link is one."""
+        """Return the names in a folder, each with whether it is a folder; a link is not."""
         where = self._folders.open(folder)
         number = os.open(".", LIST_FLAGS, dir_fd=where.number)
         try:
@@ -83,7 +81,7 @@ class RootedFolder:
             os.close(number)
 
     def holds(self, folder: str, name: str, parts: Sequence[ByteBuffer]) -> bool:
-        """Return whether a file is there and holds just these bytes."""
+        """Return whether a file exists and contains exactly these bytes."""
         try:
             descriptor = self._open(folder, name)
         except FileNotFoundError:
@@ -93,7 +91,7 @@ class RootedFolder:
 
     def _open(self, folder: str, name: str) -> int:
         where = self._folders.open(folder)
-        return os.open(name, READ_FLAGS, dir_fd=where.number)
+        return os.open(name, _READ_FLAGS, dir_fd=where.number)
 
 
 PartsWriter = Callable[[int, Sequence[ByteBuffer]], None]
@@ -102,10 +100,10 @@ PartsWriter = Callable[[int, Sequence[ByteBuffer]], None]
 _MAX_JOINED_BYTES = 64 << 10
 _LOOK_BACK_BYTES = 4096
 _KERNEL_BYTES = 1 << 30
-"""What the kernel is asked to copy at once."""
+"""Bytes for one call of `copy_file_range`."""
 _BLOCK_BYTES = 1 << 20
 _UNSUPPORTED_ERRNOS = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM)
-"""What a kernel or a disk says that cannot copy within itself."""
+"""Errors of a kernel or file system that cannot copy or link files."""
 
 
 def write_parts(descriptor: int, parts: Sequence[ByteBuffer]) -> None:
@@ -119,9 +117,9 @@ def write_parts(descriptor: int, parts: Sequence[ByteBuffer]) -> None:
 
 
 def copy_tail(source: int, target: int, start: int, length: int, write: PartsWriter) -> None:
-    """Append the last bytes of one open file to another; OSError when they are not so many.
+    """Append the last bytes of one open file to another; OSError when its size is another.
 
-    The kernel copies where it can, so that nothing of a large file comes into memory.
+    The kernel copies where it can, so that a large file is not read into memory.
     """
     size = os.fstat(source).st_size
     if size != start + length:
@@ -142,7 +140,7 @@ def copy_tail(source: int, target: int, start: int, length: int, write: PartsWri
 
 
 def cut_torn_line(descriptor: int) -> int:
-    """Cut off a last line without an end; return the bytes that are left."""
+    """Cut off a last line without a line end; return the remaining size."""
     size = end = os.fstat(descriptor).st_size
     while end:
         start = max(end - _LOOK_BACK_BYTES, 0)
@@ -156,9 +154,9 @@ def cut_torn_line(descriptor: int) -> int:
 
 
 def rename_without_replacing(present: str, name: str, at: int) -> None:
-    """Rename a file within an open folder; FileExistsError when something has that name already.
+    """Rename a file within an open folder; FileExistsError when the name is taken.
 
-    By a second name and the end of the first, where a disk has such; else nobody looks twice.
+    Atomic where the file system has hard links; elsewhere a file made in between is replaced.
     """
     try:
         os.link(present, name, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
@@ -179,131 +177,19 @@ def discard_file(name: str, folder: int) -> None:
         os.unlink(name, dir_fd=folder)
 
 
+def make_stamp(status: os.stat_result) -> FileStamp:
+    """Return the stamp of a file with this status."""
+    return FileStamp(status.st_ino, status.st_size, status.st_mtime_ns)
+
+
 _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-class TreeFileWriter(RootedFolder):
-    """A root with its modes, and the ways in which its files are filled."""
-
-    def __init__(
-        self,
-        root: str,
-        *,
-        file_mode: int,
-        folder_mode: int,
-        growing_mode: int,
-        synced: bool,
-        write: PartsWriter,
-    ) -> None:
-        super().__init__(root, folder_mode=folder_mode, synced=synced)
-        self._file_mode, self._growing_mode = file_mode, growing_mode
-        self._synced, self._write = synced, write
-
-    def _grow(
-        self,
-        folder: str,
-        name: str,
-        mark: str,
-        fill: Callable[[int], None],
-        *,
-        replaces: bool = True,
-    ) -> FileStamp:
-        temporary = f".{mark}.tmp"
-        where, descriptor = self._create(folder, temporary)
-        at = where.number
-        try:
-            stamp = self._filled(descriptor, fill, self._file_mode)
-            if replaces:
-                os.rename(temporary, name, src_dir_fd=at, dst_dir_fd=at)
-            else:
-                rename_without_replacing(temporary, name, at)
-        except BaseException:
-            discard_file(temporary, at)
-            raise
-        self._make_sure(where, name, stamp)
-        return stamp
-
-    def _create(self, folder: str, temporary: str) -> tuple[FileDescriptor, int]:
-        for attempt in ("first", "again"):
-            where = self._folders.open(folder, make=True)
-            # With the mode it will have: changing it later would be one more call for every file.
-            try:
-                return where, os.open(
-                    temporary, _CREATE_FLAGS, self._file_mode, dir_fd=where.number
-                )
-            except FileExistsError:
-                os.unlink(temporary, dir_fd=where.number)
-            except FileNotFoundError:
-                # The folder was removed at this moment.
-                if attempt == "again":
-                    raise
-        return where, os.open(temporary, _CREATE_FLAGS, self._file_mode, dir_fd=where.number)
-
-    def _make_sure(self, where: FileDescriptor, name: str, stamp: FileStamp) -> None:
-        """Let a name survive a power loss; where that fails it does not stay either, because what
-        it names will be counted as dropped.
-        """
-        if not self._synced:
-            return
-        try:
-            sync_folder(where)
-        except OSError:
-            with contextlib.suppress(OSError):
-                facts = os.stat(name, dir_fd=where.number, follow_symlinks=False)
-                if facts.st_ino == stamp.inode:
-                    os.unlink(name, dir_fd=where.number)
-            raise
-
-    def _copy(self, piece: FileTail, target: int) -> None:
-        folder, _, name = piece.path.rpartition("/")
-        source = self._open(folder, name)
-        try:
-            copy_tail(source, target, piece.start, piece.length, self._write)
-        finally:
-            os.close(source)
-
-    def _filled(
-        self,
-        descriptor: int,
-        fill: Callable[[int], None],
-        mode: int,
-        mend: Callable[[int], int | None] = lambda _: 0,
-    ) -> FileStamp:
-        """Fill a file, then close it; `mend` says what of it stays when that fails."""
-        behind: int | None = None
-        try:
-            behind = mend(descriptor)
-            fill(descriptor)
-            facts = os.fstat(descriptor)
-            # The process may mask bits, and a folder may have rules of its own.
-            if stat.S_IMODE(facts.st_mode) != mode:
-                os.fchmod(descriptor, mode)
-            if self._synced:
-                os.fsync(descriptor)
-            return make_stamp(facts)
-        except BaseException:
-            # The next line would become part of a torn one.
-            if behind is not None:
-                with contextlib.suppress(OSError):
-                    os.ftruncate(descriptor, behind)
-            raise
-        finally:
-            os.close(descriptor)
-
-
-def make_stamp(facts: os.stat_result) -> FileStamp:
-    """Return what tells a file from others."""
-    return FileStamp(facts.st_ino, facts.st_size, facts.st_mtime_ns)
-
-
 _CHANGE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND_FLAGS = _CHANGE_FLAGS | os.O_APPEND
 _LOOK_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-_LOCK_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class DumpTree(TreeFileWriter):
-    """One root with its modes; safe to use from several threads."""
+class DumpTree(RootedFolder):
+    """The files of one dump tree; safe to use from several threads."""
 
     def __init__(
         self,
@@ -315,15 +201,11 @@ class DumpTree(TreeFileWriter):
         synced: bool = False,
         write: PartsWriter = write_parts,
     ) -> None:
-        """`growing_mode` is that of files to which is added, where it is another one."""
-        super().__init__(
-            root,
-            file_mode=file_mode,
-            folder_mode=folder_mode,
-            growing_mode=file_mode if growing_mode is None else growing_mode,
-            synced=synced,
-            write=write,
-        )
+        """Files that are appended to have the mode `growing_mode`, or `file_mode` without it."""
+        super().__init__(root, folder_mode=folder_mode, synced=synced)
+        self._file_mode = file_mode
+        self._growing_mode = file_mode if growing_mode is None else growing_mode
+        self._synced, self._write = synced, write
         self.kind = f"{os.path.realpath(root)}:{file_mode:o}:{synced}"
         """Trees of one kind may link each other's files: root, mode and durability agree."""
         self._append_lock = threading.Lock()
@@ -337,34 +219,34 @@ class DumpTree(TreeFileWriter):
         mark: str,
         replaces: bool = True,
     ) -> FileStamp:
-        """Make or replace a file at one blow; `mark` names the hidden file it grows in.
+        """Make or replace a file atomically; `mark` names the hidden file it is written to.
 
-        Nobody else may use the same mark at the same time: what a crash left under it is removed.
-        FileExistsError where it `replaces` none and something has its name already.
+        Only one caller may use a mark at a time: a hidden file that a crash left is removed.
+        FileExistsError when the name is taken and the file `replaces` no other.
         """
 
         def fill(opened: int) -> None:
             self._write(opened, parts)
 
-        return self._grow(folder, name, mark, fill, replaces=replaces)
+        return self._write_file(folder, name, mark, fill, replaces=replaces)
 
     def join(
         self, folder: str, name: str, head: bytes, pieces: Sequence[FileTail], *, mark: str
     ) -> FileStamp:
         """Make or replace a file of some bytes and the ends of other files, as `put` does.
 
-        OSError when one of these is not as long as it was.
+        OSError when the size of one of these has changed.
         """
 
         def fill(opened: int) -> None:
             self._write(opened, (head,))
             for piece in pieces:
-                self._copy(piece, opened)
+                self._copy_tail(piece, opened)
 
-        return self._grow(folder, name, mark, fill)
+        return self._write_file(folder, name, mark, fill)
 
     def move(self, path: str, name: str) -> None:
-        """Give a file another name in its folder; one that has it already keeps it."""
+        """Rename a file in its folder; nothing is done when only the new name exists."""
         folder, _, present = path.rpartition("/")
         where = self._folders.open(folder)
         try:
@@ -376,11 +258,11 @@ class DumpTree(TreeFileWriter):
             sync_folder(where)
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove files, those that are gone already included."""
+        """Remove files; those that do not exist are skipped."""
         folders: dict[str, FileDescriptor] = {}
         for path in paths:
             folder, _, name = path.rpartition("/")
-            # In the place of a file there may be a folder: somebody else's.
+            # A folder in the place of a file is not the agent's.
             with contextlib.suppress(FileNotFoundError, IsADirectoryError):
                 where = self._folders.open(folder)
                 os.unlink(name, dir_fd=where.number)
@@ -390,7 +272,7 @@ class DumpTree(TreeFileWriter):
                 sync_folder(where)
 
     def remove_folder(self, folder: str) -> None:
-        """Remove an empty folder; OSError when it is none, or not there."""
+        """Remove an empty folder; OSError when it is not empty or does not exist."""
         above, _, name = folder.rpartition("/")
         where = self._folders.open(above)
         os.rmdir(name, dir_fd=where.number)
@@ -398,10 +280,10 @@ class DumpTree(TreeFileWriter):
             sync_folder(where)
 
     def link(self, original: OriginalFile, folder: str, name: str, *, mark: str) -> None:
-        """Give a file one more name, at one blow; OSError when it is not as it was written, and
-        FileExistsError when something has that name already.
+        """Link a file to one more name, atomically; `mark` is used as in `put`.
 
-        The mark is one of `put`, under the same rule.
+        OSError when the file was changed since it was written, FileExistsError when the name is
+        taken.
         """
         above, _, present = original.path.rpartition("/")
         source, where = self._folders.open(above), self._folders.open(folder, make=True)
@@ -413,10 +295,10 @@ class DumpTree(TreeFileWriter):
             os.unlink(temporary, dir_fd=at)
             os.link(present, temporary, follow_symlinks=False, **ends)
         try:
-            # Asked of the new name: the old one may be replaced at any time.
-            facts = os.stat(temporary, dir_fd=at, follow_symlinks=False)
+            # Read from the new name: the old one may be replaced at any time.
+            status = os.stat(temporary, dir_fd=at, follow_symlinks=False)
             mode = stat.S_IFREG | self._file_mode
-            if facts.st_mode != mode or make_stamp(facts) != original.stamp:
+            if status.st_mode != mode or make_stamp(status) != original.stamp:
                 raise OSError(errno.ESTALE, "not the file that was written", original.path)
             rename_without_replacing(temporary, name, at)
         except FileExistsError:
@@ -427,68 +309,158 @@ class DumpTree(TreeFileWriter):
         except BaseException:
             discard_file(temporary, at)
             raise
-        self._make_sure(where, name, original.stamp)
+        self._sync_name(where, name, original.stamp)
 
-    def claim(self, folder: str, name: str, who: str) -> bool:
-        """Put a name down for somebody; return whether it is theirs, now or since earlier."""
+    def claim(self, folder: str, name: str, owner: str) -> bool:
+        """Claim a name for an owner; return whether it is theirs, now or since earlier."""
         where = self._folders.open(folder, make=True)
-        # A link is there with its text or not at all, on a shared disk as well.
+        # A symbolic link is made atomically with its text, on a shared disk as well.
         with contextlib.suppress(FileExistsError):
-            os.symlink(who, name, dir_fd=where.number)
-        return os.readlink(name, dir_fd=where.number) == who
+            os.symlink(owner, name, dir_fd=where.number)
+        return os.readlink(name, dir_fd=where.number) == owner
 
-    def to_lock(self, folder: str, name: str, *, make: bool) -> FileDescriptor:
-        """Return an open file that stands for a lock, made when it is not there.
+    def open_lock_file(self, folder: str, name: str, *, make: bool) -> FileDescriptor:
+        """Open a lock file, which is made when it does not exist.
 
-        FileNotFoundError where there is no root, and it is not to be made.
+        FileNotFoundError when the root does not exist, unless `make` is set.
         """
         if not make:
             self._folders.open("")
         where = self._folders.open(folder, make=True)
-        # Some disks lock for one alone only what may be written.
+        # Some file systems grant an exclusive lock only on a writable file.
         mode = self._file_mode | stat.S_IWUSR
         try:
-            made = os.open(name, _LOCK_FLAGS | os.O_CREAT | os.O_EXCL, mode, dir_fd=where.number)
+            made = os.open(name, _READ_FLAGS | os.O_CREAT | os.O_EXCL, mode, dir_fd=where.number)
         except FileExistsError:
-            return FileDescriptor(os.open(name, _LOCK_FLAGS, dir_fd=where.number))
+            return FileDescriptor(os.open(name, _READ_FLAGS, dir_fd=where.number))
         opened = FileDescriptor(made)
         os.fchmod(made, mode)
         return opened
 
     def append_lines(self, folder: str, name: str, lines: Iterable[str]) -> None:
-        """Add all of the lines to a file of lines or, after an OSError, none of them.
+        """Append all of the lines to a text file or, after an OSError, none of them.
 
-        The file is made when it is not there; a last line that a crash left torn is cut off first.
+        The file is made when it does not exist; a last line that a crash left torn is cut off
+        first.
         """
         data = "".join(f"{line}\n" for line in lines).encode()
         with self._append_lock:
-            opened = self._open_to_grow(folder, name, _APPEND_FLAGS)
+            opened = self._open_growing(folder, name, _APPEND_FLAGS)
             write = self._write
-            self._filled(
+            self._fill_and_close(
                 opened, lambda file: write(file, (data,)), self._growing_mode, cut_torn_line
             )
 
     def change(self, folder: str, name: str, change: Callable[[int], None]) -> None:
-        """Let a file that grows be changed where it stands; made when it is not there."""
+        """Change a growing file in place; it is made when it does not exist."""
         with self._append_lock:
-            opened = self._open_to_grow(folder, name, _CHANGE_FLAGS)
-            self._filled(opened, change, self._growing_mode, lambda _: None)
+            opened = self._open_growing(folder, name, _CHANGE_FLAGS)
+            self._fill_and_close(opened, change, self._growing_mode, lambda _: None)
 
-    def _open_to_grow(self, folder: str, name: str, flags: int) -> int:
+    def _open_growing(self, folder: str, name: str, flags: int) -> int:
         where = self._folders.open(folder, make=True)
         try:
             return os.open(name, flags, 0o600, dir_fd=where.number)
         except PermissionError:
             # The plan's mode is usually read-only, for the owner too.
-            self._let_write(name, where)
+            self._make_writable(name, where)
         return os.open(name, flags, 0o600, dir_fd=where.number)
 
-    def _let_write(self, name: str, where: FileDescriptor) -> None:
+    def _make_writable(self, name: str, where: FileDescriptor) -> None:
         file = FileDescriptor(os.open(name, _LOOK_FLAGS, dir_fd=where.number))
         if not stat.S_ISREG(os.fstat(file.number).st_mode):
             raise PermissionError(errno.EACCES, "not a regular file", name)
-        # By this name because a descriptor that only looks has no other way to it.
+        # By this path because fchmod rejects an O_PATH descriptor.
         os.chmod(f"/proc/self/fd/{file.number}", self._growing_mode | stat.S_IRUSR | stat.S_IWUSR)
+
+    def _write_file(
+        self,
+        folder: str,
+        name: str,
+        mark: str,
+        fill: Callable[[int], None],
+        *,
+        replaces: bool = True,
+    ) -> FileStamp:
+        temporary = f".{mark}.tmp"
+        where, descriptor = self._create_hidden(folder, temporary)
+        at = where.number
+        try:
+            stamp = self._fill_and_close(descriptor, fill, self._file_mode)
+            if replaces:
+                os.rename(temporary, name, src_dir_fd=at, dst_dir_fd=at)
+            else:
+                rename_without_replacing(temporary, name, at)
+        except BaseException:
+            discard_file(temporary, at)
+            raise
+        self._sync_name(where, name, stamp)
+        return stamp
+
+    def _create_hidden(self, folder: str, temporary: str) -> tuple[FileDescriptor, int]:
+        for attempt in ("first", "again"):
+            where = self._folders.open(folder, make=True)
+            # With the final mode: changing it later would be one more call for every file.
+            try:
+                return where, os.open(
+                    temporary, _CREATE_FLAGS, self._file_mode, dir_fd=where.number
+                )
+            except FileExistsError:
+                os.unlink(temporary, dir_fd=where.number)
+            except FileNotFoundError:
+                # The folder was removed at this moment.
+                if attempt == "again":
+                    raise
+        return where, os.open(temporary, _CREATE_FLAGS, self._file_mode, dir_fd=where.number)
+
+    def _sync_name(self, where: FileDescriptor, name: str, stamp: FileStamp) -> None:
+        """Make a name survive a power loss, or remove the file: it will be counted as dropped."""
+        if not self._synced:
+            return
+        try:
+            sync_folder(where)
+        except OSError:
+            with contextlib.suppress(OSError):
+                status = os.stat(name, dir_fd=where.number, follow_symlinks=False)
+                if status.st_ino == stamp.inode:
+                    os.unlink(name, dir_fd=where.number)
+            raise
+
+    def _copy_tail(self, piece: FileTail, target: int) -> None:
+        folder, _, name = piece.path.rpartition("/")
+        source = self._open(folder, name)
+        try:
+            copy_tail(source, target, piece.start, piece.length, self._write)
+        finally:
+            os.close(source)
+
+    def _fill_and_close(
+        self,
+        descriptor: int,
+        fill: Callable[[int], None],
+        mode: int,
+        repair: Callable[[int], int | None] = lambda _: 0,
+    ) -> FileStamp:
+        """Fill and close a file; after an error it is cut to the size that `repair` returned."""
+        size: int | None = None
+        try:
+            size = repair(descriptor)
+            fill(descriptor)
+            status = os.fstat(descriptor)
+            # The process may mask bits, and a folder may have a default ACL.
+            if stat.S_IMODE(status.st_mode) != mode:
+                os.fchmod(descriptor, mode)
+            if self._synced:
+                os.fsync(descriptor)
+            return make_stamp(status)
+        except BaseException:
+            # The next line would become part of a torn one.
+            if size is not None:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(descriptor, size)
+            raise
+        finally:
+            os.close(descriptor)
 
 
 _MAX_MAPPED_FOLDERS = 64
@@ -503,10 +475,10 @@ class MappingFiles:
         self._mapped: dict[str, set[str]] = {}
 
     def write_mapping(self, place: FilePlace) -> None:
-        """Write down what a place is called in full, once, before its file is there."""
+        """Enter the full name of a shortened file name, once, before the file is written."""
         if not place.mapped_from:
             return
-        # Under the lock as a whole: two tensors of a name must not both add its line.
+        # The lock is held throughout: two tensors of one name must not both add its line.
         with self._lock:
             names = self._mapped.get(place.folder)
             if names is None:

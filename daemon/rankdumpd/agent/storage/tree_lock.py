@@ -1,10 +1,10 @@
-"""Shared locks on dump trees that this process writes to, and the claim of a session on the second
+"""Shared locks on dump trees that this process writes to, and the claim of a session on the time
 that names its folder.
 
-Agents may share a tree; `rankdump fsck --repair` wants it for itself, and they wait for it as
-for a disk that is full. Where a disk has no such locks, nobody waits. In CANN's trees only that
-second and the device's number tell sessions apart, and ranks of several hosts have devices of
-one number: whoever comes second takes the next second.
+Several agents may write to a tree; `rankdump fsck --repair` locks it exclusively, and they wait
+for it as for a full disk. On a file system without locks nothing waits. In CANN's trees only that
+time, in seconds, and the device number distinguish sessions, and ranks of several hosts have equal
+device numbers: the later session takes the next second.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from rankdumpd.server import state_files
 _logger = logging.getLogger(__name__)
 _guard = threading.Lock()
 _locks_by_root: WeakValueDictionary[str, FileDescriptor] = WeakValueDictionary()
-"""By root: one descriptor for all sessions of a tree, closed when the last lets go."""
+"""One descriptor for all sessions of a tree, by root; closed when the last one releases it."""
 _warnings = LogOnce(_logger)
 
 
 class TreeLock:
-    """One session's part in the lock on its tree; safe to use from several threads."""
+    """One session's share of the lock on its tree; safe to use from several threads."""
 
     def __init__(self, tree: DumpTree) -> None:
         self._tree = tree
@@ -41,17 +41,17 @@ class TreeLock:
         self._held: FileDescriptor | None = None
 
     def acquire(self, *, make: bool = True) -> None:
-        """Hold the tree from now on; nothing happens where it is held already.
+        """Lock the tree, unless it is locked already.
 
-        BlockingIOError while somebody mends it, OSError of a disk that may be well again later.
-        Unless it is to be made, a tree that is not there needs no lock.
+        BlockingIOError while the tree is repaired, OSError of a disk that may recover later. A
+        tree that does not exist is not locked, unless `make` is set.
         """
         with self._lock:
             if self._held is None:
                 self._held = _lock_tree(self._tree, make=make)
 
     def reacquire(self) -> bool:
-        """Hold a tree as an earlier process did; return whether that is done, or has to wait."""
+        """Lock a tree that an earlier process had locked; return False where that has to wait."""
         try:
             self.acquire(make=False)
         except OSError:
@@ -59,7 +59,7 @@ class TreeLock:
         return True
 
     def release(self) -> None:
-        """Hold it no longer."""
+        """Unlock the tree, for this session."""
         with self._lock:
             self._held = None
 
@@ -68,11 +68,11 @@ def _lock_tree(tree: DumpTree, *, make: bool) -> FileDescriptor | None:
     root = str(tree.root)
     with _guard:
         held = _locks_by_root.get(root)
-    # Of a tree that was removed, and made again since, it would be the wrong file.
+    # When the tree was removed and made again, this lock is on a removed file.
     if held is not None and os.fstat(held.number).st_nlink:
         return held
     try:
-        held = tree.to_lock(STATE_FOLDER, TREE_LOCK_FILE, make=make)
+        held = tree.open_lock_file(STATE_FOLDER, TREE_LOCK_FILE, make=make)
         fcntl.flock(held.number, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         message = "the tree is being repaired (rankdump fsck --repair)"
@@ -99,7 +99,7 @@ _MAX_SECONDS = 4096
 def claim_tree_context(
     tree: DumpTree, context: TreeContext, *, job_id: str, rank: int
 ) -> TreeContext:
-    """Return a stand that no other rank or job has; the same again for the same rank."""
+    """Return a context with a start time that no other rank or job has; repeatable for a rank."""
     try:
         began = datetime.strptime(context.started, _TIME_FORMAT)
         for seconds in range(_MAX_SECONDS):
@@ -109,7 +109,9 @@ def claim_tree_context(
             ):
                 return replace(context, started=started)
     except (ValueError, OverflowError, OSError) as error:
-        # A disk that cannot be written is said where the session is let in.
-        who = {"job": job_id, "rank": rank}
-        _logger.warning("rank %d of job %r: no folder claimed: %s", rank, job_id, error, extra=who)
+        # A disk that cannot be written is reported when the session is opened.
+        extra = {"job": job_id, "rank": rank}
+        _logger.warning(
+            "rank %d of job %r: no folder claimed: %s", rank, job_id, error, extra=extra
+        )
     return context

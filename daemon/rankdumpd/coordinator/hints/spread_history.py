@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from rankdump._core.events import OPEN_END_POSITION, EventKind, ProcessGroup
+from rankdump._core.json_values import make_plain, read_json
 from rankdump.errors import CorruptedError
 from rankdumpd.coordinator.execution_order import GlobalOrder
 
@@ -243,17 +244,14 @@ class HintState:
 
     def to_json(self) -> str:
         """Return the state as one line of text."""
-        groups = [
-            {"name": group.name, "ranks": group.ranks, **asdict(history)}
-            for group, history in self.groups.items()
-        ]
+        groups = [make_plain(group) | make_plain(history) for group, history in self.groups.items()]
         whole = {
             "version": _STATE_VERSION,
             "iteration": self.iteration,
             "ranks": [[rank, self.stalls[rank], self.delays.get(rank, 0)] for rank in self.stalls],
             "groups": groups,
         }
-        return json.dumps(whole, separators=(",", ":"))
+        return json.dumps(whole, separators=(",", ":"), default=make_plain)
 
     @staticmethod
     def from_json(text: str) -> HintState:
@@ -362,12 +360,5 @@ def _max_spread_us(history: GroupSpreadHistory) -> int:
 
 
 def _parse_group(value: Any) -> tuple[ProcessGroup, GroupSpreadHistory]:
-    history = tuple((int(iteration), int(spread)) for iteration, spread in value["history"])
-    group = ProcessGroup(str(value["name"]), tuple(map(int, value["ranks"])))
-    return group, GroupSpreadHistory(
-        _parse_widest(value["first"]), _parse_widest(value["widest"]), history
-    )
-
-
-def _parse_widest(value: Any) -> WidestSpread | None:
-    return None if value is None else WidestSpread(**value)
+    group = read_json(ProcessGroup, value, unknown=True)
+    return group, read_json(GroupSpreadHistory, value, unknown=True)

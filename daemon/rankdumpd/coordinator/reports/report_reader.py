@@ -20,7 +20,7 @@ from rankdump._wire.message_fields import (
     check_count,
     check_numbers,
     check_text,
-    copy_fields,
+    from_message,
     make_notes_printable,
     make_printable,
 )
@@ -153,7 +153,7 @@ def _read_clock(message: coordinator_pb2.ClockEstimate) -> ClockEstimate:
         raise ProtocolError(
             f"clock offset of {message.offset_us} us exceeds {_MAX_CLOCK_OFFSET_US} us"
         )
-    return ClockEstimate(**copy_fields(message, ClockEstimate))
+    return from_message(ClockEstimate, message)
 
 
 def _check_load(load: AgentLoad) -> AgentLoad:

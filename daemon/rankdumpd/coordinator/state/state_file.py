@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rankdump.errors import CorruptedError, RankdumpError, UnavailableError
-from rankdumpd.coordinator.state.state_rows import ROW_TABLES, RowValues, StateRow, check_row
+from rankdumpd.coordinator.state.state_rows import ROW_TABLES, RowValues, StateRow
 from rankdumpd.server import state_files
 
 STATE_TABLES_VERSION = 3
@@ -173,7 +173,7 @@ class CoordinatorState:
         try:
             for table in ROW_TABLES.values():
                 for values in self._base.execute(table.read):
-                    yield check_row(table.from_values(*values))
+                    yield table.from_values(values)
         except (sqlite3.Error, ValueError, TypeError, LookupError, AttributeError) as error:
             raise CorruptedError(f"coordinator.sqlite cannot be read: {error}") from None
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, TypeAlias, get_type_hints
 
-from rankdump._core.events import Finding, FindingKind
-from rankdump._core.status import IterationStatus, SessionState, SessionStatus
-from rankdump._core.timeouts import GroupTimeout, RankTimeouts
+from rankdump._core.events import Finding
+from rankdump._core.json_values import make_plain, read_json
+from rankdump._core.status import IterationStatus, SessionStatus
+from rankdump._core.timeouts import RankTimeouts
 from rankdumpd.coordinator.fleet_views import PublishedOffsets
 
 
 @dataclass(frozen=True, slots=True)
 class AgentRow:
-    """An agent, and what it need not say again."""
+    """An agent, with the reports that it need not send again."""
 
     agent_id: str
     host: str
@@ -31,7 +33,7 @@ class AgentRow:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job, and the trees that were named for it."""
+    """A job, with its trees."""
 
     job_id: str
     roots: tuple[str, ...]
@@ -41,18 +43,18 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class SessionStatusRow:
-    """How a session stands."""
+    """Status of a session."""
 
     status: SessionStatus
     agent_id: str
     sequence: int
     first: int
-    """The report in which that agent spoke of it first; `sequence` is the last one."""
+    """Number of that agent's first report on it; `sequence` is the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class BalanceRow:
-    """What became of the tensors of one iteration of one rank."""
+    """Balance of one iteration of one rank."""
 
     status: IterationStatus
     agent_id: str
@@ -61,7 +63,7 @@ class BalanceRow:
 
 @dataclass(frozen=True, slots=True)
 class RankTimeoutsRow:
-    """What a rank knows of its limits."""
+    """Timeouts that a rank reported."""
 
     job_id: str
     rank: int
@@ -74,24 +76,24 @@ class PublishedIterationRow:
 
     job_id: str
     run: int
-    """No two lives of a rank are in one: a rank that starts over counts its iterations anew."""
+    """A run has one process of each rank at most: a restarted rank counts its iterations anew."""
     iteration: int
     events: int
     finished: tuple[int, ...] | None
     """Ranks that had finished it; None when all had."""
     positions: Mapping[int, int]
-    """Of the others that had begun it: how far they had come."""
+    """Positions of the other ranks that had begun it."""
     start: int = 0
-    """How often most of these ranks had started over."""
+    """Number of restarts of most of these ranks."""
     starts: Mapping[int, int] = field(default_factory=dict[int, int])
     """The same of the others."""
 
     def start_of(self, rank: int) -> int:
-        """Return which life of a rank is in it, if any is."""
+        """Return the number of restarts of a rank in it."""
         return self.starts.get(rank, self.start)
 
     def has_rank(self, rank: int) -> bool:
-        """Return whether anything of a rank is in it, or was found to be late for it."""
+        """Return whether events of a rank are in it, or came too late for it."""
         return self.finished is None or rank in self.finished or rank in self.positions
 
 
@@ -117,7 +119,7 @@ class FindingRow:
 
 @dataclass(frozen=True, slots=True)
 class JobResultRow:
-    """What a job has come to with its latest published iteration."""
+    """State of a job after its latest published iteration."""
 
     job_id: str
     offsets: PublishedOffsets | None
@@ -143,8 +145,6 @@ MAX_LOADED_BALANCES = 200_000
 """The newest of all jobs; older ones stay on disk."""
 
 RowValues: TypeAlias = tuple[Any, ...]
-_FIELD_TYPES: Mapping[object, type] = {"str": str, "int": int}
-"""By how the fields of rows are annotated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,176 +154,81 @@ class RowTable:
     write: str
     read: str
     to_values: Callable[[Any], RowValues]
-    from_values: Callable[..., StateRow]
+    from_values: Callable[[RowValues], StateRow]
+    """ValueError when a value is not of its field's type."""
 
 
-def check_row(row: StateRow) -> StateRow:
-    """Return a row that was read; TypeError when a field has the wrong type."""
-    for each in fields(row):
-        kind, value = _FIELD_TYPES.get(each.type), getattr(row, each.name)
-        if kind and type(value) is not kind:
-            raise TypeError(
-                f"{type(row).__name__}.{each.name} is {value!r:.40}, not {kind.__name__}"
-            )
-    return row
+def _make_table(
+    kind: type[StateRow],
+    table: str,
+    key: str,
+    *,
+    column_names: Mapping[str, str] = MappingProxyType({}),
+    copied: tuple[str, ...] = (),
+    source: str = "",
+) -> RowTable:
+    """Return the table of a kind of row: a column for each field, in JSON but for str and int.
 
+    Columns have the names of the fields, or those in `column_names`. Fields of the status that are
+    `copied` have columns too. Rows are read from `source`, by default the table.
+    """
+    hints = get_type_hints(kind)
+    columns = [column_names.get(name, name) for name in hints]
+    written = [*copied, *columns]
+    changes = (f"{name} = excluded.{name}" for name in written if name not in key.split(", "))
+    as_json = [name for name, hint in hints.items() if hint not in (str, int)]
 
-def _build_upsert(table: str, columns: str, key_columns: str) -> str:
-    names, key = columns.split(", "), key_columns.split(", ")
-    changes = ", ".join(f"{name} = excluded.{name}" for name in names if name not in key)
-    return (
-        f"INSERT INTO {table} ({columns}) VALUES ({', '.join('?' * len(names))})"
-        f" ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}"
-    )
+    def to_values(row: Any) -> RowValues:
+        values = make_plain(row)
+        values |= {name: _format_json(values[name]) for name in as_json}
+        return (*(getattr(row.status, name) for name in copied), *values.values())
 
+    def from_values(values: RowValues) -> StateRow:
+        body = dict(zip(hints, values, strict=True))
+        body |= {name: json.loads(body[name]) for name in as_json}
+        return read_json(kind, body, defaults=True)
 
-def _parse_job_row(job_id: str, roots: str, first_us: int, heard_us: int) -> JobRow:
-    return JobRow(job_id, tuple(json.loads(roots)), first_us, heard_us)
-
-
-def _parse_balance_row(text: str, agent_id: str, sequence: int) -> BalanceRow:
-    return BalanceRow(IterationStatus(**json.loads(text)), agent_id, sequence)
-
-
-def _parse_session_row(text: str, agent_id: str, sequence: int, first: int) -> SessionStatusRow:
-    about = json.loads(text)
-    state, notes = SessionState(about.pop("state")), tuple(about.pop("notes"))
-    return SessionStatusRow(
-        SessionStatus(state=state, notes=notes, **about), agent_id, sequence, first
-    )
-
-
-def _parse_finding_row(job_id: str, number: int, text: str) -> FindingRow:
-    about = json.loads(text)
-    kind, ranks = FindingKind(about.pop("kind")), tuple(about.pop("ranks"))
-    return FindingRow(job_id, number, Finding(kind=kind, ranks=ranks, **about))
-
-
-def _parse_timeouts_row(job_id: str, rank: int, text: str) -> RankTimeoutsRow:
-    about = json.loads(text)
-    groups = tuple(GroupTimeout(**group) for group in about.pop("groups"))
-    return RankTimeoutsRow(job_id, rank, RankTimeouts(groups=groups, **about))
-
-
-def _parse_published_row(
-    job_id: str,
-    run: int,
-    iteration: int,
-    events: int,
-    finished: str,
-    positions: str,
-    start: int,
-    starts: str,
-) -> PublishedIterationRow:
-    ranks = json.loads(finished)
-    all_of_them = None if ranks is None else tuple(ranks)
-    reached, others = _parse_rank_map(positions), _parse_rank_map(starts)
-    return PublishedIterationRow(
-        job_id, run, iteration, events, all_of_them, reached, start, others
-    )
-
-
-def _parse_rank_map(text: str) -> dict[int, int]:
-    return {int(rank): number for rank, number in json.loads(text).items()}
-
-
-def _parse_result_row(
-    job_id: str, offsets: str, hint_state: str, more_findings: int
-) -> JobResultRow:
-    about = json.loads(offsets)
-    return JobResultRow(
-        job_id, PublishedOffsets(**about) if about else None, hint_state, more_findings
+    return RowTable(
+        f"INSERT INTO {table} ({', '.join(written)}) VALUES ({', '.join('?' * len(written))})"
+        f" ON CONFLICT ({key}) DO UPDATE SET {', '.join(changes)}",
+        f"SELECT {', '.join(columns)} FROM {source or table}",
+        to_values,
+        from_values,
     )
 
 
 def _format_json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"))
+    return json.dumps(value, separators=(",", ":"), default=make_plain)
 
 
-def _format_offsets(offsets: PublishedOffsets | None) -> str:
-    return _format_json(
-        offsets
-        and {"root": offsets.root, "sizes": dict(offsets.sizes), "position": offsets.position}
-    )
-
-
+_NEWEST_BALANCES = (
+    f"(SELECT * FROM balances ORDER BY number DESC LIMIT {MAX_LOADED_BALANCES}) ORDER BY number"
+)
 ROW_TABLES: Mapping[type[StateRow], RowTable] = {
-    AgentRow: RowTable(
-        _build_upsert("agents", "agent_id, host, acknowledged, heard_us", "agent_id"),
-        "SELECT agent_id, host, acknowledged, heard_us FROM agents",
-        lambda row: (row.agent_id, row.host, row.acknowledged, row.heard_us),
-        AgentRow,
+    AgentRow: _make_table(AgentRow, "agents", "agent_id"),
+    JobRow: _make_table(JobRow, "jobs", "job_id", source="jobs ORDER BY first_us"),
+    PublishedIterationRow: _make_table(
+        PublishedIterationRow, "published", "job_id, run, iteration"
     ),
-    JobRow: RowTable(
-        _build_upsert("jobs", "job_id, roots, first_us, heard_us", "job_id"),
-        "SELECT job_id, roots, first_us, heard_us FROM jobs ORDER BY first_us",
-        lambda row: (row.job_id, _format_json(row.roots), row.first_us, row.heard_us),
-        _parse_job_row,
+    LateEventsRow: _make_table(LateEventsRow, "late", "job_id, run, iteration, rank"),
+    SessionStatusRow: _make_table(
+        SessionStatusRow,
+        "sessions",
+        "session_id",
+        copied=("session_id", "job_id"),
+        source="sessions ORDER BY number",
     ),
-    PublishedIterationRow: RowTable(
-        _build_upsert(
-            "published",
-            "job_id, run, iteration, events, finished, positions, start, starts",
-            "job_id, run, iteration",
-        ),
-        "SELECT job_id, run, iteration, events, finished, positions, start, starts FROM published",
-        lambda row: (
-            *(row.job_id, row.run, row.iteration, row.events),
-            *(_format_json(row.finished), _format_json(dict(row.positions))),
-            *(row.start, _format_json(dict(row.starts))),
-        ),
-        _parse_published_row,
+    BalanceRow: _make_table(
+        BalanceRow,
+        "balances",
+        "session_id, iteration",
+        copied=("session_id", "iteration", "job_id"),
+        source=_NEWEST_BALANCES,
     ),
-    LateEventsRow: RowTable(
-        _build_upsert(
-            "late", "job_id, run, iteration, rank, events", "job_id, run, iteration, rank"
-        ),
-        "SELECT job_id, run, iteration, rank, events FROM late",
-        lambda row: (row.job_id, row.run, row.iteration, row.rank, row.events),
-        LateEventsRow,
+    RankTimeoutsRow: _make_table(RankTimeoutsRow, "timeouts", "job_id, rank"),
+    FindingRow: _make_table(
+        FindingRow, "findings", "job_id, number", source="findings ORDER BY job_id, number"
     ),
-    SessionStatusRow: RowTable(
-        _build_upsert(
-            "sessions", "session_id, job_id, status, agent_id, sequence, first", "session_id"
-        ),
-        "SELECT status, agent_id, sequence, first FROM sessions ORDER BY number",
-        lambda row: (
-            *(row.status.session_id, row.status.job_id, _format_json(asdict(row.status))),
-            *(row.agent_id, row.sequence, row.first),
-        ),
-        _parse_session_row,
-    ),
-    BalanceRow: RowTable(
-        _build_upsert(
-            "balances",
-            "session_id, iteration, job_id, status, agent_id, sequence",
-            "session_id, iteration",
-        ),
-        "SELECT status, agent_id, sequence FROM (SELECT * FROM balances ORDER BY number DESC"
-        f" LIMIT {MAX_LOADED_BALANCES}) ORDER BY number",
-        lambda row: (
-            *(row.status.session_id, row.status.iteration, row.status.job_id),
-            *(_format_json(asdict(row.status)), row.agent_id, row.sequence),
-        ),
-        _parse_balance_row,
-    ),
-    RankTimeoutsRow: RowTable(
-        _build_upsert("timeouts", "job_id, rank, timeouts", "job_id, rank"),
-        "SELECT job_id, rank, timeouts FROM timeouts",
-        lambda row: (row.job_id, row.rank, _format_json(asdict(row.timeouts))),
-        _parse_timeouts_row,
-    ),
-    FindingRow: RowTable(
-        _build_upsert("findings", "job_id, number, finding", "job_id, number"),
-        "SELECT job_id, number, finding FROM findings ORDER BY job_id, number",
-        lambda row: (row.job_id, row.number, _format_json(asdict(row.finding))),
-        _parse_finding_row,
-    ),
-    JobResultRow: RowTable(
-        _build_upsert("settled", "job_id, book, hint_state, more_findings", "job_id"),
-        "SELECT job_id, book, hint_state, more_findings FROM settled",
-        lambda row: (row.job_id, _format_offsets(row.offsets), row.hint_state, row.more_findings),
-        _parse_result_row,
-    ),
+    JobResultRow: _make_table(JobResultRow, "settled", "job_id", column_names={"offsets": "book"}),
 }
 """By the kind of row; agents first, and what others build upon before them."""

@@ -1,4 +1,4 @@
-"""Declarations that are due, set back, and due again."""
+"""Tests of PendingMetadata: order, suspension and rereading of metadata frames."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def taken(due: PendingMetadata, watermark: int = 99) -> list[int]:
     return found
 
 
-def test_in_order_and_no_further_than_the_watermark():
+def test_pending_metadata_pops_in_order_up_to_watermark():
     due = PendingMetadata()
     due.add([at(4), at(1), at(2)])
     assert taken(due, 3) == [1, 2]
     assert due.is_complete
 
 
-def test_while_it_waits_each_end_is_told_once_and_nothing_else_kept():
-    """However often it is tried in vain; a goodbye does not hold back what is acknowledged."""
+def test_suspended_metadata_yields_each_end_once():
+    """Also after several failed retries; a session end does not delay acknowledgements."""
     due = PendingMetadata()
     due.add([at(1), at(2, IterationEnd(0, 0)), at(3), at(4, SessionEnd(1))])
     assert due.session_ends == [4]
@@ -47,8 +47,8 @@ def test_while_it_waits_each_end_is_told_once_and_nothing_else_kept():
     assert not due.is_complete
 
 
-def test_what_is_read_again_is_known_to_have_begun_only_as_far_as_it_had():
-    """What was never tried is not gone through for what an earlier try left."""
+def test_was_begun_covers_frames_popped_before_suspension():
+    """Only frames that were begun before are treated as repeated."""
     due = PendingMetadata()
     due.add([at(1), at(2), at(3)])
     due.suspend(due.pop_next(99))

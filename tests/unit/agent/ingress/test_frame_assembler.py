@@ -1,4 +1,4 @@
-"""The assembler against friendly and hostile frames."""
+"""Tests of FrameAssembler with valid, repeated, lost and invalid frames."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def operator(**fields) -> agent_pb2.OperatorArguments:
     return agent_pb2.OperatorArguments(**fields)
 
 
-class Asked:
-    """Counts the questions, and answers them all the same."""
+class FakeAdmission:
+    """Gives every record the same verdict, and collects their heads."""
 
     def __init__(self, answer: SelectionVerdict = ACCEPTED_VERDICT) -> None:
         self.answer = answer
@@ -102,7 +102,7 @@ class Asked:
         return self.answer
 
 
-def assembler(
+def make_assembler(
     admit=None, *, known=(), highest_first: int = 1, figures=None, degrades=None
 ) -> FrameAssembler:
     return FrameAssembler(
@@ -114,20 +114,20 @@ def assembler(
         elements=figures is None,
         degrades=degrades is not None,
         known=lambda sequence: sequence in known,
-        admit=admit or Asked(),
+        admit=admit or FakeAdmission(),
     )
 
 
-def feed(taker: FrameAssembler, *frames: agent_pb2.Frame) -> list:
-    return [taker.feed(frame) for frame in frames]
+def feed(assembler: FrameAssembler, *frames: agent_pb2.Frame) -> list:
+    return [assembler.feed(frame) for frame in frames]
 
 
 @pytest.mark.parametrize("cuts", [[16], [0, 16], [0, 1, 15, 16], [5, 16], [3, 3, 16]])
-def test_cuts_do_not_matter(cuts):
+def test_feed_accepts_any_chunk_sizes(cuts):
     """However its bytes are cut, a record arrives once, whole."""
     frames = [record(1, DATA[: cuts[0]])]
     frames += [chunk(1, a, DATA[a:b]) for a, b in pairwise(cuts)]
-    *before, last = feed(assembler(), *frames)
+    *before, last = feed(make_assembler(), *frames)
     assert before == [None] * len(before)
     assert isinstance(last, ReceivedRecord)
     assert load_elements(last.data) == DATA
@@ -182,12 +182,12 @@ def test_cuts_do_not_matter(cuts):
         ([arguments(1, operators=[operator(values={"k": "v" * 65537})])], "65537 characters"),
     ],
 )
-def test_rules_that_break_a_stream(frames, says):
-    """A frame that contradicts itself or its predecessors is refused with the number at fault."""
-    taker = assembler()
-    feed(taker, *frames[:-1])
+def test_feed_rejects_protocol_violations(frames, says):
+    """A frame that contradicts itself or its predecessors is rejected with its number."""
+    assembler = make_assembler()
+    feed(assembler, *frames[:-1])
     with pytest.raises((ProtocolError, ResendError)) as refused:
-        taker.feed(frames[-1])
+        assembler.feed(frames[-1])
     assert says in str(refused.value)
 
 
@@ -201,34 +201,34 @@ def test_rules_that_break_a_stream(frames, says):
         [record(1, DATA[:3]), chunk(2, 3, DATA[3:])],
     ],
 )
-def test_what_is_missing_may_be_sent_again(frames):
+def test_feed_raises_resend_error_for_gaps(frames):
     """A frame that was lost on its way is no fault of the rank."""
-    taker = assembler()
-    feed(taker, *frames[:-1])
+    assembler = make_assembler()
+    feed(assembler, *frames[:-1])
     with pytest.raises(ResendError):
-        taker.feed(frames[-1])
+        assembler.feed(frames[-1])
 
 
-def test_what_comes_twice_is_taken_once():
+def test_feed_ignores_repeated_frames():
     """Records, their pieces, declarations; at once, later, and within another record."""
-    admit = Asked()
+    admit = FakeAdmission()
     head, rest = record(2, DATA[:3]), chunk(2, 3, DATA[3:])
     middle = chunk(2, 3, DATA[3:5])
     frames = [record(1), record(1), head, head, record(1), middle, middle, chunk(2, 5, DATA[5:])]
     frames += [rest, middle, head, end(3), end(3), record(1)]
-    found = [item for item in feed(assembler(admit), *frames) if item is not None]
+    found = [item for item in feed(make_assembler(admit), *frames) if item is not None]
     assert [item.frame_id.sequence for item in found] == [1, 2, 3]
     assert len(admit.heads) == 2
     assert bytes(found[1].data) == DATA
 
 
-def test_what_is_only_declared_takes_no_memory():
-    """A gigabyte in a frame of a few bytes: pages come with what is in them."""
+def test_feed_allocates_no_memory_for_declared_size():
+    """A frame of a few bytes declares a gigabyte: pages are allocated when they are filled."""
     huge = 1 << 30
     before = resident_bytes()
-    taker = assembler()
+    assembler = make_assembler()
     frame = record(1, b"x", dtype="other", shape=[], byte_count=huge)
-    assert feed(taker, frame, chunk(1, 1, DATA)) == [None, None]
+    assert feed(assembler, frame, chunk(1, 1, DATA)) == [None, None]
     assert resident_bytes() - before < huge // 16
 
 
@@ -247,12 +247,12 @@ def resident_bytes() -> int:
         (agent_pb2.Frame(sequence=1), None, 0),
     ],
 )
-def test_a_frame_that_cannot_be_read_takes_its_number(frame, iteration, count):
+def test_settle_unreadable_uses_up_number(frame, iteration, count):
     """Its tensors are dropped in the iteration it names, and the next frame is taken."""
-    taker = assembler(figures=1)
+    assembler = make_assembler(figures=1)
     with pytest.raises(ProtocolError):
-        taker.feed(frame)
-    item = taker.settle_unreadable(frame)
+        assembler.feed(frame)
+    item = assembler.settle_unreadable(frame)
     assert item is not None
     assert item.frame_id.sequence == 1
     if isinstance(item, StatisticRowsResult):
@@ -263,7 +263,7 @@ def test_a_frame_that_cannot_be_read_takes_its_number(frame, iteration, count):
     else:
         assert isinstance(item, MetadataFrame)
         assert reread_metadata_frame(item.raw, "s") == item
-    assert isinstance(taker.feed(end(2)), MetadataFrame)
+    assert isinstance(assembler.feed(end(2)), MetadataFrame)
 
 
 def lost(sequence: int, **fields) -> agent_pb2.Frame:
@@ -275,83 +275,83 @@ def lost(sequence: int, **fields) -> agent_pb2.Frame:
     ("said", "counted"),
     [("corrupted", "corrupted"), ("x", "other")],
 )
-def test_what_a_rank_lost_is_dropped_in_its_iteration(said, counted):
+def test_lost_tensors_are_dropped_in_their_iteration(said, counted):
     """Under a word of the list; once, whatever stood under that number before."""
-    item = assembler().feed(lost(1, reason=said))
+    item = make_assembler().feed(lost(1, reason=said))
     assert isinstance(item, StatisticRowsResult)
     assert (item.frame_id.sequence, item.rows.iteration, item.kept) == (1, 7, 0)
     assert {reason: len(places) for reason, places in item.refused.items()} == {counted: 3}
-    taker = assembler(highest_first=2, known=(1,))
-    assert feed(taker, lost(1), lost(1)) == [None, None]
-    assert isinstance(taker.feed(lost(2)), StatisticRowsResult)
+    assembler = make_assembler(highest_first=2, known=(1,))
+    assert feed(assembler, lost(1), lost(1)) == [None, None]
+    assert isinstance(assembler.feed(lost(2)), StatisticRowsResult)
 
 
 @pytest.mark.parametrize("fields", [{"tensors": 0}, {"tensors": 1025}, {"iteration": 1 << 63}])
-def test_what_no_frame_brings_cannot_be_lost(fields):
-    taker = assembler()
+def test_invalid_count_of_lost_tensors_is_rejected(fields):
+    assembler = make_assembler()
     with pytest.raises(ProtocolError):
-        taker.feed(lost(1, **fields))
-    assert isinstance(taker.settle_unreadable(lost(1, **fields)), MetadataFrame)
+        assembler.feed(lost(1, **fields))
+    assert isinstance(assembler.settle_unreadable(lost(1, **fields)), MetadataFrame)
 
 
-def test_a_record_with_a_bad_piece_is_dropped_whole():
+def test_settle_unreadable_drops_record_with_invalid_chunk():
     """Its other pieces are skipped."""
-    taker = assembler()
+    assembler = make_assembler()
     bad = chunk(1, 3, DATA)
-    feed(taker, record(1, DATA[:3]))
+    feed(assembler, record(1, DATA[:3]))
     with pytest.raises(ProtocolError):
-        taker.feed(bad)
-    outcome = taker.settle_unreadable(bad)
+        assembler.feed(bad)
+    outcome = assembler.settle_unreadable(bad)
     assert isinstance(outcome, RecordOutcome)
     assert (outcome.reason, outcome.head.byte_count) == ("unreadable", 16)
-    assert taker.feed(chunk(1, 3, DATA[3:])) is None
-    assert isinstance(taker.feed(record(2)), ReceivedRecord)
+    assert assembler.feed(chunk(1, 3, DATA[3:])) is None
+    assert isinstance(assembler.feed(record(2)), ReceivedRecord)
 
 
-def test_a_known_frame_that_cannot_be_read_changes_nothing():
-    taker = assembler(known=(1,), highest_first=2)
+def test_settle_unreadable_ignores_known_frame():
+    assembler = make_assembler(known=(1,), highest_first=2)
     with pytest.raises(ProtocolError):
-        taker.feed(record(1, side=0))
-    assert taker.settle_unreadable(record(1, side=0)) is None
+        assembler.feed(record(1, side=0))
+    assert assembler.settle_unreadable(record(1, side=0)) is None
 
 
-def test_end_within_a_record_is_a_fault():
+def test_finish_within_record_raises_resend_error():
     """A stream may not end in the middle of a record."""
-    taker = assembler()
-    feed(taker, record(1, DATA[:3]))
+    assembler = make_assembler()
+    feed(assembler, record(1, DATA[:3]))
     with pytest.raises(ResendError):
-        taker.finish()
+        assembler.finish()
 
 
-def test_refused_record_is_one_outcome_and_no_memory():
-    """The question comes before the memory, once; the bytes of a refused record go nowhere."""
-    admit = Asked(SelectionVerdict(False, "disk_low"))
+def test_rejected_record_is_one_outcome_without_memory():
+    """Admission is checked once, before allocation; bytes of a rejected record are discarded."""
+    admit = FakeAdmission(SelectionVerdict(False, "disk_low"))
     huge = 1 << 50
-    taker = assembler(admit)
+    assembler = make_assembler(admit)
     frame = record(1, b"", dtype="other", shape=[], byte_count=huge)
-    assert feed(taker, frame, chunk(1, 0, DATA)) == [None, None]
+    assert feed(assembler, frame, chunk(1, 0, DATA)) == [None, None]
     assert [head.byte_count for head in admit.heads] == [huge]
-    small = assembler(admit)
+    small = make_assembler(admit)
     *_, outcome = feed(small, record(1, DATA[:3]), chunk(1, 3, DATA[3:]))
     assert isinstance(outcome, RecordOutcome)
     assert (outcome.status, outcome.reason) == (RecordStatus.DROPPED, "disk_low")
 
 
-def test_memory_that_is_not_there_is_a_reason():
+def test_record_without_memory_is_dropped():
     """A record too large for this machine's memory is dropped, not the stream."""
-    taker = assembler()
-    feed(taker, record(1, b"", dtype="other", shape=[], byte_count=(1 << 62)))
-    assert taker.feed(chunk(1, 0, DATA)) is None
+    assembler = make_assembler()
+    feed(assembler, record(1, b"", dtype="other", shape=[], byte_count=(1 << 62)))
+    assert assembler.feed(chunk(1, 0, DATA)) is None
 
 
-def test_repeated_frames_are_neither_admitted_nor_given_out():
-    """What arrived before is recognised by its number, with chunks or without."""
-    admit = Asked()
-    taker = assembler(admit, known={1, 2, 3}, highest_first=3)
+def test_known_frames_are_neither_admitted_nor_returned():
+    """Known frames are recognized by number, with chunks or without."""
+    admit = FakeAdmission()
+    assembler = make_assembler(admit, known={1, 2, 3}, highest_first=3)
     frames = [record(1), record(2, DATA[:3]), chunk(2, 3, DATA[3:]), end(3, iteration=1)]
-    assert feed(taker, *frames) == [None] * 4
+    assert feed(assembler, *frames) == [None] * 4
     assert admit.heads == []
-    assert isinstance(taker.feed(record(4)), ReceivedRecord)
+    assert isinstance(assembler.feed(record(4)), ReceivedRecord)
 
 
 @pytest.mark.parametrize(
@@ -373,42 +373,42 @@ def test_repeated_frames_are_neither_admitted_nor_given_out():
         (figures(1, *["1,2"] * 1025), "at most 1024"),
     ],
 )
-def test_figures_that_could_harm_a_table(frame, says):
-    """Figures are as many as the plan has columns, short, and nothing that ends a field."""
+def test_statistics_that_could_damage_a_table_are_rejected(frame, says):
+    """Statistics must match the columns of the plan, be short and contain no separators."""
     with pytest.raises(ProtocolError) as refused:
-        assembler(figures=2).feed(frame)
+        make_assembler(figures=2).feed(frame)
     assert says in str(refused.value)
 
 
-def test_more_columns_than_a_table_may_have():
+def test_too_many_statistics_are_rejected():
     """The bound holds for the plan too."""
     with pytest.raises(ProtocolError, match="at most 64"):
-        assembler(figures=65).feed(figures(1, ",".join(["0"] * 65)))
+        make_assembler(figures=65).feed(figures(1, ",".join(["0"] * 65)))
 
 
-def test_rows_of_figures_arrive_whole():
+def test_rows_of_statistics_are_returned():
     """They are one frame with one number, in their order, whatever the tensors' sizes."""
-    taker = assembler(figures=2)
-    declared = taker.feed(figures(1, "6,-inf", "nan,0", iteration=4))
+    assembler = make_assembler(figures=2)
+    declared = assembler.feed(figures(1, "6,-inf", "nan,0", iteration=4))
     assert isinstance(declared, MetadataFrame)
     rows = declared.declaration
     assert isinstance(rows, StatisticRows)
     assert (rows.iteration, rows.statistics) == (4, ("6,-inf", "nan,0"))
     assert [each.byte_count for each in rows.kinds] == [16, 16]
     assert reread_statistic_rows(declared.raw) == rows
-    assert isinstance(taker.feed(figures(2)), MetadataFrame)
+    assert isinstance(assembler.feed(figures(2)), MetadataFrame)
 
 
-def test_a_plan_without_figures_has_rows_without():
+def test_plan_without_statistics_accepts_empty_rows():
     """A table may have its fixed columns alone."""
-    assert isinstance(assembler(figures=0).feed(figures(1, "", "")), MetadataFrame)
+    assert isinstance(make_assembler(figures=0).feed(figures(1, "", "")), MetadataFrame)
     with pytest.raises(ProtocolError, match="1 statistics, the plan has 0"):
-        assembler(figures=0).feed(figures(1, "1"))
+        make_assembler(figures=0).feed(figures(1, "1"))
 
 
-def test_elements_in_the_place_of_figures_are_not_a_fault():
+def test_elements_in_place_of_statistics_are_admitted():
     """Whether they are kept is the admission's question: one tensor must not cost the session."""
-    assert isinstance(assembler(figures=2).feed(record(1)), ReceivedRecord)
+    assert isinstance(make_assembler(figures=2).feed(record(1)), ReceivedRecord)
 
 
 @pytest.mark.parametrize(
@@ -419,31 +419,30 @@ def test_elements_in_the_place_of_figures_are_not_a_fault():
         arguments(1, iteration=4, operators=[operator(op_name="a", values={"k": "v"})]),
     ],
 )
-def test_declarations_survive_the_ledger(frame):
-    """What the ledger keeps of a declaration is enough to read it again."""
-    declared = assembler().feed(frame)
+def test_metadata_frame_can_be_reread(frame):
+    declared = make_assembler().feed(frame)
     assert isinstance(declared, MetadataFrame)
     assert reread_metadata_frame(declared.raw, "s") == declared
 
 
-class TestSlab:
-    def test_elements_beside_the_frame_are_not_copied(self):
+class TestSeparateData:
+    def test_elements_are_not_copied(self):
         """A parcel's data is the very memory that the slab's entry has."""
         memory = memoryview(bytearray(DATA))
-        parcel = assembler().feed(record(1, b""), memory)
+        parcel = make_assembler().feed(record(1, b""), memory)
         assert isinstance(parcel, ReceivedRecord)
         assert parcel.data is memory
 
-    def test_pieces_are_copied_at_once(self):
-        """What was copied may be overwritten before the record is whole."""
-        taker, memory = assembler(), memoryview(bytearray(DATA))
-        assert taker.feed(record(1, b""), memory[:8]) is None
-        assert taker.within_record
+    def test_chunks_are_copied_at_once(self):
+        """Copied chunks may be overwritten before the record is complete."""
+        assembler, memory = make_assembler(), memoryview(bytearray(DATA))
+        assert assembler.feed(record(1, b""), memory[:8]) is None
+        assert assembler.within_record
         memory[:8] = bytes(8)
-        parcel = taker.feed(chunk(1, 8, b""), memory[8:])
+        parcel = assembler.feed(chunk(1, 8, b""), memory[8:])
         assert isinstance(parcel, ReceivedRecord)
         assert load_elements(parcel.data) == DATA
-        assert not taker.within_record
+        assert not assembler.within_record
 
     @pytest.mark.parametrize(
         "pieces",
@@ -454,56 +453,56 @@ class TestSlab:
             [(record(1, b""), DATA[:8], ""), (chunk(1, 8, b""), DATA[8:], "torn")],
         ],
     )
-    def test_elements_that_never_came_are_a_drop(self, pieces):
+    def test_lost_elements_drop_record(self, pieces):
         """Whichever piece is missing, the record is dropped once, and the next one is taken."""
-        taker = assembler()
+        assembler = make_assembler()
         *open_ones, outcome = [
-            taker.feed(frame, memoryview(data), lost=lost) for frame, data, lost in pieces
+            assembler.feed(frame, memoryview(data), lost=lost) for frame, data, lost in pieces
         ]
         assert open_ones == [None] * (len(pieces) - 1)
         assert isinstance(outcome, RecordOutcome)
         assert (outcome.status, outcome.reason) == (RecordStatus.DROPPED, "torn")
-        assert isinstance(taker.feed(record(2, b""), memoryview(DATA)), ReceivedRecord)
+        assert isinstance(assembler.feed(record(2, b""), memoryview(DATA)), ReceivedRecord)
 
-    def test_frames_without_elements_lose_nothing(self):
-        """Figures and declarations stand in the frame: it counts though its entry was given up."""
-        taker, nothing = assembler(figures=1), memoryview(b"")
-        assert isinstance(taker.feed(figures(1, "1"), nothing, lost="torn"), MetadataFrame)
-        assert isinstance(taker.feed(end(2), nothing, lost="torn"), MetadataFrame)
+    def test_loss_without_elements_has_no_effect(self):
+        """Statistics and metadata are in the frame, which is valid without its data."""
+        assembler, nothing = make_assembler(figures=1), memoryview(b"")
+        assert isinstance(assembler.feed(figures(1, "1"), nothing, lost="torn"), MetadataFrame)
+        assert isinstance(assembler.feed(end(2), nothing, lost="torn"), MetadataFrame)
 
-    def test_record_whose_rest_never_comes(self):
+    def test_cut_off_drops_open_record(self):
         """It is dropped for the first reason there is; a repeated one was accounted for before."""
-        taker = assembler()
-        assert taker.cut_off("torn") is None
-        taker.feed(record(1, b""), memoryview(DATA)[:8])
-        outcome = taker.cut_off("torn")
+        assembler = make_assembler()
+        assert assembler.cut_off("torn") is None
+        assembler.feed(record(1, b""), memoryview(DATA)[:8])
+        outcome = assembler.cut_off("torn")
         assert isinstance(outcome, RecordOutcome)
         assert outcome.reason == "torn"
-        refused = assembler(Asked(SelectionVerdict(False, "disk_low")))
+        refused = make_assembler(FakeAdmission(SelectionVerdict(False, "disk_low")))
         refused.feed(record(1, b""), memoryview(DATA)[:8])
         outcome = refused.cut_off("torn")
         assert isinstance(outcome, RecordOutcome)
         assert outcome.reason == "disk_low"
-        again = assembler(known=(1,))
+        again = make_assembler(known=(1,))
         again.feed(record(1, b""), memoryview(DATA)[:8])
         assert again.cut_off("torn") is None
 
-    def test_elements_stand_in_one_place(self):
+    def test_elements_in_frame_and_beside_it_are_rejected(self):
         """A frame of a slab that brings bytes of its own is at fault."""
         with pytest.raises(ProtocolError, match="bytes of data itself"):
-            assembler().feed(record(1), memoryview(DATA))
+            make_assembler().feed(record(1), memoryview(DATA))
 
 
-class TestDegraded:
-    def test_degraded_rows_are_taken(self):
+class TestDegradedRows:
+    def test_are_accepted_where_plan_degrades(self):
         """Where the plan's on_full keeps statistics, also beside elements."""
-        declared = assembler(degrades=1).feed(figures(1, "1", degraded=True))
+        declared = make_assembler(degrades=1).feed(figures(1, "1", degraded=True))
         assert isinstance(declared, MetadataFrame)
         assert isinstance(declared.declaration, StatisticRows)
         assert declared.declaration.degraded
 
     @pytest.mark.parametrize("figures_due", [None, 1])
-    def test_degraded_without_leave(self, figures_due):
+    def test_are_rejected_where_plan_does_not_degrade(self, figures_due):
         """Not where the plan has another on_full."""
         with pytest.raises(ProtocolError, match="is degraded"):
-            assembler(figures=figures_due).feed(figures(1, "1", degraded=True))
+            make_assembler(figures=figures_due).feed(figures(1, "1", degraded=True))

@@ -1,4 +1,4 @@
-"""Workers outlive what they work on."""
+"""Tests of RecordWorkers: threads continue after a failing record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankdumpd.agent.records import FrameId, ReceivedRecord, RecordOutcome, Reco
 
 
 @pytest.mark.parametrize("batches", [((0,), (1,)), ((0, 1),)])
-def test_failing_record_is_counted_and_the_next_is_served(make_head, caplog, batches):
+def test_record_workers_continue_after_failing_record(make_head, caplog, batches):
     """An unforeseen error drops its record by a reason of its own; the worker goes on."""
     done: queue.SimpleQueue[Sequence[RecordOutcome]] = queue.SimpleQueue()
 

@@ -1,4 +1,4 @@
-"""What comes together is handed on together; every byte of the budget comes back."""
+"""Tests of SessionIntake: batches, failing frames, and release of the whole budget."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pytest
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
 from rankdump.errors import ProtocolError, ResendError, UnavailableError
 from rankdump.wire.v1 import agent_pb2
-from rankdumpd.agent.ingress import session_intake as room
+from rankdumpd.agent.ingress import session_intake
 from rankdumpd.agent.ingress.session_intake import FailureCounter, SessionIntake
 from rankdumpd.agent.limits.admission import ResourcePolicy, ResourceUsage
 from rankdumpd.agent.limits.usage import QueueBudget
 from rankdumpd.agent.records import MetadataFrame, ReceivedRecord, RecordOutcome
 from rankdumpd.agent.session.rank_session import RankSession
 
-LARGE = room.SMALL_RECORD_BYTES + 1
+LARGE = session_intake.SMALL_RECORD_BYTES + 1
 CEILING = 100_000
 
 
-class Taker:
-    """Stands where workers and the committer would: keeps what it is given."""
+class SubmittedBatches:
+    """Takes the place of workers and committer, and collects submitted batches."""
 
     def __init__(self) -> None:
         self.batches: list[Sequence[Any]] = []
@@ -36,18 +36,18 @@ class Taker:
         return [[item.frame_id.sequence for item in batch] for batch in self.batches]
 
 
-class House:
-    """An intake with the rooms around it."""
+class IntakeRig:
+    """An intake with a session, a budget, and collectors of its output."""
 
     def __init__(self, make_request, *, limit_bytes: int = 1 << 30) -> None:
         plan = DumpPlan(output=OutputSettings(root="/dump"))
         self.session = RankSession(make_request(plan_json=plan_to_json(plan)), plan)
         self.budget = QueueBudget(limit_bytes)
-        self.workers, self.committer = Taker(), Taker()
+        self.workers, self.committer = SubmittedBatches(), SubmittedBatches()
         self.asked = 0
         self.tries = FailureCounter()
-        rooms: Any = {"workers": self.workers, "committer": self.committer}
-        self._rooms = rooms
+        parts: Any = {"workers": self.workers, "committer": self.committer}
+        self._parts = parts
         self.renew()
 
     def renew(self) -> None:
@@ -55,26 +55,26 @@ class House:
         self.intake = SessionIntake(
             self.session,
             budget=self.budget,
-            look_up_usage=self._room,
+            look_up_usage=self._look_up_usage,
             failures=self.tries,
-            **self._rooms,
+            **self._parts,
         )
 
-    def _room(self) -> ResourceUsage:
+    def _look_up_usage(self) -> ResourceUsage:
         self.asked += 1
         return ResourceUsage(ResourcePolicy(CEILING))
 
     def settle(self) -> None:
-        """Give back what the committer would once everything is done."""
-        parcels = [item for batch in self.workers.batches for item in batch]
-        sizes = [room.compute_cost_bytes(parcel.head.byte_count) for parcel in parcels]
+        """Release the budget, as the committer would after committing everything."""
+        records = [item for batch in self.workers.batches for item in batch]
+        sizes = [session_intake.compute_cost_bytes(record.head.byte_count) for record in records]
         others = sum(map(len, self.committer.batches))
         self.budget.release(sum(sizes) + self.committer.cost, items=len(sizes) + others)
 
 
 @pytest.fixture
-def house(make_request) -> House:
-    return House(make_request)
+def rig(make_request) -> IntakeRig:
+    return IntakeRig(make_request)
 
 
 def record(sequence: int, size: int = 4, *, first: int | None = None) -> agent_pb2.Frame:
@@ -95,144 +95,144 @@ def end(sequence: int) -> agent_pb2.Frame:
     return agent_pb2.Frame(sequence=sequence, iteration_end=agent_pb2.IterationEnd())
 
 
-def take(house: House, *frames: agent_pb2.Frame) -> None:
+def take(rig: IntakeRig, *frames: agent_pb2.Frame) -> None:
     for frame in frames:
-        house.intake.handle_frame(frame)
+        rig.intake.handle_frame(frame)
 
 
-def test_small_records_wait_for_those_that_come_with_them(house):
-    """Nothing is handed on before its time, and the disk is asked for once."""
-    take(house, *[record(n) for n in range(1, 5)], end(5))
-    assert (house.workers.batches, house.budget.items, house.asked) == ([], 0, 1)
-    house.intake.flush()
-    house.intake.flush()
-    assert house.workers.numbers() == [[1, 2, 3, 4]]
-    assert house.committer.numbers() == [[5]]
-    assert all(isinstance(each, ReceivedRecord) for each in house.workers.batches[0])
-    assert isinstance(house.committer.batches[0][0], MetadataFrame)
-    assert house.budget.items == 5
-    house.settle()
-    assert (house.budget.items, house.budget.used_bytes) == (0, 0)
+def test_intake_gathers_small_records_until_flush(rig):
+    """Nothing is submitted before the flush, and the usage is looked up once."""
+    take(rig, *[record(n) for n in range(1, 5)], end(5))
+    assert (rig.workers.batches, rig.budget.items, rig.asked) == ([], 0, 1)
+    rig.intake.flush()
+    rig.intake.flush()
+    assert rig.workers.numbers() == [[1, 2, 3, 4]]
+    assert rig.committer.numbers() == [[5]]
+    assert all(isinstance(each, ReceivedRecord) for each in rig.workers.batches[0])
+    assert isinstance(rig.committer.batches[0][0], MetadataFrame)
+    assert rig.budget.items == 5
+    rig.settle()
+    assert (rig.budget.items, rig.budget.used_bytes) == (0, 0)
 
 
-def test_bounds_of_a_batch(house, monkeypatch):
-    """So many and so large together: then it is handed on, whatever else comes."""
-    monkeypatch.setattr(room, "MAX_GATHERED_FRAMES", 3)
-    take(house, *[record(n) for n in range(1, 8)])
-    assert house.workers.numbers() == [[1, 2, 3], [4, 5, 6]]
-    monkeypatch.setattr(room, "MAX_GATHERED_BYTES", 1)
-    take(house, record(8))
-    assert house.workers.numbers()[2:] == [[7, 8]]
+def test_intake_limits_batch_in_frames_and_bytes(rig, monkeypatch):
+    """A batch is submitted at its largest count or size."""
+    monkeypatch.setattr(session_intake, "MAX_GATHERED_FRAMES", 3)
+    take(rig, *[record(n) for n in range(1, 8)])
+    assert rig.workers.numbers() == [[1, 2, 3], [4, 5, 6]]
+    monkeypatch.setattr(session_intake, "MAX_GATHERED_BYTES", 1)
+    take(rig, record(8))
+    assert rig.workers.numbers()[2:] == [[7, 8]]
 
 
 @pytest.mark.parametrize("first", [LARGE, 3, 0])
-def test_a_large_record_goes_alone_after_those_before_it(house, first):
-    """However it is cut; its room is taken before its memory is."""
-    take(house, record(1), record(2, LARGE, first=first))
-    assert house.workers.numbers()[0] == [1]
-    assert house.budget.items == 2
+def test_intake_submits_large_record_alone(rig, first):
+    """Complete or in chunks; the budget is charged before memory is allocated."""
+    take(rig, record(1), record(2, LARGE, first=first))
+    assert rig.workers.numbers()[0] == [1]
+    assert rig.budget.items == 2
     if first < LARGE:
-        take(house, chunk(2, first, LARGE - first))
-    take(house, record(3))
-    assert house.workers.numbers() == [[1], [2]]
-    house.intake.flush()
-    house.settle()
-    assert (house.budget.items, house.budget.used_bytes) == (0, 0)
+        take(rig, chunk(2, first, LARGE - first))
+    take(rig, record(3))
+    assert rig.workers.numbers() == [[1], [2]]
+    rig.intake.flush()
+    rig.settle()
+    assert (rig.budget.items, rig.budget.used_bytes) == (0, 0)
 
 
-def test_a_large_record_that_is_cut_off_gives_its_room_back(house):
+def test_intake_releases_budget_of_incomplete_record(rig):
     """It leaves as a counted drop that occupies next to nothing."""
-    take(house, record(1, LARGE, first=3))
-    assert house.budget.used_bytes == room.compute_cost_bytes(3)
-    take(house, chunk(1, 3, 100))
-    assert house.budget.used_bytes == room.compute_cost_bytes(103)
-    house.intake.cut_off("torn")
-    ((outcome,),) = house.committer.batches
+    take(rig, record(1, LARGE, first=3))
+    assert rig.budget.used_bytes == session_intake.compute_cost_bytes(3)
+    take(rig, chunk(1, 3, 100))
+    assert rig.budget.used_bytes == session_intake.compute_cost_bytes(103)
+    rig.intake.cut_off("torn")
+    ((outcome,),) = rig.committer.batches
     assert isinstance(outcome, RecordOutcome)
-    assert (outcome.reason, house.workers.batches) == ("torn", [])
-    assert house.budget.used_bytes == room.compute_cost_bytes(0)
-    house.settle()
-    assert (house.budget.items, house.budget.used_bytes) == (0, 0)
+    assert (outcome.reason, rig.workers.batches) == ("torn", [])
+    assert rig.budget.used_bytes == session_intake.compute_cost_bytes(0)
+    rig.settle()
+    assert (rig.budget.items, rig.budget.used_bytes) == (0, 0)
 
 
-def test_refused_records_need_no_worker(house):
+def test_intake_commits_rejected_records_without_worker(rig):
     """They are counted like any other frame, beside those that are kept."""
-    take(house, record(1), record(2, CEILING + 1), record(3))
-    house.intake.flush()
-    assert house.workers.numbers() == [[1], [3]]
-    ((outcome,),) = house.committer.batches
+    take(rig, record(1), record(2, CEILING + 1), record(3))
+    rig.intake.flush()
+    assert rig.workers.numbers() == [[1], [3]]
+    ((outcome,),) = rig.committer.batches
     assert outcome.reason == "record_too_large"
-    house.settle()
-    assert (house.budget.items, house.budget.used_bytes) == (0, 0)
+    rig.settle()
+    assert (rig.budget.items, rig.budget.used_bytes) == (0, 0)
 
 
-def test_what_another_stream_has_taken_meanwhile(house):
-    """Each frame has one owner; what it occupied here is given back at once."""
-    take(house, *[record(n) for n in range(1, 6)], end(6))
-    assert house.session.claim_frames({2, 4, 6, 99}) == {2, 4, 6, 99}
-    house.intake.flush()
-    assert house.workers.numbers() == [[1, 3, 5]]
-    assert house.committer.batches == []
-    house.settle()
-    assert (house.budget.items, house.budget.used_bytes) == (0, 0)
-    take(house, record(7))
-    house.session.claim_frames({7})
-    house.intake.flush()
-    assert (house.workers.numbers(), house.budget.items) == ([[1, 3, 5]], 0)
+def test_intake_ignores_frames_claimed_by_another_stream(rig):
+    """Each frame has one owner; the budget of the other stream is released at once."""
+    take(rig, *[record(n) for n in range(1, 6)], end(6))
+    assert rig.session.claim_frames({2, 4, 6, 99}) == {2, 4, 6, 99}
+    rig.intake.flush()
+    assert rig.workers.numbers() == [[1, 3, 5]]
+    assert rig.committer.batches == []
+    rig.settle()
+    assert (rig.budget.items, rig.budget.used_bytes) == (0, 0)
+    take(rig, record(7))
+    rig.session.claim_frames({7})
+    rig.intake.flush()
+    assert (rig.workers.numbers(), rig.budget.items) == ([[1, 3, 5]], 0)
 
 
-def test_frames_before_a_fault_are_kept(house):
+def test_intake_keeps_frames_before_a_fault(rig):
     """The stream ends with the frame that breaks a rule, not with those before it."""
     with pytest.raises(ResendError):
-        take(house, record(1), record(2), record(9))
-    house.intake.flush()
-    assert house.workers.numbers() == [[1, 2]]
+        take(rig, record(1), record(2), record(9))
+    rig.intake.flush()
+    assert rig.workers.numbers() == [[1, 2]]
 
 
-def test_a_frame_that_fails_three_times_is_given_up(house):
+def test_intake_drops_frame_that_fails_three_times(rig):
     """Streams come and go meanwhile: it is the session that counts."""
     bad = agent_pb2.Frame(sequence=2, record=agent_pb2.Record(kind=b"\xff"))
-    for _ in range(room.MAX_UNREADABLE_TRIES - 1):
+    for _ in range(session_intake.MAX_UNREADABLE_TRIES - 1):
         with pytest.raises(ResendError, match="frame 2 cannot be read"):
-            take(house, record(1), bad)
-        house.intake.flush()
-        house.renew()
-    take(house, record(1), bad, record(3))
-    house.intake.flush()
-    ((judged,),) = house.committer.batches
+            take(rig, record(1), bad)
+        rig.intake.flush()
+        rig.renew()
+    take(rig, record(1), bad, record(3))
+    rig.intake.flush()
+    ((judged,),) = rig.committer.batches
     assert (judged.frame_id.sequence, dict(judged.refused)) == (2, {"unreadable": range(1)})
-    assert house.workers.numbers() == [[1], [3]]
-    assert any("could not be read" in each for each in house.session.findings())
+    assert rig.workers.numbers() == [[1], [3]]
+    assert any("could not be read" in each for each in rig.session.findings())
 
 
-def test_a_number_that_never_comes_is_refused_in_the_end(house):
+def test_intake_rejects_repeated_gap(rig):
     """A rank that sent all it has ten times has no more."""
-    for _ in range(room.MAX_GAPS - 1):
+    for _ in range(session_intake.MAX_GAPS - 1):
         with pytest.raises(ResendError):
-            take(house, record(1), record(3))
-        house.renew()
+            take(rig, record(1), record(3))
+        rig.renew()
     with pytest.raises(ProtocolError, match="10 times in a row"):
-        take(house, record(1), record(3))
+        take(rig, record(1), record(3))
 
 
-def test_what_is_only_declared_keeps_nobody_waiting(make_request):
-    """A record over the whole limit of which a byte came leaves the room to others."""
-    house = House(make_request, limit_bytes=LARGE * 2)
-    take(house, record(1, 5 * LARGE, first=1))
-    house.budget.acquire(LARGE)
-    house.budget.release(LARGE)
-    take(house, *[chunk(1, at, LARGE) for at in range(1, 3 * LARGE, LARGE)])
-    assert house.budget.used_bytes == room.compute_cost_bytes(3 * LARGE + 1)
-    house.intake.release_budget()
-    assert (house.budget.items, house.budget.used_bytes) == (0, 0)
+def test_intake_charges_no_declared_bytes(make_request):
+    """A record above the limit of which one byte arrived does not block others."""
+    rig = IntakeRig(make_request, limit_bytes=LARGE * 2)
+    take(rig, record(1, 5 * LARGE, first=1))
+    rig.budget.acquire(LARGE)
+    rig.budget.release(LARGE)
+    take(rig, *[chunk(1, at, LARGE) for at in range(1, 3 * LARGE, LARGE)])
+    assert rig.budget.used_bytes == session_intake.compute_cost_bytes(3 * LARGE + 1)
+    rig.intake.release_budget()
+    assert (rig.budget.items, rig.budget.used_bytes) == (0, 0)
 
 
-def test_an_agent_that_stops_takes_no_more(house):
-    """What was gathered is nobody's then: it is sent again to the next agent."""
-    take(house, record(1))
-    house.budget.close()
+def test_intake_fails_when_agent_stops(rig):
+    """Gathered frames are not submitted: they are resent to the next agent."""
+    take(rig, record(1))
+    rig.budget.close()
     with pytest.raises(UnavailableError):
-        house.intake.flush()
-    assert not house.session.is_known(1)
-    house.intake.release_budget()
-    assert (house.budget.items, house.budget.used_bytes) == (0, 0)
+        rig.intake.flush()
+    assert not rig.session.is_known(1)
+    rig.intake.release_budget()
+    assert (rig.budget.items, rig.budget.used_bytes) == (0, 0)

@@ -1,4 +1,4 @@
-"""What the ledger forgets of sessions that are over, and what it still knows of them."""
+"""Tests of folding in the ledger: removed rows of ended sessions, and the sums that are kept."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ DAY_US = 86_400 * 10**6
 BALANCE = IterationStatus("job", "session", 0, 0, True)
 
 
-class Clock:
-    """Microseconds since the epoch, as the test says."""
+class SettableClock:
+    """Microseconds since the epoch, set by the test."""
 
     now_us = 10 * DAY_US
 
@@ -40,12 +40,12 @@ class Clock:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
+def clock() -> SettableClock:
+    return SettableClock()
 
 
 @pytest.fixture
-def ledger(tmp_path: Path, clock: Clock):
+def ledger(tmp_path: Path, clock: SettableClock):
     ledger = AgentLedger(tmp_path / "state", now_us=clock)
     yield ledger
     ledger.close()
@@ -116,10 +116,10 @@ def known(ledger: AgentLedger) -> set[int]:
 
 
 @pytest.mark.parametrize("at_once", [4096, 3])
-def test_rows_of_a_closed_session_go_after_a_day_and_their_sums_stay(
+def test_rows_of_closed_session_are_folded_into_sums_after_a_day(
     ledger, dump, clock, monkeypatch, at_once
 ):
-    """Balances, ends and known numbers are what they were; rows that did not end stay."""
+    """Balances, ends and known numbers do not change; rows of open iterations stay."""
     monkeypatch.setattr(retention, "MAX_FOLDED_ROWS", at_once)
     dump()
     before, ends, numbers = sums(ledger), ledger.ends("session"), known(ledger)
@@ -147,8 +147,8 @@ def test_rows_of_a_closed_session_go_after_a_day_and_their_sums_stay(
         "records SET bytes_stored = 9223372036854775807",
     ],
 )
-def test_rows_that_are_damaged_or_tell_of_too_much_keep_no_others(ledger, dump, clock, change):
-    """They go with a sum of what can be read of them, and so do those of all other sessions."""
+def test_damaged_rows_do_not_block_folding(ledger, dump, clock, change):
+    """Their readable columns are summed up, and rows of all other sessions are folded."""
     dump("damaged")
     dump()
     with ledger._transaction() as base:
@@ -161,8 +161,8 @@ def test_rows_that_are_damaged_or_tell_of_too_much_keep_no_others(ledger, dump, 
     assert rows_of(ledger, "figures") == 2 * 1
 
 
-def test_what_the_coordinator_has_to_be_told_stays(tmp_path, make_request, clock):
-    """A declaration whose events nobody has heard of yet outlives the day."""
+def test_unreported_items_are_not_folded(tmp_path, make_request, clock):
+    """A frame whose events are not reported yet is kept after a day."""
     ledger = AgentLedger(tmp_path / "state", report_bytes=1 << 20, now_us=clock)
     ledger.open_session(make_request())
     columns = EventColumns.from_events([RankEvent(0, 0, 0, 0, "op", EventKind.OPERATOR, 1, 2)])
@@ -184,7 +184,7 @@ def test_what_the_coordinator_has_to_be_told_stays(tmp_path, make_request, clock
     ledger.close()
 
 
-def test_forget_takes_one_iteration(ledger, dump):
+def test_forget_folds_one_iteration(ledger, dump):
     """An iteration whose files went is folded at once; its neighbours keep their rows."""
     dump(closed=False)
     before, numbers = sums(ledger), known(ledger)
@@ -196,16 +196,16 @@ def test_forget_takes_one_iteration(ledger, dump):
     assert len(ledger.kept("session", 1)) == len(ledger.kept("session", 2)) == 4
 
 
-def test_a_number_that_was_folded_is_not_taken_again(ledger, dump, make_head, clock):
-    """What a rank sends again after all that time changes nothing."""
+def test_folded_number_is_not_entered_again(ledger, dump, make_head, clock):
+    """A frame that is resent after folding changes nothing."""
     dump()
     clock.now_us += DAY_US
     tidied(ledger)
     assert known(ledger) >= set(range(1, 13))
 
 
-def test_a_rank_that_is_lost_for_good_is_not_restored(ledger, dump, make_request, clock, tmp_path):
-    """For a day it is expected; it is found when it comes after that, and expected again."""
+def test_session_of_lost_rank_is_not_restored(ledger, dump, make_request, clock, tmp_path):
+    """It is expected for a day; if it returns later, its session is found and expected again."""
     dump(closed=False)
     ledger.note_departed_sessions(["session"])
     assert ledger.unfinished() == ["session"]
@@ -222,8 +222,8 @@ def test_a_rank_that_is_lost_for_good_is_not_restored(ledger, dump, make_request
     again.close()
 
 
-def test_a_lost_rank_with_something_to_be_done_is_restored(ledger, make_request, clock):
-    """What waits for its disk is not forgotten, however long it waits."""
+def test_session_of_lost_rank_with_pending_metadata_is_restored(ledger, make_request, clock):
+    """Frames that wait for a disk are kept for any time."""
     ledger.open_session(make_request())
     end = MetadataFrame(FrameId("session", 1), IterationEnd(0, 0), b"end")
     ledger.commit((), (), [end], {"session": 1}, synced=False)
@@ -234,7 +234,7 @@ def test_a_lost_rank_with_something_to_be_done_is_restored(ledger, make_request,
     assert ledger.unapplied("session") == [b"end"]
 
 
-def test_a_state_folder_without_room_says_so(tmp_path, monkeypatch):
+def test_ledger_on_full_disk_raises_exhausted_error(tmp_path, monkeypatch):
     """It is a fault that passes, with an exit status of its own, and no mistake in a setting."""
     real = sqlite3.connect
 
@@ -250,7 +250,7 @@ def test_a_state_folder_without_room_says_so(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("keeps", [0, 4096])
-def test_a_damaged_ledger_is_said_in_one_line(ledger, dump, tmp_path, keeps):
+def test_damaged_ledger_raises_one_line_error(ledger, dump, tmp_path, keeps):
     """Neither a header nor a page that is not SQLite's is taken for a setting that is wrong."""
     dump()
     ledger.close()

@@ -1,4 +1,4 @@
-"""What the ledger remembers, and what entering it twice changes."""
+"""Tests of AgentLedger: commits, repetitions, rereading after a restart, and migrations."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ from rankdump.errors import ConfigError
 from rankdumpd.agent.ledger import database, reader
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.ledger.rows import (
-    IterationEndRow,
     OutcomeCountRow,
     StoredRecord,
     StoredStatisticRows,
-    StoredTableRow,
 )
 from rankdumpd.agent.records import (
     BinTensor,
@@ -114,8 +112,8 @@ def commit(
     ledger.commit(outcomes, judged, declarations, {"session": watermark}, synced=False)
 
 
-def test_resume_point_is_the_first_gap(ledger, make_request, stored):
-    """After a restart everything up to the first missing number is known, and what lies beyond."""
+def test_ledger_resumes_at_first_gap(ledger, make_request, stored):
+    """After a restart the watermark and the committed numbers above it are known."""
     ledger.open_session(make_request())
     commit(ledger, [stored(n) for n in (1, 2, 5)], [declared(3, IterationEnd(0, 2))], watermark=1)
     row = ledger.find("session")
@@ -127,8 +125,8 @@ def test_resume_point_is_the_first_gap(ledger, make_request, stored):
     assert 4 not in progress
 
 
-def test_entering_twice_changes_nothing(ledger, make_request, make_head, stored):
-    """A number that stands in the ledger keeps its first outcome."""
+def test_commit_of_known_frame_changes_nothing(ledger, make_request, make_head, stored):
+    """A number in the ledger keeps its first outcome."""
     ledger.open_session(make_request())
     for _ in range(2):
         commit(ledger, [stored(1)], [declared(2, IterationEnd(0, 1))])
@@ -137,8 +135,8 @@ def test_entering_twice_changes_nothing(ledger, make_request, make_head, stored)
     assert ledger.unapplied("session") == [b"raw2"]
 
 
-def test_sums_over_63_bits_can_be_read(ledger, make_request, make_head):
-    """Or a rank that declares what never comes would keep its agent from starting again."""
+def test_counts_are_limited_to_63_bits(ledger, make_request, make_head):
+    """Otherwise a rank that declares huge sizes would keep its agent from starting."""
     ledger.open_session(make_request())
     lost = [
         make_drop_outcome(FrameId("session", n), make_head(byte_count=1 << 62), "torn")
@@ -150,8 +148,7 @@ def test_sums_over_63_bits_can_be_read(ledger, make_request, make_head):
     ]
 
 
-def test_rows_survive_another_process(ledger, make_request, make_head, stored, tmp_path):
-    """What one ledger committed the next one on the same folder knows."""
+def test_rows_survive_reopening(ledger, make_request, make_head, stored, tmp_path):
     request = make_request(rank=3, world_size=8, host="h\u00e9te")
     ledger.open_session(request)
     commit(
@@ -166,7 +163,7 @@ def test_rows_survive_another_process(ledger, make_request, make_head, stored, t
     assert row is not None
     assert row.request == replace(request, config_source=b"")
     assert (row.state, row.ordered_graphs) == (SessionState.OPEN, (1, 2))
-    assert again.ends("session") == [IterationEndRow(0, 4, {"full": 3}, 5, 6, 7)]
+    assert again.ends("session") == [IterationEnd(0, 4, {"full": 3}, 5, 6, 7)]
     assert len(again.counts("session")) == 2
     (kept,) = again.kept("session", 0)
     assert isinstance(kept, StoredRecord)
@@ -176,7 +173,7 @@ def test_rows_survive_another_process(ledger, make_request, make_head, stored, t
     again.close()
 
 
-def test_sessions_come_back_in_the_order_in_which_they_came(tmp_path, make_request):
+def test_unfinished_sessions_are_ordered_by_opening(tmp_path, make_request):
     """To open one again changes nothing of that."""
     now_us = iter(range(100, 200))
     ledger = AgentLedger(tmp_path / "other", now_us=lambda: next(now_us))
@@ -186,8 +183,7 @@ def test_sessions_come_back_in_the_order_in_which_they_came(tmp_path, make_reque
     ledger.close()
 
 
-def test_applied_declarations_are_not_given_out_again(ledger, make_request):
-    """A goodbye that took effect closes the session for good."""
+def test_applied_session_end_closes_session(ledger, make_request):
     ledger.open_session(make_request())
     goodbye = SessionEnd(7, ("never matched: x",))
     commit(ledger, (), [declared(1, goodbye)])
@@ -200,7 +196,7 @@ def test_applied_declarations_are_not_given_out_again(ledger, make_request):
     assert row.notes == ("never matched: x",)
 
 
-def test_rows_come_in_the_order_of_frames_and_in_pieces(
+def test_table_rows_are_read_in_batches_by_number(
     ledger, make_request, make_judged, stored, monkeypatch
 ):
     """Whatever order frames were committed in, their rows come by number, some at a time."""
@@ -208,21 +204,18 @@ def test_rows_come_in_the_order_of_frames_and_in_pieces(
     ledger.open_session(make_request())
     commit(ledger, [rowed(stored(5)), rowed(stored(2))], judged=[make_judged(3, 2)])
     commit(ledger, [rowed(stored(4)), stored(1), rowed(stored(6))])
-    first, reached = ledger.table_rows("session", after=0, up_to=5)
-    assert first == [
-        StoredTableRow(2, StatisticTableRow(FilePlace("folder", "statistic.csv"), "row 2")),
-        StoredStatisticRows(3, b"raw3", {}),
-    ]
-    assert reached == 3
-    second, reached = ledger.table_rows("session", after=3, up_to=5)
-    assert ([each.sequence for each in second], reached) == ([4, 5], 5)
+    table = FilePlace("folder", "statistic.csv")
+    first = [StatisticTableRow(table, "row 2"), StoredStatisticRows(3, b"raw3", {})]
+    assert ledger.table_rows("session", after=0, up_to=5) == (first, 3)
+    second = [StatisticTableRow(table, "row 4"), StatisticTableRow(table, "row 5")]
+    assert ledger.table_rows("session", after=3, up_to=5) == (second, 5)
     assert ledger.table_rows("session", after=6, up_to=9) == ([], 9)
 
 
-class TestFigures:
-    """Frames of figures: what each row became, whoever asks."""
+class TestStatisticRows:
+    """Frames of statistics, with the outcome of each row."""
 
-    def test_counts_add_up_by_fate_and_reason(self, ledger, make_request, make_judged, stored):
+    def test_counts_rows_by_outcome_and_reason(self, ledger, make_request, make_judged, stored):
         """Rows count like records, without bytes."""
         ledger.open_session(make_request())
         refused = {"disk_low": [0, 2], "side_excluded": (1,)}
@@ -239,7 +232,7 @@ class TestFigures:
         ]
         assert ledger.committed_beyond("session", 1) == [2, 3, 4, 5]
 
-    def test_kept_in_the_order_of_frames(self, ledger, make_request, make_judged, stored):
+    def test_kept_returns_tensors_by_number(self, ledger, make_request, make_judged, stored):
         """Beside records; a frame of which nothing was kept is not given out."""
         ledger.open_session(make_request())
         judged = [make_judged(2, 3, {"why": [1]}), make_judged(4, 1, {"why": [0]})]
@@ -251,7 +244,7 @@ class TestFigures:
         assert ledger.table_rows("session", after=0, up_to=4) == ([frame], 4)
 
 
-def test_carried_out_declarations_are_forgotten(ledger, make_request):
+def test_applied_metadata_is_not_returned_again(ledger, make_request):
     """Parts of a graph that is in the tree are not given out again, and its order is known."""
     ledger.open_session(make_request())
     part = GraphPart(OperatorGraph(3, ()), first=True, last=True)
@@ -264,7 +257,7 @@ def test_carried_out_declarations_are_forgotten(ledger, make_request):
     assert ledger.last_end("session") == 0
 
 
-def test_rows_of_the_third_version_find_their_tables(tmp_path, make_request):
+def test_migration_from_version_3_keeps_table_of_rows(tmp_path, make_request):
     """They knew the folder of their table only; a record without a row has none."""
     folder = tmp_path / "state"
     folder.mkdir()
@@ -281,7 +274,7 @@ def test_rows_of_the_third_version_find_their_tables(tmp_path, make_request):
     ledger = AgentLedger(folder)
     ledger.open_session(make_request())
     table = FilePlace("rank_0/Net/0/0", "statistic.csv")
-    found = [StoredTableRow(1, StatisticTableRow(table, "a row"))]
+    found = [StatisticTableRow(table, "a row")]
     assert ledger.table_rows("session", after=0, up_to=9) == (found, 9)
     paths = [
         each.record.path for each in ledger.kept("session", 0) if isinstance(each, StoredRecord)
@@ -291,7 +284,7 @@ def test_rows_of_the_third_version_find_their_tables(tmp_path, make_request):
     ledger.close()
 
 
-def test_tensors_of_an_operator_come_back_until_they_are_joined(ledger, make_request, stored):
+def test_members_have_operator_file_once_joined(ledger, make_request, stored):
     """Then the manifest names the operator's file, and their share of it."""
     ledger.open_session(make_request())
     whole = FilePlace("5/Net/0", "123.zst", "long.name.zst")
@@ -315,8 +308,8 @@ def test_tensors_of_an_operator_come_back_until_they_are_joined(ledger, make_req
     assert [each.sequence for each in ledger.members("session", 0, before=2)] == [1]
 
 
-def test_ledger_of_the_first_version_is_taken_over(tmp_path, make_request, make_judged, stored):
-    """What an earlier release committed is known to this one, and new rows go beside it."""
+def test_migration_from_version_0_keeps_rows(tmp_path, make_request, make_judged, stored):
+    """Committed rows of an earlier release are read, and new rows are added."""
     folder = tmp_path / "state"
     folder.mkdir()
     with contextlib.closing(sqlite3.connect(folder / "ledger.sqlite")) as base:
@@ -336,15 +329,15 @@ def test_ledger_of_the_first_version_is_taken_over(tmp_path, make_request, make_
         assert isinstance(second, StoredRecord)
         assert [first.record.path, second.record.path] == ["p1", "p2"]
         assert [first.record.timestamp_us, second.record.timestamp_us] == [0, 1]
-        found, _ = ledger.table_rows("session", after=0, up_to=9)
-        assert [each.sequence for each in found] == [2, 3]
+        row = StatisticTableRow(FilePlace("folder", "statistic.csv"), "row 2")
+        assert ledger.table_rows("session", after=0, up_to=9) == ([row, frame], 9)
         assert frame.sequence == 3
-        assert ledger.ends("session") == [IterationEndRow(0, 4, {})]
+        assert ledger.ends("session") == [IterationEnd(0, 4, {})]
         ledger.close()
 
 
-def test_ledger_of_a_later_version_is_refused(tmp_path):
-    """An older agent does not guess at tables it does not know; the folder stays free."""
+def test_ledger_of_later_version_is_rejected(tmp_path):
+    """An older agent rejects unknown tables and leaves the folder unlocked."""
     folder = tmp_path / "state"
     folder.mkdir()
     with contextlib.closing(sqlite3.connect(folder / "ledger.sqlite")) as base:
@@ -354,13 +347,13 @@ def test_ledger_of_a_later_version_is_refused(tmp_path):
             AgentLedger(folder)
 
 
-def test_second_agent_on_a_ledger_is_refused(ledger, tmp_path):
+def test_second_agent_on_ledger_is_rejected(ledger, tmp_path):
     """Two agents on one state folder would acknowledge for each other."""
     with pytest.raises(ConfigError, match="no other agent"):
         AgentLedger(tmp_path / "state")
 
 
-def test_close_may_be_repeated(ledger):
+def test_ledger_close_may_be_repeated(ledger):
     """Closing twice is closing once."""
     ledger.close()
     ledger.close()

@@ -1,4 +1,4 @@
-"""The table of admissions."""
+"""Tests of RecordAdmission: the reason for each plan, record and resource usage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ POLICY = ResourcePolicy(max_record_bytes=1000, keep_free_bytes=1 << 20)
 
 
 def free(free_bytes: int, *, queued_bytes: int = 0) -> ResourceUsage:
-    """Room on a disk of 1 GiB."""
+    """Space on a disk of 1 GiB."""
     return ResourceUsage(POLICY, DiskSpace(free_bytes, GIB), queued_bytes=queued_bytes)
 
 
@@ -51,7 +51,7 @@ NONE = TensorSelection(IterationSelection("5", ((5, 5),)), inputs=False)
 
 
 @pytest.mark.parametrize(
-    ("selection", "head", "device", "room", "reason"),
+    ("selection", "head", "device", "usage", "reason"),
     [
         (TensorSelection(), {}, 0, ROOMY, ""),
         (TensorSelection(devices=(1, 2)), {}, 0, ROOMY, "device_excluded"),
@@ -109,10 +109,10 @@ NONE = TensorSelection(IterationSelection("5", ((5, 5),)), inputs=False)
         (TensorSelection(), {}, 0, free(GIB, queued_bytes=GIB), "disk_low"),
     ],
 )
-def test_verdicts(make_head, selection, head, device, room, reason):
+def test_check_record_returns_reason(make_head, selection, head, device, usage, reason):
     """A record is taken exactly when the plan, the policy and the disk all say yes."""
     plan = DumpPlan(output=OutputSettings(root="/dump"), selection=selection)
-    answer = RecordAdmission(plan, device).check_record(make_head(**head), room)
+    answer = RecordAdmission(plan, device).check_record(make_head(**head), usage)
     assert (answer.accepted, answer.reason) == (not reason, reason)
 
 
@@ -125,14 +125,14 @@ def test_verdicts(make_head, selection, head, device, room, reason):
         ("tensor", {"dtype": "complex64"}, ""),
     ],
 )
-def test_elements_in_the_place_of_figures(make_head, saved, head, reason):
-    """Where the plan keeps figures alone, elements are not taken."""
+def test_check_record_rejects_elements_in_place_of_statistics(make_head, saved, head, reason):
+    """A plan with statistics only accepts no elements."""
     plan = DumpPlan(output=OutputSettings(root="/dump"), content=ContentSettings(saved=saved))
     assert RecordAdmission(plan, 0).check_record(make_head(**head), ROOMY).reason == reason
 
 
-def test_what_it_remembers_is_bounded_in_bytes(make_head, monkeypatch):
-    """Names may be long: a rank that makes up new ones all the time takes no more memory."""
+def test_remembered_reasons_are_bounded_in_bytes(make_head, monkeypatch):
+    """Memory stays bounded for a rank that invents new long names all the time."""
     monkeypatch.setattr(limits_admission, "MAX_REMEMBERED_BYTES", 1 << 20)
     admission = RecordAdmission(DumpPlan(output=OutputSettings(root="/dump")), 0)
     tracemalloc.start()
@@ -145,11 +145,11 @@ def test_what_it_remembers_is_bounded_in_bytes(make_head, monkeypatch):
     assert kept < 2 << 20
 
 
-class TestRows:
+class TestCheckRows:
     """The same questions for every row of a frame."""
 
     @pytest.mark.parametrize(
-        ("selection", "fields", "device", "room", "refused"),
+        ("selection", "fields", "device", "usage", "refused"),
         [
             (TensorSelection(), {}, 0, ROOMY, {}),
             (TensorSelection(devices=(1,)), {}, 0, ROOMY, {"device_excluded": [0, 1]}),
@@ -159,17 +159,17 @@ class TestRows:
             (TensorSelection(), {}, 0, free(1), {"disk_low": [0, 1]}),
         ],
     )
-    def test_reasons(self, make_kind, selection, fields, device, room, refused):
+    def test_returns_reason_of_row(self, make_kind, selection, fields, device, usage, refused):
         """Each row that is not taken has the reason that a record would have."""
         plan = DumpPlan(OutputSettings(root="/dump"), selection, ContentSettings("statistic"))
         kinds = (make_kind(), make_kind(side=TensorSide.INPUT))
         rows = StatisticRows(0, kinds, (1, 2), ("1", "2"), **fields)
-        found = RecordAdmission(plan, device).check_rows(rows, room)
+        found = RecordAdmission(plan, device).check_rows(rows, usage)
         assert {reason: list(places) for reason, places in found.items()} == refused
 
     @pytest.mark.parametrize("saved", ["statistic", "full", "tensor"])
-    def test_figures_need_a_countable_type_and_no_room(self, make_kind, saved):
-        """Complex numbers have no figures; how large the tensor was does not matter."""
+    def test_statistics_need_numeric_type_and_no_space(self, make_kind, saved):
+        """Complex numbers have no statistics; the size of the tensor does not matter."""
         plan = DumpPlan(output=OutputSettings(root="/dump"), content=ContentSettings(saved=saved))
         types = ("float32", "complex64", "int4", "float32")
         kinds = tuple(make_kind(dtype=dtype, byte_count=1 << 20) for dtype in types)
@@ -178,7 +178,7 @@ class TestRows:
         assert found == {"no_statistics": [1], "unsupported_dtype": [2]}
 
     @pytest.mark.parametrize(("net_name", "refused"), [("", [0, 3]), ("Mine", [0, 1, 2, 3])])
-    def test_a_plan_that_names_all_models_knows_better(self, make_kind, net_name, refused):
+    def test_decides_by_model_of_row(self, make_kind, net_name, refused):
         """Law: a row is judged by the name that its folder has."""
         models = tuple((name, NOTHING) for name in ("Net", "Mine", "A"))
         plan = DumpPlan(OutputSettings("/dump", net_name=net_name), TensorSelection(models=models))
@@ -187,7 +187,7 @@ class TestRows:
         found = RecordAdmission(plan, 0).check_rows(rows, ROOMY)
         assert found == {"operator_excluded": refused}
 
-    def test_positions_of_rows(self, make_kind):
+    def test_returns_indexes_of_rejected_rows(self, make_kind):
         """Law: each slot of an operator has its own answer."""
         operators = without("output1", "input0")
         plan = DumpPlan(
@@ -201,13 +201,13 @@ class TestRows:
         found = RecordAdmission(plan, 0).check_rows(rows, ROOMY)
         assert found == {"tensor_excluded": [1, 3]}
 
-    def test_nothing_of_nothing(self):
+    def test_frame_without_rows_has_no_reasons(self):
         """A frame without rows has no reasons."""
         plan = DumpPlan(output=OutputSettings(root="/dump"), selection=NONE)
         assert RecordAdmission(plan, 0).check_rows(StatisticRows(0, (), (), ()), ROOMY) == {}
 
 
-def test_answers_that_are_remembered_are_the_same(make_head):
+def test_remembered_reasons_equal_computed_ones(make_head):
     """More operators than are remembered: each has its answer, first time and again."""
     plan = DumpPlan(
         output=OutputSettings(root="/dump"),

@@ -1,4 +1,4 @@
-"""Room for bytes under way: first come, first served, and the oversized alone."""
+"""Tests of QueueBudget: order of waiting callers, oversized items and closing."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rankdumpd.agent.limits.usage import QueueBudget
 WAIT_S = 60
 
 
-class Waiter:
-    """Takes bytes in a thread of its own."""
+class AcquiringThread:
+    """A thread that acquires bytes of a budget."""
 
     def __init__(self, budget: QueueBudget, cost_bytes: int) -> None:
         self.done = threading.Event()
@@ -34,15 +34,15 @@ class Waiter:
         self._thread.join()
 
 
-def queue_up(budget: QueueBudget, cost_bytes: int, place: int) -> Waiter:
-    waiter = Waiter(budget, cost_bytes)
+def queue_up(budget: QueueBudget, cost_bytes: int, place: int) -> AcquiringThread:
+    waiter = AcquiringThread(budget, cost_bytes)
     while len(budget._waiting) < place:
         assert not waiter.done.wait(0.001)
     return waiter
 
 
-def test_oversized_goes_alone_and_nobody_overtakes():
-    """What exceeds the limit waits for an empty house; the small one behind it waits too."""
+def test_queue_budget_passes_oversized_item_alone_and_in_order():
+    """An item above the limit waits until nothing is in flight; a small item after it waits too."""
     budget = QueueBudget(100)
     budget.acquire(60)
     oversized = queue_up(budget, 1000, 1)
@@ -59,8 +59,7 @@ def test_oversized_goes_alone_and_nobody_overtakes():
     assert budget.wait_idle(WAIT_S) == 0
 
 
-def test_closing_turns_everyone_away():
-    """A stopping agent leaves nobody waiting."""
+def test_queue_budget_close_fails_all_waiting_calls():
     budget = QueueBudget(10)
     budget.acquire(10)
     waiter = queue_up(budget, 1, 1)

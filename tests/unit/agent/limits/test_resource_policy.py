@@ -1,4 +1,4 @@
-"""The table of limits: why a tensor is refused, and what is said before that happens."""
+"""Tests of the resource policy: drop reasons, warnings near a limit, disk and dump usage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from rankdumpd.agent.limits.admission import (
 )
 from rankdumpd.agent.limits.disk_space import DiskGauge
 from rankdumpd.agent.limits.usage import DumpUsage
-from rankdumpd.agent.records import UsageChange
 
 GIB = 1 << 30
 USUAL = ResourcePolicy(
@@ -46,15 +45,15 @@ DISK = DiskSpace(50 * GIB, 100 * GIB, 5000, 10_000)
         (DISK, {"job_limit": GIB, "job_bytes": 0, "queued_bytes": 1}, GIB, "job_quota"),
     ],
 )
-def test_reasons(space, more, byte_count, reason):
-    """A tensor is refused exactly where a limit would be passed; each word is a known one."""
+def test_find_limit_reason_returns_first_limit(space, more, byte_count, reason):
+    """A tensor is rejected exactly where a limit would be exceeded; each reason is a listed one."""
     rules = replace(USUAL, disk_bytes=more.pop("disk_bytes", 0), job_bytes=more.pop("job_limit", 0))
     assert find_limit_reason(ResourceUsage(rules, space, **more), byte_count) == reason
     assert reason in SPACE_REASONS | {"", "record_too_large"}
 
 
-def test_people_hear_of_a_limit_before_it_bites():
-    """From four fifths of what may be used, with the numbers and the setting."""
+def test_warnings_precede_reached_limits():
+    """Warnings begin at 80 % of a limit, with the numbers and the setting."""
     assert not list(admission.list_disk_warnings(USUAL, "/x", DISK))
     (near,) = admission.list_disk_warnings(USUAL, "/x", replace(DISK, free_bytes=28 * GIB))
     assert near == (
@@ -70,7 +69,7 @@ def test_people_hear_of_a_limit_before_it_bites():
     assert "tensors are dropped below 1.00 GiB (agent.keep_free_bytes)" in tight
     assert not list(admission.list_disk_warnings(absolute, "/x", replace(DISK, free_inodes=1)))
     (few,) = admission.list_disk_warnings(USUAL, "/x", replace(DISK, free_inodes=99))
-    assert "room for 99 more files of 10000; tensors are dropped while it is below 100" in few
+    assert "space for 99 more files of 10000; tensors are dropped while it is below 100" in few
     capped = replace(USUAL, disk_bytes=10 * GIB, job_bytes=5 * GIB)
     assert not list(admission.list_cap_warnings(capped, 7 * GIB))
     assert "8.00 GiB of the 10.0 GiB" in next(admission.list_cap_warnings(capped, 8 * GIB))
@@ -80,22 +79,22 @@ def test_people_hear_of_a_limit_before_it_bites():
     )
 
 
-class TestUsage:
-    """What is taken, by job and tree."""
+class TestDumpUsage:
+    """Bytes by job and tree."""
 
-    def test_sums(self):
-        """What was there, what came, what went; links take nothing."""
+    def test_sums_bytes_by_job_and_root(self):
+        """Restored, added and removed bytes; links count 0."""
         usage = DumpUsage()
-        usage.restore([UsageChange("a", "/x", 100), UsageChange("b", "/x", 10)], {"a": 3})
-        usage.add(UsageChange("a", "/y", 5))
-        usage.add(UsageChange("a", "/x", -100))
+        usage.restore([("a", "/x", 100), ("b", "/x", 10)], {"a": 3})
+        usage.add("a", "/y", 5)
+        usage.add("a", "/x", -100)
         usage.count_retired("a")
         assert (usage.total, usage.job_bytes("a"), usage.root_bytes("/x")) == (15, 5, 10)
         assert usage.jobs() == [("a", 5, 4), ("b", 10, 0)]
 
 
-class _Stalled:
-    """A disk that answers once, then hangs until it is let go."""
+class _StalledDisk:
+    """A disk that answers once, then hangs until it is released."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -108,12 +107,12 @@ class _Stalled:
         return DiskSpace(self.calls, 100, 0, 0)
 
 
-class TestGauge:
-    """A disk is asked at most once a second, by threads that may hang there."""
+class TestDiskGauge:
+    """A disk is sampled at most once a second, by threads that may hang."""
 
-    def test_a_disk_that_hangs_holds_nobody_up(self, monkeypatch):
-        """The last good sample stays; one thread waits, and people hear of it."""
-        now, stalled = [0.0], _Stalled()
+    def test_hanging_disk_blocks_no_caller(self, monkeypatch):
+        """The last good sample stays in use; one thread waits, and there is a finding."""
+        now, stalled = [0.0], _StalledDisk()
         # The first answer is waited for.
         monkeypatch.setattr(disk_space, "SAMPLE_TIMEOUT_S", 10.0)
         gauge = DiskGauge(lambda: now[0], stalled.look_up)
@@ -134,8 +133,8 @@ class TestGauge:
             stalled.released.set()
         assert stalled.calls == 2
 
-    def test_an_error_leaves_the_last_good_sample(self):
-        """A disk that cannot be asked refuses nothing that it did not refuse before."""
+    def test_error_keeps_last_good_sample(self):
+        """A disk that fails causes no new drops."""
         now, answers = [0.0], iter([DiskSpace(7, 100), OSError(5, "Input/output error")])
 
         def look_up(_root: Path) -> DiskSpace:
@@ -151,7 +150,7 @@ class TestGauge:
         assert "Input/output error" in gauge.findings()[0]
         assert "7 bytes" in gauge.findings()[0]
 
-    def test_what_is_not_there_yet_is_asked_of_what_it_will_stand_on(self, tmp_path):
+    def test_missing_root_is_sampled_at_its_parent(self, tmp_path):
         """A root is made later than it is looked at."""
         found = DiskGauge().space(tmp_path / "a" / "b")
         assert 0 < found.free_bytes <= found.total_bytes

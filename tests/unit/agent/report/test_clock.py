@@ -1,4 +1,4 @@
-"""The estimate of the coordinator's clock: right within the error it names, whatever the way."""
+"""Tests of ClockWindow: the estimated offset is right within its error for any delays."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DELAYS = st.integers(0, 200_000)
 
 
 @dataclass
-class World:
+class SimulatedClocks:
     """Two clocks and the true time, in microseconds since the start."""
 
     offset_us: int
@@ -56,9 +56,9 @@ ASKED = st.lists(st.tuples(DELAYS, DELAYS, DELAYS, st.integers(0, 60_000_000)), 
 # The clocks drift apart by more than the answer was on its way.
 @example(offset_us=0, drift_ppm=48, asked=[(0, 20_834, 0, 0)])
 @example(offset_us=0, drift_ppm=50, asked=[(3, 200_000, 4, 60_000_000)] * 3)
-def test_the_true_offset_lies_within_the_error(offset_us, drift_ppm, asked):
+def test_estimate_contains_true_offset(offset_us, drift_ppm, asked):
     """However unequal the ways there and back are, however old the samples and clocks drift."""
-    world, window = World(offset_us, drift_ppm), ClockWindow()
+    world, window = SimulatedClocks(offset_us, drift_ppm), ClockWindow()
     for there_us, inside_us, back_us, pause_us in asked:
         window = window.with_sample(world.ask(there_us, inside_us, back_us))
         assert len(window.samples) <= MAX_SAMPLES
@@ -72,9 +72,9 @@ def test_the_true_offset_lies_within_the_error(offset_us, drift_ppm, asked):
 
 
 @given(DELAYS, st.integers(1, 10), ASKED)
-def test_one_answer_that_was_not_delayed_is_enough(delay_us, quick_us, asked):
+def test_estimate_uses_fastest_answer(delay_us, quick_us, asked):
     """The error is that of the quickest answer, with a little for its age."""
-    world, window = World(77), ClockWindow()
+    world, window = SimulatedClocks(77), ClockWindow()
     window = window.with_sample(world.ask(delay_us, 0, delay_us))
     window = window.with_sample(world.ask(quick_us, 0, quick_us))
     window = window.with_sample(world.ask(delay_us, 0, delay_us))
@@ -86,9 +86,9 @@ def test_one_answer_that_was_not_delayed_is_enough(delay_us, quick_us, asked):
     st.integers(0, 900_000),
     st.integers(-400, 400),
 )
-def test_a_clock_that_is_set_is_seen_and_nothing_old_counts(jump_us, pause_us, slewed_ppm):
+def test_window_is_emptied_when_clock_is_set(jump_us, pause_us, slewed_ppm):
     """A step empties the window and is counted; a clock that is adjusted slowly is not stepped."""
-    world, window = World(1_000), ClockWindow()
+    world, window = SimulatedClocks(1_000), ClockWindow()
     window = window.with_sample(world.ask(100, 0, 100))
     world.time_us += pause_us
     world.set_by_us += pause_us * slewed_ppm // 1_000_000
@@ -106,9 +106,9 @@ def test_a_clock_that_is_set_is_seen_and_nothing_old_counts(jump_us, pause_us, s
     assert abs(estimate.offset_us - world.true_us()) <= estimate.error_us
 
 
-def test_a_sample_during_which_the_clock_was_set_is_worth_nothing():
+def test_window_ignores_sample_during_which_clock_was_set():
     """The answer came back to another clock than the question left."""
-    world = World(0)
+    world = SimulatedClocks(0)
     sent = world.here()
     world.time_us += 100
     there_us = world.there()
@@ -117,9 +117,9 @@ def test_a_sample_during_which_the_clock_was_set_is_worth_nothing():
     assert (window.steps, window.samples) == (1, ())
 
 
-def test_a_coordinator_whose_clock_was_set_is_believed_at_once():
+def test_window_restarts_when_coordinator_clock_was_set():
     """Two samples that cannot both be true: the later one counts, and it is no step of ours."""
-    world, window = World(0), ClockWindow()
+    world, window = SimulatedClocks(0), ClockWindow()
     window = window.with_sample(world.ask(10, 0, 10))
     world.offset_us = 3_000_000
     window = window.with_sample(world.ask(500, 0, 500))
@@ -128,9 +128,9 @@ def test_a_coordinator_whose_clock_was_set_is_believed_at_once():
     assert (estimate.steps, len(window.samples)) == (0, 1)
 
 
-def test_nonsense_and_what_is_old_does_not_count():
+def test_window_ignores_implausible_and_old_samples():
     """Answers from before their question, and samples of more than five minutes ago."""
-    world, window = World(0), ClockWindow()
+    world, window = SimulatedClocks(0), ClockWindow()
     sent = world.here()
     world.time_us += 10
     assert window.with_sample(ClockSample(sent, 20, 10, world.here())).samples == ()

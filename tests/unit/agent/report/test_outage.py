@@ -1,4 +1,4 @@
-"""What is said of a coordinator that takes nothing, and how long a stop waits for it."""
+"""Tests of CoordinatorOutage: its description, and how long a stop waits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AWAY = CoordinatorOutage(SINCE_S, "connection refused", refused=False)
 REFUSED = CoordinatorOutage(SINCE_S, "the certificate of 'n' is revoked", refused=True)
 
 
-def test_one_sentence_says_what_is_not_delivered_since_when_and_why():
+def test_describe_outage_names_items_start_and_cause():
     assert describe_outage("c:7421", AWAY, items=1042, events=120_000) == (
         "coordinator c:7421 has been unreachable since 2026-11-20 09:14:03: connection refused; "
         "messages waiting: 1,042, with events: 120,000"
@@ -39,7 +39,7 @@ def test_one_sentence_says_what_is_not_delivered_since_when_and_why():
         (REFUSED, 0.0, True, True),
     ],
 )
-def test_who_does_not_answer_after_another_try_is_waited_for_no_longer(
+def test_is_hopeless_after_another_failed_attempt(
     outage: CoordinatorOutage | None, after_s: float, tried: bool, given_up: bool
 ):
     assert is_hopeless(outage, now_s=SINCE_S + after_s, tried=tried) is given_up

@@ -1,4 +1,4 @@
-"""Up to when an agent says that a rank is known."""
+"""Tests of QuietRankTracker: which ranks are reported as quiet, and up to when."""
 
 from __future__ import annotations
 
@@ -9,53 +9,53 @@ S = 1_000_000
 ONE, TWO = QuietRank("j", 0, "s0", 5), QuietRank("j", 1, "s1", 9)
 
 
-class Host:
-    """What an agent sees of its ranks, and the last number of its log."""
+class TrackedRanks:
+    """A tracker with its input: the quiet ranks and the last number of the log."""
 
     def __init__(self) -> None:
         self.quiet: list[QuietRank] = []
         self.newest = 0
-        self.hearing = QuietRankTracker(lambda: self.quiet)
+        self.tracker = QuietRankTracker(lambda: self.quiet)
 
-    def look(self, now_us: int) -> None:
-        self.hearing.update(now_us=now_us, newest=lambda: self.newest)
-
-
-def test_a_rank_that_is_quiet_twice_is_known_up_to_shortly_before():
-    host = Host()
-    host.quiet = [ONE]
-    host.look(10 * S)
-    assert host.hearing.pop_quiet_ranks(0) == ((), 10 * S - REPORT_DELAY_US)
-    host.quiet = [ONE, TWO]
-    host.look(11 * S)
-    assert host.hearing.pop_quiet_ranks(0) == ((ONE,), 11 * S - REPORT_DELAY_US)
-    assert host.hearing.pop_quiet_ranks(0)[0] == ()
+    def check(self, now_us: int) -> None:
+        self.tracker.update(now_us=now_us, newest=lambda: self.newest)
 
 
-def test_nothing_is_known_of_a_rank_with_something_under_way_or_that_sent_more():
-    host = Host()
-    host.quiet = [ONE, TWO]
-    host.look(10 * S)
-    host.quiet = [QuietRank("j", 1, "s1", 10)]
-    host.look(11 * S)
-    assert host.hearing.pop_quiet_ranks(99)[0] == ()
+def test_rank_quiet_at_two_checks_is_reported():
+    ranks = TrackedRanks()
+    ranks.quiet = [ONE]
+    ranks.check(10 * S)
+    assert ranks.tracker.pop_quiet_ranks(0) == ((), 10 * S - REPORT_DELAY_US)
+    ranks.quiet = [ONE, TWO]
+    ranks.check(11 * S)
+    assert ranks.tracker.pop_quiet_ranks(0) == ((ONE,), 11 * S - REPORT_DELAY_US)
+    assert ranks.tracker.pop_quiet_ranks(0)[0] == ()
 
 
-def test_it_is_said_when_the_log_is_told_as_far_as_it_was_then():
-    host = Host()
-    host.quiet, host.newest = [ONE], 40
-    host.look(10 * S)
-    host.look(11 * S)
-    assert host.hearing.pop_quiet_ranks(39)[0] == ()
-    assert host.hearing.pop_quiet_ranks(40) == ((ONE,), 11 * S - REPORT_DELAY_US)
+def test_busy_rank_and_rank_with_new_frames_are_not_reported():
+    ranks = TrackedRanks()
+    ranks.quiet = [ONE, TWO]
+    ranks.check(10 * S)
+    ranks.quiet = [QuietRank("j", 1, "s1", 10)]
+    ranks.check(11 * S)
+    assert ranks.tracker.pop_quiet_ranks(99)[0] == ()
 
 
-def test_a_new_stream_begins_to_look_anew():
-    host = Host()
-    host.quiet = [ONE]
-    host.look(10 * S)
-    host.look(11 * S)
-    host.hearing.begin()
-    assert host.hearing.pop_quiet_ranks(99)[0] == ()
-    host.look(70 * S)
-    assert host.hearing.pop_quiet_ranks(99)[0] == ()
+def test_quiet_rank_is_reported_after_items_before_it_are_sent():
+    ranks = TrackedRanks()
+    ranks.quiet, ranks.newest = [ONE], 40
+    ranks.check(10 * S)
+    ranks.check(11 * S)
+    assert ranks.tracker.pop_quiet_ranks(39)[0] == ()
+    assert ranks.tracker.pop_quiet_ranks(40) == ((ONE,), 11 * S - REPORT_DELAY_US)
+
+
+def test_new_stream_discards_earlier_checks():
+    ranks = TrackedRanks()
+    ranks.quiet = [ONE]
+    ranks.check(10 * S)
+    ranks.check(11 * S)
+    ranks.tracker.begin()
+    assert ranks.tracker.pop_quiet_ranks(99)[0] == ()
+    ranks.check(70 * S)
+    assert ranks.tracker.pop_quiet_ranks(99)[0] == ()

@@ -1,4 +1,4 @@
-"""Counts that add up, and sentences for those that do not."""
+"""Tests of iteration balances: tallies, and findings for counts that do not add up."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def iteration(number: int, **fields) -> IterationStatus:
         (session(state=SessionState.OPEN), [], []),
     ],
 )
-def test_findings(of, iterations, expected):
-    """What does not add up, or came to nothing, is said in a sentence; the rest is silence."""
+def test_list_balance_findings_describes_imbalances(of, iterations, expected):
+    """One finding for each imbalance or empty dump, none for correct iterations."""
     assert list_balance_findings(of, iterations) == expected
 
 
-def test_tally_of_an_iteration_that_runs_twice(make_request):
+def test_tallies_add_up_iteration_that_runs_twice(make_request):
     """Two runs of one iteration are counted together and still balance."""
     tally = IterationTally()
     for _ in range(2):
@@ -88,8 +88,8 @@ def test_tally_of_an_iteration_that_runs_twice(make_request):
     assert status.dropped == {"disk_full": 2, "buffer_full": 6}
 
 
-def test_stall_and_positions_of_both_runs_count(make_request):
-    """Time adds up; of positions the outermost count, and 0 to 0 says that none are known."""
+def test_tallies_merge_stall_and_positions_of_two_runs(make_request):
+    """Stall times are added; positions are the lowest and highest, and 0 to 0 means unknown."""
     tally = IterationTally()
     tally.end(IterationEnd(0, 0, stall_us=5))
     assert tally.status(make_request(), 0).last_position == 0
@@ -100,8 +100,8 @@ def test_stall_and_positions_of_both_runs_count(make_request):
     assert (status.stall_us, status.first_position, status.last_position) == (12, 10, 60)
 
 
-def test_rows_of_figures_are_tensors_without_bytes(make_request, make_kind):
-    """Each counts as kept or by its reason, whether it came for want of room or by plan."""
+def test_tallies_count_rows_of_statistics_without_bytes(make_request, make_kind):
+    """Each row counts as kept or by its drop reason, in degraded and planned frames."""
     tally, columns = IterationTally(), ((make_kind(),) * 3, (1, 2, 3), ("1", "2", "3"))
     for degraded in (False, True):
         rows = StatisticRows(0, *columns, degraded=degraded)

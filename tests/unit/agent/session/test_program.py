@@ -1,4 +1,4 @@
-"""Program order from events in any order."""
+"""Tests of ProgramOrder: program order from events in any order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def columns(*places: tuple[int, int, int]) -> EventColumns:
     )
 
 
-def test_order_is_that_of_positions_whatever_the_batches():
+def test_program_order_sorts_events_by_position():
     """However events are batched and mixed, a graph's names come in the order of its positions."""
     places = [(position % 2, 4, position) for position in range(50)]
     random.Random(7).shuffle(places)
@@ -28,15 +28,15 @@ def test_order_is_that_of_positions_whatever_the_batches():
     }
 
 
-def test_what_was_open_and_is_complete_stands_once():
-    """The second report of a position counts, whether or not it comes in a batch of its own."""
+def test_program_order_has_repeated_event_once():
+    """The last event of a position counts, in the same batch or a later one."""
     program = ProgramOrder()
     program.add_events(columns((0, 1, 1), (0, 1, 2), (0, 1, 1)))
     program.add_events(columns((0, 1, 2), (0, 1, 3)))
     assert program.unwritten(1) == {0: ["op1", "op2", "op3"]}
 
 
-def test_written_graphs_are_asked_for_once():
+def test_program_order_omits_written_graphs():
     """A graph whose order is in the tree is only noted as having run."""
     program = ProgramOrder(written=[3])
     program.add_events(columns((0, 1, 0), (3, 1, 1)))
@@ -48,7 +48,7 @@ def test_written_graphs_are_asked_for_once():
     assert program.unwritten(2) == {1: ["op1"]}
 
 
-def test_no_events_is_no_order():
+def test_program_order_is_empty_without_events():
     """An iteration without events has no graphs."""
     program = ProgramOrder()
     program.add_events(columns())

@@ -1,4 +1,4 @@
-"""Acknowledgements are the arithmetic of gaps."""
+"""Tests of CommitProgress: the watermark after commits in any order."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from rankdumpd.agent.session.rank_session import CommitProgress
 
 
 @given(st.lists(st.lists(st.integers(1, 40))))
-def test_watermark_is_the_highest_number_without_a_gap_below(batches):
-    """In whatever order numbers come, the watermark stands before the first that is missing."""
+def test_commit_progress_watermark_is_highest_number_without_gap(batches):
     progress = CommitProgress()
     seen: set[int] = set()
     for batch in batches:

@@ -1,4 +1,4 @@
-"""Who is let in, and for how long a session that nobody connects to is expected."""
+"""Tests of SessionRegistry: admission, and expiry of sessions that never connect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._core.status import SessionState
 from rankdump.errors import ExhaustedError, RejectedError, UnavailableError
-from rankdumpd.agent.declarations import reread_metadata_frame
 from rankdumpd.agent.ingress.push_stream import StreamMailbox
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.records import QuietRank
@@ -19,7 +18,7 @@ from rankdumpd.agent.session.registry import SessionRegistry
 from rankdumpd.server.metrics import MetricCounters
 
 
-class House:
+class RegistryRig:
     """A registry with a clock and a ledger."""
 
     def __init__(self, folder, make_request, **settings) -> None:
@@ -31,7 +30,6 @@ class House:
             self.ledger,
             max_record_bytes=1,
             capacity_fault=lambda live: "",
-            read_declared=reread_metadata_frame,
             meters=MetricCounters(),
             clock=lambda: self.now_s,
             **settings,
@@ -49,90 +47,89 @@ class House:
 
 
 @pytest.fixture
-def make_house(tmp_path, make_request):
-    houses: list[House] = []
+def make_rig(tmp_path, make_request):
+    rigs: list[RegistryRig] = []
 
-    def make(**settings) -> House:
-        houses.append(House(tmp_path, make_request, **settings))
-        return houses[-1]
+    def make(**settings) -> RegistryRig:
+        rigs.append(RegistryRig(tmp_path, make_request, **settings))
+        return rigs[-1]
 
     yield make
-    for house in houses:
-        house.ledger.close()
+    for rig in rigs:
+        rig.ledger.close()
 
 
-def test_who_never_connects_is_forgotten_after_a_minute(make_house):
-    """With its row; who comes late opens again, and who came stays."""
-    house = make_house()
-    late, there = house.open(0), house.open(1)
-    house.registry.connect("s1", there, StreamMailbox())
-    house.now_s = 60.0
-    assert house.names() == ["s0", "s1"]
-    house.now_s = 60.1
-    assert house.names() == ["s1"]
-    assert house.ledger.unfinished() == ["s1"]
+def test_registry_forgets_session_that_never_connects(make_rig):
+    """Its row is removed and a late connection rejected; connected sessions stay."""
+    rig = make_rig()
+    late, there = rig.open(0), rig.open(1)
+    rig.registry.connect("s1", there, StreamMailbox())
+    rig.now_s = 60.0
+    assert rig.names() == ["s0", "s1"]
+    rig.now_s = 60.1
+    assert rig.names() == ["s1"]
+    assert rig.ledger.unfinished() == ["s1"]
     with pytest.raises(UnavailableError, match="open it again"):
-        house.registry.connect("s0", late, StreamMailbox())
-    house.registry.connect("s0", house.open(0), StreamMailbox())
+        rig.registry.connect("s0", late, StreamMailbox())
+    rig.registry.connect("s0", rig.open(0), StreamMailbox())
 
 
-def test_the_limit_holds_no_one_out_for_ever(make_house):
-    """Room that was only asked for is free again."""
-    house = make_house(max_sessions=2)
-    house.open(0)
-    house.open(1)
+def test_session_limit_ignores_expired_sessions(make_rig):
+    rig = make_rig(max_sessions=2)
+    rig.open(0)
+    rig.open(1)
     with pytest.raises(ExhaustedError, match=r"2 sessions are open, and agent.max_sessions is 2"):
-        house.open(2)
-    house.now_s = 61.0
-    house.open(2)
-    assert house.names() == ["s2"]
+        rig.open(2)
+    rig.now_s = 61.0
+    rig.open(2)
+    assert rig.names() == ["s2"]
 
 
-def test_a_session_that_was_here_is_lost_and_not_forgotten(make_house):
+def test_reopened_session_that_does_not_connect_is_lost(make_rig):
     """It opened again and did not come back."""
-    house = make_house()
+    rig = make_rig()
     mailbox = StreamMailbox()
-    session = house.registry.connect("s0", house.open(0), mailbox)
+    session = rig.registry.connect("s0", rig.open(0), mailbox)
     session.disconnect(mailbox)
     session.claim_frames({1})
-    house.open(0)
-    house.now_s = 61.0
-    assert house.names() == ["s0"]
+    rig.open(0)
+    rig.now_s = 61.0
+    assert rig.names() == ["s0"]
     assert session.status().state is SessionState.LOST
 
 
-def test_a_ledger_that_cannot_be_written_keeps_a_row_too_many(make_house, monkeypatch, caplog):
-    """Nobody who asks how things stand hears of it."""
-    house = make_house()
-    house.open(0)
+def test_failing_ledger_keeps_row_of_forgotten_session(make_rig, monkeypatch, caplog):
+    """The failure is logged, and status calls do not fail."""
+    rig = make_rig()
+    rig.open(0)
 
     def fail(session_id: str) -> None:
         raise sqlite3.OperationalError("disk full")
 
-    monkeypatch.setattr(house.ledger, "withdraw", fail)
-    house.now_s = 61.0
-    assert house.names() == []
+    monkeypatch.setattr(rig.ledger, "withdraw", fail)
+    rig.now_s = 61.0
+    assert rig.names() == []
     assert "session s0 stays in the ledger: disk full" in caplog.text
 
 
-def test_one_id_with_two_trees_is_refused(make_house, tmp_path):
+def test_registry_rejects_second_tree_of_a_job(make_rig, tmp_path):
     """Two jobs at once whose launcher gives both one name; one after another is no fault."""
-    house = make_house()
+    rig = make_rig()
     mailbox, other = StreamMailbox(), str(tmp_path / "other")
-    session = house.registry.connect("s0", house.open(0), mailbox)
+    session = rig.registry.connect("s0", rig.open(0), mailbox)
     with pytest.raises(RejectedError, match=r"'job' dumps into .*dump, .* names .*other: .*JOB_ID"):
-        house.open(1, tree=other)
-    house.open(1, tree=other, job_id="another")
+        rig.open(1, tree=other)
+    rig.open(1, tree=other, job_id="another")
     session.disconnect(mailbox)
-    house.open(2, tree=other)
+    rig.open(2, tree=other)
 
 
-def test_a_session_is_quiet_when_all_that_came_is_committed(make_house):
+def test_session_is_quiet_when_all_frames_are_committed(make_rig):
     """Not while a frame is under way or within a record, nor while its rank may come back."""
-    house = make_house()
+    rig = make_rig()
     mailbox = StreamMailbox()
-    token = house.open(0)
-    session = house.registry.connect("s0", token, mailbox)
+    token = rig.open(0)
+    session = rig.registry.connect("s0", token, mailbox)
     assert session.quiet_rank is None
     mailbox.at_rest = True
     assert session.quiet_rank == QuietRank("job", 0, "s0", 0)
@@ -144,5 +141,5 @@ def test_a_session_is_quiet_when_all_that_came_is_committed(make_house):
     assert session.quiet_rank is None
     session.mark_lost()
     assert session.quiet_rank == QuietRank("job", 0, "s0", 0)
-    house.open(0)
+    rig.open(0)
     assert session.quiet_rank is None

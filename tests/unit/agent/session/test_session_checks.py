@@ -1,4 +1,4 @@
-"""Whom the agent can serve at all."""
+"""Tests of read_checked_plan: which sessions the agent can serve."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from rankdumpd.agent.session import registry
         ({"plan_json": b"[]"}, {}, "plan cannot be read"),
     ],
 )
-def test_what_cannot_be_served_is_named(make_request, fields, output, says):
-    """A session that could only fail later is refused with what is wrong."""
+def test_read_checked_plan_names_fault(make_request, fields, output, says):
+    """A session that would fail later is rejected with the fault."""
     whole: dict[str, Any] = {"root": "/dump", **output}
     plan = DumpPlan(output=OutputSettings(**whole))
     with pytest.raises(PermanentError) as refused:
@@ -34,7 +34,6 @@ def test_what_cannot_be_served_is_named(make_request, fields, output, says):
     assert says in str(refused.value)
 
 
-def test_plan_arrives_as_it_was_sent(make_request):
-    """A plan that can be served comes out as it went in."""
+def test_read_checked_plan_returns_plan(make_request):
     plan = DumpPlan(output=OutputSettings(root="/dump", net_name="Net-1", codec="none"))
     assert registry.read_checked_plan(make_request(plan_json=plan_to_json(plan))) == plan

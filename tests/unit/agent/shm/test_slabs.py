@@ -1,4 +1,4 @@
-"""Shares of memory, the order of releases, and where slabs stand."""
+"""Tests of slabs: shares of memory, the order of releases, slab files and their folder."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ GIB = 1 << 30
 ROOMY = MemoryShares(GIB, 0, GIB)
 
 
-class TestReleases:
-    def test_only_the_prefix_is_released(self):
-        """What stands behind an entry that is still needed waits for it, copied or not."""
+class TestReleaseQueue:
+    def test_releases_only_acknowledged_prefix(self):
+        """Entries after one that is still needed are not released, copied or not."""
         releases = ReleaseQueue(0)
         for sequence, copied in [(1, False), (2, True), (3, False), (4, False)]:
             releases.add(sequence, sequence * 100, copied=copied)
@@ -43,7 +43,7 @@ class TestReleases:
         releases.acknowledge(4)
         assert releases.pop() == 400
 
-    def test_what_was_safe_before_it_was_read(self):
+    def test_releases_entries_that_were_acknowledged_before_they_were_read(self):
         """A frame that is sent again needs no second acknowledgement, and no number goes back."""
         releases = ReleaseQueue(7)
         releases.acknowledge(5)
@@ -51,7 +51,7 @@ class TestReleases:
         assert releases.pop() == 64
 
 
-class TestCap:
+class TestMemoryShares:
     @pytest.mark.parametrize(
         ("memory", "machine", "queue", "record", "expected"),
         [
@@ -61,14 +61,14 @@ class TestCap:
             (3 * GIB, 8 * GIB, GIB, 16 * GIB, MemoryShares(3 * GIB, 3 * GIB // 2, 3 * GIB // 2)),
         ],
     )
-    def test_shares(self, memory, machine, queue, record, expected):
-        """The largest record, which passes the queue alone, never takes more than half."""
+    def test_share_memory_divides_limit(self, memory, machine, queue, record, expected):
+        """The largest record, which passes the queue alone, occupies at most half."""
         shares = share_memory(
             memory, machine_bytes=machine, queue_bytes=queue, max_record_bytes=record
         )
         assert shares == expected
 
-    def test_everything_counts(self):
+    def test_faults_count_queue_slabs_and_sessions(self):
         """Queue, slabs and sessions together stay under the limit; to the byte."""
         cap = MemoryShares(10 * SESSION_BYTES, 5 * SESSION_BYTES, 1)
         assert cap.session_fault(slab_bytes=2 * SESSION_BYTES, sessions=2) == ""
@@ -77,8 +77,8 @@ class TestCap:
         assert cap.slab_fault(100, slab_bytes=0, sessions=5).startswith("a slab needs 100 bytes")
 
 
-class TestFile:
-    def test_lock_of_this_process_counts(self, tmp_path: Path):
+class TestSlabFile:
+    def test_in_use_counts_lock_of_this_process(self, tmp_path: Path):
         """A rank within the agent's own process is seen as well: its lock is not the agent's."""
         slab = make_slab(tmp_path / "a.slab", compute_slab_bytes(0), group=-1)
         assert not slab.in_use()
@@ -89,7 +89,7 @@ class TestFile:
         assert not slab.in_use()
         slab.close()
 
-    def test_size_is_looked_after(self, tmp_path: Path):
+    def test_check_detects_changed_size(self, tmp_path: Path):
         """A file that changed its size, or was given up, is not read any more."""
         path = tmp_path / "a.slab"
         slab = make_slab(path, compute_slab_bytes(0), group=-1)
@@ -101,8 +101,8 @@ class TestFile:
         with pytest.raises(CorruptedError, match="is closed"):
             slab.check()
 
-    def test_memory_outlives_its_file(self, tmp_path: Path):
-        """What will be written is readable until nobody needs it, and costs no descriptor then."""
+    def test_elements_outlive_removal(self, tmp_path: Path):
+        """Elements are readable while referenced; the descriptor is closed with the last one."""
         slab = make_slab(tmp_path / "a.slab", compute_slab_bytes(0), group=-1)
         elements = slab.elements_at(0, 6)
         number = elements.file.number
@@ -116,7 +116,7 @@ class TestFile:
         with pytest.raises(OSError, match="Bad file descriptor"):
             os.fstat(number)
 
-    def test_what_a_rank_cut_short_is_damaged(self, tmp_path: Path):
+    def test_truncated_elements_are_corrupted(self, tmp_path: Path):
         """Also between a look at the size and the reading: no signal, an error."""
         path = tmp_path / "a.slab"
         slab = make_slab(path, compute_slab_bytes(0), group=-1)
@@ -129,18 +129,18 @@ class TestFile:
             slab.read_number(64)
         slab.close()
 
-    def test_a_successor_in_its_place_stays(self, tmp_path: Path):
+    def test_remove_keeps_successor_at_its_path(self, tmp_path: Path):
         """An old slab that is removed late does not take the new one of its session with it."""
         first = make_slab(tmp_path / "a.slab", compute_slab_bytes(0), group=-1)
         second = make_slab(tmp_path / "a.slab", compute_slab_bytes(0), group=-1)
         first.remove()
-        assert (tmp_path / "a.slab").stat().st_ino == os.fstat(second._opened).st_ino
+        assert (tmp_path / "a.slab").stat().st_ino == os.fstat(second._opened.number).st_ino
         second.close()
 
 
-class TestSlabs:
-    def test_within_the_cap(self, tmp_path: Path):
-        """The smallest slab has a ring; a second does not fit; room comes back."""
+class TestSlabFolder:
+    def test_make_stays_within_memory_limit(self, tmp_path: Path):
+        """The smallest slab has a ring; a second does not fit until the first is removed."""
         cap = MemoryShares(SESSION_BYTES + compute_slab_bytes(0) * 3 // 2, 0, 1)
         slabs = SlabFolder(tmp_path / "s", group=-1, ring_bytes=GIB, memory=cap)
         first = slabs.make("a", wanted_bytes=1, sessions=1)
@@ -153,8 +153,8 @@ class TestSlabs:
         slabs.leave()
         assert list(tmp_path.iterdir()) == []
 
-    def test_one_agent_for_each_folder(self, tmp_path: Path):
-        """A second one is refused and touches nothing; the next one is not."""
+    def test_rejects_second_agent_in_folder(self, tmp_path: Path):
+        """A second agent is rejected and changes nothing; after the first left, it is accepted."""
         folder = tmp_path / "s"
         first = SlabFolder(folder, group=-1, ring_bytes=GIB, memory=ROOMY)
         first.make("a", wanted_bytes=1, sessions=1).close()
@@ -165,8 +165,8 @@ class TestSlabs:
         SlabFolder(folder, group=-1, ring_bytes=GIB, memory=ROOMY).remove_strays(())
         assert list(folder.iterdir()) == []
 
-    def test_a_folder_that_its_last_user_took_away(self, tmp_path: Path, monkeypatch):
-        """Who had it open then has locked nothing, and looks again."""
+    def test_locks_folder_that_was_removed_meanwhile(self, tmp_path: Path, monkeypatch):
+        """A lock on the removed folder is worthless, so the folder is made and locked again."""
         folder, flock = tmp_path / "s", fcntl.flock
 
         def late(number: int, how: int) -> None:
@@ -181,8 +181,8 @@ class TestSlabs:
         first.leave()
         assert not folder.exists()
 
-    def test_only_its_rank_knows_the_name(self, tmp_path: Path):
-        """Whoever is of the group can enter the folder, and not list it."""
+    def test_name_of_slab_contains_secret_hash(self, tmp_path: Path):
+        """Members of the group can enter the folder, but not list it."""
         slabs = SlabFolder(tmp_path / "s", group=-1, ring_bytes=GIB, memory=ROOMY)
         secret_hash = "0123456789abcdef" * 4
         slab = slabs.make("a", wanted_bytes=1, sessions=1, secret_hash=secret_hash)
@@ -196,7 +196,7 @@ class TestSlabs:
         assert slab.path.exists()
         assert parse_session_id(slab.path.name) == parse_session_id("a.slab") == "a"
 
-    def test_what_cannot_be_made_holds_nothing(self, tmp_path: Path):
+    def test_failed_slab_occupies_no_memory(self, tmp_path: Path):
         """A folder that is a file costs the slab, not the memory it would have had."""
         (tmp_path / "s").write_text("in the way")
         slabs = SlabFolder(tmp_path / "s", group=-1, ring_bytes=GIB, memory=ROOMY)
@@ -204,8 +204,8 @@ class TestSlabs:
             slabs.make("a", wanted_bytes=1, sessions=1)
         assert slabs.held_bytes == 0
 
-    def test_strays_in_use_stay(self, tmp_path: Path):
-        """Only what neither a session of the ledger nor a process needs is taken away."""
+    def test_remove_strays_keeps_slabs_in_use(self, tmp_path: Path):
+        """Only slabs that neither a session of the ledger nor a process needs are removed."""
         for name in ("needed", "used", "stray"):
             make_slab(tmp_path / f"{name}.slab", compute_slab_bytes(0), group=-1).close()
         # A rank's own kind of lock would end with any look at the file in its process.
@@ -218,8 +218,8 @@ class TestSlabs:
         os.close(holder)
 
 
-class TestPlace:
-    def test_beside_the_socket_unless_told(self, tmp_path: Path):
+class TestSlabFolderSettings:
+    def test_folder_is_beside_socket_by_default(self, tmp_path: Path):
         """One mount shows a container socket and slabs; an agent without a socket has none."""
         assert find_slab_folder("", tmp_path / "agent.sock") == tmp_path / "slabs"
         assert find_slab_folder("/elsewhere", tmp_path / "agent.sock") == Path("/elsewhere/slabs")
@@ -229,7 +229,7 @@ class TestPlace:
         ("folder", "expected"),
         [("/run/x", True), ("/data", False), ("/run/disk/x", False), ("/a b/c", True)],
     )
-    def test_file_systems_without_a_disk(self, folder: str, expected: bool):
+    def test_is_in_memory_detects_memory_file_systems(self, folder: str, expected: bool):
         """The innermost mount counts."""
         mounts = (
             "1 0 0:1 / / rw - ext4 /dev/a rw\n"
@@ -239,8 +239,8 @@ class TestPlace:
         )
         assert is_in_memory(Path(folder), mounts) is expected
 
-    def test_group(self):
-        """This machine has no group of a name that nobody would give one."""
+    def test_find_group_id_returns_number_of_group(self):
+        """-1 for no name; ConfigError for an unknown name."""
         assert find_group_id("") == -1
         assert find_group_id("root") == 0
         with pytest.raises(ConfigError, match="runtime_group"):

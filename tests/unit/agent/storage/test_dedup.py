@@ -1,4 +1,4 @@
-"""Each tensor of a tree is written once: who decides, who waits, and what is forgotten."""
+"""Tests of DuplicateIndex: linked and written records, waiting threads, removal of old files."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ WAIT_S = 60
 KIND = "zstd /dump"
 
 
-class Disk:
-    """Notes what it was asked to link and to write."""
+class FakeTree:
+    """Calls the index, and collects the digests of written records."""
 
     def __init__(
         self, originals: DuplicateIndex, *, links: bool = True, full: bool = False
@@ -74,61 +74,61 @@ def record(make_head):
     ],
     ids=["again", "elsewhere", "dtype", "shape"],
 )
-def test_same_bytes_type_and_shape_are_the_same_tensor(record, second, fate):
-    """Wherever it stands; another type or shape makes another file."""
-    disk = Disk(DuplicateIndex())
+def test_record_with_same_bytes_type_and_shape_is_linked(record, second, fate):
+    """Any operator, rank and iteration; another type or shape makes another file."""
+    disk = FakeTree(DuplicateIndex())
     assert disk(record("a")) is RecordStatus.STORED
     assert disk(record("a", **second)) is fate
 
 
-def test_trees_and_codecs_share_nothing(record):
+def test_records_of_other_kind_are_not_linked(record):
     """A file of one kind is never linked from another."""
-    disk = Disk(DuplicateIndex())
+    disk = FakeTree(DuplicateIndex())
     assert [disk(record("a"), kind) for kind in ("zstd /a", "zstd /b", "none /a")] == [
         RecordStatus.STORED
     ] * 3
 
 
-def test_tiny_tensors_are_just_written(record):
+def test_small_records_are_not_linked(record):
     """Below a page a link saves nothing."""
     originals = DuplicateIndex()
-    disk = Disk(originals)
+    disk = FakeTree(originals)
     tiny = record("a", byte_count=MIN_LINKED_BYTES - 4, shape=(MIN_LINKED_BYTES // 4 - 1,))
     assert {disk(tiny), disk(tiny)} == {RecordStatus.STORED}
     assert len(originals) == 0
 
 
-def test_what_cannot_be_linked_is_written_and_remembered(record):
-    """A copy takes the place of the original that nobody can link to."""
-    disk = Disk(DuplicateIndex(), links=False)
+def test_record_is_written_where_link_fails(record):
+    """The copy replaces the original that cannot be linked."""
+    disk = FakeTree(DuplicateIndex(), links=False)
     assert [disk(record("a")) for _ in range(2)] == [RecordStatus.STORED] * 2
     disk.links = True
     assert disk(record("a")) is RecordStatus.LINKED
 
 
-def test_a_dropped_tensor_is_no_original(record):
-    """What could not be written is tried again with the next record."""
-    disk = Disk(DuplicateIndex(), full=True)
+def test_dropped_record_is_not_remembered(record):
+    """The next record is written again."""
+    disk = FakeTree(DuplicateIndex(), full=True)
     assert disk(record("a")) is RecordStatus.DROPPED
     disk.full = False
     assert disk(record("a")) is RecordStatus.STORED
 
 
-def test_the_longest_unused_is_forgotten(record):
-    """Memory has an end; what is linked to stays."""
+def test_index_forgets_least_recently_used_file(record):
+    """The index is bounded and keeps files that were linked lately."""
     originals = DuplicateIndex(max_files=2)
-    disk = Disk(originals)
+    disk = FakeTree(originals)
     for digest in "abac":
         disk(record(digest))
     assert len(originals) == 2
     assert [disk(record(digest)) for digest in "ab"] == [RecordStatus.LINKED, RecordStatus.STORED]
 
 
-def test_whoever_comes_second_waits_for_the_first(record):
+def test_second_record_waits_for_write_of_first(record):
     """Two workers with the same tensor at the same moment write one file."""
     begun, go_on = threading.Event(), threading.Event()
 
-    class Slow(Disk):
+    class Slow(FakeTree):
         def _write(self, record: ExaminedRecord) -> RecordOutcome:
             begun.set()
             assert go_on.wait(WAIT_S)
@@ -147,7 +147,7 @@ def test_whoever_comes_second_waits_for_the_first(record):
         )
 
 
-def test_a_failing_writer_keeps_nobody_waiting(record):
+def test_failing_write_releases_waiting_record(record):
     """An error ends the turn."""
     originals = DuplicateIndex()
 
@@ -156,12 +156,12 @@ def test_a_failing_writer_keeps_nobody_waiting(record):
 
     with pytest.raises(ValueError, match="on purpose"):
         originals.link_or_write(record("a"), KIND, link=lambda _: None, write=fail)
-    assert Disk(originals)(record("a")) is RecordStatus.STORED
+    assert FakeTree(originals)(record("a")) is RecordStatus.STORED
 
 
-def test_many_workers_write_each_tensor_once(record):
+def test_threads_write_each_tensor_once(record):
     """However many workers: one file for each tensor."""
-    disk = Disk(DuplicateIndex())
+    disk = FakeTree(DuplicateIndex())
     with ThreadPoolExecutor(8) as pool:
         fates = list(pool.map(disk, [record(str(n % 50)) for n in range(2000)]))
     assert sorted(disk.written) == sorted(str(n) for n in range(50))

@@ -1,4 +1,4 @@
-"""Links that are planted into a tree, folders that vanish, and what survives a power loss."""
+"""Tests of TreeFolders: planted links, removed folders, and syncing before a power loss."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def nothing_came(outside: Path) -> bool:
 
 @pytest.mark.parametrize("planted", ["rank_0", "rank_0/Net", "rank_0/Net/0", FOLDER])
 @pytest.mark.parametrize("used", [False, True], ids=["before", "after"])
-def test_a_link_in_the_place_of_a_folder(tmp_path, outside, planted, used):
+def test_link_in_place_of_folder_is_not_followed(tmp_path, outside, planted, used):
     """Whether the folder was in use before or not, nothing is read, written or removed there."""
     root = tmp_path / "root"
     one = tree(root)
@@ -72,7 +72,7 @@ def test_a_link_in_the_place_of_a_folder(tmp_path, outside, planted, used):
 
 
 @pytest.mark.parametrize("name", ["a.npy", ".mark-a.npy.tmp"])
-def test_a_link_in_the_place_of_a_file(tmp_path, name):
+def test_link_in_place_of_file_is_not_followed(tmp_path, name):
     """The file itself and the hidden one that it grows in."""
     victim = tmp_path / "victim"
     victim.write_text("untouched")
@@ -87,8 +87,8 @@ def test_a_link_in_the_place_of_a_file(tmp_path, name):
         one.append_lines(FOLDER, "lines", ["line"])
 
 
-def test_a_link_planted_while_a_file_grows(tmp_path, outside):
-    """What was begun in a folder ends in it, wherever its path leads by then."""
+def test_link_planted_during_write_is_not_followed(tmp_path, outside):
+    """A file is completed in the folder where it was begun, even if the path changes."""
     root = tmp_path / "root"
 
     def write(descriptor: int, parts) -> None:
@@ -102,14 +102,14 @@ def test_a_link_planted_while_a_file_grows(tmp_path, outside):
 
 
 @pytest.mark.parametrize("folder", ["..", "a/..", "../a", "a//b", "."])
-def test_no_folder_above(tmp_path, folder):
+def test_folder_out_of_root_is_rejected(tmp_path, folder):
     with pytest.raises(OutsideRootError):
         put(tree(tmp_path / "root"), folder=folder)
     assert not list(tmp_path.rglob("*.npy"))
 
 
-def test_a_folder_that_was_taken_away_or_replaced_is_made_again(tmp_path):
-    """A user may clear or move a tree that is being written: what follows stands at its path."""
+def test_removed_or_replaced_folder_is_made_again(tmp_path):
+    """A user may clear or move a tree in use: later files are written at its path."""
     one = tree(tmp_path)
     put(one)
     (tmp_path / "rank_0").rename(tmp_path / "kept")
@@ -117,14 +117,14 @@ def test_a_folder_that_was_taken_away_or_replaced_is_made_again(tmp_path):
     assert [path.name for path in (tmp_path / FOLDER).iterdir()] == ["b.npy"]
 
 
-def test_the_root_may_be_reached_through_a_link(tmp_path):
+def test_root_may_be_a_link(tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "root").symlink_to(tmp_path / "disk")
     put(tree(tmp_path / "root" / "deep"))
     assert (tmp_path / "disk" / "deep" / FOLDER / "a.npy").exists()
 
 
-def test_descriptors_are_few_and_close_with_their_last_user(tmp_path):
+def test_open_folder_cache_bounds_and_closes_descriptors(tmp_path):
     held = OpenFolderCache(max_folders=3)
     some = TreeFolders(tmp_path, mode=0o750, synced=False, held=held)
     before = descriptors()
@@ -135,7 +135,7 @@ def test_descriptors_are_few_and_close_with_their_last_user(tmp_path):
     assert os.fstat(mine.number).st_ino == (tmp_path / "a" / "b").stat().st_ino
 
 
-def test_threads_that_make_the_same_folders(tmp_path):
+def test_folders_may_be_made_by_many_threads(tmp_path):
     """All get the same one, of the mode of the tree."""
     some = TreeFolders(tmp_path, mode=0o2775, synced=True, held=OpenFolderCache())
     ready = threading.Barrier(8)
@@ -159,8 +159,8 @@ def test_threads_that_make_the_same_folders(tmp_path):
 
 
 @pytest.mark.parametrize("at", ["root", "root/rank_0", "root/rank_0/Net"])
-def test_a_folder_whose_maker_was_killed_gets_its_mode(tmp_path, at):
-    """Between the making of it and its mode; one that somebody else made keeps its own."""
+def test_unfinished_folder_gets_mode_of_tree(tmp_path, at):
+    """Killed between mkdir and chmod; a folder of another owner keeps its mode."""
     (tmp_path / at).mkdir(parents=True)
     (tmp_path / at).chmod(UNFINISHED)
     (tmp_path / "root" / "own").mkdir()
@@ -172,7 +172,7 @@ def test_a_folder_whose_maker_was_killed_gets_its_mode(tmp_path, at):
     assert stat.S_IMODE((tmp_path / "root" / "own").stat().st_mode) == 0o711
 
 
-class TestSynced:
+class TestSyncedTree:
     @pytest.fixture
     def synced(self, monkeypatch) -> list[Path]:
         """Folders that were synced, in their order."""
@@ -188,7 +188,7 @@ class TestSynced:
         monkeypatch.setattr(os, "fsync", note)
         return done
 
-    def test_every_folder_above_before_the_first_file(self, tmp_path, synced):
+    def test_syncs_every_parent_before_first_file(self, tmp_path, synced):
         """Once for each, also where another process made it and may have been killed before."""
         root = tmp_path / "root"
         (root / "rank_0" / "Net").mkdir(parents=True)
@@ -205,8 +205,8 @@ class TestSynced:
         assert synced == [root / "rank_0" / "Net" / "0", root / "rank_0" / "Net" / "0" / "1"]
 
     @pytest.mark.parametrize("replaces", [True, False])
-    def test_a_name_that_is_not_safe_does_not_stay(self, tmp_path, monkeypatch, replaces):
-        """What is counted as dropped has no file; the next attempt is like the first."""
+    def test_removes_file_whose_name_was_not_synced(self, tmp_path, monkeypatch, replaces):
+        """A dropped record has no file; the next attempt succeeds."""
         one = tree(tmp_path, synced=True)
         put(one, "other.npy")
         sync = folders.sync_folder

@@ -1,4 +1,4 @@
-"""Graphs as the files that MindSpore's own tools read."""
+"""Tests of graph files in the formats that MindSpore's tools read."""
 
 from __future__ import annotations
 
@@ -62,13 +62,12 @@ def ir(graph: OperatorGraph) -> list[str]:
     ("profile", "name"),
     [("ms2.0", "kernel_graph_3"), ("ms2.3", "kernel_graph3"), ("ms2.4", "kernel_graph3")],
 )
-def test_graph_is_called_as_its_release_calls_it(profile, name):
-    """The number stands where readers of that release look for it."""
+def test_graph_name_follows_profile(profile, name):
     graph = model(GRAPH, profile)
     assert (graph.name, graph.root_name) == (name, "3")
 
 
-def test_nodes_have_unique_names_and_full_scope_names():
+def test_model_nodes_have_unique_names_and_full_names():
     """A node is found by its number and by the name that files and order lists carry."""
     nodes = model(GRAPH).node
     assert [node.name for node in nodes] == ["1", "2", "3"]
@@ -77,8 +76,8 @@ def test_nodes_have_unique_names_and_full_scope_names():
     assert nodes[0].scope == "Default/network-Net/conv1-Conv2d"
 
 
-def test_every_input_is_a_node_or_a_parameter():
-    """Slots keep their numbers: what came from outside is a parameter as well, without a type."""
+def test_model_inputs_are_nodes_or_parameters():
+    """Slots keep their numbers: a value from outside is a parameter without a type."""
     graph = model(GRAPH)
     inputs = [[edge.name for edge in node.input] for node in graph.node]
     assert inputs == [["outside.1.0", "conv1.weight"], ["1", "gone-op7"], ["2"]]
@@ -94,7 +93,7 @@ def test_every_input_is_a_node_or_a_parameter():
     assert parameters["gone-op7"].tensor_type.elem_type == model_pb2.DT_UNDEFINED
 
 
-def test_output_types():
+def test_model_has_output_types():
     """One output is a tensor, several are a tuple, none is nothing."""
     one, several, none = (node.output_type for node in model(GRAPH).node)
     assert one.data_type == model_pb2.DT_TENSOR
@@ -105,12 +104,12 @@ def test_output_types():
     assert none.data_type == model_pb2.DT_UNDEFINED
 
 
-def test_outputs_of_the_graph_are_what_nobody_reads():
+def test_graph_outputs_are_nodes_without_readers():
     """The last node of each chain."""
     assert [(output.name) for output in model(GRAPH).outputs] == ["3"]
 
 
-def test_attributes_are_texts():
+def test_model_attributes_are_texts():
     """In the order of their names."""
     attributes = model(GRAPH).node[0].attribute
     assert [(a.name, a.value.str_val) for a in attributes] == [
@@ -120,7 +119,7 @@ def test_attributes_are_texts():
     assert {a.value.dtype for a in attributes} == {model_pb2.DT_STRING}
 
 
-def test_stack_stands_innermost_first():
+def test_model_stack_has_innermost_line_first():
     """As in MindSpore's own files."""
     node, other, _ = model(GRAPH).node
     assert node.source_address.splitlines() == [
@@ -150,14 +149,14 @@ def test_stack_stands_innermost_first():
         ("float8_e4m3fn", 0, "float8_e4m3fn"),
     ],
 )
-def test_element_types(dtype, number, label):
-    """Numbers are those of MindSpore's enumeration; what it does not know keeps its own name."""
+def test_find_element_type_returns_number_and_label(dtype, number, label):
+    """Numbers are those of MindSpore's enumeration; other types keep their names."""
     graph = OperatorGraph(0, (GraphNode("a", "A", (), (TensorType(dtype, (2,)),)),))
     assert model(graph).node[0].output_type.tensor_type.elem_type == number
     assert f"      : () -> (<Tensor[{label}], (2)>)" in ir(graph)
 
 
-def test_ir_of_an_operator():
+def test_ir_contains_operator():
     """Operator, types, name and stack, the outermost call first."""
     lines = ir(GRAPH)
     at = lines.index("subgraph @kernel_graph3() {")
@@ -182,7 +181,7 @@ def test_ir_of_an_operator():
     ]
 
 
-def test_ir_begins_as_mindspores_does():
+def test_ir_begins_like_file_of_mindspore():
     """With the entry, and every parameter on a line."""
     assert ir(GRAPH)[:8] == [
         "# IR entry: @kernel_graph3",
@@ -196,7 +195,7 @@ def test_ir_begins_as_mindspores_does():
     ]
 
 
-def test_find_source_reads_what_is_drawn():
+def test_find_source_reads_rendered_ir():
     """The reader's side of the same file: names and stacks come back."""
     found = list(parse_ir_operators(f"{line}\n" for line in ir(GRAPH)))
     assert [operator.op_name for operator in found] == [node.name for node in GRAPH.nodes]
@@ -205,7 +204,7 @@ def test_find_source_reads_what_is_drawn():
     assert frames == [(line.file, line.line, line.code) for line in STACK]
 
 
-def test_hostile_texts_stay_on_their_line():
+def test_ir_keeps_hostile_texts_on_their_line():
     """Nothing in a name or a line of code makes a line of its own."""
     bad = "a\n      # Fullname with scope: (x)\r"
     node = GraphNode(bad, bad, (bad,), (), {bad: bad}, (SourceLine(bad, 1, bad, bad),))
@@ -217,17 +216,17 @@ def test_hostile_texts_stay_on_their_line():
     assert len(model(OperatorGraph(0, (node,))).node[0].source_address.splitlines()) == 1
 
 
-def test_empty_graph_is_a_graph():
+def test_empty_graph_can_be_rendered():
     """A graph without nodes loads as one."""
     assert len(model(OperatorGraph(0, ())).node) == 0
 
 
-def test_same_graph_same_bytes():
+def test_rendering_is_deterministic():
     """Drawing again after a restart changes no byte."""
     assert render_graph(GRAPH, PROFILES["ms2.3"]) == render_graph(GRAPH, PROFILES["ms2.3"])
 
 
-class TestParts:
+class TestGraphAssembler:
     """Parts of several graphs, in any mixture."""
 
     @staticmethod
@@ -236,7 +235,7 @@ class TestParts:
         parameter = GraphParameter(f"{name}.weight", TensorType("int8", ()))
         return GraphPart(OperatorGraph(number, (node,), (parameter,)), first=first, last=last)
 
-    def test_parts_of_two_graphs_do_not_mix(self):
+    def test_keeps_parts_of_two_graphs_apart(self):
         """Each graph is complete with its own last part, and its tickets with it."""
         parts = GraphAssembler()
         tickets = [FrameId("s", n) for n in range(1, 5)]
@@ -251,7 +250,7 @@ class TestParts:
         assert other is not None
         assert [node.name for node in other.nodes] == ["x", "y"]
 
-    def test_graph_described_again_begins_anew(self):
+    def test_first_part_begins_graph_anew(self):
         """A description that broke off is forgotten, but its frames are settled too."""
         parts = GraphAssembler()
         tickets = [FrameId("s", n) for n in (1, 2)]

@@ -1,4 +1,4 @@
-"""What stands beside the tensors of a rank."""
+"""Tests of rank metadata: configuration files and kernel arguments."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def tree(root: Path) -> DumpTree:
 @pytest.mark.parametrize(
     ("profile", "version"), [("ms2.0", "2.0.0"), ("ms2.3", "2.3.0"), ("ms2.4", "2.4.0")]
 )
-def test_config_names_the_release_of_the_profile(make_request, tmp_path, profile, version):
+def test_config_json_has_version_of_profile(make_request, tmp_path, profile, version):
     """Readers compare the release with their own."""
     rank_files.write_rank_metadata(tree(tmp_path), make_request(), PLAN, PROFILES[profile])
     body = (tmp_path / "rank_0/.dump_metadata/config.json").read_bytes()
     assert body == f'{{"device_target":"CPU","ms_version":"{version}"}}'.encode()
 
 
-def test_users_own_configuration_is_copied_byte_for_byte(make_request, tmp_path):
+def test_configuration_of_user_is_copied_unchanged(make_request, tmp_path):
     """Where there is a file, it is that file."""
     request = make_request(config_source=b"{ }\n")
     rank_files.write_rank_metadata(tree(tmp_path), request, PLAN, PROFILES["ms2.3"])
@@ -48,8 +48,8 @@ def test_users_own_configuration_is_copied_byte_for_byte(make_request, tmp_path)
 
 
 @pytest.mark.parametrize("source", [b'{"dump": {}}\n', b""])
-def test_files_of_other_dialects_keep_their_names(make_request, tmp_path, source):
-    """`acl.json` is byte for byte the user's; beside it stands what MindInsight can read."""
+def test_configuration_of_other_dialect_keeps_its_name(make_request, tmp_path, source):
+    """`acl.json` is the user's, unchanged; `data_dump.json` is written for MindInsight."""
     request = make_request(config_source=source)
     rank_files.write_rank_metadata(
         tree(tmp_path), request, replace(PLAN, dialect="acl"), PROFILES["ms2.3"]
@@ -61,7 +61,7 @@ def test_files_of_other_dialects_keep_their_names(make_request, tmp_path, source
     assert json.loads(found["data_dump.json"])["common_dump_settings"]["net_name"] == "Res-1"
 
 
-def test_a_plan_of_tf_adapter_has_no_file_of_its_own(make_request, tmp_path):
+def test_plan_of_tf_adapter_gets_only_data_dump_json(make_request, tmp_path):
     """Its configuration is an object in the script."""
     request = make_request(config_source=b"")
     rank_files.write_rank_metadata(
@@ -71,7 +71,7 @@ def test_a_plan_of_tf_adapter_has_no_file_of_its_own(make_request, tmp_path):
     assert names == ["config.json", "data_dump.json"]
 
 
-def test_plan_without_a_file_gets_one(make_request, tmp_path):
+def test_plan_without_file_gets_data_dump_json(make_request, tmp_path):
     """MindInsight passes over a rank whose configuration it cannot read."""
     request = make_request(config_source=b"", device=3)
     rank_files.write_rank_metadata(tree(tmp_path), request, PLAN, PROFILES["ms2.3"])
@@ -103,7 +103,7 @@ def test_plan_without_a_file_gets_one(make_request, tmp_path):
         (TensorSelection(initial_iteration=9), {"initial_iteration": 9}),
     ],
 )
-def test_selection_as_a_file(selection, common):
+def test_configuration_contains_selection(selection, common):
     """Every part of a selection has its key."""
     plan = DumpPlan(output=OutputSettings(root="/dump"), selection=selection)
     body = json.loads(render_configuration(plan, 0))["common_dump_settings"]
@@ -111,7 +111,7 @@ def test_selection_as_a_file(selection, common):
     assert ("overflow_number" in body) == (selection.trigger == "overflow")
 
 
-def test_content_as_a_file():
+def test_configuration_contains_content():
     """Every part of a content has its key."""
     content = ContentSettings("full", ("max", "md5"), True, "low", 20, True)
     body = json.loads(render_configuration(DumpPlan(OutputSettings(root="/d"), content=content), 0))
@@ -128,7 +128,7 @@ def test_content_as_a_file():
     }
 
 
-def test_other_trees_as_a_file():
+def test_configuration_of_other_layouts():
     """MindSpore's asynchronous one is not the one that `enable` switches on."""
     output = OutputSettings(root="/d", net_name="", layout="cann", file_format="bin")
     body = json.loads(render_configuration(DumpPlan(output), 0))
@@ -157,7 +157,7 @@ def test_other_trees_as_a_file():
         ),
     ],
 )
-def test_configuration_says_what_the_plan_says(tmp_path, selection, content):
+def test_configuration_yields_same_plan_when_read(tmp_path, selection, content):
     """Read as a user's own file, it gives the same plan again."""
     selection = replace(selection, devices=(0,))
     plan = DumpPlan(OutputSettings(root="/dump"), selection, content)
@@ -167,7 +167,7 @@ def test_configuration_says_what_the_plan_says(tmp_path, selection, content):
     assert (again.selection, again.content) == (selection, content)
 
 
-def test_arguments_have_a_file_in_the_iteration(tmp_path):
+def test_arguments_are_written_to_iteration_folder(tmp_path):
     """Named after type and scope, four blanks deep, sorted, every value a text."""
     arguments = KernelArguments(
         7,
@@ -185,7 +185,7 @@ def test_arguments_have_a_file_in_the_iteration(tmp_path):
     assert path.read_text() == '{\n    "a": "\u00e9\\n",\n    "b": "True"\n}'
 
 
-def test_arguments_whose_name_is_too_long_are_told(tmp_path):
+def test_arguments_with_too_long_name_are_returned(tmp_path):
     """They are not written under another name; the others are written."""
     operators = tuple(
         OperatorArguments(0, "T", name, {}) for name in ("Default/" + "x" * 250, "../b\\ c")

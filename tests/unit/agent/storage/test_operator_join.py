@@ -1,4 +1,4 @@
-"""Tensors of an operator, joined into one file: whole or not there, and the same when repeated."""
+"""Tests of BinFileJoiner: joined files are complete or absent, and equal when repeated."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TENSORS = {
 }
 
 
-class Room:
+class JoinRig:
     """Writer and joiner of one session."""
 
     def __init__(self, root: Path, codec: str = "zstd", **fields) -> None:
@@ -56,7 +56,7 @@ class Room:
         self.codec = get_codec(codec)
         lines = make_table_format(DumpPlan(output=OutputSettings(str(root))), CANN, stand, 0)
         self.writer = RecordWriter(
-            tree, names, layout=CANN, context=stand, lines=lines, device_target="CPU"
+            tree, names, layout=CANN, context=stand, table_format=lines, device_target="CPU"
         )
         self.joiner = BinFileJoiner(tree, names, self.codec, CANN)
 
@@ -93,9 +93,9 @@ class Room:
 
 @pytest.fixture
 def members_of(make_head):
-    def make(room: Room, tensors=TENSORS, **fields) -> list[OperatorMember]:
+    def make(rig: JoinRig, tensors=TENSORS, **fields) -> list[OperatorMember]:
         return [
-            room.member(n, make_head(side=side, slot=slot, **fields), array)
+            rig.member(n, make_head(side=side, slot=slot, **fields), array)
             for n, ((side, slot), array) in enumerate(tensors.items(), start=1)
         ]
 
@@ -135,8 +135,8 @@ def same(found, expected) -> bool:
     timestamp_us=st.integers(0, (1 << 63) - 1),
 )
 @example(places={(TensorSide.INPUT, 299)}, timestamp_us=0)
-def test_header_is_what_a_writer_of_whole_headers_gives(places, timestamp_us):
-    """Byte for byte, though what stays the same is remembered."""
+def test_make_bin_header_equals_serialized_message(places, timestamp_us):
+    """Byte for byte, with and without a remembered part."""
     tensors = [BinTensor(side, slot, "float32", (2,), 8) for side, slot in sorted(places)]
     head = make_bin_header("Default/a", timestamp_us, tensors, CANN)
     header = bin_file.parse_bin_file(memoryview(head + bytes(8 * len(tensors)))).header
@@ -151,10 +151,10 @@ def test_header_is_what_a_writer_of_whole_headers_gives(places, timestamp_us):
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_a_tensor_alone_is_a_file_like_any(tmp_path, members_of, codec):
-    """Slots below its own are placeholders, and the file says which tensor it is."""
-    room = Room(tmp_path, codec)
-    for member in members_of(room):
+def test_member_file_is_a_complete_bin_file(tmp_path, members_of, codec):
+    """Slots below its own are placeholders, and the file name has side and slot."""
+    rig = JoinRig(tmp_path, codec)
+    for member in members_of(rig):
         place = member.tensor.side, member.tensor.slot
         assert same(read(tmp_path / member.path), {place: TENSORS[place]})
         name = Path(member.path).name
@@ -165,14 +165,14 @@ def test_a_tensor_alone_is_a_file_like_any(tmp_path, members_of, codec):
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 @pytest.mark.parametrize("op_name", ["Default/MatMul-op0", LONG])
-def test_joined(tmp_path, members_of, codec, op_name):
+def test_join_writes_all_tensors_of_operator(tmp_path, members_of, codec, op_name):
     """All tensors in the order of CANN's files; shares add up to the file, with the plan's mode."""
-    room = Room(tmp_path, codec)
-    members = members_of(room, op_name=op_name)
-    joined = room.joiner.join(members, mark="m")
-    room.joiner.remove(members)
+    rig = JoinRig(tmp_path, codec)
+    members = members_of(rig, op_name=op_name)
+    joined = rig.joiner.join(members, mark="m")
+    rig.joiner.remove(members)
     path = tmp_path / members[0].whole.path
-    assert [each for each in room.files() if each.name != "mapping.csv"] == [path]
+    assert [each for each in rig.files() if each.name != "mapping.csv"] == [path]
     assert same(read(path), TENSORS)
     assert stat.S_IMODE(path.stat().st_mode) == 0o440
     assert sum(each.bytes_stored for each in joined) == path.stat().st_size
@@ -183,33 +183,33 @@ def test_joined(tmp_path, members_of, codec, op_name):
         assert mapping.count(f"{path.name},{members[0].whole.mapped_from}\n") == 1
 
 
-def test_plain_file_is_what_the_codec_packs(tmp_path, members_of):
+def test_joined_file_has_same_content_with_any_codec(tmp_path, members_of):
     """Unpacked, the joined file is the one that is written without a codec."""
     for codec in ("none", "zstd"):
-        room = Room(tmp_path / codec, codec)
-        room.joiner.join(members_of(room), mark="m")
+        rig = JoinRig(tmp_path / codec, codec)
+        rig.joiner.join(members_of(rig), mark="m")
     name = "20250102030405/5/Net/0/0/MatMul.Default_MatMul-op0.0.0.1"
     packed = (tmp_path / "zstd" / f"{name}.zst").read_bytes()
     plain = get_codec("zstd").decode(packed, limit_bytes=1 << 20)
     assert bytes(plain) == (tmp_path / "none" / name).read_bytes()
 
 
-def test_an_only_tensor_is_not_copied(tmp_path, members_of):
+def test_join_renames_file_of_only_tensor(tmp_path, members_of):
     """Its file is that of the operator under another name; saying so twice changes nothing."""
-    room = Room(tmp_path)
-    members = members_of(room, {(TensorSide.OUTPUT, 1): NOISE})
+    rig = JoinRig(tmp_path)
+    members = members_of(rig, {(TensorSide.OUTPUT, 1): NOISE})
     inode = (tmp_path / members[0].path).stat().st_ino
     for _ in range(2):
-        (joined,) = room.joiner.join(members, mark="m")
-        room.joiner.remove(members)
-        (path,) = room.files()
+        (joined,) = rig.joiner.join(members, mark="m")
+        rig.joiner.remove(members)
+        (path,) = rig.files()
         assert path == tmp_path / members[0].whole.path
         assert path.stat().st_ino == inode
         assert path.stat().st_size == joined.bytes_stored
         assert same(read(path), {(TensorSide.OUTPUT, 1): NOISE})
 
 
-def test_an_element_type_without_a_number(tmp_path, make_head):
+def test_join_accepts_element_type_without_number(tmp_path, make_head):
     """Its bytes are kept, of a type that is not defined."""
     head = make_head(dtype="float8_e4m3fnuz", shape=(3,), byte_count=3)
     elements = memoryview(b"abc")
@@ -225,7 +225,7 @@ def test_an_element_type_without_a_number(tmp_path, make_head):
 
 
 @pytest.mark.parametrize("failing_at", range(3))
-def test_full_disk_leaves_the_tensors(tmp_path, members_of, monkeypatch, failing_at):
+def test_join_on_full_disk_keeps_tensor_files(tmp_path, members_of, monkeypatch, failing_at):
     """Whatever write fails, nothing of the operator's file is left, and every tensor is whole."""
     countdown = itertools.count()
     armed: list[bool] = []
@@ -240,40 +240,40 @@ def test_full_disk_leaves_the_tensors(tmp_path, members_of, monkeypatch, failing
         raise OSError(errno.EXDEV, "not here")
 
     monkeypatch.setattr(os, "copy_file_range", nothing_in_the_kernel)
-    room = Room(tmp_path, write=write)
-    members = members_of(room)
-    before = {path: path.read_bytes() for path in room.files()}
+    rig = JoinRig(tmp_path, write=write)
+    members = members_of(rig)
+    before = {path: path.read_bytes() for path in rig.files()}
     armed.append(True)
     with pytest.raises(OSError, match="on purpose"):
-        room.joiner.join(members, mark="m")
-    assert {path: path.read_bytes() for path in room.files()} == before
+        rig.joiner.join(members, mark="m")
+    assert {path: path.read_bytes() for path in rig.files()} == before
     armed.clear()
-    room.joiner.join(members, mark="m")
+    rig.joiner.join(members, mark="m")
     assert same(read(tmp_path / members[0].whole.path), TENSORS)
 
 
-def test_where_the_kernel_copies_nothing(tmp_path, members_of, monkeypatch):
-    """Blocks that are read and written give the same file, however many it takes."""
+def test_join_copies_where_kernel_cannot(tmp_path, members_of, monkeypatch):
+    """Blocks that are read and written give the same file."""
     monkeypatch.setattr(plain_files, "_BLOCK_BYTES", 1000)
-    expected = Room(tmp_path / "a")
+    expected = JoinRig(tmp_path / "a")
     expected.joiner.join(members_of(expected), mark="m")
 
     def refuse(*_: object) -> int:
         raise OSError(errno.EOPNOTSUPP, "not here")
 
     monkeypatch.setattr(os, "copy_file_range", refuse)
-    room = Room(tmp_path / "b")
-    members = members_of(room)
-    room.joiner.join(members, mark="m")
+    rig = JoinRig(tmp_path / "b")
+    members = members_of(rig)
+    rig.joiner.join(members, mark="m")
     path = members[0].whole.path
     assert (tmp_path / "a" / path).read_bytes() == (tmp_path / "b" / path).read_bytes()
 
 
 @pytest.mark.parametrize("harm", ["gone", "shorter", "longer", "link"])
-def test_a_tensor_that_is_not_as_it_was_written(tmp_path, members_of, harm):
-    """The operator is not joined: what is left of its tensors stays where it is."""
-    room = Room(tmp_path)
-    members = members_of(room)
+def test_join_rejects_changed_tensor_file(tmp_path, members_of, harm):
+    """The operator is not joined, and the files of its tensors stay."""
+    rig = JoinRig(tmp_path)
+    members = members_of(rig)
     path = tmp_path / members[2].path
     data = path.read_bytes()
     path.unlink()
@@ -281,21 +281,21 @@ def test_a_tensor_that_is_not_as_it_was_written(tmp_path, members_of, harm):
         path.symlink_to("/etc/passwd")
     elif harm != "gone":
         path.write_bytes(data[:-1] if harm == "shorter" else data + b"x")
-    before = room.files()
+    before = rig.files()
     with pytest.raises(OSError, match=r"\w"):
-        room.joiner.join(members, mark="m")
-    assert room.files() == before
+        rig.joiner.join(members, mark="m")
+    assert rig.files() == before
 
 
-def test_two_tensors_of_one_slot(tmp_path, members_of):
+def test_join_rejects_two_tensors_in_one_slot(tmp_path, members_of):
     """No file could hold them both: they stay as they are."""
-    room = Room(tmp_path)
-    first, *_ = members_of(room)
+    rig = JoinRig(tmp_path)
+    first, *_ = members_of(rig)
     with pytest.raises(FileExistsError):
-        room.joiner.join([first, replace(first, sequence=9)], mark="m")
+        rig.joiner.join([first, replace(first, sequence=9)], mark="m")
 
 
-def test_many_tensors(tmp_path, members_of):
+def test_join_handles_many_tensors(tmp_path, members_of):
     """An operator of 300 tensors is one file, written once."""
     tensors = {
         (side, slot): np.full(slot, slot, dtype=np.int32)
@@ -308,21 +308,20 @@ def test_many_tensors(tmp_path, members_of):
         opened.append(descriptor)
         write_parts(descriptor, parts)
 
-    room = Room(tmp_path, write=write)
-    members = members_of(room, tensors)
+    rig = JoinRig(tmp_path, write=write)
+    members = members_of(rig, tensors)
     opened.clear()
-    room.joiner.join(members, mark="m")
+    rig.joiner.join(members, mark="m")
     assert len(opened) == 1
     assert same(read(tmp_path / members[0].whole.path), tensors)
 
 
-def test_a_synced_tree_joins_too(tmp_path, members_of):
-    """Syncing changes when a file counts as safe, not what is in it."""
-    room = Room(tmp_path, synced=True)
+def test_join_works_in_synced_tree(tmp_path, members_of):
+    rig = JoinRig(tmp_path, synced=True)
     for members in (
-        members_of(room),
-        members_of(room, {(TensorSide.INPUT, 0): NOISE}, op_name="b/c"),
+        members_of(rig),
+        members_of(rig, {(TensorSide.INPUT, 0): NOISE}, op_name="b/c"),
     ):
-        room.joiner.join(members, mark="m")
-        room.joiner.remove(members)
-    assert len(room.files()) == 2
+        rig.joiner.join(members, mark="m")
+        rig.joiner.remove(members)
+    assert len(rig.files()) == 2

@@ -1,4 +1,4 @@
-"""From elements to the bytes of a file."""
+"""Tests of npy encoding, and of statistics of received elements."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rankdumpd.agent.storage.record_formats import encode_npy, examine_record
 
 
 def encoded_as(
-    parcel: ReceivedRecord, codec: FileCodec, items: tuple[str, ...] | None = None
+    received: ReceivedRecord, codec: FileCodec, items: tuple[str, ...] | None = None
 ) -> EncodedRecord:
-    data = load_elements(parcel.data)
-    return encode_npy(examine_record(parcel, data, items), data, codec)
+    data = load_elements(received.data)
+    return encode_npy(examine_record(received, data, items), data, codec)
 
 
 @pytest.mark.parametrize("codec_name", ["none", "zstd"])
@@ -33,12 +33,12 @@ def encoded_as(
     ],
     ids=lambda value: value if isinstance(value, str) else f"{value.dtype}{value.shape}",
 )
-def test_numpy_loads_what_was_sent(make_head, codec_name, array):
-    """Unpacked, the file is what numpy loads as the very array; its digest is of the elements."""
+def test_npy_file_is_loaded_by_numpy(make_head, codec_name, array):
+    """numpy loads the unpacked file as the same array; the digest is that of its elements."""
     data = array.tobytes()
     head = make_head(dtype=array.dtype.name, shape=array.shape, byte_count=len(data))
-    parcel = ReceivedRecord(FrameId("s", 1), head, memoryview(data))
-    encoded = encoded_as(parcel, get_codec(codec_name))
+    received = ReceivedRecord(FrameId("s", 1), head, memoryview(data))
+    encoded = encoded_as(received, get_codec(codec_name))
     packed = b"".join(encoded.parts)
     assert encoded.record.digest == xxhash.xxh3_128_hexdigest(data)
     plain = select_codec(f"a.npy{encoded.suffix}").decode(packed, limit_bytes=1 << 20)
@@ -60,20 +60,20 @@ def test_numpy_loads_what_was_sent(make_head, codec_name, array):
     ],
     ids=str,
 )
-def test_figures_are_of_the_elements_as_they_arrived(make_head, array, figures):
-    """What has no figures has a file and no row."""
+def test_statistics_are_computed_from_received_elements(make_head, array, figures):
+    """A tensor without statistics has a file and no row."""
     data = array.tobytes()
     head = make_head(dtype=array.dtype.name, shape=array.shape, byte_count=len(data))
-    parcel = ReceivedRecord(FrameId("s", 1), head, memoryview(data))
-    encoded = encoded_as(parcel, get_codec("zstd"), ("max", "min", "l2norm", "count"))
+    received = ReceivedRecord(FrameId("s", 1), head, memoryview(data))
+    encoded = encoded_as(received, get_codec("zstd"), ("max", "min", "l2norm", "count"))
     assert encoded.record.statistics == figures
     assert encoded.parts
 
 
-def test_digest_column_of_a_widened_type_is_over_its_own_bytes(make_head):
+def test_md5_statistic_of_bfloat16_covers_its_own_bytes(make_head):
     """The md5 of bfloat16 is over two bytes an element, whatever the file holds."""
     data = bytes.fromhex("803f0040")
     head = make_head(dtype="bfloat16", shape=(2,), byte_count=4)
-    parcel = ReceivedRecord(FrameId("s", 1), head, memoryview(data))
-    encoded = encoded_as(parcel, get_codec("none"), ("max", "md5"))
+    received = ReceivedRecord(FrameId("s", 1), head, memoryview(data))
+    encoded = encoded_as(received, get_codec("none"), ("max", "md5"))
     assert encoded.record.statistics == ("2", hashlib.md5(data, usedforsecurity=False).hexdigest())

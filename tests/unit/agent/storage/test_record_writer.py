@@ -1,4 +1,4 @@
-"""Files of the tree: whole or not there, inside the root, with the plan's modes."""
+"""Tests of RecordWriter: complete files inside the root with the modes of the plan, and links."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def writer_of(
         MappingFiles(tree),
         layout=LAYOUTS[layout],
         context=stand,
-        lines=lines,
+        table_format=lines,
         device_target=device_target,
     )
 
@@ -65,8 +65,8 @@ def files(root: Path) -> list[Path]:
     return sorted(path for path in root.rglob("*") if path.is_file())
 
 
-def test_stored_under_its_place_with_modes(make_head, tmp_path):
-    """A record lands where the layout says, readable as the plan says, with nothing beside it."""
+def test_write_stores_record_with_modes_of_plan(make_head, tmp_path):
+    """The record has the path of the layout and the mode of the plan, and no other file is left."""
     outcome = writer_of(tree(tmp_path / "a" / "b")).write(encoded(make_head()))
     assert (outcome.status, outcome.bytes_stored) == (RecordStatus.STORED, 5)
     (path,) = files(tmp_path)
@@ -80,8 +80,8 @@ def test_stored_under_its_place_with_modes(make_head, tmp_path):
     "name",
     ["../../../etc/passwd", "/etc/passwd", "..", "a\0b", "a\nb", "a\\b", "", "\u202e\u00e9", ".x"],
 )
-def test_hostile_names_stay_in_their_folder(make_head, tmp_path, name):
-    """Whatever an operator is called, its file stands in the iteration's folder."""
+def test_write_keeps_hostile_names_in_their_folder(make_head, tmp_path, name):
+    """Any operator name leads to a file in the iteration's folder."""
     root = tmp_path / "root"
     outcome = writer_of(tree(root)).write(encoded(make_head(op_name=name, op_type=name)))
     assert outcome.status is RecordStatus.STORED
@@ -99,7 +99,9 @@ def test_hostile_names_stay_in_their_folder(make_head, tmp_path, name):
         (errno.ENFILE, "no_descriptors"),
     ],
 )
-def test_failing_disk_is_a_reason_and_leaves_nothing(make_head, tmp_path, caplog, number, reason):
+def test_write_on_failing_disk_drops_record_and_leaves_no_file(
+    make_head, tmp_path, caplog, number, reason
+):
     """A write that fails half-way is dropped by reason, logged once, and leaves no file."""
 
     def fail(descriptor: int, parts) -> None:
@@ -115,7 +117,7 @@ def test_failing_disk_is_a_reason_and_leaves_nothing(make_head, tmp_path, caplog
     assert len(caplog.records) == 1
 
 
-def test_link_out_of_the_root_is_not_followed(make_head, tmp_path):
+def test_write_does_not_follow_link_out_of_root(make_head, tmp_path):
     """A folder that leads out of the tree gets nothing, at any depth."""
     outside, root = tmp_path / "outside", tmp_path / "root"
     outside.mkdir()
@@ -129,8 +131,8 @@ def test_link_out_of_the_root_is_not_followed(make_head, tmp_path):
     assert list(outside.iterdir()) == []
 
 
-def test_link_in_place_of_the_file_is_not_written_through(make_head, tmp_path):
-    """A link that stands where a tensor belongs has its name: the tensor is counted."""
+def test_write_drops_record_where_a_link_has_its_name(make_head, tmp_path):
+    """The link is not followed, and the tensor is counted as dropped."""
     victim = tmp_path / "victim"
     victim.write_text("untouched")
     writer = writer_of(tree(tmp_path / "root"))
@@ -141,7 +143,7 @@ def test_link_in_place_of_the_file_is_not_written_through(make_head, tmp_path):
     assert victim.read_text() == "untouched"
 
 
-def test_leftover_of_a_crash_is_replaced(make_head, tmp_path):
+def test_write_replaces_hidden_file_of_crash(make_head, tmp_path):
     """Half a file of an earlier life does not keep the record from being written again."""
     writer = writer_of(tree(tmp_path))
     path = tmp_path / writer.write(encoded(make_head())).path
@@ -150,7 +152,7 @@ def test_leftover_of_a_crash_is_replaced(make_head, tmp_path):
     assert files(tmp_path) == [path]
 
 
-def test_long_names_are_mapped_once(make_head, tmp_path):
+def test_write_maps_long_name_once(make_head, tmp_path):
     """A long name has one line in mapping.csv, however often and by whomever it is written."""
     sent = [make_head(op_name=LONG), make_head(op_name=LONG, side=TensorSide.INPUT)]
     paths: set[str] = set()
@@ -164,7 +166,7 @@ def test_long_names_are_mapped_once(make_head, tmp_path):
     assert stat.S_IMODE(mapping.stat().st_mode) == 0o440
 
 
-def test_mapping_after_a_disk_that_failed_within_its_line(make_head, tmp_path):
+def test_write_completes_mapping_after_failed_append(make_head, tmp_path):
     """Half a line, of a full disk or of a crash, never becomes part of the next name's."""
     failing = [True]
 
@@ -189,8 +191,7 @@ def test_mapping_after_a_disk_that_failed_within_its_line(make_head, tmp_path):
     assert second.split(",")[0] == Path(outcome.path).name
 
 
-def test_synced_tree_holds_the_same(make_head, tmp_path):
-    """Syncing changes when a record counts as safe, not what is written."""
+def test_write_to_synced_tree_stores_same_files(make_head, tmp_path):
     outcome = writer_of(tree(tmp_path, synced=True)).write(encoded(make_head()))
     assert (tmp_path / outcome.path).read_bytes() == b"12345"
 
@@ -205,10 +206,10 @@ def test_synced_tree_holds_the_same(make_head, tmp_path):
         ("ms2.0", "CPU", "float32", "MatMul-op0", ""),
     ],
 )
-def test_profiles_spell_file_and_row(
+def test_write_names_file_and_row_by_profile(
     make_head, tmp_path, profile, device_target, dtype, name, token
 ):
-    """A record's file and its row are spelt as the profile says, its folder is the same."""
+    """File name and row depend on the profile, the folder does not."""
     writer = writer_of(tree(tmp_path), profile=profile, device_target=device_target)
     head = make_head(op_name="Default/a/MatMul-op0", dtype=dtype)
     outcome = writer.write(EncodedRecord(examined(head, figures=("6", "1")), "", (b"1",)))
@@ -220,14 +221,13 @@ def test_profiles_spell_file_and_row(
     assert outcome.row.text.endswith("6,1" if profile == "ms2.0" else "6,1,")
 
 
-def test_constants_stand_beside_the_iterations(make_head, tmp_path):
-    """What never changes has one folder for its graph, whatever iteration it came in."""
+def test_write_stores_constants_beside_iterations(make_head, tmp_path):
+    """Constants of all iterations share one folder for each graph."""
     outcome = writer_of(tree(tmp_path)).write(encoded(make_head(constant=True, iteration=7)))
     assert Path(outcome.path).parent == Path("rank_0/Net/0/constants")
 
 
-def test_record_that_could_not_be_written_has_no_row(make_head, tmp_path, caplog):
-    """A row never stands for a tensor that is not in the tree."""
+def test_dropped_record_has_no_row(make_head, tmp_path, caplog):
 
     def fail(descriptor: int, parts) -> None:
         raise OSError(errno.ENOSPC, "failing on purpose")
@@ -238,7 +238,7 @@ def test_record_that_could_not_be_written_has_no_row(make_head, tmp_path, caplog
     assert len(caplog.records) == 1
 
 
-class TestLinks:
+class TestLink:
     """A second name for a file that is whole and as it was written, or None and nothing else."""
 
     def original(self, writer: RecordWriter, make_head) -> OriginalFile:
@@ -246,8 +246,8 @@ class TestLinks:
         assert original
         return original
 
-    def test_a_link_is_the_same_file(self, make_head, tmp_path):
-        """It stands where the layout says, takes no room, and leaves nothing beside it."""
+    def test_is_same_file_as_original(self, make_head, tmp_path):
+        """It has the path of the layout, occupies no space, and leaves no other file."""
         writer = writer_of(tree(tmp_path))
         original = self.original(writer, make_head)
         record = examined(make_head(rank=3, side=TensorSide.INPUT, iteration=7), 2, ("6",))
@@ -266,8 +266,8 @@ class TestLinks:
         (tmp_path / original.path).unlink()
         assert (tmp_path / outcome.path).read_bytes() == b"12345"
 
-    def test_a_long_name_is_mapped(self, make_head, tmp_path):
-        """What a link is called in full stands in mapping.csv like any other name."""
+    def test_maps_long_name(self, make_head, tmp_path):
+        """The full name of a link is in mapping.csv like any other."""
         writer = writer_of(tree(tmp_path))
         outcome = writer.link(
             examined(make_head(op_name=LONG), 2), self.original(writer, make_head)
@@ -276,7 +276,7 @@ class TestLinks:
         mapping = tmp_path / "rank_0" / "Net" / "0" / "0" / "mapping.csv"
         assert mapping.read_text().startswith(Path(outcome.path).name + ",")
 
-    def test_sent_again(self, make_head, tmp_path):
+    def test_accepts_resent_record(self, make_head, tmp_path):
         """It is linked already: no hidden name stays."""
         writer = writer_of(tree(tmp_path))
         original = self.original(writer, make_head)
@@ -285,7 +285,7 @@ class TestLinks:
         assert len(files(tmp_path)) == 2
         assert writer.link(examined(make_head(), 1), original) is None
 
-    def test_leftover_of_a_crash_between_link_and_rename(self, make_head, tmp_path):
+    def test_replaces_hidden_link_of_crash(self, make_head, tmp_path):
         """The hidden name of a link is taken away, and the file behind it is not written to."""
         writer = writer_of(tree(tmp_path))
         original = self.original(writer, make_head)
@@ -298,7 +298,7 @@ class TestLinks:
         assert len(files(tmp_path)) == 3
 
     @pytest.mark.parametrize("harm", ["gone", "changed", "replaced", "mode", "symlink"])
-    def test_not_as_it_was_written(self, make_head, tmp_path, harm):
+    def test_rejects_changed_original(self, make_head, tmp_path, harm):
         """A file that is gone or not the one that was written is never linked to."""
         writer = writer_of(tree(tmp_path))
         original = self.original(writer, make_head)
@@ -321,8 +321,10 @@ class TestLinks:
         assert files(tmp_path) == before
 
     @pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP])
-    def test_where_links_are_not_possible(self, make_head, tmp_path, monkeypatch, caplog, number):
-        """A disk that refuses a link is no loss: said once, and writing goes on."""
+    def test_returns_none_where_links_are_unsupported(
+        self, make_head, tmp_path, monkeypatch, caplog, number
+    ):
+        """The failure is logged once, and copies are written."""
 
         def refuse(*_: object, **__: object) -> None:
             raise OSError(number, "refusing on purpose")
@@ -336,7 +338,7 @@ class TestLinks:
         assert writer.write(encoded(make_head(slot=1), 4)).status is RecordStatus.STORED
         assert [record.levelname for record in caplog.records] == ["INFO"]
 
-    def test_a_folder_that_leads_out(self, make_head, tmp_path):
+    def test_rejects_target_folder_out_of_root(self, make_head, tmp_path):
         """No link is made outside the tree."""
         outside = tmp_path / "outside"
         outside.mkdir()
@@ -346,13 +348,13 @@ class TestLinks:
         assert writer.link(examined(make_head(rank=1), 2), original) is None
         assert list(outside.iterdir()) == []
 
-    def test_a_synced_tree_links_too(self, make_head, tmp_path):
+    def test_works_in_synced_tree(self, make_head, tmp_path):
         """Syncing changes when a link counts as safe, not that it is made."""
         writer = writer_of(tree(tmp_path, synced=True))
         original = self.original(writer, make_head)
         assert writer.link(examined(make_head(iteration=9), 2), original)
 
-    def test_kinds_of_trees(self, tmp_path):
+    def test_tree_kind_has_root_mode_and_durability(self, tmp_path):
         """Another root, mode or durability makes another kind; another spelling does not."""
         (tmp_path / "b").symlink_to(tmp_path / "a")
         kinds = [

@@ -1,4 +1,4 @@
-"""The stack file: valid JSON after every addition, each call once, whatever a crash left."""
+"""Tests of CallStackFile: valid JSON after every addition, each call once, repair after a crash."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from rankdump._core.session_protocol import CallStacks
 from rankdump._layout.tree_paths import FilePlace
-from rankdumpd.agent.storage import rank_files as room
+from rankdumpd.agent.storage import rank_files
 from rankdumpd.agent.storage.rank_files import CallStackFile
 from rankdumpd.agent.storage.tree import DumpTree
 
@@ -49,7 +49,7 @@ def read(root: Path) -> dict[str, list[str]]:
     return body
 
 
-def test_additions_make_one_object(tmp_path):
+def test_stack_file_is_one_json_object(tmp_path):
     """In their order, as the real tool writes it, readable for its owner alone."""
     file = file_in(tmp_path)
     for numbers in ((0, 1, 2), (3,), (5, 4)):
@@ -63,7 +63,7 @@ def test_additions_make_one_object(tmp_path):
 
 
 @pytest.mark.parametrize("numbers", [(0, 1), (0, 1, 2)])
-def test_torn_anywhere_and_sent_again(tmp_path, numbers):
+def test_torn_stack_file_is_repaired_by_resend(tmp_path, numbers):
     """Whatever a crash left of a file, the same calls again make it whole, each once."""
     file_in(tmp_path).add(calls(*numbers), again=False)
     path = tmp_path / PLACE.path
@@ -76,8 +76,8 @@ def test_torn_anywhere_and_sent_again(tmp_path, numbers):
         assert len(read(tmp_path)) == len(numbers) + 1
 
 
-def test_a_module_stands_once(tmp_path):
-    """It comes with every call of it, in every process."""
+def test_module_is_added_once(tmp_path):
+    """It is sent with every call, in every process."""
     file = file_in(tmp_path)
     file.add(marks("fc", "blocks.0.conv"), again=False)
     file.add(marks("fc", "act"), again=False)
@@ -86,19 +86,19 @@ def test_a_module_stands_once(tmp_path):
     assert list(read(tmp_path)) == [f"LAYER: {name} forward" for name in names]
 
 
-def test_a_disk_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+def test_failing_disk_keeps_earlier_entries(tmp_path, monkeypatch):
     """Half an addition is taken back; the same one later is whole."""
     file = file_in(tmp_path)
     file.add(calls(0), again=False)
     before = read(tmp_path)
 
     def fail(descriptor: int, data: bytes, offset: int) -> int:
-        monkeypatch.setattr(room.os, "pwrite", pwrite)
+        monkeypatch.setattr(rank_files.os, "pwrite", pwrite)
         pwrite(descriptor, bytes(data)[:30], offset)
         raise OSError(28, "failing on purpose")
 
     pwrite = os.pwrite
-    monkeypatch.setattr(room.os, "pwrite", fail)
+    monkeypatch.setattr(rank_files.os, "pwrite", fail)
     with pytest.raises(OSError, match="on purpose"):
         file.add(calls(1), again=False)
     assert read(tmp_path) == before
@@ -106,8 +106,8 @@ def test_a_disk_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     assert len(read(tmp_path)) == 2
 
 
-def test_an_end_is_found_however_long_its_stack(tmp_path):
-    """A stack longer than what is looked at first, torn within."""
+def test_end_of_long_entry_is_found(tmp_path):
+    """A torn entry longer than the part that is read first."""
     long = CallStacks(0, ("Torch_a_0_forward", "Torch_a_1_forward"), (0, 0), (DEEP * 2000,))
     file_in(tmp_path).add(long, again=False)
     path = tmp_path / PLACE.path
@@ -117,8 +117,8 @@ def test_an_end_is_found_however_long_its_stack(tmp_path):
     assert path.read_bytes() == whole
 
 
-def test_a_file_of_another_shape_begins_anew(tmp_path):
-    """An empty object has no entry to stand behind."""
+def test_file_without_entries_begins_anew(tmp_path):
+    """An empty JSON object has no entries."""
     path = tmp_path / PLACE.path
     path.parent.mkdir()
     path.write_text("{}")

@@ -1,4 +1,4 @@
-"""Rows of tables: all of them, once, in order, whatever an earlier life left behind."""
+"""Tests of StatisticTables: all rows once and in order, whatever an earlier process left."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def texts(rows: list[StatisticTableRow]) -> list[str]:
     return [each.text for each in rows]
 
 
-def test_header_once_and_rows_in_order(tmp_path):
+def test_table_has_header_once_and_rows_in_order(tmp_path):
     """A table begins with its header, and later rows go to the end."""
-    room = tables(tmp_path)
-    assert room.add(ROWS[:2]) == []
-    assert room.add(ROWS[2:]) == []
+    table_files = tables(tmp_path)
+    assert table_files.add(ROWS[:2]) == []
+    assert table_files.add(ROWS[2:]) == []
     assert lines(tmp_path) == [HEADER, *texts(ROWS)]
     mode = (tmp_path / "rank_0/Net/0/0/statistic.csv").stat().st_mode
     assert stat.S_IMODE(mode) == 0o440
 
 
-def test_each_folder_has_its_table(tmp_path):
+def test_rows_go_to_table_of_their_folder(tmp_path):
     """Rows of several folders, mixed, end up in theirs in order."""
     other = [row("rank_0/Net/1/0", f"other {n}") for n in range(2)]
     tables(tmp_path).add([ROWS[0], other[0], ROWS[1], other[1]])
@@ -57,7 +57,7 @@ def test_each_folder_has_its_table(tmp_path):
 
 
 @pytest.mark.parametrize("cut", range(0, 90, 3))
-def test_table_torn_anywhere_is_made_whole(tmp_path, cut):
+def test_torn_table_is_completed(tmp_path, cut):
     """Whatever part of a table a crash left, the same rows again make it complete."""
     tables(tmp_path).add(ROWS)
     path = tmp_path / "rank_0/Net/0/0/statistic.csv"
@@ -70,8 +70,8 @@ def test_table_torn_anywhere_is_made_whole(tmp_path, cut):
     assert [p.name for p in path.parent.iterdir()] == ["statistic.csv"]
 
 
-def test_disk_that_fails_within_a_row(tmp_path):
-    """After a write that failed half-way the same rows are added again, and stand once."""
+def test_failed_append_can_be_repeated(tmp_path):
+    """After a partial write the same rows are added again, and are in the table once."""
     failing = [True]
 
     def write(descriptor: int, parts) -> None:
@@ -80,16 +80,16 @@ def test_disk_that_fails_within_a_row(tmp_path):
             raise OSError(28, "failing on purpose")
         write_parts(descriptor, parts)
 
-    room = tables(tmp_path, write=write)
+    table_files = tables(tmp_path, write=write)
     with pytest.raises(OSError, match="on purpose"):
-        room.add(ROWS)
+        table_files.add(ROWS)
     failing.clear()
-    room.add(ROWS)
+    table_files.add(ROWS)
     assert lines(tmp_path) == [HEADER, *texts(ROWS)]
 
 
-def test_table_with_other_columns_gets_one_beside_it(tmp_path):
-    """A second job's other figures are neither lost nor put under foreign titles."""
+def test_table_with_other_columns_gets_second_table(tmp_path):
+    """Statistics of a second job are neither lost nor written under other column titles."""
     tables(tmp_path, "Op Type,L2Norm Value").add(ROWS[:1])
     other = row("rank_0/Net/0/1", "mine")
     name = statistic_tables.make_second_table_name(HEADER)
@@ -103,33 +103,33 @@ def test_table_with_other_columns_gets_one_beside_it(tmp_path):
     assert lines(tmp_path, "rank_0/Net/0/1") == [HEADER, "mine"]
 
 
-def test_second_job_with_the_same_columns_appends(tmp_path):
+def test_second_job_with_same_columns_appends(tmp_path):
     """As MindSpore does."""
     tables(tmp_path).add(ROWS[:2])
     tables(tmp_path).add(ROWS[2:])
     assert lines(tmp_path) == [HEADER, *texts(ROWS)]
 
 
-def test_many_tables_do_not_stay_in_memory(tmp_path):
+def test_forgotten_table_is_continued(tmp_path):
     """More folders than are remembered: each still has its header once and all of its rows."""
-    room = tables(tmp_path)
+    table_files = tables(tmp_path)
     folders = [f"rank_0/Net/0/{n}" for n in range(300)]
     for text in ("first", "second"):
-        room.add([row(folder, text) for folder in folders])
+        table_files.add([row(folder, text) for folder in folders])
     assert all(lines(tmp_path, folder) == [HEADER, "first", "second"] for folder in folders)
 
 
-def test_each_operator_has_its_table(tmp_path):
-    """Tables of one folder are told apart, whatever was written to another in between."""
-    room = tables(tmp_path)
+def test_rows_go_to_table_of_their_operator(tmp_path):
+    """Tables in one folder are kept apart when rows alternate between them."""
+    table_files = tables(tmp_path)
     places = [FilePlace("0/a", name) for name in ("Add.a.1.csv", "Mul.b.2.csv")]
-    room.add([StatisticTableRow(places[n % 2], f"row {n}") for n in range(4)])
+    table_files.add([StatisticTableRow(places[n % 2], f"row {n}") for n in range(4)])
     assert lines(tmp_path, "0/a", "Add.a.1.csv") == [HEADER, "row 0", "row 2"]
     assert lines(tmp_path, "0/a", "Mul.b.2.csv") == [HEADER, "row 1", "row 3"]
 
 
-def test_a_long_name_is_mapped_before_its_table_is_there(tmp_path):
-    """The full name of a table stands in mapping.csv, once."""
+def test_long_table_name_is_mapped_first(tmp_path):
+    """The full name of a table is in mapping.csv, once."""
     place = FilePlace("0/a", "123", mapped_from="x" * 300 + ".csv")
     for text in ("first", "second"):
         tables(tmp_path).add([StatisticTableRow(place, text)])
@@ -137,8 +137,8 @@ def test_a_long_name_is_mapped_before_its_table_is_there(tmp_path):
     assert lines(tmp_path, "0/a", "mapping.csv") == [f"123,{place.mapped_from}"]
 
 
-def test_rows_of_several_batches_stand_once_after_a_crash(tmp_path):
-    """What an earlier life wrote is recognised in every batch that comes again."""
+def test_rows_are_not_repeated_after_crash(tmp_path):
+    """Rows of an earlier process are recognized in every batch that is repeated."""
     tables(tmp_path).add(ROWS)
     again = tables(tmp_path)
     for each in ROWS:
@@ -148,7 +148,7 @@ def test_rows_of_several_batches_stand_once_after_a_crash(tmp_path):
     assert lines(tmp_path) == [HEADER, *texts([*ROWS, more, more])]
 
 
-def test_a_table_without_a_header(tmp_path):
+def test_table_without_header_has_only_rows(tmp_path):
     """Rows alone; the same row twice is two, before a crash and after."""
     rows = [ROWS[0], ROWS[1], ROWS[0]]
     tables(tmp_path, "").add(rows)
@@ -158,7 +158,7 @@ def test_a_table_without_a_header(tmp_path):
     assert lines(tmp_path) == texts([*rows, ROWS[3]])
 
 
-def test_a_new_session_takes_no_row_for_its_own(tmp_path):
+def test_new_session_appends_rows_equal_to_existing_ones(tmp_path):
     """Another session's line of the same text is not the one that is added."""
     tables(tmp_path, "").add(ROWS[:1])
     tree = DumpTree(str(tmp_path), file_mode=0o440, folder_mode=0o750)

@@ -1,4 +1,4 @@
-"""Two ranks never write into one folder that is named by a second."""
+"""Tests of claim_tree_context: no two ranks get the same time for their folders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def tree_of(root: Path) -> DumpTree:
     return DumpTree(str(root), file_mode=0o440, folder_mode=0o750)
 
 
-def test_whoever_comes_second_takes_the_next_second(tmp_path):
+def test_second_claim_gets_next_second(tmp_path):
     """Law: one rank of one job always gets the same; any other one another."""
     trees = [tree_of(tmp_path), tree_of(tmp_path)]  # agents of two hosts
     stand = TreeContext(str(tmp_path), 3, "20261231235959")
@@ -36,13 +36,13 @@ def test_whoever_comes_second_takes_the_next_second(tmp_path):
 
 
 @pytest.mark.parametrize("job_id", ["a\0b", "../../x", "\udcff", "n" * 256])
-def test_any_job_can_claim(job_id, tmp_path):
+def test_claim_accepts_any_job_id(job_id, tmp_path):
     stand = TreeContext(str(tmp_path), 0, "20261231235959")
     assert claim_tree_context(tree_of(tmp_path), stand, job_id=job_id, rank=0) == stand
     assert claim_tree_context(tree_of(tmp_path), stand, job_id=job_id, rank=1) != stand
 
 
-def test_what_is_no_time_or_cannot_be_written_stays_as_it_is(tmp_path, caplog):
+def test_failed_claim_keeps_start_time(tmp_path, caplog):
     stand = TreeContext(str(tmp_path), 0, "99999999999999")
     assert claim_tree_context(tree_of(tmp_path), stand, job_id="job", rank=0) == stand
     (tmp_path / "file").write_text("")

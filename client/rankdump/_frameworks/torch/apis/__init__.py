@@ -1,6 +1,4 @@
-"""Observation of the calls of torch's API, one by one, under the names of troubleshooter's
-`api_dump`.
-"""
+"""Observation of torch's API calls, one by one, under the names of troubleshooter's `api_dump`."""
 
 from __future__ import annotations
 

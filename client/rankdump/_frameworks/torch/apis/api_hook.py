@@ -1,8 +1,8 @@
 """Hook of one attached model for API dumps: composition root of the parts that observe API calls,
 and the pause of that observation within optimizer steps.
 
-What an optimizer does in its step is no call of the script's. With a closure the closure's calls
-are the script's; there the frames tell whose call it is.
+Calls within an optimizer's step are not the script's. With a closure the closure's calls are; then
+the frames show whose call it is.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from rankdump._frameworks.torch.apis.call_sites import CallSites
 from rankdump._frameworks.torch.apis.function_patches import OperatorPatch
 from rankdump._frameworks.torch.collectives import CollectiveSubscription
 from rankdump._frameworks.torch.internals import is_tracing, read_structure
-from rankdump._frameworks.torch.module_hooks import ModuleHooks
-from rankdump._frameworks.torch.observer import (
-    TorchObserver,
+from rankdump._frameworks.torch.module_hooks import (
+    ModuleHooks,
     exclude_from_compilation,
     run_shielded,
 )
+from rankdump._frameworks.torch.tensors import TorchObserver
 
 # torch's stubs leave an optimizer's hooks untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -43,12 +43,12 @@ class PausableObserver(Protocol):
         ...
 
     def resume(self) -> None:
-        """Go on listening where it was paused."""
+        """Continue observing in this thread."""
         ...
 
 
 class OptimizerPause:
-    """The steps of all optimizers of the process, from now until `remove`."""
+    """Pauses an observer during the steps of all optimizers of the process, until `remove`."""
 
     def __init__(self, calls: PausableObserver) -> None:
         self._calls = calls
@@ -58,7 +58,7 @@ class OptimizerPause:
         )
 
     def remove(self) -> None:
-        """Leave optimizers as they were."""
+        """Remove the hooks from optimizers."""
         for handle in self._handles:
             handle.remove()
 
@@ -75,10 +75,10 @@ class OptimizerPause:
 
 
 class TorchApiHook:
-    """One attached model, and all that its process calls; calls are counted from now on.
+    """Hook of one attached model and all API calls of its process; counts from its construction on.
 
-    Of iterations that are not armed only the numbers of calls are kept. Another thread is
-    listened to from the first call of one of the model's modules in it.
+    In iterations that are not armed it only counts. Another thread is observed from its first call
+    of one of the model's modules.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class TorchApiHook:
         self._refresh()
 
     def record_with(self, recorder: Recorder, options: ApiOptions) -> None:
-        """Hand over to this recorder from now on, as these options say; numbers go on."""
+        """Record with this recorder and these options from now on; call numbers continue."""
         self._collectives.set_recorder(recorder)
         self._sites.set_filter(options.filter_stack)
         self._recorder.set_options(options)
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
-        """Look at the model again; an iteration may be armed and disarmed several times."""
+        """Read the model's structure again; an iteration may be armed several times."""
         if iteration != self._iteration:
             self._iteration = iteration
             self._recorder.restart()
@@ -115,11 +115,11 @@ class TorchApiHook:
         self._refresh()
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
-        """Leave the tensors of the iteration."""
+        """Remove the hooks from tensors of the iteration."""
         run_shielded(self._recorder.remove_hooks, self._observer.report_failure)
 
     def detach(self) -> None:
-        """Leave the model and torch as they were before."""
+        """Restore the model and torch."""
         self._calls.mode.retire()
         self._optimizer_pause.remove()
         self._operators.remove()
@@ -132,7 +132,7 @@ class TorchApiHook:
     def _refresh(self) -> None:
         try:
             self._install()
-            # Outside of what keeps modes away: it would put back those that it found.
+            # Outside of the block that disables modes: it restores the modes that it found.
             self._calls.restart()
         except Exception as error:
             self._observer.report_failure(error)
@@ -147,7 +147,7 @@ class TorchApiHook:
         if self._installed is None or not self._installed.tree.same_as(tree):
             self._uninstall()
             self._installed = ModuleHooks(tree, self._calls)
-        # What stands in the place of a module's call is part of it.
+        # Read after installation: replaced calls of modules are part of the structure.
         self._structure = read_structure(self._model)
 
     def _uninstall(self) -> None:

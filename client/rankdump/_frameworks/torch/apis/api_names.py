@@ -1,13 +1,11 @@
-"""Names of torch's API calls: which callables that torch lets others override are calls, and their
-kinds.
+"""Names of torch's API calls: which of the overridable callables are calls, and their kinds.
 
-A call computes, or gives its elements another shape. Not among them: callables that only ask
-(`size`), describe (`requires_grad_`), bring values in or out (`tensor`, `item`), or copy them as
-they are (`clone`). Names are troubleshooter's where it lists the callable (release 1.0.17),
-otherwise by rule: a function of `torch.nn.functional` is `Functional`, a method of a tensor is
-`Tensor`, all others are `Torch`. A function that stands in both is `Functional`. The calls that
-an operator makes which torch wrote in Python, as in `1 / x`, are calls, and the operator is
-none.
+A call computes, or changes the shape. Excluded are callables that only query (`size`), describe
+(`requires_grad_`), bring values in or out (`tensor`, `item`), or copy them unchanged (`clone`).
+Names are troubleshooter's if it lists the callable (release 1.0.17), otherwise by rule: a
+function of `torch.nn.functional` is `Functional`, a method of a tensor is `Tensor`, all others are
+`Torch`. A function in both namespaces is `Functional`. An operator that torch implements in
+Python, as in `1 / x`, is not a call; the calls that it makes are.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ AdaptiveLogSoftmaxWithLoss AlphaDropout BCELoss CosineSimilarity CrossMapLRN2d E
 EmbeddingBag FeatureAlphaDropout Flatten Fold FractionalMaxPool2d FractionalMaxPool3d GLU LogSoftmax
 MultiLabelMarginLoss PairwiseDistance PixelUnshuffle RNNBase RNNCellBase Softplus
 """
-"""Modules that the real tool does not list: the functions that they call are recorded."""
+"""Modules that troubleshooter does not list: the functions that they call are recorded."""
 _FUNCTION_MODULES = frozenset(_FUNCTION_MODULES_TEXT.split())
 
 _QUERY_NAMES_TEXT = """
@@ -60,39 +58,39 @@ _COMPOSITE_OPERATORS: tuple[object, ...] = tuple(
     getattr(Tensor, f"__{name}__", None)
     for name in ["floordiv", "rdiv", "rfloordiv", "rlshift", "rmatmul", "rmod", "rpow", "rrshift"]
 )
-"""Operators that torch wrote in Python: others are made in them."""
+"""Operators that torch implements in Python, by other calls."""
 
 
 class TorchApi(NamedTuple):
-    """A callable that counts."""
+    """Callable that counts as a call."""
 
     kind: str
     name: str
     op_type: str
-    """Both: `Tensor_permute`."""
+    """Kind and name, such as `Tensor_permute`."""
     is_composite: bool = False
-    """It is no call, but calls are made in it."""
+    """Whether it is not a call itself, but makes calls."""
 
 
 @lru_cache(maxsize=1 << 12)
 def make_torch_api(kind: str, name: str) -> TorchApi:
-    """Return the callable of that kind and name."""
+    """Return the API of a kind and name."""
     return TorchApi(kind, name, f"{kind}_{name}")
 
 
 _BACKWARD_API = TorchApi("", "backward", "", is_composite=True)
-"""What runs autograd, which may make calls again."""
+"""Function that runs autograd, which may repeat calls."""
 
 
 class TorchApiCatalogue(dict[Hashable, "TorchApi | None"]):
-    """What each callable is called, found out once; None when it is no call of the API."""
+    """APIs by callable, cached; None for a callable that is not an API call."""
 
     def __init__(self) -> None:
         super().__init__()
         self._functional = _list_functional_names()
 
     def __missing__(self, function: Callable[..., Any]) -> TorchApi | None:
-        """Return what a callable is called that was not met before."""
+        """Return the API of a callable that is not cached yet."""
         found = self[function] = self._find_api(function)
         return found
 
@@ -123,7 +121,7 @@ class TorchApiCatalogue(dict[Hashable, "TorchApi | None"]):
 
 
 def find_module_api(module: Module) -> TorchApi | None:
-    """Return what a module is called if it is a call by itself: one of torch's own classes."""
+    """Return the API of a module that is a call itself, as torch's own classes are, or None."""
     for kind in type(module).__mro__:
         if kind.__module__.startswith(_CONTAINERS) or kind.__name__ in _FUNCTION_MODULES:
             return None
@@ -133,7 +131,7 @@ def find_module_api(module: Module) -> TorchApi | None:
 
 
 def _list_functional_names() -> dict[Any, str]:
-    """Return the functions of `torch.nn.functional`, each under the name that it has there."""
+    """Return the functions of `torch.nn.functional` with their names there."""
     found: dict[Any, str] = {}
     for name, function in vars(functional).items():
         public = not name.startswith("_") and not isinstance(function, type)
@@ -142,7 +140,7 @@ def _list_functional_names() -> dict[Any, str]:
             _BUILT_IN_NAMESPACE,
             _NAMESPACE,
         ):
-            # Of two names, the one that it was given first: others are there for old scripts.
+            # Of several names the first: later ones are aliases for old scripts.
             found.setdefault(function, name)
     return found
 

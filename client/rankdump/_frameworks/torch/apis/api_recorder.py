@@ -1,5 +1,5 @@
-"""Recorder of API calls: the stack, times, tensors and numbers of one call, the gradients that
-arrive at its results, and the calls that activation checkpointing repeats within the backward.
+"""Recorder of API calls: the stack, times, tensors and numbers of one call, the gradients of its
+results, and the calls that activation checkpointing repeats within the backward.
 """
 
 from __future__ import annotations
@@ -31,24 +31,21 @@ from rankdump._frameworks.operator_names import CallLeaf, OperatorScope
 from rankdump._frameworks.torch.apis.call_sites import CallSites
 from rankdump._frameworks.torch.internals import find_backward_step, find_saving_hook, is_tracing
 from rankdump._frameworks.torch.model_hook import TensorHookRegistry, is_hookable
-from rankdump._frameworks.torch.observer import (
-    TorchObserver,
-    exclude_from_compilation,
-    run_shielded,
-)
+from rankdump._frameworks.torch.module_hooks import exclude_from_compilation, run_shielded
 from rankdump._frameworks.torch.recomputation import BackwardStep, ForwardCallLog, TorchOperatorCall
+from rankdump._frameworks.torch.tensors import TorchObserver
 from rankdump._layout.api_tree import ApiCall, parse_place
 
 _SCALAR_DTYPES = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
 _HIDDEN_PREFIX = "_"
-"""Begins the words for what torch's functions tell each other, as the depth of a warning."""
+"""Prefix of arguments that torch's functions pass each other, such as a warning's depth."""
 
 
 class ApiTensorRecorder:
-    """What is dumped of the leaves of a call."""
+    """Records the tensors and numbers among the leaves of a call."""
 
     def __init__(self, observer: TorchObserver, *, filtered: bool) -> None:
-        """`filtered` leaves only floating-point tensors with a dimension and elements."""
+        """With `filtered` only floating-point tensors with a shape and elements are recorded."""
         self._observer = observer
         self._filtered = filtered
 
@@ -61,7 +58,7 @@ class ApiTensorRecorder:
         *,
         recomputed: bool,
     ) -> list[CallLeaf]:
-        """Hand over one side of a call; return what was, as tensors."""
+        """Record one side of a call; return the recorded leaves, as tensors."""
         kept: list[CallLeaf] = []
         for leaf in leaves:
             value, scalar = leaf.value, ""
@@ -85,51 +82,51 @@ def _is_float_data(tensor: Tensor) -> bool:
 
 
 def _make_scalar_tensor(value: object, scalar: str) -> Tensor | None:
-    """Return a number of Python as a tensor without dimensions; None for anything else."""
+    """Return a Python number as a tensor without dimensions; None for anything else."""
     if not scalar:
         return None
     try:
         return torch.tensor(value, dtype=_SCALAR_DTYPES[scalar], device="cpu")
-    except (OverflowError, RuntimeError):  # an int may have more bits than any file has
+    except (OverflowError, RuntimeError):  # an int may have more bits than any element type
         return None
 
 
 _MAX_REMEMBERED_CALLS = 1 << 16
-"""Calls of an evaluation could be repeated, too, for all that is known; nobody repeats them."""
+"""Limit for calls that are never repeated, such as those of an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepeatedApiCall:
-    """A call that repeats one of the forward."""
+    """Call that repeats a call of the forward."""
 
     original: ApiCall | None
-    """Which one, if that is known."""
+    """Repeated call, if known."""
     has_gradients: bool
-    """Those of what it returns arrive here, not at what the original returned."""
+    """Whether gradients arrive at its results rather than at the original's."""
 
 
 class ApiRepeatFinder:
-    """The calls of one iteration that may be repeated; safe to use from several threads."""
+    """Finds calls of one iteration that are repeated; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._call_log = ForwardCallLog()
         self._originals: dict[TorchOperatorCall, ApiCall] = {}
 
     def restart(self) -> None:
-        """Forget all calls: an iteration begins."""
+        """Forget all calls, because an iteration begins."""
         self._call_log.restart()
         self._originals.clear()
 
     def find_repeat(self, call: ApiCall, leaves: Iterable[ApiLeaf]) -> RepeatedApiCall | None:
-        """Return what a call that begins repeats; None for any that does not."""
+        """Return the repetition that a call is; None for one that repeats nothing."""
         step, grad = find_backward_step(), torch.is_grad_enabled()
         watched = find_saving_hook() is not None
         if step is None:
-            # In a region to be repeated nothing is kept for the backward, or somebody watches.
+            # A region that is repeated later runs without gradients, or saves tensors with a hook.
             if watched or not grad:
                 self._add_call(call, leaves)
             return None
-        # A function written in Python that computes its own gradient does so without gradients.
+        # An autograd function written in Python computes its own gradient without gradients.
         if not watched and not (step[2] and grad):
             return None
         found = self._call_log.find_repeated_call(
@@ -166,14 +163,14 @@ REPEATED_BACKWARD_WARNING = (
 
 
 class ApiGradientObserver:
-    """Places the hooks of one attached model."""
+    """Places the gradient hooks of one attached model."""
 
     def __init__(self, observer: TorchObserver) -> None:
         self._observer = observer
         self._hooks = TensorHookRegistry()
 
     def watch_gradients(self, call: ApiCall, results: Iterable[CallLeaf]) -> None:
-        """Wait for the gradients of what a forward call returned: tensors with their places."""
+        """Hook the results of a forward call, to record their gradients."""
         backward = ApiBackward(self._observer, call)
         for leaf in results:
             tensor = leaf.value
@@ -186,7 +183,7 @@ class ApiGradientObserver:
 
 
 class ApiBackward:
-    """The backward of one call, as often as it runs."""
+    """Backward of one call, which may run several times."""
 
     def __init__(self, observer: TorchObserver, call: ApiCall) -> None:
         self._observer = observer
@@ -195,7 +192,7 @@ class ApiBackward:
         self._seen: set[int] = set()
 
     def record_gradient(self, leaf: CallLeaf) -> None:
-        """Hand over a gradient that has arrived."""
+        """Record a gradient that has arrived."""
         observer = self._observer
         if not observer.armed:
             return
@@ -215,7 +212,7 @@ class ApiBackward:
 
 
 class _ApiGradientHook:
-    """The hook of one output; it holds what describes a tensor, never one."""
+    """Hook of one output; it holds the description of a tensor, never the tensor."""
 
     __slots__ = ("_argument", "_backward", "_slot")
 
@@ -233,9 +230,9 @@ class _ApiGradientHook:
 
 @lru_cache(maxsize=1 << 10)
 def _format_gradient_argument(argument: str) -> str:
-    """Return where the gradient of an output arrives: it is the backward's input.
+    """Return the argument of an output's gradient, which is an input of the backward.
 
-    That the output was recomputed does not show in it.
+    It has no mark of recomputation.
     """
     place = parse_place(argument)
     return (
@@ -248,18 +245,18 @@ _LAYER_MARK = CallLeaf(0, LAYER_MARK_PLACE.argument, torch.from_numpy(make_layer
 
 @dataclass(slots=True, eq=False)
 class OpenTorchApiCall:
-    """A call that is observed, from its begin to its end."""
+    """An observed call that has begun."""
 
     call: ApiCall
     name: str
-    """The call's own."""
+    """Name of the call itself, which may be a repetition."""
     begun: StartedEvent | None = None
-    """None for as long as its inputs are read."""
+    """None while its inputs are read."""
     repeat: RepeatedApiCall | None = None
 
 
 class TorchApiRecorder:
-    """The calls of one attached model, as its recorder hears of them."""
+    """Records the API calls of one attached model."""
 
     def __init__(self, observer: TorchObserver, options: ApiOptions, sites: CallSites) -> None:
         self._observer = observer
@@ -272,16 +269,16 @@ class TorchApiRecorder:
         self._lock = threading.Lock()
 
     def set_options(self, options: ApiOptions) -> None:
-        """Hand over as these options say from now on."""
+        """Record with these options from now on."""
         self._options = options
         self._tensors = ApiTensorRecorder(self._observer, filtered=options.filter_data)
 
     def restart(self) -> None:
-        """Forget which calls may be repeated: an iteration begins."""
+        """Forget which calls may be repeated, because an iteration begins."""
         self._repeats.restart()
 
     def remove_hooks(self) -> None:
-        """Leave tensors that may outlive the iteration."""
+        """Remove the hooks from tensors that may outlive the iteration."""
         self._gradients.remove_leaf_hooks()
 
     def begin_call(
@@ -291,7 +288,7 @@ class TorchApiRecorder:
         kwargs: Mapping[str, object],
         frame: FrameType | None,
     ) -> None:
-        """Hand over what a call is given, before it may change any of it."""
+        """Record a call's inputs, before it may change them."""
         call, observer = open_call.call, self._observer
         if not self._options.scope(call):
             return
@@ -308,7 +305,7 @@ class TorchApiRecorder:
     def end_call(
         self, open_call: OpenTorchApiCall, result: object, *, raised: bool = False
     ) -> None:
-        """Hand over what a call returned; nothing of one that was not selected."""
+        """Record a call's results, if the call is selected."""
         call, repeat, recorder = open_call.call, open_call.repeat, self._observer.recorder
         if open_call.begun is None:
             return
@@ -319,13 +316,13 @@ class TorchApiRecorder:
                 original = None if repeat is None else repeat.original
                 self._gradients.watch_gradients(original or call, results)
         finally:
-            # A repetition is ended by an error once it has given all that is needed.
+            # torch ends a repetition by an error once it has all that it needs.
             recorder.end_call(
                 self._observer.graph, open_call.name, raised=raised and repeat is None
             )
 
     def record_layer_mark(self, layer: str, frame: FrameType | None) -> None:
-        """Hand over the mark of a module, by its path with dots."""
+        """Record the mark of a module, by its path with dots."""
         call, observer = make_layer_mark(layer), self._observer
         once = self._options.layers_once
         if once and layer in self._marked:
@@ -341,7 +338,7 @@ class TorchApiRecorder:
         observer.end_call(call.name)
 
     def _is_first_mark(self, layer: str) -> bool:
-        """Return whether a mark, of those that are handed over once, was not handed over before."""
+        """Return whether a mark is to be recorded: with `layers_once` only the first time."""
         with self._lock:
             known = layer in self._marked
             self._marked.add(layer)

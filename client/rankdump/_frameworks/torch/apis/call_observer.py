@@ -1,8 +1,8 @@
 """Observer of function and module calls in every thread, and the function mode through which torch
-reports them. Calls that count are numbered.
+reports them. API calls are numbered.
 
-A function that is called inside another call is not seen. torch's own modules are calls by
-themselves, inside one another as well; other modules have only a mark.
+A function that is called inside another call is not observed. torch's own modules are calls
+themselves, also inside one another; other modules have only a mark.
 """
 
 from __future__ import annotations
@@ -35,16 +35,8 @@ from rankdump._frameworks.torch.internals import (
     push_mode,
     remove_mode,
 )
-from rankdump._frameworks.torch.module_tree import (
-    COMPILED_WARNING,
-    FUSED_WARNING,
-    ModuleOperator,
-    ModuleTree,
-    build_module_tree,
-)
-from rankdump._frameworks.torch.observer import (
+from rankdump._frameworks.torch.module_hooks import (
     ErrorFingerprint,
-    TorchObserver,
     exclude_from_compilation,
     find_handled_error,
     find_raised_error,
@@ -52,11 +44,19 @@ from rankdump._frameworks.torch.observer import (
     is_caused_by,
     run_shielded,
 )
+from rankdump._frameworks.torch.module_tree import (
+    COMPILED_WARNING,
+    FUSED_WARNING,
+    ModuleOperator,
+    ModuleTree,
+    build_module_tree,
+)
+from rankdump._frameworks.torch.tensors import TorchObserver
 from rankdump._layout.api_tree import ApiCall
 
 
 class ApiCallHandler(Protocol):
-    """Makes the calls that a function mode intercepts."""
+    """Runs the calls that a function mode intercepts."""
 
     def handle_call(
         self,
@@ -67,7 +67,7 @@ class ApiCallHandler(Protocol):
         kwargs: Mapping[str, Any],
         frame: FrameType | None,
     ) -> Any:
-        """Make a call of an API, asked for above a frame, and return or raise what it does."""
+        """Run an API call made by a frame; return or raise what it does."""
         ...
 
 
@@ -90,16 +90,16 @@ class ApiMode(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Make a call."""
+        """Run a call, through the handler if it is an API call."""
         handler = self._handler
-        # The compiler goes through this line, and no further.
+        # The compiler traces up to this line only.
         if handler is None or is_dynamo_compiling():
             return func(*args, **(kwargs or {}))
         try:
             found = self._catalogue[func]
-        except TypeError:  # one that cannot be hashed is a user's own
+        except TypeError:  # an unhashable callable is a user's own
             found = None
-        # Most of what is asked of tensors is no call: it ends here.
+        # Most functions of tensors are not API calls, and return here.
         if found is None or is_tracing():
             return func(*args, **(kwargs or {}))
         return handler.handle_call(found, func, types, args, kwargs or {}, inspect.currentframe())
@@ -112,20 +112,20 @@ class ApiMode(TorchFunctionMode):
 
 @dataclass(frozen=True, slots=True)
 class ModuleRole:
-    """What a call of a module stands for."""
+    """Role of a module's calls in an API dump."""
 
     layer: str
     """Path of the module, with dots; empty for the model itself."""
     api: TorchApi | None
-    """It is a call by itself."""
+    """API of the module if it is a call itself."""
     hides_inner_calls: bool
-    """Functions that are called inside it are no calls of their own."""
+    """Whether functions called inside it do not count as calls."""
 
 
 def build_observed_tree(model: Module) -> ModuleTree:
-    """Return the modules of a model of which something is to be said, and what is not seen.
+    """Return the modules of a model that have a role in an API dump, with notes on the others.
 
-    What stands inside a compiled region is part of it, and runs as it was compiled.
+    Modules inside a compiled region are part of it and left out.
     """
     tree = build_module_tree(model)
     compiled = set(_iterate_inner_ids(each for each in tree.operators if each.boundary))
@@ -140,7 +140,7 @@ def build_observed_tree(model: Module) -> ModuleTree:
 
 
 def find_module_role(operator: ModuleOperator) -> ModuleRole:
-    """Return what calls of an observed module stand for."""
+    """Return the role of an observed module's calls."""
     components = operator.scope.path.split("/")[1:]
     layer = ".".join(each.rpartition("-")[0] for each in components)
     called = find_module_api(operator.module)
@@ -156,34 +156,34 @@ def _iterate_inner_ids(boundaries: Iterable[ModuleOperator]) -> Iterator[int]:
 
 @dataclass(slots=True, eq=False)
 class OpenApiModuleCall:
-    """A module's call that has begun."""
+    """Call of a module that has begun."""
 
     operator: ModuleOperator
     role: ModuleRole
     prior_error: int
-    """The error that the script was handling already."""
+    """Identity of the error that the script was already handling."""
     is_mode_removed: bool = False
-    """The mode is off while it runs."""
+    """Whether the mode is removed while it runs."""
     open_call: OpenTorchApiCall | None = None
 
 
 class ApiThreadState(threading.local):
-    """What is open in this thread."""
+    """Open calls and mode of this thread."""
 
     def __init__(self) -> None:
         self.frames: list[OpenApiModuleCall] = []
         self.generation = 0
         self.is_known = False
-        """Whether the mode was put into this thread before."""
+        """Whether the mode was installed in this thread before."""
         self.running = 0
-        """Functions that run, for which torch took the mode off."""
+        """Running functions for which torch removed the mode."""
         self.paused = False
         self.last_error: ErrorFingerprint | None = None
-        """The last error that came out of a module."""
+        """Last error that left a module."""
 
 
 class TorchApiCallObserver:
-    """The calls of a process: of functions by anybody, of modules within one model."""
+    """Observes all function calls of a process, and the module calls of one model."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class TorchApiCallObserver:
         recorder: TorchApiRecorder,
         model_called: Callable[[], None],
     ) -> None:
-        """`model_called` is told when a call of the model itself begins."""
+        """`model_called` is called when a call of the model itself begins."""
         self._model_called = model_called
         self.mode = ApiMode(self)
         self._observer = observer
@@ -204,7 +204,7 @@ class TorchApiCallObserver:
         self._generation = 0
 
     def restart(self) -> None:
-        """Listen in this thread, in which nothing that was hidden still runs."""
+        """Observe this thread, in which no paused or hidden call still runs."""
         self._generation += 1
         self._frames()
         if not self._thread.running:
@@ -219,8 +219,8 @@ class TorchApiCallObserver:
         kwargs: Mapping[str, Any],
         frame: FrameType | None,
     ) -> Any:
-        """Make a call of a function, and tell of it if it counts."""
-        # A subclass is told of an operator as a whole, and does with it what it likes.
+        """Run a call of a function, and record it if it counts."""
+        # A tensor subclass must receive an operator as a whole.
         if found.is_composite and (not found.kind or set(types) <= {Tensor}):
             return self._call_composite(function, types, args, kwargs)
         open_call = self._begin_function(
@@ -284,7 +284,7 @@ class TorchApiCallObserver:
         self._thread.paused = remove_mode(self.mode)
 
     def resume(self) -> None:
-        """Go on listening where it was paused."""
+        """Continue observing in this thread."""
         if self._thread.paused:
             self._thread.paused = False
             self._install_mode()
@@ -309,7 +309,7 @@ class TorchApiCallObserver:
     def _call_composite(
         self, function: Callable[..., Any], types: Any, args: Sequence[Any], kwargs: Any
     ) -> Any:
-        """Run what is no call itself, and go on listening: what it calls are calls."""
+        """Run a composite function, and keep observing, because the calls inside it count."""
         push_mode(self.mode)
         try:
             return call_past_modes(function, types, args, kwargs)
@@ -323,7 +323,7 @@ class TorchApiCallObserver:
         kwargs: Mapping[str, Any],
         frame: FrameType | None,
     ) -> OpenTorchApiCall | None:
-        """Begin the call of a function; None when nothing is to be told of it."""
+        """Begin the call of a function; None if it is not recorded."""
         try:
             named = self._find_name_at(found, args, frame)
             if named is None:
@@ -341,7 +341,7 @@ class TorchApiCallObserver:
     def _find_name_at(
         self, found: TorchApi, args: Sequence[Any], frame: FrameType | None
     ) -> TorchApi | None:
-        """Return what a function is called where it stands; None when it is no call there."""
+        """Return the API of a function at this call site; None if it is not a call there."""
         whose = self._sites.find_owner(frame)
         if whose is not CodeOwner.USER:
             if whose is CodeOwner.COMPILED:
@@ -355,7 +355,7 @@ class TorchApiCallObserver:
         return make_torch_api("Tensor", operator) if operator else found
 
     def _enter_thread(self) -> None:
-        """Listen in a thread in which a module is called for the first time."""
+        """Start observing a thread at its first call of a module."""
         if not self._thread.is_known:
             self._install_mode()
 

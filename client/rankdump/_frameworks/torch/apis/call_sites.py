@@ -1,9 +1,8 @@
-"""Sites of API calls: from the frames above a call, whose call it is and where in the script it
-stands.
+"""Sites of API calls: the owner of a call and its place in the script, from the frames above it.
 
 Calls that torch makes for itself are not the user's: those of compiled code, of the wrappers of
-distributed training, and of an optimizer around its closure. Everything that is read of a code
-object is cached, because the same lines run in every step.
+distributed training, and of an optimizer around its closure. Facts of a code object are cached,
+because the same lines run in every step.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from rankdump._frameworks.torch.apis.function_patches import find_written_operat
 
 
 class CodeOwner(Enum):
-    """Whose code a frame runs."""
+    """Owner of the code that a frame runs."""
 
     USER = "user"
     TORCH = "torch"
-    """It may run on behalf of the user: the frames above tell."""
+    """May run on behalf of the user; the frames above decide."""
     GENERATED = "generated"
-    """It was made of a graph: by the compiler, or by the user."""
+    """Made from a graph, by the compiler or by the user."""
     COMPILER = "compiler"
     COMPILED = "compiled"
-    NOBODY = "nobody"
-    """What it calls is no call of the user's."""
+    INTERNAL = "internal"
+    """Its calls are not the user's."""
 
 
 _TORCH_FOLDER = f"{Path(str(torch.__file__)).parent}{os.sep}"
@@ -44,16 +43,16 @@ _TRANSPARENT_FILES = (
     f"{Path(__file__).parent}{os.sep}",
     *(str(module.__file__) for module in (function_patches, internals, module_hooks)),
 )
-"""Our own code that the script's calls pass through."""
+"""Files of rankdump that the script's calls pass through."""
 _GRAPH_FILE = "<eval_with_key>"
 _IMPORT_SYSTEM = "<frozen "
 _INDUCTOR_FOLDER = "torchinductor_"
 _COMPILED_RUNNERS = ("_inductor", "_functorch/_aot_autograd", "_functorch/aot_autograd.py")
-"""What runs compiled code; what compiled code calls stands right below it."""
+"""Code that runs compiled code, whose calls are right below it in the stack."""
 _OWNERS_BY_FILE = (
     (_GRAPH_FILE, CodeOwner.GENERATED),
     ((*_TRANSPARENT_FILES, _IMPORT_SYSTEM), CodeOwner.TORCH),
-    (_RANKDUMP_FOLDER, CodeOwner.NOBODY),
+    (_RANKDUMP_FOLDER, CodeOwner.INTERNAL),
     (
         tuple(f"{_TORCH_FOLDER}{part.replace('/', os.sep)}" for part in _COMPILED_RUNNERS),
         CodeOwner.COMPILED,
@@ -61,52 +60,52 @@ _OWNERS_BY_FILE = (
     (f"{_TORCH_FOLDER}_dynamo{os.sep}", CodeOwner.COMPILER),
     (
         tuple(f"{_TORCH_FOLDER}{part}{os.sep}" for part in ("optim", "distributed")),
-        CodeOwner.NOBODY,
+        CodeOwner.INTERNAL,
     ),
     (_TORCH_FOLDER, CodeOwner.TORCH),
 )
-"""By the file that code stands in; the first that fits counts, all other code is the user's."""
+"""Owners by prefix of the code's file; the first match counts, other code is the user's."""
 _OPERATOR_FILES = (f"{_TORCH_FOLDER}_tensor.py", f"{_TORCH_FOLDER}overrides.py")
-"""What may stand between an operator and the method that it calls."""
+"""Files of frames between an operator and the method that it calls."""
 
 _MAX_CACHED_CODES = 1 << 14
 
 
 class _CodeInfo(NamedTuple):
-    """What is known of a code object, which stays alive: it is known by its identity."""
+    """Facts of a code object, which is kept alive because its identity is the key."""
 
     code: CodeType
     owner: CodeOwner
     function: str
-    """Name of the function of `torch.nn.functional` that it is, if it is one."""
+    """Name of its function in `torch.nn.functional`, or empty."""
     operator: str
-    """Name of the operator of tensors that it is, if it is one."""
+    """Name of its operator of tensors, or empty."""
 
 
 class CallSites:
-    """The places that calls come from; any thread may ask."""
+    """Call sites of a process; safe to use from several threads."""
 
     def __init__(self, *, filtered: bool) -> None:
-        """`filtered` leaves torch's frames out of stacks as well as ours."""
+        """With `filtered` stacks omit frames of torch; frames of rankdump are always omitted."""
         self._filtered = filtered
         self._stacks = _make_stack_cache(filtered)
         self._codes: dict[int, _CodeInfo] = {}
 
     def set_filter(self, filtered: bool) -> None:
-        """Leave torch's frames out of stacks from now on, or no longer."""
+        """Omit torch's frames from stacks from now on, or no longer."""
         if filtered != self._filtered:
             self._filtered = filtered
             self._stacks = _make_stack_cache(filtered)
 
     def find_owner(self, frame: FrameType | None) -> CodeOwner:
-        """Return whose call it is that a frame makes."""
+        """Return the owner of a call that a frame makes."""
         generated = False
         while frame is not None:
             owner = self._get_code_info(frame).owner
             if owner is CodeOwner.GENERATED:
                 generated = True
             elif owner is CodeOwner.COMPILER:
-                # It also stands around functions that it was told to leave alone.
+                # The compiler's frames also surround functions that are excluded from compilation.
                 if generated:
                     return CodeOwner.COMPILED
             elif owner is not CodeOwner.TORCH:
@@ -115,10 +114,9 @@ class CallSites:
         return CodeOwner.USER
 
     def find_wrapping_names(self, frame: FrameType) -> tuple[str, str]:
-        """Return what a frame calls a method for, each empty where it is not there.
+        """Return the function of `torch.nn.functional` and the operator that a frame's call serves.
 
-        A function of `torch.nn.functional` that computes with it, and the operator that was
-        written.
+        Each is empty if there is none.
         """
         code, at, operator = self._get_code_info(frame), frame, ""
         while at.f_code.co_filename in _OPERATOR_FILES and at.f_back is not None:
@@ -129,7 +127,7 @@ class CallSites:
         return code.function, operator
 
     def read_stack(self, frame: FrameType | None) -> tuple[str, ...]:
-        """Return the lines of a stack, innermost first, as the stack file has them."""
+        """Return the lines of a stack, innermost first, in the form of the stack file."""
         return self._stacks.read_stack(frame)
 
     def _get_code_info(self, frame: FrameType) -> _CodeInfo:
@@ -137,13 +135,13 @@ class CallSites:
         known = self._codes.get(id(code))
         if known is None:
             if len(self._codes) >= _MAX_CACHED_CODES:
-                # All that is known by the identity of a code object goes with the object.
+                # Entries keyed by the identity of a code object must go with the object.
                 self.clear()
             known = self._codes[id(code)] = _read_code(frame)
         return known
 
     def clear(self) -> None:
-        """Know nothing any more."""
+        """Forget all cached facts."""
         self._stacks.clear()
         self._codes.clear()
 
@@ -160,7 +158,7 @@ def _read_code(frame: FrameType) -> _CodeInfo:
         if file.startswith(prefixes):
             owner = each
             break
-    # Where compiled code is kept may be chosen; by default the folder is called so.
+    # The folder of compiled code can be configured; this is its default name.
     if owner is CodeOwner.USER and (_INDUCTOR_FOLDER in file or _is_called_by_inductor(frame)):
         owner = CodeOwner.GENERATED
     return _CodeInfo(

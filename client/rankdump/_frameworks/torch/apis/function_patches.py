@@ -1,11 +1,11 @@
-"""Replaced functions of torch: operators that can be told from methods, and dropout that drops
-nothing.
+"""Patched functions of torch: operators that can be distinguished from methods, and dropout that
+drops nothing.
 
-`2 * x` and `x.mul(2)` are one call to torch. Python asks `Tensor.__rmul__` for the first one,
-which is another name of `mul`: no function mode hears which it was, and the code of the script
-does not always tell where a tensor stands beside an operator. As long as somebody observes, each
-of these names is a function of ours that calls the method; its frame tells. Dropout stays off
-for the rest of the process, so that two runs can be compared.
+`2 * x` and `x.mul(2)` are one call to torch. For the first Python calls `Tensor.__rmul__`, an
+alias of `mul`, so a function mode cannot distinguish them, and the script's source does not always
+show which operand is a tensor. While there is an observer, each alias is a function of ours that
+calls the method; its frame identifies the operator. Dropout stays off for the rest of the process,
+so that two runs can be compared.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import Module, functional
 
-from rankdump._frameworks.torch.observer import exclude_from_compilation
+from rankdump._frameworks.torch.module_hooks import exclude_from_compilation
 
 _OPERATOR_NAMES = tuple(
     f"__{word}__"
@@ -29,17 +29,17 @@ _OPERATOR_NAMES = tuple(
         *("iadd", "isub", "imul", "itruediv", "imod", "ifloordiv", "ipow"),
     )
 )
-"""Those of which torch says another name. What stands in the place of one of the others, such as
-`__eq__`, would be what torch tells the script's own modes and subclasses of."""
+"""Operators that torch reports under another name. A patch of any other, such as `__eq__`, would be
+visible to the script's own modes and subclasses."""
 
 _patch_lock = threading.Lock()
 _patch_users = 0
 _replaced_operators: dict[str, tuple[Any, Callable[..., Any]]] = {}
-"""What the class itself had under each name, None for nothing, and what it has instead."""
+"""By name, the class's own attribute, or None, and its replacement."""
 
 
 class OperatorPatch:
-    """Operators tell what they are, from now until `remove`."""
+    """Patch that makes operators recognisable, until `remove`."""
 
     def __init__(self) -> None:
         global _patch_users
@@ -50,7 +50,7 @@ class OperatorPatch:
         self._removed = False
 
     def remove(self) -> None:
-        """Leave tensors as they were when nobody else observes them."""
+        """Restore the operators, if there is no other observer."""
         global _patch_users
         with _patch_lock:
             if self._removed:
@@ -62,7 +62,7 @@ class OperatorPatch:
 
 
 def find_written_operator(code: CodeType) -> str:
-    """Return which operator stands in the script where this code runs; empty for other code."""
+    """Return the operator that a code object of the patch stands for; empty for other code."""
     return code.co_name if code.co_filename == __file__ and code.co_name in _OPERATOR_NAMES else ""
 
 
@@ -77,7 +77,7 @@ def _replace_operators() -> None:
 
 def _restore_operators() -> None:
     for name, (own, instead) in _replaced_operators.items():
-        # Somebody may have put something in our place meanwhile.
+        # Other code may have replaced our function meanwhile.
         if vars(Tensor).get(name) is not instead:
             continue
         if own is None:
@@ -119,9 +119,9 @@ _disabled_dropouts: set[Callable[..., Any]] = set()
 
 
 def without_dropout(model: Module) -> int:
-    """Set the p of the model's dropouts to 0, and that of every functional one; count the model's.
+    """Set p to 0 in the model's dropouts and in every functional one; return the model's number.
 
-    It is not undone: what follows is to be compared as well.
+    It is not undone, because later steps are compared too.
     """
     found = [module for module in model.modules() if isinstance(module, _DROPOUT_MODULES)]
     for module in found:

@@ -1,4 +1,4 @@
-"""How an operator's call ends: what a plan for overflows or errors decides from."""
+"""Ends of operator calls, on which triggers for overflows and exceptions decide."""
 
 # torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false
@@ -48,7 +48,7 @@ class Cnn(nn.Module):
         return self.fc(self.drop(torch.flatten(x, 1)).nan_to_num(0, 0, 0))
 
 
-def test_an_overflow_is_found_with_its_inputs(deciding, observed) -> None:
+def test_overflow_is_found_with_its_inputs(deciding, observed) -> None:
     """The operator that first wrote infinities is known when its call is over, with the input
     it had before, in place or not; every call is settled once, after its tensors."""
     recorder, model = deciding, Cnn(3e38)
@@ -72,7 +72,7 @@ def test_an_overflow_is_found_with_its_inputs(deciding, observed) -> None:
     assert not recorder.warnings
 
 
-def test_a_healthy_model_has_no_overflow(deciding, observed) -> None:
+def test_finite_model_has_no_overflow(deciding, observed) -> None:
     """Forward, backward, parameters and gradients of a finite step: nothing stands out."""
     recorder, model = deciding, Cnn(1.0)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -84,7 +84,7 @@ def test_a_healthy_model_has_no_overflow(deciding, observed) -> None:
     assert set(settled) == {name for name, _, _ in recorder.keys}
 
 
-def test_an_overflow_in_the_backward(deciding, observed) -> None:
+def test_overflow_in_the_backward_is_found(deciding, observed) -> None:
     """A gradient that is not finite is found with the operator that gave it, and its input."""
 
     class Root(nn.Module):
@@ -101,7 +101,7 @@ def test_an_overflow_in_the_backward(deciding, observed) -> None:
     assert "Gradients/0.weight" in recorder.overflowed
 
 
-def test_a_gradient_was_written_and_a_weight_is_a_state(deciding, observed) -> None:
+def test_overflow_of_a_gradient_counts_and_of_a_weight_does_not(deciding, observed) -> None:
     """What stands in a model is no overflow, whatever its value; what the backward gave is."""
     recorder, model = deciding, nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2).eval())
     model.register_buffer("table", torch.tensor([torch.inf]), persistent=False)
@@ -128,7 +128,7 @@ def nested() -> nn.Module:
 FRAGILE = AT + "Sequential/0-Sequential/1-Fragile/Fragile-op0"
 
 
-def test_only_the_innermost_call_raised(deciding, observed) -> None:
+def test_error_is_reported_for_the_innermost_call_only(deciding, observed) -> None:
     """The operator an error comes from is told with its inputs; those around it are just over."""
     recorder, model = deciding, nested()
     recorder.by_reference = True
@@ -142,7 +142,7 @@ def test_only_the_innermost_call_raised(deciding, observed) -> None:
     assert not recorder.held
 
 
-def test_an_input_changed_by_the_call_that_raised_is_lost(deciding, observed) -> None:
+def test_input_changed_by_the_call_that_raised_is_lost(deciding, observed) -> None:
     """What the operator wrote over before it failed is a counted loss, never a wrong tensor."""
 
     class Spoiling(nn.Module):
@@ -196,7 +196,7 @@ class Wrapping(nn.Module):
         ("own", ["part-Fragile/Fragile-op0", "Wrapping-op0"]),
     ],
 )
-def test_errors_on_their_way(deciding, observed, answer, raised) -> None:
+def test_error_is_reported_for_the_part_that_raised_it(deciding, observed, answer, raised) -> None:
     """A container raised only what did not come out of a part of it, however it is passed on."""
     recorder, model = deciding, nn.Sequential(Wrapping(answer))
     with observed(model, recorder):
@@ -210,7 +210,7 @@ def test_errors_on_their_way(deciding, observed, answer, raised) -> None:
     assert AT + "Sequential/Sequential-op0" not in recorder.raised
 
 
-def test_calls_while_the_script_handles_an_error(deciding, observed) -> None:
+def test_calls_while_the_script_handles_an_error_have_not_raised(deciding, observed) -> None:
     """A model that is run inside an `except` block did not raise what is handled there."""
     recorder, model = deciding, nested()
     with observed(model, recorder):
@@ -223,7 +223,7 @@ def test_calls_while_the_script_handles_an_error(deciding, observed) -> None:
     assert recorder.raised == [FRAGILE.replace("op0", "op1")]
 
 
-def test_an_error_dies_when_the_script_lets_go_of_it(deciding, observed) -> None:
+def test_error_is_freed_when_the_script_releases_it(deciding, observed) -> None:
     """Nothing of ours keeps alive what a caught error held: out of memory can be recovered from."""
     kept: list[weakref.ref[Tensor]] = []
 
@@ -253,7 +253,7 @@ def test_an_error_dies_when_the_script_lets_go_of_it(deciding, observed) -> None
     assert recorder.raised == [AT + "Patient/hungry-Hungry/Hungry-op0"]
 
 
-def test_a_compiled_region_that_raised(deciding, observed) -> None:
+def test_compiled_region_that_raised_is_reported(deciding, observed) -> None:
     """The call that stands for a region raised, not the module inside, which is the same call."""
 
     def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]):
@@ -278,7 +278,7 @@ class Two(nn.Module):
         return x * 2, y + z
 
 
-def test_a_backward_is_over_with_its_last_gradient(deciding, observed) -> None:
+def test_backward_ends_with_its_last_gradient(deciding, observed) -> None:
     """It is settled once, when the gradients of all that it read and that want one are there."""
     recorder, model = deciding, Two()
     x, y = torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
@@ -295,7 +295,7 @@ class Passing(nn.Module):
         return x, y * 2
 
 
-def test_a_backward_that_hands_a_gradient_through(deciding, observed) -> None:
+def test_backward_that_passes_a_gradient_through_ends(deciding, observed) -> None:
     """A tensor that is returned as it came has its gradient on both sides before the end."""
     recorder, model = deciding, Passing()
     x, y = torch.ones(1, requires_grad=True) * 1, torch.ones(1, requires_grad=True)
@@ -307,7 +307,7 @@ def test_a_backward_that_hands_a_gradient_through(deciding, observed) -> None:
     assert recorder.settled_with[name] == 4
 
 
-def test_a_backward_of_which_nothing_is_expected(deciding, observed) -> None:
+def test_backward_without_expected_gradients_ends_at_once(deciding, observed) -> None:
     """An operator on data alone, or whose results nobody wants, is over when it was seen."""
     recorder, model = deciding, nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     recorder.wanted = lambda name, side: side is TensorSide.INPUT
@@ -319,7 +319,7 @@ def test_a_backward_of_which_nothing_is_expected(deciding, observed) -> None:
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_a_recomputed_backward_is_one_operator(deciding, observed, use_reentrant) -> None:
+def test_recomputed_backward_is_one_operator(deciding, observed, use_reentrant) -> None:
     """Gradients that hooks of the forward and of its recomputation see belong together."""
 
     class Region(nn.Module):
@@ -349,7 +349,7 @@ def test_a_recomputed_backward_is_one_operator(deciding, observed, use_reentrant
     assert recomputed == [name for name in recorder.names_by_end if name.startswith("Recompute/")]
 
 
-def test_interrupted_calls_are_not_settled_twice(deciding) -> None:
+def test_interrupted_calls_end_once(deciding) -> None:
     """What an interrupt left open is forgotten with its iteration."""
 
     class Interrupted(nn.Module):
@@ -367,7 +367,7 @@ def test_interrupted_calls_are_not_settled_twice(deciding) -> None:
     assert recorder.settlements == []
 
 
-def test_forward_calls_are_entered_before_their_tensors(recorder, observed) -> None:
+def test_forward_calls_begin_before_their_tensors(recorder, observed) -> None:
     """Law: in the order in which they begin, outer ones first; a repeated call is none."""
 
     class Repeating(nn.Module):
@@ -392,7 +392,7 @@ def test_forward_calls_are_entered_before_their_tensors(recorder, observed) -> N
     assert any(name.startswith("Recompute/") for name, *_ in recorder.keys)
 
 
-def test_what_failed_is_said_in_full(recorder, observed) -> None:
+def test_hook_failure_warning_names_type_and_message(recorder, observed) -> None:
     """Law: a loss has all that its tensor would have had."""
     lost: list[tuple[object, ...]] = []
     recorder.count_loss = lambda *place: lost.append(place)

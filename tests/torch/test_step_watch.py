@@ -1,4 +1,4 @@
-"""Steps of real training loops, told by the model's calls and its optimizers."""
+"""The watch for calls of a model and steps of its optimizers, in real training loops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rankdump._frameworks.torch.api_framework import TorchStepWatch
 X = torch.ones(2, 3)
 
 
-class Counted:
+class StepRecorder:
     """The step of each call of a model."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -42,11 +42,11 @@ def net() -> nn.Module:
 
 
 @pytest.fixture
-def watched(net: nn.Module) -> Iterator[Callable[..., Counted]]:
-    made: list[Counted] = []
+def watched(net: nn.Module) -> Iterator[Callable[..., StepRecorder]]:
+    made: list[StepRecorder] = []
 
-    def of(model: nn.Module = net) -> Counted:
-        made.append(Counted(model))
+    def of(model: nn.Module = net) -> StepRecorder:
+        made.append(StepRecorder(model))
         return made[-1]
 
     yield of
@@ -60,15 +60,15 @@ def trained(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def test_a_loop(net, watched):
+def test_step_watch_counts_steps_of_a_loop(net, watched):
     counted, optimizer = watched(), torch.optim.SGD(net.parameters(), 0.1)
     for _ in range(3):
         trained(net, optimizer)
     assert counted.calls == [0, 1, 2]
 
 
-def test_accumulation_and_pairs_are_one_step(net, watched):
-    """Three micro-batches, and two calls before one backward."""
+def test_step_watch_counts_accumulated_calls_as_one_step(net, watched):
+    """Several micro-batches, and several calls before one backward, are one step."""
     optimizer, counted = torch.optim.Adam(net.parameters()), watched()
     for _ in range(2):
         for _ in range(3):
@@ -80,7 +80,7 @@ def test_accumulation_and_pairs_are_one_step(net, watched):
     assert counted.calls == [0, 0, 0, 1, 1, 1, 2, 2]
 
 
-def test_several_optimizers_end_one_step(net, watched):
+def test_step_watch_counts_several_optimizers_as_one_step(net, watched):
     counted = watched()
     first = torch.optim.SGD(net[0].parameters(), 0.1)
     second = torch.optim.AdamW(net[2].parameters())
@@ -91,7 +91,7 @@ def test_several_optimizers_end_one_step(net, watched):
     assert counted.calls == [0, 1]
 
 
-def test_a_closure_is_called_within_its_step(net, watched):
+def test_step_watch_counts_a_closure_within_its_step(net, watched):
     """L-BFGS calls the model as often as it likes."""
     counted, optimizer = watched(), torch.optim.LBFGS(net.parameters(), max_iter=3)
 
@@ -109,8 +109,8 @@ def test_a_closure_is_called_within_its_step(net, watched):
     assert set(counted.calls[first:]) == {1}
 
 
-def test_a_step_that_the_scaler_skips_is_a_step(net, watched):
-    """Gradients that overflowed are thrown away, and the next batch is another step's."""
+def test_step_watch_counts_a_step_that_the_scaler_skips(net, watched):
+    """Gradients that overflowed are discarded, and the next batch belongs to another step."""
     counted, optimizer = watched(), torch.optim.SGD(net.parameters(), 0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     for factor in (1.0, float("inf"), 1.0):
@@ -121,7 +121,7 @@ def test_a_step_that_the_scaler_skips_is_a_step(net, watched):
     assert counted.calls == [0, 1, 2]
 
 
-def test_an_evaluation_has_steps_of_its_own(net, watched):
+def test_step_watch_counts_an_evaluation_in_separate_steps(net, watched):
     """With and without gradients, between two steps of the training."""
     counted, optimizer = watched(), torch.optim.SGD(net.parameters(), 0.1)
     trained(net, optimizer)
@@ -134,7 +134,7 @@ def test_an_evaluation_has_steps_of_its_own(net, watched):
     assert counted.calls == [0, 1, 2, 3]
 
 
-def test_a_recomputed_model_is_not_called_again(net, watched):
+def test_step_watch_ignores_recomputations(net, watched):
     counted, optimizer = watched(), torch.optim.SGD(net.parameters(), 0.1)
     for _ in range(2):
         checkpoint(net, X, use_reentrant=False).sum().backward()
@@ -142,14 +142,14 @@ def test_a_recomputed_model_is_not_called_again(net, watched):
     assert counted.calls == [0, 1]
 
 
-def test_without_an_optimizer_each_call_is_a_step(net, watched):
+def test_step_watch_counts_each_call_without_an_optimizer(net, watched):
     counted = watched()
     for _ in range(3):
         net(X).sum().backward()
     assert counted.calls == [0, 1, 2]
 
 
-def test_another_models_optimizer_ends_no_step(net, watched):
+def test_step_watch_ignores_the_optimizer_of_another_model(net, watched):
     """As in a generator's step, in which the discriminator has one as well."""
     other = nn.Linear(1, 1)
     own, others = (torch.optim.SGD(each.parameters(), 0.1) for each in (net, other))
@@ -162,8 +162,8 @@ def test_another_models_optimizer_ends_no_step(net, watched):
     assert counted.calls == [0, 0, 1, 1]
 
 
-def test_optimizers_are_looked_for_once(net, watched, monkeypatch):
-    """It takes a look at every object of the process, which no step must pay for."""
+def test_step_watch_searches_for_optimizers_once(net, watched, monkeypatch):
+    """The search reads every object of the process, so it must not run at each step."""
     other = nn.Linear(3, 1)
     mine, theirs = (torch.optim.SGD(each.parameters(), lr=0.1) for each in (net, other))
     counted = watched()
@@ -180,8 +180,8 @@ def test_optimizers_are_looked_for_once(net, watched, monkeypatch):
     assert len(looks) <= 2
 
 
-def test_an_optimizer_of_copies_ends_steps(net, watched):
-    """Mixed precision by hand: the weights that it steps are not the model's."""
+def test_step_watch_counts_an_optimizer_of_copies(net, watched):
+    """With manual mixed precision the optimizer's weights are not the model's."""
     counted = watched()
     copies = [parameter.detach().double().requires_grad_() for parameter in net.parameters()]
     optimizer = torch.optim.SGD(copies, 0.1)
@@ -192,11 +192,11 @@ def test_an_optimizer_of_copies_ends_steps(net, watched):
     assert counted.calls == [0, 0, 1, 1]
 
 
-def test_what_was_there_before_is_there_again(net):
-    """Also when somebody else has patched the scaler in between."""
+def test_step_watch_restores_model_and_torch(net):
+    """They are also restored if other code has patched the scaler meanwhile."""
     step, hooks = torch.amp.GradScaler.step, dict(_global_optimizer_post_hooks)
     before = (dict(net._forward_hooks), dict(net._forward_pre_hooks))
-    first, second = Counted(net), Counted(net)
+    first, second = StepRecorder(net), StepRecorder(net)
     first.watch.remove()
     second.watch.remove()
     net(X)

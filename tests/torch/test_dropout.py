@@ -1,4 +1,4 @@
-"""Dropout that drops nothing is still a call of the API, and one of the script's own."""
+"""Dropout that drops nothing, as an API call."""
 
 # pyright: reportArgumentType=false
 
@@ -40,8 +40,8 @@ class Dropping(nn.Module):
 
 @pytest.mark.usefixtures("restored")
 @pytest.mark.parametrize("name", SHAPES)
-def test_functional_dropout_is_a_call(recorder, name) -> None:
-    """Each has its record with what it read and wrote, its gradient, and the line it came from."""
+def test_functional_dropout_that_drops_nothing_is_still_a_call(recorder, name) -> None:
+    """Each call has records of inputs, outputs and gradient, and its source line."""
     imported = getattr(functional, name)
     model = Dropping(name)
     without_dropout(model)

@@ -1,7 +1,7 @@
-"""Statistics taken where a tensor lies: their values, their texts, and how often they are fetched.
+"""Statistics on a tensor's device: values, texts, and number of copies to the host.
 
-The functions take tensors of any device, so the host's are held against the host's own figures;
-where there is an accelerator its tensors are, too.
+The functions accept tensors of any device, so they are compared on host tensors with the host's own
+statistics, and on an accelerator if there is one.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ REAL = [name for name in ELEMENT_TYPES if not name.startswith("complex")]
 def texts(
     tensor: Tensor, items=DEVICE_STATISTICS, precision: StatisticPrecision = "high"
 ) -> tuple[str, ...]:
-    figures = start_statistics(tensor, items, precision)
-    return figures.read([figures])[0]
+    measured = start_statistics(tensor, items, precision)
+    return measured.read([measured])[0]
 
 
 def on_host(tensor: Tensor, items=DEVICE_STATISTICS) -> tuple[str, ...]:
-    """The figures that the contract gives for the same elements."""
+    """Statistics that the host computes for the same elements."""
     source = make_torch_source(tensor.cpu())
     assert isinstance(source, TorchTensor)
     data = bytearray(source.byte_count)
@@ -68,16 +68,16 @@ inf, nan = math.inf, math.nan
         (3.0, ("3", "3", "3", "3")),
     ],
 )
-def test_golden_rows(device, elements, expected) -> None:
-    """The rows that MindSpore's own tests expect come out of the device's functions."""
+def test_device_statistics_equal_golden_rows(device, elements, expected) -> None:
+    """Functions for devices give the rows that MindSpore's own tests expect."""
     assert texts(torch.tensor(elements, device=device)) == expected
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("precision", ["high", "low"])
 @pytest.mark.parametrize("name", REAL)
-def test_every_type(device, precision, name) -> None:
-    """Each real type has all four figures, near the host's; extremes are exactly the host's."""
+def test_device_statistics_of_every_type_equal_those_of_the_host(device, precision, name) -> None:
+    """Each real type has all four statistics, close to the host's; extremes are equal."""
     tensor = torch.tensor([1.0, 0.0, 4.0, 2.0, 2.0]).to(getattr(torch, name)).to(device)
     found, host = texts(tensor, precision=precision), on_host(tensor)
     if name == "bool":
@@ -112,7 +112,7 @@ FLOATS = {
 
 
 @pytest.mark.parametrize("name", FLOATS)
-def test_random_elements(name) -> None:
+def test_device_statistics_of_random_elements_equal_those_of_the_host(name) -> None:
     """For random elements, NaN and infinities among them, device and host agree."""
 
     @settings(max_examples=60, deadline=None)
@@ -126,7 +126,7 @@ def test_random_elements(name) -> None:
     agree()
 
 
-def test_precision() -> None:
+def test_device_statistics_follow_the_precision() -> None:
     """`high` sums half precision in float32, `low` in its own type, where it may overflow."""
     tensor = torch.full((4096,), 300.0, dtype=torch.float16)
     assert texts(tensor, ("l2norm", "avg"), "high") == ("19200", "300")
@@ -137,7 +137,7 @@ def test_precision() -> None:
     assert texts(wide, ("max", "avg"), "high") == ("1e+200", "5e+199")
 
 
-def test_large_integers_are_summed_in_blocks(monkeypatch) -> None:
+def test_device_norm_of_large_integers_is_summed_in_blocks(monkeypatch) -> None:
     """The norm of integers does not depend on how many are converted at a time."""
     tensor = torch.arange(1000, dtype=torch.int32)
     whole = texts(tensor)
@@ -145,14 +145,14 @@ def test_large_integers_are_summed_in_blocks(monkeypatch) -> None:
     assert texts(tensor) == whole == on_host(tensor)
 
 
-def test_what_cannot_be_computed_is_null() -> None:
-    """A complex tensor, or an item that is the host's alone, gives the text null, not an error."""
+def test_device_statistics_that_cannot_be_computed_are_null() -> None:
+    """A complex tensor, or an item that only the host computes, gives null, not an error."""
     assert texts(torch.ones(2, dtype=torch.complex64)) == ("null",) * 4
     assert texts(torch.ones(2), ("md5", "max", "nan count")) == ("null", "1", "null")
     assert texts(torch.ones(2), ()) == ()
 
 
-def test_views_and_graphs_are_left_alone() -> None:
+def test_device_statistics_leave_views_and_graphs_alone() -> None:
     """Strides do not matter, and neither autograd nor a user's autocast takes part."""
     tensor = torch.randn(6, 8, requires_grad=True)
     view = (tensor * 2).t()[1:, ::2]
@@ -165,16 +165,16 @@ def test_views_and_graphs_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_one_copy_for_all(device) -> None:
+def test_device_statistics_are_read_with_one_copy(device) -> None:
     """The rows of many tensors, in any order and of any types, are fetched together."""
     tensors = [
         torch.full((4,), float(i + 1), device=device).to(dtype)
         for i, dtype in enumerate((torch.float32, torch.bool, torch.complex64, torch.int64) * 5)
     ]
-    figures = [start_statistics(tensor, ("min", "md5", "max"), "high") for tensor in tensors]
+    measured = [start_statistics(tensor, ("min", "md5", "max"), "high") for tensor in tensors]
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as profiled:
-        read = figures[3].read(figures[::-1])
+        read = measured[3].read(measured[::-1])
     assert read == [texts(tensor, ("min", "md5", "max")) for tensor in tensors[::-1]]
     counts = {event.key: event.count for event in profiled.key_averages()}
     assert counts["aten::cat"] == 1
@@ -182,22 +182,22 @@ def test_one_copy_for_all(device) -> None:
     assert device == "cpu" or counts["aten::_to_copy"] == 1
 
 
-def test_only_its_own_kind() -> None:
-    """Figures of another framework among the others are an error, not another tensor's row."""
+def test_device_statistics_reject_another_kind() -> None:
+    """Statistics of another framework among the others are an error."""
 
     class Foreign:
         def read(self, others):
             return []
 
-    figures = start_statistics(torch.ones(1), ("max",), "high")
+    measured = start_statistics(torch.ones(1), ("max",), "high")
     with pytest.raises(ProtocolError, match="are a Foreign, not DeviceStatistics"):
-        figures.read([figures, Foreign()])
+        measured.read([measured, Foreign()])
 
 
-def test_tensors_in_host_memory_have_none() -> None:
+def test_host_tensors_have_no_device_statistics() -> None:
     """Only a tensor on an accelerator is measured by torch; the host measures its own."""
     for device in DEVICES:
         source = make_torch_source(torch.ones(2, device=device))
         assert isinstance(source, TorchTensor)
-        figures = source.start_statistics(("max",), "high")
-        assert isinstance(figures, DeviceStatistics) == (device != "cpu")
+        measured = source.start_statistics(("max",), "high")
+        assert isinstance(measured, DeviceStatistics) == (device != "cpu")
