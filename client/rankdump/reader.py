@@ -1,11 +1,11 @@
-"""Public reader of dump trees, finished or growing. Offline: needs no daemon and never writes."""
+"""Public reader of dump trees, complete or growing. Works without a daemon and never writes."""
 
 from __future__ import annotations
 
 from rankdump._analysis.reader.coordinator_files import PublishedOrder, read_hints, read_order
 from rankdump._analysis.reader.dump import Dump, check_ours
 
-# The name that h5py and similar libraries use.
+# Named like in h5py and similar libraries.
 from rankdump._analysis.reader.dump import open_dump as open  # noqa: A004
 from rankdump._analysis.reader.manifests import retired_sentences
 from rankdump._analysis.reader.query import Filters, Named, Query, ranges, selected

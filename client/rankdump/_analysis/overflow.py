@@ -1,6 +1,6 @@
 """Search for CANN's overflow records (Opdebug files) below a path, each with the operators of the
-same task. Offline and never writes; what cannot be read is named and the search goes on. Links
-are not followed.
+same task. Works offline and never writes; unreadable files are listed as problems. Links are not
+followed.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from rankdump._layout.tree_paths import MAPPING_FILE
 from rankdump.errors import CorruptedError, UnsupportedError
 
 MAX_FOLDER_DEPTH = 30
-"""Folders below the first, as msaccucmp goes down."""
+"""Levels of folders below the first, as in msaccucmp."""
 _MAX_JSON_BYTES = 1 << 20
 _MAX_MAPPING_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class OverflowHit:
-    """A section of a record, and the files of the operator that it speaks of."""
+    """A section of a record, and the files of its operator."""
 
     section: OverflowSection
     files: tuple[tuple[FileName, str], ...]
@@ -54,37 +54,31 @@ class OverflowRecord:
 
     path: Path
     slot: int
-    """Which output of a bin file it is."""
+    """Number of the output in a bin file."""
     timestamp_us: int | None
-    """From the name."""
+    """Time stamp in the file name."""
     content: OpDebugRecord
     hits: tuple[OverflowHit, ...]
     """The sections with an overflow."""
 
     @property
     def from_json(self) -> bool:
-        """Whether it was read from JSON already."""
+        """Whether it was read from a JSON file."""
         return self.path.suffix == ".json"
 
 
 @dataclass(slots=True)
 class OverflowSearch:
-    """Everything found; `problems` names what could not be read."""
+    """Result of a search; `problems` has a sentence for each file that could not be read."""
 
     records: list[OverflowRecord] = field(default_factory=list[OverflowRecord])
     problems: list[str] = field(default_factory=list[str])
     file_count: int = 0
-    """Files of any kind in the folders that were listed."""
+    """Number of files of any kind in the folders."""
 
 
-@dataclass(frozen=True, slots=True)
-class _DumpFile:
-    """A file of a folder: what its name says, and its name on disk."""
-
-    name: FileName
-    on_disk: str
-
-
+_DumpFile: TypeAlias = tuple[FileName, str]
+"""A file of a folder: its parsed name, and its name on disk."""
 _FilesByTask: TypeAlias = dict[int, list[_DumpFile]]
 
 
@@ -95,8 +89,8 @@ def search_overflows(path: Path) -> OverflowSearch:
         for folder in _walk_folders(path, found):
             files = _list_dump_files(folder, found)
             by_task = _index_by_task(files)
-            for file in _select_overflow_files(files):
-                _read_records(folder / file.on_disk, file.name, by_task, found)
+            for name, on_disk in _select_overflow_files(files):
+                _read_records(folder / on_disk, name, by_task, found)
     else:
         files = _list_dump_files(path.parent, found)
         _read_records(path, parse_file_name(path.name), _index_by_task(files), found)
@@ -112,7 +106,7 @@ def _walk_folders(root: Path, found: OverflowSearch) -> Iterator[Path]:
             with os.scandir(folder) as listed:
                 names = sorted(e.name for e in listed if e.is_dir(follow_symlinks=False))
         except OSError:
-            continue  # named where its files are listed
+            continue  # reported where its files are listed
         if names and depth == MAX_FOLDER_DEPTH:
             found.problems.append(
                 f"{folder}: more than {MAX_FOLDER_DEPTH} folders deep, not searched further"
@@ -122,7 +116,7 @@ def _walk_folders(root: Path, found: OverflowSearch) -> Iterator[Path]:
 
 
 def _list_dump_files(folder: Path, found: OverflowSearch) -> list[_DumpFile]:
-    """Return the dump files of a folder, in the order of their names."""
+    """Return the dump files of a folder, sorted by name."""
     try:
         with os.scandir(folder) as listed:
             names = sorted(e.name for e in listed if e.is_file(follow_symlinks=False))
@@ -136,15 +130,15 @@ def _list_dump_files(folder: Path, found: OverflowSearch) -> list[_DumpFile]:
         found.problems.append(f"{folder / MAPPING_FILE}: cannot be read: {error}")
         long = LongFileNames()
     read = ((parse_file_name(long.get_full_name(name)), name) for name in names)
-    return [_DumpFile(name, on_disk) for name, on_disk in read if name is not None]
+    return [(name, on_disk) for name, on_disk in read if name is not None]
 
 
 def _index_by_task(files: list[_DumpFile]) -> _FilesByTask:
-    """Return the operators' files by the number of their task."""
+    """Return the files of operators by task number."""
     found: _FilesByTask = {}
-    for file in files:
-        if not file.name.is_overflow:
-            found.setdefault(file.name.task, []).append(file)
+    for name, on_disk in files:
+        if not name.is_overflow:
+            found.setdefault(name.task, []).append((name, on_disk))
     return found
 
 
@@ -156,15 +150,17 @@ def _read_long_names(path: Path) -> LongFileNames:
 
 
 def _select_overflow_files(files: list[_DumpFile]) -> Iterator[_DumpFile]:
-    """Yield the overflow files; JSON only where what it was made from is not there."""
-    debug = [file for file in files if file.name.is_overflow]
+    """Yield the overflow files; a JSON file only where its binary source is missing."""
+    debug = [(name, on_disk) for name, on_disk in files if name.is_overflow]
     plain = {
-        f.on_disk.removesuffix(PACKED_SUFFIX) for f in debug if f.name.kind is FileKind.OVERFLOW
+        on_disk.removesuffix(PACKED_SUFFIX)
+        for name, on_disk in debug
+        if name.kind is FileKind.OVERFLOW
     }
-    for file in debug:
-        kind, source = file.name.kind, file.on_disk.partition(".output.")[0]
+    for name, on_disk in debug:
+        kind, source = name.kind, on_disk.partition(".output.")[0]
         if kind is FileKind.OVERFLOW or (kind is FileKind.OVERFLOW_JSON and source not in plain):
-            yield file
+            yield name, on_disk
 
 
 def _read_records(
@@ -190,7 +186,7 @@ def _read_contents(path: Path, name: FileName | None) -> Iterator[tuple[int, OpD
     opened = open_bin_file(path)
     outputs = [payload for payload in opened.payloads if payload.kind == "output"]
     if not outputs:
-        raise CorruptedError("the file has no output, and so no overflow record")
+        raise CorruptedError("the file has no output and therefore no overflow record")
     for payload in outputs:
         yield payload.index, parse_overflow_record(opened.read_payload(payload))
 
@@ -208,11 +204,9 @@ def _read_text(path: Path) -> bytes:
     return text
 
 
-def _find_operator_files(
-    section: OverflowSection, by_task: _FilesByTask
-) -> tuple[tuple[FileName, str], ...]:
+def _find_operator_files(section: OverflowSection, by_task: _FilesByTask) -> tuple[_DumpFile, ...]:
     files = by_task.get(section.get_field("task_id") or 0, [])
-    return tuple((file.name, file.on_disk) for file in files if _is_operator_of(section, file.name))
+    return tuple(file for file in files if _is_operator_of(section, file[0]))
 
 
 def _is_operator_of(section: OverflowSection, name: FileName) -> bool:
@@ -221,5 +215,5 @@ def _is_operator_of(section: OverflowSection, name: FileName) -> bool:
         (name.context, section.get_field("context_id")),
         (name.thread, section.get_field("thread_id")),
     )
-    # Neither has to say it: 65535 stands for an id that is not known.
+    # Ids are compared where both are known; 65535 means unknown.
     return all(UNKNOWN_FIELD in pair or pair[1] in (None, pair[0]) for pair in pairs)

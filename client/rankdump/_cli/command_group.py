@@ -1,5 +1,5 @@
-"""Group of all commands, and the one place where an error becomes a line on stderr and an exit
-code. Imports the module of a command when that command is asked for.
+"""Group of all commands. Turns an error into one line on stderr and an exit code, and imports the
+module of a command when that command is used.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ COMMAND_NAMES = (
     "status",
     "unpin",
 )
-"""Each is a module of this package, which is imported when its command is asked for."""
+"""Each is a module of this package."""
 
 
 class _LazyCommandGroup(click.Group):
-    """Group that imports a command on use: all of them take some tenths of a second."""
+    """Group that imports a command on use: importing all takes some tenths of a second."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of all commands, as the help lists them."""
@@ -71,7 +71,7 @@ def rankdump(context: click.Context) -> int:
 def run_command_line(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; errors are one line on stderr."""
     try:
-        # Not rankdump.main(): that one has codes and words of its own for what is caught below.
+        # Not rankdump.main(): it has its own exit codes and texts for the errors caught below.
         with rankdump.make_context("rankdump", list(arguments)) as context:
             code = rankdump.invoke(context)
         sys.stdout.flush()
@@ -81,7 +81,7 @@ def run_command_line(arguments: Sequence[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of a pipe has seen enough; the interpreter must not flush into it again.
+        # The reader closed the pipe; the interpreter must not flush into it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
     except (click.ClickException, RankdumpError) as error:

@@ -1,6 +1,4 @@
-"""Command `rankdump config`: the plan that a configuration file makes, in whatever dialect it is
-written.
-"""
+"""Command `rankdump config`: the plan of a configuration file of any dialect."""
 
 from __future__ import annotations
 
@@ -54,7 +52,7 @@ def check(file: Path, as_json: bool) -> int:
 
 
 def describe_plan(plan: DumpPlan) -> dict[str, str]:
-    """Return the lines of a plan: name and text."""
+    """Return the description of a plan, as text by the name of each line."""
     selection, output, delivery = plan.selection, plan.output, plan.delivery
     full = delivery.on_full
     if full == "block":

@@ -1,5 +1,5 @@
-"""Command `rankdump convert`: conversion of CANN's bin files to npy files, in the format that is
-asked for.
+"""Command `rankdump convert`: conversion of CANN's bin files to npy files, in the tensor format of
+the request.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def convert(
 
     The output files have the names that msaccucmp gives them. Without --format, tensors keep the
     shape they had on the device. Exit code 1 when a tensor could not be converted; the others are
-    converted all the same.
+    converted nevertheless.
     """
     out, output_tensor = _choose_folder(out, short_out, output_tensor)
     side, index = _choose_tensor(input_tensor, output_tensor)
@@ -145,7 +145,7 @@ def convert(
             found,
             out,
             request,
-            jobs=jobs or _count_cores(),
+            jobs=jobs or len(os.sched_getaffinity(0)),
             done=lambda outcome: report_progress(next(count), len(found.jobs)),
         )
     if as_json:
@@ -160,9 +160,9 @@ def convert(
 def _choose_folder(
     out: Path | None, short: str | None, output_tensor: int | None
 ) -> tuple[Path, int | None]:
-    """Return the folder and the output that are meant: msaccucmp's `-o` is a number, ours a folder.
+    """Return the output folder and the number of the output: `-o` may be either.
 
-    Where `-out` names the folder, `-o` is as in msaccucmp.
+    With `-out`, `-o` is the number of an output, as in msaccucmp; else it is the folder.
     """
     if out is not None and short is not None:
         if output_tensor is not None or not short.isdecimal():
@@ -193,10 +193,6 @@ def _check_options(source: Path, target: str | None, shape: tuple[int, ...], sid
             "--shape, --input-tensor and --output-tensor are for one file; "
             f"--dump-file is the folder {source}"
         )
-
-
-def _count_cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 @contextmanager

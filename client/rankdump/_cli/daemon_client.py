@@ -1,6 +1,6 @@
-"""Calls from commands to an agent or a coordinator: one function a call, messages become values,
-failures become errors. Imports gRPC, so commands that can do without a daemon import this module
-on use.
+"""Calls from commands to an agent or a coordinator: one function for each call, which converts
+messages to values and failures to errors. Imports gRPC, so commands that also work without a
+daemon import this module on use.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def fetch_agent_status(address: str, *, timeout_s: float = 10.0) -> StatusView:
 
 
 def fetch_job_status(address: str, *, job_id: str = "", timeout_s: float = 10.0) -> StatusView:
-    """Return what the coordinator knows of a job; of all of them without an id."""
+    """Return the coordinator's status of a job, or of all jobs without an id."""
     request = coordinator_pb2.CoordinatorStatusRequest(job_id=job_id)
     with _open_channel(address, "coordinator") as channel:
         stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
@@ -40,7 +40,7 @@ def fetch_job_status(address: str, *, job_id: str = "", timeout_s: float = 10.0)
 
 
 def drain_agent(address: str, *, timeout_s: float) -> int:
-    """Wait until everything the agent received is in the tree; return the records that are not."""
+    """Wait until the tree has everything the agent received; return the number of records left."""
     request = agent_pb2.ControlRequest(drain=agent_pb2.Drain(timeout_ms=int(timeout_s * 1000)))
     with _open_channel(address, "agent") as channel:
         response = agent_pb2_grpc.AgentServiceStub(channel).Control(request, timeout=timeout_s + 5)
@@ -57,7 +57,7 @@ def set_job_pin(address: str, job_id: str, *, pinned: bool, timeout_s: float = 1
 def fetch_order(
     address: str, *, job_id: str = "", graph: int | None = None, timeout_s: float = 600.0
 ) -> Iterator[OrderEntry]:
-    """Yield the merged order of a job; without a job id, of the one that published last."""
+    """Yield the merged order of a job; without an id, of the job that published last."""
     request = coordinator_pb2.OrderRequest(
         job_id=job_id, graph=graph or 0, one_graph=graph is not None
     )
@@ -87,7 +87,7 @@ def _fetch_order_pages(
 def fetch_timeout_hints(
     address: str, *, job_id: str = "", timeout_s: float = 10.0
 ) -> tuple[TimeoutHint, ...]:
-    """Return how near the groups of a job, of all jobs without one, come to their timeouts."""
+    """Return the timeout hints of the groups of a job, or of all jobs without an id."""
     request = coordinator_pb2.HintsRequest(job_id=job_id)
     with _open_channel(address, "coordinator") as channel:
         stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)

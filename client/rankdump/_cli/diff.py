@@ -1,5 +1,5 @@
-"""Command `rankdump diff`: comparison of two dumps, which says first where they part. Holds the
-options alone; the work is in `diff_report`, which is imported on use.
+"""Command `rankdump diff`: comparison of two dumps, with the point of divergence first. Defines
+only the options; `diff_report` does the work and is imported on use.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def diff(
     A and B are trees of any layout, or the folder of one rank or one iteration in a tree; B is the
     reference. Exit code 1 when a tensor differs or has no counterpart.
     """
-    # On use: `rankdump --help` imports this module, and need not wait for all of a comparison.
+    # Imported on use: `rankdump --help` imports this module and need not load the comparison.
     from rankdump._cli import diff_report
 
     if page is not None:

@@ -1,6 +1,5 @@
-"""Work of `rankdump diff`: the parts of trees that its paths mean, the comparison, its lines, and
-the files that it writes. Imported on use, because a comparison takes longer to import than the
-help to print.
+"""Work of `rankdump diff`: the parts of trees that its paths name, the comparison, its output and
+its files. Imported on use, because importing a comparison takes longer than printing the help.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ from rankdump._core.plan import IterationSelection
 from rankdump._layout.dump_folders import (
     MAX_TREE_DEPTH,
     RANK_FOLDER_PATTERN,
-    DumpFolder,
     find_folder,
 )
 
@@ -63,7 +61,7 @@ _DEFAULT_ROWS = 20
 
 @dataclass(frozen=True, slots=True)
 class TreePart:
-    """A tree, and what part of it a path says."""
+    """A tree, and the part of it that a path names."""
 
     root: Path
     rank: int | None = None
@@ -72,7 +70,7 @@ class TreePart:
 
 
 def find_tree_part(path: Path) -> TreePart:
-    """Return what a path means; one that is no rank's folder, and no iteration's, is a tree."""
+    """Return the part that a path names; a folder of neither a rank nor an iteration is a tree."""
     full = path.absolute()
     if any(
         RANK_FOLDER_PATTERN.fullmatch(inner.name) and inner.is_dir() for inner in full.iterdir()
@@ -81,26 +79,15 @@ def find_tree_part(path: Path) -> TreePart:
     for above in (full, *full.parents)[:MAX_TREE_DEPTH]:
         folder = find_folder(full.relative_to(above.parent).as_posix())
         if folder is not None and RANK_FOLDER_PATTERN.fullmatch(above.name):
-            return (
-                _part_of_tree(above.parent, folder)
-                if _is_comparable(folder, above, full)
-                else TreePart(path)
-            )
+            if folder.iteration is not None:
+                return TreePart(above.parent, folder.rank, folder.graph, folder.iteration)
+            # A folder of a net or graph has only a part of each iteration.
+            return TreePart(above.parent, folder.rank) if full == above else TreePart(path)
     return TreePart(path)
 
 
-def _is_comparable(folder: DumpFolder, above: Path, full: Path) -> bool:
-    # Between them stand nets and graphs, of which a part would be compared.
-    return full == above or folder.iteration is not None
-
-
-def _part_of_tree(root: Path, folder: DumpFolder) -> TreePart:
-    graph = None if folder.iteration is None else folder.graph
-    return TreePart(root, folder.rank, graph, folder.iteration)
-
-
 def format_origins(report: ComparisonReport) -> list[str]:
-    """Return where it starts, in lines; the operator of the whole first, then other ranks'."""
+    """Return the lines about origins: those of the whole job first, then those of other ranks."""
     lines = [line for origin in report.origins for line in _format_origin(origin, report)]
     if not any(origin.kind == "difference" for origin in report.origins):
         lines = [report_text.describe_missing_origin(report), *lines]
@@ -111,7 +98,7 @@ def format_origins(report: ComparisonReport) -> list[str]:
 
 
 def format_report_totals(report: ComparisonReport) -> list[str]:
-    """Return what was compared and what came of it, a sentence each."""
+    """Return the lines about the two sides, the counts by verdict and the settings."""
     return [
         f"a: {report.a}",
         f"b: {report.b}",
@@ -125,21 +112,21 @@ def format_rows(
 ) -> list[str]:
     """Return rows as a table, with rank and iteration where several were compared.
 
-    Those of the operators where it may start have a mark.
+    Rows of calls that may be the origin have a mark.
     """
     suspects = collect_suspect_keys(report)
     marked = any(make_call_key(row) in suspects for row in rows)
     ranked = len({row.rank for row in report.rows}) > 1
     dated = len({row.iteration for row in report.rows}) > 1
     measured = any(row.outcome.measures for row in rows)
-    figured = any(row.outcome.statistic_differences for row in rows)
+    has_statistics = any(row.outcome.statistic_differences for row in rows)
     columns = (
         *([TableColumn("")] if marked else []),
         *(number_columns("rank") if ranked else ()),
         *(number_columns("iteration") if dated else ()),
         *(TableColumn("operator", is_flexible=True), TableColumn("place"), TableColumn("verdict")),
         *(_MEASURE_COLUMNS if measured else ()),
-        *([TableColumn("statistic differences")] if figured else []),
+        *([TableColumn("statistic differences")] if has_statistics else []),
     )
     cells = [
         [
@@ -156,7 +143,7 @@ def format_rows(
                 row.outcome.verdict.value,
             ),
             *(_format_measures(row) if measured else []),
-            *([report_text.format_statistic_differences(row)] if figured else []),
+            *([report_text.format_statistic_differences(row)] if has_statistics else []),
         ]
         for row in rows
     ]
@@ -164,7 +151,7 @@ def format_rows(
 
 
 def format_remarks(rows: Sequence[ComparisonRow], *, everything: bool = False) -> list[str]:
-    """Return what was found in those rows beside numbers, a sentence each."""
+    """Return one sentence for each row that has findings."""
     remarks = [
         f"{report_text.format_call_name(row, format_scope_name)}, rank {row.rank}, "
         f"{row.slot_name}: {report_text.join_findings(row)}"
@@ -177,7 +164,7 @@ def format_remarks(rows: Sequence[ComparisonRow], *, everything: bool = False) -
 
 
 def format_extra_measures(rows: Sequence[ComparisonRow]) -> list[str]:
-    """Return msaccucmp's measures of those rows, a sentence each."""
+    """Return one sentence with msaccucmp's measures for each row that has them."""
     return [
         f"{report_text.format_call_name(row, format_scope_name)}, rank {row.rank}, "
         f"{row.slot_name}: "
@@ -191,7 +178,7 @@ def format_extra_measures(rows: Sequence[ComparisonRow]) -> list[str]:
 
 
 def format_unmatched(report: ComparisonReport, *, everything: bool = False) -> list[str]:
-    """Return the calls that have no partner, in short: a sentence for each side."""
+    """Return one sentence for each side that has calls without a partner."""
     return [
         f"only in {side}: {_list_calls(calls, None if everything else _MAX_UNMATCHED_SHOWN)}"
         for side, calls in find_unmatched_calls(report.rows).items()
@@ -278,7 +265,7 @@ def _list_calls(calls: Sequence[ComparisonRow], most: int | None) -> str:
 
 
 def compare_paths(a: Path, b: Path, arguments: Mapping[str, Any]) -> ComparisonReport:
-    """Compare what two paths and the options of the command mean."""
+    """Compare the parts of trees that two paths and the options of the command select."""
     places = find_tree_part(a), find_tree_part(b)
     arguments = dict(arguments)
     iterations: IterationSelection | None = arguments.pop("iterations")
@@ -300,7 +287,7 @@ def compare_paths(a: Path, b: Path, arguments: Mapping[str, Any]) -> ComparisonR
 
 
 def _open_dumps(places: Sequence[TreePart], arguments: dict[str, Any]) -> list[Dump]:
-    """Open the trees, each once; what `compare` does not choose by is taken out of `arguments`."""
+    """Open the trees, each once; removes from `arguments` the options that are applied here."""
     opened = {place.root: reader.open(place.root) for place in places}
     glob, pattern, job_id = (arguments.pop(name) for name in ("op", "op_regex", "job_id"))
     arguments["operator"] = glob or pattern
@@ -315,7 +302,7 @@ def _open_dumps(places: Sequence[TreePart], arguments: dict[str, Any]) -> list[D
 def _choose_number(
     name: str, side: str, of_path: int | None, arguments: Mapping[str, Any]
 ) -> int | None:
-    """Return the rank or iteration of a side; a path and an option may not contradict."""
+    """Return the rank or iteration of a side; UsageError where a path contradicts an option."""
     given: int | None = arguments[f"{name}_{side}"]
     common: int | IterationSelection | None = arguments[name]
     if of_path is None:
@@ -329,7 +316,7 @@ def _choose_number(
 
 
 def check_html_page(page: Path) -> None:
-    """Raise a usage error before the comparison when the page could not be written after it."""
+    """Raise UsageError, before the comparison, when the page could not be written after it."""
     try:
         import rankdump._analysis.compare.html_page  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
@@ -346,7 +333,7 @@ def print_report_json(report: ComparisonReport) -> None:
 
 
 def print_report(report: ComparisonReport, *, everything: bool, limit: int | None) -> None:
-    """Print a report for people: where it starts, counts, the rows asked for, what else is told."""
+    """Print a report: origins, counts, the selected rows, then remarks and notes."""
     most = (None if everything else _DEFAULT_ROWS) if limit is None else limit or None
     rows = select_excerpt(report, most, everything=everything)
     print_lines([*format_origins(report), "", *format_report_totals(report)])
@@ -368,7 +355,7 @@ def print_report(report: ComparisonReport, *, everything: bool, limit: int | Non
 def write_report_files(
     report: ComparisonReport, tables: Path | None, page: Path | None
 ) -> list[str]:
-    """Write the files that were asked for; return a sentence for each kind."""
+    """Write the tables and the page that were requested; return a sentence for each kind."""
     sentences: list[str] = []
     if tables is not None:
         steps = build_api_tables(report).items()

@@ -1,5 +1,5 @@
-"""Command `rankdump find-source`: operators that came from a line of the script, and where their
-tensors are.
+"""Command `rankdump find-source`: operators that came from a line of the script, with the files of
+their tensors.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _print_origins(
     if names:
         more = ", ..." * (len(names) > _MAX_NAMES_SHOWN)
         listed = ", ".join(names[:_MAX_NAMES_SHOWN]) + more
-        # Of another iteration, side or job it may have some.
+        # The operator may have files of another iteration, side or job.
         narrowed = query.iterations is not None or query.side is not None or job_id
         which = "a matching file" if narrowed else "a file"
         print_lines(["", f"{format_count(len(names), 'operator')} without {which}: {listed}"])

@@ -13,6 +13,7 @@ from rankdump import reader
 from rankdump._cli import plan_fit
 from rankdump._cli.options import TREE_PATH
 from rankdump._cli.output import print_lines
+from rankdump._config import config_file
 from rankdump._core.forecast import KEEP_FREE_RATIO, count_planned_iterations, forecast_dump
 
 
@@ -63,7 +64,7 @@ def forecast(
         raise click.UsageError("--config and --iterations cannot be combined")
     root = tree
     if config is not None:
-        plan = plan_fit.load_plan(config, os.environ)
+        plan, _ = config_file.load_config_plan(config, os.environ)
         iterations, root = (
             count_planned_iterations(plan.selection.iterations),
             Path(plan.output.root),

@@ -1,5 +1,5 @@
-"""Command `rankdump fsck`: check of a tree to the last byte, its repair, and the rebuild of an
-agent's ledger from it.
+"""Command `rankdump fsck`: check of every byte of a tree, its repair, and the rebuild of an agent's
+ledger from it.
 """
 
 from __future__ import annotations
@@ -66,50 +66,34 @@ def fsck(
         raise click.UsageError("--repair and --rebuild cannot be combined: repair first")
     if repair:
         tree_fsck.check_tree_unlocked(tree)
+    workers = jobs or min(len(os.sched_getaffinity(0)), _MAX_THREADS)
     with show_progress("checking") as report_progress:
-        report = tree_fsck.check_tree(
-            tree, workers=jobs or _count_threads(), report_progress=report_progress
-        )
+        report = tree_fsck.check_tree(tree, workers=workers, report_progress=report_progress)
     if repair:
         report = tree_fsck.repair_tree(tree, report)
     if as_json:
-        click.echo(json.dumps(_report_as_json(tree, report)))
+        clean = report.is_verifiable and not report.damages
+        click.echo(json.dumps({"tree": str(tree), "clean": clean, **asdict(report)}))
     else:
         print_lines(_format_report(tree, report))
-    # Who has a tree mended asks for that, not whether all of it could be checked.
+    # --repair succeeds when no damage is left, even if not everything could be checked.
     code = 1 if report.damages or not (report.is_verifiable or repair) else 0
     if rebuild and state_dir is not None:
         return max(code, _rebuild_ledger(tree, state_dir))
     return code
 
 
-def _count_threads() -> int:
-    return max(1, min(len(os.sched_getaffinity(0)), _MAX_THREADS))
-
-
-def _report_as_json(tree: Path, report: CheckReport) -> dict[str, object]:
-    return {"tree": str(tree), "clean": _is_clean(report), **asdict(report)}
-
-
-def _is_clean(report: CheckReport) -> bool:
-    return report.is_verifiable and not report.damages
-
-
 def _format_report(tree: Path, report: CheckReport) -> list[str]:
     lines = [f"removed: {damage.path}" for damage in report.mended]
     for kind in DamageKind:
         some = [damage for damage in report.damages if damage.kind is kind]
-        lines += map(_format_damage, some[:_MAX_LINES_SHOWN])
+        lines += (f"{kind.value}: {each.path}: {each.text}" for each in some[:_MAX_LINES_SHOWN])
         if some:
             more = len(some) - _MAX_LINES_SHOWN
             lines += [f"{kind.value}: {more:,} more, listed by --json"] if more > 0 else []
             lines.append(f"  {kind.value}: {DAMAGE_ADVICE[kind]}")
     lines += (*report.unchecked, *report.retired)
     return [*lines, _summarize_report(tree, report)]
-
-
-def _format_damage(damage: FileDamage) -> str:
-    return f"{damage.kind.value}: {damage.path}: {damage.text}"
 
 
 def _summarize_report(tree: Path, report: CheckReport) -> str:
@@ -132,5 +116,5 @@ def _rebuild_ledger(tree: Path, state_dir: Path) -> int:
     """Run `rankdumpd rebuild`, which writes the ledger; return its exit code."""
     command = [sys.executable, "-m", "rankdumpd", "rebuild", str(tree.absolute())]
     command += ["--state-dir", str(state_dir.absolute())]
-    # `-m` looks for modules in the current folder first. What it says is no part of our JSON.
+    # `-m` looks for modules in the current folder first. Its output must not mix with our JSON.
     return subprocess.run(command, cwd="/", stdout=sys.stderr.fileno(), check=False).returncode

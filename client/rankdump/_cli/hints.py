@@ -1,4 +1,4 @@
-"""Command `rankdump hints`: how near each process group comes to its timeout, and what to set."""
+"""Command `rankdump hints`: use of each process group's timeout, and the settings to change."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def hints(tree: Path | None, job_id: str | None, coordinator: str | None, as_jso
 def _read_hints(tree: Path | None, coordinator: str | None, job_id: str) -> tuple[TimeoutHint, ...]:
     if tree is not None:
         return reader.read_hints(tree, job_id)
-    # With gRPC, which takes longer to load than a tree to answer.
+    # Imported on use: loading gRPC takes longer than reading a tree.
     from rankdump._cli.daemon_client import fetch_timeout_hints
 
     address = resolve_coordinator_address(coordinator)

@@ -1,5 +1,5 @@
-"""Command `rankdump ingest`: takeover of a dump that MindSpore or CANN wrote by itself. A process
-of `rankdumpd` does the work; this one forwards signals and shows the progress.
+"""Command `rankdump ingest`: import of a dump that MindSpore or CANN wrote without rankdump. A
+process of `rankdumpd` does the work; this one forwards signals and shows the progress.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rankdump._codec.file_codec import CODECS
 from rankdump._core.units import format_bytes
 
 _PROGRESS_DELAY_S = 1.0
-"""A bar is shown for what takes longer."""
+"""Shorter imports show no bar."""
 
 
 @click.command()
@@ -71,14 +71,14 @@ def ingest(
     Damaged and half-written files are reported and left where they are; the exit code is then 1.
     After an interruption, the same command continues the work.
     """
-    # Absolute: the process has a folder of its own.
+    # Absolute: the child process has another working folder.
     command = [sys.executable, "-m", "rankdumpd", "ingest", str(source.absolute())]
     command += ["--into", str(into.absolute()), "--codec", codec, "--progress", "--until-eof"]
     command += ["--follow"] * follow + ["--delete-source"] * delete_source
     command += [] if until_idle is None else ["--until-idle", str(until_idle)]
     with _run_process(command) as process:
         assert process.stdout is not None
-        last = _show_progress(map(_parse_message, process.stdout))
+        last = _show_progress(map(json.loads, process.stdout))
         code = process.wait()
     if last is not None:
         _print_summary(into, last, as_json=as_json)
@@ -88,12 +88,12 @@ def ingest(
 @contextmanager
 def _run_process(command: list[str]) -> Generator[subprocess.Popen[bytes], None, None]:
     """Run a process that receives our signals and does not outlive this one."""
-    # A session of its own keeps the terminal's Ctrl-C from it: it would get that one twice. `-m`
+    # In a session of its own it does not get the terminal's Ctrl-C, which is forwarded below. `-m`
     # looks for modules in the current folder first.
     process = subprocess.Popen(
         command,
         cwd="/",
-        stdin=subprocess.PIPE,  # it breaks when this process ends, however it ends
+        stdin=subprocess.PIPE,  # closed when this process ends, however it ends
         stdout=subprocess.PIPE,
         start_new_session=True,
     )
@@ -111,10 +111,6 @@ def _run_process(command: list[str]) -> Generator[subprocess.Popen[bytes], None,
         for pipe in (process.stdin, process.stdout):
             if pipe:
                 pipe.close()
-
-
-def _parse_message(line: bytes) -> Mapping[str, Any]:
-    return json.loads(line)
 
 
 class _IngestProgress:
@@ -143,7 +139,7 @@ class _IngestProgress:
             self._shown = True
         done = counts["files"] + counts["skipped"] + counts["failed"]
         description = f"{format_count(done, 'file')}, {format_bytes(counts['bytes_in'])}"
-        total = counts["found"] or None  # nobody knows, of a job that goes on
+        total = counts["found"] or None  # unknown while the job runs
         self._bar.update(self._task, description=description, completed=done, total=total)
 
     def close(self) -> None:
@@ -153,7 +149,7 @@ class _IngestProgress:
 
 
 def _show_progress(lines: Iterator[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Show the progress; return the last message, None when there was none."""
+    """Show the progress; return the last message, None when the process sent none."""
     screen = _IngestProgress()
     try:
         for line in lines:

@@ -1,5 +1,5 @@
 """Status of a job beyond its ranks: iterations, agents, merge, timeout hints and findings, and the
-limits of disks, jobs and memory with what is used of them. Pure: no terminal, no daemon.
+use and limits of disks, jobs and memory. Pure: no terminal, no daemon.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ _AGENT_COLUMNS = (
 
 
 def format_job_status(view: StatusView, *, width: int) -> list[str]:
-    """Return the lines below the table of ranks; none for a view that no coordinator gave."""
+    """Return the lines below the table of ranks; none for a view that is not a coordinator's."""
     if not (view.merges or view.agents):
         return []
+    tables = format_job_tables(view, width=width)
     found = (format_timeout_hints(view.hints), format_findings(view.order_findings))
-    return [*format_job_tables(view, width=width), *_separate_parts(found)]
+    return [*tables, *_separate_parts(found)]
 
 
 def format_job_tables(view: StatusView, *, width: int) -> list[str]:
-    """Return how iterations, agents and the merge stand."""
+    """Return the tables of iterations and agents, and the progress of the merge."""
     if not (view.merges or view.agents):
         return []
     parts = (
@@ -58,7 +59,7 @@ def format_job_tables(view: StatusView, *, width: int) -> list[str]:
 
 
 def format_job_findings(view: StatusView) -> list[str]:
-    """Return what asks for something, and what the merge found."""
+    """Return the timeout hints and the findings of the merge."""
     return [*format_timeout_hints(view.hints), *format_findings(view.order_findings)]
 
 
@@ -68,7 +69,7 @@ def _separate_parts(parts: Iterable[list[str]]) -> Iterator[str]:
 
 
 def format_merge_status(merge: MergeStatus, *, named: bool) -> str:
-    """Return how far the merged order is."""
+    """Return the progress of the merged order."""
     done = format_count(merge.published_iterations, "iteration")
     text = f"order: {done} published ({format_count(merge.published_events, 'event')})"
     if merge.pending_iterations:
@@ -81,7 +82,7 @@ def format_merge_status(merge: MergeStatus, *, named: bool) -> str:
 
 
 def format_timeout_hints(hints: Iterable[TimeoutHint]) -> list[str]:
-    """Return the hints that ask for something; the widest wait when none does."""
+    """Return the hints that call for action, or else the widest wait."""
     hints = tuple(hints)
     urgent = format_urgent_hints(hints)
     known = [hint for hint in hints if hint.limit is not None]
@@ -97,17 +98,20 @@ def format_timeout_hints(hints: Iterable[TimeoutHint]) -> list[str]:
 
 
 def format_urgent_hints(hints: Iterable[TimeoutHint]) -> list[str]:
-    """Return the hints that ask for something, with the lines to set."""
+    """Return the hints that call for action, with the settings to change."""
     return [
         line
         for hint in hints
         if hint.level is not HintLevel.OK
-        for line in (f"timeout {hint.level.value}: {hint.reason}", *_format_settings(hint.settings))
+        for line in (
+            f"timeout {hint.level.value}: {hint.reason}",
+            *(f"  set: {setting}" for setting in hint.settings),
+        )
     ]
 
 
 def format_findings(findings: tuple[Finding, ...], *, where: str = "") -> list[str]:
-    """Return what the merge found, the first of many; `where` is the tree that has the others."""
+    """Return the first findings of the merge; `where` is the tree that has the others."""
     shown = [f"{finding.kind.value}: {finding.text}" for finding in findings[:_MAX_FINDINGS_SHOWN]]
     more = len(findings) - len(shown)
     if more > 0:
@@ -147,7 +151,7 @@ def _iteration_row(iteration: int, ranks: int, parts: list[IterationStatus]) -> 
 
 
 def _agent_table(agents: tuple[AgentStatus, ...], width: int) -> list[str]:
-    # Those that people should look at come first.
+    # Agents that need attention come first.
     ordered = sorted(agents, key=lambda a: (a.connected, -a.lost_events, -a.heard_s, a.host))
     rows = [_agent_row(agent) for agent in ordered[:_MAX_AGENTS_SHOWN]]
     more = len(agents) - len(rows)
@@ -173,12 +177,8 @@ def _agent_row(agent: AgentStatus) -> list[str]:
     ]
 
 
-def _format_settings(settings: Iterable[str]) -> list[str]:
-    return [f"  set: {line}" for line in settings]
-
-
 def format_resource_usage(view: StatusView) -> list[str]:
-    """Return what is under way, and what room each disk, job and the memory have left."""
+    """Return the queue, and the use and limits of memory, disks, ledger and jobs."""
     load = view.load
     queued = (
         f"queued: {format_count(load.queued_records, 'tensor')}, {format_bytes(load.queued_bytes)}"
@@ -219,7 +219,7 @@ def _format_share(used: int, limit: int) -> str:
 
 
 def _format_jobs(view: StatusView) -> Iterator[str]:
-    # One job without a limit takes what its table says already.
+    # The table of ranks already shows the size of a single job without a limit.
     several = len(view.usage) > 1
     for job in view.usage:
         if several or job.limit_bytes or job.pinned or job.retired_iterations:

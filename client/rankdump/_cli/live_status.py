@@ -1,8 +1,8 @@
-"""Screen of `rankdump status --watch`: how every rank stands, refreshed every second. Imported on
-use, because `rich.live` takes long to import.
+"""Screen of `rankdump status --watch`: the status of every rank, refreshed every second. Imported
+on use, because `rich.live` takes long to import.
 
-Findings stand whole on every screen that has room for them; everything else gives way to them:
-first jobs that have ended, then ranks, then the tables of iterations and agents.
+Findings are shown in full where the screen is high enough for them. Everything else is shortened
+to fit: first jobs that have ended, then ranks, then the tables of iterations and agents.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from rich.text import Text
 from rankdump._cli.job_status import format_job_findings, format_job_tables, format_resource_usage
 from rankdump._cli.rank_status import (
     MAX_RANKS_SHOWN,
-    explain_empty_view,
     find_ended_jobs,
     format_status_sentences,
     format_status_table,
@@ -31,7 +30,7 @@ from rankdump.errors import RankdumpError
 _REFRESH_S = 1.0
 _MIN_RANKS_SHOWN = 4
 _HEADING_LINES = 5
-"""Lines of a job beside its ranks: a blank, its name, titles, the mark of a cut and the sum."""
+"""Lines of a job besides its ranks: a blank, its name, titles, the mark of a cut and the sum."""
 
 
 def watch_status(look: Callable[[], StatusView]) -> int:
@@ -54,11 +53,8 @@ def watch_status(look: Callable[[], StatusView]) -> int:
 
 
 def format_screen(view: StatusView, now: str, *, width: int, height: int) -> list[str]:
-    """Return the lines of one screen, at most as many as it has."""
-    nobody = [] if view.sessions or view.iterations else [explain_empty_view(view)]
-    found = _fold_lines(
-        [*nobody, *format_status_sentences(view), *format_job_findings(view)], width
-    )
+    """Return the lines of one screen, at most `height`."""
+    found = _fold_lines([*format_status_sentences(view), *format_job_findings(view)], width)
     room = height - 1 - len(found)
     if room < 0:
         shown = found[: height - 2]
@@ -68,7 +64,7 @@ def format_screen(view: StatusView, now: str, *, width: int, height: int) -> lis
 
 
 def _fit_lines(view: StatusView, room: int, width: int) -> list[str]:
-    """Return the screen without the findings: the fullest form that fits, else its head."""
+    """Return the lines above the findings in the most detailed form that fits, or cut."""
     ranks = tally_ranks(view)
     jobs = {tally.job_id for tally in ranks}
     over = find_ended_jobs(ranks)
@@ -97,7 +93,7 @@ def _fit_lines(view: StatusView, room: int, width: int) -> list[str]:
 
 
 def _max_ranks_of_job(room: int, jobs: Collection[str], over: Collection[str]) -> int:
-    """Return how many ranks of each job that is not over there is room for."""
+    """Return how many ranks of each running job fit."""
     going = len(jobs) - len(over)
     return (room - len(over)) // going - _HEADING_LINES if going else MAX_RANKS_SHOWN
 

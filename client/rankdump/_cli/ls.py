@@ -17,6 +17,7 @@ from rankdump._cli.tree_contents import (
     ListedTensor,
     count_same_contents,
     describe_entries,
+    describe_key,
     explain_no_match,
     format_overview,
     format_tensors,
@@ -129,23 +130,15 @@ def _listing_as_json(tree: Tree, rows: list[ListedTensor], count: int) -> dict[s
 
 
 def _row_as_json(row: ListedTensor) -> dict[str, object]:
-    entry, key, record = row.entry, row.entry.key, row.entry.record
+    entry, record = row.entry, row.entry.record
     return {
         "path": entry.relative,
         "member": entry.member,
-        "rank": key.rank,
-        "net_name": key.net_name,
-        "graph": key.graph,
-        "iteration": None if key.constant else key.iteration,
-        "timestamp_us": key.timestamp_us,
-        "op_type": entry.op_type,
-        "op_name": entry.op_name,
-        "side": key.side.value,
-        "slot": key.slot,
-        "argument": record.argument if record else key.argument,
+        **describe_key(entry),
+        "argument": record.argument if record else entry.key.argument,
         "dtype": row.facts.dtype if row.facts else None,
         "shape": row.facts.shape if row.facts else None,
-        "format": (row.facts.tensor_format if row.facts else "") or key.tensor_format,
+        "format": (row.facts.tensor_format if row.facts else "") or entry.key.tensor_format,
         "bytes_in": row.facts.bytes_in if row.facts else None,
         "file_bytes": entry.stored_bytes,
         "codec": entry.codec,

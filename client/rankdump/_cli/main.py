@@ -1,5 +1,5 @@
-"""Entry point of `rankdump`. Imports the commands only when it is called, and says in one line what
-is missing when the extra `cli` is not installed.
+"""Entry point of `rankdump`. Imports the commands only when it is called, and prints one line with
+the missing module when the extra `cli` is not installed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _EXTRA_MODULES = ("click", "rich")
 def main() -> None:
     """Run the command line and end the process with its code."""
     for stream in (sys.stdout, sys.stderr):
-        # A tree may hold names that are not text, or that the terminal cannot show.
+        # A tree may contain names that are not valid text or that the terminal cannot show.
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
     try:

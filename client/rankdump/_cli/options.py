@@ -27,7 +27,7 @@ _GLOB_BRACKETS = re.compile(r"\[!?\]?[^\]]*\]")
 DEFAULT_COORDINATOR = "127.0.0.1:7421"
 """Address of the coordinator unless RANKDUMP_COORDINATOR is set."""
 TREE_PATH = click.Path(exists=True, file_okay=False, path_type=Path)
-"""A dump tree: the folder that holds `rank_0`, a time or a device and its like."""
+"""A dump tree: the folder that contains the folders of ranks, times or devices."""
 
 FILTER_HINT = "--rank, --graph, --iteration, --op, --op-regex, --job, --side select"
 
@@ -35,9 +35,9 @@ FILTER_HINT = "--rank, --graph, --iteration, --op, --op-regex, --job, --side sel
 def parse_iterations_option(
     context: click.Context, parameter: click.Parameter, text: str | None
 ) -> IterationSelection | None:
-    """Return the iterations an option means; a usage error says what is allowed.
+    """Return the iterations of an option; BadParameter for text that is not allowed.
 
-    A configuration may hold segments that match nothing; who types one made a mistake.
+    Segments that match nothing are rejected here, although a configuration may have them.
     """
     if text is None:
         return None
@@ -57,7 +57,7 @@ def parse_iterations_option(
 def parse_glob_option(
     context: click.Context, parameter: click.Parameter, text: str | None
 ) -> str | None:
-    """Return the glob an option means; a usage error says where it has an open bracket."""
+    """Return the glob of an option; BadParameter for an open bracket."""
     if text is not None and "[" in _GLOB_BRACKETS.sub("", text):
         raise click.BadParameter(
             f"{text!r} is not a glob: a [ has no ] after it; "
@@ -71,7 +71,7 @@ def parse_glob_option(
 def parse_pattern_option(
     context: click.Context, parameter: click.Parameter, text: str | None
 ) -> re.Pattern[str] | None:
-    """Return the expression an option means; a usage error says where it is wrong."""
+    """Return the expression of an option; BadParameter where it is not valid."""
     try:
         return None if text is None else re.compile(text)
     except re.error as error:
@@ -111,14 +111,14 @@ _SELECTION_OPTIONS: Mapping[str, Callable[[Callable[..., int]], Callable[..., in
 
 
 def add_selection_options(command: Callable[..., int], *, without: str = "") -> Callable[..., int]:
-    """Give a command the options that select tensors, or all of them but one."""
+    """Add the options that select tensors to a command, all of them or all but one."""
     for name, option in reversed(tuple(_SELECTION_OPTIONS.items())):
         command = command if name == without else option(command)
     return command
 
 
 def add_query_options(command: Callable[..., int], *, without: str = "") -> Callable[..., int]:
-    """Give a command those options; it gets them as one `query`, and the job as `job_id`."""
+    """Add these options to a command, which receives them as `query` and `job_id`."""
 
     @wraps(command)
     def with_query(
@@ -145,23 +145,23 @@ def add_query_options(command: Callable[..., int], *, without: str = "") -> Call
 
 
 def add_operator_query_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Give a command the options that make sense where operators have no sides."""
+    """Add the options that apply to operators, which have no sides, to a command."""
     return add_query_options(command, without="side")
 
 
 def resolve_agent_address(given: str | None) -> str:
-    """Return the agent's address: the option's, else the environment's, else the usual one."""
+    """Return the agent's address: from the option, the environment or the default."""
     return given or os.environ.get("RANKDUMP_AGENT") or DEFAULT_AGENT_ADDRESS
 
 
 def resolve_coordinator_address(given: str | None) -> str:
-    """Return the coordinator's address: the option's, the environment's or the usual one."""
+    """Return the coordinator's address: from the option, the environment or the default."""
     return given or os.environ.get("RANKDUMP_COORDINATOR") or DEFAULT_COORDINATOR
 
 
 def load_credentials() -> TlsCredentials:
     """Return the certificates that the environment names; none are needed on this host."""
-    # Only who asks a daemon needs gRPC, which takes longer to load than most commands to answer.
+    # Imported on use: loading gRPC takes longer than most commands.
     from rankdump._wire.channel import read_credentials
 
     return read_credentials(os.environ)

@@ -1,11 +1,11 @@
-"""Command `rankdump order`: the order in which all ranks together executed, and what the merge
-found odd about it.
+"""Command `rankdump order`: the merged execution order of all ranks, and the findings of the
+merge.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -65,48 +65,37 @@ def order(
     """
     if tree and coordinator:
         raise click.UsageError("TREE and --coordinator cannot be combined")
-    selection = _OrderQuery(query)
     source = (
-        _read_tree_order(tree, job_id, selection, findings_only)
+        _read_tree_order(tree, job_id, query)
         if tree
-        else _fetch_coordinator_order(coordinator, job_id, selection, findings_only)
+        else _fetch_coordinator_order(coordinator, job_id, query)
     )
+    entries = () if findings_only else (e for e in source.entries if _matches_entry(query, e))
+    found = [finding for finding in source.findings if _matches_finding(query, finding)]
     if as_json:
-        _print_json(source, selection, limit)
+        _print_json(islice(entries, limit or None), found)
     else:
         if not findings_only:
-            _print_entries(source.entries, _DEFAULT_LINES if limit is None else limit)
-        found = [
-            _format_finding(finding)
-            for finding in source.findings
-            if selection.matches_finding(finding)
-        ]
-        print_lines(found or ["the merge has no findings"])
+            _print_entries(iter(entries), _DEFAULT_LINES if limit is None else limit)
+        print_lines(map(_format_finding, found) if found else ["the merge has no findings"])
         print_lines(source.notes)
-    return int(findings_only and any(map(selection.matches_finding, source.findings)))
+    return int(findings_only and bool(found))
 
 
-@dataclass(frozen=True, slots=True)
-class _OrderQuery:
-    """Selection of entries and findings."""
+def _matches_entry(query: Query, entry: OrderEntry) -> bool:
+    ranks = (*entry.ranks, *entry.missing)
+    return any(
+        query.keeps_place(rank, entry.graph, entry.iteration) for rank in ranks
+    ) and query.keeps_operator(_operator_type(entry.name), entry.name)
 
-    query: Query
 
-    def matches_entry(self, entry: OrderEntry) -> bool:
-        query = self.query
-        ranks = (*entry.ranks, *entry.missing)
-        return any(
-            query.keeps_place(rank, entry.graph, entry.iteration) for rank in ranks
-        ) and query.keeps_operator(_operator_type(entry.name), entry.name)
-
-    def matches_finding(self, finding: Finding) -> bool:
-        query = self.query
-        in_time = query.iterations is None or finding.iteration in query.iterations
-        about_rank = query.rank is None or not finding.ranks or query.rank in finding.ranks
-        about_operator = not finding.name or query.keeps_operator(
-            _operator_type(finding.name), finding.name
-        )
-        return in_time and about_rank and about_operator
+def _matches_finding(query: Query, finding: Finding) -> bool:
+    in_time = query.iterations is None or finding.iteration in query.iterations
+    about_rank = query.rank is None or not finding.ranks or query.rank in finding.ranks
+    about_operator = not finding.name or query.keeps_operator(
+        _operator_type(finding.name), finding.name
+    )
+    return in_time and about_rank and about_operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,29 +105,21 @@ class _OrderSource:
     notes: tuple[str, ...] = ()
 
 
-def _read_tree_order(
-    tree: Path, job_id: str, selection: _OrderQuery, findings_only: bool
-) -> _OrderSource:
+def _read_tree_order(tree: Path, job_id: str, query: Query) -> _OrderSource:
     published = reader.read_order(tree, job_id=job_id)
-    entries = published.entries(graph=selection.query.graph, iterations=selection.query.iterations)
+    entries = published.entries(graph=query.graph, iterations=query.iterations)
     others = ", ".join(published.others)
     notes = (f"orders of other jobs are in {others}: --job ID selects one",) if others else ()
-    kept = iter(()) if findings_only else filter(selection.matches_entry, entries)
-    return _OrderSource(kept, published.findings, notes)
+    return _OrderSource(entries, published.findings, notes)
 
 
-def _fetch_coordinator_order(
-    coordinator: str | None, job_id: str, selection: _OrderQuery, findings_only: bool
-) -> _OrderSource:
-    # With gRPC, which takes longer to load than a tree to answer.
+def _fetch_coordinator_order(coordinator: str | None, job_id: str, query: Query) -> _OrderSource:
+    # Imported on use: loading gRPC takes longer than reading a tree.
     from rankdump._cli.daemon_client import fetch_order, fetch_order_findings
 
     address = resolve_coordinator_address(coordinator)
     findings = fetch_order_findings(address, job_id=job_id)
-    entries = fetch_order(address, job_id=job_id, graph=selection.query.graph)
-    return _OrderSource(
-        iter(()) if findings_only else filter(selection.matches_entry, entries), findings
-    )
+    return _OrderSource(fetch_order(address, job_id=job_id, graph=query.graph), findings)
 
 
 def _print_entries(entries: Iterator[OrderEntry], limit: int) -> None:
@@ -149,23 +130,21 @@ def _print_entries(entries: Iterator[OrderEntry], limit: int) -> None:
     print_lines(
         ["... more lines: --limit 0 shows all, --iteration, --op and --rank select"] if cut else []
     )
-    # The coordinator counts what each rank did; here a collective of all ranks is one line.
+    # The coordinator counts events of ranks; here a collective of all ranks is one line.
     events = format_count(sum(len(entry.ranks) for entry in shown), "event")
     collectives = format_count(sum(entry.kind.is_collective for entry in shown), "line")
     of = f"{'first ' if cut else ''}{format_count(len(shown), 'line')} for {events} of the ranks"
     print_lines(["", f"{of}, {collectives} of collectives; --json has the full scope names"])
 
 
-def _print_json(source: _OrderSource, selection: _OrderQuery, limit: int | None) -> None:
-    """Print an entry a line, as they come: an order may be larger than memory."""
+def _print_json(entries: Iterable[OrderEntry], found: Iterable[Finding]) -> None:
+    """Print one entry per line while reading: an order may be larger than memory."""
     click.echo('{"entries": [', nl=False)
     before = "\n "
-    for entry in islice(source.entries, limit or None):
+    for entry in entries:
         click.echo(before + json.dumps(asdict(entry) | {"kind": entry.kind.name.lower()}), nl=False)
         before = ",\n "
-    findings = [
-        asdict(f) | {"kind": f.kind.value} for f in source.findings if selection.matches_finding(f)
-    ]
+    findings = [asdict(finding) | {"kind": finding.kind.value} for finding in found]
     click.echo(f'\n], "findings": {json.dumps(findings, indent=1)}}}')
 
 
@@ -175,7 +154,7 @@ def _format_finding(finding: Finding) -> str:
 
 
 def format_entries(entries: list[OrderEntry], *, width: int) -> list[str]:
-    """Return the entries as a table; times are milliseconds from the first one's start."""
+    """Return the entries as a table, with times in milliseconds since the first start."""
     first_us = min(entry.start_us for entry in entries)
     rows = [
         [
@@ -192,7 +171,7 @@ def format_entries(entries: list[OrderEntry], *, width: int) -> list[str]:
 
 
 def _operator_type(op_name: str) -> str:
-    """Return the type of an operator, which its name ends in: `Linear` of `.../Linear-op0`."""
+    """Return the type at the end of an operator's name: `Linear` of `.../Linear-op0`."""
     return op_name.rpartition("/")[2].rpartition("-op")[0]
 
 

@@ -1,5 +1,5 @@
-"""Printed output: sentences and tables with aligned columns that read well on a terminal and in a
-pipe. The only module that asks how wide the terminal is.
+"""Printed output: sentences and tables with aligned columns, for terminals and pipes. The only
+module that measures the width of the terminal.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ _MIN_LINE_WIDTH = 60
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """One column."""
+    """One column of a table."""
 
     title: str
     is_right_aligned: bool = False
-    """Aligned right, as numbers are."""
     is_flexible: bool = False
-    """Shortened in the middle of its texts when the row is too wide."""
+    """Texts are shortened in the middle when the row is too wide."""
 
 
 def format_table(
     columns: Sequence[TableColumn], rows: Sequence[Sequence[str]], *, width: int
 ) -> list[str]:
-    """Return a title line and one line per row, within the width as far as flexible columns go."""
+    """Return a title line and one line per row; flexible columns shrink to fit the width."""
     widths = _column_widths(columns, rows, width)
     titles = [column.title for column in columns]
     gap = _COLUMN_GAP if sum(widths) + _COLUMN_GAP * (len(columns) - 1) <= width else 1
@@ -44,7 +43,7 @@ def format_table(
 
 
 def number_columns(*titles: str) -> tuple[TableColumn, ...]:
-    """Return columns of numbers."""
+    """Return right-aligned columns, for numbers."""
     return tuple(TableColumn(title, is_right_aligned=True) for title in titles)
 
 
@@ -79,14 +78,14 @@ def _format_row(
 
 
 def measure_width(*, err: bool = False) -> int:
-    """Return the cells of a line: the terminal's, or 100 in a pipe; COLUMNS overrides both."""
+    """Return the width of the terminal, or 100 in a pipe; COLUMNS overrides both."""
     if not _is_terminal(err) and "COLUMNS" not in os.environ:
         return _DEFAULT_WIDTH
     return max(_MIN_LINE_WIDTH, shutil.get_terminal_size((_DEFAULT_WIDTH, 24)).columns)
 
 
 def print_lines(sentences: Iterable[str], *, err: bool = False) -> None:
-    """Print sentences: folded between words on a terminal, one a line in a pipe."""
+    """Print sentences: wrapped between words on a terminal, one per line in a pipe."""
     width = measure_width(err=err) if _is_terminal(err) else None
     for sentence in sentences:
         for line in wrap_text(sentence, width):
@@ -94,7 +93,7 @@ def print_lines(sentences: Iterable[str], *, err: bool = False) -> None:
 
 
 def print_table(lines: list[str], *, err: bool = False) -> None:
-    """Print a table; its titles stand out on a terminal."""
+    """Print a table, with bold titles on a terminal."""
     for number, line in enumerate(lines):
         click.echo(click.style(line, bold=True) if number == 0 else line, err=err)
 

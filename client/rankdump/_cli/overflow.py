@@ -1,4 +1,4 @@
-"""Command `rankdump overflow`: operators that overflowed, on which unit, and how."""
+"""Command `rankdump overflow`: operators that overflowed, with the unit and the status."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def overflow(path: Path, target: Path | None, as_json: bool) -> int:
 
 
 def _write_records(found: OverflowSearch, root: Path, target: Path) -> int:
-    """Write what is not JSON already, in folders as it was found; return how many files."""
+    """Write the binary records as JSON, in the folders of the source; return the file count."""
     binary = [record for record in found.records if not record.from_json]
     for record in binary:
         name = f"{record.path.name.removesuffix('.zst')}.output.{record.slot}.json"
@@ -114,13 +114,13 @@ def _record_rows(record: OverflowRecord) -> Iterator[list[str]]:
 
 
 def _format_status(section: OverflowSection) -> str:
-    """Return the status; of several words up to the last that says something."""
+    """Return the status words, without zeros at the end."""
     last = max(at for at, word in enumerate(section.status) if word)
     return ",".join(hex(word) for word in section.status[: last + 1])
 
 
 def _status_meanings(found: OverflowSearch) -> list[str]:
-    """Return the meaning of the bits of each status, once."""
+    """Return one sentence for each different status with the meaning of its bits."""
     sections = [hit.section for record in found.records for hit in record.hits]
     return list(dict.fromkeys(f"{_format_status(s)}: {', '.join(s.meaning)}" for s in sections))
 

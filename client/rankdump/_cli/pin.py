@@ -27,7 +27,7 @@ def pin(job_id: str, agent: str | None, as_json: bool) -> int:
 
 
 def set_pinned(job_id: str, agent: str | None, *, pinned: bool, as_json: bool) -> int:
-    """Pin or unpin a job, and print what the agent has of it."""
+    """Pin or unpin a job, and print the size of its dump on the agent."""
     if not job_id:
         raise click.UsageError("JOB is empty")
     address = resolve_agent_address(agent)

@@ -1,17 +1,15 @@
-"""Answer to whether a plan fits on its disk, from what a dump took before, for `rankdump forecast`
-and `rankdump run --require-fit`.
+"""Estimate from an earlier dump whether a plan fits on its disk, for `rankdump forecast` and
+`rankdump run --require-fit`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
 from rankdump import reader
 from rankdump._cli.text_format import format_count
-from rankdump._config import config_file
 from rankdump._core.forecast import (
     KEEP_FREE_RATIO,
     DumpForecast,
@@ -23,17 +21,11 @@ from rankdump._core.units import format_bytes, format_duration
 from rankdump.errors import CorruptedError
 
 
-def load_plan(config: Path, environ: Mapping[str, str]) -> DumpPlan:
-    """Return what a configuration asks for; ConfigError says where it is wrong."""
-    plan, _ = config_file.load_config_plan(config, environ)
-    return plan
-
-
 def check_plan_fit(plan: DumpPlan, observed: Path | None) -> str:
-    """Return why a plan does not fit on the disk of its tree; empty when it does.
+    """Return the reason why a plan does not fit on the disk of its tree; empty when it fits.
 
-    By what a dump took before, in the tree of the plan unless another is named. A usage error
-    where there is none: nothing is known then.
+    Estimates from the earlier dump in `observed`, by default in the tree of the plan; UsageError
+    where there is none.
     """
     root = Path(plan.output.root)
     tree = root if observed is None else observed
@@ -50,7 +42,7 @@ def check_plan_fit(plan: DumpPlan, observed: Path | None) -> str:
 
 
 def summarize_forecast(found: DumpForecast) -> str:
-    """Return what is needed, what there is, and how many iterations fit, in one line."""
+    """Return one sentence: the need, the usable space and the number of iterations that fit."""
     needed = f"{format_bytes(found.disk_bytes)} in {format_count(found.files, 'file')} are needed"
     if found.iterations is None:
         needed += " for each iteration"
@@ -62,7 +54,7 @@ def summarize_forecast(found: DumpForecast) -> str:
 
 
 def format_forecast(found: DumpForecast, *, ranks: int, seen: int) -> list[str]:
-    """Return what a forecast says, one thing a line."""
+    """Return the lines of a forecast."""
     every = (
         "one iteration" if found.iterations is None else format_count(found.iterations, "iteration")
     )

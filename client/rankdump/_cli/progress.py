@@ -1,5 +1,5 @@
-"""Progress bar on a terminal, for work that takes longer than a moment. A module of its own,
-because `rich.progress` takes long to import.
+"""Progress bar on a terminal for work that takes more than a second. A separate module, because
+`rich.progress` takes long to import.
 """
 
 from __future__ import annotations

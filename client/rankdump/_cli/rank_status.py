@@ -1,5 +1,5 @@
 """Status of a job rank by rank: sums over iterations, the tables that `status` and `run` show, and
-sentences that say what went wrong and why. Pure: no terminal, no daemon.
+sentences about problems and their causes. Pure: no terminal, no daemon.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class RankTally:
 
     @property
     def iterations_seen(self) -> int:
-        """Iterations the rank ran, as far as anybody said so."""
+        """Iterations that the rank is known to have run."""
         reported = sum(session.iterations_seen for session in self.sessions)
         return max(reported, len({i.iteration for i in self.iterations}))
 
     @property
     def iterations_complete(self) -> int:
-        """Iterations whose every tensor is accounted for."""
+        """Iterations that are complete."""
         return sum(iteration.complete for iteration in self.iterations)
 
     @property
@@ -73,7 +73,7 @@ class IterationTotals:
     bytes_in: int
     bytes_stored: int
     bytes_compared: int
-    """Of the bytes stored, those whose size before is known."""
+    """Bytes stored of iterations whose size before compression is known."""
 
     @property
     def kept(self) -> int:
@@ -82,7 +82,7 @@ class IterationTotals:
 
 
 def tally_ranks(view: StatusView) -> tuple[RankTally, ...]:
-    """Return one tally per job and rank, in that order."""
+    """Return one tally per job and rank, sorted by both."""
     places = {(s.job_id, s.rank) for s in view.sessions}
     places |= {(i.job_id, i.rank) for i in view.iterations}
     sessions: dict[tuple[str, int], list[SessionStatus]] = {place: [] for place in places}
@@ -98,17 +98,17 @@ def tally_ranks(view: StatusView) -> tuple[RankTally, ...]:
 
 
 def find_ended_jobs(ranks: Iterable[RankTally]) -> set[str]:
-    """Return the jobs of which no rank has an open session."""
+    """Return the jobs without an open session."""
     ranks = tuple(ranks)
     going = {tally.job_id for tally in ranks if tally.state == SessionState.OPEN.value}
     return {tally.job_id for tally in ranks} - going
 
 
 def sum_iterations(iterations: Iterable[IterationStatus]) -> IterationTotals:
-    """Return the sums."""
+    """Return the sums over iterations."""
     held = tuple(iterations)
     return IterationTotals(
-        # How many an open iteration expects is known only where it ends.
+        # The expected count of an open iteration is known only at its end.
         expected=sum(i.expected if i.complete else i.accounted_tensors for i in held),
         stored=sum(i.stored for i in held),
         linked=sum(i.linked for i in held),
@@ -120,18 +120,19 @@ def sum_iterations(iterations: Iterable[IterationStatus]) -> IterationTotals:
     )
 
 
-def explain_empty_view(view: StatusView) -> str:
-    """Return one sentence for a view without ranks; only a tree has a root then."""
-    if view.roots:
-        return (
+def _explain_empty_view(view: StatusView) -> list[str]:
+    if view.sessions or view.iterations:
+        return []
+    if view.roots:  # only the view of a tree has a root without ranks
+        return [
             "the tree has no manifest and no iteration with tensors: rankdump ls lists "
             "what it contains"
-        )
-    return "no rank has opened a session"
+        ]
+    return ["no rank has opened a session"]
 
 
 def format_status_sentences(view: StatusView) -> tuple[str, ...]:
-    """Return what a person should know beyond the numbers; equal sentences share their ranks."""
+    """Return sentences about problems; ranks with the same problem share one."""
     by_text: dict[str, list[int]] = {}
     for tally in tally_ranks(view):
         for text in _rank_sentences(tally):
@@ -140,7 +141,8 @@ def format_status_sentences(view: StatusView) -> tuple[str, ...]:
         f"{'rank' if len(set(ranks)) == 1 else 'ranks'} {ranges(ranks)}: {text}"
         for text, ranks in by_text.items()
     ]
-    return (*own, *(finding for finding in view.findings if finding not in own))
+    others = (finding for finding in view.findings if finding not in own)
+    return (*_explain_empty_view(view), *own, *others)
 
 
 def _rank_sentences(tally: RankTally) -> list[str]:
@@ -171,9 +173,9 @@ _RowFormatter: TypeAlias = Callable[[str, str, tuple[RankTally, ...]], list[str]
 def format_status_table(
     view: StatusView, *, width: int, most: int = MAX_RANKS_SHOWN, folded: Collection[str] = ()
 ) -> list[str]:
-    """Return the ranks with their full balance, job after job; at most so many of each.
+    """Return a table of ranks with their balances for each job, with at most `most` ranks.
 
-    Jobs that are folded have one line each, before the others.
+    Folded jobs have one line each, before the others.
     """
     groups = _group_by_job(tally_ranks(view))
     lines = [_format_job_line(job, groups[job]) for job in groups if job in folded]
@@ -199,7 +201,7 @@ def _format_job_line(job: str, ranks: list[RankTally]) -> str:
 
 
 def format_summary_table(view: StatusView, *, width: int) -> list[str]:
-    """Return what was collected, rank by rank."""
+    """Return a table of what was collected from each rank."""
     ranks = tally_ranks(view)
     rows = [_summary_row(str(tally.rank), tally.state, (tally,)) for tally in ranks]
     return format_table(
@@ -217,7 +219,7 @@ def _group_by_job(ranks: Iterable[RankTally]) -> dict[str, list[RankTally]]:
 def _bound_rows(
     rows: list[list[str]], ranks: Iterable[RankTally], row_of: _RowFormatter, most: int
 ) -> list[list[str]]:
-    """Cut a long table, and close one of several ranks with its sum."""
+    """Cut a long table, and add the sum to a table of several ranks."""
     total = [row_of("all", "", tuple(ranks))] if len(rows) > 1 else []
     if len(rows) <= most:
         return rows + total
@@ -258,7 +260,7 @@ def _format_iterations(ranks: tuple[RankTally, ...]) -> str:
 
 def _format_sizes(sums: IterationTotals) -> list[str]:
     smaller = format_ratio(sums.bytes_in, sums.bytes_compared)
-    # An agent does not count what rows of tables take; a link takes nothing.
+    # An agent does not count the bytes of table rows; a link takes none.
     unknown = not sums.bytes_stored and sums.stored + sums.degraded > 0
     return [
         format_bytes(sums.bytes_in),

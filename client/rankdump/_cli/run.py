@@ -1,5 +1,5 @@
-"""Command `rankdump run`: an embedded daemon for the length of one job, the job as a child process
-with its own streams, our signals and its exit code, and the summary of what was collected.
+"""Command `rankdump run`: runs a job as a child process beside an embedded daemon, forwards signals
+to it, prints a summary of what was collected, and returns the exit code of the job.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run_job(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 @contextmanager
 def exit_on_signals() -> Generator[None, None, None]:
-    """Turn a termination outside the job into an exit that still runs every clean-up."""
+    """Exit with every clean-up on a signal that arrives while the job is not running."""
 
     def leave(number: int, _frame: FrameType | None) -> None:
         sys.exit(128 + number)
@@ -93,9 +93,9 @@ def _report_start_failure(name: str, cause: str, code: int) -> int:
 
 @contextmanager
 def run_embedded_daemon(job_id: str, *, keep_log: bool) -> Generator[DaemonLease, None, None]:
-    """Run a daemon for the length of a block; UnavailableError says why it did not start.
+    """Run a daemon for the length of a block; UnavailableError when it does not start.
 
-    Its log stays behind when asked for, or when the daemon failed.
+    Its log is kept with `keep_log`, or when the daemon failed.
     """
     lease = DaemonLease(job_id)
     fault = ""
@@ -171,12 +171,12 @@ def run(
         died = not daemon.alive
     _print_summary(view, plan, code, daemon_died=died)
     for root in _roots(plan, view):
-        print_lines(_describe_oddities(root, job_id), err=True)
+        print_lines(_describe_findings(root, job_id), err=True)
     return code
 
 
 def _without_native_dump(environ: Mapping[str, str], plan: DumpPlan) -> dict[str, str]:
-    """Return the environment of a job that rankdump alone dumps, and say what is left out of it."""
+    """Return the environment without MindSpore's own dump; prints what is removed."""
     found = remove_native_dump(environ, plan.output.root)
     if NATIVE_VARIABLE in environ and NATIVE_VARIABLE not in found:
         text = (
@@ -211,7 +211,7 @@ def _set_configuration(
 
 def _set_daemon_variables(environ: Mapping[str, str], address: str, job_id: str) -> dict[str, str]:
     own = {"RANKDUMP_AGENT": address, "RANKDUMP_COORDINATOR": address, "RANKDUMP_JOB_ID": job_id}
-    # All ranks write below the same folder of the time, where a tree has one.
+    # All ranks write to the same time folder, where the layout has one.
     started = {STARTED_VARIABLE: time.strftime(STARTED_FORMAT)}
     return {**started, **environ, **own}
 
@@ -221,7 +221,7 @@ def _roots(plan: DumpPlan | None, view: StatusView) -> tuple[str, ...]:
 
 
 def _collect_status(daemon: DaemonLease, plan: DumpPlan | None) -> StatusView:
-    """Return the status of the daemon once all is written, or of the tree if the daemon died."""
+    """Return the daemon's status once everything is written, or the tree's if the daemon died."""
     try:
         left = drain_agent(daemon.address, timeout_s=_DRAIN_TIMEOUT_S)
         if left:
@@ -252,13 +252,13 @@ def _print_summary(
         print_lines(["nothing was dumped"], err=True)
 
 
-def _describe_oddities(root: str, job_id: str) -> list[str]:
-    """Return what is odd about the order of the job, and what its timeouts ask for.
+def _describe_findings(root: str, job_id: str) -> list[str]:
+    """Return the findings in the order of the job, and its urgent timeout hints.
 
-    From the tree: the daemon published the last of it when it left.
+    Both are read from the tree: the daemon publishes the rest of them when it stops.
     """
     lines: list[str] = []
-    # A job of which nothing was published has neither file.
+    # Neither file exists when nothing was published.
     with suppress(CorruptedError):
         found = reader.read_order(Path(root), job_id=job_id).findings
         lines += format_findings(found, where=root)

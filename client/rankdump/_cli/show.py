@@ -1,4 +1,4 @@
-"""Command `rankdump show`: facts, statistics and first values of the tensors of one file."""
+"""Command `rankdump show`: shape, type, statistics and first values of the tensors of one file."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class _ShownTensor:
     entry: Entry | None
     """None outside a tree."""
     member: str = ""
-    """Which one of a bin file."""
+    """Member of a bin file; empty for a file of one tensor."""
     description: Described | None = None
     """Description in the header of a bin file."""
 
     def load(self) -> npt.NDArray[Any]:
-        """Return its array."""
+        """Return the array."""
         if self.entry is not None:
             return reader.load(self.entry)
         if self.member:
@@ -45,7 +45,7 @@ class _ShownTensor:
         return reader.load_file(self.file)
 
     def facts(self, tensor: npt.NDArray[Any] | None) -> Facts:
-        """Return what is known of it."""
+        """Return the facts, from the array where nothing else has them."""
         if self.entry is not None and self.entry.record is not None:
             return reader.facts(self.entry)
         if self.description is not None:
@@ -74,8 +74,8 @@ def show(file: Path, only: str | None, as_json: bool) -> int:
     if only is not None:
         tensors = [tensor for tensor in tensors if tensor.member == only]
         if not tensors:
-            known = ", ".join(filter(None, names)) or "no name, for the file is one tensor"
-            raise click.BadParameter(f"{only!r} is not in {file}: there is {known}")
+            known = ", ".join(filter(None, names)) or "none, the file is a single tensor"
+            raise click.BadParameter(f"{only!r} is not a tensor of {file}; tensors: {known}")
     if as_json:
         objects, damage = _tensor_objects(tensors)
         one = len(objects) == 1 and (only is not None or not names[0])
@@ -105,13 +105,13 @@ def _find_tensors(file: Path) -> Iterator[_ShownTensor]:
 
 
 def _load_array(tensor: _ShownTensor) -> tuple[npt.NDArray[Any] | None, str, bool]:
-    """Return the array, or why there is none and whether that is damage."""
+    """Return the array, the reason why there is none, and whether the reason is damage."""
     try:
         return tensor.load(), "", False
     except UnsupportedError as error:
         return None, str(error), False
     except CorruptedError as error:
-        if not tensor.member:  # there is nothing else to say of the file
+        if not tensor.member:  # the file has nothing else to show
             raise
         return None, str(error), True
 

@@ -16,7 +16,7 @@ def handle_signals(
     numbers: tuple[signal.Signals, ...] = FORWARDED_SIGNALS,
 ) -> Generator[None, None, None]:
     """Install a handler for the length of a block; signals that are ignored stay ignored."""
-    # With nohup, a hang-up has to stay ignored.
+    # Under nohup, SIGHUP has to stay ignored.
     handled = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in handled}
     try:

@@ -1,4 +1,4 @@
-"""Command `rankdump stats`: statistics of every tensor of a tree, and which tensors are not
+"""Command `rankdump stats`: statistics of the tensors of a tree, and the tensors that are not
 finite.
 """
 
@@ -29,6 +29,7 @@ from rankdump._cli.output import (
 )
 from rankdump._cli.text_format import format_count, to_json_value
 from rankdump._cli.tree_contents import (
+    describe_key,
     explain_no_match,
     format_operator,
     format_place,
@@ -55,7 +56,7 @@ _SORT_KEYS: dict[str, Callable[[Surveyed], float | None]] = {
     "nan": lambda row: row.nans,
     "inf": lambda row: row.infinities,
 }
-"""Sort keys: the largest value comes first, of minima the lowest."""
+"""Sort keys, largest first; the minimum is negated, because its lowest value comes first."""
 
 
 @dataclass(slots=True)
@@ -68,7 +69,7 @@ class _SurveyCounts:
     """Rows whose statistics do not show whether they are finite."""
     nonfinite_rows: int = 0
     first_nonfinite: Surveyed | None = None
-    """Of what is not finite, in the lowest iteration the one that ran first."""
+    """The first tensor, in execution order, that is not finite."""
     damages: list[str] = field(default_factory=list[str])
 
     @property
@@ -132,11 +133,11 @@ def stats(
     )
     if as_json:
         listed = [_row_as_json(row) for row in islice(ordered, limit or None)]
-        deque(ordered, maxlen=0)  # what is not listed counts as well
+        deque(ordered, maxlen=0)  # counts the rows that are not listed
         click.echo(json.dumps(_totals_as_json(found, survey, seen) | {"tensors": listed}, indent=1))
     else:
         _print_tables(ordered, _DEFAULT_TENSORS if limit is None else limit or None, by=by)
-        passed = replace(seen)  # one more is looked at below
+        passed = replace(seen)  # the next line reads one row more
         cut = next(ordered, None) is not None
         if nonfinite:
             deque(ordered, maxlen=0)
@@ -161,7 +162,7 @@ def _execution_sort_key(row: Surveyed) -> tuple[int, int, int]:
 
 
 def _print_tables(rows: Iterator[Surveyed], limit: int | None, *, by: str) -> None:
-    """Print tables, with a blank line behind each; one group of the tree is held at a time."""
+    """Print tables, each followed by a blank line; holds one group of the tree at a time."""
     width = measure_width()
     shown = islice(rows, limit)
     if by != "order":
@@ -218,7 +219,7 @@ def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[s
     if seen.undecided_rows:
         lines.append(
             f"{format_count(seen.undecided_rows, 'tensor')} may not be finite: "
-            "the columns of the table do not show it"
+            "the table has no column that decides it"
         )
     return lines
 
@@ -245,7 +246,6 @@ def _totals_as_json(tree: Tree, survey: Survey, seen: _SurveyCounts) -> dict[str
 
 
 def _row_as_json(row: Surveyed) -> dict[str, object]:
-    key = row.key
     values = {
         "max": row.maximum,
         "min": row.minimum,
@@ -256,15 +256,7 @@ def _row_as_json(row: Surveyed) -> dict[str, object]:
     }
     return {
         "path": row.path,
-        "rank": key.rank,
-        "net_name": key.net_name,
-        "graph": key.graph,
-        "iteration": None if key.constant else key.iteration,
-        "timestamp_us": key.timestamp_us,
-        "op_type": row.op_type,
-        "op_name": row.op_name,
-        "side": key.side.value,
-        "slot": key.slot,
+        **describe_key(row),
         "dtype": row.dtype,
         "shape": row.shape,
         "source": "tensor" if row.computed else "statistic.csv",

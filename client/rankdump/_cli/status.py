@@ -1,5 +1,5 @@
-"""Command `rankdump status`: how a job stands, from its coordinator, an agent or a finished tree.
-Imports gRPC and the live screen only on use.
+"""Command `rankdump status`: status of a job, from its coordinator, an agent or a tree. Imports
+gRPC and the live screen only on use.
 """
 
 from __future__ import annotations
@@ -16,11 +16,7 @@ from rankdump import reader
 from rankdump._cli.job_status import format_job_status, format_resource_usage
 from rankdump._cli.options import TREE_PATH, resolve_agent_address, resolve_coordinator_address
 from rankdump._cli.output import measure_width, print_lines, print_table
-from rankdump._cli.rank_status import (
-    explain_empty_view,
-    format_status_sentences,
-    format_status_table,
-)
+from rankdump._cli.rank_status import format_status_sentences, format_status_table
 from rankdump._cli.tree_contents import read_tree
 from rankdump._core.status import StatusView
 from rankdump._core.timeouts import hint_to_json
@@ -57,7 +53,7 @@ def status(
         raise click.UsageError("--agent and --job cannot be combined")
     look = _status_source(tree, agent, coordinator, job_id)
     if watch:
-        # On use: what draws a screen takes longer to import than a status to say.
+        # Imported on use: `rich.live` takes longer to load than a status to print.
         from rankdump._cli.live_status import watch_status
 
         return watch_status(look)
@@ -68,18 +64,15 @@ def status(
         width = measure_width()
         ranks = format_status_table(view, width=width)
         print_table(ranks)
-        print_lines(
-            [
-                *format_job_status(view, width=width),
-                *([""] if ranks else []),
-                *_format_lines_below(view),
-            ]
-        )
+        print_lines(format_job_status(view, width=width))
+        print_lines([""] if ranks else [])
+        print_lines([*format_status_sentences(view), *format_resource_usage(view)])
+        print_lines(f"tree: {root}" for root in view.roots)
     return 1 if any(i.complete and not i.is_balanced for i in view.iterations) else 0
 
 
 def view_as_json(view: StatusView) -> dict[str, object]:
-    """Return the view as scripts read it: the fields of StatusView, and shares of the hints."""
+    """Return the JSON form of a view: the fields of StatusView, and the hints with shares."""
     fields: dict[str, object] = asdict(view)
     fields["hints"] = list(map(hint_to_json, view.hints))
     return fields
@@ -90,7 +83,7 @@ def _status_source(
 ) -> Callable[[], StatusView]:
     if tree is not None:
         return lambda: reader.status_of(read_tree(tree, job_id=job_id, balances_only=True))
-    # With gRPC, which takes longer to load than a tree to answer.
+    # Imported on use: loading gRPC takes longer than reading a tree.
     from rankdump._cli.daemon_client import fetch_agent_status, fetch_job_status
 
     named = coordinator or os.environ.get("RANKDUMP_COORDINATOR")
@@ -99,9 +92,3 @@ def _status_source(
         return lambda: fetch_job_status(address, job_id=job_id)
     address = resolve_agent_address(agent)
     return lambda: fetch_agent_status(address)
-
-
-def _format_lines_below(view: StatusView) -> list[str]:
-    nobody = [] if view.sessions or view.iterations else [explain_empty_view(view)]
-    trees = [f"tree: {root}" for root in view.roots]
-    return [*nobody, *format_status_sentences(view), *format_resource_usage(view), *trees]

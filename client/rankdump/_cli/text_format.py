@@ -1,6 +1,4 @@
-"""Text of numbers, shapes, counts and scope names as people read them. Pure: no
-terminal.
-"""
+"""Text of ratios, shapes, counts and scope names for people. Pure: no terminal."""
 
 from __future__ import annotations
 
@@ -17,12 +15,12 @@ _TOP_SCOPES = ("Default", "Gradients", "Recompute")
 
 
 def format_ratio(bytes_in: int, bytes_stored: int) -> str:
-    """Return how many times smaller the tree is than what came in."""
+    """Return the compression ratio: `2.50x`, or a dash when nothing is stored."""
     return f"{bytes_in / bytes_stored:.2f}x" if bytes_stored else "-"
 
 
 def format_shape(extents: Iterable[int]) -> str:
-    """Return a shape without blanks: `(2,3)`, `()` for a scalar."""
+    """Return a shape without blanks: `(2,3)`, or `()` for a scalar."""
     return f"({','.join(map(str, extents))})"
 
 
@@ -45,13 +43,13 @@ def format_reasons(counts: Mapping[str, int]) -> str:
 
 
 def shorten_text(text: str, width: int) -> str:
-    """Return a text shortened in its middle to that many cells; most of the tail is kept."""
+    """Return a text shortened in the middle to a width; a quarter of what is kept is its head."""
     if cell_len(text) <= width:
         return text
-    room = max(width - len(_ELLIPSIS), 2)
-    head = set_cell_size(text, room // 4)
+    kept = max(width - len(_ELLIPSIS), 2)
+    head = set_cell_size(text, kept // 4)
     tail = text
-    while cell_len(tail) > room - room // 4:
+    while cell_len(tail) > kept - kept // 4:
         tail = tail[1:]
     return head + _ELLIPSIS + tail
 
@@ -72,13 +70,13 @@ def format_scope_name(op_name: str) -> str:
 
 
 def _module_name(module: str) -> str:
-    # A module is followed by its class, which the operator repeats; a group by its number.
+    # The suffix is the class of a module, which the operator repeats, or the number of a group.
     name, _, kind = module.rpartition("-")
     return name if name and not kind.isdigit() else module
 
 
 def wrap_text(text: str, width: int | None) -> list[str]:
-    """Return a sentence in lines, broken between words only; in one line without a width."""
+    """Return the lines of a sentence, broken between words; one line without a width."""
     if width is None or not text:
         return [text]
     return textwrap.wrap(

@@ -1,6 +1,5 @@
-"""Tensors of a tree as lines: the overview of ranks and iterations, tensors one by one, and
-sentences about a tree. Prints nothing; reads the tree, and the headers of files that no manifest
-describes.
+"""Tensors of a tree as text: overview of ranks and iterations, tables of tensors, and sentences
+about a tree. Prints nothing; reads the tree, and the headers of files that no manifest describes.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ TensorContent: TypeAlias = "tuple[str, str, tuple[int, ...]]"
 
 @dataclass(frozen=True, slots=True)
 class ListedTensor:
-    """One tensor with what a listing says of it."""
+    """One tensor of a listing with its facts."""
 
     entry: Entry
     facts: Facts | None
@@ -56,7 +55,7 @@ class ListedTensor:
 
 
 def describe_entries(entries: Iterable[Entry]) -> list[ListedTensor]:
-    """Return the entries with their facts; damage is said in the row, and the listing goes on."""
+    """Return the entries with their facts; a damaged file has `damage` in place of them."""
     rows: list[ListedTensor] = []
     for entry in entries:
         try:
@@ -67,7 +66,7 @@ def describe_entries(entries: Iterable[Entry]) -> list[ListedTensor]:
 
 
 def format_overview(tree: Tree, *, width: int) -> list[str]:
-    """Return one line per rank and iteration, or per rank where that would be too many."""
+    """Return one line per rank and iteration, or per rank where there are too many iterations."""
     complete = {(m.status.rank, m.status.iteration) for m in tree.manifests}
     places = tree.entries.by_place()
     ranks = dict.fromkeys(place.rank for place in places)
@@ -88,7 +87,7 @@ def format_tensors(
 ) -> list[str]:
     """Return one line per tensor under a line for each rank and iteration.
 
-    With marks, a line has its digest too, and the mark of its content.
+    With marks, lines also have the digest and the mark of the content.
     """
     columns = (*_TENSOR_COLUMNS, *(_DIGEST_COLUMNS if marks is not None else ()))
     lines: list[str] = []
@@ -102,20 +101,20 @@ def format_tensors(
 
 
 def mark_same_contents(entries: Iterable[Entry]) -> dict[TensorContent, str]:
-    """Return a mark for each content that several entries have, in order of appearance."""
+    """Return a mark for each content that several entries share, in order of appearance."""
     counts = Counter(content for entry in entries if (content := _content_of(entry)))
     several = (content for content, count in counts.items() if count > 1)
     return {content: f"={number}" for number, content in enumerate(several, start=1)}
 
 
 def count_same_contents(entries: Iterable[Entry], marks: Mapping[TensorContent, str]) -> str:
-    """Return one sentence: how many of the entries are the same as others."""
+    """Return one sentence with the number of entries whose content others share."""
     marked = sum(_content_of(entry) in marks for entry in entries)
     return f"{format_count(marked, 'tensor')} with a mark, {len(marks):,} different"
 
 
 def format_place(key: TensorKey) -> str:
-    """Return where a tensor stands, as the line over its group says it."""
+    """Return rank, iteration, net and graph of a tensor, as the heading of its group."""
     when = "constants" if key.constant else f"iteration {key.iteration}"
     net = f", net {key.net_name}, graph {key.graph}" if key.net_name else ""
     return f"rank {key.rank}, {when}{net}"
@@ -124,9 +123,9 @@ def format_place(key: TensorKey) -> str:
 def read_tree(
     root: Path, query: Query = _EMPTY_QUERY, job_id: str = "", *, balances_only: bool = False
 ) -> Tree:
-    """Return what of a folder is asked for, or of what a job dumped, as `reader.walk` reads it.
+    """Return the tree in a folder, restricted to a query and a job, as `reader.walk` reads it.
 
-    CorruptedError where it is no tree, or that job is not in it.
+    CorruptedError where the folder is not a tree or the job is not in it.
     """
     tree = reader.walk(root, query, balances_only=balances_only, job_id=job_id)
     if not (tree.entries or tree.tables or tree.manifests):
@@ -137,13 +136,13 @@ def read_tree(
 
 
 def explain_no_tree(tree: Tree) -> str:
-    """Return one sentence for a folder that holds no tree."""
+    """Return one sentence for a folder that is not a tree."""
     why = "".join(f"; {problem}" for problem in tree.problems)
     return f"{tree.root}: not a dump tree: expected {ROOT_FORMS}{why}"
 
 
 def name_tables(tree: Tree) -> str:
-    """Return what a table of the tree is called: its name where all have the same."""
+    """Return the noun for the tables of a tree: the file name where all have the same."""
     if all(table.info for table in tree.tables):
         return "info file"
     of_operators = any(table.operator is not None for table in tree.tables)
@@ -151,7 +150,7 @@ def name_tables(tree: Tree) -> str:
 
 
 def explain_no_match(held: Sequence[Named]) -> str:
-    """Return one sentence for a filter that left nothing: what there is to choose from."""
+    """Return one sentence for a filter that matches nothing, with the values to choose from."""
     iterations = ranges(tensor.key.iteration for tensor in held if not tensor.key.constant)
     operators = list(dict.fromkeys(tensor.op_name for tensor in held))
     named = ", ".join(map(format_scope_name, operators[:_MAX_OPERATORS_NAMED])) + (
@@ -229,9 +228,25 @@ def _digest_cells(entry: Entry, marks: Mapping[TensorContent, str] | None) -> li
     return [content[0][:_DIGEST_DIGITS], marks.get(content, "")] if content else ["-", ""]
 
 
+def describe_key(tensor: Named) -> dict[str, object]:
+    """Return the JSON form of the key of a tensor, with the raw names."""
+    key = tensor.key
+    return {
+        "rank": key.rank,
+        "net_name": key.net_name,
+        "graph": key.graph,
+        "iteration": None if key.constant else key.iteration,
+        "timestamp_us": key.timestamp_us,
+        "op_type": tensor.op_type,
+        "op_name": tensor.op_name,
+        "side": key.side.value,
+        "slot": key.slot,
+    }
+
+
 def format_operator(op_type: str, op_name: str) -> str:
     """Return the name of an operator, with its type unless the name contains it."""
     name = format_scope_name(op_name)
-    # A name that no manifest knows has `_` where the scope had its `/`.
+    # Without a manifest, a name has `_` in place of the `/` of the scope.
     has_type = name.rpartition("/")[2].startswith(op_type) or f"_{op_type}-" in name
     return name if has_type else f"{op_type} {name}"

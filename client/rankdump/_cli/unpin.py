@@ -1,4 +1,4 @@
-"""Command `rankdump unpin`: end of the protection that `rankdump pin` gave the dump of a job."""
+"""Command `rankdump unpin`: removes the protection that `rankdump pin` gives to a job's dump."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Life cycle of a dump that is set up with the calls of CANN, and the number that each call
-returns. No call raises. The numbers are CANN's, their names are rankdump's. Source: CANN 8.0,
-AscendCL API reference, aclmdlInitDump, aclmdlSetDump and aclmdlFinalizeDump.
+"""Life cycle of a dump that is set up with the calls of CANN, and the error codes of these calls.
+No call raises. The codes are CANN's, their names are rankdump's. Source: CANN 8.0, AscendCL API
+reference, aclmdlInitDump, aclmdlSetDump and aclmdlFinalizeDump.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
@@ -43,18 +43,18 @@ _ResultT = TypeVar("_ResultT")
 
 @dataclass(slots=True)
 class _AclDump:
-    """What one `set_dump` asked for."""
+    """The dump of one `set_dump` call."""
 
     plan: DumpPlan
     source: bytes
     identity: RankIdentity
     agent: AgentAddress
-    session: Session | None = field(default=None)
-    """Made when the first model is attached."""
+    session: Session | None = None
+    """Created when the first model is attached."""
 
 
 class _AclCallError(Exception):
-    """A call went wrong in a documented way."""
+    """Failure of a call with a documented error code."""
 
     def __init__(self, code: int, reason: object) -> None:
         super().__init__(str(reason))
@@ -91,7 +91,7 @@ class AclDumpLifecycle:
         clock: Callable[[], float] = time.time,
         agents: AgentFinder = default_agent_finder,
     ) -> None:
-        """`environ` is the process's own by default, and so are `agents`."""
+        """`environ` and `agents` are those of the process by default."""
         self._agents = agents
         self.lock = threading.RLock()
         self._environ = os.environ if environ is None else environ
@@ -104,14 +104,14 @@ class AclDumpLifecycle:
 
     @_return_code
     def init_dump(self) -> None:
-        """Begin."""
+        """Initialise dumping."""
         if self._initialised:
             raise _AclCallError(INITIALISED_TWICE, "init_dump was called already")
         self._initialised = True
 
     @_return_code
     def set_dump(self, path: object) -> None:
-        """Use a file for the models that are attached from now on."""
+        """Configure the models that are attached after this call."""
         if not self._initialised:
             raise _AclCallError(NOT_INITIALISED, "init_dump was not called")
         if not isinstance(path, (str, Path)) or not str(path):
@@ -121,19 +121,19 @@ class AclDumpLifecycle:
             for warning in dump.plan.warnings:
                 _logger.warning("rankdump: %s", warning)
         if self._dumps and self._dumps[-1].session is None:
-            self._dumps.pop()  # nothing was attached to it
+            self._dumps.pop()  # no model was attached
         self._dumps.append(dump)
         default_session.replace_default_session(self._get_session)
 
     @_return_code
     def finalize_dump(self) -> None:
-        """End everything."""
+        """Close all sessions."""
         if not self._initialised:
             raise _AclCallError(NOT_INITIALISED, "init_dump was not called")
         self._initialised = False
         default_session.replace_default_session(None)
         dumps, self._dumps = self._dumps, []
-        # Each is closed whatever the one before ended in.
+        # A failure to close one session does not prevent closing the others.
         errors = [error for dump in dumps if (error := _close_session(dump.session)) is not None]
         if errors:
             raise errors[0]
@@ -161,7 +161,7 @@ class AclDumpLifecycle:
         return _AclDump(plan, source, identify_rank(self._environ, plan.output.root), agent)
 
     def _get_session(self) -> Session:
-        """Return the session of what was set last."""
+        """Return the session of the last `set_dump`."""
         with self.lock:
             if not self._dumps:
                 return Session()
@@ -177,7 +177,7 @@ class AclDumpLifecycle:
         self._sessions += 1
         identity = dump.identity
         if number:
-            # A rank has one session of a job at a time, and orders are told apart by their jobs.
+            # A rank has one session of a job at a time, and each job has its own order.
             identity = replace(identity, job_id=f"{identity.job_id}-{number + 1}")
         session = CallSession(
             self._add_start_time(dump.plan),
@@ -186,12 +186,12 @@ class AclDumpLifecycle:
             agent=dump.agent,
             environ=self._environ,
         )
-        # One model, one number, as long as the process lives: what is said of it stands in files.
+        # A model keeps its number for the life of the process, because files refer to it.
         session.models = self._models
         return session
 
     def _add_start_time(self, plan: DumpPlan) -> DumpPlan:
-        """Return the plan with a folder of the time that no other session of this process has."""
+        """Return the plan with a time folder that no other session of this process has."""
         first = not self._last_s
         self._last_s = now_s = max(int(self._clock()), self._last_s + 1)
         if first and self._environ.get(STARTED_VARIABLE):

@@ -1,8 +1,8 @@
-"""Comparison of two dumps of API calls, `api_dump_compare`, with troubleshooter's rows and numbers:
-two paths in, tables out, nothing returned.
+"""Comparison of two dumps of API calls, `api_dump_compare`, with troubleshooter's rows and numbers.
+Prints tables and writes CSV files.
 
-Reads what releases 1.0.13 to 1.0.18 wrote, and what `api_dump_start` of rankdump wrote. For
-rounded numbers, the place where two runs diverge, and an exit code there is `rankdump diff`.
+Reads the dumps of releases 1.0.13 to 1.0.18, and those of `api_dump_start` of rankdump. `rankdump
+diff` is the alternative with rounded numbers, the origin of a difference, and an exit code.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ def api_dump_compare(
     ignore_backward: bool = False,
     convinced_match_method: str = _ONLY_METHOD,
 ) -> None:
-    """Print how two API dumps differ, call by call; write CSV files where a folder is given.
+    """Print the differences of two API dumps call by call; with `output_path`, write CSV files.
 
-    Both paths hold `rank0`, and more when several ranks dumped: ranks that both have are compared,
-    and the files of other ranks than 0 have their number in the name. The framework of each side
-    follows from its files. Elements are close when `abs(a - b) <= atol + rtol * abs(b)`, b the
-    target's. `ignore_unmatched` leaves rows without a partner out, `ignore_backward` the
-    gradients. The last parameter accepts the default of troubleshooter only.
+    Both paths contain `rank0`, and more folders when several ranks dumped. Ranks that both dumps
+    have are compared; the files of ranks other than 0 have the rank in the name. The framework of
+    each side is found from its files. Elements are close when `abs(a - b) <= atol + rtol * abs(b)`,
+    where b is the target. `ignore_unmatched` omits rows without a partner, `ignore_backward` omits
+    gradients. `convinced_match_method` accepts only the default of troubleshooter.
 
-    ValueError for a path without a dump and for a parameter out of its range, CorruptedError for a
+    ValueError for a path without a dump and for a parameter out of range, CorruptedError for a
     damaged info file, ExhaustedError when a file cannot be written.
     """
     _check_tolerances(rtol, atol, convinced_match_method)
@@ -86,7 +86,7 @@ def _check_tolerances(rtol: float, atol: float, method: str) -> None:
 def _pair_ranks(
     origin: Mapping[int, ApiRankDump], target: Mapping[int, ApiRankDump]
 ) -> list[tuple[ApiRankDump, ApiRankDump]]:
-    """Return which ranks are compared: the same of both, or the only ones."""
+    """Return the ranks in pairs: those of the same number, or the only one of each side."""
     common = [rank for rank in origin if rank in target]
     if not common and len(origin) == len(target) == 1:
         return list(zip(origin.values(), target.values(), strict=True))
@@ -102,7 +102,7 @@ def _pair_ranks(
 
 
 def _read_info(dump: ApiRankDump) -> ApiDumpInfo:
-    """Read one rank's info file, and print what is omitted from it."""
+    """Read one rank's info file, and print notes about omissions."""
     found = read_dump_info(dump.info, counted=dump.counted)
     for note in found.notes:
         _print_line(note)
@@ -146,7 +146,7 @@ def _compare_ranks(
 def _select_comparison(
     a: ApiRankDump, b: ApiRankDump, info_a: ApiDumpInfo, info_b: ApiDumpInfo
 ) -> str:
-    """Return what is compared: elements where both sides have files, else statistics."""
+    """Return the kind of comparison: elements if both sides have files, else statistics."""
     if a.files and b.files:
         return "elements"
     _print_line("at least one dump has no npy files: the statistics of the info files are compared")
@@ -159,7 +159,7 @@ def _select_comparison(
 def _find_repeats(
     dump: ApiRankDump, found: ApiDumpInfo, counted: bool
 ) -> Mapping[int | None, ApiDumpStep]:
-    """Return the recomputed calls of each step; none where steps are guessed, which hold them."""
+    """Return the recomputed calls of each step; empty for guessed steps, which contain them."""
     if not counted:
         return {}
     steps = group_counted_steps(found.tensors, dump.framework, recomputed=True)
@@ -169,7 +169,7 @@ def _find_repeats(
 def _pair_repeats(
     repeats: tuple[ApiDumpStep | None, ApiDumpStep | None],
 ) -> list[tuple[ApiDumpStep, ApiDumpStep]]:
-    """Return the recomputed calls of a step where both sides have some; else say how many."""
+    """Return the recomputed calls of a step if both sides have some; else print their number."""
     one, other = repeats
     if one is not None and other is not None:
         return [(one, other)]

@@ -2,10 +2,10 @@
 the count of a model's steps. Wrong calls of a script raise an error; internal failures are logged,
 and training continues.
 
-A step ends with an optimizer's: it is over when the model is called again. Several optimizers of
-one step count once, and so do several forward passes before it (accumulation, closures). A call
-of another manner, such as an evaluation, or one that no gradient can come of, is a step of its
-own; so is every call where there is no optimizer.
+A step ends at the first call of the model after a step of its optimizer. Several optimizers of one
+step count once, and so do several forward passes before it (accumulation, closures). A call in
+another mode, such as an evaluation, or without gradients is a separate step; without an optimizer,
+every call is a step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from rankdump._compat.dump_request import (
 )
 from rankdump._compat.dump_window import (
     COUNTING_OPTIONS,
-    DumpDestination,
     DumpWindow,
     NullRecorder,
     make_api_options,
@@ -45,7 +44,7 @@ from rankdump._session.framework_adapters import (
     ModelStepWatch,
     find_api_framework,
 )
-from rankdump._session.rank_session import never_raises
+from rankdump._session.rank_session import Session, never_raises
 from rankdump.errors import RankdumpError
 
 _logger = logging.getLogger("rankdump")
@@ -56,9 +55,9 @@ class StepCounter:
 
     def __init__(self) -> None:
         self.number = 0
-        """The step that runs now."""
+        """The current step."""
         self._manner = ""
-        """How the model was called in it; empty before the first call."""
+        """Mode of the last call of the model; empty before the first call."""
         self._trained = False
         self._optimized = False
         self._set_by_script = False
@@ -66,7 +65,7 @@ class StepCounter:
 
     @property
     def upcoming_step(self) -> int:
-        """The step that what comes next belongs to, as far as it can be known."""
+        """The step of the next call, as far as it is known."""
         return self.number + self._optimized
 
     def note_call(self, manner: str, *, trains: bool, optimized: Callable[[], bool]) -> bool:
@@ -92,7 +91,7 @@ class StepCounter:
     def note_optimizer_step(self) -> None:
         """Count the end of an optimizer's step."""
         with self._lock:
-            # Before any call it is none of this model's steps.
+            # Before any call of the model, it is not a step of this model.
             self._optimized = self._optimized or bool(self._manner)
 
     def set_step(self, number: int | None = None) -> int:
@@ -106,7 +105,7 @@ class StepCounter:
 
 @dataclass(slots=True)
 class _ObservedModel:
-    """What `api_dump_init` made of a model."""
+    """The model of `api_dump_init`, with its hooks and its step counter."""
 
     setting: ApiDumpSetting
     framework: ApiFramework
@@ -114,16 +113,16 @@ class _ObservedModel:
     watch: ModelStepWatch
     steps: StepCounter
     is_fresh: bool = True
-    """Nothing was dumped of it: what stands in its folder is an earlier dump's."""
+    """Whether nothing was dumped yet, so that the files in its folder are of an earlier dump."""
 
     def detach(self) -> None:
-        """Leave the model as it was."""
+        """Remove all hooks from the model."""
         self.watch.remove()
         self.hook.detach()
 
 
 class ApiDumpController:
-    """What a process has set up; its calls may come from any thread."""
+    """State of the API dump of a process; safe to use from several threads."""
 
     def __init__(
         self,
@@ -131,7 +130,7 @@ class ApiDumpController:
         agents: AgentFinder = default_agent_finder,
         framework_of: Callable[[object], ApiFramework | None] = find_api_framework,
     ) -> None:
-        """`environ` is the process's own by default, and so are `agents`."""
+        """`environ` and `agents` are those of the process by default."""
         self._framework_of = framework_of
         self._environ = os.environ if environ is None else environ
         self._agents = agents
@@ -144,7 +143,7 @@ class ApiDumpController:
         self._log_once = LogOnce(_logger)
 
     def init(self, net: object, setting: ApiDumpSetting) -> None:
-        """Count the calls of a model from now on; TypeError for one of no known framework."""
+        """Count the calls of a model from now on; TypeError for an unknown framework."""
         framework = self._framework_of(net)
         if framework is None:
             raise TypeError(f"api_dump_init: net {net!r} is not allowed; allowed: {MODEL_TYPES}")
@@ -152,20 +151,20 @@ class ApiDumpController:
             self._observe(net, setting, framework)
 
     def start(self, request: ApiDumpRequest) -> None:
-        """Dump from now on; RuntimeError without `init`, ValueError for a plan that cannot be."""
+        """Dump from now on; RuntimeError before `init`, ValueError for an impossible request."""
         with self._lock:
             observed = self._get_observed("api_dump_start")
             make_dump_plan(observed.setting, request, observed.framework.NAME)
             self._open_window(observed, request)
 
     def stop(self) -> None:
-        """Dump nothing until `start`, and have in the tree what was dumped."""
+        """Stop dumping until the next `start`, and deliver everything that was dumped."""
         with self._lock:
             observed = self._get_observed("api_dump_stop")
             self._close_window(observed)
 
     def step(self, number: int | None = None) -> None:
-        """Begin a step, by default the next one: from now on the script says where they begin."""
+        """Begin a step, by default the next one; steps are no longer detected afterwards."""
         with self._lock:
             if self._observed is not None:
                 self._begin_step(self._observed.steps.set_step(number))
@@ -218,34 +217,24 @@ class ApiDumpController:
         self._end_window()
         if request != self._request or observed.is_fresh:
             self._request, self._scope = request, make_call_scope(request.mode, request.scope)
+        setting, framework = observed.setting, observed.framework.NAME
         try:
-            destination = self._make_destination(observed, request)
-            if observed.is_fresh and not destination.agent.missing:
-                root, rank = observed.setting.output_path, destination.identity.rank
-                dump_files.clear_rank_folder(root, rank, observed.framework.NAME)
+            plan = make_dump_plan(setting, request, framework)
+            identity = make_window_identity(self._identify(setting), self._windows)
+            agent = self._agents.find(self._environ)
+            step = observed.steps.upcoming_step
+            if observed.is_fresh and not agent.missing:
+                dump_files.clear_rank_folder(setting.output_path, identity.rank, framework)
                 observed.is_fresh = False
         except (RankdumpError, OSError) as error:
             _logger.error("rankdump: nothing will be dumped: %s", error)
             return
-        kept = observed.setting.retain_backward
-        options = make_api_options(request, self._scope, retain_backward=kept)
-        self._window = DumpWindow(destination, observed.hook, options)
+        options = make_api_options(request, self._scope, retain_backward=setting.retain_backward)
+        session = Session(plan, identity=identity, agent=agent)
+        self._window = DumpWindow(session, step, observed.hook, options)
         self._windows += 1
-        if not destination.agent.missing:
+        if not agent.missing:
             self._log(f"API dump is written to {self._find_folder(observed)}")
-
-    def _make_destination(
-        self, observed: _ObservedModel, request: ApiDumpRequest
-    ) -> DumpDestination:
-        plan = make_dump_plan(observed.setting, request, observed.framework.NAME)
-        identity = self._identify(observed.setting)
-        address = self._agents.find(self._environ)
-        return DumpDestination(
-            plan,
-            make_window_identity(identity, self._windows),
-            address,
-            observed.steps.upcoming_step,
-        )
 
     @never_raises
     def _close_window(self, observed: _ObservedModel) -> None:
@@ -284,6 +273,6 @@ class ApiDumpController:
         return identify_rank(self._environ, tree=str(setting.output_path))
 
     def _log(self, text: str, *, about: str = "") -> None:
-        # A loop that starts and stops in every step must not fill the log of the job.
+        # Scripts that start and stop in every step must not fill the log of the job.
         level = logging.WARNING if self._log_once.is_new(about or text) else logging.INFO
         _logger.log(level, "rankdump: %s", text)

@@ -1,8 +1,8 @@
 """Comparison tables of one step of two ranks, with the numbers that troubleshooter 1.0.17 prints,
-and their form as text. Reads tensors; holds as many pairs as it has threads.
+and their form as text. Reads tensors; holds one pair per thread.
 
-Mean and maximum are over the unequal elements alone, in the type of the elements, and numbers
-are cut off, not rounded. `rankdump diff` measures tensors by itself, in `_analysis.compare`.
+Mean and maximum are over the unequal elements only, in the type of the elements, and numbers are
+truncated, not rounded. `rankdump diff` has measures of its own, in `_analysis.compare`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ElementDifferences:
 
     result: str = str(False)
     close_share: float = 0.0
-    """Of elements that are close, from 0 to 1."""
+    """Share of close elements, from 0 to 1."""
     cosine: float = math.nan
     mean_difference: float = math.nan
     max_difference: float = math.nan
@@ -68,7 +68,7 @@ _NO_DIFFERENCES = ElementDifferences(str(True), 1.0, 1.0, 0.0, 0.0)
 def compare_elements(
     a: npt.NDArray[Any], b: npt.NDArray[Any], tolerances: ElementTolerances
 ) -> ElementDifferences:
-    """Return the numbers of two tensors; b is the one whose size the relative tolerance is of."""
+    """Return the numbers of two tensors; the relative tolerance applies to b."""
     if a.shape != b.shape:
         return ElementDifferences(SHAPES_DIFFER)
     a, b = _convert_to_float(a), _convert_to_float(b)
@@ -88,14 +88,14 @@ def compare_elements(
 
 
 def format_statistic_differences(a: tuple[float, ...], b: tuple[float, ...]) -> str:
-    """Return the last cell of a row of statistics: their absolute differences."""
+    """Return the absolute differences of statistics, the last cell of a row."""
     return ", ".join(_format_number(abs(one - other)) for one, other in zip(a, b, strict=True))
 
 
 def truncate_number(number: float, places: int) -> float:
-    """Return a number without what lies behind so many decimal places.
+    """Return a number truncated to so many decimal places.
 
-    Of a float32 it is scaled as one, as numpy 2 does it for the tool.
+    A float32 is scaled in float32, as the tool does with numpy 2.
 
     >>> truncate_number(0.29999999, 5), truncate_number(-1.5, 0)
     (0.29999, -1.0)
@@ -112,7 +112,7 @@ def _format_number(number: float) -> str:
 
 
 def _convert_to_float(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an array to calculate with: of half floats the tool cannot print what it finds."""
+    """Return an array of floats of at least 32 bits; the tool cannot print half floats."""
     if array.dtype.kind == "c":
         return np.stack((np.real(array), np.imag(array)))
     if array.dtype.kind == "f":
@@ -121,12 +121,12 @@ def _convert_to_float(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _compute_cosine(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:
-    """Return the cosine of two vectors; 1 when both are nothing, NaN when one is."""
+    """Return the cosine of two vectors; 1 when both norms are 0, NaN when one is."""
     norm_a: Any = np.linalg.norm(a)
     norm_b: Any = np.linalg.norm(b)
-    nothing = (norm_a <= _MAX_ZERO_NORM, norm_b <= _MAX_ZERO_NORM)
-    if any(nothing):
-        return 1.0 if all(nothing) else math.nan
+    zeros = (norm_a <= _MAX_ZERO_NORM, norm_b <= _MAX_ZERO_NORM)
+    if any(zeros):
+        return 1.0 if all(zeros) else math.nan
     return float(np.clip(np.dot(a, b) / (norm_a * norm_b), -1, 1))
 
 
@@ -134,10 +134,7 @@ _COLUMN_GAP = "  "
 
 
 def format_table(title: str, table: ApiTable) -> str:
-    """Return a table as it stands on a terminal, with an empty line behind it.
-
-    A cell of several lines makes its row as high.
-    """
+    """Return a table for a terminal, followed by an empty line; cells may have several lines."""
     rows = [[cell.split("\n") for cell in row] for row in (table.titles, *table.rows)]
     widths = [
         max(len(line) for row in rows for line in row[column])
@@ -162,18 +159,18 @@ class ComparedRank:
 
     dump: ApiRankDump
     tensors_by_call: TensorsByCall
-    """What of it is compared."""
+    """The tensors that are compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiComparisonSettings:
-    """How two ranks are compared."""
+    """Settings of a comparison of two ranks."""
 
     tolerances: ElementTolerances
     ignore_unmatched: bool
     ignore_backward: bool
     by: str = "elements"
-    """`elements`, `statistics`, or `nothing` when neither is there: only calls are paired then."""
+    """`elements`, `statistics`, or `nothing` without either; then only calls are paired."""
 
 
 def make_step_tables(
@@ -183,9 +180,9 @@ def make_step_tables(
     settings: ApiComparisonSettings,
     rank: int,
 ) -> tuple[ApiTableSet, list[str]]:
-    """Return the tables of a step, and what could not be read.
+    """Return the tables of a step, and sentences about unreadable files.
 
-    `parts`: the calls of the step, and those that repeat some of them, which pair by themselves.
+    `parts` are the calls of the step and its recomputed calls, which are paired separately.
     """
     names = make_side_titles(a.dump.framework, b.dump.framework)
     mapped: list[tuple[str, str]] = []
@@ -220,7 +217,7 @@ def _make_table(
     b: ComparedRank,
     settings: ApiComparisonSettings,
 ) -> tuple[ApiTable | None, list[str]]:
-    """Return the table of one direction, None where nothing is compared; and what is damaged."""
+    """Return the table of one direction, None where nothing is compared, and its problems."""
     if settings.ignore_unmatched:
         rows = [pair for pair in rows if pair[0] and pair[1]]
     if not rows or settings.by == "nothing":

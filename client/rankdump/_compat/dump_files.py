@@ -1,6 +1,6 @@
-"""Files of an API dump of a rank, `rank{N}/{framework}_api_dump*`: where they are, and the removal
-of what an earlier dump of the same rank left, and nothing else. Removal never follows a link,
-because a tree may stand in a folder that others write to.
+"""Files of an API dump of a rank, `rank{N}/{framework}_api_dump*`: their paths, and the removal of
+the files of an earlier dump of the same rank. Removal never follows a link, because others may be
+able to write to the folder of the tree.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rankdump.errors import CorruptedError
 _INFO_ENDINGS = ("_info.pkl", "_info.csv")
 _FILE_ENDINGS = (*_INFO_ENDINGS, "_stack.json")
 _MAX_MANIFEST_BYTES = 1 << 20
-"""Bytes of a manifest in which the first file of its dump is looked for."""
+"""Bytes of a manifest that are searched for the first path."""
 
 
 def find_rank_folder(root: str, rank: int) -> Path:
@@ -31,7 +31,7 @@ def find_rank_folder(root: str, rank: int) -> Path:
 
 
 def make_rank_folder(root: str, rank: int) -> Path:
-    """Return the folder of a rank, made for its owner alone when it was not there."""
+    """Return the folder of a rank; creates it with access for its owner only."""
     Path(root).mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = find_rank_folder(root, rank)
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -39,7 +39,7 @@ def make_rank_folder(root: str, rank: int) -> Path:
 
 
 def clear_rank_folder(root: str, rank: int, framework: str) -> None:
-    """Remove tensors, info, stacks and manifests of a framework's dump; OSError says what stays."""
+    """Remove tensors, info, stacks and manifests of a framework's dump; OSError on a failure."""
     folder = find_rank_folder(root, rank)
     if not _is_folder(folder):
         return
@@ -59,9 +59,9 @@ def clear_rank_folder(root: str, rank: int, framework: str) -> None:
 
 
 def _is_manifest_of(manifest: Path, prefix: str, *, alone: bool) -> bool:
-    """Return whether a manifest is that of a dump whose files begin with a prefix.
+    """Return whether a manifest belongs to the dump whose files have a prefix.
 
-    Of one without files nobody knows, unless no other dump is there.
+    A manifest without files belongs to it only if the folder has no other dump.
     """
     if not _is_file(manifest):
         return False
@@ -71,7 +71,7 @@ def _is_manifest_of(manifest: Path, prefix: str, *, alone: bool) -> bool:
 
 
 def _remove_tree(folder: Path) -> None:
-    # rmtree itself refuses a link, and follows none below.
+    # rmtree rejects a link and follows none below.
     if _is_folder(folder):
         shutil.rmtree(folder)
 
@@ -102,41 +102,34 @@ _NPY_ENDING = ".npy"
 
 @dataclass(frozen=True, slots=True)
 class ApiRankDump:
-    """What one rank dumped."""
+    """The API dump of one rank."""
 
     rank: int
     framework: str
     """`pytorch`, `mindspore` or `mindtorch`."""
     info: Path
-    """One JSON array a line, one line a tensor."""
+    """Info file: one line, a JSON array, for each tensor."""
     files: Mapping[str, Path]
     """npy files by the names of their tensors; empty when only statistics were dumped."""
     counted: bool
-    """Whether it was written with manifests, so that its steps are real ones."""
+    """Whether it has manifests, so that its steps are real."""
 
 
 def find_rank_dumps(path: Path, parameter: str) -> Mapping[int, ApiRankDump]:
-    """Return what each rank dumped; ValueError that names the parameter when nobody did."""
+    """Return the dump of each rank; ValueError that names the parameter when there is none."""
+    invalid = f"{parameter} is not a valid dump path: {path}"
     try:
         names = sorted(entry.name for entry in path.iterdir())
     except OSError as error:
-        raise ValueError(
-            _format_refusal(parameter, path, error.strerror or "cannot be read")
-        ) from None
+        raise ValueError(f"{invalid}: {error.strerror or 'cannot be read'}") from None
     ranks = {
         int(found[1]): path / name for name in names if (found := _RANK_FOLDER.fullmatch(name))
     }
     found = {rank: _find_rank_dump(rank, folder) for rank, folder in sorted(ranks.items())}
     dumps = {rank: dump for rank, dump in found.items() if dump is not None}
     if not dumps:
-        raise ValueError(
-            _format_refusal(parameter, path, "there is no rank0/*_api_dump_info.pkl or .csv")
-        )
+        raise ValueError(f"{invalid}: there is no rank0/*_api_dump_info.pkl or .csv")
     return dumps
-
-
-def _format_refusal(parameter: str, path: Path, why: str) -> str:
-    return f"{parameter} is not a valid dump path: {path}: {why}"
 
 
 def _find_rank_dump(rank: int, folder: Path) -> ApiRankDump | None:
@@ -146,7 +139,7 @@ def _find_rank_dump(rank: int, folder: Path) -> ApiRankDump | None:
             folder / files.info_file for files in forms if (folder / files.info_file).is_file()
         ]
         if infos:
-            # Both are there when another release dumped into the same folder: it cleared the npys.
+            # Both exist when another release dumped to the same folder and cleared the npy files.
             newest = max(infos, key=lambda info: info.stat().st_mtime_ns)
             counted = (folder / METADATA_FOLDER).is_dir()
             return ApiRankDump(

@@ -1,9 +1,9 @@
-"""Requests of `api_dump_init` and `api_dump_start`: checked parameters, the plan they mean, and the
-calls that `mode` and `scope` select. Pure; scopes may be asked from any thread.
+"""Requests of `api_dump_init` and `api_dump_start`: checked parameters, their plan, and the calls
+that `mode` and `scope` select. Pure; scopes may be used from any thread.
 
-A wrong parameter is a ValueError or a TypeError, as in troubleshooter 1.0.17: a mistake of the
-script at the line that makes it. A scope is asked once for each forward call, in the order of
-the calls; the backward of a call follows it. Names are those of `ApiCall.stem`: `NN_Conv2d_0`.
+A wrong parameter is a ValueError or a TypeError, as in troubleshooter 1.0.17. A scope is evaluated
+once for each forward call, in the order of the calls; a backward call is selected with its forward
+call. Names are those of `ApiCall.stem`: `NN_Conv2d_0`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _FILE_MODE, _FOLDER_MODE = 0o400, 0o700
 
 @dataclass(frozen=True, slots=True)
 class ApiDumpSetting:
-    """What `api_dump_init` was asked for."""
+    """Checked parameters of `api_dump_init`."""
 
     output_path: str
-    """Absolute."""
+    """Absolute path."""
     retain_backward: bool = False
     compare_statedict: bool = False
     codec: str = "none"
@@ -42,7 +42,7 @@ class ApiDumpSetting:
 
 @dataclass(frozen=True, slots=True)
 class ApiDumpRequest:
-    """What `api_dump_start` was asked for."""
+    """Checked parameters of `api_dump_start`."""
 
     mode: str = "all"
     scope: tuple[str, ...] = ()
@@ -54,12 +54,12 @@ class ApiDumpRequest:
 
     @property
     def keeps_elements(self) -> bool:
-        """Whether every tensor has a file."""
+        """Whether tensors are written to files."""
         return self.dump_type in ("all", "npy")
 
 
 def check_setting(setting: ApiDumpSetting) -> ApiDumpSetting:
-    """Return a setting in which everything is allowed."""
+    """Return a setting; ValueError or TypeError for a value that is not allowed."""
     _check_bool("retain_backward", setting.retain_backward)
     _check_bool("compare_statedict", setting.compare_statedict)
     _check_choice("codec", setting.codec, tuple(CODECS))
@@ -76,7 +76,7 @@ def make_dump_request(
     filter_stack: object,
     statistic_category: object,
 ) -> ApiDumpRequest:
-    """Return a request in which everything is allowed."""
+    """Return a request; ValueError or TypeError for a value that is not allowed."""
     return ApiDumpRequest(
         _check_choice("mode", mode, DUMP_MODES),
         _check_scope(str(mode), scope),
@@ -169,7 +169,7 @@ def _check_bool(name: str, value: object) -> bool:
 
 
 class ApiCallScope(Protocol):
-    """The calls of one `api_dump_start`."""
+    """Selection of the calls of one `api_dump_start`."""
 
     def is_selected(self, call: ApiCall) -> bool:
         """Return whether a forward call that begins now is dumped."""
@@ -181,14 +181,14 @@ class ApiCallScope(Protocol):
 
 
 class EveryCallScope:
-    """`all`."""
+    """`all`: every call."""
 
     def is_selected(self, call: ApiCall) -> bool:
-        """Return that it is dumped."""
+        """Return True."""
         return True
 
     def list_missing(self) -> tuple[str, ...]:
-        """Return nothing."""
+        """Return an empty tuple."""
         return ()
 
 
@@ -200,7 +200,7 @@ class ListedCallScope:
         self._waiting = dict.fromkeys(names)
 
     def is_selected(self, call: ApiCall) -> bool:
-        """Return whether its name is in the list."""
+        """Return whether the name of a call is in the list."""
         stem = call.stem
         if stem not in self._names:
             return False
@@ -208,19 +208,19 @@ class ListedCallScope:
         return True
 
     def list_missing(self) -> tuple[str, ...]:
-        """Return each name that no call had."""
+        """Return a sentence for each name that no call had."""
         return tuple(f"no call was named {name}" for name in self._waiting)
 
 
 class CallRangeScope:
-    """`range`: everything from one call to another, both included, once."""
+    """`range`: all calls from the first to the last one inclusive, once."""
 
     def __init__(self, first: str, last: str) -> None:
         self._first, self._last = first, last
         self._begun = self._over = self._early = False
 
     def is_selected(self, call: ApiCall) -> bool:
-        """Return whether it lies in the range."""
+        """Return whether a call is in the range."""
         if self._over:
             return False
         stem = call.stem
@@ -232,7 +232,7 @@ class CallRangeScope:
         return self._begun
 
     def list_missing(self) -> tuple[str, ...]:
-        """Return which of its ends did not come, or came in the wrong order."""
+        """Return a sentence for each end that was not called, or in the wrong order."""
         found: list[str] = []
         if not self._begun:
             found.append(f"the first call of the range, {self._first}, was not made")
@@ -247,14 +247,14 @@ class CallRangeScope:
 
 
 class NamePartScope:
-    """`api_list`: calls whose names contain a text, in whatever case."""
+    """`api_list`: calls whose names contain a text, ignoring case."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = tuple(text.lower() for text in texts)
         self._waiting = {text.lower(): text for text in texts}
 
     def is_selected(self, call: ApiCall) -> bool:
-        """Return whether its name contains any of the texts."""
+        """Return whether the name of a call contains any of the texts."""
         name = call.stem.lower()
         matched = [text for text in self._texts if text in name]
         for text in matched:
@@ -262,12 +262,12 @@ class NamePartScope:
         return bool(matched)
 
     def list_missing(self) -> tuple[str, ...]:
-        """Return each text that was in no name."""
+        """Return a sentence for each text that no name contained."""
         return tuple(f"no name of a call contains {text!r}" for text in self._waiting.values())
 
 
 def make_call_scope(mode: str, scope: Sequence[str]) -> ApiCallScope:
-    """Return the calls that a mode and a scope mean; both were checked."""
+    """Return the selection of a checked mode and scope."""
     if mode == "list":
         return ListedCallScope(scope)
     if mode == "range":

@@ -1,15 +1,14 @@
-"""Window from one `api_dump_start` to its stop, which is one session of the process, and the
-recorder that discards everything while no window is open.
+"""Window from one `api_dump_start` to its stop, with one session, and the recorder that discards
+everything while no window is open.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
 from rankdump._compat.dump_request import ApiCallScope, ApiDumpRequest
 from rankdump._core.graph import GraphNode, GraphParameter
-from rankdump._core.plan import DumpPlan
 from rankdump._core.rank_identity import RankIdentity
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import (
@@ -22,13 +21,12 @@ from rankdump._core.recorder_protocol import (
 from rankdump._core.timeouts import GroupTimeout
 from rankdump._frameworks.api_calls import ApiOptions
 from rankdump._layout.api_tree import LAYER_KIND, ApiCall
-from rankdump._session.agent_finder import AgentAddress
 from rankdump._session.framework_adapters import ApiIterationHook
 from rankdump._session.rank_session import Session
 
 
 class NullRecorder:
-    """A `Recorder` without a session."""
+    """A `Recorder` that records nothing."""
 
     armed = False
     is_describing = False
@@ -38,7 +36,7 @@ class NullRecorder:
         """Do nothing."""
 
     def is_wanted(self, graph: int, op_name: str, side: TensorSide) -> bool:
-        """Return that nothing is kept."""
+        """Return False."""
         return False
 
     def observe(self, observation: TensorObservation) -> None:
@@ -47,7 +45,7 @@ class NullRecorder:
     def count_loss(
         self, graph: int, op_type: str, op_name: str, side: TensorSide, slot: int, reason: str
     ) -> None:
-        """Count nothing."""
+        """Do nothing."""
 
     def end_call(self, graph: int, op_name: str, *, raised: bool = False) -> None:
         """Do nothing."""
@@ -84,60 +82,42 @@ class NullRecorder:
         """Do nothing."""
 
     def warn_once(self, message: str) -> None:
-        """Write no warning: warnings are written while a dump runs."""
+        """Do nothing."""
 
 
 COUNTING_OPTIONS = ApiOptions()
-"""How calls are counted while nothing is dumped."""
-
-
-@dataclass(frozen=True, slots=True)
-class DumpDestination:
-    """Plan, rank and agent of a dump."""
-
-    plan: DumpPlan
-    identity: RankIdentity
-    agent: AgentAddress
-    step: int
-    """The step that runs when it begins."""
+"""Options for counting calls while nothing is dumped."""
 
 
 def make_window_identity(identity: RankIdentity, number: int) -> RankIdentity:
-    """Return who a process is in its dump of that number, from 0.
+    """Return the identity of a rank in its dump of that number, from 0.
 
-    A rank has one session of a job, and orders are told apart by their jobs.
+    A rank has one session of a job, so each further dump is a job of its own.
     """
     return replace(identity, job_id=f"{identity.job_id}-{number + 1}") if number else identity
 
 
 class DumpWindow:
-    """One session, from now until `close`; the hook is its owner's and only lent to it."""
+    """One session, from creation to `close`, with a borrowed hook."""
 
     def __init__(
-        self, destination: DumpDestination, hook: ApiIterationHook, options: ApiOptions
+        self, session: Session, step: int, hook: ApiIterationHook, options: ApiOptions
     ) -> None:
+        """The window begins in `step`."""
         self.selected_calls = 0
-        """Calls that the scope selected so far."""
+        """Number of calls that the scope selected."""
         self.selected_marks = 0
-        """Marks of modules that it selected."""
+        """Number of layer marks that the scope selected."""
         self._scope = options.scope
         self._hook = hook
-        self._options = ApiOptions(
-            retain_backward=options.retain_backward,
-            filter_data=options.filter_data,
-            filter_stack=options.filter_stack,
-            layers_once=options.layers_once,
-            scope=self._select_call,
-        )
-        self._session = Session(
-            destination.plan, identity=destination.identity, agent=destination.agent
-        )
-        self._session.step(destination.step)
+        self._options = replace(options, scope=self._select_call)
+        self._session = session
+        self._session.step(step)
         self._session.observe(self._lend_hook, "")
 
     @property
     def undelivered(self) -> int:
-        """Tensors that had not reached an agent at the end."""
+        """Number of tensors that were not delivered to an agent."""
         return self._session.undelivered
 
     def begin_step(self, number: int) -> None:
@@ -145,7 +125,7 @@ class DumpWindow:
         self._session.step(number)
 
     def close(self) -> None:
-        """End it; what was dumped is in the tree then."""
+        """Close the session; afterwards the tree has everything that was dumped."""
         self._session.close()
 
     def _select_call(self, call: ApiCall) -> bool:
@@ -162,7 +142,7 @@ class DumpWindow:
 
 
 class _LentHook:
-    """Hook of a session that continues to count calls after the session has detached it."""
+    """Hook for a session; after `detach`, the borrowed hook continues to count calls."""
 
     def __init__(self, hook: ApiIterationHook) -> None:
         self._hook = hook
@@ -183,12 +163,11 @@ class _LentHook:
 def make_api_options(
     request: ApiDumpRequest, scope: ApiCallScope, *, retain_backward: bool
 ) -> ApiOptions:
-    """Return what of the calls is recorded."""
-    holds: Callable[[ApiCall], bool] = scope.is_selected
+    """Return the options of a hook for a request and a scope."""
     return ApiOptions(
         retain_backward=retain_backward,
         filter_data=request.filter_data,
         filter_stack=request.filter_stack,
         layers_once=request.keeps_elements,
-        scope=holds,
+        scope=scope.is_selected,
     )

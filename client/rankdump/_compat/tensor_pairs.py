@@ -1,11 +1,11 @@
 """Tensors of two API dumps in pairs: from info files to tensors, steps, paired calls and paired
 tensors, in the order of troubleshooter's tables. Pairing is pure; only the info files are read.
 
-Where both dumps counted their steps, those steps are used. troubleshooter counts none: its
-comparison takes forward records up to the first backward one for a step, so that a run without
-gradients is one, and what is only forward behind the last gradient belongs to none
-(troubleshooter 1.0.17, api_dump_compare). Beside a dump of its own, ours is split in the same
-way, so that the parts are alike.
+If both dumps have real steps, those are used. troubleshooter does not count steps: in its
+comparison, a step is the forward records up to the first backward one, so that a run without
+gradients is one step, and forward records after the last gradient belong to no step
+(troubleshooter 1.0.17, api_dump_compare). When one of the dumps is troubleshooter's, both are split
+in this way.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from rankdump.errors import CorruptedError
 
 @dataclass(frozen=True, slots=True)
 class ApiInfoTensor:
-    """One line."""
+    """The tensor of one line of an info file."""
 
     name: str
     call: ApiCall
@@ -48,19 +48,19 @@ class ApiInfoTensor:
     recomputed: bool
     shape: TensorShape
     statistics: tuple[float, float, float]
-    """Largest, smallest and mean element; NaN where there is none."""
+    """Largest, smallest and mean element; NaN where the line has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiDumpInfo:
-    """A whole file."""
+    """Content of an info file."""
 
     tensors: tuple[ApiInfoTensor, ...]
     """In the order of the lines."""
     counted: bool = False
-    """Whether its steps are real ones."""
+    """Whether its steps are real."""
     notes: tuple[str, ...] = ()
-    """What was left out, and why."""
+    """Sentences about omissions."""
 
     @property
     def has_no_statistics(self) -> bool:
@@ -69,7 +69,7 @@ class ApiDumpInfo:
 
 
 def read_dump_info(path: Path, *, counted: bool = False) -> ApiDumpInfo:
-    """Return what an info file lists; with `counted` its steps are known to be real ones.
+    """Return the content of an info file; with `counted`, its steps are known to be real.
 
     An incomplete last line is omitted; CorruptedError names any other damaged line.
     """
@@ -100,11 +100,11 @@ class ApiDumpStep:
     """The forward calls of one step, in order."""
 
     number: int | None
-    """None where the dump did not count."""
+    """None where steps are guessed."""
     names: tuple[str, ...]
-    """Of the calls, with their numbers: `NN_Conv2d_0`."""
+    """Names of the calls with their numbers: `NN_Conv2d_0`."""
     calls: tuple[FlowCall, ...]
-    """The same calls, as they are paired."""
+    """The same calls in the form in which they are paired."""
 
 
 @dataclass(slots=True)
@@ -126,14 +126,14 @@ class _StepCall:
 
 
 def guess_steps(tensors: Iterable[ApiInfoTensor], framework: str) -> list[ApiDumpStep]:
-    """Return the steps that troubleshooter takes a dump for, whoever wrote it."""
+    """Return the steps of a dump as troubleshooter splits them."""
     return [_make_step(None, block, framework) for block in _split_blocks(tensors)]
 
 
 def group_counted_steps(
     tensors: Iterable[ApiInfoTensor], framework: str, *, recomputed: bool = False
 ) -> list[ApiDumpStep]:
-    """Return the steps that a dump counted: those calls that are recomputations, or all others."""
+    """Return the real steps of a dump, with its recomputed calls or with all others."""
     blocks: dict[int, list[ApiInfoTensor]] = {}
     for tensor in tensors:
         if tensor.call.direction == "forward" and tensor.recomputed == recomputed:
@@ -144,9 +144,9 @@ def group_counted_steps(
 def pair_steps(
     a: Sequence[ApiDumpStep], b: Sequence[ApiDumpStep]
 ) -> tuple[list[tuple[ApiDumpStep, ApiDumpStep]], str]:
-    """Return which steps are compared, and a sentence about those that are not, if any.
+    """Return the steps in pairs, and a sentence about those without a partner, if any.
 
-    By their numbers where both dumps counted and have some in common, else by their order.
+    Paired by their numbers if both dumps have real steps with common numbers, else by order.
     """
     numbered_a = {step.number: step for step in a if step.number is not None}
     numbered_b = {step.number: step for step in b if step.number is not None}
@@ -182,7 +182,7 @@ def _make_step(number: int | None, tensors: Sequence[ApiInfoTensor], framework: 
     for tensor in tensors:
         stem = tensor.call.stem
         call = places.get(stem)
-        # A layer has no number: it is another call unless nothing came between.
+        # A layer has no number: unless its lines are adjacent, they are of another call.
         if call is None or (tensor.call.kind == LAYER_KIND and call is not calls[-1]):
             call = places[stem] = _StepCall(tensor)
             calls.append(call)
@@ -192,29 +192,29 @@ def _make_step(number: int | None, tensors: Sequence[ApiInfoTensor], framework: 
 
 
 TensorPair: TypeAlias = tuple[ApiInfoTensor | None, ApiInfoTensor | None]
-"""A tensor of each side; one of them is None when it has no partner."""
+"""A tensor of each side; one is None for a tensor without a partner."""
 TensorsByCall: TypeAlias = Mapping[tuple[str, CallDirection], Sequence[ApiInfoTensor]]
-"""Tensors of each call, by its name and direction, those of one side by their places."""
+"""Tensors of each call, by name and direction of the call, sorted by place."""
 
 _MIN_PLACE_DEPTH = 2
 
 
 @dataclass(frozen=True, slots=True)
 class _SpanTensors:
-    """The tensors of calls that stand for others, as the tables list them."""
+    """The tensors of one side of a span, in the order of the tables."""
 
     inputs: list[ApiInfoTensor]
-    """Of the first call."""
+    """Inputs of the first call."""
     inner: tuple[list[ApiInfoTensor], list[ApiInfoTensor], list[ApiInfoTensor]]
-    """Outputs of the first call, all of those between, inputs of the last."""
+    """Outputs of the first call, all tensors of the calls between, inputs of the last call."""
     outputs: list[ApiInfoTensor]
-    """Of the last call."""
+    """Outputs of the last call."""
 
 
 def group_by_call(tensors: Iterable[ApiInfoTensor], files: Container[str] | None) -> TensorsByCall:
-    """Return the tensors to be compared: all, or those that have files.
+    """Return the tensors to compare: all, or those that have files.
 
-    Of several with one name the last counts, at the place of the first.
+    Of several tensors with one name, the last one is used, at the position of the first.
     """
     found: dict[tuple[str, CallDirection], list[ApiInfoTensor]] = {}
     named = {tensor.name: tensor for tensor in tensors if files is None or tensor.name in files}
@@ -229,7 +229,7 @@ def pair_tensors(
     b: tuple[ApiDumpStep, TensorsByCall],
     direction: CallDirection,
 ) -> list[TensorPair]:
-    """Return the rows of one direction; those of the backward in the order of its execution."""
+    """Return the rows of one direction, in execution order."""
     (step_a, held_a), (step_b, held_b) = a, b
     found: list[TensorPair] = []
     for span in spans:
@@ -267,8 +267,8 @@ def _align_tensors(a: Sequence[ApiInfoTensor], b: Sequence[ApiInfoTensor]) -> It
 
 
 def _make_sort_key(tensor: ApiInfoTensor) -> tuple[tuple[int, int, str], ...]:
-    """Return what sorts the tensors of a call: by number, then keywords by name."""
+    """Return the sort key of the tensors of a call: by number, then keywords by name."""
     parts = tensor.place.path.split(".") if tensor.place.path else []
     keys = [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
-    # `output`, `output.0` and `output.0.0` are the same place to the tool.
+    # The tool does not distinguish `output`, `output.0` and `output.0.0`.
     return tuple(keys + [(0, 0, "")] * (_MIN_PLACE_DEPTH - len(keys)))

@@ -1,4 +1,4 @@
-"""Commands over CANN's trees: members of bin files are tensors like any."""
+"""Commands on trees of CANN, where members of bin files are tensors."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_ls_lists_members(tree, capsys):
     assert (first["codec"], first["dtype"], first["shape"]) == ("zstd", "float32", [2, 3])
 
 
-def test_stats_find_what_is_not_finite(tree, capsys):
+def test_stats_finds_nonfinite_members(tree, capsys):
     """Computed from the payloads, one at a time."""
     code, out, _ = told(capsys, "stats", tree.root, "--nonfinite")
     assert code == 0
@@ -59,7 +59,7 @@ def test_stats_find_what_is_not_finite(tree, capsys):
 
 
 @pytest.mark.parametrize("inside", [True, False])
-def test_show_tells_all_tensors_of_a_file(tree, tmp_path, capsys, inside):
+def test_show_prints_all_tensors_of_a_file(tree, tmp_path, capsys, inside):
     """Or the one that is asked for; in a tree or not."""
     (path,) = (tree.root / STARTED).rglob("*.zst")
     if not inside:
@@ -86,19 +86,19 @@ def test_show_tells_all_tensors_of_a_file(tree, tmp_path, capsys, inside):
     assert ("iteration" in one) is inside
 
 
-def test_show_names_what_there_is(tree, tmp_path, capsys):
+def test_show_names_the_tensors_of_a_file(tree, tmp_path, capsys):
     """A tensor that is not in the file is bad usage; an npy file has no names."""
     (path,) = (tree.root / STARTED).rglob("*.zst")
     code, _, err = told(capsys, "show", path, "--tensor", "input.1")
     assert (code, err.count("\n")) == (2, 1)
-    assert "there is input.0, input.2, output.0" in err
+    assert "tensors: input.0, input.2, output.0" in err
     np.save(tmp_path / "own.npy", HALF)
     code, _, err = told(capsys, "show", tmp_path / "own.npy", "--tensor", "input.1")
     assert code == 2
-    assert "the file is one tensor" in err
+    assert "the file is a single tensor" in err
 
 
-def test_show_says_why_there_are_no_values(tmp_path, capsys):
+def test_show_explains_missing_values(tmp_path, capsys):
     """Strings are no failure, a damaged payload is; the others are shown."""
     text = OpInput(13, 2, Shape((2,)), size=5)
     path = write(tmp_path / "text", [serialize_bin_head(DumpData(input=(text,))), b"hello"])
@@ -116,7 +116,7 @@ def test_show_says_why_there_are_no_values(tmp_path, capsys):
     assert "trouble" in body["tensors"][1]
 
 
-def test_a_damaged_bin_is_named_and_the_rest_listed(tree, capsys):
+def test_ls_names_a_damaged_bin_file_and_lists_the_others(tree, capsys):
     """Exit code 1, one line."""
     path = tree.operator(4, NAME, {0: VALUES}, {})
     path.write_bytes(b"junk")
@@ -126,7 +126,7 @@ def test_a_damaged_bin_is_named_and_the_rest_listed(tree, capsys):
     assert "3 tensors" in out
 
 
-def test_tables_of_operators_in_stats(tmp_path, capsys):
+def test_stats_shows_tables_of_operators(tmp_path, capsys):
     """Figures without files."""
     tree = CannTree(tmp_path)
     header = "Input/Output,Index,Data Size,Data Type,Format,Shape,Count,Max Value,Min Value"

@@ -26,7 +26,7 @@ def said(output: str) -> dict[str, str]:
     return {name: value.strip() for name, _, value in lines}
 
 
-def test_a_plan_in_words(tmp_path, capsys):
+def test_check_describes_every_setting_of_a_plan(tmp_path, capsys):
     """Every choice that decides what lands where is one line."""
     own: dict[str, object] = {"codec": "none", "on_full": "drop", "strict": True}
     kernels = ["Conv2D", "Default/a-A/A-op0", "name-regex(.*relu.*)"]
@@ -92,7 +92,7 @@ SPECIAL: list[tuple[dict[str, object], dict[str, object], dict[str, object], dic
 
 
 @pytest.mark.parametrize(("changes", "e2e", "own", "facts"), SPECIAL)
-def test_what_a_plan_keeps(tmp_path, capsys, changes, e2e, own, facts):
+def test_check_describes_content_and_trigger(tmp_path, capsys, changes, e2e, own, facts):
     """Content, trigger and marks are said; every line of them as it stands here."""
     assert run_command_line(["config", "check", written(tmp_path, own, e2e=e2e, **changes)]) == 0
     assert said(capsys.readouterr().out).items() >= facts.items()
@@ -149,7 +149,7 @@ ACL: list[tuple[dict[str, object], dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("dump", "facts"), ACL)
-def test_a_plan_of_cann_in_words(tmp_path, capsys, dump, facts):
+def test_check_describes_an_acl_plan(tmp_path, capsys, dump, facts):
     """An acl.json is found by its key, and is checked by the same command."""
     path = tmp_path / "acl.json"
     path.write_text(json.dumps({"dump": {"dump_path": str(tmp_path), **dump}}))
@@ -157,7 +157,7 @@ def test_a_plan_of_cann_in_words(tmp_path, capsys, dump, facts):
     assert said(capsys.readouterr().out).items() >= facts.items()
 
 
-def test_a_fault_of_an_acl_file(tmp_path, capsys):
+def test_check_reports_the_code_of_cann(tmp_path, capsys):
     """The line ends in the code that CANN reports."""
     path = tmp_path / "acl.json"
     path.write_text(json.dumps({"dump": {"dump_path": str(tmp_path), "dump_step": "5-3"}}))
@@ -165,7 +165,7 @@ def test_a_fault_of_an_acl_file(tmp_path, capsys):
     assert capsys.readouterr().err.endswith("'5-3' (EP0003)\n")
 
 
-def test_warnings_follow(tmp_path, capsys):
+def test_check_prints_warnings_last(tmp_path, capsys):
     """What is accepted and will surprise stands last, line by line; the code is that of success."""
     path = written(tmp_path, e2e=ABSENT, iteration="5-3", op_debug_mode=0)
     assert run_command_line(["config", "check", path]) == 0
@@ -178,7 +178,7 @@ def test_warnings_follow(tmp_path, capsys):
     assert len(json.loads(capsys.readouterr().out)["warnings"]) == 2
 
 
-def test_a_plan_for_scripts(tmp_path, capsys, monkeypatch):
+def test_check_prints_json(tmp_path, capsys, monkeypatch):
     """The JSON form is the one that travels, with the environment's changes in it."""
     monkeypatch.setenv("RANKDUMP_OUTPUT", "/data/elsewhere")
     assert run_command_line(["config", "check", "--json", written(tmp_path)]) == 0
@@ -194,7 +194,7 @@ def test_a_plan_for_scripts(tmp_path, capsys, monkeypatch):
         ({"saved_data": "statistics"}, ["saved_data", "'statistics'", '"full"']),
     ],
 )
-def test_the_key_at_fault(tmp_path, capsys, changes, words):
+def test_check_names_the_invalid_key(tmp_path, capsys, changes, words):
     """One line with file, key, value and what is allowed; the code is 2."""
     path = written(tmp_path, **changes)
     assert run_command_line(["config", "check", path]) == 2
@@ -204,7 +204,7 @@ def test_the_key_at_fault(tmp_path, capsys, changes, words):
     assert all(word in seen.err for word in [path, *words])
 
 
-def test_a_missing_verb_is_one_line(capsys):
+def test_config_without_a_command_is_an_error_in_one_line(capsys):
     """A group without a command says so, as any other wrong use."""
     assert run_command_line(["config"]) == 2
     assert capsys.readouterr().err == "rankdump: Missing command.\n"

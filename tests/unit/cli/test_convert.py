@@ -1,4 +1,4 @@
-"""`rankdump convert`: names, formats, what is reported and what the exit code says."""
+"""`rankdump convert`: names, formats, reports and exit codes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(capsys, source, out, *more):
     return code, told.out, told.err
 
 
-def test_without_a_format(source, tmp_path, capsys):
+def test_convert_keeps_device_shapes_without_a_format(source, tmp_path, capsys):
     """Device shapes, and what the chip and the host kept beside the tensors."""
     out = tmp_path / "out"
     code, said, err = run(capsys, source / NAME, out)
@@ -58,7 +58,7 @@ def test_without_a_format(source, tmp_path, capsys):
     assert said == f"{out}: 5 tensors of 1 file, 2.36 KiB written\n"
 
 
-def test_with_a_format(source, tmp_path, capsys):
+def test_convert_to_a_format(source, tmp_path, capsys):
     """Converted and cropped; an ND tensor has nothing to become, and the rest is converted."""
     code, said, err = run(capsys, source, tmp_path / "out", "-f", "NCHW")
     assert code == 1
@@ -78,7 +78,7 @@ def test_with_a_format(source, tmp_path, capsys):
     assert listed == f"{path.absolute()}\n"
 
 
-def test_elements_alone(source, tmp_path, capsys):
+def test_convert_to_bare_elements(source, tmp_path, capsys):
     code, _, _ = run(capsys, source / NAME, tmp_path / "plain", "-t", "bin")
     assert code == 0
     assert files_of(tmp_path / "plain")[:2] == [
@@ -91,7 +91,7 @@ def test_elements_alone(source, tmp_path, capsys):
     assert (tmp_path / "nchw" / name).read_bytes() == IMAGE.tobytes()
 
 
-def test_an_original_shape_of_another_order(source, tmp_path, capsys):
+def test_convert_does_not_crop_to_a_shape_of_another_order(source, tmp_path, capsys):
     """The header's shape is NCHW: as NHWC it is no part of the result, which stays whole."""
     code, _, err = run(capsys, source / NAME, tmp_path / "out", "-f", "NHWC", "-t", "bin", "-i", 0)
     assert code == 0
@@ -102,21 +102,21 @@ def test_an_original_shape_of_another_order(source, tmp_path, capsys):
     )
 
 
-def test_a_shape_of_ones_own(source, tmp_path, capsys):
+def test_convert_crops_to_the_shape_option(source, tmp_path, capsys):
     code, _, err = run(capsys, source / NAME, tmp_path, "-f", "NHWC", "-i", "0", "-s", "2,3,5,20")
     assert (code, err) == (0, "")
     found = np.load(tmp_path / f"{NAME}.input.0.2x3x5x20.npy")
     assert np.array_equal(found, IMAGE.transpose(0, 2, 3, 1))
 
 
-def test_one_tensor(source, tmp_path, capsys):
+def test_convert_one_tensor(source, tmp_path, capsys):
     code, _, _ = run(capsys, source / NAME, tmp_path / "out", "--output-tensor", 0)
     assert (code, files_of(tmp_path / "out")) == (0, [f"{NAME}.output.0.npy"])
     code, _, err = run(capsys, source / NAME, tmp_path / "out", "-i", 2)
     assert (code, err) == (1, f"{source / NAME}: the file has no input 2\n")
 
 
-def test_packed_files_have_the_same_names(source, tmp_path, capsys):
+def test_convert_drops_the_packing_suffix(source, tmp_path, capsys):
     """Ours end in `.zst`, which is no part of an output's name."""
     plain = (source / NAME).read_bytes()
     run(capsys, source, tmp_path / "plain")
@@ -129,7 +129,7 @@ def test_packed_files_have_the_same_names(source, tmp_path, capsys):
         assert (tmp_path / "packed" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
 
 
-def test_the_rest_is_converted(source, tmp_path, capsys):
+def test_convert_continues_after_damaged_files(source, tmp_path, capsys):
     """Damaged, unknown and empty files in a folder with whole ones; npy files are left alone."""
     whole = (source / NAME).read_bytes()
     (source / "Cut.a.1.2.3").write_bytes(whole[:-1])
@@ -159,20 +159,20 @@ def test_the_rest_is_converted(source, tmp_path, capsys):
     assert "convert_failed_file_list.txt" not in files_of(tmp_path / "out")
 
 
-def test_an_empty_file_does_not_fail_the_run(tmp_path, capsys):
+def test_convert_succeeds_with_an_empty_file(tmp_path, capsys):
     (tmp_path / NAME).write_bytes(b"")
     code, said, err = run(capsys, tmp_path / NAME, tmp_path / "out")
     assert (code, err) == (0, f"{tmp_path / NAME}: empty\n")
     assert said.endswith("0 tensors of 1 file, 0 B written, 1 empty\n")
 
 
-def test_nothing_to_convert(tmp_path, capsys):
+def test_convert_of_a_folder_without_bin_files_is_an_error(tmp_path, capsys):
     (tmp_path / "a.npy").write_bytes(b"")
     code, _, err = run(capsys, tmp_path, tmp_path / "out")
     assert (code, err) == (1, f"rankdump: {tmp_path}: no bin file found\n")
 
 
-def test_a_tree_keeps_its_folders(source, tmp_path, capsys):
+def test_convert_recursive_keeps_folders(source, tmp_path, capsys):
     """What stands in OUT, which is part of the tree here, is not converted again."""
     below = source / "0" / "step 7"
     below.mkdir(parents=True)
@@ -186,7 +186,7 @@ def test_a_tree_keeps_its_folders(source, tmp_path, capsys):
     assert f"0/step 7/{NAME}.output.0.24.float32.NCHW.bin" in files_of(source / "out")
 
 
-def test_overflow_files_become_json(tmp_path, capsys):
+def test_convert_writes_overflow_files_as_json(tmp_path, capsys):
     payload = np.zeros(2048, np.uint8)
     payload[1040] = 0x20
     name = "Opdebug.Node_OpDebug.3.5.1719000000123456"
@@ -200,7 +200,7 @@ def test_overflow_files_become_json(tmp_path, capsys):
         )
 
 
-def test_long_names(tmp_path, capsys):
+def test_convert_shortens_long_names(tmp_path, capsys):
     """A digest stands for a name of 255 characters, once in mapping.csv however often it ran."""
     name = "A." + "n" * 230 + ".1.2.345678"
     (tmp_path / name).write_bytes(bin_file(tensor("output", numbered((2, 3)))))
@@ -215,7 +215,7 @@ def test_long_names(tmp_path, capsys):
     assert short.endswith(".bin")
 
 
-def test_json(source, tmp_path, capsys):
+def test_convert_prints_json(source, tmp_path, capsys):
     (source / "Empty.a.1.2.3").write_bytes(b"")
     code, said, err = run(capsys, source, tmp_path / "out", "-f", "NHWC", "--json")
     told = json.loads(said)
@@ -242,7 +242,7 @@ def test_json(source, tmp_path, capsys):
         (("--jobs", "0"), "0 is not in the range"),
     ],
 )
-def test_bad_usage(source, tmp_path, capsys, more, said):
+def test_convert_rejects_wrong_usage(source, tmp_path, capsys, more, said):
     code, _, err = run(capsys, source / NAME, tmp_path / "out", *more)
     assert code == 2
     assert said in err
@@ -250,14 +250,14 @@ def test_bad_usage(source, tmp_path, capsys, more, said):
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_for_one_file(source, tmp_path, capsys):
+def test_convert_rejects_options_of_one_file_for_a_folder(source, tmp_path, capsys):
     code, _, err = run(capsys, source, tmp_path / "out", "-f", "NCHW", "-s", "1,2")
     assert (code, "are for one file" in err) == (2, True)
     assert run(capsys, source / "absent", tmp_path / "out")[0] == 2
     assert run(capsys, source / NAME, source / NAME)[0] == 2
 
 
-def test_an_output_that_cannot_be_written(source, tmp_path, capsys):
+def test_convert_reports_an_output_that_cannot_be_written(source, tmp_path, capsys):
     """A folder stands under the name of one output; the others are written."""
     (tmp_path / "out" / f"{NAME}.input.0.npy").mkdir(parents=True)
     code, _, err = run(capsys, source / NAME, tmp_path / "out")
@@ -266,7 +266,7 @@ def test_an_output_that_cannot_be_written(source, tmp_path, capsys):
     assert len(files_of(tmp_path / "out")) == 4
 
 
-def test_nothing_leaves_out(source, tmp_path, capsys):
+def test_convert_writes_nothing_outside_the_output_folder(source, tmp_path, capsys):
     """Links in the output folder lead nowhere; what stands under a file's name is replaced."""
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -285,7 +285,7 @@ def test_nothing_leaves_out(source, tmp_path, capsys):
     assert Path(out / f"{NAME}.input.0.npy").is_file()
 
 
-def test_two_files_of_one_name(source, tmp_path, capsys):
+def test_convert_reports_two_files_of_one_name(source, tmp_path, capsys):
     """The plain one is converted, the packed one is named."""
     (source / f"{NAME}.zst").write_bytes(packed_file_of((source / NAME).read_bytes()))
     code, _, err = run(capsys, source, tmp_path / "out")
@@ -294,14 +294,14 @@ def test_two_files_of_one_name(source, tmp_path, capsys):
     assert len(files_of(tmp_path / "out")) == 6
 
 
-def test_an_output_folder_that_cannot_be(source, tmp_path, capsys):
+def test_convert_rejects_an_impossible_output_folder(source, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     code, _, err = run(capsys, source, tmp_path / "file" / "out")
     assert (code, err.count("\n")) == (2, 1)
     assert f"{tmp_path / 'file'}" in err
 
 
-def test_a_folder_that_cannot_be_listed(source, tmp_path, capsys, monkeypatch):
+def test_convert_reports_an_unreadable_folder(source, tmp_path, capsys, monkeypatch):
     """What nobody could look into is named, and the rest converted."""
     (source / "closed").mkdir()
     scandir = os.scandir
@@ -318,7 +318,9 @@ def test_a_folder_that_cannot_be_listed(source, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(("patience_s", "shown"), [(-1.0, True), (3600.0, False)])
-def test_a_bar_for_those_who_wait(source, tmp_path, monkeypatch, patience_s, shown):
+def test_convert_shows_a_progress_bar_on_a_terminal(
+    source, tmp_path, monkeypatch, patience_s, shown
+):
     """On a terminal, and only when there is time to see it."""
     master, terminal = pty.openpty()
     monkeypatch.setattr(progress, "_PROGRESS_DELAY_S", patience_s)
@@ -343,7 +345,7 @@ def told(capsys, *arguments):
 
 
 @pytest.mark.parametrize("out", ["-out", "--output", "--out", "-o"])
-def test_options_as_msaccucmp_spells_them(out, source, tmp_path, capsys):
+def test_convert_accepts_the_options_of_msaccucmp(out, source, tmp_path, capsys):
     """A command line of the tutorial works as it stands there."""
     file = source / NAME
     line = ("-d", file, out, tmp_path / "out", "-f", "NCHW", "-t", "npy", "-v", "2", "-i", "0")
@@ -351,7 +353,7 @@ def test_options_as_msaccucmp_spells_them(out, source, tmp_path, capsys):
     assert (code, len(list((tmp_path / "out").iterdir()))) == (0, 1), said
 
 
-def test_the_short_option_is_a_number_beside_the_long_one(source, tmp_path, capsys):
+def test_convert_takes_short_o_as_a_number_beside_out(source, tmp_path, capsys):
     """`-o` of msaccucmp is one output; without `-out` it is the folder, as it was here."""
     file = source / NAME
     options = ("--dump_file", file, "-out", tmp_path / "out", "-f", "NCHW")
@@ -363,7 +365,7 @@ def test_the_short_option_is_a_number_beside_the_long_one(source, tmp_path, caps
     assert "a folder for the converted files is missing" in told(capsys, "-d", file)[2]
 
 
-def test_names_of_several_lines_are_one_line(tmp_path, capsys):
+def test_convert_escapes_line_breaks_in_names(tmp_path, capsys):
     """A name that holds a newline breaks neither what is said nor the list of failures."""
     folder = tmp_path / "dump"
     folder.mkdir()
@@ -375,7 +377,7 @@ def test_names_of_several_lines_are_one_line(tmp_path, capsys):
     assert listed == f"{folder}/Conv.a\\nb.1.2.3"
 
 
-def test_pipes_and_hidden_files_are_said(source, tmp_path, capsys):
+def test_convert_reports_pipes_and_hidden_files(source, tmp_path, capsys):
     """Nobody waits for a pipe; what is hidden is no failure. Both are named."""
     os.mkfifo(source / "Conv.pipe.1.2.3")
     (source / ".Conv.hidden.1.2.4").write_bytes(bin_file(*PARTS))

@@ -1,4 +1,4 @@
-"""What the commands ask a daemon, against servicers that answer from a table."""
+"""Commands that call a daemon, with servicers that return fixed responses."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def address(socket_folder):
     server.stop(None).wait()
 
 
-def test_status_shows_what_the_agent_knows(address, capsys, monkeypatch):
+def test_status_shows_the_view_of_the_agent(address, capsys, monkeypatch):
     """The environment names the agent; table, losses, findings, load and tree are shown."""
     monkeypatch.setenv("RANKDUMP_AGENT", address)
     assert run_command_line(["status"]) == 0
@@ -139,7 +139,7 @@ def test_status_json_is_the_view(address, capsys):
     assert body["sessions"][0]["state"] == "lost"
 
 
-def test_order_asks_the_coordinator(address, capsys, monkeypatch):
+def test_order_prints_the_pages_of_the_coordinator(address, capsys, monkeypatch):
     """Pages are joined, long listings cut with a word about it, members missing are named."""
     monkeypatch.setenv("RANKDUMP_COORDINATOR", address)
     assert run_command_line(["order"]) == 0
@@ -189,12 +189,12 @@ def test_order_of_one_rank_or_graph(address, capsys, options, count):
     assert len(json.loads(capsys.readouterr().out)["entries"]) == count
 
 
-def test_drain_says_what_is_left(address):
+def test_drain_agent_returns_the_records_left(address):
     """Zero only when everything is in the tree."""
     assert drain_agent(address, timeout_s=2) == 0
     assert drain_agent(address, timeout_s=0.5) == 7
 
 
-def test_a_server_without_health_does_not_serve(address):
+def test_server_without_health_service_is_not_serving(address):
     """Only the health service's word counts."""
     assert not is_daemon_serving(address)

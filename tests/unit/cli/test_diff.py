@@ -1,4 +1,4 @@
-"""`rankdump diff`: what it compares, what it prints and writes, and what the exit code says."""
+"""`rankdump diff`: selection, output, files and exit codes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def b(tmp_path):
     return grown(tmp_path / "b")
 
 
-def test_where_it_starts(a, b, capsys):
+def test_diff_names_the_origin_first(a, b, capsys):
     code, out, err = told(capsys, a, b)
     lines = out.splitlines()
     assert (code, err) == (1, "")
@@ -63,21 +63,21 @@ def test_where_it_starts(a, b, capsys):
     assert all(len(line) <= 100 for line in lines[lines.index(titles) :])
 
 
-def test_nothing_differs(a, capsys):
+def test_diff_of_equal_dumps_succeeds(a, capsys):
     code, out, _ = told(capsys, a, a)
     assert code == 0
     assert out.splitlines()[0] == "nothing differs"
     assert "32 pairs of tensors: 32 equal" in out
 
 
-def test_tolerances(a, b, capsys):
+def test_diff_applies_tolerances(a, b, capsys):
     assert told(capsys, a, b, "--atol", "0.01")[0] == 0
     code, out, _ = told(capsys, a, b, "--atol", "0", "--rtol", "1e-3")
     assert code == 1
     assert "close is within 0 + 0.001 * |b|" in out
 
 
-def test_limit_and_all(a, b, capsys):
+def test_diff_limits_rows(a, b, capsys):
     _, out, _ = told(capsys, a, b, "--limit", "4")
     assert "... 10 more rows: --limit 0 lists all that differ, --all every one" in out
     _, out, _ = told(capsys, a, b, "--limit", "0")
@@ -86,7 +86,7 @@ def test_limit_and_all(a, b, capsys):
     assert sum("Linear-op0" in line and "put.0" in line for line in out.splitlines()) >= 32
 
 
-def test_parts_of_a_tree(a, b, capsys):
+def test_diff_compares_parts_of_a_tree(a, b, capsys):
     """By options, and by the folder of a rank or an iteration."""
     for arguments in (
         (a, b, "--rank", "1", "--iteration", "1"),
@@ -104,7 +104,7 @@ def test_parts_of_a_tree(a, b, capsys):
     assert "16 pairs of tensors" in out
 
 
-def test_two_iterations_and_two_ranks_of_one_tree(b, capsys):
+def test_diff_compares_iterations_and_ranks_of_one_tree(b, capsys):
     code, out, _ = told(capsys, b, b, "--iteration-a", "0", "--iteration-b", "1", "--rank", "0")
     assert (code, "8 pairs of tensors: 8 different" in out) == (1, True)
     code, out, _ = told(capsys, b / "rank_0", b / "rank_1", "--iteration", "0")
@@ -114,7 +114,7 @@ def test_two_iterations_and_two_ranks_of_one_tree(b, capsys):
     assert told(capsys, b, b, *first, *second)[0] == 0
 
 
-def test_a_path_and_an_option_that_contradict(a, b, capsys):
+def test_diff_rejects_a_path_that_contradicts_an_option(a, b, capsys):
     code, out, err = told(capsys, a / "rank_1", b, "--rank", "0")
     assert (code, out, err) == (2, "", "rankdump: A is the folder of rank 1 alone\n")
     folder = b / "rank_1" / "Net" / "0" / "1"
@@ -133,7 +133,7 @@ def test_a_path_and_an_option_that_contradict(a, b, capsys):
         (["--map", "nowhere.csv"], "nowhere.csv"),
     ],
 )
-def test_bad_usage_is_one_line(a, b, capsys, arguments, says):
+def test_diff_rejects_wrong_usage_in_one_line(a, b, capsys, arguments, says):
     code, out, err = told(capsys, a, b, *arguments)
     assert (code, out) == (2, "")
     assert err.startswith("rankdump: ")
@@ -141,14 +141,14 @@ def test_bad_usage_is_one_line(a, b, capsys, arguments, says):
     assert err.count("\n") == 1
 
 
-def test_no_tree(a, tmp_path, capsys):
+def test_diff_of_another_folder_is_an_error(a, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     code, _, err = told(capsys, a, tmp_path / "empty")
     assert (code, err.count("\n")) == (1, 1)
     assert "not a dump tree" in err
 
 
-def test_json(a, b, capsys):
+def test_diff_prints_one_json_object(a, b, capsys):
     """One object, and nothing beside it, whatever else is written."""
     folder = a.parent / "tables"
     code, out, err = told(capsys, a, b, "--json", "--csv", folder)
@@ -160,7 +160,7 @@ def test_json(a, b, capsys):
     assert (folder / "ts_api_forward_compare_0.csv").exists()
 
 
-def test_tables(a, b, tmp_path, capsys):
+def test_diff_writes_tables(a, b, tmp_path, capsys):
     folder = tmp_path / "tables"
     code, out, _ = told(capsys, a, b, "--rank", "0", "--csv", folder)
     assert code == 1
@@ -174,7 +174,7 @@ def test_tables(a, b, tmp_path, capsys):
     assert '"False"' in (folder / "ts_api_forward_compare_1.csv").read_text()
 
 
-def test_page(a, b, tmp_path, capsys):
+def test_diff_writes_a_page(a, b, tmp_path, capsys):
     page = tmp_path / "page.html"
     code, out, _ = told(capsys, a, b, "--html", page)
     assert (code, out.splitlines()[-1]) == (1, f"{page} written")
@@ -184,7 +184,7 @@ def test_page(a, b, tmp_path, capsys):
     assert told(capsys, a, b, "--html", closed)[0] == 2
 
 
-def test_without_bokeh(a, b, tmp_path, capsys, monkeypatch):
+def test_diff_without_bokeh_fails_before_the_comparison(a, b, tmp_path, capsys, monkeypatch):
     """One line, before any work is done."""
     monkeypatch.setitem(sys.modules, "bokeh", None)
     for name in [
@@ -198,7 +198,7 @@ def test_without_bokeh(a, b, tmp_path, capsys, monkeypatch):
     assert err.startswith("rankdump: --html needs bokeh, pip install 'rankdump[report]'")
 
 
-def test_options_reach_the_comparison(a, b, tmp_path, capsys, monkeypatch):
+def test_diff_passes_its_options_to_compare(a, b, tmp_path, capsys, monkeypatch):
     """Every option means what `rankdump.compare` calls by its name."""
     asked = {}
 
@@ -236,7 +236,7 @@ def test_options_reach_the_comparison(a, b, tmp_path, capsys, monkeypatch):
     }
 
 
-def test_at_most_is_the_largest_of_all_ranks(tmp_path, capsys):
+def test_diff_names_the_largest_error_of_all_ranks(tmp_path, capsys):
     """The headline names both ranks, so its error is that of the rank that is apart the most."""
     roots = []
     for off in (0.0, 1.0):
@@ -255,7 +255,7 @@ def test_at_most_is_the_largest_of_all_ranks(tmp_path, capsys):
     assert "the same on ranks 1, 2" in lines[2]
 
 
-def test_types_that_differ_are_in_the_headline(tmp_path, capsys):
+def test_diff_mentions_different_types_first(tmp_path, capsys):
     """Also where all numbers are the same, and beside what differs."""
     roots = []
     for dtype, by in (("float32", 0.0), ("float16", 0.0), ("float16", 1.0)):
@@ -276,7 +276,7 @@ def test_types_that_differ_are_in_the_headline(tmp_path, capsys):
     assert any(line.startswith("types differ in 2 pairs") for line in out.splitlines()[:6])
 
 
-def test_nothing_compared_is_said_as_that(tmp_path, capsys):
+def test_diff_states_that_nothing_was_compared(tmp_path, capsys):
     """No call has a partner: that is no answer to where the two part."""
     roots = []
     for name in ("Default/x-Relu/Relu-op0", "Default/y-Conv/Conv-op0"):

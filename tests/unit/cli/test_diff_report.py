@@ -1,4 +1,4 @@
-"""A comparison on the terminal: where it starts, counts, rows, what has no partner."""
+"""Comparison on the terminal: origins, counts, rows, calls without a partner."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rankdump._analysis.compare.report_summary import select_excerpt
 from rankdump._cli import diff_report as view
 
 
-def test_it_leads_with_the_operator():
+def test_format_origins_begins_with_the_operator():
     assert view.format_origins(report()) == [
         "the difference starts at layers.3/Linear-op0",
         "  rank 0-1, iteration 0, forward",
@@ -19,7 +19,7 @@ def test_it_leads_with_the_operator():
     assert view.format_origins(agreeing()) == ["nothing differs"]
 
 
-def test_ambiguous_is_an_answer():
+def test_format_origins_lists_candidates_of_an_ambiguous_origin():
     """With why, and every candidate; of many, the likeliest."""
     both = origin(suspect(), suspect(4, 1, backward=True, source=()), why="the order is unknown")
     assert view.format_origins(report(origins=(both,), rank_origins=())) == [
@@ -36,7 +36,7 @@ def test_ambiguous_is_an_answer():
     assert lines[-1] == "  ... and 1 more candidate"
 
 
-def test_ranks_that_part_elsewhere_are_said():
+def test_format_origins_lists_other_origins_of_ranks():
     elsewhere = origin(suspect(5, 2, reason="its output differs", source=()))
     made = report(rank_origins=(origin(suspect()), elsewhere))
     assert view.format_origins(made)[1] == "  rank 0, iteration 0, forward"
@@ -46,7 +46,7 @@ def test_ranks_that_part_elsewhere_are_said():
     ]
 
 
-def test_what_is_not_finite_has_a_side():
+def test_format_origins_names_the_side_of_nonfinite_values():
     """It is said beside the difference, or without one."""
     found = origin(
         suspect(2, 1, reason="its input is finite; 3 NaN in output.0"), kind="nonfinite", side="a"
@@ -59,7 +59,7 @@ def test_what_is_not_finite_has_a_side():
     ]
 
 
-def test_the_table():
+def test_format_rows_prints_a_table():
     made = report()
     lines = view.format_rows(select_excerpt(made, 20), made, width=100)
     assert " ".join(lines[0].split()) == "rank operator place verdict max abs mean abs cosine close"
@@ -71,7 +71,7 @@ def test_the_table():
     assert all(len(line) <= 100 for line in lines)
 
 
-def test_long_names_give_way_in_the_middle():
+def test_format_rows_shortens_long_names_in_the_middle():
     name = "Default/network-Net/" + "encoder_block-Block/" * 12 + "Linear-op0"
     made = report(
         [row(0, "output.0", outcome(TensorVerdict.DIFFERENT, 0.5), name=name)], origins=()
@@ -82,7 +82,7 @@ def test_long_names_give_way_in_the_middle():
     assert "block/Linear-op0" in line
 
 
-def test_columns_that_say_nothing_are_left_out():
+def test_format_rows_omits_constant_columns():
     """Of one rank and one iteration, and of figures without elements."""
     figured = PairOutcome(TensorVerdict.DIFFERENT, (), None, {"max": 0.25, "l2norm": 1.5})
     made = report([row(0, "output.0", figured)], origins=(), rank_origins=())
@@ -104,7 +104,7 @@ def test_columns_that_say_nothing_are_left_out():
     assert lines == ["iteration", "-", "7"]
 
 
-def test_findings():
+def test_format_remarks_lists_findings():
     wrong = outcome(TensorVerdict.DIFFERENT, 0.5, "dtypes differ: float32 and bfloat16")
     rows = [row(n, "output.0", wrong) for n in range(6)]
     told = view.format_remarks(rows)
@@ -113,7 +113,7 @@ def test_findings():
     assert len(view.format_remarks(rows, everything=True)) == 6
 
 
-def test_what_has_no_partner_is_listed_in_short():
+def test_format_unmatched_lists_each_call_once():
     """A call once, with its ranks and iterations, however many tensors it has."""
     rows = [
         row(
@@ -142,7 +142,7 @@ def test_what_has_no_partner_is_listed_in_short():
     assert view.format_unmatched(report()) == []
 
 
-def test_extra_measures():
+def test_format_extra_measures_lists_msaccucmp_measures():
     told = PairOutcome(
         TensorVerdict.DIFFERENT, extra={"CosineSimilarity": 0.5, "MaxAbsoluteError": 2.0}
     )

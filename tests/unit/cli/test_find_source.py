@@ -38,7 +38,7 @@ def grown(tree):
     return tree
 
 
-def test_operators_and_files_of_a_line(grown, capsys):
+def test_find_source_prints_operators_and_files_of_a_line(grown, capsys):
     """The line, each operator once for all ranks, and paths below the tree's root."""
     code, out, _ = told(capsys, "find-source", grown.root, "model.py:7")
     lines = [line.strip() for line in out.splitlines() if line]
@@ -50,7 +50,7 @@ def test_operators_and_files_of_a_line(grown, capsys):
     assert len(lines) == 9
 
 
-def test_the_files_are_cut_at_a_limit(grown, capsys):
+def test_find_source_limits_files(grown, capsys):
     """Six of an operator, or as many as were asked for; the rest is counted."""
     _, out, _ = told(capsys, "find-source", grown.root, "model.py:7", "--limit", "2")
     assert "... 4 more files" in out
@@ -59,13 +59,13 @@ def test_the_files_are_cut_at_a_limit(grown, capsys):
     assert "rank_0/" not in out
 
 
-def test_operators_without_files_are_named(grown, capsys):
+def test_find_source_names_operators_without_files(grown, capsys):
     """They came from the line as well; nothing of theirs was dumped."""
     _, out, _ = told(capsys, "find-source", grown.root, "loss = net(x)")
     assert "1 operator without a file: Default/MakeTuple-op0" in out
 
 
-def test_another_number_is_said(grown, capsys):
+def test_find_source_states_a_match_of_another_number(grown, capsys):
     """A match by the scope alone is no silent one."""
     for rank in (0, 1):
         grown.graph(rank, TEXT.replace("Conv2d-op0", "Conv2d-op4"))
@@ -73,7 +73,7 @@ def test_another_number_is_said(grown, capsys):
     assert f"other numbers in the names of the files: {CONV}" in out
 
 
-def test_json(grown, capsys):
+def test_find_source_prints_json(grown, capsys):
     """A script gets every operator of every rank, with every file."""
     _, out, _ = told(capsys, "find-source", grown.root, "train.py:40", "--json")
     body = json.loads(out)
@@ -84,7 +84,7 @@ def test_json(grown, capsys):
     assert len(first["tensors"]) == 3
 
 
-def test_a_line_that_nothing_came_from(grown, capsys):
+def test_find_source_of_a_line_without_operators_names_the_files(grown, capsys):
     """Says which source files there are, and is no failure."""
     code, out, _ = told(capsys, "find-source", grown.root, "train.py:41")
     assert code == 0
@@ -95,14 +95,14 @@ def test_a_line_that_nothing_came_from(grown, capsys):
     ("options", "words"),
     [(["--graph", "7"], "none of its 2 graphs"), (["--rank", "9"], "none of its 2 graphs")],
 )
-def test_no_such_graph(grown, capsys, options, words):
+def test_find_source_without_a_matching_graph_is_an_error(grown, capsys, options, words):
     """Nothing to search in is an error in one line."""
     code, out, err = told(capsys, "find-source", grown.root, "x", *options)
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert words in err
 
 
-def test_a_tree_without_graphs(tree, capsys):
+def test_find_source_in_a_tree_without_graphs_is_an_error(tree, capsys):
     """The line says what was expected, and where."""
     tree.tensor(0, 0, CONV, np.ones(2, np.float32))
     code, _, err = told(capsys, "find-source", tree.root, "x")

@@ -1,4 +1,4 @@
-"""A dump of msprobe has folders as a dump of APIs; it must not pass for an empty one."""
+"""Rejection of msprobe dumps, which have the folders of an API dump."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def dump(request, tmp_path):
 
 @pytest.mark.parametrize("command", ["ls", "stats", "status", "find-source", "diff"])
 @pytest.mark.parametrize("below", ["", "step0"])
-def test_it_is_named_in_one_line(command, below, dump, capsys):
+def test_commands_reject_an_msprobe_dump_in_one_line(command, below, dump, capsys):
     """From the whole dump and from a step, in every command, with what reads it."""
     root = str(dump / below)
     more = {"diff": [root], "find-source": ["net.py:1"]}.get(command, [])
@@ -37,12 +37,12 @@ def test_it_is_named_in_one_line(command, below, dump, capsys):
     assert "rankdump.migrator" in captured.err
 
 
-def test_in_python_as_well(dump):
+def test_open_rejects_an_msprobe_dump(dump):
     with pytest.raises(CorruptedError, match="a dump of msprobe"):
         rankdump.open(dump / "step0")
 
 
-def test_an_empty_dump_of_apis_is_still_one(tmp_path):
+def test_empty_api_dump_is_not_taken_for_msprobe(tmp_path):
     """Only what msprobe writes is taken for its dump."""
     folder = tmp_path / "rank0"
     folder.mkdir()

@@ -49,7 +49,7 @@ def tree_of(root: Path, *hints: TimeoutHint) -> Path:
     return root
 
 
-def test_a_tree_is_read_at_100_columns(tmp_path: Path, capsys):
+def test_hints_of_a_tree_fit_100_columns(tmp_path: Path, capsys):
     code, out, _ = told(capsys, "hints", tree_of(tmp_path, NEAR, FINE))
     title, near, fine, blank, *said = out.splitlines()
     assert code == 1
@@ -66,11 +66,11 @@ def test_a_tree_is_read_at_100_columns(tmp_path: Path, capsys):
     ]
 
 
-def test_all_is_well(tmp_path: Path, capsys):
+def test_hints_succeeds_without_urgent_hints(tmp_path: Path, capsys):
     assert told(capsys, "hints", tree_of(tmp_path, FINE))[0] == 0
 
 
-def test_json_has_every_field(tmp_path: Path, capsys):
+def test_hints_json_has_every_field(tmp_path: Path, capsys):
     code, out, _ = told(capsys, "hints", tree_of(tmp_path, NEAR), "--json")
     (hint,) = json.loads(out)["hints"]
     assert code == 1
@@ -78,7 +78,7 @@ def test_json_has_every_field(tmp_path: Path, capsys):
     assert hint["share"] == pytest.approx(0.5447)
 
 
-def test_without_a_file_or_with_both_sources_it_is_one_line(tmp_path: Path, capsys):
+def test_hints_rejects_missing_files_and_two_sources_in_one_line(tmp_path: Path, capsys):
     code, _, err = told(capsys, "hints", tmp_path)
     assert (code, err.count("\n")) == (1, 1)
     assert "no hints have been written" in err
@@ -112,7 +112,7 @@ def address(tmp_path: Path):
         server.stop(None).wait()
 
 
-def test_a_coordinator_is_asked(address: str, capsys, monkeypatch):
+def test_hints_are_fetched_from_the_coordinator(address: str, capsys, monkeypatch):
     code, out, _ = told(capsys, "hints", "--coordinator", address)
     assert code == 1
     assert [line for line in out.splitlines() if line.startswith("job ")] == ["job j", "job k"]

@@ -1,4 +1,4 @@
-"""`rankdump ingest` from outside: its last line, its codes, and what it says of bad input."""
+"""`rankdump ingest`: summary, exit codes and errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def ingest(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_one_last_line(tmp_path: Path):
+def test_ingest_prints_a_summary_line(tmp_path: Path):
     """Files, bytes in, bytes stored, linked, skipped, failed; code 0."""
     files = write_tree(tmp_path / "source")
     done = ingest(tmp_path / "source", "--into", tmp_path / "tree", "--codec", "none")
@@ -26,7 +26,7 @@ def test_one_last_line(tmp_path: Path):
     assert stored(tmp_path / "tree") == files
 
 
-def test_json(tmp_path: Path):
+def test_ingest_prints_json(tmp_path: Path):
     files = write_tree(tmp_path / "source", dict(native_files(ranks=1, iterations=1)))
     write_file(tmp_path / "source" / "bad.npy", b"x")
     done = ingest(tmp_path / "source", "--into", tmp_path / "tree", "--json")
@@ -47,7 +47,7 @@ def test_json(tmp_path: Path):
         ("source", "file/tree", "Not a directory"),
     ],
 )
-def test_bad_folders_are_one_line(tmp_path: Path, source: str, into: str, says: str):
+def test_ingest_rejects_bad_folders_in_one_line(tmp_path: Path, source: str, into: str, says: str):
     """Code 2, and nothing is made."""
     (tmp_path / "source").mkdir()
     (tmp_path / "file").write_text("x")
@@ -57,13 +57,13 @@ def test_bad_folders_are_one_line(tmp_path: Path, source: str, into: str, says: 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "source"]
 
 
-def test_bad_options(tmp_path: Path):
+def test_ingest_rejects_bad_options(tmp_path: Path):
     assert ingest(tmp_path).returncode == 2
     assert ingest(tmp_path, "--into", tmp_path / "x", "--codec", "lzma").returncode == 2
     assert ingest(tmp_path, "--into", tmp_path / "x", "--until-idle", "-1").returncode == 2
 
 
-def test_until_idle(tmp_path: Path):
+def test_ingest_until_idle_stops(tmp_path: Path):
     files = write_tree(tmp_path / "source", dict(native_files(ranks=1, iterations=1)))
     done = ingest(tmp_path / "source", "--into", tmp_path / "tree", "--until-idle", "0.1")
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""What people see of a job at 100 columns, and what scripts get."""
+"""Status of a job: text at 100 columns, and JSON."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ VIEW = StatusView(
 )
 
 
-def test_everything_stands_within_a_hundred_columns():
+def test_job_status_fits_100_columns():
     """Tables fit; sentences are folded by who prints them."""
     lines = [*format_status_table(VIEW, width=100), *format_job_status(VIEW, width=100)]
     tables = [line for line in lines if not line.startswith(("timeout", "missing", "  set"))]
@@ -106,7 +106,7 @@ def test_everything_stands_within_a_hundred_columns():
     assert "... 2 more findings: rankdump order --findings" in text
 
 
-def test_who_needs_a_look_comes_first():
+def test_job_status_lists_disconnected_agents_first():
     """An agent that is gone stands above one that answers."""
     hosts = [
         line.split()[0] for line in format_job_status(VIEW, width=100) if line.startswith("host")
@@ -114,31 +114,31 @@ def test_who_needs_a_look_comes_first():
     assert hosts[1:] == ["host1", "host0"]
 
 
-def test_a_quiet_job_says_how_near_it_came():
+def test_job_status_names_the_widest_wait_without_urgent_hints():
     """Without anything to set, the widest wait is one line."""
     quiet = replace(VIEW, hints=(replace(HINT, level=HintLevel.OK, spread_us=40_000),))
     text = "\n".join(format_job_status(quiet, width=100))
     assert "widest wait was 40 ms, 0.2% of 20 s (timeout of init_process_group" in text
 
 
-def test_an_agents_view_has_none_of_it():
+def test_job_status_of_an_agent_view_is_empty():
     """Only a coordinator knows agents, order and hints."""
     assert format_job_status(replace(VIEW, agents=(), merges=()), width=100) == []
 
 
-def test_many_ranks_give_way_to_their_sum():
+def test_status_table_cuts_many_ranks_and_keeps_the_sum():
     """A page has so many lines: ranks beyond them stand in the sum."""
     lines = format_status_table(VIEW, width=100, most=1)
     assert [line.split()[0] for line in lines] == ["rank", "0", "...", "all"]
 
 
 @pytest.mark.parametrize("view", [VIEW, StatusView()])
-def test_json_is_what_the_schema_says(view: StatusView):
+def test_status_json_follows_the_schema(view: StatusView):
     """Scripts rely on it."""
     body = json.loads(json.dumps(view_as_json(view)))
     jsonschema.validate(body, schema())
 
 
-def test_the_schema_in_the_documents_is_the_present_one():
+def test_status_schema_in_docs_is_current():
     """`make schema` writes it."""
     assert json.loads((DOCS / "status.schema.json").read_text()) == schema()

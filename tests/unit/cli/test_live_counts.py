@@ -39,7 +39,7 @@ VIEW = StatusView(
 )
 
 
-def test_ranks_are_summed_over_iterations():
+def test_tally_ranks_sums_iterations():
     """A rank's tally adds up its iterations; seen counts what the plan left out too."""
     by_rank = {tally.rank: tally for tally in tally_ranks(VIEW)}
     assert sorted(by_rank) == [0, 1, 2, 3]
@@ -50,7 +50,7 @@ def test_ranks_are_summed_over_iterations():
     assert by_rank[0].dropped == {"disk_low": 3}
 
 
-def test_every_reason_is_said_once():
+def test_status_sentences_name_each_reason_once():
     """Equal reasons share one sentence, and no loss is without one."""
     assert format_status_sentences(VIEW) == (
         "rank 0: 3 tensors dropped: disk_low 3",
@@ -64,20 +64,20 @@ def test_every_reason_is_said_once():
     )
 
 
-def test_a_session_that_sent_nothing_kept_nothing():
+def test_status_sentences_of_a_lost_session_without_records():
     view = StatusView((session(0, state=SessionState.LOST),))
     assert format_status_sentences(view) == (
         "rank 0: the connection ended before the session was closed; no record had been received",
     )
 
 
-def test_an_open_session_is_not_blamed():
+def test_status_sentences_ignore_unfinished_iterations_of_open_sessions():
     """What a running rank is in the middle of is not called incomplete."""
     view = StatusView((session(0, state=SessionState.OPEN),), (iteration(0, 0, complete=False),))
     assert format_status_sentences(view) == ()
 
 
-def test_tables_fit_a_hundred_columns():
+def test_status_tables_fit_100_columns():
     """Numbers of a large job still stand in one line each, with their sum below."""
     large = StatusView(
         tuple(session(rank, iterations_seen=100) for rank in range(100)),
@@ -93,7 +93,7 @@ def test_tables_fit_a_hundred_columns():
         assert "100/10000" in lines[-1]
 
 
-def test_jobs_stand_apart():
+def test_status_table_separates_jobs():
     """An agent that serves two jobs shows them one after the other."""
     view = StatusView((session(0), session(0, job_id="other")))
     lines = format_status_table(view, width=100)

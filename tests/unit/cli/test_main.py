@@ -18,7 +18,7 @@ import pytest
         ("from rankdumpd.__main__ import run; run()", "prometheus_client", "daemon"),
     ],
 )
-def test_a_missing_extra_is_one_line(start, missing, extra):
+def test_main_names_a_missing_extra_in_one_line(start, missing, extra):
     """Without the extra a command says what to install, in one line, with code 2."""
     code = f"import sys; sys.modules[{missing!r}] = None; {start}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -28,7 +28,7 @@ def test_a_missing_extra_is_one_line(start, missing, extra):
 
 
 @pytest.mark.parametrize(("module", "extra"), [("rankdump", "cli"), ("rankdumpd", "daemon")])
-def test_a_base_install_says_what_to_install(module, extra):
+def test_base_install_names_the_extras(module, extra):
     """With nothing but what `pip install rankdump` brings, each program says its own extra."""
     extras = (
         "click",
@@ -47,7 +47,7 @@ def test_a_base_install_says_what_to_install(module, extra):
     assert f"pip install 'rankdump[{extra}]'" in done.stderr
 
 
-def test_a_closed_pipe_ends_quietly(tree):
+def test_closed_pipe_ends_without_a_traceback(tree):
     """`rankdump ls | head -1` prints no traceback."""
     for number in range(300):
         tree.tensor(0, 0, f"Default/{'long' * 20}-Name/Op-op{number}", np.ones(1, np.float32))
@@ -60,7 +60,7 @@ def test_a_closed_pipe_ends_quietly(tree):
     assert done.stdout.count("\n") == 1
 
 
-def test_names_that_the_terminal_cannot_show(tree):
+def test_names_that_are_not_text_are_printed_escaped(tree):
     """A name that is no text, as damage leaves it, is shown as far as it goes."""
     table = tree.row(0, 0, "Default/a-A/A-op0", np.ones(1, np.float32))
     table.write_bytes(table.read_bytes().replace(b"Default", b"Def\xffult"))
@@ -74,7 +74,7 @@ def test_names_that_the_terminal_cannot_show(tree):
     assert b"Def\\udcffult" in done.stdout
 
 
-def test_watching_ends_with_ctrl_c(tree):
+def test_status_watch_ends_with_ctrl_c(tree):
     """`status --watch` shows the ranks again and again until Ctrl-C, which is no failure."""
     tree.tensor(0, 0, "Default/a-A/A-op0", np.ones(1, np.float32))
     tree.complete(0, 0, world_size=1)

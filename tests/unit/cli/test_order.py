@@ -1,4 +1,4 @@
-"""`rankdump order` over a tree: what it shows, how wide, how much it reads."""
+"""`rankdump order` of a tree: output, width, and the lines that are read."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write(folder, name, entries) -> None:
     (folder / name).write_text(ORDER_HEADER + "".join(map(format_order_line, entries)))
 
 
-def test_graphs_are_one_listing_of_a_hundred_columns(folder, capsys):
+def test_order_lists_all_graphs_in_100_columns(folder, capsys):
     """Lines of all graphs by their position, each line readable at 100 columns."""
     write(folder, make_order_file_name(0), [entry(0, 0), entry(3, 1)])
     write(folder, make_order_file_name(7), [entry(1, 0, 7), entry(2, 1, 7)])
@@ -58,7 +58,7 @@ def test_graphs_are_one_listing_of_a_hundred_columns(folder, capsys):
     assert (found["position"], found["graph"]) == (2, 7)
 
 
-def test_a_limit_reads_no_further(folder, capsys):
+def test_order_limit_reads_no_further(folder, capsys):
     """What stands behind the lines shown is not even looked at."""
     write(folder, make_order_file_name(0), [entry(n, n) for n in range(3000)])
     with (folder / make_order_file_name(0)).open("a") as file:
@@ -71,7 +71,7 @@ def test_a_limit_reads_no_further(folder, capsys):
     assert "line 3002" in capsys.readouterr().err
 
 
-def test_findings_decide_the_exit_code(folder, capsys):
+def test_order_findings_decide_the_exit_code(folder, capsys):
     """One sentence each, kind first; a rank that none is about has none."""
     write(folder, make_order_file_name(0), [entry(0, 0)])
     assert run_command_line(["order", str(folder.parent), "--findings"]) == 0
@@ -83,7 +83,7 @@ def test_findings_decide_the_exit_code(folder, capsys):
     assert run_command_line(["order", str(folder.parent)]) == 0
 
 
-def test_one_of_several_jobs(folder, capsys):
+def test_order_of_one_of_several_jobs(folder, capsys):
     """--job names the one; without it the last one counts, and the others are told."""
     (folder / "execution_order.job").write_text("first")
     write(folder, make_order_file_name(0), [entry(0, 5)])
@@ -98,7 +98,7 @@ def test_one_of_several_jobs(folder, capsys):
     assert "no order of job 'third'" in capsys.readouterr().err
 
 
-def test_lines_and_the_events_in_them_are_counted(folder, capsys):
+def test_order_counts_lines_and_events(folder, capsys):
     """A collective of two ranks is one line, and two events as the coordinator counts them."""
     both = OrderEntry(1, 0, 0, (0, 1), "sum/AllReduce-op0", EventKind.ALL_REDUCE)
     write(folder, make_order_file_name(0), [entry(0, 0), both])

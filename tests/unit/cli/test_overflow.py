@@ -1,4 +1,4 @@
-"""`rankdump overflow`: which operators overflowed, and how."""
+"""`rankdump overflow`: operators that overflowed, and their status."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def dump(tmp_path: Path) -> Path:
     return tmp_path / "dump"
 
 
-def test_the_operator_and_the_bits(dump, capsys):
+def test_overflow_names_the_operator_and_the_status(dump, capsys):
     """The task inside the record says which operator, not the one in the file's name."""
     code, out, err = told(capsys, "overflow", dump)
     assert (code, err) == (1, "")
@@ -56,7 +56,7 @@ def test_the_operator_and_the_bits(dump, capsys):
     assert total == f"{dump}: 1 overflow record, 1 with an overflow"
 
 
-def test_no_overflow_is_no_end(dump, capsys):
+def test_overflow_lists_records_without_overflow(dump, capsys):
     """A record of zeros is listed, whatever its name, and the others are found all the same."""
     put(dump, f"Opdebug.Node_OpDebug.1.1.{STAMP}", debug_file(CLEAN))
     code, out, _ = told(capsys, "overflow", dump)
@@ -66,7 +66,7 @@ def test_no_overflow_is_no_end(dump, capsys):
     assert "2 overflow records, 1 with an overflow" in out
 
 
-def test_nothing_found(tmp_path, capsys):
+def test_overflow_without_overflows_succeeds(tmp_path, capsys):
     """An overflow dump without overflows is good news."""
     put(tmp_path / "clean", f"Opdebug.Node_OpDebug.1.1.{STAMP}", debug_file(CLEAN))
     code, out, _ = told(capsys, "overflow", tmp_path)
@@ -81,7 +81,7 @@ def test_nothing_found(tmp_path, capsys):
     assert (code, out) == (0, f"{tmp_path / 'empty'}: no Opdebug file found\n")
 
 
-def test_a_file_alone(dump, capsys):
+def test_overflow_accepts_one_file(dump, capsys):
     """One file is enough; the operators beside it are found."""
     (path,) = dump.rglob("Opdebug*")
     code, out, _ = told(capsys, "overflow", path)
@@ -90,7 +90,7 @@ def test_a_file_alone(dump, capsys):
 
 
 @pytest.mark.parametrize("form", ["zst", "json", "mindspore"])
-def test_forms(dump, capsys, form):
+def test_overflow_reads_packed_and_json_files(dump, capsys, form):
     """Packed, or JSON already."""
     (path,) = dump.rglob("Opdebug*")
     data = path.read_bytes()
@@ -107,7 +107,7 @@ def test_forms(dump, capsys, form):
     assert f"{STAMP}  AI Core" in out
 
 
-def test_a_record_is_listed_once(dump, capsys):
+def test_overflow_lists_a_record_once(dump, capsys):
     """JSON that was made of a file that is still there is not another record."""
     (path,) = dump.rglob("Opdebug*")
     put(path.parent, f"{path.name}.output.0.json", convert_overflow_to_json(HIT))
@@ -115,7 +115,7 @@ def test_a_record_is_listed_once(dump, capsys):
     assert "1 overflow record, 1 with" in out
 
 
-def test_tables_and_tensors_of_the_operator(dump, capsys):
+def test_overflow_finds_all_files_of_the_operator(dump, capsys):
     """Whatever says the task belongs to the operator, but nothing of the debug task does."""
     folder = next(dump.rglob("Opdebug*")).parent
     put(folder, f"Relu.net_relu.12.7.{STAMP}.csv")
@@ -128,7 +128,7 @@ def test_tables_and_tensors_of_the_operator(dump, capsys):
     assert found == [("Conv2D", "net_conv1"), ("Relu", "net_relu"), ("Mul_1", "aclnnMul")]
 
 
-def test_several_sections_and_operators(dump, capsys):
+def test_overflow_has_a_row_for_each_section(dump, capsys):
     """A row for each section; operators of one task are all named."""
     folder = next(dump.rglob("Opdebug*")).parent
     put(folder, f"Cast.net_cast.12.7.{STAMP}.output.0.ND.npy")
@@ -154,7 +154,7 @@ def test_several_sections_and_operators(dump, capsys):
     ]
 
 
-def test_threads(tmp_path, capsys):
+def test_overflow_selects_operators_by_context_and_thread(tmp_path, capsys):
     """Context and thread of a record select the operators, where the record has them.
 
     The names of the operators fit in the 100 cells of a line that does not go to a terminal.
@@ -179,7 +179,7 @@ def test_threads(tmp_path, capsys):
     ]
 
 
-def test_long_names(dump, capsys):
+def test_overflow_shortens_long_names(dump, capsys):
     """A row fits in 100 cells; the name gives way in its middle."""
     folder = next(dump.rglob("Opdebug*")).parent
     for at in range(3):
@@ -191,7 +191,7 @@ def test_long_names(dump, capsys):
     assert "0x20,0x0,0x0,0x1: float overflow, word 3: 0x1" in out
 
 
-def test_mapped_names(dump, capsys):
+def test_overflow_resolves_mapped_names(dump, capsys):
     """A name that was too long for the disk stands in mapping.csv."""
     folder = next(dump.rglob("Opdebug*")).parent
     long = f"Conv2D.{'long' * 90}.12.7.{STAMP}"
@@ -207,7 +207,7 @@ def test_mapped_names(dump, capsys):
     assert hit["operators"][0]["files"] == ["1234567.zst"]
 
 
-def test_a_mapping_that_cannot_be_read(dump, capsys):
+def test_overflow_reports_an_unreadable_mapping(dump, capsys):
     """It is named, and so is the overflow."""
     folder = next(dump.rglob("Opdebug*")).parent
     with (folder / "mapping.csv").open("wb") as file:
@@ -220,7 +220,7 @@ def test_a_mapping_that_cannot_be_read(dump, capsys):
     assert err == f"{folder / 'mapping.csv'}: cannot be read: {cause}\n"
 
 
-def test_damage_is_one_line_each(dump, capsys):
+def test_overflow_reports_damage_in_one_line_each(dump, capsys):
     """What cannot be read is named, and the rest is listed."""
     cut = put(dump / "a", f"Opdebug.Node_OpDebug.1.1.{STAMP}", debug_file(HIT)[:-1])
     empty = put(dump / "b", f"Opdebug.Node_OpDebug.1.1.{STAMP}", b"")
@@ -237,7 +237,7 @@ def test_damage_is_one_line_each(dump, capsys):
         f"{cut}: damaged: according to its header, output 0 of 2048 bytes ends at byte {size}, "
         f"the file has {size - 1}",
         f"{empty}: empty: 0 bytes, the length of the header alone takes 8",
-        f"{none}: the file has no output, and so no overflow record",
+        f"{none}: the file has no output and therefore no overflow record",
         f"{small}: overflow record of 99 bytes, 2048 expected",
         f"{text}: the JSON has none of DHA Atomic Add, L2 Atomic Add, AI Core, acc_list",
         f"{later}: overflow record of version 9 and unit 0; known: 0 and 1, 0 to 3",
@@ -248,7 +248,7 @@ def test_damage_is_one_line_each(dump, capsys):
         assert (code, out, len(err.splitlines())) == (1, "", 1)
 
 
-def test_damage_alone(tmp_path, capsys):
+def test_overflow_fails_with_damage_only(tmp_path, capsys):
     """Damage is found as overflows are."""
     put(tmp_path, f"Opdebug.Node_OpDebug.1.1.{STAMP}", b"x")
     code, _, err = told(capsys, "overflow", tmp_path)
@@ -256,7 +256,7 @@ def test_damage_alone(tmp_path, capsys):
     assert "empty: 1 bytes" in err
 
 
-def test_links_and_depth(dump, tmp_path, capsys):
+def test_overflow_follows_no_links_and_limits_depth(dump, tmp_path, capsys):
     """Links lead nowhere, and what lies too deep is said."""
     outside = put(tmp_path / "outside", f"Opdebug.Node_OpDebug.1.1.{STAMP}", debug_file(HIT))
     (dump / "link").symlink_to(tmp_path / "outside")
@@ -275,14 +275,14 @@ def test_links_and_depth(dump, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["Opdebug.Node_OpDebug.6.6.6", "a.json"])
-def test_a_pipe(tmp_path, capsys, name):
+def test_overflow_does_not_wait_for_a_pipe(tmp_path, capsys, name):
     """Nobody waits for one that nobody writes to."""
     os.mkfifo(tmp_path / name)
     code, _, err = told(capsys, "overflow", tmp_path / name)
     assert (code, err) == (1, f"{tmp_path / name}: not a regular file\n")
 
 
-def test_write(dump, tmp_path, capsys):
+def test_overflow_writes_json(dump, tmp_path, capsys):
     """JSON under msaccucmp's names, in the folders where the records were."""
     folder = next(dump.rglob("Opdebug*")).parent
     both = put(folder, f"Opdebug.Node_OpDebug.1.1.{STAMP}", debug_file(HIT, CLEAN))
@@ -308,7 +308,7 @@ def test_write(dump, tmp_path, capsys):
     assert "4 overflow records, 2 with an overflow" in out
 
 
-def test_bad_usage(dump, tmp_path, capsys):
+def test_overflow_rejects_wrong_usage(dump, tmp_path, capsys):
     """One line, and the code for it."""
     code, out, err = told(capsys, "overflow", tmp_path / "nowhere")
     assert (code, out) == (2, "")

@@ -26,12 +26,12 @@ def python(code):
         (["/dev/null"], 126),
     ],
 )
-def test_the_code_is_the_commands_own(command, code):
+def test_run_job_returns_the_code_of_the_command(command, code):
     """As a shell says it: the command's, 128 + n after a signal, 126 and 127 when not started."""
     assert run_job(command, os.environ) == code
 
 
-def test_the_job_gets_the_environment_and_our_streams(capfd):
+def test_run_job_passes_environment_and_streams(capfd):
     """What it prints stays on its own streams."""
     code = "import os, sys; print(os.environ['X']); print('e', file=sys.stderr)"
     assert run_job(python(code), {**os.environ, "X": "armed"}) == 0
@@ -40,7 +40,7 @@ def test_the_job_gets_the_environment_and_our_streams(capfd):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_reach_the_job(number, tmp_path):
+def test_run_job_forwards_signals(number, tmp_path):
     """Whoever stops rankdump stops the job; we live on to say what was collected."""
     ready = tmp_path / "ready"
     code = (
@@ -64,7 +64,7 @@ def test_signals_reach_the_job(number, tmp_path):
     assert signal.getsignal(number) is before
 
 
-def test_termination_outside_the_job_still_cleans_up(tmp_path):
+def test_exit_on_signals_runs_every_finally(tmp_path):
     """SIGTERM while the daemon starts or drains runs every `finally`."""
     code = (
         "import os, signal\n"
@@ -79,7 +79,7 @@ def test_termination_outside_the_job_still_cleans_up(tmp_path):
     assert (done.returncode, done.stdout) == (143, "cleaned up\n")
 
 
-def test_what_was_ignored_stays_ignored():
+def test_handle_signals_keeps_ignored_signals():
     """A job under nohup is not ended by a hang-up."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -1,4 +1,4 @@
-"""The options that select, which mean the same in every command that reads tensors."""
+"""Selection options, which have the same effect in every command that reads tensors."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ def names_of(command, root, capsys, *options):
         (["--job", "second", "--op", "*fc*", "--graph", "0"], set(NAMES)),
     ],
 )
-def test_every_command_selects_alike(command, options, wanted, root, capsys):
+def test_selection_is_the_same_in_every_command(command, options, wanted, root, capsys):
     """The same words leave the same operators wherever operators are shown."""
     assert set(names_of(command, root, capsys, *options)) == wanted
 
 
-def test_one_of_two_jobs_in_a_tree(root, capsys):
+def test_job_option_selects_one_of_two_jobs(root, capsys):
     """Files, rows and balances are those of the job; nothing of the other one is counted."""
     assert len(names_of("ls", root, capsys)) == 5
     for job, count, value in (("first", 2, 0.0), ("second", 3, 1.0)):
@@ -103,7 +103,7 @@ def test_one_of_two_jobs_in_a_tree(root, capsys):
 
 
 @pytest.mark.parametrize("command", [*READERS, "status"])
-def test_a_job_that_is_not_there(command, root, capsys):
+def test_job_option_names_the_known_jobs(command, root, capsys):
     """One line that names the jobs there are, or says that there is nothing of this one."""
     paths = {"diff": [root, root], "find-source": [root, "net.py:7"]}.get(command, [root])
     code, out, err = told(capsys, command, *paths, "--job", "third")
@@ -125,7 +125,7 @@ def test_a_job_that_is_not_there(command, root, capsys):
         (["--iteration", "0,2"], 'allowed: "all"'),
     ],
 )
-def test_a_selection_that_cannot_be_is_one_line(command, options, words, root, capsys):
+def test_invalid_selection_is_an_error_in_one_line(command, options, words, root, capsys):
     """A mistyped selection must not look like a tree without a match."""
     paths = {"diff": [root, root], "find-source": [root, "net.py:7"]}.get(command, [root])
     code, out, err = told(capsys, command, *paths, *options)
@@ -134,13 +134,13 @@ def test_a_selection_that_cannot_be_is_one_line(command, options, words, root, c
 
 
 @pytest.mark.parametrize("glob", ["[[]*", "*fc[01]*", "*[!0]-Linear*", "a[]]b"])
-def test_brackets_that_are_closed_are_a_glob(glob, root, capsys):
+def test_op_option_accepts_closed_brackets(glob, root, capsys):
     """What fnmatch reads as a class of characters is one."""
     assert told(capsys, "ls", root, "--op", glob)[0] == 0
 
 
 @pytest.mark.parametrize("command", ["ls", "stats", "status", "find-source", "order", "diff"])
-def test_an_empty_folder_is_an_error(command, tmp_path, capsys):
+def test_empty_folder_is_an_error(command, tmp_path, capsys):
     """Nothing was read: that is said in one line, and no script takes it for an answer."""
     paths = {"diff": [tmp_path] * 2, "find-source": [tmp_path, "a"]}.get(command, [tmp_path])
     code, out, err = told(capsys, command, *paths)
@@ -148,7 +148,7 @@ def test_an_empty_folder_is_an_error(command, tmp_path, capsys):
     assert str(tmp_path) in err
 
 
-def test_operators_without_a_file_are_told_apart_from_those_left_out(root, capsys):
+def test_operators_without_a_file_differ_from_excluded_ones(root, capsys):
     """Where a side was asked for, the operator may have files of the other one."""
     line = (root, "net.py:7", "--graph", "1")
     assert "2 operators without a file" in told(capsys, "find-source", *line)[1]

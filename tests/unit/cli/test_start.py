@@ -1,4 +1,4 @@
-"""What a command loads before it does anything: only what it needs itself."""
+"""Modules that a command loads: only those it needs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def loaded(code: str, *arguments: str) -> set[str]:
 @pytest.mark.parametrize(
     "command", [["ls"], ["status"], ["forecast"], ["stats"], ["find-source", "loss"]], ids=str
 )
-def test_reading_a_tree_loads_nothing_that_speaks_with_daemons(tree, command):
+def test_reader_commands_do_not_load_grpc(tree, command):
     """They take longer to load than most of these take to answer."""
     tree.tensor(0, 0, "Default/a-A/A-op0", np.ones(1, np.float32))
     tree.graph(0, "subgraph @kernel_graph0() {\n}\n")
@@ -38,14 +38,14 @@ def test_reading_a_tree_loads_nothing_that_speaks_with_daemons(tree, command):
     assert loaded(code, name, str(tree.root), *rest).isdisjoint(DAEMONS)
 
 
-def test_the_library_alone_loads_nothing_of_others():
+def test_import_of_rankdump_loads_no_other_library():
     """Not even numpy: a script that imports it and has no plan pays nothing."""
     found = loaded("import rankdump")
     assert found.isdisjoint({*DAEMONS, "numpy", "zstandard", "click", "rich"})
     assert {name for name in found if name.startswith("rankdump")} == {"rankdump"}
 
 
-def test_public_names_are_listed_before_they_are_used():
+def test_dir_lists_public_names_before_use():
     """`dir(rankdump)` and tab completion know what is loaded on use."""
     code = (
         "import rankdump\n"

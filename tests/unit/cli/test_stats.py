@@ -1,4 +1,4 @@
-"""`rankdump stats`: the figures of a tree, and the first tensor that is not finite."""
+"""`rankdump stats`: statistics of a tree, and the first tensor that is not finite."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def grown(tree):
     return tree
 
 
-def test_the_table(tree, capsys):
+def test_stats_prints_the_values_of_statistic_csv(tree, capsys):
     """What statistic.csv says, figure by figure; what it lacks is a dash."""
     tree.row(0, 3, NAMES[0], np.arange(1, 7, dtype=np.float32), side=TensorSide.INPUT)
     tree.complete(0, 3, world_size=1)
@@ -54,7 +54,7 @@ def test_the_table(tree, capsys):
     assert out.splitlines()[-1] == "all of them are finite"
 
 
-def test_sources_are_said(grown, capsys):
+def test_stats_names_its_sources(grown, capsys):
     """How many figures came from tables, and how many were computed."""
     code, out, _ = told(capsys, "stats", grown.root)
     assert code == 0
@@ -64,7 +64,7 @@ def test_sources_are_said(grown, capsys):
     assert all(len(line) <= 100 for line in out.splitlines()[:-3])
 
 
-def test_nonfinite_in_the_order_of_the_program(grown, capsys):
+def test_stats_nonfinite_names_the_first_in_execution_order(grown, capsys):
     """Only those; the first is the one of the lowest iteration, whichever rank had it."""
     code, out, _ = told(capsys, "stats", grown.root, "--nonfinite")
     assert code == 0
@@ -80,7 +80,7 @@ def test_nonfinite_in_the_order_of_the_program(grown, capsys):
     assert f"5 tensors not finite; {first}" in out
 
 
-def test_a_limit_does_not_hide_the_first(grown, capsys):
+def test_stats_limit_does_not_hide_the_first_nonfinite(grown, capsys):
     """What is not shown is counted all the same."""
     _, out, _ = told(capsys, "stats", grown.root, "--nonfinite", "--limit", "1")
     assert sum("float32" in line for line in out.splitlines()) == 1
@@ -101,13 +101,13 @@ def test_a_limit_does_not_hide_the_first(grown, capsys):
         ("order", "iteration", [0] * 3 + [1] * 3 + [0] * 3 + [1] * 3),
     ],
 )
-def test_sorting(grown, capsys, by, field, values):
+def test_stats_sorts_extremes_first(grown, capsys, by, field, values):
     """The most extreme first, NaN before all, what has no figure last; ties as they ran."""
     _, out, _ = told(capsys, "stats", grown.root, "--json", "--sort", by)
     assert [row[field] for row in json.loads(out)["tensors"]] == values
 
 
-def test_a_sorted_table_says_where(grown, capsys):
+def test_stats_sorted_table_has_rank_and_iteration(grown, capsys):
     """One table with rank and iteration in columns; what was cut is counted in the totals."""
     _, out, _ = told(capsys, "stats", grown.root, "--sort", "l2norm", "--limit", "1")
     titles, row, *_ = cells(out)
@@ -117,7 +117,7 @@ def test_a_sorted_table_says_where(grown, capsys):
     assert "5 tensors not finite" in out
 
 
-def test_json(grown, capsys):
+def test_stats_prints_json(grown, capsys):
     """Every field, NaN as a word, nothing cut."""
     _, out, _ = told(capsys, "stats", grown.root, "--nonfinite", "--json")
     body = json.loads(out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
@@ -130,18 +130,18 @@ def test_json(grown, capsys):
     assert (grown.root / tensor["path"]).is_file()
 
 
-def test_what_nobody_can_tell_is_said(tree, capsys):
+def test_stats_counts_undecided_rows(tree, capsys):
     """Rows of digests alone are neither finite nor not."""
     tree.items = ("md5",)
     tree.row(0, 0, NAMES[0], np.ones(2, np.float32))
     tree.complete(0, 0, world_size=1)
     code, out, _ = told(capsys, "stats", tree.root, "--nonfinite")
     assert code == 0
-    assert "1 tensor may not be finite: the columns of the table do not show it" in out
+    assert "1 tensor may not be finite: the table has no column that decides it" in out
     assert "all of them" not in out
 
 
-def test_damage_is_exit_code_one(grown, capsys):
+def test_stats_fails_with_damage(grown, capsys):
     """A damaged tensor is named at the end, after the figures of all others."""
     path = grown.tensor(0, 0, "Default/x-X/X-op0", np.ones(1))
     path.write_bytes(b"junk")
@@ -151,7 +151,7 @@ def test_damage_is_exit_code_one(grown, capsys):
     assert "13 tensors" in out
 
 
-def test_nothing_to_show_is_said(grown, tmp_path, capsys):
+def test_stats_explains_an_empty_result(grown, tmp_path, capsys):
     """A filter that left nothing names what there is; no tree is exit code 1."""
     code, out, _ = told(capsys, "stats", grown.root, "--op", "nix")
     assert code == 0
@@ -161,7 +161,7 @@ def test_nothing_to_show_is_said(grown, tmp_path, capsys):
     assert (code, out, "not a dump tree" in err) == (1, "", True)
 
 
-def test_without_rows_there_is_no_blank_line(grown, capsys):
+def test_stats_without_rows_prints_no_blank_line(grown, capsys):
     """What is said begins with a sentence where nothing is listed."""
     _, out, _ = told(capsys, "stats", grown.root, "--op", "nix")
     assert out.startswith("no tensor matches")

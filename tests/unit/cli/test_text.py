@@ -29,13 +29,13 @@ from rankdump._cli.text_format import (
         (lambda: format_reasons({"b": 1, "a": 1, "c": 5, "none": 0}), "c 5, a 1, b 1"),
     ],
 )
-def test_small_words(call, text):
+def test_format_functions_return_short_texts(call, text):
     """Each says one thing shortly."""
     assert call() == text
 
 
 @given(st.text(max_size=80), st.integers(5, 60))
-def test_shortened_fits_and_keeps_both_ends(text, width):
+def test_shorten_text_fits_and_keeps_both_ends(text, width):
     """A shortened text is never wider than asked, and a text that fits is untouched."""
     short = shorten_text(text, width)
     assert cell_len(short) <= width
@@ -52,13 +52,13 @@ def test_shortened_fits_and_keeps_both_ends(text, width):
 
 
 @given(st.text("abc -/", max_size=200), st.integers(20, 60))
-def test_paragraphs_keep_every_word_whole(text, width):
+def test_wrap_text_keeps_words_whole(text, width):
     """Folding moves words to other lines and never breaks one."""
     assert " ".join(wrap_text(text, width)).split() == text.split()
     assert wrap_text(text, None) == [text]
 
 
-def test_only_flexible_columns_give_way():
+def test_format_table_shortens_only_flexible_columns():
     """A wide row is cut where it may be; numbers are never shortened."""
     columns = (TableColumn("name", is_flexible=True), *number_columns("count"))
     lines = format_table(columns, [["x" * 200, "1234567"], ["y", "8"]], width=40)
@@ -68,7 +68,7 @@ def test_only_flexible_columns_give_way():
     assert lines[2].startswith("y ")
 
 
-def test_a_table_without_flexible_columns_stays_whole():
+def test_format_table_without_flexible_columns_is_not_cut():
     """Where nothing may give way the line grows rather than lies."""
     (_, line) = format_table(number_columns("a", "b"), [["1" * 30, "2" * 30]], width=20)
     assert line == "1" * 30 + " " + "2" * 30
@@ -89,11 +89,11 @@ def test_a_table_without_flexible_columns_stays_whole():
         ("", ""),
     ],
 )
-def test_labels(op_name, said):
+def test_format_scope_name_omits_classes(op_name, said):
     """The classes that a scope repeats are left out, and nothing else."""
     assert format_scope_name(op_name) == said
 
 
-def test_a_blank_line_stays_one():
+def test_wrap_text_keeps_a_blank_line():
     """Between a table and its totals, on a terminal as in a pipe."""
     assert wrap_text("", 80) == wrap_text("", None) == [""]

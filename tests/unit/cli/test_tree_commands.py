@@ -33,7 +33,7 @@ def grown(tree):
     return tree
 
 
-def test_ls_opens_with_an_overview(grown, capsys):
+def test_ls_begins_with_an_overview(grown, capsys):
     """Without a filter: one line per rank and iteration, the first tensors, and the total."""
     code, out, _ = told(capsys, "ls", grown.root)
     lines = out.splitlines()
@@ -50,7 +50,7 @@ def test_ls_opens_with_an_overview(grown, capsys):
     assert lines[-1].startswith(f"{grown.root}: 16 tensors of 2 ranks in 2 iterations, ")
 
 
-def test_ls_digest_marks_what_is_the_same(grown, capsys):
+def test_ls_digest_marks_equal_tensors(grown, capsys):
     """Same bytes, type and shape have one mark; what stands alone or is unknown has none."""
     grown.tensor(1, 2, "Default/Only-op0", VALUES + 1)
     grown.complete(1, 2)
@@ -67,7 +67,7 @@ def test_ls_digest_marks_what_is_the_same(grown, capsys):
     assert "16 tensors with a mark, 2 different" in out.splitlines()
 
 
-def test_ls_digest_of_the_first_marks_what_comes_later(grown, capsys):
+def test_ls_digest_marks_tensors_beyond_the_limit(grown, capsys):
     """A mark says that there is another one, listed or not; without the option there is none."""
     _, out, _ = told(capsys, "ls", grown.root, "--digest", "--rank", 1, "--limit", 1)
     (line,) = (line for line in out.splitlines() if "Linear-op0" in line)
@@ -103,7 +103,7 @@ def test_ls_filters(grown, capsys, options, count):
     assert f": {count} tensors of" in out
 
 
-def test_ls_json_says_everything_of_a_tensor(grown, capsys):
+def test_ls_json_has_every_field_of_a_tensor(grown, capsys):
     """A script gets raw names, the original type, and the path to open."""
     _, out, _ = told(capsys, "ls", grown.root, "--json", "--side", "output", "--limit", "1")
     (tensor,) = json.loads(out)["tensors"]
@@ -112,14 +112,14 @@ def test_ls_json_says_everything_of_a_tensor(grown, capsys):
     assert (grown.root / tensor["path"]).is_file()
 
 
-def test_ls_says_names_as_the_script_does(grown, capsys):
+def test_ls_prints_module_names(grown, capsys):
     """Modules by their own names, the operator last, so that a line holds them."""
     _, out, _ = told(capsys, "ls", grown.root, "--rank", "0", "--iteration", "0")
     assert "layers.fc1/Linear-op1" in out
     assert all(len(line) <= 100 for line in out.splitlines()[:-2])
 
 
-def test_ls_says_what_there_is_when_nothing_matches(grown, capsys):
+def test_ls_lists_choices_when_nothing_matches(grown, capsys):
     """An empty answer names what could be asked for; it is no failure."""
     code, out, _ = told(capsys, "ls", grown.root, "--rank", "7")
     assert code == 0
@@ -140,7 +140,7 @@ def test_ls_shows_constants_beside_iterations(grown, capsys):
     assert ": 0 tensors of" in out
 
 
-def test_ls_of_figures_alone_points_to_stats(tree, capsys):
+def test_ls_of_statistics_only_refers_to_stats(tree, capsys):
     """A tree of tables holds no tensor, and is no failure."""
     table = tree.row(0, 0, "Default/a-A/A-op0", VALUES)
     tree.complete(0, 0, world_size=1)
@@ -152,7 +152,7 @@ def test_ls_of_figures_alone_points_to_stats(tree, capsys):
     assert json.loads(told(capsys, "ls", tree.root, "--json")[1])["table_bytes"] == taken
 
 
-def test_figures_alone_take_room(tree, capsys):
+def test_status_counts_the_bytes_of_tables(tree, capsys):
     """The bytes on disk of an iteration without files are those of its tables."""
     tables = [tree.row(0, step, "Default/a-A/A-op0", VALUES) for step in (0, 1)]
     for step in (0, 1):
@@ -163,7 +163,7 @@ def test_figures_alone_take_room(tree, capsys):
     assert f"{sum(sizes)} B" in told(capsys, "status", tree.root)[1]
 
 
-def test_ls_names_what_is_missing(grown, capsys):
+def test_ls_names_missing_ranks_and_unfinished_iterations(grown, capsys):
     """Missing ranks and unfinished iterations are named; they are no damage."""
     grown.tensor(0, 2, "Default/x-X/X-op0", VALUES)
     grown.complete(1, 1, world_size=4)
@@ -174,7 +174,7 @@ def test_ls_names_what_is_missing(grown, capsys):
     assert "incomplete" in out
 
 
-def test_ls_finds_damage_and_goes_on(grown, capsys):
+def test_ls_reports_damage_and_continues(grown, capsys):
     """A tensor that no manifest describes is opened; when it is damaged the code says so."""
     path = grown.tensor(0, 3, "Default/x-X/X-op0", VALUES)
     path.write_bytes(b"\x28\xb5\x2f\xfd broken")
@@ -184,7 +184,7 @@ def test_ls_finds_damage_and_goes_on(grown, capsys):
     assert f"{path}: damaged: zstd frame" in err
 
 
-def test_many_iterations_are_one_line_per_rank(tree):
+def test_ls_prints_one_line_per_rank_for_many_iterations(tree):
     """Ten thousand tensors do not become ten thousand lines."""
     for rank in range(3):
         for iteration in range(20):
@@ -197,7 +197,7 @@ def test_many_iterations_are_one_line_per_rank(tree):
     assert len(describe_entries(walk(tree.root).entries)) == 60
 
 
-def test_show_tells_shape_types_and_figures(grown, capsys):
+def test_show_prints_shape_types_and_statistics(grown, capsys):
     """Both types, every figure and the first values of one tensor."""
     path = next(e for e in walk(grown.root).entries if e.key.side is TensorSide.OUTPUT).path
     code, out, _ = told(capsys, "show", path)
@@ -211,7 +211,7 @@ def test_show_tells_shape_types_and_figures(grown, capsys):
     assert facts["first values"] == "1.0, -2.0, 0.0, inf, 3.0, nan"
 
 
-def test_show_json_is_json(grown, capsys):
+def test_show_json_is_valid_with_nan(grown, capsys):
     """NaN and infinity are words in JSON, not broken numbers."""
     path = walk(grown.root).entries[0].path
     _, out, _ = told(capsys, "show", path, "--json")
@@ -232,7 +232,7 @@ def test_show_reads_files_outside_a_tree(tmp_path, capsys):
     ("name", "data"),
     [("a.npy", b"junk"), ("a.npy.zst", b"junk"), ("a.npy", b""), ("a.txt", b"text")],
 )
-def test_show_says_damage_in_one_line(tmp_path, capsys, name, data):
+def test_show_reports_damage_in_one_line(tmp_path, capsys, name, data):
     """A damaged file is exit code 1 and one line, never a traceback."""
     (tmp_path / name).write_bytes(data)
     code, out, err = told(capsys, "show", tmp_path / name)
@@ -253,7 +253,7 @@ def test_status_of_a_tree_needs_no_daemon(grown, capsys):
     assert sum(i["stored"] for i in body["iterations"]) == 16
 
 
-def test_status_of_an_unbalanced_tree_is_wrong(grown, capsys):
+def test_status_of_an_unbalanced_tree_fails(grown, capsys):
     """A tensor that nobody accounts for is exit code 1, and said."""
     grown.complete(0, 0, expected=99)
     code, out, _ = told(capsys, "status", grown.root)
@@ -261,7 +261,7 @@ def test_status_of_an_unbalanced_tree_is_wrong(grown, capsys):
     assert "not every expected tensor is accounted for" in out
 
 
-def test_status_of_a_tree_of_figures_without_manifests(tmp_path, capsys):
+def test_status_of_a_tree_of_statistics_without_manifests(tmp_path, capsys):
     """No daemon is asked: that no session is open would say nothing of a tree."""
     folder = tmp_path / "rank0"
     folder.mkdir()
@@ -294,14 +294,14 @@ def test_status_of_a_tree_of_figures_without_manifests(tmp_path, capsys):
         (["run", "--config", "/nowhere.json", "--", "true"], "/nowhere.json"),
     ],
 )
-def test_bad_usage_is_one_line_and_code_two(capsys, arguments, words):
+def test_wrong_usage_is_one_line_and_code_2(capsys, arguments, words):
     """Whoever mistypes reads one line that says what is allowed."""
     code, out, err = told(capsys, *arguments)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert words in err
 
 
-def test_nobody_there_is_code_three(tmp_path, capsys):
+def test_unavailable_daemon_is_code_3(tmp_path, capsys):
     """No daemon is told apart from wrong input."""
     agent, coordinator = ("status", "--agent"), ("status", "--coordinator")
     for command in (agent, coordinator, ("order", "--coordinator"), ("hints", "--coordinator")):

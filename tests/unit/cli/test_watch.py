@@ -1,4 +1,4 @@
-"""One screen of `status --watch`: what gives way on a small one, and what never does."""
+"""Screens of `status --watch`: lines that are cut on a small screen, and lines that are not."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def ranks_in(lines, state):
 
 @pytest.mark.parametrize("height", [20, 24, 30, 40, 60, 100, 200])
 @pytest.mark.parametrize("width", [60, 80, 200])
-def test_findings_stand_whole(height, width):
+def test_screen_shows_findings_in_full(height, width):
     """Whatever gives way: every word of what was found is on the screen."""
     lines = drawn(height, width)
     flat = "".join("".join(lines).split())
@@ -69,19 +69,19 @@ def test_findings_stand_whole(height, width):
     assert all(len(line) <= width for line in lines[-12:])
 
 
-def test_findings_that_no_screen_holds():
+def test_screen_counts_the_lines_that_do_not_fit():
     """Those there is room for are whole to the last line, which says how many are not there."""
     lines = drawn(9)
     assert lines[-1].startswith("... ")
     assert "more lines: rankdump status without --watch" in lines[-1]
 
 
-def test_on_a_high_screen_nothing_gives_way():
+def test_screen_shows_everything_when_high_enough():
     lines = drawn(200)
     assert [ranks_in(lines, state) for state in ("closed", "lost", "open")] == [RANKS] * 3
 
 
-def test_jobs_that_are_over_give_way_first():
+def test_screen_folds_ended_jobs_first():
     """They have one line each with their sums; the job that goes on has all of its ranks."""
     lines = drawn(60)
     assert [ranks_in(lines, state) for state in ("closed", "lost", "open")] == [0, 0, RANKS]
@@ -91,7 +91,7 @@ def test_jobs_that_are_over_give_way_first():
     assert any(line.split()[:1] == ["host"] for line in lines)
 
 
-def test_then_ranks_give_way_and_their_sum_stays():
+def test_screen_cuts_ranks_next_and_keeps_their_sum():
     lines = drawn(42)
     assert 0 < ranks_in(lines, "open") < RANKS
     assert any(line.split()[:1] == ["all"] for line in lines)
@@ -100,7 +100,7 @@ def test_then_ranks_give_way_and_their_sum_stays():
     assert any(line.startswith("job now: ranks 16 open;") for line in small)
 
 
-def test_one_job_that_is_over_stays_as_it_is():
+def test_screen_does_not_fold_a_single_ended_job():
     """With room, nothing is folded."""
     view = StatusView(sessions=tuple(session("early", r, SessionState.CLOSED) for r in range(4)))
     lines = format_screen(view, "12:00:00", width=80, height=40)

@@ -1,4 +1,4 @@
-"""The life cycle of `rankdump.acl`: what each call returns, and which configuration counts."""
+"""The life cycle of `rankdump.acl`: return codes, and the configuration that applies."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def current() -> rankdump.Session:
     return default_session._get_session()
 
 
-def test_the_codes_are_those_of_the_reference():
+def test_codes_are_those_of_cann():
     """Error codes of the AscendCL API reference, CANN 8."""
     assert (acl.OK, acl.NO_PATH, acl.INITIALISED_TWICE) == (0, 100000, 100002)
     assert (acl.UNREADABLE_FILE, acl.UNPARSABLE, acl.BAD_CONFIGURATION) == (100003, 100006, 100009)
     assert (acl.NOT_INITIALISED, acl.INTERNAL) == (100045, 500000)
 
 
-def test_the_process_has_one_life_cycle(tmp_path: Path):
+def test_acl_module_has_one_life_cycle_per_process(tmp_path: Path):
     assert acl.finalize_dump() == acl.NOT_INITIALISED
     assert acl.set_dump(str(tmp_path / "acl.json")) == acl.NOT_INITIALISED
     assert acl.init_dump() == acl.OK
@@ -68,7 +68,7 @@ def test_the_process_has_one_life_cycle(tmp_path: Path):
     assert acl.finalize_dump() == acl.NOT_INITIALISED
 
 
-def test_it_is_loaded_when_it_is_asked_for():
+def test_acl_module_is_loaded_on_use():
     code = (
         "import sys, rankdump; before = 'rankdump.acl' in sys.modules; "
         "print(before, rankdump.acl.finalize_dump(), rankdump.tf.DumpConfig().plan().enabled, "
@@ -79,7 +79,7 @@ def test_it_is_loaded_when_it_is_asked_for():
 
 
 @pytest.mark.parametrize("path", [None, "", 7, b"acl.json"])
-def test_no_path(cycle: AclDumpLifecycle, path: object):
+def test_set_dump_rejects_an_empty_path(cycle: AclDumpLifecycle, path: object):
     assert cycle.init_dump() == acl.OK
     assert cycle.set_dump(path) == acl.NO_PATH
 
@@ -97,7 +97,9 @@ def test_no_path(cycle: AclDumpLifecycle, path: object):
         ('{"dump": {"dump_path": "/not/there"}}', acl.BAD_CONFIGURATION, "(EP0003)"),
     ],
 )
-def test_a_bad_file(cycle: AclDumpLifecycle, tmp_path, caplog, text, code, reported):
+def test_set_dump_of_an_invalid_file_returns_its_code(
+    cycle: AclDumpLifecycle, tmp_path, caplog, text, code, reported
+):
     """Each fault has its number, and one line that says what is wrong; nothing is dumped."""
     path = tmp_path / "acl.json"
     if text is not None:
@@ -110,13 +112,13 @@ def test_a_bad_file(cycle: AclDumpLifecycle, tmp_path, caplog, text, code, repor
     assert cycle.finalize_dump() == acl.OK
 
 
-def test_nesting_of_ten_is_allowed(cycle: AclDumpLifecycle, write: Write):
+def test_set_dump_accepts_ten_levels_of_nesting(cycle: AclDumpLifecycle, write: Write):
     deep = json.loads("[" * 8 + "]" * 8)
     assert cycle.init_dump() == acl.OK
     assert cycle.set_dump(write(unknown=deep)) == acl.OK
 
 
-def test_what_nobody_thought_of_is_a_number_too(
+def test_unexpected_error_returns_the_internal_code(
     cycle: AclDumpLifecycle, write, caplog, monkeypatch
 ):
     def broken(*args: object, **kwargs: object) -> None:
@@ -128,7 +130,7 @@ def test_what_nobody_thought_of_is_a_number_too(
     assert "surprise" in caplog.text
 
 
-def test_a_refused_rank_is_an_error(
+def test_finalize_dump_of_a_rejected_rank_is_an_error(
     cycle: AclDumpLifecycle, running: RunningFakeAgent, write, caplog
 ):
     """Nothing is counted after a refusal, so no number of tensors tells of it."""
@@ -142,7 +144,9 @@ def test_a_refused_rank_is_an_error(
     assert "finalize_dump returns 500000: the agent rejected this rank" in caplog.text
 
 
-def test_a_bad_file_leaves_the_one_before(cycle: AclDumpLifecycle, write, tmp_path):
+def test_set_dump_of_an_invalid_file_keeps_the_last_configuration(
+    cycle: AclDumpLifecycle, write, tmp_path
+):
     cycle.init_dump()
     assert cycle.set_dump(write()) == acl.OK
     assert cycle.set_dump(str(tmp_path / "missing.json")) == acl.UNREADABLE_FILE
@@ -150,7 +154,9 @@ def test_a_bad_file_leaves_the_one_before(cycle: AclDumpLifecycle, write, tmp_pa
 
 
 @pytest.mark.parametrize("body", [{}, {"dump": {}}, {"profiler": {}}])
-def test_a_file_that_enables_nothing(cycle: AclDumpLifecycle, running, tmp_path, caplog, body):
+def test_set_dump_of_a_disabled_dump_opens_no_session(
+    cycle: AclDumpLifecycle, running, tmp_path, caplog, body
+):
     """No error, no session; `attach` costs nothing."""
     path = tmp_path / "other.cfg"
     path.write_text(json.dumps(body))
@@ -162,7 +168,7 @@ def test_a_file_that_enables_nothing(cycle: AclDumpLifecycle, running, tmp_path,
     assert running.agent.opened == []
 
 
-def test_nothing_is_opened_before_a_model_is_there(cycle: AclDumpLifecycle, running, write):
+def test_session_is_opened_with_the_first_model(cycle: AclDumpLifecycle, running, write):
     cycle.init_dump()
     cycle.set_dump(write(dump_mode="input"))
     cycle.set_dump(write(dump_mode="output"))
@@ -172,7 +178,7 @@ def test_nothing_is_opened_before_a_model_is_there(cycle: AclDumpLifecycle, runn
     assert plan_from_json(opened.plan_json).selection.inputs is False
 
 
-def test_a_second_file_counts_from_then_on(cycle: AclDumpLifecycle, running, write):
+def test_second_set_dump_applies_to_later_models(cycle: AclDumpLifecycle, running, write):
     """Who had a session before keeps it, to the end of both."""
     cycle.init_dump()
     cycle.set_dump(write("a.json", dump_step="0"))
@@ -192,7 +198,7 @@ def test_a_second_file_counts_from_then_on(cycle: AclDumpLifecycle, running, wri
     assert running.agent.opened[0].config_source == (write("a.json", dump_step="0")).read_bytes()
 
 
-def test_one_file_after_the_other(cycle: AclDumpLifecycle, running, write):
+def test_life_cycle_can_be_repeated_with_another_file(cycle: AclDumpLifecycle, running, write):
     """Init, set, finalize, and the same again with another file: two dumps, two folders."""
     for name in ("a", "b"):
         assert cycle.init_dump() == acl.OK
@@ -207,7 +213,7 @@ def test_one_file_after_the_other(cycle: AclDumpLifecycle, running, write):
     assert all(len(text) == 14 for text in started)
 
 
-def test_folders_of_the_time_differ_within_a_second(running, write):
+def test_time_folders_differ_within_a_second(running, write):
     cycle = AclDumpLifecycle({"RANKDUMP_AGENT": running.address}, clock=lambda: 1_700_000_000.9)
     for _ in range(3):
         cycle.init_dump()
@@ -218,7 +224,7 @@ def test_folders_of_the_time_differ_within_a_second(running, write):
     assert len(set(started)) == 3
 
 
-def test_the_job_names_the_first_folder(running, write):
+def test_first_time_folder_is_named_by_the_job(running, write):
     environ = {"RANKDUMP_AGENT": running.address, "RANKDUMP_STARTED": "20200102030405"}
     cycle = AclDumpLifecycle(environ)
     cycle.init_dump()
@@ -231,7 +237,7 @@ def test_the_job_names_the_first_folder(running, write):
     assert first == "20200102030405" != second
 
 
-def test_after_the_end_the_environment_counts_again(cycle: AclDumpLifecycle, write):
+def test_environment_applies_again_after_finalize_dump(cycle: AclDumpLifecycle, write):
     cycle.init_dump()
     cycle.set_dump(write())
     assert current().active
@@ -239,7 +245,7 @@ def test_after_the_end_the_environment_counts_again(cycle: AclDumpLifecycle, wri
     assert not current().active
 
 
-def test_warnings_are_said_by_one_rank(running, write, caplog):
+def test_warnings_are_logged_by_rank_0_only(running, write, caplog):
     caplog.set_level(logging.WARNING, "rankdump")
     for rank, said in (("1", 0), ("0", 1)):
         cycle = AclDumpLifecycle(
@@ -251,7 +257,7 @@ def test_warnings_are_said_by_one_rank(running, write, caplog):
         assert caplog.text.count("dump_kernel_data") == said
 
 
-def test_a_dump_config_is_the_plan_of_a_session(running: RunningFakeAgent, tmp_path: Path):
+def test_dump_config_is_the_plan_of_a_session(running: RunningFakeAgent, tmp_path: Path):
     """`rankdump.tf` has no life cycle: a session takes its object as a plan."""
     config = rankdump.tf.DumpConfig(enable_dump=True, dump_path=str(tmp_path), dump_step="1")
     with rankdump.Session(config, agent=running.address) as session:
@@ -264,7 +270,7 @@ def test_a_dump_config_is_the_plan_of_a_session(running: RunningFakeAgent, tmp_p
     assert (output.layout, output.root, len(output.started)) == ("cann", str(tmp_path), 14)
 
 
-def test_an_acl_file_from_the_environment(running: RunningFakeAgent, write: Write):
+def test_acl_file_is_accepted_from_the_environment(running: RunningFakeAgent, write: Write):
     """RANKDUMP_CONFIG may name either kind of file."""
     environ = {"RANKDUMP_CONFIG": str(write()), "RANKDUMP_AGENT": running.address}
     with rankdump.Session.from_environment(environ) as session:

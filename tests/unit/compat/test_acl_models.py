@@ -1,4 +1,4 @@
-"""Torch models under `rankdump.acl`: which are dumped, and what an iteration is."""
+"""Torch models under `rankdump.acl`: models that are dumped, and their iterations."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def pristine(model: nn.Module) -> bool:
     )
 
 
-def test_every_call_is_an_iteration(cycle, running, tmp_path):
+def test_every_model_call_is_an_iteration(cycle, running, tmp_path):
     cycle.set_dump(write(tmp_path, **EVERY))
     model = Net()
     rankdump.attach(model)
@@ -92,7 +92,7 @@ def test_every_call_is_an_iteration(cycle, running, tmp_path):
     assert pristine(model)
 
 
-def test_an_iteration_that_only_then_is_dumped_is_whole(cycle, running, tmp_path):
+def test_first_dumped_iteration_is_complete(cycle, running, tmp_path):
     """Law: of a call that begins a selected iteration nothing is missing, inside or out."""
     cycle.set_dump(write(tmp_path, **EVERY, dump_step="1|3"))
     model = Net()
@@ -106,7 +106,7 @@ def test_an_iteration_that_only_then_is_dumped_is_whole(cycle, running, tmp_path
     assert running.agent.frames[-1].session_end.iterations_seen == 5
 
 
-def test_a_script_that_steps_counts_for_itself(cycle, running, tmp_path):
+def test_script_steps_replace_model_calls(cycle, running, tmp_path):
     cycle.set_dump(write(tmp_path, **EVERY))
     model = Net()
     session = rankdump.attach(model)
@@ -118,7 +118,7 @@ def test_a_script_that_steps_counts_for_itself(cycle, running, tmp_path):
     assert calls_of(running) == [7, 7, 9, 9]
 
 
-def test_a_script_that_steps_at_the_end(cycle, running, tmp_path):
+def test_script_may_step_at_the_end(cycle, running, tmp_path):
     cycle.set_dump(write(tmp_path, **EVERY))
     model = Net()
     session = rankdump.attach(model)
@@ -129,7 +129,7 @@ def test_a_script_that_steps_at_the_end(cycle, running, tmp_path):
     assert calls_of(running) == [0, 1]
 
 
-def test_calls_inside_another_call_are_none(cycle, running, tmp_path):
+def test_nested_calls_are_not_iterations(cycle, running, tmp_path):
     cycle.set_dump(write(tmp_path, **EVERY))
     inner = Net()
     outer = Outer(inner)
@@ -145,7 +145,7 @@ def test_calls_inside_another_call_are_none(cycle, running, tmp_path):
     assert sorted({r.iteration for r in of_inner}) == [0, 1, 2]
 
 
-def test_models_that_take_turns_share_iterations(cycle, running, tmp_path):
+def test_alternating_models_share_iterations(cycle, running, tmp_path):
     cycle.set_dump(write(tmp_path, **EVERY))
     first, second = Net(), Net()
     rankdump.attach(first, name="first")
@@ -158,7 +158,7 @@ def test_models_that_take_turns_share_iterations(cycle, running, tmp_path):
     assert set(found) == {("first", 0), ("second", 0), ("first", 1), ("second", 1)}
 
 
-def test_a_wrapped_model_has_the_name_of_its_class(cycle, running, tmp_path):
+def test_wrapped_model_has_the_name_of_its_class(cycle, running, tmp_path):
     """The file says `Net`, whatever the script wraps it in; a name given goes before it."""
     cycle.set_dump(write(tmp_path, **EVERY))
     session = rankdump.attach(torch.nn.DataParallel(Net()))
@@ -167,7 +167,7 @@ def test_a_wrapped_model_has_the_name_of_its_class(cycle, running, tmp_path):
     cycle.finalize_dump()
 
 
-def test_a_call_that_raised_is_over(cycle, running, tmp_path):
+def test_call_that_raises_ends_its_iteration(cycle, running, tmp_path):
     cycle.set_dump(write(tmp_path, **EVERY))
     model = Net()
     rankdump.attach(model)
@@ -179,7 +179,7 @@ def test_a_call_that_raised_is_over(cycle, running, tmp_path):
     assert calls_of(running) == [0, 2]
 
 
-def test_only_models_attached_after_it_and_with_their_own_file(cycle, running, tmp_path):
+def test_set_dump_applies_to_models_attached_later(cycle, running, tmp_path):
     """A second file is for models attached from then on; those before keep theirs."""
     first, second, never = Net(), Net(), Net()
     cycle.set_dump(write(tmp_path, **EVERY, dump_step="0"))
@@ -194,7 +194,7 @@ def test_only_models_attached_after_it_and_with_their_own_file(cycle, running, t
     assert {(r.model, r.iteration) for r in records} == {("first", 0), ("second", 1)}
 
 
-def test_two_models_one_after_the_other(cycle, running, tmp_path):
+def test_two_models_in_turn(cycle, running, tmp_path):
     for name in ("a", "b"):
         model = Net()
         cycle.init_dump()
@@ -207,7 +207,7 @@ def test_two_models_one_after_the_other(cycle, running, tmp_path):
     assert {(r.model, r.graph, r.iteration) for r in records} == {("a", 0, 0), ("b", 1, 1)}
 
 
-def test_the_same_model_with_and_without(cycle, running, tmp_path):
+def test_dumped_model_computes_the_same_and_is_left_clean(cycle, running, tmp_path):
     """Law: the numbers are the same bit for bit, and afterwards nothing is left in the model."""
     torch.manual_seed(1)
     model = Net()
@@ -230,7 +230,7 @@ def test_the_same_model_with_and_without(cycle, running, tmp_path):
     assert len(bodies(running, "record")) == 2 * sent
 
 
-def test_copies_of_a_model_do_not_count(cycle, running, tmp_path):
+def test_copies_of_a_model_are_not_counted(cycle, running, tmp_path):
     cycle.set_dump(write(tmp_path, **EVERY))
     model = Net()
     rankdump.attach(model)
@@ -243,14 +243,14 @@ def test_copies_of_a_model_do_not_count(cycle, running, tmp_path):
     assert calls_of(running) == [0, 1]
 
 
-def test_a_model_of_no_framework_is_said(cycle, tmp_path, caplog):
+def test_model_of_an_unknown_framework_is_logged(cycle, tmp_path, caplog):
     cycle.set_dump(write(tmp_path, **EVERY))
     rankdump.attach("no model")
     assert "cannot attach to an object of type builtins.str" in caplog.text
 
 
 @pytest.mark.parametrize("compiled", ["before", "after", "in place, before", "in place, after"])
-def test_compiled_models_count_as_any(cycle, running, tmp_path, compiled):
+def test_compiled_models_are_counted(cycle, running, tmp_path, compiled):
     cycle.set_dump(write(tmp_path, **EVERY, dump_step="1|3"))
     model = Net()
     expected = model(X)

@@ -1,4 +1,4 @@
-"""An info file and its steps: what is read, what is said, what is refused."""
+"""Info files and their steps: content, notes and errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def names(steps: list[ApiDumpStep]) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("info", ["pkl", "csv"])
-def test_both_lengths_of_lines(info, tmp_path):
+def test_read_dump_info_accepts_both_forms_of_lines(info, tmp_path):
     write_dump(tmp_path, call("NN_Conv2d_0"), info=info)
     found = read_dump_info(tmp_path / "rank0" / f"torch_api_dump_info.{info}")
     assert [tensor.name for tensor in found.tensors] == [
@@ -40,7 +40,7 @@ def test_both_lengths_of_lines(info, tmp_path):
     assert not found.has_no_statistics
 
 
-def test_a_line_that_its_writer_did_not_finish_is_left_out_and_said(tmp_path):
+def test_read_dump_info_omits_an_incomplete_last_line(tmp_path):
     path = tmp_path / "info.pkl"
     path.write_text(call("NN_Conv2d_0")[0].text() + '\n["NN_Conv2d_0_forw')
     found = read_dump_info(path)
@@ -50,13 +50,13 @@ def test_a_line_that_its_writer_did_not_finish_is_left_out_and_said(tmp_path):
     )
 
 
-def test_a_name_of_no_api_is_left_out_and_said(tmp_path):
+def test_read_dump_info_omits_names_of_no_api(tmp_path):
     path = tmp_path / "info.pkl"
     path.write_text(ApiDumpLine("something_else").text() + "\n")
     assert "something_else" in read_dump_info(path).notes[0]
 
 
-def test_a_last_line_without_an_end_of_line_counts(tmp_path):
+def test_read_dump_info_accepts_a_last_line_without_line_end(tmp_path):
     path = tmp_path / "info.pkl"
     path.write_text("\n".join(line.text() for line in call("NN_Conv2d_0")))
     found = read_dump_info(path)
@@ -66,7 +66,7 @@ def test_a_last_line_without_an_end_of_line_counts(tmp_path):
 @pytest.mark.parametrize(
     "line", ["{}", "[1, 2]", "nonsense", "[" * 100_000, '["a", 1, [], "", 3, []]']
 )
-def test_a_damaged_line_is_named(line, tmp_path):
+def test_read_dump_info_names_a_damaged_line(line, tmp_path):
     path = tmp_path / "info.pkl"
     path.write_text(f"{line}\n")
     with pytest.raises(CorruptedError, match=r"info\.pkl, line 1"):
@@ -76,7 +76,7 @@ def test_a_damaged_line_is_named(line, tmp_path):
         read_dump_info(path)
 
 
-def test_a_first_gradient_ends_a_step_of_the_tools(tmp_path):
+def test_guess_steps_ends_a_step_at_a_gradient(tmp_path):
     """What is only forward behind the last gradient belongs to none."""
     found = tensors(
         [
@@ -95,12 +95,12 @@ def test_a_first_gradient_ends_a_step_of_the_tools(tmp_path):
     assert [step.number for step in steps] == [None, None]
 
 
-def test_without_gradients_all_is_one_step(tmp_path):
+def test_guess_steps_without_gradients_returns_one_step(tmp_path):
     found = tensors([*call("NN_Conv2d_0"), *call("NN_Conv2d_1")], tmp_path)
     assert names(guess_steps(found, "pytorch")) == [("NN_Conv2d_0", "NN_Conv2d_1")]
 
 
-def test_counted_steps_stay_whole_through_accumulation_evaluation_and_recomputation(tmp_path):
+def test_counted_steps_include_accumulation_evaluation_and_recomputation(tmp_path):
     found = tensors(
         [
             *call("NN_Conv2d_0", step=4),
@@ -118,7 +118,7 @@ def test_counted_steps_stay_whole_through_accumulation_evaluation_and_recomputat
     assert names(group_counted_steps(found, "pytorch", recomputed=True)) == [("NN_Conv2d_2",)]
 
 
-def test_calls_of_two_threads_that_interleave_are_two(tmp_path):
+def test_interleaved_calls_of_two_threads_are_separate(tmp_path):
     first, second = call("NN_Conv2d_0"), call("NN_Conv2d_1")
     mixed = [first[0], second[0], first[1], second[1]]
     (step,) = guess_steps(tensors(mixed, tmp_path), "pytorch")
@@ -126,13 +126,13 @@ def test_calls_of_two_threads_that_interleave_are_two(tmp_path):
     assert [(each.inputs, each.outputs) for each in step.calls] == [(((2, 3),), ((2, 3),))] * 2
 
 
-def test_a_layer_that_is_called_again_is_a_call_again(tmp_path):
+def test_layer_that_is_called_again_is_another_call(tmp_path):
     mark = ApiDumpLine("LAYER_fc_forward_input")
     (step,) = guess_steps(tensors([mark, *call("NN_Linear_0"), mark], tmp_path), "pytorch")
     assert step.names == ("LAYER_fc", "NN_Linear_0", "LAYER_fc")
 
 
-def test_steps_pair_by_number_where_both_counted_else_by_order():
+def test_pair_steps_by_number_or_else_by_order():
     def steps(*numbers: int | None) -> list[ApiDumpStep]:
         return [ApiDumpStep(number, (), ()) for number in numbers]
 

@@ -1,4 +1,4 @@
-"""The tool's numbers: what is cut off, what a mean is over, and what it could not print."""
+"""Numbers of troubleshooter: truncation, means, and values that it cannot print."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def cells(a: object, b: object, tolerances: ElementTolerances = TOLERANCES) -> t
     return compare_elements(np.asarray(a), np.asarray(b), tolerances).cells
 
 
-def test_mean_and_largest_are_over_unequal_elements_and_cut_off():
+def test_differences_are_over_unequal_elements_and_truncated():
     a = np.array([1, 2, 3, 4], np.float32)
     b = np.array([1, 2, 3.1, 4.2], np.float32)
     assert cells(a, b) == ("False", "50.00%", "0.99985", "0.14999, 0.19999")
 
 
-def test_close_is_not_equal_but_counts():
+def test_close_elements_count_as_close_but_differ():
     assert cells([1.0, 2.0], [1.0, 2.00001]) == ("True", "100.00%", "0.99999", "0.00001, 0.00001")
 
 
-def test_identical_tensors_of_any_type():
+def test_identical_tensors_of_any_type_have_no_differences():
     for dtype in (np.float16, np.int64, bool, np.complex64, np.uint8):
         ones = np.ones((2, 2), dtype)
         assert cells(ones, ones) == ("True", "100.00%", "1.00000", "0.00000, 0.00000")
@@ -41,28 +41,28 @@ def test_identical_tensors_of_any_type():
     assert cells(empty, empty)[0] == "True"
 
 
-def test_shapes_that_differ():
+def test_different_shapes_are_a_result():
     assert cells([1.0], [1.0, 2.0]) == ("Shape is inconsistent", "0.00%", "nan", "nan, nan")
 
 
-def test_nan_equals_nan_only_on_request():
+def test_equal_nan_makes_nan_close():
     tensor = [1.0, math.nan]
     assert cells(tensor, tensor)[:2] == ("False", "50.00%")
     tolerant = ElementTolerances(equal_nan=True)
     assert cells(tensor, tensor, tolerant) == ("True", "100.00%", "nan", "nan, nan")
 
 
-def test_infinities_and_nothing():
+def test_infinities_and_empty_tensors():
     assert cells([math.inf, 1.0], [1.0, 1.0]) == ("False", "50.00%", "nan", "inf, inf")
     assert cells([0.0, 0.0], [1.0, 1.0])[2] == "nan"
     assert cells([0.0, 1e-20], [0.0, 0.0])[2] == "1.00000"
 
 
-def test_a_number_without_a_shape():
+def test_scalars_are_compared():
     assert cells(np.int64(2), np.int64(3)) == ("False", "0.00%", "1.00000", "1.00000, 1.00000")
 
 
-def test_half_floats_and_complex_numbers_which_the_tool_fails_on():
+def test_half_floats_and_complex_numbers_are_compared():
     assert (
         cells(np.array([1, 2], np.float16), np.array([1, 2.5], np.float16))[3] == "0.50000, 0.50000"
     )
@@ -70,7 +70,7 @@ def test_half_floats_and_complex_numbers_which_the_tool_fails_on():
     assert cells(one, other)[:2] == ("False", "50.00%")
 
 
-def test_differences_of_figures():
+def test_differences_of_statistics():
     assert (
         format_statistic_differences((1.0, -1.0, math.nan), (0.5, -2.0, 1.0))
         == "0.50000, 1.00000, nan"
@@ -78,11 +78,11 @@ def test_differences_of_figures():
 
 
 @given(st.floats(-1e6, 1e6))
-def test_cutting_never_goes_away_from_nothing(number):
+def test_truncate_number_rounds_towards_zero(number):
     assert abs(truncate_number(number, 5)) <= abs(number) + 1e-9
     assert abs(number - truncate_number(number, 5)) < 1.1e-5
 
 
 @pytest.mark.parametrize("number", [math.inf, -math.inf, 1e305, np.float32(3e38)])
-def test_what_is_too_large_to_cut_stays(number):
+def test_truncate_number_keeps_huge_numbers(number):
     assert truncate_number(number, 5) == number

@@ -1,4 +1,4 @@
-"""The life of an API dump, with a framework's double and an agent's: what is sent when."""
+"""Life cycle of an API dump, with doubles of a framework and an agent."""
 
 from __future__ import annotations
 
@@ -133,7 +133,9 @@ def sent(running: RunningFakeAgent) -> list[tuple[int, str]]:
     return [(record.iteration, record.op_name) for record in bodies(running, "record")]
 
 
-def test_a_dump_of_two_steps(begun: Begin, framework: Framework, running: RunningFakeAgent, caplog):
+def test_stop_delivers_all_tensors_by_step(
+    begun: Begin, framework: Framework, running: RunningFakeAgent, caplog
+):
     """Everything since the start is with the agent when the stop returns, by steps."""
     dumping = begun()
     dumping.start(ApiDumpRequest())
@@ -152,7 +154,7 @@ def test_a_dump_of_two_steps(begun: Begin, framework: Framework, running: Runnin
     assert "3 calls" in said[2]
 
 
-def test_calls_and_steps_count_while_nothing_is_dumped(begun: Begin, framework, running):
+def test_calls_and_steps_are_counted_between_dumps(begun: Begin, framework, running):
     """From init on, before the first start and between a stop and the next start."""
     dumping = begun()
     framework.train()
@@ -170,7 +172,7 @@ def test_calls_and_steps_count_while_nothing_is_dumped(begun: Begin, framework, 
     assert first.rank == second.rank == 0
 
 
-def test_other_parameters_take_effect_at_the_next_start(begun: Begin, framework, running):
+def test_changed_parameters_apply_at_the_next_start(begun: Begin, framework, running):
     dumping = begun(release="1.0.18")
     dumping.start(ApiDumpRequest(mode="list", scope=("NN_ReLU_0", "NN_ReLU_9")))
     framework.train("Conv2d", "ReLU")
@@ -183,7 +185,7 @@ def test_other_parameters_take_effect_at_the_next_start(begun: Begin, framework,
     assert plans[1].content.statistics == ("avg",)
 
 
-def test_a_range_goes_on_in_the_next_window(begun: Begin, framework, running):
+def test_range_continues_in_the_next_window(begun: Begin, framework, running):
     """What was met once is not met again by another start with the same parameters."""
     dumping, request = begun(), ApiDumpRequest(mode="range", scope=("NN_Conv2d_0", "NN_Conv2d_1"))
     for _ in range(2):
@@ -207,7 +209,7 @@ def test_a_range_goes_on_in_the_next_window(begun: Begin, framework, running):
         ),
     ],
 )
-def test_what_never_came_is_said_at_the_stop(begun, framework, caplog, request_, words):
+def test_stop_logs_calls_that_were_not_made(begun, framework, caplog, request_, words):
     dumping = begun()
     dumping.start(request_)
     framework.train()
@@ -215,7 +217,7 @@ def test_what_never_came_is_said_at_the_stop(begun, framework, caplog, request_,
     assert all(any(part in text for text in caplog.messages) for part in words)
 
 
-def test_a_script_that_counts_steps_itself(begun: Begin, framework, running):
+def test_script_steps_replace_detected_steps(begun: Begin, framework, running):
     """`rankdump.step` takes the place of what is seen of calls and optimizers."""
     dumping = begun()
     dumping.start(ApiDumpRequest())
@@ -227,7 +229,7 @@ def test_a_script_that_counts_steps_itself(begun: Begin, framework, running):
     assert [step for step, _ in sent(running)] == [10, 10, 20, 20]
 
 
-def test_an_earlier_dump_is_removed_once(begun: Begin, framework, tmp_path):
+def test_first_start_removes_an_earlier_dump(begun: Begin, framework, tmp_path):
     """By the first start after init, not by those that follow."""
     old = tmp_path / "dump/rank0/torch_api_dump/old.npy"
     old.parent.mkdir(parents=True)
@@ -243,7 +245,7 @@ def test_an_earlier_dump_is_removed_once(begun: Begin, framework, tmp_path):
     assert old.exists()
 
 
-def test_another_init_leaves_the_model_before(begun: Begin, framework, running, tmp_path):
+def test_second_init_detaches_the_earlier_model(begun: Begin, framework, running, tmp_path):
     dumping = begun()
     dumping.start(ApiDumpRequest())
     framework.train()
@@ -260,7 +262,7 @@ def test_another_init_leaves_the_model_before(begun: Begin, framework, running, 
     assert roots == [str(tmp_path / "dump"), str(tmp_path / "other")]
 
 
-def test_no_agent_is_said_with_what_was_not_dumped(framework, tmp_path, caplog):
+def test_missing_agent_is_logged_with_the_lost_calls(framework, tmp_path, caplog):
     """Training goes on, the stop counts, and an earlier dump is not removed for it."""
     old = tmp_path / "rank0/torch_api_dump/old.npy"
     old.parent.mkdir(parents=True)
@@ -289,7 +291,7 @@ def test_no_agent_is_said_with_what_was_not_dumped(framework, tmp_path, caplog):
     assert old.exists()
 
 
-def test_our_own_failure_does_not_reach_the_script(framework, tmp_path, caplog):
+def test_internal_failure_does_not_reach_the_script(framework, tmp_path, caplog):
     def fail(model: Any) -> int:
         raise ZeroDivisionError
 
@@ -300,13 +302,13 @@ def test_our_own_failure_does_not_reach_the_script(framework, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("call", [migrator.api_dump_start, migrator.api_dump_stop])
-def test_before_init_is_an_error_of_the_script(call, monkeypatch):
+def test_start_and_stop_before_init_raise_runtime_error(call, monkeypatch):
     monkeypatch.setattr(migrator, "_process", ApiDumpController({}))
     with pytest.raises(RuntimeError, match="api_dump_init was not called"):
         call()
 
 
-def test_what_init_does_not_take(monkeypatch):
+def test_init_rejects_wrong_arguments(monkeypatch):
     monkeypatch.setattr(migrator, "_process", ApiDumpController({}))
     with pytest.raises(TypeError, match=r"net .* is not allowed; allowed: torch.nn.Module"):
         migrator.api_dump_init(object())
@@ -314,7 +316,7 @@ def test_what_init_does_not_take(monkeypatch):
         migrator.api_dump_init(object(), 7)  # pyright: ignore[reportArgumentType]
 
 
-def test_it_is_where_scripts_look_for_it():
+def test_migrator_is_an_attribute_of_rankdump():
     """`import rankdump as ts` is all that a script changes."""
     assert rankdump.migrator is migrator
     for name in ("api_dump_init", "api_dump_start", "api_dump_stop", "api_dump_compare"):

@@ -1,4 +1,4 @@
-"""What of an API dump is decided without a framework: requests, scopes, steps, what is cleared."""
+"""Rules of an API dump: requests, scopes, steps and the removal of an earlier dump."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def calls(stems: Sequence[str]) -> list[ApiCall]:
         ("api_list", ("RELU", "conv", "gelu"), [RUN[1], RUN[2], RUN[4]], ["'gelu'"]),
     ],
 )
-def test_scopes(mode: str, scope: tuple[str, ...], kept: list[str], missing: list[str]):
+def test_call_scopes_select_calls_and_list_missing_ones(
+    mode: str, scope: tuple[str, ...], kept: list[str], missing: list[str]
+):
     """Each mode selects what its name says, and says what never came."""
     asked_for = make_call_scope(mode, scope)
     assert [call.stem for call in calls(RUN) if asked_for.is_selected(call)] == kept
@@ -58,7 +60,7 @@ def test_scopes(mode: str, scope: tuple[str, ...], kept: list[str], missing: lis
     assert all(part in sentence for part, sentence in zip(missing, said, strict=True))
 
 
-def test_a_range_is_met_once():
+def test_range_scope_selects_its_range_once():
     """What follows its end is left out, also when its begin comes again."""
     scope = make_call_scope("range", ("NN_Conv2d_0", "Torch_matmul_0"))
     assert [c.stem for c in calls(RUN * 2) if scope.is_selected(c)] == RUN[1:4]
@@ -85,7 +87,9 @@ def test_a_range_is_met_once():
         ({"statistic_category": []}, TypeError, "statistic_category"),
     ],
 )
-def test_what_is_not_allowed(given: dict[str, object], error: type[Exception], words: str):
+def test_wrong_parameters_raise_errors_with_allowed_values(
+    given: dict[str, object], error: type[Exception], words: str
+):
     """One line with the parameter, the value and what is allowed, as the tool raises it."""
     with pytest.raises(error) as raised:
         asked(**given)
@@ -93,7 +97,7 @@ def test_what_is_not_allowed(given: dict[str, object], error: type[Exception], w
     assert "\n" not in str(raised.value)
 
 
-def test_settings_are_checked():
+def test_check_setting_rejects_wrong_values():
     assert check_setting(SETTING) is SETTING
     for wrong in (ApiDumpSetting("/d", codec="rar"), ApiDumpSetting("/d", release="1.0.12")):
         with pytest.raises(ValueError, match="is not allowed"):
@@ -111,7 +115,7 @@ def test_settings_are_checked():
         ("stack", "statistic", ()),
     ],
 )
-def test_plans(dump_type: str, saved: str, figures: tuple[str, ...]):
+def test_make_dump_plan_of_each_dump_type(dump_type: str, saved: str, figures: tuple[str, ...]):
     """Each dump type keeps what its name says, in the tree of the framework."""
     plan = make_dump_plan(SETTING, asked(dump_type=dump_type), "torch")
     assert (plan.output.root, plan.output.layout) == ("/data/dump", "api-torch")
@@ -121,7 +125,7 @@ def test_plans(dump_type: str, saved: str, figures: tuple[str, ...]):
     assert plan_from_json(plan_to_json(plan)) == plan
 
 
-def test_the_last_release_has_other_figures():
+def test_make_dump_plan_of_release_1_0_18_has_other_statistics():
     """1.0.18 computes no mean unless it is asked to; 1.0.17 cannot be asked."""
     last = ApiDumpSetting("/data/dump", release="1.0.18")
     assert (
@@ -151,16 +155,16 @@ def test_the_last_release_has_other_figures():
         ("EETs", [0, 1, 2]),
     ],
 )
-def test_steps_end_with_the_optimizers(loop: str, numbers: list[int]):
+def test_step_counter_ends_steps_at_optimizers(loop: str, numbers: list[int]):
     """Accumulation is one step, several optimizers end one step, an evaluation has its own."""
     assert numbers_of(loop, optimized=True) == numbers
 
 
-def test_without_an_optimizer_each_call_is_a_step():
+def test_step_counter_without_optimizer_counts_calls():
     assert numbers_of("TTET", optimized=False) == [0, 1, 2, 3]
 
 
-def test_a_script_may_say_it_itself():
+def test_step_counter_accepts_steps_of_the_script():
     """Its first word is the step that runs, or the first after the calls so far."""
     steps = StepCounter()
     assert [steps.set_step(), steps.set_step(), steps.set_step(7), steps.set_step()] == [0, 1, 7, 8]
@@ -169,7 +173,7 @@ def test_a_script_may_say_it_itself():
     assert steps.number == 8
 
 
-def test_what_is_told_between_steps_belongs_to_the_next():
+def test_step_counter_knows_the_upcoming_step():
     steps = StepCounter()
     assert steps.upcoming_step == 0
     steps.note_call("m", trains=True, optimized=lambda: True)
@@ -201,7 +205,7 @@ def left(root: Path) -> set[str]:
     return {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
 
 
-def test_only_the_earlier_dump_of_that_rank_and_framework_goes(tmp_path: Path):
+def test_clear_rank_folder_removes_only_that_rank_and_framework(tmp_path: Path):
     kept = {
         "notes.txt",
         "rank0/pt_net.pth",
@@ -224,7 +228,7 @@ def test_only_the_earlier_dump_of_that_rank_and_framework_goes(tmp_path: Path):
     clear_rank_folder(str(tmp_path / "nowhere"), 0, "torch")
 
 
-def test_manifests_of_another_framework_stay(tmp_path: Path):
+def test_clear_rank_folder_keeps_manifests_of_another_framework(tmp_path: Path):
     folder = tmp_path / "rank0/.dump_metadata/manifest"
     grown(tmp_path, "rank0/mindspore_api_dump_info.pkl", "rank0/torch_api_dump_info.pkl")
     folder.mkdir(parents=True)
@@ -242,7 +246,7 @@ def test_manifests_of_another_framework_stay(tmp_path: Path):
     assert {path.name for path in folder.iterdir()} == {"theirs.json"}
 
 
-def test_nothing_goes_through_a_link(tmp_path: Path):
+def test_clear_rank_folder_follows_no_links(tmp_path: Path):
     elsewhere = tmp_path / "elsewhere"
     grown(elsewhere, "a.npy", "info.pkl", "rank0/torch_api_dump/a.npy", "manifest/m.json")
     before = left(elsewhere)

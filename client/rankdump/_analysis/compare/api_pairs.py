@@ -1,24 +1,22 @@
 """Pairs of two lists of API calls, as troubleshooter's `api_dump_compare` finds them. Pure.
 
-`pair_api_calls` finds which calls stand for each other, `align_shapes` which tensors of two such
-calls do. Only names and shapes decide, so it works across frameworks, and the numbers of calls
-play no part.
+`pair_api_calls` pairs calls, `align_shapes` the tensors of two paired calls. Only names and shapes
+decide, so pairing works across frameworks; the numbers of calls are ignored.
 
-Calls that are certain are paired first: the kind of call that both sides have equally often. The
-best kind is paired in order; it parts both lists, and each part is treated in the same way. Best
-is a class before a function before a method, then the call whose inputs and outputs differ most
-in size, then the most frequent; then the one that comes first. The tool leaves that last choice
-to the order of a Python set, which differs from one process to the next.
+Certain pairs (anchors) come first. A key of name and shapes that both sides have equally often is
+certain. The best such key is paired in order, which splits both lists, and each part is treated in
+the same way. A class is better than a function, and a function better than a method; then the call
+whose inputs and outputs differ most in size, then the most frequent key, then the first one. The
+tool leaves the last choice to the order of a Python set, which differs between processes.
 
-What lies between certain pairs is cut at joints that look alike. A joint lies before, between
-and behind calls: the outputs of the call before it and the inputs of the call behind it. Two
-joints are alike when all their shapes are; among those the names of the calls decide, by their
-edit distance.
+The calls between two anchors are cut at joints that are alike. A joint is the place before,
+between or after calls, with the outputs of the call before it and the inputs of the call after it.
+Two joints are alike when all their shapes are equal; among those, the edit distance of the names
+decides.
 
-Functions of torch itself count as functional where MindSpore has them, and what MindSpore names
-differently gets its name there. The names are those that troubleshooter 1.0.17 equates, gaps and
-all, or its rows would be others; `rankdump diff` goes by
-`rankdump._analysis.compare.call_names`.
+Functions of torch count as functional where MindSpore has them, and get MindSpore's name where it
+differs. The names are those that troubleshooter 1.0.17 equates, including its gaps, so that the
+rows are the same; `rankdump diff` uses `rankdump._analysis.compare.call_names`.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ _MAX_EXACT_FLOAT = 1 << 53
 _ListPart: TypeAlias = tuple[int, int, int, int]
 """Begin and end in a, begin and end in b."""
 _NAME_COST_DIVISOR = 20
-"""Names cost a twentieth of a joint left out: they only choose among joints that are alike."""
+"""Names cost a twentieth of a skipped joint: they only choose among joints that are alike."""
 _CUT, _PASS, _SKIP_A, _SKIP_B = range(4)
 _MAX_CACHED_SHARES = 1 << 14
 _MAX_CACHED_ROWS = 1 << 8
@@ -115,11 +113,11 @@ class FlowCall:
     """One forward call."""
 
     api: str
-    """Its name without kind and number: `Conv2d`, `max_pool2d`, or the path of a layer."""
+    """Name without kind and number: `Conv2d`, `max_pool2d`, or the path of a layer."""
     unified_name: str
-    """Its kind and name as all frameworks have it: `unify_api_name`."""
+    """Kind and name that all frameworks share: `unify_api_name`."""
     inputs: tuple[TensorShape, ...] = ()
-    """Shapes of its tensors in the order in which they were dumped."""
+    """Shapes of the tensors in the order in which they were dumped."""
     outputs: tuple[TensorShape, ...] = ()
 
     @property
@@ -130,9 +128,9 @@ class FlowCall:
 
 @dataclass(frozen=True, slots=True)
 class CallSpan:
-    """Calls of one side that stand for calls of the other, as places in their lists.
+    """Calls of one side that are paired with calls of the other, as positions in their lists.
 
-    One of the two is empty where they have no partner.
+    One of the two is empty for calls without a partner.
     """
 
     a: range
@@ -140,7 +138,7 @@ class CallSpan:
 
 
 def find_anchors(a: Sequence[FlowCall], b: Sequence[FlowCall]) -> list[tuple[int, int]]:
-    """Return places of certain pairs, ascending on both sides."""
+    """Return the positions of certain pairs, ascending on both sides."""
     numbers: dict[tuple[str, tuple[TensorShape, ...], tuple[TensorShape, ...]], int] = {}
     keys_a = [numbers.setdefault(call.pairing_key, len(numbers)) for call in a]
     keys_b = [numbers.setdefault(call.pairing_key, len(numbers)) for call in b]
@@ -161,16 +159,16 @@ def find_anchors(a: Sequence[FlowCall], b: Sequence[FlowCall]) -> list[tuple[int
 def _compute_merit(
     shared: str, inputs: tuple[TensorShape, ...], outputs: tuple[TensorShape, ...]
 ) -> tuple[int, float]:
-    """Return how good an anchor such a call is, the smaller the better."""
+    """Return the merit of such a call as an anchor; smaller is better."""
     kind = _KIND_RANKS.get(shared.partition("_")[0], _OTHER_KIND_RANK)
     small, large = sorted((_compute_total_size(inputs), _compute_total_size(outputs)))
-    # Sizes of many tensors outgrow a float, where the addition would not be felt anyway.
+    # Sizes of many tensors exceed a float; there the epsilon makes no difference.
     ratio = small / (large + _TOOL_EPSILON) if large < _MAX_EXACT_FLOAT else small / large
     return kind, ratio
 
 
 def _compute_total_size(shapes: Sequence[TensorShape]) -> int:
-    """Return the product of all extents of all tensors, which is what the tool goes by."""
+    """Return the product of all extents of all tensors, as the tool computes it."""
     return math.prod(extent for shape in shapes for extent in shape)
 
 
@@ -184,7 +182,7 @@ def _group_places(keys: Sequence[int], start: int, stop: int) -> dict[int, list[
 def _pair_best_key(
     a: Mapping[int, list[int]], b: Mapping[int, list[int]], merits: Sequence[tuple[int, float]]
 ) -> list[tuple[int, int]]:
-    """Return the pairs of the best key that both have equally often; none when there is none."""
+    """Return the pairs of the best key that both sides have equally often, if any."""
     equal = [key for key, places in a.items() if len(places) == len(b.get(key, ()))]
     if not equal:
         return []
@@ -193,7 +191,7 @@ def _pair_best_key(
 
 
 def _split_part(part: _ListPart, pairs: Sequence[tuple[int, int]]) -> list[_ListPart]:
-    """Return what lies before, between and behind the pairs, where both sides have something."""
+    """Return the parts before, between and after the pairs that have calls on both sides."""
     start_a, stop_a, start_b, stop_b = part
     starts = [(start_a, start_b), *((a + 1, b + 1) for a, b in pairs)]
     stops = [*pairs, (stop_a, stop_b)]
@@ -206,14 +204,15 @@ class _CallJoint:
     """The place between two calls, with the tensors that pass it."""
 
     before: str
-    """Names of the calls around it; empty at both ends."""
+    """Name of the call before it; empty at the start."""
     behind: str
+    """Name of the call after it; empty at the end."""
     outputs: tuple[TensorShape, ...]
     inputs: tuple[TensorShape, ...]
 
 
 def find_cuts(a: Sequence[FlowCall], b: Sequence[FlowCall]) -> list[tuple[int, int]]:
-    """Return the places before which both lists are cut, ascending on both sides."""
+    """Return the positions before which both lists are cut, ascending on both sides."""
     moves = _compute_moves(_list_joints(a), _list_joints(b))
     found: list[tuple[int, int]] = []
     at_a, at_b = len(a), len(b)
@@ -236,7 +235,7 @@ def _list_joints(calls: Sequence[FlowCall]) -> list[_CallJoint]:
 
 
 def _compute_moves(a: Sequence[_CallJoint], b: Sequence[_CallJoint]) -> list[bytearray]:
-    """Return, for each two joints, how the cheapest way through all before them ends."""
+    """Return the last move of the cheapest path to each pair of joints."""
     known: dict[_CallJoint, list[float]] = {}
     moves: list[bytearray] = []
     above = [float(place) for place in range(len(b) + 1)]
@@ -265,23 +264,16 @@ def _compute_moves(a: Sequence[_CallJoint], b: Sequence[_CallJoint]) -> list[byt
 
 
 def _compute_joint_cost(one: _CallJoint, other: _CallJoint) -> float:
-    """Return what pairing two joints costs: 1 when they are not alike."""
+    """Return the cost of pairing two joints: 1 when they are not alike."""
     if (one.outputs, one.inputs) != (other.outputs, other.inputs):
         return 1
-    return _compute_name_distance(one, other) / _NAME_COST_DIVISOR
-
-
-def _compute_name_distance(one: _CallJoint, other: _CallJoint) -> float:
-    """Return how far the names around two joints are apart, from 0 to 1."""
-    return (
-        _compute_edit_share(one.behind, other.behind)
-        + _compute_edit_share(one.before, other.before)
-    ) / 2
+    behind = _compute_edit_share(one.behind, other.behind)
+    return (behind + _compute_edit_share(one.before, other.before)) / 2 / _NAME_COST_DIVISOR
 
 
 @lru_cache(maxsize=_MAX_CACHED_SHARES)
 def _compute_edit_share(one: str, other: str) -> float:
-    """Return the edit distance of two names as a share of the longer; 1 for two ends."""
+    """Return the edit distance of two names relative to the longer one; 1 for two empty names."""
     if not one and not other:
         return 1.0
     above = list(range(len(other) + 1))
@@ -295,7 +287,7 @@ def _compute_edit_share(one: str, other: str) -> float:
 
 
 def pair_api_calls(a: Sequence[FlowCall], b: Sequence[FlowCall]) -> list[CallSpan]:
-    """Return what pairs, in order; every call of both sides is in exactly one span."""
+    """Return the spans in order; every call of both sides is in exactly one span."""
     spans: list[CallSpan] = []
     at_a, at_b = 0, 0
     for place_a, place_b in find_anchors(a, b):
@@ -309,7 +301,7 @@ def pair_api_calls(a: Sequence[FlowCall], b: Sequence[FlowCall]) -> list[CallSpa
 def _pair_between_anchors(
     a: Sequence[FlowCall], b: Sequence[FlowCall], inside_a: range, inside_b: range
 ) -> Iterator[CallSpan]:
-    """Yield the spans of what lies between two anchors."""
+    """Yield the spans between two anchors."""
     if not inside_a or not inside_b:
         if inside_a or inside_b:
             yield CallSpan(inside_a, inside_b)
@@ -327,7 +319,7 @@ def _pair_between_anchors(
 
 
 def unify_api_name(framework: str, kind: str, api: str) -> str:
-    """Return what a framework's API is called everywhere.
+    """Return the name that all frameworks share for an API.
 
     >>> unify_api_name("pytorch", "NN", "Linear"), unify_api_name("mindspore", "NN", "Dense")
     ('nn_Dense', 'nn_Dense')
@@ -345,10 +337,10 @@ def unify_api_name(framework: str, kind: str, api: str) -> str:
 def align_shapes(
     a: Sequence[TensorShape], b: Sequence[TensorShape]
 ) -> list[tuple[int | None, int | None]]:
-    """Return places that pair, in order, and None for a tensor without a partner.
+    """Return paired positions in order, with None for a tensor without a partner.
 
-    By the fewest tensors left out; of several ways the one that api_dump_compare takes, which at
-    each place leaves out a tensor of a before one of b. A pair always has equal shapes.
+    The alignment leaves out the fewest tensors. Among several, it is the one of api_dump_compare,
+    which at each place leaves out a tensor of a before one of b. Pairs have equal shapes.
     """
     costs = _compute_alignment_costs(a, b)
     found: list[tuple[int | None, int | None]] = []
@@ -371,7 +363,7 @@ def align_shapes(
 
 
 def _compute_alignment_costs(a: Sequence[TensorShape], b: Sequence[TensorShape]) -> list[list[int]]:
-    """Return how many tensors the first of a and the first of b leave out, for each two counts."""
+    """Return the fewest tensors left out in the first i of a and the first j of b, by i and j."""
     costs = [list(range(len(b) + 1))]
     for count, shape in enumerate(a, 1):
         row = [count]

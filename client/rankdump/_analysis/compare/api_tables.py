@@ -1,11 +1,11 @@
-"""Tables of an API comparison, three of them, and their CSV files, as troubleshooter writes them.
+"""The three tables of an API comparison and their CSV files, as troubleshooter writes them.
 
     ts_api_mapping_{step}.csv, ts_api_forward_compare_{step}.csv, ts_api_backward_compare_{step}.csv
 
 Every field is quoted, lines end in LF, and an empty line ends the file (troubleshooter 1.0.17,
 `api_dump_compare`). The tables of a rank other than 0 have `rank{N}_` before the step.
-`build_api_tables` makes them of a report of rankdump: numbers are rounded, and means are over
-all elements.
+`build_api_tables` makes the tables of a report of rankdump: numbers are rounded, and means are
+over all elements.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FRAMEWORK_TITLES: Mapping[str, str] = {
     "mindspore": "mindspore",
     "torch": "pytorch",
 }
-"""Titles of frameworks by the prefix of their files; the first that matches counts."""
+"""Titles of frameworks by the prefix of their files; the first match counts."""
 _TITLE_BY_FOLDER = {ApiFileNames(name).folder: shown for name, shown in FRAMEWORK_TITLES.items()}
 
 
@@ -62,14 +62,16 @@ class ApiTableSet:
 
     mapping: ApiTable
     forward: ApiTable | None = None
-    """None where there was nothing to compare: no file then."""
+    """None where there is nothing to compare; then no file is written."""
     backward: ApiTable | None = None
     rank: int = 0
 
 
 def make_side_titles(origin: str, target: str) -> tuple[str, str]:
-    """Return the first two titles; a framework that is not known is left out."""
-    return _format_side_title("ORIGIN NET", origin), _format_side_title("TARGET NET", target)
+    """Return the first two titles, without the framework where it is unknown."""
+    sides = {"ORIGIN NET": origin, "TARGET NET": target}
+    first, second = (f"{side} ({name})" if name else side for side, name in sides.items())
+    return first, second
 
 
 def list_value_titles(names: tuple[str, str]) -> tuple[str, ...]:
@@ -83,10 +85,10 @@ def list_statistic_titles(names: tuple[str, str]) -> tuple[str, ...]:
 
 
 def write_api_tables(tables: Sequence[ApiTableSet], folder: Path, step: int) -> list[Path]:
-    """Write the files of a step, those of all its ranks; return their paths.
+    """Write the files of all ranks of a step; return their paths.
 
-    What an earlier comparison left under those names gives way. ExhaustedError when a file cannot
-    be written.
+    Files of an earlier comparison are replaced or removed. ExhaustedError when a file cannot be
+    written.
     """
     written: list[Path] = []
     try:
@@ -96,7 +98,9 @@ def write_api_tables(tables: Sequence[ApiTableSet], folder: Path, step: int) -> 
                 if table is None:
                     path.unlink(missing_ok=True)
                 else:
-                    _write_file(path, format_csv(table))
+                    opened = os.open(path, _CREATE_FLAGS, 0o600)
+                    with os.fdopen(opened, "w", encoding="utf-8", newline="") as file:
+                        file.write(format_csv(table))
                     written.append(path)
     except OSError as error:
         raise ExhaustedError(f"{error.filename or folder}: {error.strerror}") from None
@@ -104,7 +108,7 @@ def write_api_tables(tables: Sequence[ApiTableSet], folder: Path, step: int) -> 
 
 
 def format_csv(table: ApiTable) -> str:
-    """Return the text of a file."""
+    """Return the text of a CSV file."""
     text = io.StringIO()
     writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
     writer.writerow(table.titles)
@@ -113,9 +117,9 @@ def format_csv(table: ApiTable) -> str:
 
 
 def build_api_tables(report: ComparisonReport) -> Mapping[int, tuple[ApiTableSet, ...]]:
-    """Return the tables of each iteration, by rank; names are those of an API where they are.
+    """Return the tables of each iteration, by rank, with API names where the calls have them.
 
-    Constants have none: they belong to no iteration.
+    Constants have no table: they belong to no iteration.
     """
     found: defaultdict[int, defaultdict[int, list[ComparisonRow]]] = defaultdict(
         lambda: defaultdict(list)
@@ -203,7 +207,7 @@ def _format_tensor_names(row: ComparisonRow) -> tuple[str, str]:
 
 
 def _format_tensor_name(name: str, tensor: DumpedTensor | None) -> str:
-    """Return the name of a tensor: as in the info file when it is one of an API's call."""
+    """Return the name of a tensor; for API calls, the name in the info file."""
     if tensor is None:
         return ""
     place = parse_place(tensor.argument) if parse_call_name(name) is not None else None
@@ -222,22 +226,17 @@ def _format_shapes(row: ComparisonRow, spelt: Callable[[tuple[int, ...]], str]) 
 
 def _has_elements(row: ComparisonRow) -> bool:
     """Return whether the elements of both sides were available."""
-    sides_ = (row.pair.a, row.pair.b)
     return row.outcome.measures is not None or all(
-        side is not None and side.entry is not None for side in sides_
+        side is not None and side.entry is not None for side in (row.pair.a, row.pair.b)
     )
 
 
 def _find_framework(tensors: Iterable[DumpedTensor | None]) -> str:
-    """Return the framework of a side, by the folder that its tensors lie in."""
+    """Return the framework of a side, from the folder of its tensors."""
     for tensor in tensors:
         if tensor is not None and tensor.entry is not None:
             return _TITLE_BY_FOLDER.get(tensor.entry.path.parent.name, "")
     return ""
-
-
-def _format_side_title(side: str, framework: str) -> str:
-    return f"{side} ({framework})" if framework else side
 
 
 def _yield_files(
@@ -247,8 +246,3 @@ def _yield_files(
     each = (tables.mapping, tables.forward, tables.backward)
     for stem, table in zip(_FILE_STEMS, each, strict=True):
         yield folder / f"{stem}_{rank}{step}.csv", table
-
-
-def _write_file(path: Path, text: str) -> None:
-    with os.fdopen(os.open(path, _CREATE_FLAGS, 0o600), "w", encoding="utf-8", newline="") as file:
-        file.write(text)

@@ -1,5 +1,5 @@
 """Names of calls: the operator family that all frameworks share, the path of the module, and the
-user's mapping of names of one dump to names of the other. Reads one file, the mapping.
+user's mapping of names of one dump to names of the other. Reads only the mapping file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rankdump._layout.api_tree import CALL_KINDS, LAYER_KIND, parse_call_name
 from rankdump.errors import ConfigError
 
 OperatorFamily: TypeAlias = "tuple[str, bool, bool]"
-"""Type of the operator as all frameworks call it, whether backward, whether recomputed."""
+"""Normalized type of the operator, whether backward, whether recomputed."""
 CallShapes: TypeAlias = "tuple[tuple[tuple[int, ...] | None, ...], ...]"
 
 _OPERATOR_NAMES = {
@@ -84,11 +84,11 @@ _OPERATOR_NAMES = {
     "unsqueeze": "expanddims",
     "where": "select",
 }
-"""Names of other frameworks, and of other releases, for one computation: by the one that stands for
-all, as `normalize_operator_type` spells them.
+"""Names of one computation in other frameworks and releases, by the common name.
 
-These decide which calls may be paired at all, so they go further than the table of troubleshooter
-in `compare.api_pairs`, which equates names in order to pair exactly what that tool pairs.
+Names are in lower case without underscores. They decide which calls may be paired at all, so the
+table is larger than that of troubleshooter in `compare.api_pairs`, which has to pair exactly what
+that tool pairs.
 """
 OPERATOR_SYNONYMS = {
     other: name for name, others in _OPERATOR_NAMES.items() for other in others.split()
@@ -106,18 +106,18 @@ _MAPPING_FORMS = "lines `name_a,name_b`, or a JSON object of such names"
 
 @lru_cache(maxsize=1 << 12)
 def normalize_operator_type(op_type: str) -> str:
-    """Return what all frameworks call a type: `Dense`, `NN_Linear` and `Linear` are one."""
+    """Return the common name of a type: `Dense`, `NN_Linear` and `Linear` have the same."""
     plain = _KIND_PREFIX.sub("", op_type, count=1).lower().replace("_", "")
     return OPERATOR_SYNONYMS.get(plain, plain)
 
 
 def get_operator_family(call: DumpedCall) -> OperatorFamily:
-    """Return what two calls must share to stand for each other without a name."""
+    """Return the family of a call; calls are paired without a name only within a family."""
     return normalize_operator_type(call.op_type), call.backward, call.recomputed
 
 
 def list_call_shapes(call: DumpedCall) -> CallShapes:
-    """Return the extents of all tensors, inputs and outputs."""
+    """Return the normalized shapes of all inputs and outputs."""
     return (
         tuple(normalize_shape(tensor.shape) for tensor in call.inputs),
         tuple(normalize_shape(tensor.shape) for tensor in call.outputs),
@@ -125,20 +125,20 @@ def list_call_shapes(call: DumpedCall) -> CallShapes:
 
 
 def normalize_shape(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Return the extents of a shape in any order of axes, and without those of 1.
+    """Return the sorted extents of a shape without those of 1; None for an unknown shape.
 
-    So a tensor in NHWC is like the same one in NCHW. None for what only a file knows.
+    This makes a tensor in NHWC equal to the same tensor in NCHW.
     """
     return None if shape is None else tuple(sorted(extent for extent in shape if extent != 1))
 
 
 def is_numbered_call(call: DumpedCall) -> bool:
-    """Return whether the name is a count of calls: an extra one shifts all that follow."""
+    """Return whether the name counts calls, so that an extra call shifts all later names."""
     return parse_call_name(call.op_name) is not None and not is_layer_mark(call.op_name)
 
 
 def is_layer_mark(op_name: str) -> bool:
-    """Return whether it is no call, but the mark that a module of that name was called."""
+    """Return whether a name is that of a layer mark, which records the call of a module."""
     api = parse_call_name(op_name)
     return api is not None and api.kind == LAYER_KIND
 
@@ -158,17 +158,17 @@ def parse_module_path(op_name: str) -> tuple[str, ...]:
 
 
 class CallNameMapping:
-    """Names of side a as side b has them: of operators, or of what they begin with.
+    """Mapping from names of side a to names of side b: of operators, or of their prefixes.
 
-    A name may be spelt in any way: in full, as files do, or as the path of a module. That of a
-    call of an API may stand without its direction. A gradient goes with its operator.
+    A name may be the full name, the spelling of files, or the path of a module. The name of an API
+    call may lack its direction. A gradient is mapped like its operator.
     """
 
     def __init__(self, mapping: Mapping[str, str]) -> None:
         self._mapping = mapping
 
     def list_spellings(self, call: DumpedCall) -> tuple[str, ...]:
-        """Return what a call may be called."""
+        """Return the spellings of the name of a call."""
         api = parse_call_name(call.op_name)
         if api is not None:
             return call.op_name, api.stem
@@ -177,7 +177,7 @@ class CallNameMapping:
         )
 
     def list_partner_names(self, call: DumpedCall) -> Iterator[str]:
-        """Yield the names that side b may have for a call of side a, the surest first."""
+        """Yield the names that side b may have for a call of side a, the most specific first."""
         names = self.list_spellings(call)
         for name in names:
             if name in self._mapping:
@@ -194,14 +194,14 @@ def _spell_both_ways(name: str) -> tuple[str, str]:
 
 
 def read_name_mapping(given: Mapping[str, str] | str | PathLike[str]) -> Mapping[str, str]:
-    """Return names of side b by names of side a; ConfigError says what of a file is wrong."""
+    """Return names of side b by names of side a; ConfigError where the file is not valid."""
     if isinstance(given, Mapping):
         return given
     path = Path(fspath(given))
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(str(path), "", why, f"a file of {_MAPPING_FORMS}") from None
     if text.lstrip().startswith("{"):
         return _parse_json_mapping(str(path), text)

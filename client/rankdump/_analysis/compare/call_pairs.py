@@ -1,13 +1,13 @@
-"""Pairs of calls of two programs: the rules in turn, each on what the ones before it left. Pure.
+"""Pairs of calls of two programs. Each rule pairs calls that the rules before it left. Pure.
 
-A rule that goes by order looks only between calls that are paired already and stand in the same
-order on both sides, so a call that is missing here and another that is new there do not meet
-across the whole program. Every rule costs about as much as there are calls.
+A rule that depends on the order works only between calls that are paired already and have the same
+order on both sides, so it never pairs a call missing on one side with a new call far away on the
+other. The cost of a rule is about linear in the number of calls.
 
-The longest common subsequence is exact and takes little memory. One row of the classic table is
-one number, a bit for each element of the other list (H. Hyyro, "Bit-parallel LCS-length
-computation revisited", 2004), so 64 cells cost one operation of the processor; halves are solved
-by themselves (D. Hirschberg, 1975), so two rows are kept and not all. Two programs of 20,000
+The longest common subsequence is exact and needs little memory. One row of the classic table is
+one integer, with a bit for each element of the other list (H. Hyyro, "Bit-parallel LCS-length
+computation revisited", 2004), so 64 cells cost one operation of the processor; the list is halved
+recursively (D. Hirschberg, 1975), so two rows are kept instead of all. Two programs of 20,000
 calls in any order take some tenths of a second.
 """
 
@@ -43,7 +43,7 @@ from rankdump.errors import ConfigError
 UnpairedSegment: TypeAlias = "tuple[list[DumpedCall], list[DumpedCall]]"
 
 _MAX_TABLE_CELLS = 1 << 22
-"""Tables of up to that size are kept whole: half a megabyte."""
+"""Tables up to this size, half a megabyte, are kept whole."""
 PAIRING_RULES: tuple[PairingRule, ...] = tuple(rule for rule in get_args(PairingRule) if rule)
 """Allowed values in `ComparisonSettings.rules`."""
 
@@ -57,7 +57,7 @@ class PairingState:
     partners_of_a: dict[int, tuple[int, PairingRule]] = field(
         default_factory=dict[int, "tuple[int, PairingRule]"]
     )
-    """By position in a: position in b, and why."""
+    """Position in b and the rule, by position in a."""
     paired_b: set[int] = field(default_factory=set[int])
     """Positions in b that have a partner."""
 
@@ -68,16 +68,16 @@ class PairingState:
 
     @property
     def unpaired_a(self) -> list[DumpedCall]:
-        """Calls of a that have no partner yet."""
+        """Calls of a without a partner."""
         return [call for call in self.a.calls if call.position not in self.partners_of_a]
 
     @property
     def unpaired_b(self) -> list[DumpedCall]:
-        """Calls of b that have no partner yet."""
+        """Calls of b without a partner."""
         return [call for call in self.b.calls if call.position not in self.paired_b]
 
     def pair_equal_keys(self, rule: PairingRule, key: Callable[[DumpedCall], Hashable]) -> None:
-        """Pair what is left by a key, the first with the first; None is no key."""
+        """Pair unpaired calls of the same key in order; calls with the key None are skipped."""
         waiting = _group_calls(self.unpaired_b, key)
         for call in self.unpaired_a:
             own = key(call)
@@ -86,7 +86,7 @@ class PairingState:
                 self.add_pair(call, others.pop(), rule)
 
     def segments(self) -> Iterator[UnpairedSegment]:
-        """Yield what is left between calls that are paired in the same order on both sides."""
+        """Yield the unpaired calls between pairs that have the same order on both sides."""
         left_a, left_b = self.unpaired_a, self.unpaired_b
         if not (left_a and left_b):
             return
@@ -101,7 +101,7 @@ class PairingState:
             at_a, at_b = next_a, next_b
 
     def list_call_pairs(self) -> list[CallPair]:
-        """Return all calls in execution order of a; those of b alone behind what they followed."""
+        """Return all calls in execution order of a, unpaired calls of b after their predecessor."""
         place = {b: a for a, (b, _) in self.partners_of_a.items()}
         alone: defaultdict[int, list[CallPair]] = defaultdict(list)
         behind = -1
@@ -123,7 +123,7 @@ class PairingState:
 def _group_calls(
     calls: Iterable[DumpedCall], key: Callable[[DumpedCall], Hashable]
 ) -> defaultdict[Hashable, list[DumpedCall]]:
-    """Return the calls of each key, the last first."""
+    """Return the calls of each key, in reverse order."""
     found: defaultdict[Hashable, list[DumpedCall]] = defaultdict(list)
     for call in calls:
         found[key(call)].append(call)
@@ -137,7 +137,7 @@ def _find_edge(calls: Sequence[DumpedCall], at: int, edge: int) -> int:
 
 
 def _find_longest_rise(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return a longest part of pairs that rises on both sides; they rise on the first."""
+    """Return a longest increasing subsequence of the second numbers of pairs."""
     ends: list[int] = []
     last: list[int] = []
     before: list[int] = []
@@ -155,7 +155,7 @@ def _find_longest_rise(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]
 
 
 def find_common_subsequence(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Return the places of a longest common subsequence, in each list rising."""
+    """Return the positions of a longest common subsequence, ascending in both lists."""
     numbers: dict[Hashable, int] = {}
     first = [numbers.setdefault(token, len(numbers)) for token in a]
     second = [numbers.setdefault(token, len(numbers)) for token in b]
@@ -165,7 +165,7 @@ def find_common_subsequence(a: Sequence[Hashable], b: Sequence[Hashable]) -> lis
 def _yield_common_pairs(
     a: list[int], b: list[int], at_a: int, at_b: int
 ) -> Iterator[tuple[int, int]]:
-    """Yield the pairs of two parts that begin at these places."""
+    """Yield the pairs of two parts that begin at the positions `at_a` and `at_b`."""
     head = _count_common_prefix(a, b)
     tail = _count_common_prefix(a[head:][::-1], b[head:][::-1])
     inner_a, inner_b = a[head : len(a) - tail], b[head : len(b) - tail]
@@ -177,7 +177,7 @@ def _yield_common_pairs(
 
 
 def _count_common_prefix(a: list[int], b: list[int]) -> int:
-    """Return how long the beginning is that both have."""
+    """Return the length of the common prefix."""
     for at, (left, right) in enumerate(zip(a, b, strict=False)):
         if left != right:
             return at
@@ -199,7 +199,7 @@ def _yield_inner_pairs(
 
 
 def _yield_table_rows(a: list[int], b: list[int]) -> Iterator[int]:
-    """Yield the rows of the table; a bit that is not set is a place where the length rises."""
+    """Yield the rows of the table; a clear bit is a position where the length increases."""
     places: dict[int, int] = {}
     for at, token in enumerate(b):
         places[token] = places.get(token, 0) | 1 << at
@@ -212,7 +212,7 @@ def _yield_table_rows(a: list[int], b: list[int]) -> Iterator[int]:
 
 
 def _compute_lengths(a: list[int], b: list[int]) -> npt.NDArray[np.int64]:
-    """Return how long the common subsequence of a and each beginning of b is."""
+    """Return the length of the common subsequence of a and each prefix of b."""
     row = deque(_yield_table_rows(a, b), maxlen=1).pop()
     packed = np.frombuffer(row.to_bytes(len(b) // 8 + 1, "little"), np.uint8)
     flat = np.unpackbits(packed, count=len(b), bitorder="little")
@@ -220,7 +220,7 @@ def _compute_lengths(a: list[int], b: list[int]) -> npt.NDArray[np.int64]:
 
 
 def _trace_whole_table(a: list[int], b: list[int]) -> list[tuple[int, int]]:
-    """Return the pairs of two lists whose table is kept, found from its end."""
+    """Return the pairs of two lists by tracing their whole table from its end."""
     rows = list(_yield_table_rows(a, b))
     found: list[tuple[int, int]] = []
     i, j = len(a), len(b)
@@ -236,18 +236,25 @@ def _trace_whole_table(a: list[int], b: list[int]) -> list[tuple[int, int]]:
 
 
 def pair_calls(a: DumpedProgram, b: DumpedProgram, settings: ComparisonSettings) -> list[CallPair]:
-    """Return the calls of two programs in pairs, in execution order of a.
+    """Return the calls of two programs in pairs with their rules, in execution order of a.
 
-    Each says the rule that paired it. Calls without a partner stand where they ran.
+    Calls without a partner are listed where they ran.
     """
     pairing = PairingState(a, b)
     for rule in settings.rules:
-        _apply_rule(rule, pairing, settings)
+        if rule == "exact":
+            _pair_same_names(pairing)
+        elif rule == "mapping":
+            _pair_mapped_names(pairing, settings)
+        elif rule == "type":
+            _pair_by_type(pairing)
+        elif rule == "sequence":
+            _pair_by_sequence(pairing)
     return pairing.list_call_pairs()
 
 
 def check_pairing_rules(rules: Iterable[str]) -> tuple[PairingRule, ...]:
-    """Return rules that somebody named; ConfigError for one that there is not, or none."""
+    """Return the rules of these names; ConfigError for an unknown rule or an empty list."""
     known: dict[str, PairingRule] = {rule: rule for rule in PAIRING_RULES}
     found = tuple(rules)
     for rule in found:
@@ -258,22 +265,11 @@ def check_pairing_rules(rules: Iterable[str]) -> tuple[PairingRule, ...]:
     return tuple(known[rule] for rule in found)
 
 
-def _apply_rule(rule: PairingRule, pairing: PairingState, settings: ComparisonSettings) -> None:
-    if rule == "exact":
-        _pair_same_names(pairing)
-    elif rule == "mapping":
-        _pair_mapped_names(pairing, settings)
-    elif rule == "type":
-        _pair_by_type(pairing)
-    elif rule == "sequence":
-        _pair_by_sequence(pairing)
-
-
 def _pair_same_names(pairing: PairingState) -> None:
-    """Pair the same names, the nth call of a name with the nth.
+    """Pair calls of the same name, the nth call with the nth.
 
-    A name that counts the calls of an API says nothing when one side has a call more of it, so
-    such names count only where both sides have the same ones of a family.
+    Names that count the calls of an API are shifted when one side has an extra call, so they are
+    used only for families that have the same names on both sides.
     """
     alike = _find_alike_families(pairing)
 
@@ -304,7 +300,7 @@ def _list_numbered_names(program: DumpedProgram) -> dict[OperatorFamily, list[st
 
 
 def _pair_mapped_names(pairing: PairingState, settings: ComparisonSettings) -> None:
-    """Pair the names that the user's file says are one."""
+    """Pair names that the user's mapping equates."""
     mapped = CallNameMapping(settings.mapping)
     waiting: dict[tuple[str, bool, bool], list[DumpedCall]] = {}
     for call in reversed(pairing.unpaired_b):
@@ -320,18 +316,21 @@ def _pair_mapped_names(pairing: PairingState, settings: ComparisonSettings) -> N
                 break
 
 
+def _make_path_and_shapes_key(call: DumpedCall) -> Hashable:
+    return _make_path_key(call), list_call_shapes(call)
+
+
+def _make_path_key(call: DumpedCall) -> Hashable:
+    return get_operator_family(call), parse_module_path(call.op_name)
+
+
+def _make_shapes_key(call: DumpedCall) -> Hashable:
+    return get_operator_family(call), list_call_shapes(call)
+
+
 def _pair_by_type(pairing: PairingState) -> None:
-    """Pair calls of one family that both sides made equally often, in their order."""
-    keys: Sequence[Callable[[DumpedCall], Hashable]] = (
-        lambda call: (
-            get_operator_family(call),
-            parse_module_path(call.op_name),
-            list_call_shapes(call),
-        ),
-        lambda call: (get_operator_family(call), parse_module_path(call.op_name)),
-        lambda call: (get_operator_family(call), list_call_shapes(call)),
-        get_operator_family,
-    )
+    """Pair calls of a family in order where both sides made equally many."""
+    keys = (_make_path_and_shapes_key, _make_path_key, _make_shapes_key, get_operator_family)
     for key in keys:
         for left_a, left_b in list(pairing.segments()):
             _pair_in_order(pairing, left_a, left_b, key)
@@ -354,17 +353,8 @@ def _pair_in_order(
 
 
 def _pair_by_sequence(pairing: PairingState) -> None:
-    """Pair what stands in a longest common subsequence: with shapes first, then without."""
-    keys: Sequence[Callable[[DumpedCall], Hashable]] = (
-        lambda call: (
-            get_operator_family(call),
-            parse_module_path(call.op_name),
-            list_call_shapes(call),
-        ),
-        lambda call: (get_operator_family(call), list_call_shapes(call)),
-        get_operator_family,
-    )
-    for key in keys:
+    """Pair the calls of a longest common subsequence: with shapes first, then without."""
+    for key in (_make_path_and_shapes_key, _make_shapes_key, get_operator_family):
         for left_a, left_b in list(pairing.segments()):
             tokens = [key(call) for call in left_a], [key(call) for call in left_b]
             for at_a, at_b in find_common_subsequence(*tokens):

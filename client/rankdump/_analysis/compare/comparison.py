@@ -1,5 +1,5 @@
-"""Comparison of two dumps as a whole: opens them, pairs and compares their tensors, and finds where
-they part. The composition root of this package.
+"""Comparison of two dumps: opens them, pairs and compares their tensors, and finds the origins of
+differences. The composition root of this package.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ DumpSource: TypeAlias = "str | PathLike[str] | Dump"
 
 @dataclass(frozen=True, slots=True)
 class _DumpSide:
-    """One of the two dumps, and what of it is compared."""
+    """One of the two dumps, and the programs of it that are compared."""
 
     label: str
     dump: Dump
@@ -69,21 +69,21 @@ def compare(
     progress: Callable[[int, int], None] | None = None,
     **filters: Unpack[Filters],
 ) -> ComparisonReport:
-    """Compare two dumps: call by call, tensor by tensor, and say where they part.
+    """Compare two dumps call by call and tensor by tensor, and find where they diverge.
 
-    `a` and `b` are trees of any layout, or what `where` left of one; `b` is the reference. With
-    `rank_a` and `rank_b`, or `iteration_a` and `iteration_b`, two ranks or iterations are compared,
-    also of one tree; filters are those of `Dump.where` (`rank`, `graph`, `iteration`, `operator`,
-    `op_type`, `side`) and choose on both sides. Two elements are close when
-    `abs(a - b) <= atol + rtol * abs(b)`; NaN is like NaN with `equal_nan` alone.
+    `a` and `b` are trees of any layout, or parts of one selected with `where`; `b` is the
+    reference. With `rank_a` and `rank_b`, or `iteration_a` and `iteration_b`, two ranks or
+    iterations are compared, also of one tree; filters are those of `Dump.where` (`rank`, `graph`,
+    `iteration`, `operator`, `op_type`, `side`) and apply to both sides. Two elements are close when
+    `abs(a - b) <= atol + rtol * abs(b)`; NaN equals NaN only with `equal_nan`.
 
-    `match` names the rules that pair calls, in their order, and `mapping` a file of names (lines
-    `name_a,name_b`, or a JSON object) or such names themselves; it is asked first. `processes`
+    `match` names the rules that pair calls, in their order, and `mapping` is a file of names (lines
+    `name_a,name_b`, or a JSON object) or a mapping of names; its rule is applied first. `processes`
     bounds the local pool, and `dask` is the address of a scheduler whose workers see both trees.
-    `progress` is told how many pairs of tensors are done, of how many.
+    `progress` takes the number of pairs compared and the total.
 
     ConfigError for a setting that is not allowed, CorruptedError when there is nothing to compare.
-    What cannot be read later is a row of the report, or a note.
+    Files that cannot be read become rows or notes of the report.
     """
     started = time.monotonic()
     settings = _make_settings(ElementTolerances(rtol, atol, equal_nan), match, mapping, msaccucmp)
@@ -127,7 +127,7 @@ def _make_settings(
 
 
 def _open_dump(source: DumpSource, opened: dict[str, Dump]) -> Dump:
-    """Return the dump that is meant; a path that comes twice is walked once."""
+    """Return the dump of a source; a path that is given twice is walked once."""
     if isinstance(source, Dump):
         return source
     path = fspath(source)
@@ -148,11 +148,11 @@ def _select_side(
     notes.extend(left.problems)
     gone = set(left.retired)
     found = read_programs(left, notes)
-    # While files go, some of them are there; rows that stay are whole.
+    # While an iteration is removed, some of its files still exist; rows of tables are complete.
     programs = [p for p in found if (p.rank, p.iteration) not in gone or not _has_files(p)]
     if not programs and gone:
-        said = "; ".join(retired_sentences(gone))
-        raise CorruptedError(f"{dump.root}: nothing to compare: {said}")
+        why = "; ".join(retired_sentences(gone))
+        raise CorruptedError(f"{dump.root}: nothing to compare: {why}")
     if not programs:
         raise _make_empty_error(dump, filters)
     return _DumpSide(label, left, programs)
@@ -163,7 +163,7 @@ def _has_files(program: DumpedProgram) -> bool:
 
 
 def _make_empty_error(dump: Dump, filters: Filters) -> Exception:
-    """Return the error that says which filter left nothing of a dump."""
+    """Return the error that names the filter that matches nothing in a dump."""
     there: list[tuple[str, Callable[[], tuple[int, ...]]]] = [
         ("rank", lambda: dump.ranks),
         ("iteration", lambda: dump.iterations),
@@ -188,7 +188,7 @@ def _compare_programs(
     dask: str,
     progress: Callable[[int, int], None] | None,
 ) -> tuple[list[ComparisonRow], dict[int, int]]:
-    """Return what a report has of every pair, and which ranks were compared."""
+    """Return the rows of a report, and the rank of b compared with each rank of a."""
     noted: list[str] = []
     gone = {"gone_a": a.dump.retired, "gone_b": b.dump.retired}
     programs = pair_programs(a.programs, b.programs, noted, **gone)

@@ -1,6 +1,4 @@
-"""Columns of the tables and charts of the page, and the axes of the charts. Pure: lists and numbers
-only, without bokeh.
-"""
+"""Columns of the tables and charts of the page, and the axes of the charts. Pure, without bokeh."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ _MEASURE_TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class ErrorScale:
-    """The vertical axis of errors: decades, a line below them for 0 and one above for no number."""
+    """The vertical axis of errors: decades, a level below for 0 and one above for no number."""
 
     low: int
     """Exponent of the smallest error, rounded down."""
@@ -53,17 +51,17 @@ class ErrorScale:
 
     @property
     def unknown_level(self) -> int:
-        """Level of errors without a number: other shapes, no partner, nothing finite."""
+        """Level of errors without a number: different shapes, no partner, nothing finite."""
         return self.high + 1
 
     @property
     def labels(self) -> dict[int, str]:
-        """Texts of the ticks."""
+        """Labels of the ticks."""
         decades = {power: f"1e{power}" for power in range(self.low, self.high + 1)}
         return {self.zero_level: "0", **decades, self.unknown_level: NO_NUMBER}
 
     def get_y(self, error: float) -> float:
-        """Return where an error stands."""
+        """Return the level of an error."""
         if not math.isfinite(error):
             return self.unknown_level
         return math.log10(error) if error > 0 else self.zero_level
@@ -71,7 +69,7 @@ class ErrorScale:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionAxis:
-    """The horizontal axis: iterations one after another, in each the positions of calls."""
+    """The horizontal axis: positions of calls, iteration after iteration."""
 
     iteration_starts: Mapping[int, int]
     """Position of the start of each iteration."""
@@ -79,12 +77,12 @@ class ExecutionAxis:
     """Offset of the points of each rank, so that none hides another's."""
 
     def get_x(self, row: ComparisonRow) -> float:
-        """Return where a pair of calls stands."""
+        """Return the position of a pair of calls on the axis."""
         return self.iteration_starts[row.iteration] + row.position + self.rank_offsets[row.rank]
 
 
 def build_error_scale(errors: Sequence[float]) -> ErrorScale:
-    """Return the axis on which all errors have room."""
+    """Return the axis that fits all errors."""
     powers = [math.log10(error) for error in errors if error > 0 and math.isfinite(error)]
     if not powers:
         return ErrorScale(-6, 0)
@@ -93,7 +91,7 @@ def build_error_scale(errors: Sequence[float]) -> ErrorScale:
 
 
 def build_row_columns(rows: Sequence[ComparisonRow], spelt: NameShortener) -> PageColumns:
-    """Return one line per row, its measures exact, what has none NaN."""
+    """Return one line per row, with exact measures; a missing measure is NaN."""
     extra = dict.fromkeys(name for row in rows for name in row.outcome.extra)
     return {
         "rank": [row.rank for row in rows],
@@ -140,7 +138,7 @@ def build_operator_columns(
 def build_point_columns(
     operators: Sequence[OperatorSummary], scale: ErrorScale, axis: ExecutionAxis
 ) -> PageColumns:
-    """Return one point per pair of calls: where it stands, and what is said of it."""
+    """Return one point per pair of calls: its coordinates, and the fields of its tooltip."""
     worst = [each.worst for each in operators]
     return {
         "x": list(map(axis.get_x, worst)),
@@ -160,7 +158,7 @@ def build_point_columns(
 
 
 def build_execution_axis(operators: Sequence[OperatorSummary]) -> ExecutionAxis:
-    """Return the horizontal axis on which all pairs of calls have room."""
+    """Return the horizontal axis that fits all pairs of calls."""
     lengths: dict[int, int] = {}
     for row in (each.worst for each in operators):
         lengths[row.iteration] = max(lengths.get(row.iteration, 0), row.position + 1)

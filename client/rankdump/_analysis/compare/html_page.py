@@ -1,8 +1,7 @@
-"""HTML page of a report with tables and charts, which needs no network to be opened: its policy
+"""HTML page of a report with tables and charts. It works offline: its content security policy
 forbids the browser to fetch anything.
 
-Importing this module needs bokeh, `pip install 'rankdump[report]'`; only this module and
-`html_widgets` do.
+This module and `html_widgets` need bokeh: `pip install 'rankdump[report]'`.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
     "img-src data: blob:; font-src data:"
 )
-"""The charts' library evaluates code of its own, and has its pictures in data addresses."""
+"""bokeh evaluates generated code and has its images in data URLs."""
 _STYLE = """
 html body { height: auto; margin: 0 auto; max-width: 1500px; padding: 24px 32px 64px;
   background: #fff; color: #1c2430;
@@ -72,13 +71,13 @@ PAGE_TEMPLATE = (
 <section class="totals">{{ totals }}</section>
 <h2>Error by operator</h2>
 <p class="caption">The largest absolute error of each pair of calls, or of extremes and mean where
-only statistics are known; a ring marks where it starts. Circles agree, diamonds differ, stars
-hold NaN or infinity where the other side does not, triangles have no partner. A click on a rank
+only statistics are known; a ring marks a suspected origin. Circles agree, diamonds differ, stars
+have NaN or infinity where the other side does not, triangles have no partner. A click on a rank
 hides it.</p>
 {{ cut_operators }}
 {{ embed(roots.by_operator) }}
-<h2>How errors are distributed</h2>
-<p class="caption">Tensors whose error is 0, or not known, are left out.</p>
+<h2>Distribution of errors</h2>
+<p class="caption">Tensors with an error of 0 or an unknown error are left out.</p>
 <div class="pair">
 {% if "absolute" in charts %}<div>{{ embed(roots.absolute) }}</div>{% endif %}
 {% if "relative" in charts %}<div>{{ embed(roots.relative) }}</div>{% endif %}
@@ -100,16 +99,16 @@ hides it.</p>
 
 
 MAX_DRAWN_ROWS = 20_000
-"""Lines of a table and points of a chart; a browser scrolls through more with pain."""
+"""Lines of a table and points of a chart; browsers scroll slowly through more."""
 _MAX_LISTED_ITEMS = 1_000
 
 
 def render_page(
     report: ComparisonReport, spelt: NameShortener, *, most: int = MAX_DRAWN_ROWS
 ) -> str:
-    """Return the page, its tables with names as `spelt` has them.
+    """Return the page; `spelt` shortens the names in its tables.
 
-    Of more rows or operators than `most`, those that disagree come first.
+    Of more rows or operators than `most`, those that disagree are shown first.
     """
     called = summarize_operators(report.rows)
     shown_rows = select_worst_rows(report.rows, most)
@@ -121,7 +120,7 @@ def render_page(
         build_sortable_table(build_operator_columns(shown_calls, spelt), "operators"),
         build_sortable_table(build_row_columns(shown_rows, spelt), "tensors"),
     ]
-    said: dict[str, object] = {
+    variables: dict[str, object] = {
         "charts": [model.name for model in models],
         "lead": _render_lead(report),
         "mood": "fine" if report.agrees else "",
@@ -135,7 +134,7 @@ def render_page(
         "settings": _render_settings(report),
     }
     return file_html(
-        models, INLINE, title="rankdump diff", template=PAGE_TEMPLATE, template_variables=said
+        models, INLINE, title="rankdump diff", template=PAGE_TEMPLATE, template_variables=variables
     )
 
 
@@ -191,9 +190,9 @@ def _render_unmatched(report: ComparisonReport) -> str:
 
 
 def _render_settings(report: ComparisonReport) -> str:
-    said = [report_text.describe_settings(report), f"took {report.seconds:.3g} s"]
+    settings = [report_text.describe_settings(report), f"took {report.seconds:.3g} s"]
     mapping = [f"{a} is {b}" for a, b in list(report.settings.mapping.items())[:_MAX_LISTED_ITEMS]]
-    return _render_list([*said, *mapping])
+    return _render_list([*settings, *mapping])
 
 
 def _render_cut(shown: int, total: int, noun: str) -> str:

@@ -1,5 +1,5 @@
-"""Charts and tables of the page: errors by operator in execution order, how errors are distributed,
-and tables that a click on a title sorts and words above them filter. Imports bokeh.
+"""Charts and tables of the page: errors by operator in execution order, histograms of errors, and
+tables that can be sorted by a column and filtered by words. Imports bokeh.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ RANK_COLOURS = (
     "#509e9a",
     "#7a7a7a",
 )
-"""Of ranks in turn; begins anew after the last."""
+"""Colours of ranks, used in turn."""
 
 
 _COLUMN_WIDTHS = {
@@ -98,7 +98,7 @@ _SHARE_COLUMNS = ("cosine", "lowest cosine", "close share", "lowest close")
 _NARROW_WIDTH, _WIDE_WIDTH, _WIDEST_WIDTH = 66, 92, 124
 _LONG_TITLE = 12
 _LINE_HEIGHT, _MAX_TABLE_HEIGHT = 26, 560
-# All words have to be in a line, wherever.
+# A line is shown when it contains all words.
 _FILTER_SCRIPT = """
 const words = asked.value_input.toLowerCase().split(/\\s+/).filter((word) => word);
 const kept = [];
@@ -127,7 +127,7 @@ _HOVER_FIELDS = [
 
 
 def make_data_source(columns: PageColumns) -> ColumnDataSource:
-    """Return columns as the library holds them; numbers as arrays, which are bytes in the page."""
+    """Return columns for bokeh, numbers as arrays: those are stored as bytes in the page."""
     return ColumnDataSource(
         {
             title: values if values and isinstance(values[0], str) else np.array(values)
@@ -137,7 +137,7 @@ def make_data_source(columns: PageColumns) -> ColumnDataSource:
 
 
 def build_sortable_table(columns: PageColumns, name: str) -> LayoutDOM:
-    """Return a table of those columns with a field for words in front of it."""
+    """Return a table of those columns below an input field that filters its lines."""
     source = make_data_source(columns)
     asked = TextInput(placeholder="only lines with these words ...", width=420)
     texts = [title for title, values in columns.items() if values and isinstance(values[0], str)]
@@ -198,7 +198,7 @@ def draw_operator_chart(
     axis = build_execution_axis(operators)
     chart = _make_chart(name, _HEIGHT, scale)
     _draw_backdrop(chart, scale, list(axis.iteration_starts.values())[1:])
-    # What is drawn last lies on top, and what is drawn first stands for all in the legend.
+    # The worst points are drawn last, on top; the first point of a rank is its legend entry.
     ranked = sorted(operators, key=lambda each: (each.worst.rank, -get_severity(each.worst)))
     for rank, group in groupby(ranked, key=lambda each: each.worst.rank):
         columns = build_point_columns(list(group), scale, axis)
@@ -225,7 +225,7 @@ def draw_operator_chart(
 
 
 def draw_histograms(rows: Sequence[ComparisonRow]) -> list[LayoutDOM]:
-    """Return how many tensors have which error; of what is nowhere but 0, no chart."""
+    """Return histograms of the errors; none for a measure that is 0 everywhere."""
     charts = (
         _draw_histogram(rows, get_row_error, "error", "absolute"),
         _draw_histogram(rows, _get_relative_error, "relative Euclidean distance", "relative"),
@@ -241,7 +241,7 @@ def _get_relative_error(row: ComparisonRow) -> float:
 def _draw_histogram(
     rows: Sequence[ComparisonRow], measure: Callable[[ComparisonRow], float], title: str, name: str
 ) -> LayoutDOM | None:
-    """Return a chart of logarithms, stacked by verdict."""
+    """Return a histogram of logarithms, stacked by verdict."""
     drawn: dict[str, list[float]] = {}
     for row in sorted(rows, key=get_severity):
         if 0 < (value := measure(row)) < math.inf:
@@ -297,13 +297,13 @@ def _make_chart(name: str, height: int, scale: ErrorScale) -> figure:
 
 
 def _list_ticks(scale: ErrorScale) -> list[int]:
-    """Return the ticks: the two lines at the ends, and a dozen decades between."""
+    """Return the ticks: both levels at the ends, and at most a dozen decades between them."""
     step = max(1, math.ceil((scale.high - scale.low) / 12))
     return [scale.zero_level, *range(scale.low, scale.high + 1, step), scale.unknown_level]
 
 
 def _draw_backdrop(chart: figure, scale: ErrorScale, starts: Sequence[int]) -> None:
-    """Shade the lines of what has no place on the scale; show where iterations begin."""
+    """Shade the levels of 0 and of no number, and draw a line where each iteration begins."""
     for at in (scale.zero_level, scale.unknown_level):
         shade = BoxAnnotation(bottom=at - 0.5, top=at + 0.5, fill_color="#eceff3", fill_alpha=0.7)
         shade.level = "image"

@@ -1,9 +1,9 @@
 """Origin of a difference in the whole job, from the origins of its ranks. Pure.
 
-What a rank was sent is no origin: a rank whose first bad tensor comes behind a collective with
-another rank, where it started earlier, only received it. Where no order was published, results
-of collectives and gradients of parameters, which ranks share, give way to calls that stand
-earlier.
+Received data is not an origin: when the first bad tensor of a rank comes after a collective with
+another rank whose data was bad earlier, the rank only received it. Without a published order,
+results of collectives and gradients of parameters, which ranks share, are passed over in favour of
+calls with earlier positions.
 """
 
 from __future__ import annotations
@@ -31,14 +31,12 @@ RankCall: TypeAlias = "tuple[int, int, str]"
 
 @dataclass(frozen=True, slots=True)
 class RankExchange:
-    """A collective, or a message that was received."""
+    """A collective, or a received message."""
 
     iteration: int
     position: int
     senders: frozenset[int]
-    """Ranks whose data went in."""
     receivers: frozenset[int]
-    """Ranks that have it afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +46,14 @@ class MergedCallOrder:
     positions: Mapping[RankCall, int] = field(default_factory=dict[RankCall, int])
     """Position of calls in the order of all ranks."""
     exchanges: Sequence[RankExchange] = ()
-    """Collectives and messages that were received."""
 
 
 def find_job_origin(
     found: Sequence[RankOrigin], merged: MergedCallOrder, suspects: Sequence[SuspectCall]
 ) -> DivergenceOrigin | None:
-    """Return the origin of all ranks together; None when no rank has one.
+    """Return the origin in the whole job; None when no rank has one.
 
-    `suspects` are the likeliest of each rank, as its own origin names them.
+    `suspects` are the likeliest suspects of the ranks.
     """
     if not found:
         return None
@@ -71,7 +68,7 @@ def find_job_origin(
         for pair in candidates
         if find_sender(pair[0], [each for each, _ in candidates], merged) is None
     ]
-    # Two ranks cannot have received it from each other alone; then nobody knows.
+    # If every rank seems to have received the data from another, the sender is unknown.
     return _join_rank_origins(
         sorted(own or candidates, key=lambda pair: _make_order_key(pair[0], merged)), merged
     )
@@ -80,7 +77,7 @@ def find_job_origin(
 def find_sender(
     found: RankOrigin, others: Sequence[RankOrigin], merged: MergedCallOrder
 ) -> int | None:
-    """Return the rank from which another one received it; None when it started there itself."""
+    """Return the rank that sent the bad data; None when it started on the rank itself."""
     return next(
         (other.likeliest_row.rank for other in others if _is_sent_by(found, other, merged)),
         None,
@@ -110,7 +107,7 @@ def _join_rank_origins(
         return DivergenceOrigin(question.kind, question.side, False, tuple(s for _, s in own), why)
     sure = [pair for pair in own if not pair[0].ambiguity] or own[:1]
     first, suspect = sure[0]
-    # "By at most" is said of all these ranks.
+    # The amount in the reason has to be an upper bound for all these ranks.
     _, widest = max(sure, key=lambda pair: pair[0].error_key)
     others = sorted(each.likeliest_row.rank for each, _ in own if each is not first)
     reason = widest.reason + (rank_origin.describe_other_ranks(others) if others else "")
@@ -125,13 +122,10 @@ def _get_names(found: RankOrigin) -> tuple[str, str]:
 
 
 def _is_sent_by(found: RankOrigin, other: RankOrigin, merged: MergedCallOrder) -> bool:
-    """Return whether a rank received it from another one."""
+    """Return whether a rank received the bad data from another one."""
     if other is found or other.likeliest_row.rank == found.likeliest_row.rank:
         return False
-    mine, its = (
-        _find_position(found.likeliest_row, found, merged),
-        _find_position(other.likeliest_row, other, merged),
-    )
+    mine, its = _find_position(found, merged), _find_position(other, merged)
     if mine is not None and its is not None:
         return any(
             each.iteration == found.likeliest_row.iteration
@@ -148,7 +142,7 @@ def _is_sent_by(found: RankOrigin, other: RankOrigin, merged: MergedCallOrder) -
 
 
 def _make_order_key(found: RankOrigin, merged: MergedCallOrder) -> tuple[int, int, int]:
-    at = _find_position(found.likeliest_row, found, merged)
+    at = _find_position(found, merged)
     return (
         _LAST_POSITION if at is None else at,
         found.likeliest_row.position,
@@ -156,8 +150,9 @@ def _make_order_key(found: RankOrigin, merged: MergedCallOrder) -> tuple[int, in
     )
 
 
-def _find_position(row: ComparisonRow, found: RankOrigin, merged: MergedCallOrder) -> int | None:
-    """Return where a call stands in the merged order; None when the order does not say it."""
+def _find_position(found: RankOrigin, merged: MergedCallOrder) -> int | None:
+    """Return the position of the likeliest call in the merged order; None when it is unknown."""
+    row = found.likeliest_row
     if merged.positions and row.op_type == PARAMETER_OP_TYPE:
         return _LAST_POSITION
     name = row.name_b if found.question.side == "b" else row.name_a
@@ -165,7 +160,5 @@ def _find_position(row: ComparisonRow, found: RankOrigin, merged: MergedCallOrde
 
 
 def _is_shared_call(row: ComparisonRow) -> bool:
-    """Return whether the call gives ranks what others have."""
-    if row.op_type == PARAMETER_OP_TYPE:
-        return True
-    return _COLLECTIVE_TYPE.search(row.op_type) is not None
+    """Return whether the result of a call is the same on several ranks."""
+    return row.op_type == PARAMETER_OP_TYPE or _COLLECTIVE_TYPE.search(row.op_type) is not None

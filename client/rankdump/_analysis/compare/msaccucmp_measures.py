@@ -1,8 +1,8 @@
-"""Measures of CANN's `msaccucmp compare`, ten algorithms by its names and rules. Pure.
+"""The ten measures of CANN's `msaccucmp compare`, with its names and rules. Pure.
 
-Source: msaccucmp in Ascend/msprobe (`python/msprobe/msaccucmp`). Elements count as float32, sums
-are in float64, and b is its ground truth. Where elements are not finite, and for complex ones,
-every measure is NaN. Its standard deviation is a text of four numbers; here it is four measures.
+Source: msaccucmp in Ascend/msprobe (`python/msprobe/msaccucmp`). Elements are converted to float32,
+sums are in float64, and b is the ground truth. Every measure is NaN when an element is complex or
+not finite. Its standard deviation is a text of four numbers; here it is four measures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from rankdump._analysis.compare.tensor_blocks import (
     BLOCK_NUMBERS,
     Float64Array,
     compute_dot_product,
-    flatten_elements,
 )
 
 MSACCUCMP_NAMES = (
@@ -46,8 +45,8 @@ _MIN_DEVIATION = 0.001
 
 
 def compute_msaccucmp_measures(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> dict[str, float]:
-    """Return the measures of two arrays of as many elements each, by `NAMES`."""
-    pair = _FlatArrayPair(flatten_elements(a), flatten_elements(b))
+    """Return the measures of two arrays of equal size, by `MSACCUCMP_NAMES`."""
+    pair = _FlatArrayPair(a.reshape(-1), b.reshape(-1))
     kinds = a.dtype.kind + b.dtype.kind
     found: dict[str, float] = {}
     if a.size and "c" not in kinds:
@@ -88,13 +87,13 @@ class _SideSums:
         self.most = max(self.most, float(values.max()))
 
     def scaled(self, values: Float64Array) -> Float64Array:
-        """Return the numbers between 0 and 1, as weights of a distribution, none of them 0."""
+        """Return the values scaled to 0 to 1 as weights of a distribution, none of them 0."""
         span = self.most - self.least
         return np.maximum((values - self.least) / span if span else values, _MIN_WEIGHT)
 
 
 def _compute_real_measures(pair: _FlatArrayPair) -> dict[str, float]:
-    """Return the measures of real numbers; nothing where one is not finite."""
+    """Return the measures of real numbers; empty when a number is not finite."""
     x, y = _SideSums(), _SideSums()
     products = absolute = largest = squares = relative = most_relative = 0.0
     for left, right in pair.blocks():
@@ -115,12 +114,8 @@ def _compute_real_measures(pair: _FlatArrayPair) -> dict[str, float]:
         "AccumulatedRelativeError": relative,
         "RelativeEuclideanDistance": math.sqrt(squares) / norm if norm > _EPS else 0.0,
         "KullbackLeiblerDivergence": _compute_divergence(pair, x, y),
-        **_format_deviations(
-            "a", x.total / count, _sum_centered_squares(pair, "a", x.total / count) / count
-        ),
-        **_format_deviations(
-            "b", y.total / count, _sum_centered_squares(pair, "b", y.total / count) / count
-        ),
+        **_compute_deviations(pair, "a", x.total / count),
+        **_compute_deviations(pair, "b", y.total / count),
         "MeanAbsoluteError": absolute / count,
         "RootMeanSquareError": math.sqrt(squares / count),
         "MaxRelativeError": float(most_relative),
@@ -135,13 +130,10 @@ def _compute_cosine(count: int, products: float, squares_a: float, squares_b: fl
     return math.nan if min(norms) <= _EPS else min(1.0, products / norms[0] / norms[1])
 
 
-def _sum_centered_squares(pair: _FlatArrayPair, side: str, mean: float) -> float:
+def _compute_deviations(pair: _FlatArrayPair, side: str, mean: float) -> dict[str, float]:
     parts = (left if side == "a" else right for left, right in pair.blocks())
-    return sum(compute_dot_product(part - mean, part - mean) for part in parts)
-
-
-def _format_deviations(side: str, mean: float, variance: float) -> dict[str, float]:
-    found = {f"mean_{side}": mean, f"std_{side}": math.sqrt(variance)}
+    squares = sum(compute_dot_product(part - mean, part - mean) for part in parts)
+    found = {f"mean_{side}": mean, f"std_{side}": math.sqrt(squares / pair.a.size)}
     return {
         f"StandardDeviation.{name}": value if abs(value) >= _MIN_DEVIATION else 0.0
         for name, value in found.items()

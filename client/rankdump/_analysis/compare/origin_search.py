@@ -1,10 +1,10 @@
 """Search for the origins of a report, with the source lines of the suspected calls. Reads the
-published order, the recorded stacks and few tensors of the two dumps, and only where the answer
+published order, the recorded stacks and few tensors of the two dumps, and only where the result
 depends on them.
 
-Tensors of one digest are equal without being read, so nobody knows whether they are finite. Only
-the inputs of the suspected call are read, and what has the same digest gets the same answer;
-when one of them is not finite, the search begins again there.
+Tensors with equal digests are equal without being read, so it is not known whether they are finite.
+The search reads only the inputs of the suspected call and applies the result to all tensors of the
+same digest; when one of them is not finite, the search is repeated from there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from rankdump._analysis.compare import rank_origin
 from rankdump._analysis.compare.job_origin import (
     MergedCallOrder,
     RankCall,
@@ -52,23 +51,23 @@ from rankdump.errors import CorruptedError, UnsupportedError
 _CallStacks: TypeAlias = "Mapping[str, tuple[SourceLine, ...]]"
 
 _MAX_SEARCH_ROUNDS = 64
-"""Most steps back: each of them reads the inputs of one call of each rank."""
+"""Limit of steps backwards; each reads the inputs of one call of each rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedDumps:
-    """The two dumps, and what of their stacks has been read."""
+    """The two dumps, and a cache of their call stacks."""
 
     a: Dump
     b: Dump
     ranks: Mapping[int, int]
-    """Which rank of b each rank of a was compared with."""
+    """Rank of b by the rank of a that it was compared with."""
     stacks: dict[tuple[str, int], _CallStacks] = field(
         default_factory=dict["tuple[str, int]", "_CallStacks"]
     )
 
     def find_stack(self, row: ComparisonRow, question: OriginQuestion) -> tuple[SourceLine, ...]:
-        """Return the stack of a call, of the dump that the question is about if it has one."""
+        """Return the stack of a call, preferably from the dump that the question is about."""
         sides = [("a", row.name_a, row.rank), ("b", row.name_b, self.ranks.get(row.rank, row.rank))]
         for side, name, rank in reversed(sides) if question.side == "b" else sides:
             known = self._stacks(side, rank)
@@ -80,17 +79,17 @@ class ComparedDumps:
     def read_merged_order(
         self, found: Sequence[RankOrigin], question: OriginQuestion
     ) -> MergedCallOrder:
-        """Return what the published order says of the iterations of the suspects."""
+        """Return the published order of the iterations of the suspects."""
         steps = sorted({each.likeliest_row.iteration for each in found})
         wanted = IterationSelection("", tuple((step, step) for step in steps if step >= 0))
-        # Suspects are called by ranks and names of a, but where the question is about b.
+        # Suspects have the ranks and names of a, unless the question is about b.
         asked = (self.b,) if question.side == "b" else (self.a, self.b)
         if any(rank != other for rank, other in self.ranks.items()):
             asked = () if question.side == "b" else (self.a,)
         for dump in asked:
             try:
                 return _read_call_order(dump, wanted)
-            except CorruptedError:  # none was published: ranks speak for themselves
+            except CorruptedError:  # no order was published
                 continue
         return MergedCallOrder()
 
@@ -103,7 +102,7 @@ class ComparedDumps:
 def find_origins(
     rows: Sequence[ComparisonRow], sides: ComparedDumps
 ) -> tuple[tuple[DivergenceOrigin, ...], tuple[DivergenceOrigin, ...]]:
-    """Return the origins of the whole, and those of each rank."""
+    """Return the origins in the whole job, and those of each rank."""
     of_all: list[DivergenceOrigin] = []
     of_ranks: list[DivergenceOrigin] = []
     for question in (DIFFERENCE_QUESTION, *NONFINITE_QUESTIONS):
@@ -116,19 +115,19 @@ def find_origins(
             for each, origin in zip(found, own, strict=True)
         )
         if together is not None:
-            # With one rank its own answer is the whole one, with all of its candidates.
+            # The origin of a single rank has all candidates.
             of_all.append(own[0] if len(found) == 1 else together)
     of_ranks.sort(key=lambda origin: origin.suspects[0].rank)
     return tuple(of_all), tuple(of_ranks)
 
 
 def _add_sender(origin: DivergenceOrigin, rank: int | None) -> DivergenceOrigin:
-    """Return the origin of a rank with a word on who sent it, if another rank did."""
+    """Return the origin of a rank; if another rank sent the data, the reason names it."""
     if rank is None:
         return origin
     first, *others = origin.suspects
-    told = replace(first, reason=first.reason + rank_origin.describe_sender_rank(rank))
-    return replace(origin, suspects=(told, *others))
+    named = replace(first, reason=f"{first.reason}; it was received from rank {rank}")
+    return replace(origin, suspects=(named, *others))
 
 
 def _build_suspects(
@@ -154,7 +153,7 @@ def _build_suspects(
 def _read_stacks(dump: Dump, rank: int) -> _CallStacks:
     try:
         found = dump.where(rank=rank).sources
-    except CorruptedError:  # what stands in the tensors does not depend on it
+    except CorruptedError:  # the origin does not depend on the stacks
         return {}
     return {
         name: tuple(SourceLine(each.file, each.line, "", each.code) for each in frames)
@@ -176,7 +175,7 @@ def _read_call_order(dump: Dump, wanted: IterationSelection) -> MergedCallOrder:
 
 
 def resolve_nonfinite_rows(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
-    """Return the rows with what had to be known of both sides."""
+    """Return the rows, completed with whether tensors that decide an origin are finite."""
     known = list(rows)
     for question in NONFINITE_QUESTIONS:
         if any(is_bad_row(row, question) for row in known):
@@ -212,7 +211,7 @@ class _SameDigestRows:
             self._places[self._digest(at)].append(at)
 
     def set_finite(self, at: int, *, finite: bool) -> None:
-        """Set it for a tensor, and for tensors of the same digest where it is not known."""
+        """Set it for a tensor, and for tensors of the same digest where it is unknown."""
         digest = self._digest(at)
         for each in self._places[digest] if digest else [at]:
             row = self._rows[each]
@@ -230,7 +229,7 @@ class _SameDigestRows:
 
 
 def _is_finite_tensor(tensor: DumpedTensor | None) -> bool | None:
-    """Return whether all elements are; None when that cannot be told."""
+    """Return whether all elements are finite; None when the file cannot be read."""
     if tensor is None or tensor.entry is None:
         return None
     try:

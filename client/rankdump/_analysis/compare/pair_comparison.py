@@ -1,8 +1,8 @@
-"""Outcome of a pair of tensors, by digests, by statistics alone, or by all of its elements; and
-groups of pairs that are worth a message to a worker.
+"""Comparison of a pair of tensors by digests, by statistics, or by all elements; and groups of
+pairs, each large enough for one message to a worker.
 
-Opens the files of the pair and nothing else. What cannot be read is an outcome, not an error. A
-process holds one pair of a group at a time, so the size of a group costs no memory.
+Opens only the files of the pair. An unreadable file is an outcome, not an error. A process holds
+one pair of a group at a time, so the size of a group costs no memory.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from rankdump._analysis.compare.report import (
 from rankdump._analysis.compare.tensor_blocks import select_comparison_dtype
 from rankdump._analysis.compare.tensor_measures import MeasurementResult, measure_difference
 from rankdump._analysis.reader.tensor_loader import Opened, load, opened
+from rankdump._analysis.reader.tree import are_statistics_finite
 from rankdump._core.statistics import compute_moments
 from rankdump.errors import RankdumpError
 
-_NONFINITE_COUNTS = ("nan count", "negative inf count", "positive inf count")
-
 _SAME_DIGEST = PairOutcome(TensorVerdict.EQUAL)
-"""By their digests."""
 PairGroup: TypeAlias = "list[tuple[int, TensorPair]]"
-"""Pairs, each with its place among all."""
+"""Pairs, each with its position among all."""
 GroupOutcomes: TypeAlias = "list[tuple[int, PairOutcome]]"
-"""Their outcomes, with the same places."""
+"""Outcomes of a group, with the same positions."""
 _MAX_GROUP_BYTES = 32 << 20
 _MAX_GROUP_PAIRS = 256
-"""A group ends where it has either."""
+"""A group ends when it reaches either limit."""
 _WORKER_DIED = "the process that compared it died, possibly because memory ran out"
 
 
 def compare_statistics(
     a: Mapping[str, float], b: Mapping[str, float], tolerances: ElementTolerances
 ) -> tuple[TensorVerdict, Mapping[str, float]]:
-    """Return a verdict and the differences by name, of the statistics that both have.
+    """Return a verdict and the differences by name, for the statistics that both sides have.
 
-    One that is NaN on both sides says nothing: of NaN there may be one or many.
+    A statistic that is NaN on both sides is ignored: the number of NaN may differ.
     """
     known = {name: (a[name], b[name]) for name in a if name in b}
     known = {name: pair for name, pair in known.items() if not all(map(math.isnan, pair))}
     if not known:
         return TensorVerdict.UNKNOWN, {}
-    differences = {name: _difference(*pair) for name, pair in known.items()}
+    differences = {
+        name: 0.0 if left == right else abs(left - right) for name, (left, right) in known.items()
+    }
     if all(left == right for left, right in known.values()):
         return TensorVerdict.EQUAL, differences
     if any(_differs_nonfinite(*pair) for pair in known.values()):
@@ -68,17 +68,13 @@ def compare_statistics(
     return (TensorVerdict.CLOSE if all(close) else TensorVerdict.DIFFERENT), differences
 
 
-def _difference(left: float, right: float) -> float:
-    return 0.0 if left == right else abs(left - right)
-
-
 def _differs_nonfinite(left: float, right: float) -> bool:
-    """Return whether one of two numbers is not finite, and the other is not the same."""
+    """Return whether two numbers differ and one of them is not finite."""
     return left != right and not (math.isfinite(left) and math.isfinite(right))
 
 
 def compute_statistics(array: npt.NDArray[Any]) -> dict[str, float]:
-    """Return the statistics of an array; none for complex elements."""
+    """Return the statistics of an array; empty for complex elements."""
     if array.dtype.kind == "c":
         return {}
     with np.errstate(all="ignore"):
@@ -97,28 +93,17 @@ def compute_statistics(array: npt.NDArray[Any]) -> dict[str, float]:
 
 
 def has_nonfinite_statistics(tensor: DumpedTensor | None) -> bool | None:
-    """Return whether statistics show that a tensor holds NaN or infinity; None if unknown.
-
-    The counts tell, and so do both extremes: a NaN makes them NaN.
-    """
+    """Return whether statistics show that a tensor has NaN or infinity; None if unknown."""
     if tensor is None or tensor.dtype == "bool":
         return None if tensor is None else False
-    known = tensor.statistics
-    if not known:
-        return None
-    counts = [known.get(name) for name in _NONFINITE_COUNTS]
-    if None not in counts:
-        return any(counts)
-    extremes = [known[name] for name in ("max", "min") if name in known]
-    if not all(map(math.isfinite, extremes)):
-        return True
-    return False if len(extremes) == 2 else None
+    finite = are_statistics_finite(tensor.statistics.get)
+    return None if finite is None else not finite
 
 
 def compare_pair_statistics(
     a: DumpedTensor, b: DumpedTensor, tolerances: ElementTolerances, findings: tuple[str, ...]
 ) -> PairOutcome:
-    """Return the outcome of a comparison by the statistics of two tensors."""
+    """Return the outcome of comparing the statistics of two tensors."""
     verdict, differences = compare_statistics(a.statistics, b.statistics, tolerances)
     if verdict is TensorVerdict.UNKNOWN:
         findings = (*findings, "neither elements nor statistics are known on both sides")
@@ -132,7 +117,7 @@ def compare_pair_statistics(
 
 
 def compare_pair(pair: TensorPair, settings: ComparisonSettings) -> PairOutcome:
-    """Return what comparing a pair comes to; reads files only where nothing else decides it."""
+    """Return the outcome of a pair; reads files only where nothing else decides it."""
     decided = decide_without_reading(pair, settings)
     if decided is not None:
         return decided
@@ -153,12 +138,12 @@ def compare_pair(pair: TensorPair, settings: ComparisonSettings) -> PairOutcome:
 
 
 def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> PairOutcome | None:
-    """Return the outcome of a pair that needs no file for it; None for any other."""
+    """Return the outcome of a pair where no file is needed for it, else None."""
     a, b = pair.a, pair.b
     if a is None or b is None:
         return _build_unread_outcome(TensorVerdict.UNMATCHED, a, b)
     if a.digest and a.digest == b.digest and a.shape == b.shape and a.dtype and a.dtype == b.dtype:
-        # Thousands of pairs have one outcome, where nothing more is known of them.
+        # Thousands of pairs share one outcome where nothing else is known about them.
         known = a.statistics or b.statistics or a.dtype == "bool"
         return _build_unread_outcome(TensorVerdict.EQUAL, a, b) if known else _SAME_DIGEST
     if a.shape is not None and b.shape is not None and not _is_comparable(a.shape, b.shape):
@@ -180,7 +165,7 @@ def _build_unread_outcome(
 
 
 def count_tensor_bytes(tensor: DumpedTensor | None) -> int:
-    """Return how many bytes reading a tensor takes up, as far as the tree knows; 0 for none."""
+    """Return the bytes needed to read a tensor, as far as the tree shows; 0 without a file."""
     if tensor is None or tensor.entry is None:
         return 0
     return max(tensor.entry.bytes_in or 0, tensor.entry.stored_bytes)
@@ -230,14 +215,14 @@ def _load_array(tensor: DumpedTensor, found: Opened) -> npt.NDArray[Any]:
 
 
 def _describe_from_file(tensor: DumpedTensor, array: Opened) -> DumpedTensor:
-    """Return a tensor with the type and shape of its file, where the tree did not say them."""
+    """Return a tensor, with type and shape from its file where the tree does not have them."""
     if tensor.dtype and tensor.shape == array.shape:
         return tensor
     return tensor._replace(dtype=tensor.dtype or str(array.dtype), shape=array.shape)
 
 
 def _add_statistics(tensor: DumpedTensor) -> DumpedTensor:
-    """Return a tensor with statistics of its elements, where it has elements."""
+    """Return a tensor, with the statistics of its elements where it has a file."""
     if tensor.entry is None:
         return tensor
     array = load(tensor.entry)
@@ -254,13 +239,13 @@ def _decide_verdict(found: MeasurementResult) -> TensorVerdict:
         return TensorVerdict.NAN
     if measures.unequal:
         return TensorVerdict.DIFFERENT
-    # Rounded to a narrower type, numbers may only look the same.
+    # Numbers rounded to a narrower type may only look equal.
     exact = not measures.max_absolute > 0 and not found.rounded_dtype
     return TensorVerdict.EQUAL if exact else TensorVerdict.CLOSE
 
 
 def _is_comparable(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
-    """Return whether shapes differ by extents of 1 at most, or by one of them being flat."""
+    """Return whether shapes differ only in extents of 1, or one is flat with the same size."""
     left, right = _squeeze_shape(a), _squeeze_shape(b)
     return left == right or (1 in (len(left), len(right)) and prod(left) == prod(right))
 
@@ -278,7 +263,7 @@ def _format_extents(numbers: tuple[int, ...]) -> str:
 
 
 def _list_findings(a: DumpedTensor, b: DumpedTensor) -> tuple[str, ...]:
-    """Return what two tensors that are compared all the same differ in."""
+    """Return findings about the types and shapes of two comparable tensors."""
     found: list[str] = []
     if a.dtype and b.dtype and a.dtype != b.dtype:
         terms = select_comparison_dtype(a.dtype, b.dtype)
@@ -314,7 +299,7 @@ def _has_nonfinite_elements(array: npt.NDArray[Any]) -> bool:
 
 
 def group_pairs(placed: Iterable[tuple[int, TensorPair]]) -> Iterator[PairGroup]:
-    """Yield neighbours in groups; a large pair is a group of its own."""
+    """Yield adjacent pairs in groups; a pair that reaches a limit ends its group."""
     group: PairGroup = []
     held = 0
     for place, pair in placed:
@@ -328,7 +313,7 @@ def group_pairs(placed: Iterable[tuple[int, TensorPair]]) -> Iterator[PairGroup]
 
 
 def count_pair_bytes(pair: TensorPair) -> int:
-    """Return the bytes that a pair has to be read."""
+    """Return the bytes needed to read both tensors of a pair."""
     return count_tensor_bytes(pair.a) + count_tensor_bytes(pair.b)
 
 
@@ -338,5 +323,5 @@ def compare_group(group: PairGroup, settings: ComparisonSettings) -> GroupOutcom
 
 
 def mark_group_unreadable(group: PairGroup) -> GroupOutcomes:
-    """Return the outcomes of pairs that ended the process they were compared in."""
+    """Return the outcomes of pairs whose comparison ended the process."""
     return [(place, PairOutcome(TensorVerdict.UNREADABLE, (_WORKER_DIED,))) for place, _ in group]

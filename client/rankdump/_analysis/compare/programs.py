@@ -1,8 +1,8 @@
 """Programs of a dump: what each rank ran in each iteration, call by call, in execution order.
 
-The order is that of the timestamps, which every layout has: files and rows carry them, and a
-tree without any is given them by the lines of its info file. The constants of a rank are a
-program of their own, whose iteration is CONSTANTS_ITERATION.
+The order is that of the timestamps of files and rows; in a tree without timestamps it is that of
+the lines of the info file. The constants of a rank are a separate program, whose iteration is
+CONSTANTS_ITERATION.
 """
 
 from __future__ import annotations
@@ -27,23 +27,22 @@ from rankdump._layout import api_tree, statistic_tables
 from rankdump.errors import CorruptedError
 
 RECOMPUTED_PREFIX = "Recompute/"
-"""In front of the name of a call that is run again by activation checkpointing."""
+"""Prefix of the name of a call that activation checkpointing runs again."""
 
 _NamedTensor: TypeAlias = "Entry | Figures"
 _RankIteration: TypeAlias = "tuple[int, int]"
 _TensorPlace: TypeAlias = "tuple[int, int, int, str, int, str]"
 _CallTensors: TypeAlias = "dict[tuple[TensorSide, int], DumpedTensor]"
-"""Of a call that is being put together, by side and slot."""
+"""Tensors of a call, by side and slot."""
 _RECOMPUTED_SUFFIX = f":{api_tree.RECOMPUTED_MARK}"
 _STATISTIC_ITEMS = {title: item for item, title in STATISTIC_TITLES.items() if item != MD5_ITEM}
 
 
 def read_programs(dump: Dump, problems: list[str] | None = None) -> list[DumpedProgram]:
-    """Return the programs of a dump, by rank and iteration; constants stand first.
+    """Return the programs of a dump, by rank and iteration; constants come first.
 
-    A tensor that has a file and a row of statistics is one tensor. A tree whose tables are damaged
-    is compared without statistics when it has files; `problems` then says so, and without that list
-    CorruptedError is raised.
+    A tensor with a file and a row of statistics is one tensor. When tables are damaged, statistics
+    are ignored and `problems` gets a sentence; without that list, CorruptedError is raised.
     """
     entries: defaultdict[_RankIteration, list[Entry]] = defaultdict(list)
     rows: defaultdict[_RankIteration, dict[_TensorPlace, Figures]] = defaultdict(dict)
@@ -70,7 +69,7 @@ def _get_rank_iteration(key: TensorKey) -> _RankIteration:
 
 
 def _make_tensor_place(key: TensorKey) -> _TensorPlace:
-    # Files and tables spell a name differently, in some releases.
+    # In some releases, files and tables spell a name differently.
     name = statistic_tables.clean_table_field(sanitize_name(key.op_name))
     return key.timestamp_us, key.graph, key.slot, key.side.value, key.stream, name
 
@@ -91,7 +90,7 @@ def _build_program(
         key = tensor.key
         name, at = (key.graph, tensor.op_name), (key.side, key.slot)
         tensors = latest.get(name)
-        # What a call has already belongs to the next one of that name.
+        # A tensor that a call already has belongs to the next call of that name.
         if tensors is None or at in tensors:
             tensors = latest[name] = {}
             calls.append((tensor, tensors))
@@ -134,18 +133,18 @@ def _split_sides(
 def _build_tensor(tensor: _NamedTensor, row: Figures | None, seen: int) -> DumpedTensor:
     key, record = tensor.key, tensor.record
     if record is not None:
-        said = record.argument, record.dtype, record.shape, record.digest
+        facts = record.argument, record.dtype, record.shape, record.digest
     else:
-        said = "", *_find_dtype_and_shape(tensor, row), ""
+        facts = "", *_find_dtype_and_shape(tensor, row), ""
     entry = tensor if isinstance(tensor, Entry) else None
     statistics = _parse_statistics(row) if row is not None else NO_STATISTICS
-    return DumpedTensor(key.side, key.slot, *said, entry, statistics, seen)
+    return DumpedTensor(key.side, key.slot, *facts, entry, statistics, seen)
 
 
 def _find_dtype_and_shape(
     tensor: _NamedTensor, row: Figures | None
 ) -> tuple[str, tuple[int, ...] | None]:
-    """Return element type and shape without a manifest, from whoever knows them unopened."""
+    """Return element type and shape from a table, a header or the file name."""
     if row is not None:
         return row.dtype, row.shape
     if isinstance(tensor, Entry) and tensor.described is not None:

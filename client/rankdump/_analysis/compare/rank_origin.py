@@ -1,11 +1,11 @@
 """Origin of a difference, or of NaN and infinity, on one rank: the first call that turned good
 inputs into bad outputs, with the sentences that describe it. Pure.
 
-Bad is, for `difference`, a tensor that does not agree with its partner, and for `nonfinite` one
-that holds NaN or infinity. The first bad tensor in the order in which tensors were seen decides.
-It belongs to a call that was open then, whose inputs are good and whose outputs are bad; of
-several nested calls to the one that ended first, the innermost. When no such call was open, the
-tensor came from outside what was dumped, or through a call that only one side made.
+For `difference`, a tensor is bad when it does not agree with its partner; for `nonfinite`, when it
+has NaN or infinity. The search starts at the first bad tensor in the order in which tensors were
+seen. Its origin is a call with good inputs and bad outputs that was running at that time; among
+nested calls, the one that ended first, which is the innermost. When there was no such call, the
+tensor came from outside the dump, or through a call that only one side made.
 """
 
 from __future__ import annotations
@@ -33,25 +33,27 @@ from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
 _UNDECIDED_VERDICTS = (TensorVerdict.UNMATCHED, TensorVerdict.UNREADABLE, TensorVerdict.UNKNOWN)
 
-NO_INPUTS_REASON = "no inputs were dumped: a change between two calls looks like one in a call"
+NO_INPUTS_REASON = (
+    "no inputs were dumped: a change between two calls cannot be told from one in a call"
+)
 NO_OUTPUTS_REASON = "no outputs were dumped: it started in this call or between it and the next one"
 LATER_INPUTS_REASON = "one of its inputs is bad as well, but was recorded later"
 _RankIteration: TypeAlias = "tuple[int, int]"
 _MAX_MASK_READERS = 2
-"""Most calls that are looked into to tell a mask from data that are not finite."""
+"""Limit of calls that are examined to tell a mask from data that are not finite."""
 _MAX_UNMATCHED_CALLS = 8
-"""Most calls of one side alone that are named."""
+"""Limit of unmatched calls that are named."""
 
 
 @dataclass(frozen=True, slots=True)
 class OriginQuestion:
-    """Kind of origin that is searched for, and in which dump."""
+    """Kind of origin that is searched for, and the dump."""
 
     kind: OriginKind
     side: Literal["", "a", "b"] = ""
-    """Of `nonfinite`."""
+    """Dump that is searched for non-finite values; empty for `difference`."""
     harmless: frozenset[str] = frozenset()
-    """Digests of tensors that hold NaN or infinity on purpose, such as the masks of attention."""
+    """Digests of tensors that are not finite on purpose, such as attention masks."""
 
 
 DIFFERENCE_QUESTION = OriginQuestion("difference")
@@ -59,24 +61,23 @@ NONFINITE_QUESTIONS = (OriginQuestion("nonfinite", "a"), OriginQuestion("nonfini
 
 
 def select_tensor(row: ComparisonRow, question: OriginQuestion) -> DumpedTensor | None:
-    """Return the tensor that the question is about, of a difference that of side a."""
+    """Return the tensor that the question is about; for a difference, that of side a."""
     return row.pair.b if question.side == "b" else row.pair.a
 
 
 def is_bad_row(row: ComparisonRow, question: OriginQuestion) -> bool | None:
-    """Return whether it is what is looked for; None when nobody can tell."""
+    """Return whether the tensor of a row is bad; None when this is unknown."""
     outcome = row.outcome
     if question.kind == "difference":
         return None if outcome.verdict in _UNDECIDED_VERDICTS else not outcome.verdict.agrees
     tensor = select_tensor(row, question)
     if tensor is None or tensor.digest in question.harmless:
-        # What this side does not have holds nothing on it.
         return False
     return outcome.nonfinite_b if question.side == "b" else outcome.nonfinite_a
 
 
 def get_seen_order(row: ComparisonRow, question: OriginQuestion) -> int:
-    """Return when the tensor was seen, among those of its program."""
+    """Return the position of the tensor in the order in which its program's were seen."""
     tensor = select_tensor(row, question)
     return tensor.seen_order if tensor is not None else 0
 
@@ -84,13 +85,10 @@ def get_seen_order(row: ComparisonRow, question: OriginQuestion) -> int:
 def describe_faulty_call(
     rows: Sequence[ComparisonRow], inside: ComparisonRow | None, question: OriginQuestion
 ) -> str:
-    """Describe a call with good inputs; `inside` is the call where it showed first, if another.
-
-    The rows are those of the call.
-    """
-    inputs = [row for row in rows if _is_on_side(row, TensorSide.INPUT)]
+    """Describe a call with good inputs by its rows; `inside` is the inner call that showed it."""
+    inputs = [row for row in rows if _get_side(row) is TensorSide.INPUT]
     output = next(
-        row for row in rows if _is_on_side(row, TensorSide.OUTPUT) and is_bad_row(row, question)
+        row for row in rows if _get_side(row) is TensorSide.OUTPUT and is_bad_row(row, question)
     )
     text = _describe_parameter_kind(output) + _describe_good_inputs(inputs, question)
     text += _describe_bad_tensor(output, question)
@@ -103,7 +101,7 @@ def describe_faulty_call(
 
 
 def describe_layer(row: ComparisonRow, before: ComparisonRow) -> str:
-    """Name the layer that made a call: the mark of the layer stands right before it."""
+    """Name the layer that made a call: its mark comes directly before the call."""
     call, mark = parse_call_name(get_call_name(row)), parse_call_name(get_call_name(before))
     if call is None or mark is None or mark.kind != LAYER_KIND or call.kind != "NN":
         return ""
@@ -112,21 +110,11 @@ def describe_layer(row: ComparisonRow, before: ComparisonRow) -> str:
 
 def describe_outside_inputs(row: ComparisonRow, question: OriginQuestion) -> str:
     """Describe a bad input that no dumped call produced."""
+    how = "differ already" if question.kind == "difference" else "are not finite already"
     return (
-        f"its inputs {_describe_bad_inputs(question)}: they come from outside what was dumped: "
+        f"its inputs {how}: they come from outside what was dumped: "
         f"{_describe_bad_tensor(row, question)}"
     )
-
-
-def describe_bad_tensors(rows: Sequence[ComparisonRow], question: OriginQuestion) -> str:
-    """Describe a call whose inputs and outputs are both bad."""
-    wrong = [row for row in rows if is_bad_row(row, question)]
-    return "; ".join(_describe_bad_tensor(row, question) for row in wrong[:2])
-
-
-def describe_preceding_call(row: ComparisonRow, following: ComparisonRow) -> str:
-    """Describe a call that ran right before the first one with bad inputs."""
-    return f"it ran right before {get_call_name(following)}, whose inputs are the first bad ones"
 
 
 def describe_unmatched_call(
@@ -140,13 +128,8 @@ def describe_unmatched_call(
     )
 
 
-def describe_several_unmatched(count: int, row: ComparisonRow) -> str:
-    """Describe why several calls are possible."""
-    return f"{count} calls before {get_call_name(row)} have no partner"
-
-
 def describe_unknown_inputs(rows: Sequence[ComparisonRow], question: OriginQuestion) -> str:
-    """Name the inputs that could not be judged."""
+    """Name the inputs that are not known to be good or bad."""
     places = ", ".join(row.slot_name for row in rows[:3])
     if question.kind == "nonfinite":
         return f"whether {places} was finite is not known"
@@ -154,7 +137,7 @@ def describe_unknown_inputs(rows: Sequence[ComparisonRow], question: OriginQuest
 
 
 def describe_differing_parameter(row: ComparisonRow, *, after: bool) -> str:
-    """Describe a weight of the suspected call that differs too."""
+    """Describe a weight of the suspected call that also differs."""
     when = " (read after the step)" if after else ""
     return f"; its parameter {row.name_a or row.name_b} differs too{_describe_amount(row)}{when}"
 
@@ -166,19 +149,9 @@ def describe_other_ranks(ranks: Sequence[int]) -> str:
     return f"; the same on {noun} {shown}"
 
 
-def describe_sender_rank(rank: int) -> str:
-    """Name the rank that sent the bad data."""
-    return f"; it was received from rank {rank}"
-
-
 def get_call_name(row: ComparisonRow) -> str:
-    """Return what a call is called here."""
+    """Return the name of a pair of calls in messages."""
     return row.name_a or row.name_b
-
-
-def _is_on_side(row: ComparisonRow, side: TensorSide) -> bool:
-    tensor = row.pair.a or row.pair.b
-    return tensor is not None and tensor.side is side
 
 
 def _describe_parameter_kind(row: ComparisonRow) -> str:
@@ -194,10 +167,6 @@ def _describe_good_inputs(inputs: Sequence[ComparisonRow], question: OriginQuest
         known = not question.harmless and all(is_bad_row(row, question) is False for row in inputs)
         return "its inputs are finite, and " if known else ""
     return "its inputs agree, and " if all(r.outcome.verdict.agrees for r in inputs) else ""
-
-
-def _describe_bad_inputs(question: OriginQuestion) -> str:
-    return "differ already" if question.kind == "difference" else "are not finite already"
 
 
 def _describe_bad_tensor(row: ComparisonRow, question: OriginQuestion) -> str:
@@ -245,7 +214,7 @@ def _describe_nonfinite_count(row: ComparisonRow, question: OriginQuestion) -> s
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallRows:
-    """A pair of calls with the rows of its tensors; one is equal to itself alone."""
+    """A pair of calls with the rows of its tensors, compared by identity."""
 
     rows: tuple[ComparisonRow, ...]
 
@@ -267,17 +236,17 @@ class RankOrigin:
     calls: tuple[CallRows, ...]
     """Calls that may be the origin, the likeliest first."""
     reasons: tuple[str, ...]
-    """Of each."""
+    """One reason for each call."""
     ambiguity: str = ""
-    """Why it is not certain."""
+    """Reason why the origin is not certain."""
     is_outside: bool = False
-    """The inputs are bad already, and nothing that was dumped made them so."""
+    """The inputs are bad already, and no dumped call produced them."""
     unknown: tuple[ComparisonRow, ...] = ()
-    """Inputs of the first that nobody has looked into."""
+    """Tensors that have to be read to decide."""
 
     @property
     def likeliest_row(self) -> ComparisonRow:
-        """The likeliest."""
+        """First row of the likeliest call."""
         return self.calls[0].first_row
 
     @property
@@ -285,18 +254,18 @@ class RankOrigin:
         """Severity of the tensor that the reason describes: the verdict, then the error."""
         wrong = [row for row in self.calls[0].rows if is_bad_row(row, self.question)]
         outputs = [row for row in wrong if _get_side(row) is TensorSide.OUTPUT]
-        told = (outputs or wrong or self.calls[0].rows)[0]
-        known = get_row_error(told)
-        return -get_severity(told), 0.0 if math.isnan(known) else known
+        row = (outputs or wrong or self.calls[0].rows)[0]
+        error = get_row_error(row)
+        return -get_severity(row), 0.0 if math.isnan(error) else error
 
     @property
     def iteration_key(self) -> tuple[bool, int]:
-        """Iteration, for sorting: constants belong to none, and come last."""
+        """Sort key of the iteration; constants come last."""
         return self.likeliest_row.iteration == CONSTANTS_ITERATION, self.likeliest_row.iteration
 
 
 def find_rank_origins(rows: Sequence[ComparisonRow], question: OriginQuestion) -> list[RankOrigin]:
-    """Return where it starts on each rank where it does: in its first iteration with it."""
+    """Return the origin on each rank that has one, in the first iteration that does."""
     if not any(is_bad_row(row, question) for row in rows):
         return []
     programs = _group_programs(rows)
@@ -312,10 +281,9 @@ def find_rank_origins(rows: Sequence[ComparisonRow], question: OriginQuestion) -
 
 
 def find_program_origin(steps: Sequence[CallRows], question: OriginQuestion) -> RankOrigin | None:
-    """Return where it starts in one program; None when nothing is bad.
+    """Return the origin in one program; None when nothing is bad.
 
-    An infinite mask that comes from outside is passed over when a call that read it wrote nothing
-    but finite numbers.
+    An infinite mask from outside is skipped when a call that read it wrote only finite numbers.
     """
     found = _search_program(steps, question)
     while found is not None and found.is_outside and question.kind == "nonfinite":
@@ -343,7 +311,7 @@ def find_program_origin(steps: Sequence[CallRows], question: OriginQuestion) -> 
 def _find_readers(
     steps: Sequence[CallRows], digest: str, question: OriginQuestion
 ) -> list[CallRows]:
-    """Return the calls that read a tensor, those that ended first in front."""
+    """Return the calls that read a tensor, in the order of their ends."""
     found = [
         step
         for step in steps
@@ -399,7 +367,7 @@ def _get_side(row: ComparisonRow) -> TensorSide | None:
 
 
 def _find_maker(wrong: Iterable[CallRows], when: int, question: OriginQuestion) -> CallRows | None:
-    """Return the call open at that time that has good inputs and was the first to end badly."""
+    """Return the call with good inputs and bad outputs that was running and ended first."""
     best: tuple[int, CallRows] | None = None
     for step in wrong:
         ends = [
@@ -422,9 +390,9 @@ def _find_maker(wrong: Iterable[CallRows], when: int, question: OriginQuestion) 
 def _find_unmatched_before(
     steps: Sequence[CallRows], step: CallRows, row: ComparisonRow
 ) -> list[CallRows]:
-    """Return the calls of one side alone that stand nearest before a call, the last first.
+    """Return the nearest unmatched calls before a call, the last first.
 
-    Where calls that agree stand between, one of them must have made a tensor of that shape.
+    If matched calls are in between, one of the unmatched must have an output of the same shape.
     """
     before = steps[: steps.index(step)][::-1]
     agreeing = list(takewhile(lambda each: each.first_row.rule, before))
@@ -433,7 +401,7 @@ def _find_unmatched_before(
 
 
 def _may_have_made(alone: CallRows, row: ComparisonRow) -> bool:
-    """Return whether a call of one side alone made what might be that side's input."""
+    """Return whether an unmatched call has an output of the shape of that side's tensor."""
     wanted = row.pair.a if alone.first_row.name_a else row.pair.b
     made = [each.pair.a or each.pair.b for each in alone.rows_on_side(TensorSide.OUTPUT)]
     return wanted is not None and any(each and each.shape == wanted.shape for each in made)
@@ -442,30 +410,26 @@ def _may_have_made(alone: CallRows, row: ComparisonRow) -> bool:
 def _build_unmatched_origin(
     alone: list[CallRows], row: ComparisonRow, question: OriginQuestion
 ) -> RankOrigin:
-    why = "" if len(alone) == 1 else describe_several_unmatched(len(alone), row)
-    return RankOrigin(
-        question,
-        calls=tuple(alone[:_MAX_UNMATCHED_CALLS]),
-        reasons=tuple(
-            describe_unmatched_call(s.first_row, row, question)
-            for s in alone[:_MAX_UNMATCHED_CALLS]
-        ),
-        ambiguity=why,
-    )
+    why = f"{len(alone)} calls before {get_call_name(row)} have no partner"
+    calls = tuple(alone[:_MAX_UNMATCHED_CALLS])
+    reasons = tuple(describe_unmatched_call(each.first_row, row, question) for each in calls)
+    return RankOrigin(question, calls, reasons, "" if len(alone) == 1 else why)
 
 
 def _build_outside_origin(
     steps: Sequence[CallRows], step: CallRows, row: ComparisonRow, question: OriginQuestion
 ) -> RankOrigin:
     if _get_side(row) is TensorSide.OUTPUT:
-        reason, why = describe_bad_tensors(step.rows, question), LATER_INPUTS_REASON
-        return RankOrigin(question, (step,), (reason,), why)
+        wrong = [each for each in step.rows if is_bad_row(each, question)]
+        bad = "; ".join(_describe_bad_tensor(each, question) for each in wrong[:2])
+        return RankOrigin(question, (step,), (bad,), LATER_INPUTS_REASON)
     reason = describe_outside_inputs(row, question)
     if any(each.rows_on_side(TensorSide.OUTPUT) for each in steps):
         return RankOrigin(question, (step,), (reason,), is_outside=True)
     at = steps.index(step)
     before = steps[max(at - 1, 0) : at]
-    reasons = (*(describe_preceding_call(each.first_row, row) for each in before), reason)
+    near = f"it ran right before {get_call_name(row)}, whose inputs are the first bad ones"
+    reasons = (*(near for _ in before), reason)
     return RankOrigin(question, (*before, step), reasons, NO_OUTPUTS_REASON, is_outside=not before)
 
 
@@ -487,10 +451,10 @@ def _build_maker_origin(
 
 
 def describe_differing_weights(found: RankOrigin, rows: Iterable[ComparisonRow]) -> str:
-    """Return what is to be said of the weights of the likeliest call; empty when they agree.
+    """Return a sentence about the weights of the likeliest call; empty when they agree.
 
-    A tree holds parameters as they stood after the step. So those of the iteration before are the
-    ones that were used; where they are not there, those of the same iteration are named as such.
+    A tree has parameters as they were after the step, so a call used those of the iteration before.
+    Where these are missing, those of the same iteration are named, with a remark.
     """
     first = found.likeliest_row
     path = ".".join(parse_module_path(get_call_name(first)))
@@ -510,13 +474,13 @@ def describe_differing_weights(found: RankOrigin, rows: Iterable[ComparisonRow])
 
 
 def _find_widest_row(weight: ComparisonRow, rows: Iterable[ComparisonRow]) -> ComparisonRow:
-    """Return the row of a weight on the rank where it is apart the most."""
-    what = weight.iteration, get_call_name(weight), weight.slot_name
+    """Return the row of a weight on the rank where it differs most."""
+    key = weight.iteration, get_call_name(weight), weight.slot_name
     same = [
         row
         for row in rows
         if row.op_type == PARAMETER_OP_TYPE
-        and (row.iteration, get_call_name(row), row.slot_name) == what
+        and (row.iteration, get_call_name(row), row.slot_name) == key
         and row.outcome.verdict is weight.outcome.verdict
     ]
     return max(

@@ -1,5 +1,5 @@
-"""Values that the parts of a comparison hand to each other, up to the report: dumped tensors, calls
-and programs, pairs, verdicts, measures and origins. Pure values.
+"""Values of a comparison: dumped tensors, calls and programs, pairs, verdicts, measures, origins
+and the report. Pure values.
 
 The order is: two trees -> DumpedProgram (calls in order) -> CallPair -> TensorPair ->
 PairOutcome -> ComparisonReport.
@@ -17,11 +17,11 @@ from rankdump._core.graph import SourceLine
 from rankdump._core.record import TensorSide
 
 NO_STATISTICS: Mapping[str, float] = {}
-"""Of a tensor of which none are known."""
+"""Statistics of a tensor without known statistics."""
 CONSTANTS_ITERATION = -1
-"""Iteration of the program that holds the constants of a rank: they belong to none."""
+"""Iteration of the program with the constants of a rank, which belong to no iteration."""
 PairingRule = Literal["exact", "mapping", "type", "sequence", ""]
-"""Which rule paired two calls; empty for a call that has no partner.
+"""Rule that paired two calls; empty for a call without a partner.
 
 `exact`: the same name. `mapping`: the user's file. `type`: the same type, in the same order.
 `sequence`: in the longest common subsequence.
@@ -46,7 +46,7 @@ class ElementTolerances:
 
 
 class TensorVerdict(str, Enum):
-    """Verdict on two tensors; the value is the word in reports."""
+    """Verdict on two tensors; reports show the value."""
 
     EQUAL = "equal"
     """The same bytes, or the same numbers."""
@@ -54,15 +54,15 @@ class TensorVerdict(str, Enum):
     """All elements within the tolerances."""
     DIFFERENT = "different"
     NAN = "nan"
-    """NaN or infinity where the other side has none, or another one."""
+    """NaN or infinity at a place where the other side has a different value."""
     SHAPE = "shape"
-    """The shapes differ, even where extents of 1 do not count."""
+    """The shapes differ in more than extents of 1."""
     UNMATCHED = "unmatched"
-    """One side has no partner."""
+    """The tensor has no partner."""
     UNREADABLE = "unreadable"
-    """A file could not be read; the comparison goes on."""
+    """A file could not be read."""
     UNKNOWN = "unknown"
-    """There is nothing to compare: no elements, and no statistics that both sides have."""
+    """Neither elements nor statistics are known on both sides."""
 
     @property
     def agrees(self) -> bool:
@@ -74,14 +74,14 @@ class TensorVerdict(str, Enum):
 class DifferenceMeasures:
     """Differences of two tensors of one shape, over elements that are finite on both sides.
 
-    Sums are in float64. `relative` divides by `abs(b)`, the reference, where that is not 0. NaN
-    where a measure has no meaning: nothing finite, a norm of 0.
+    Sums are in float64. `relative` divides by `abs(b)`, the reference, where that is not 0. A
+    measure without a meaning is NaN: without finite elements, or with a norm of 0.
     """
 
     count: int
-    """Elements of each side; a complex one is two, its parts."""
+    """Elements of each side; a complex one counts as two."""
     unequal: int
-    """Elements that are not close, those that are not finite included."""
+    """Elements that are not close, including those that are not finite."""
     max_absolute: float
     max_relative: float
     mean_absolute: float
@@ -92,14 +92,14 @@ class DifferenceMeasures:
     relative_euclidean: float
     """`norm(a - b) / norm(b)`."""
     kl_divergence: float
-    """Of a from b, each scaled to sum 1; NaN where an element is negative, or sums are 0."""
+    """Of a from b, each scaled to sum 1; NaN for negative elements or sums of 0."""
     mean_absolute_unequal: float
-    """Over the unequal elements alone, as `api_dump_compare` has it; 0 without any."""
+    """Mean over the unequal elements, as in `api_dump_compare`; 0 without any."""
     max_absolute_unequal: float
     nonfinite_a: int
     nonfinite_b: int
     nonfinite_apart: int
-    """Places where one side is not finite and the other has not the same there."""
+    """Places where the sides differ and one is not finite."""
 
     @property
     def close_share(self) -> float:
@@ -119,16 +119,17 @@ class PairOutcome:
     statistic_differences: Mapping[str, float] = field(default_factory=dict[str, float])
     """Differences of statistics by name, where only statistics are known."""
     extra: Mapping[str, float] = field(default_factory=dict[str, float])
-    """msaccucmp's measures by their names, when they were asked for."""
+    """msaccucmp's measures by name, when they were requested."""
     nonfinite_a: bool | None = None
     """Whether side a holds NaN or infinity; None when unknown."""
     nonfinite_b: bool | None = None
 
 
 class DumpedTensor(NamedTuple):
-    """One tensor of a call, as a tree knows it; its elements stay on the disk.
+    """One tensor of a call, as a tree describes it; its elements stay on disk.
 
-    There are as many as files: no value is made faster. So it is with a `Call` and a `Row`.
+    A NamedTuple, like `DumpedCall` and `ComparisonRow`: a dump has many of them, and no other
+    value is created faster.
     """
 
     side: TensorSide
@@ -136,9 +137,9 @@ class DumpedTensor(NamedTuple):
     argument: str
     """Place in the arguments or results of the call; empty when unknown."""
     dtype: str
-    """As the framework held it; the file may hold a wider type. Empty when only the file knows."""
+    """Type in the framework; the file may have a wider one. Empty when only the file has it."""
     shape: tuple[int, ...] | None
-    """None when only the file knows."""
+    """None when only the file has it."""
     digest: str = ""
     """xxh3-128 of the elements as the framework held them; empty when unknown."""
     entry: Entry | None = None
@@ -146,7 +147,7 @@ class DumpedTensor(NamedTuple):
     statistics: Mapping[str, float] = NO_STATISTICS
     """By the names of `statistic_category`: `max`, `min`, `avg`, `l2norm`, `nan count`, ..."""
     seen_order: int = 0
-    """Place among the tensors of its program, in the order in which they were seen."""
+    """Position in the order in which the tensors of its program were seen."""
 
     @property
     def slot_name(self) -> str:
@@ -158,10 +159,10 @@ class DumpedCall(NamedTuple):
     """One call of an operator in one iteration of one rank, or the backward of one."""
 
     position: int
-    """Among the calls of its program, in execution order."""
+    """Position among the calls of its program, in execution order."""
     op_type: str
     op_name: str
-    """Raw where the tree knows it."""
+    """Raw name where the tree has it."""
     inputs: tuple[DumpedTensor, ...] = ()
     """By slot."""
     outputs: tuple[DumpedTensor, ...] = ()
@@ -181,13 +182,13 @@ class DumpedProgram:
 
     rank: int
     iteration: int
-    """CONSTANTS for what never changes."""
+    """CONSTANTS_ITERATION for constants."""
     calls: tuple[DumpedCall, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CallPair:
-    """A call of each side that stand for each other; one of them is None when it has no partner."""
+    """Calls of both sides that are paired; one is None for a call without a partner."""
 
     a: DumpedCall | None
     b: DumpedCall | None
@@ -196,7 +197,7 @@ class CallPair:
 
 @dataclass(frozen=True, slots=True)
 class TensorPair:
-    """Two tensors to be compared; one of them is None when it has no partner."""
+    """Two tensors to compare; one is None for a tensor without a partner."""
 
     a: DumpedTensor | None
     b: DumpedTensor | None
@@ -206,15 +207,15 @@ class ComparisonRow(NamedTuple):
     """One line of a report: a pair of tensors of a pair of calls."""
 
     rank: int
-    """Of side a; of b where a has no partner."""
+    """Rank of side a; of side b where a has no partner."""
     iteration: int
-    """CONSTANTS for what never changes."""
+    """CONSTANTS_ITERATION for constants."""
     position: int
-    """Of the pair of calls, in execution order of its program."""
+    """Position of the pair of calls, in execution order of its program."""
     rule: PairingRule
     op_type: str
     name_a: str
-    """Name of the call on that side; empty where there is none."""
+    """Name of the call of side a; empty without one."""
     name_b: str
     backward: bool
     pair: TensorPair
@@ -229,7 +230,7 @@ class ComparisonRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SuspectCall:
-    """An operator where it may have started."""
+    """A call that may be the origin."""
 
     rank: int
     iteration: int
@@ -239,9 +240,9 @@ class SuspectCall:
     name_b: str
     backward: bool
     reason: str
-    """One sentence: which inputs agree, which outputs do not, and by how much."""
+    """One sentence about its inputs and outputs, and the amount of the difference."""
     source: tuple[SourceLine, ...] = ()
-    """The stack it was called from, outermost first; empty when the tree has none."""
+    """Call stack, outermost first; empty when the tree has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,13 +251,13 @@ class DivergenceOrigin:
 
     kind: OriginKind
     side: Literal["", "a", "b"]
-    """Of `nonfinite`: in which dump."""
+    """Dump with the non-finite values; empty for `difference`."""
     certain: bool
-    """False when the origin is ambiguous and may be any of the suspects."""
+    """False when the origin may be any of the suspects."""
     suspects: tuple[SuspectCall, ...]
-    """The first is the likeliest; exactly one where it is certain."""
+    """The likeliest first; exactly one when the origin is certain."""
     ambiguity: str = ""
-    """Why it is ambiguous; empty where it is certain."""
+    """Reason why the origin is not certain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,29 +266,29 @@ class ComparisonSettings:
 
     tolerances: ElementTolerances = field(default_factory=ElementTolerances)
     rules: tuple[PairingRule, ...] = ("exact", "type", "sequence")
-    """Tried in this order, each on what the ones before it left."""
+    """In the order in which they apply, each to the calls that the rules before it left."""
     mapping: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Names of side b by names of side a: of operators, or of what they begin with."""
+    """Names of side b by names of side a: of operators, or of their prefixes."""
     msaccucmp: bool = False
     """Whether msaccucmp's measures are computed as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonReport:
-    """A whole comparison."""
+    """Report of a comparison."""
 
     a: str
-    """The path that was compared, as it was given, with rank and iteration if given."""
+    """Path of side a as it was given, with rank and iteration if given."""
     b: str
     settings: ComparisonSettings
     rows: tuple[ComparisonRow, ...]
-    """By iteration, then in execution order; ranks side by side where the order is merged."""
+    """By iteration, then in execution order, then by rank."""
     origins: tuple[DivergenceOrigin, ...] = ()
-    """Of the whole: at most one `difference`, and one `nonfinite` for each side."""
+    """In the whole job: at most one `difference`, and one `nonfinite` for each side."""
     rank_origins: tuple[DivergenceOrigin, ...] = ()
-    """Of each rank, by rank and kind."""
+    """Origins on each rank, by rank."""
     notes: tuple[str, ...] = ()
-    """Remarks for the reader: ranks of one side only, files without a partner, damage."""
+    """Sentences about ranks and iterations of one side only, and about damage."""
     seconds: float = 0.0
 
     @property

@@ -1,6 +1,6 @@
-"""Report as strict JSON: every number exact, NaN and infinities as null. Pure.
+"""Report as strict JSON: numbers are exact, NaN and infinities are null. Pure.
 
-docs/comparing.md says what each key means.
+docs/comparing.md describes the keys.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rankdump._analysis.compare.report import (
 from rankdump._analysis.compare.report_summary import count_verdicts
 
 REPORT_VERSION = 1
-"""Rises when a key changes its meaning; new keys leave it."""
+"""Raised when a key changes its meaning, but not for new keys."""
 
 
 def serialize_report(report: ComparisonReport) -> Iterator[str]:
-    """Yield the object piece by piece, one row a line: a large report is never held as one text."""
+    """Yield the object in pieces, one row per line: a large report is never held as one text."""
     head = json.dumps(_make_head(report), indent=1, allow_nan=False)
     yield f'{head[:-2]},\n "rows": ['
     for at, row in enumerate(report.rows):
@@ -54,10 +54,8 @@ def _make_head(report: ComparisonReport) -> dict[str, object]:
 
 def _convert_settings(settings: ComparisonSettings) -> dict[str, object]:
     return {
-        "rtol": settings.tolerances.rtol,
-        "atol": settings.tolerances.atol,
-        "equal_nan": settings.tolerances.equal_nan,
-        "rules": list(settings.rules),
+        **asdict(settings.tolerances),
+        "rules": settings.rules,
         "mapping": dict(settings.mapping),
         "msaccucmp": settings.msaccucmp,
     }
@@ -123,8 +121,8 @@ def _convert_tensor(tensor: DumpedTensor | None) -> dict[str, object] | None:
 def _convert_measures(measures: DifferenceMeasures | None) -> dict[str, float | None] | None:
     if measures is None:
         return None
-    told = {field.name: getattr(measures, field.name) for field in fields(measures)}
-    return _convert_numbers(told | {"close_share": measures.close_share})
+    values = {field.name: getattr(measures, field.name) for field in fields(measures)}
+    return _convert_numbers(values | {"close_share": measures.close_share})
 
 
 def _convert_numbers(values: Mapping[str, float]) -> dict[str, float | None]:

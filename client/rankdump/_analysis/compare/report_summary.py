@@ -1,5 +1,5 @@
-"""Summary of a report before it is shown: counts by verdict, operators, calls without a partner,
-and the rows to show first. Pure.
+"""Summary of a report: counts by verdict, operators, calls without a partner, and the rows to show
+first. Pure.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ CallKey: TypeAlias = "tuple[int, int, int, str, str]"
 
 @dataclass(frozen=True, slots=True)
 class OperatorSummary:
-    """A pair of calls, with what all its tensors came to."""
+    """A pair of calls with a summary of its tensors."""
 
     worst: ComparisonRow
-    """The row of the worst verdict; of several the largest error."""
+    """The row with the worst verdict; among several, the one with the largest error."""
     tensors: int
     differing: int
     error: float
-    """Largest over its tensors; NaN where none is known, or that of the worst is no number."""
+    """Largest error; NaN where no error is known, or the worst row has no numeric error."""
     cosine: float
-    """Lowest over its tensors; NaN where none has one."""
+    """Lowest cosine; NaN where no tensor has one."""
     close_share: float
-    """Lowest over its tensors; NaN where none was measured."""
+    """Lowest close share; NaN where no tensor was measured."""
 
 
 def count_verdicts(rows: Iterable[ComparisonRow]) -> dict[TensorVerdict, int]:
-    """Return how many rows have each verdict, worst first, those with none left out."""
+    """Return the number of rows of each verdict that occurs, worst first."""
     found = Counter(row.outcome.verdict for row in rows)
     return {verdict: found[verdict] for verdict in VERDICTS_BY_SEVERITY if found[verdict]}
 
 
 def get_severity(row: ComparisonRow) -> int:
-    """Return where the verdict of a row stands among all: 0 is the worst."""
+    """Return the severity of the verdict of a row: 0 is the worst."""
     return _SEVERITY_ORDER[row.outcome.verdict]
 
 
 def summarize_operators(rows: Iterable[ComparisonRow]) -> list[OperatorSummary]:
-    """Return the pairs of calls in the order in which their first rows stand."""
+    """Return the pairs of calls in the order of their first rows."""
     groups: dict[CallKey, list[ComparisonRow]] = {}
     for row in rows:
         groups.setdefault(make_call_key(row), []).append(row)
@@ -71,7 +71,7 @@ def summarize_operators(rows: Iterable[ComparisonRow]) -> list[OperatorSummary]:
 
 
 def make_call_key(called: ComparisonRow | SuspectCall) -> CallKey:
-    """Return what tells a pair of calls from all others of a report."""
+    """Return the key of a pair of calls, unique in a report."""
     return called.rank, called.iteration, called.position, called.name_a, called.name_b
 
 
@@ -92,7 +92,7 @@ def max_absolute(row: ComparisonRow) -> float:
 
 
 def get_row_error(row: ComparisonRow) -> float:
-    """Return how far a row is apart: by elements, else by extremes and mean; NaN if unknown."""
+    """Return the error of a row: of elements, else of extremes and mean; NaN if unknown."""
     known = max_absolute(row)
     if not math.isnan(known):
         return known
@@ -101,7 +101,7 @@ def get_row_error(row: ComparisonRow) -> float:
 
 
 def list_ranks_alike(origin: DivergenceOrigin, report: ComparisonReport) -> list[int]:
-    """Return the ranks on which it starts at the same operator, the origin's own among them."""
+    """Return the ranks whose origin is the same operator, including the origin's own rank."""
     first = origin.suspects[0]
     same = (
         each.suspects[0].rank
@@ -112,19 +112,19 @@ def list_ranks_alike(origin: DivergenceOrigin, report: ComparisonReport) -> list
 
 
 def list_other_origins(report: ComparisonReport) -> list[DivergenceOrigin]:
-    """Return the origins of ranks that say something else than those of the whole."""
-    said = [origin for origin in report.origins if origin.suspects]
+    """Return the origins of ranks that differ from those of the whole job."""
+    known = [origin for origin in report.origins if origin.suspects]
     return [
         each
         for each in report.rank_origins
         if not any(
-            _has_same_suspect(each, origin) or _contains_suspects(origin, each) for origin in said
+            _has_same_suspect(each, origin) or _contains_suspects(origin, each) for origin in known
         )
     ]
 
 
 def collect_suspect_keys(report: ComparisonReport) -> set[CallKey]:
-    """Return the calls where it may start, in the whole or on a rank."""
+    """Return the keys of the calls that may be an origin, in the whole job or on a rank."""
     origins = (*report.origins, *report.rank_origins)
     return {make_call_key(each) for origin in origins for each in origin.suspects}
 
@@ -132,9 +132,9 @@ def collect_suspect_keys(report: ComparisonReport) -> set[CallKey]:
 def select_excerpt(
     report: ComparisonReport, limit: int | None, *, everything: bool = False
 ) -> list[ComparisonRow]:
-    """Return the rows to look at first: suspects whole, and what does not agree, in order.
+    """Return all rows of suspects and the rows that do not agree, in order.
 
-    Of more than the limit, a stretch that has the earliest suspect in its first half.
+    Of more rows than the limit, returns a range with the earliest suspect in its first half.
     """
     suspects = collect_suspect_keys(report)
     kept = [
@@ -150,13 +150,13 @@ def select_excerpt(
 
 
 def select_worst_rows(rows: Sequence[ComparisonRow], most: int) -> list[ComparisonRow]:
-    """Return as many rows, in their order: those that disagree before those that agree."""
+    """Return at most so many rows, in order; rows that disagree are preferred."""
     if len(rows) <= most:
         return list(rows)
     bad = [at for at, row in enumerate(rows) if not row.outcome.verdict.agrees][:most]
     good = [at for at, row in enumerate(rows) if row.outcome.verdict.agrees]
-    room = most - len(bad)
-    thinned = [good[at * len(good) // room] for at in range(min(room, len(good)))]
+    free = most - len(bad)
+    thinned = [good[at * len(good) // free] for at in range(min(free, len(good)))]
     return [rows[at] for at in sorted((*bad, *thinned))]
 
 
@@ -174,7 +174,7 @@ def _summarize_operator(group: list[ComparisonRow]) -> OperatorSummary:
 
 
 def _find_largest_error(group: list[ComparisonRow], worst: ComparisonRow) -> float:
-    # Beside NaN an error of 0 would say that no problem found.
+    # With a worst row of NaN, the error of another row would look like the whole result.
     if not worst.outcome.verdict.agrees and math.isnan(get_row_error(worst)):
         return math.nan
     return max(_drop_nan(get_row_error(row) for row in group), default=math.nan)
@@ -190,7 +190,7 @@ def _get_error_or_zero(row: ComparisonRow) -> float:
 
 
 def _is_disagreeing_pair(row: ComparisonRow) -> bool:
-    # Calls without a partner have a list of their own.
+    # Calls without a partner are listed separately.
     return not row.outcome.verdict.agrees and bool(row.name_a and row.name_b)
 
 

@@ -1,4 +1,4 @@
-"""Sentences and formatted numbers of a report, the same wherever it is shown. Pure."""
+"""Sentences and formatted numbers of a report, for the terminal and the page. Pure."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _COSINE_ROUNDING = 1e-12
 
 
 def format_number(value: float) -> str:
-    """Return a number with four digits that count; a dash for one that has no meaning."""
+    """Return a number with four significant digits; a dash for NaN."""
     return NO_VALUE if math.isnan(value) else f"{value:.4g}"
 
 
 def format_cosine(cosine: float) -> str:
-    """Return a cosine; 1 only where nothing but rounding is apart, `>0.9999` for nearly."""
+    """Return a cosine: 1 only up to rounding, `>0.9999` for nearly 1."""
     nearly = _NEARLY_ONE < cosine < 1 - _COSINE_ROUNDING
     return f">{_NEARLY_ONE}" if nearly else format_number(cosine)
 
 
 def format_share(share: float) -> str:
-    """Return a share in per cent: 100 only for all, 0 only for none."""
+    """Return a share as a percentage: 100 only for all, 0 only for none."""
     if math.isnan(share):
         return NO_VALUE
     if _NEARLY_ONE < share < 1:
@@ -63,9 +63,9 @@ def describe_origin(origin: DivergenceOrigin) -> str:
 
 
 def format_call_name(called: ComparisonRow | SuspectCall, spelt: Callable[[str], str]) -> str:
-    """Return the name of a pair of calls; both where they are called differently.
+    """Return the name of a pair of calls; both names where they differ.
 
-    Of a call of an API the second goes without the direction, which both have in common.
+    The second name of an API call lacks the direction, which both have in common.
     """
     if called.name_a and called.name_b and called.name_a != called.name_b:
         api = parse_call_name(called.name_b)
@@ -74,18 +74,18 @@ def format_call_name(called: ComparisonRow | SuspectCall, spelt: Callable[[str],
 
 
 def format_ranks_and_moment(suspect: SuspectCall, ranks: Iterable[int]) -> str:
-    """Return when it ran, and on which ranks: `rank 0-1, iteration 3, backward`."""
+    """Return ranks, iteration and direction of a suspect: `rank 0-1, iteration 3, backward`."""
     return f"rank {ranges(ranks)}, {format_moment(suspect)}"
 
 
 def format_moment(called: ComparisonRow | SuspectCall) -> str:
-    """Return when it ran: `iteration 3, backward`; of what never changes `constants`."""
+    """Return iteration and direction of a call: `iteration 3, backward` or `constants, forward`."""
     direction = "backward" if called.backward else "forward"
     return f"{format_iterations([called.iteration])}, {direction}"
 
 
 def format_iterations(numbers: Iterable[int]) -> str:
-    """Return iterations in words: `iteration 1-3`, `constants`."""
+    """Return iterations in words: `iteration 1-3`, or `constants`."""
     dated = [number for number in numbers if number != CONSTANTS_ITERATION]
     return f"iteration {ranges(dated)}" if dated else "constants"
 
@@ -93,7 +93,7 @@ def format_iterations(numbers: Iterable[int]) -> str:
 def list_suspect_ranks(
     origin: DivergenceOrigin, suspect: SuspectCall, report: ComparisonReport
 ) -> list[int]:
-    """Return the ranks to name with a suspect: all that start there where it is certain."""
+    """Return the ranks to name with a suspect: all with this origin where it is certain."""
     return list_ranks_alike(origin, report) if origin.certain else [suspect.rank]
 
 
@@ -106,12 +106,10 @@ def format_innermost_line(source: tuple[SourceLine, ...]) -> str:
 
 
 def describe_missing_origin(report: ComparisonReport) -> str:
-    """Return one sentence for a report in which no origin was found."""
-    told = count_verdicts(report.rows)
-    if not set(told) - set(_NOT_COMPARED_REASONS):
-        return (
-            f"nothing was compared: {_describe_not_compared(told) or 'there is no pair of tensors'}"
-        )
+    """Return one sentence for a report without an origin."""
+    counts = count_verdicts(report.rows)
+    if not set(counts) - set(_NOT_COMPARED_REASONS):
+        return f"nothing was compared: {_describe_not_compared(counts) or 'no pair of tensors'}"
     if report.agrees:
         return "no value differs" if describe_dtype_differences(report) else "nothing differs"
     if all(row.outcome.verdict.agrees for row in report.rows):
@@ -119,15 +117,15 @@ def describe_missing_origin(report: ComparisonReport) -> str:
     return "no operator was found whose inputs agree and whose outputs do not"
 
 
-def _describe_not_compared(told: Mapping[TensorVerdict, int]) -> str:
+def _describe_not_compared(counts: Mapping[TensorVerdict, int]) -> str:
     return ", ".join(
         f"{count:,} {'tensor' if count == 1 else 'tensors'} {_NOT_COMPARED_REASONS[verdict]}"
-        for verdict, count in told.items()
+        for verdict, count in counts.items()
     )
 
 
 def describe_dtype_differences(report: ComparisonReport) -> str:
-    """Return one sentence on pairs whose types differ, compared all the same; empty for none."""
+    """Return one sentence about pairs whose element types differ; empty for none."""
     found = [
         (row, finding.removeprefix(DTYPE_FINDING_PREFIX))
         for row in report.rows
@@ -165,21 +163,21 @@ def describe_settings(report: ComparisonReport) -> str:
 
 def format_dtype_and_shape(row: ComparisonRow) -> str:
     """Return type and shape of a pair, both where the sides differ: `float32 (8,4)`."""
-    said = [
+    texts = [
         f"{tensor.dtype or '?'} {_format_shape(tensor.shape)}"
         for tensor in (row.pair.a, row.pair.b)
         if tensor is not None
     ]
-    return " / ".join(dict.fromkeys(said))
+    return " / ".join(dict.fromkeys(texts))
 
 
 def join_findings(row: ComparisonRow) -> str:
-    """Return what was found in a row, in words."""
+    """Return the findings of a row as one text."""
     return "; ".join(row.outcome.findings)
 
 
 def format_statistic_differences(row: ComparisonRow) -> str:
-    """Return by how much statistics differ: `max 0.25, min 0`."""
+    """Return the differences of statistics: `max 0.25, min 0`."""
     return ", ".join(
         f"{item} {format_number(by)}" for item, by in row.outcome.statistic_differences.items()
     )

@@ -1,11 +1,11 @@
 """Blocks of two tensors as numbers, their rounding to narrow types, and the memory in which they
 are processed. Pure.
 
-Between blocks the elements stay in their types. A complex element is two numbers, its parts.
-Integers of 64 bits that float64 cannot hold are subtracted as integers. Rounding to bfloat16
-follows IEEE 754, halves to even; rounding to an 8-bit float gives the nearest value that the
-type has, and leaves what lies beyond its largest value as it is, because no rounding brings the
-two together. The memory is reused, so that it costs no page faults.
+Elements keep their types until their block is processed. A complex element is two numbers, its
+parts. 64-bit integers that float64 cannot represent are subtracted as integers. Rounding to
+bfloat16 follows IEEE 754, half to even; rounding to an 8-bit float gives the nearest value of the
+type, and leaves values beyond its largest value unchanged, because rounding cannot make them
+equal. The memory is reused, which avoids page faults.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rankdump._core.element_types import ELEMENT_TYPES, convert_to_stored
 
 Float64Array: TypeAlias = "npt.NDArray[np.float64]"
 
-_NARROW_HALF_UNITS = {
+NARROW_HALF_UNITS = {
     "bfloat16": 2.0**-8,
     "float8_e4m3fn": 2.0**-4,
     "float8_e4m3fnuz": 2.0**-4,
@@ -31,20 +31,20 @@ _NARROW_HALF_UNITS = {
     "float8_e5m2fnuz": 2.0**-3,
     "float8_e8m0fnu": 2.0**-1,
 }
-"""Half a unit of the last place of each narrow type, relative: coarsest last."""
-_FLOAT_DTYPES = frozenset(("float16", "float32", "float64", *_NARROW_HALF_UNITS))
+"""Half a unit of the last place of each narrow type, relative; the coarsest type last."""
+_FLOAT_DTYPES = frozenset(("float16", "float32", "float64", *NARROW_HALF_UNITS))
 
 FloatBlock: TypeAlias = "npt.NDArray[np.float64] | npt.NDArray[np.float32]"
-"""A block in the type that it is worked on in."""
+"""A block in the type in which it is processed."""
 BLOCK_NUMBERS = 1 << 17
-"""Numbers worked on at a time.
+"""Numbers processed at a time.
 
-Of fewer, calling numpy takes as long as its work; of more, the buffers leave the cache.
+With fewer, the calls of numpy take as long as its work; with more, the buffers exceed the cache.
 """
 _ROW_NUMBERS = 1 << 9
-"""Numbers in one product of a row: what float32 adds up before float64 does.
+"""Numbers in one row product: these are added up in float32, the rows in float64.
 
-Of more than 8192, libraries for linear algebra start threads of their own.
+With more than 8192, libraries for linear algebra start threads.
 """
 _LINE_BYTES = 64
 _WORKSPACE_BLOCKS = 11
@@ -53,49 +53,44 @@ _ROWS_OF_ONES: dict[np.dtype[Any], npt.NDArray[Any]] = {
     np.dtype(kind): np.ones((1, _ROW_NUMBERS, 1), kind) for kind in _BLOCK_DTYPES
 }
 _idle_workspaces: list[BlockWorkspace] = []
-"""As many as threads ever needed at once."""
+"""At most as many as threads ever needed at once."""
 _MAX_EXACT_INTEGER = 1 << 53
-"""Up to here, every whole number is a float64."""
+"""Largest integer up to which float64 represents every integer."""
 _PROBE_WORDS = 64
-"""Words that are looked at before all."""
+"""Words that are compared before all."""
 _FLOAT32_DTYPES = frozenset((np.dtype(np.float32), np.dtype(np.float16)))
 
 
 def select_comparison_dtype(dtype_a: str, dtype_b: str) -> str:
-    """Return the type on whose terms two are compared; empty for the terms of the elements.
+    """Return the type that both sides are rounded to; empty for no rounding.
 
-    That is the narrower of two different float types, where it is one that numpy lacks.
+    This is the narrower of two different float types, if numpy lacks it.
     """
     names = {dtype_a, dtype_b}
     if len(names) < 2 or not names <= _FLOAT_DTYPES:
         return ""
-    narrow = [name for name in _NARROW_HALF_UNITS if name in names]
+    narrow = [name for name in NARROW_HALF_UNITS if name in names]
     return narrow[-1] if narrow else ""
 
 
-def get_half_unit(terms: str) -> float:
-    """Return the least relative tolerance on those terms; 0 for those of the elements."""
-    return _NARROW_HALF_UNITS.get(terms, 0.0)
-
-
-def round_to_dtype(values: npt.NDArray[Any], terms: str) -> npt.NDArray[np.float32]:
+def round_to_dtype(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
     """Return real elements rounded to a narrow type, as float32."""
     wide = values.astype(np.float32)
-    return _round_to_bfloat16(wide) if terms == "bfloat16" else _round_to_float8(wide, terms)
+    return _round_to_bfloat16(wide) if dtype == "bfloat16" else _round_to_float8(wide, dtype)
 
 
 def _round_to_bfloat16(wide: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     bits = wide.view(np.uint32)
     odd = bits >> np.uint32(16) & np.uint32(1)
     near = (bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)
-    # Adding to the bits of a NaN could make a number of it.
+    # Adding to the bits of a NaN could turn it into a number.
     return np.where(np.isnan(wide), wide, near.view(np.float32))
 
 
-def _round_to_float8(wide: npt.NDArray[np.float32], terms: str) -> npt.NDArray[np.float32]:
-    values, borders = _list_float8_values(terms)
+def _round_to_float8(wide: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[np.float32]:
+    values, borders = _list_float8_values(dtype)
     near = values[np.searchsorted(borders, wide)]
-    # Half a unit beyond the last value, the type has none that is near.
+    # More than half a unit beyond the last value, the type has no near value.
     beyond = (wide < values[0] - (borders[0] - values[0])) | (
         wide > values[-1] + (values[-1] - borders[-1])
     )
@@ -103,10 +98,10 @@ def _round_to_float8(wide: npt.NDArray[np.float32], terms: str) -> npt.NDArray[n
 
 
 @lru_cache(maxsize=8)
-def _list_float8_values(terms: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Return the finite values of an 8-bit float, ascending, and the middles between them."""
-    every = convert_to_stored(terms, memoryview(bytes(range(256))))
-    values = np.frombuffer(every, dtype=ELEMENT_TYPES[terms].descr).astype(np.float64)
+def _list_float8_values(dtype: str) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Return the finite values of an 8-bit float, ascending, and the midpoints between them."""
+    every = convert_to_stored(dtype, memoryview(bytes(range(256))))
+    values = np.frombuffer(every, dtype=ELEMENT_TYPES[dtype].descr).astype(np.float64)
     values = np.unique(values[np.isfinite(values)])
     middles = values[:-1] + np.diff(values) / 2
     return values.astype(np.float32), middles.astype(np.float32)
@@ -124,7 +119,7 @@ class BlockBuffers:
 
 
 class BlockWorkspace:
-    """Buffers of a block each, which begin where lines of the cache do."""
+    """Buffers of one block each, aligned to cache lines."""
 
     def __init__(self) -> None:
         memory = np.empty(_WORKSPACE_BLOCKS * BLOCK_NUMBERS + _LINE_BYTES // 8)
@@ -134,7 +129,7 @@ class BlockWorkspace:
         )
         self._rows = rows
         self.file_buffer_a, self.file_buffer_b = (memoryview(rows[at]).cast("B") for at in (5, 6))
-        """For bytes of files."""
+        """Buffers for bytes of files."""
         self.marks = np.empty(BLOCK_NUMBERS, dtype=np.bool_)
         self._full = {
             kind: BlockBuffers(*(row.view(kind)[:BLOCK_NUMBERS] for row in rows[:5]))
@@ -142,7 +137,7 @@ class BlockWorkspace:
         }
 
     def get_buffers(self, count: int, kind: type[np.float32 | np.float64]) -> BlockBuffers:
-        """Return buffers of as many numbers, in float32 or float64."""
+        """Return buffers for so many numbers, in float32 or float64."""
         full = self._full[kind]
         if count == BLOCK_NUMBERS:
             return full
@@ -150,16 +145,16 @@ class BlockWorkspace:
         return BlockBuffers(x, y, d, full.size[:count], full.free[:count])
 
     def get_float64_buffers(self, count: int) -> list[Float64Array]:
-        """Return four more, in float64."""
+        """Return four more buffers, in float64."""
         return [row[:count] for row in self._rows[7:]]
 
 
 def compute_dot_product(left: FloatBlock, right: FloatBlock) -> float:
     """Return the scalar product of two blocks.
 
-    Of float32 numbers a relative error of at most 2**-15 of the sum of the terms' sizes: rows of
-    2**9 are added up in any order, each addition off by 2**-24, and the rows in float64. Mostly it
-    is less than 2**-22.
+    For float32, the error is at most 2**-15 of the sum of the absolute terms: rows of 2**9 are
+    added up in any order with an error of 2**-24 for each addition, and the rows in float64.
+    Mostly it is less than 2**-22.
     """
     whole = left.size - left.size % _ROW_NUMBERS
     if whole == left.size:
@@ -171,7 +166,7 @@ def compute_dot_product(left: FloatBlock, right: FloatBlock) -> float:
 
 
 def compute_block_sum(values: FloatBlock) -> float:
-    """Return the sum of a block, as exact as a product; three times as fast as numpy's own."""
+    """Return the sum of a block, as exact as `compute_dot_product`; 3 times as fast as np.sum."""
     whole = values.size - values.size % _ROW_NUMBERS
     if whole == values.size:
         return _sum_row_products(values.reshape(-1, 1, _ROW_NUMBERS), _ROWS_OF_ONES[values.dtype])
@@ -199,11 +194,11 @@ def borrow_workspace() -> Generator[BlockWorkspace, None, None]:
 
 
 class TensorElements(Protocol):
-    """The elements of a tensor in C order, wherever they are."""
+    """The elements of a tensor in C order, in memory or in a file."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Their type, as they are stored."""
+        """Stored element type."""
         ...
 
     @property
@@ -212,7 +207,7 @@ class TensorElements(Protocol):
         ...
 
     def part(self, at: int, count: int, buffer: memoryview) -> npt.NDArray[Any]:
-        """Return as many elements from `at` on, in memory of their own or in the buffer."""
+        """Return `count` elements from `at` on, in the buffer or in other memory."""
         ...
 
 
@@ -224,7 +219,7 @@ class InMemoryElements:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Their type."""
+        """Stored element type."""
         return self.flat.dtype
 
     @property
@@ -233,23 +228,23 @@ class InMemoryElements:
         return self.flat.size
 
     def part(self, at: int, count: int, buffer: memoryview) -> npt.NDArray[Any]:
-        """Return a view of as many elements from `at` on."""
+        """Return a view of `count` elements from `at` on."""
         return self.flat[at : at + count]
 
 
 @dataclass(frozen=True, slots=True)
 class OperandPair:
-    """Two tensors of as many elements each."""
+    """Two tensors of the same size."""
 
     a: TensorElements
     b: TensorElements
     rounded_dtype_a: str = ""
-    """Type that elements of side a are rounded to; empty to leave them."""
+    """Type that elements of side a are rounded to; empty for no rounding."""
     rounded_dtype_b: str = ""
 
     @property
     def width(self) -> int:
-        """Numbers of one element: 2 where either side is complex."""
+        """Numbers per element: 2 where either side is complex."""
         return 2 if "c" in (self.a.dtype.kind, self.b.dtype.kind) else 1
 
     @property
@@ -259,33 +254,26 @@ class OperandPair:
 
     @property
     def fits_float32(self) -> bool:
-        """Whether every element is a float32."""
+        """Whether float32 represents every element."""
         return {self.a.dtype.newbyteorder("="), self.b.dtype.newbyteorder("=")} <= _FLOAT32_DTYPES
 
     @property
     def needs_integers(self) -> bool:
-        """Whether both are whole numbers, and float64 may be too small for one."""
+        """Whether both sides are integers, and at least one has 64 bits."""
         kinds, sizes = (
             self.a.dtype.kind + self.b.dtype.kind,
             (self.a.dtype.itemsize, self.b.dtype.itemsize),
         )
         return all(kind in "iu" for kind in kinds) and 8 in sizes
 
-    def convert_a(self, part: npt.NDArray[Any], buffer: FloatBlock) -> FloatBlock:
-        """Return the numbers of a part of side a: itself, or in the buffer."""
-        return self._numbers(part, self.rounded_dtype_a, buffer)
-
-    def convert_b(self, part: npt.NDArray[Any], buffer: FloatBlock) -> FloatBlock:
-        """Return the numbers of a part of side b: itself, or in the buffer."""
-        return self._numbers(part, self.rounded_dtype_b, buffer)
-
-    def _numbers(self, part: npt.NDArray[Any], terms: str, buffer: FloatBlock) -> FloatBlock:
-        if part.dtype == np.float16 and buffer.dtype == np.float32 and not terms:
+    def convert(self, part: npt.NDArray[Any], rounded: str, buffer: FloatBlock) -> FloatBlock:
+        """Return the numbers of a part, rounded to a type: the part itself, or the buffer."""
+        if part.dtype == np.float16 and buffer.dtype == np.float32 and not rounded:
             return np.take(_list_float16_values(), part.view(np.uint16), out=buffer, mode="wrap")
-        if part.dtype == buffer.dtype and part.size == buffer.size and not terms:
+        if part.dtype == buffer.dtype and part.size == buffer.size and not rounded:
             return part
         numbers = buffer.view(np.complex128) if self.width == 2 else buffer
-        numbers[...] = round_to_dtype(part, terms) if terms else part
+        numbers[...] = round_to_dtype(part, rounded) if rounded else part
         return buffer
 
     def subtract(
@@ -296,7 +284,7 @@ class OperandPair:
         y: FloatBlock,
         out: FloatBlock,
     ) -> None:
-        """Put `x - y` into a buffer, from the numbers `x` and `y` of two parts."""
+        """Store `x - y` in a buffer, where `x` and `y` are the numbers of two parts."""
         np.subtract(x, y, out=out)
         if self.needs_integers and not (_fits_float64(a) and _fits_float64(b)):
             np.copyto(out, _exact_distance(a, b, out))
@@ -304,21 +292,16 @@ class OperandPair:
 
 @lru_cache(maxsize=1)
 def _list_float16_values() -> npt.NDArray[np.float32]:
-    """Return every float16 by its bits: looking one up is twice as fast as converting it."""
+    """Return every float16 value by its bits: a lookup is twice as fast as a conversion."""
     return np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
 
 
 def has_same_bytes(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> bool:
-    """Return whether two parts of one type are the same byte by byte."""
+    """Return whether two parts of one type have the same bytes."""
     words = np.uint64 if a.nbytes % 8 == 0 else np.uint8
     a, b = a.view(words), b.view(words)
-    # Where blocks differ they mostly do so from the start.
+    # Blocks that differ mostly differ at the start.
     return bool((a[:_PROBE_WORDS] == b[:_PROBE_WORDS]).all() and (a == b).all())
-
-
-def flatten_elements(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the elements in C order; a view wherever that is how they lie."""
-    return array.reshape(-1)
 
 
 def _fits_float64(values: npt.NDArray[Any]) -> bool:
@@ -330,14 +313,14 @@ def _fits_float64(values: npt.NDArray[Any]) -> bool:
 def _exact_distance(
     a: npt.NDArray[Any], b: npt.NDArray[Any], rough: FloatBlock
 ) -> npt.NDArray[np.float64]:
-    """Return distances that are 0 only between equal numbers: 64 unsigned bits hold any."""
+    """Return distances that are 0 only between equal integers; uint64 holds every distance."""
     if "u" not in (a.dtype.kind, b.dtype.kind) or a.dtype.kind == b.dtype.kind:
         kind = np.result_type(a, b)
         a, b = a.astype(kind, copy=False), b.astype(kind, copy=False)
-        # Two's complement: the difference of the bits is right even where that of numbers wraps.
+        # Two's complement: the unsigned difference is correct even where the signed one overflows.
         distance = np.maximum(a, b).astype(np.uint64) - np.minimum(a, b).astype(np.uint64)
         return distance.astype(np.float64)
-    # Signed against unsigned: a number below 0 is 1 and more away from any of the other side.
+    # Signed and unsigned: a negative number differs from any unsigned one by at least 1.
     left, right = a.astype(np.uint64), b.astype(np.uint64)
     below = (a < 0) | (b < 0)
     distance = np.maximum(left, right) - np.minimum(left, right)

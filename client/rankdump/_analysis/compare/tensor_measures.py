@@ -1,15 +1,14 @@
-"""Measures of how far two tensors are apart, all of them in few passes over blocks. Pure.
+"""Measures of the difference of two tensors, computed in few passes over blocks. Pure.
 
-A block of either side stays in a core's cache until it is finished, so beside the two tensors
-there are a few blocks in memory, whatever their size and type. Blocks are in float64, or in
-float32 when that is the elements' own type: half the work. A difference is then exact but for
-its last rounding, sums are as exact as `compute_dot_product` says, and a block whose numbers are
-too large, too small or not finite is rejected in float32 and processed again in float64.
+A block of either side stays in the cache until it is finished, so memory beyond the two tensors is
+a few blocks, for any size and type. Blocks are in float64, or in float32 when that is the element
+type: half the work. A difference is then exact up to its last rounding, sums are as exact as
+`compute_dot_product` states, and a block with numbers that are too large, too small or not finite
+is rejected in float32 and processed again in float64.
 
-Closeness is decided as in float64. In float32 the two sides of `d <= atol + rtol * size` are off
-by some roundings of 2**-24 each, so they are compared twice, with a bound that is surely too low
-and with one that is surely too high; where the answers differ, the numbers are compared in
-float64.
+Closeness is decided as in float64. In float32, both sides of `d <= atol + rtol * size` have a few
+rounding errors of 2**-24, so they are compared twice, with a bound that is certainly too low and
+with one that is certainly too high; where the results differ, the numbers are compared in float64.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ import numpy.typing as npt
 from rankdump._analysis.compare.report import DifferenceMeasures, ElementTolerances
 from rankdump._analysis.compare.tensor_blocks import (
     BLOCK_NUMBERS,
+    NARROW_HALF_UNITS,
     BlockBuffers,
     BlockWorkspace,
     FloatBlock,
@@ -33,23 +33,21 @@ from rankdump._analysis.compare.tensor_blocks import (
     borrow_workspace,
     compute_block_sum,
     compute_dot_product,
-    flatten_elements,
-    get_half_unit,
     has_same_bytes,
     select_comparison_dtype,
 )
 
 _LOWER_BOUND_FACTOR = 1 - 2.0**-21
-"""Of the bound: the roundings of both tolerances, a product, a sum and a difference are less."""
+"""Lower bound relative to the exact one: exceeds the rounding of five float32 operations."""
 _UPPER_BOUND_FACTOR = 1 + 2.0**-20
-"""Of the lower bound; as much above the bound."""
+"""Upper bound relative to the lower one: as far above the exact bound."""
 _MIN_FLOAT32_TOLERANCE = 2.0**-100
-"""Least tolerance in float32: what underflows is nothing beside it."""
+"""Least tolerance in float32: numbers that underflow are negligible against it."""
 
 _MAX_SQUARES_RATIO = 16.0
 """Largest ratio of two sums of squares for the short formula."""
 _MIN_FLOAT32_MEAN_SQUARE = 2.0**-120
-"""Least mean square in float32: terms are off by 2**-149 at most where they underflow."""
+"""Least mean square in float32: terms that underflow have an error of at most 2**-149."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,7 @@ class ClosenessTest:
 
     @property
     def fits_float32(self) -> bool:
-        """Whether float32 does for these tolerances."""
+        """Whether float32 is precise enough for these tolerances."""
         return self.atol >= _MIN_FLOAT32_TOLERANCE and (
             not self.rtol or self.rtol >= _MIN_FLOAT32_TOLERANCE
         )
@@ -75,9 +73,9 @@ class ClosenessTest:
         bound: FloatBlock,
         marks: npt.NDArray[np.bool_],
     ) -> int:
-        """Mark the numbers that are not close, and return how many there are.
+        """Mark the numbers that are not close, and return their count.
 
-        `d` is `abs(x - y)`, `size` is `abs(y)`; what the buffer `bound` held is lost.
+        `d` is `abs(x - y)`, `size` is `abs(y)`; the buffer `bound` is overwritten.
         """
         low = _LOWER_BOUND_FACTOR if d.dtype == np.float32 else 1.0
         np.multiply(size, self.rtol * low, out=bound)
@@ -102,9 +100,9 @@ class ClosenessTest:
 
 @dataclass(slots=True)
 class DifferenceSums:
-    """Sums over the numbers that are finite on both sides, in float64; and counts of the others.
+    """Sums in float64 over the numbers that are finite on both sides, and counts of the others.
 
-    x is a number of side a, y the one of side b at the same place, the reference.
+    x is a number of side a, y the number of side b, the reference, at the same place.
     """
 
     finite_count: int = 0
@@ -124,11 +122,11 @@ class DifferenceSums:
     nonzero_references: int = 0
     """Numbers y that are not 0."""
     unequal: int = 0
-    """Finite ones that are not close."""
+    """Finite numbers that are not close."""
     unequal_absolute: float = 0.0
     max_unequal: float = 0.0
     has_negative: bool = False
-    """Whether any x or y is below 0; the sums below are of no use then."""
+    """Whether any x or y is below 0; then the next three sums are not used."""
     total_a: float = 0.0
     total_b: float = 0.0
     entropy: float = 0.0
@@ -136,13 +134,13 @@ class DifferenceSums:
     nonfinite_a: int = 0
     nonfinite_b: int = 0
     nonfinite_apart: int = 0
-    """Places where one side is not finite, and the other has not the same there."""
+    """Places where the sides differ and one is not finite."""
     nan_both: int = 0
     first_nonfinite_apart: int | None = None
-    """The first such place."""
+    """The first place counted in `nonfinite_apart`."""
 
     def compute_measures(self, count: int, *, equal_nan: bool) -> DifferenceMeasures:
-        """Return the measures of as many numbers."""
+        """Return the measures of `count` numbers."""
         norm, norm_b = math.sqrt(self.squares), math.sqrt(self.squares_b)
         return DifferenceMeasures(
             count=count,
@@ -166,7 +164,7 @@ class DifferenceSums:
         if not self.finite_count:
             return math.nan
         if self.squares_a == self.squares_b:
-            # Without roots nothing is rounded: a vector is at 1 from itself, not just below.
+            # Without square roots, the cosine of a vector with itself is exactly 1.
             scale = self.squares_b
         else:
             scale = math.sqrt(self.squares_a) * math.sqrt(self.squares_b)
@@ -178,9 +176,9 @@ class DifferenceSums:
         totals = self.total_a, self.total_b
         if self.has_negative or not all(0 < total < math.inf for total in totals):
             return math.nan
-        parted = self.entropy / self.total_a - (math.log(self.total_a) - math.log(self.total_b))
-        # Rounding leaves two equal distributions a little below 0, where none can be.
-        return 0.0 if parted < 0 else parted
+        found = self.entropy / self.total_a - (math.log(self.total_a) - math.log(self.total_b))
+        # A divergence is never negative; rounding of equal distributions can make it so.
+        return 0.0 if found < 0 else found
 
 
 def _divide_or_nan(total: float, count: float) -> float:
@@ -192,19 +190,14 @@ class BlockAccumulator:
 
     def __init__(self, workspace: BlockWorkspace, *, rtol: float, atol: float) -> None:
         self.sums = DifferenceSums()
-        self._workspace, self._closeness = workspace, ClosenessTest(rtol, atol)
+        self._workspace, self.closeness = workspace, ClosenessTest(rtol, atol)
         self._zeros = False
-        """Whether the block before had zeros on side b; where one has, most have."""
-
-    @property
-    def accepts_float32(self) -> bool:
-        """Whether blocks may come in float32."""
-        return self._closeness.fits_float32
+        """Whether the last block had zeros on side b; then the next probably has some, too."""
 
     def add_same(self, at: int, x: FloatBlock) -> bool:
-        """Add numbers that are the same on both sides; the first is number `at` of the pair.
+        """Add numbers that are equal on both sides; the first is number `at` of the pair.
 
-        Returns whether it could; nothing is added otherwise.
+        Returns False, and adds nothing, when float32 is too narrow for them.
         """
         squares = compute_dot_product(x, x)
         if _exceeds_float32(x, squares):
@@ -223,9 +216,9 @@ class BlockAccumulator:
         return True
 
     def add(self, at: int, x: FloatBlock, y: FloatBlock, buffers: BlockBuffers) -> bool:
-        """Add numbers and their differences, `buffers.d`; what the buffers held is lost.
+        """Add numbers and their differences, `buffers.d`; the buffers are overwritten.
 
-        Returns whether it could; nothing is added otherwise.
+        Returns False, and adds nothing, when float32 is too narrow for them.
         """
         d = buffers.d
         squares = compute_dot_product(d, d), compute_dot_product(x, x), compute_dot_product(y, y)
@@ -261,20 +254,20 @@ class BlockAccumulator:
         sums.squares_a += own
         sums.squares_b += other
         if other / _MAX_SQUARES_RATIO < own < other * _MAX_SQUARES_RATIO:
-            # It follows from the others, and nothing is cancelled where they are of one size.
+            # It follows from the other sums, without cancellation where these are of similar size.
             sums.products += (own + other - squares) / 2
         else:
             sums.products += compute_dot_product(x, y)
 
     def _add_totals(self, x: FloatBlock, y: FloatBlock) -> bool:
-        """Add up both sides for as long as neither has a negative number; return whether so."""
+        """Add up both sides until one has a negative number; return whether they were added."""
         sums = self.sums
         if sums.has_negative or not x.size:
             return False
         if min(np.minimum.reduce(x), np.minimum.reduce(y)) < 0:
             sums.has_negative = True
             return False
-        # Of two distributions that are nearly the same, most of the divergence is cancelled.
+        # In float64: for nearly equal distributions, most of the divergence is cancelled.
         sums.total_a += float(np.add.reduce(x, dtype=np.float64))
         sums.total_b += float(np.add.reduce(y, dtype=np.float64))
         return True
@@ -286,14 +279,14 @@ class BlockAccumulator:
         if np.minimum.reduce(x) > 0:
             np.divide(wide_x, wide_y, out=t)
         else:
-            # Where x is 0 the term is 0 whatever y is: with 1 in its place the logarithm is one.
+            # Where x is 0, the term is 0 for any y; adding 1 to both keeps the logarithm finite.
             np.copyto(u, np.equal(x, 0, out=self._workspace.marks[: x.size]))
             np.add(wide_x, u, out=t)
             np.add(wide_y, u, out=u)
             np.divide(t, u, out=t)
         entropy = compute_dot_product(wide_x, np.log(t, out=t))
         if not math.isfinite(entropy):
-            # Either y is 0 where x is not, or the ratio of two numbers is none.
+            # Either y is 0 where x is not, or the ratio of two numbers overflowed.
             kept = wide_x > 0
             ratios = np.log(wide_x[kept]) - np.log(wide_y[kept])
             entropy = compute_dot_product(wide_x[kept], ratios)
@@ -302,17 +295,17 @@ class BlockAccumulator:
     def _add_unequal(
         self, x: FloatBlock, y: FloatBlock, d: FloatBlock, size: FloatBlock, free: FloatBlock
     ) -> None:
-        """Add absolute differences, all of them and those of numbers that are not close."""
+        """Add the absolute differences of all numbers and of those that are not close."""
         sums = self.sums
         first = int(d.argmax())
         sums.absolute += compute_block_sum(d)
         largest = float(d[first])
         sums.max_absolute = max(sums.max_absolute, largest)
         marks = self._workspace.marks[: d.size]
-        unequal = self._closeness.mark_unequal(x, y, d, size, free, marks)
+        unequal = self.closeness.mark_unequal(x, y, d, size, free, marks)
         if not unequal:
             return
-        # A product costs the same whichever elements are marked; picking them does not.
+        # A product costs the same for any marks, unlike selecting the marked elements.
         np.copyto(free, marks)
         if not marks[first]:
             largest = float(np.multiply(d, free).max())
@@ -321,7 +314,7 @@ class BlockAccumulator:
         sums.max_unequal = max(sums.max_unequal, largest)
 
     def _add_relative(self, d: FloatBlock, size: FloatBlock, free: FloatBlock) -> None:
-        """Add relative differences where there is a reference; what the buffers held is lost."""
+        """Add relative differences where the reference is not 0; the buffers are overwritten."""
         referred, relative = d.size, math.inf
         if not self._zeros:
             np.divide(d, size, out=free)
@@ -332,7 +325,7 @@ class BlockAccumulator:
             self._zeros = referred < d.size
             np.copyto(free, marks)
             d *= free
-            # 1 in the place of each 0.
+            # Replaces each 0 by 1.
             size += np.subtract(1, free, out=free)
             np.divide(d, size, out=free)
             relative = compute_block_sum(free)
@@ -348,11 +341,11 @@ class BlockAccumulator:
     def _finite(
         self, at: int, x: FloatBlock, y: FloatBlock, d: FloatBlock
     ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]:
-        """Count what is not finite, and return the numbers that are on both sides."""
+        """Count the numbers that are not finite, and return those finite on both sides."""
         finite_x, finite_y = np.isfinite(x), np.isfinite(y)
         both = finite_x & finite_y
         if both.all():
-            # Their squares are too large for a float64; that is what the sums say then.
+            # The numbers are finite but their squares overflow float64; the sums become infinite.
             return x, y, d
         nans = np.isnan(x) & np.isnan(y)
         apart = ~(both | nans | (x == y))
@@ -379,13 +372,13 @@ class MeasurementResult:
 
     measures: DifferenceMeasures
     same_bytes: bool
-    """Elements of one type, and the same bytes."""
+    """Whether element types and bytes are equal."""
     nan_both: int
     """Places where both sides are NaN."""
     first_nonfinite_apart: int | None
-    """First element, in C order, that is not finite on one side and not the same on the other."""
+    """First element, in C order, where the sides differ and one is not finite."""
     rounded_dtype: str
-    """Type that the wider side was rounded to; empty where both were taken as they are."""
+    """Type that the wider side was rounded to; empty for no rounding."""
 
 
 def measure_difference(
@@ -396,17 +389,17 @@ def measure_difference(
     dtype_a: str = "",
     dtype_b: str = "",
 ) -> MeasurementResult:
-    """Return the measures of two tensors of as many elements each; b is the reference.
+    """Return the measures of two tensors of the same size; b is the reference.
 
-    The names of types are those of the framework, where files hold wider ones. Complex elements
-    count as two numbers each, their parts.
+    `dtype_a` and `dtype_b` are the types in the framework, where files have wider ones. A complex
+    element counts as two numbers, its parts.
     """
     dtype_a, dtype_b = dtype_a or str(a.dtype), dtype_b or str(b.dtype)
-    terms = select_comparison_dtype(dtype_a, dtype_b)
-    # The side that has the type already is left as it is.
-    to_a, to_b = ("" if held == terms else terms for held in (dtype_a, dtype_b))
+    rounded = select_comparison_dtype(dtype_a, dtype_b)
+    # The side that has the type already is not rounded.
+    to_a, to_b = ("" if dtype == rounded else rounded for dtype in (dtype_a, dtype_b))
     pair = OperandPair(_wrap_elements(a), _wrap_elements(b), to_a, to_b)
-    rtol = max(tolerances.rtol, get_half_unit(terms))
+    rtol = max(tolerances.rtol, NARROW_HALF_UNITS.get(rounded, 0.0))
     with borrow_workspace() as workspace, np.errstate(all="ignore"):
         kernel = BlockAccumulator(workspace, rtol=rtol, atol=tolerances.atol)
         same = _add_blocks(pair, kernel, workspace)
@@ -417,20 +410,19 @@ def measure_difference(
         same_bytes=same,
         nan_both=sums.nan_both,
         first_nonfinite_apart=None if first is None else first // width,
-        rounded_dtype=terms,
+        rounded_dtype=rounded,
     )
 
 
 def _wrap_elements(given: npt.NDArray[Any] | TensorElements) -> TensorElements:
-    return InMemoryElements(flatten_elements(given)) if isinstance(given, np.ndarray) else given
+    return InMemoryElements(given.reshape(-1)) if isinstance(given, np.ndarray) else given
 
 
 def _add_blocks(pair: OperandPair, kernel: BlockAccumulator, workspace: BlockWorkspace) -> bool:
     """Add all blocks to the sums; return whether each had the same bytes on both sides."""
     size, step = pair.a.size, BLOCK_NUMBERS // pair.width
-    kinds = (
-        (np.float32, np.float64) if pair.fits_float32 and kernel.accepts_float32 else (np.float64,)
-    )
+    narrow = pair.fits_float32 and kernel.closeness.fits_float32
+    kinds = (np.float32, np.float64) if narrow else (np.float64,)
     same = pair.compares_bytes
     for at in range(0, size, step):
         count = min(step, size - at)
@@ -442,11 +434,11 @@ def _add_blocks(pair: OperandPair, kernel: BlockAccumulator, workspace: BlockWor
         same = same and alike
         for kind in kinds:
             buffers = workspace.get_buffers(count * pair.width, kind)
-            x = pair.convert_a(a, buffers.x)
+            x = pair.convert(a, pair.rounded_dtype_a, buffers.x)
             if alike:
                 added = kernel.add_same(at * pair.width, x)
             else:
-                y = pair.convert_b(b, buffers.y)
+                y = pair.convert(b, pair.rounded_dtype_b, buffers.y)
                 pair.subtract(a, b, x, y, buffers.d)
                 added = kernel.add(at * pair.width, x, y, buffers)
             if added:

@@ -22,16 +22,15 @@ from rankdump._analysis.compare.report import (
 from rankdump._layout.api_tree import parse_place
 
 RankIteration: TypeAlias = "tuple[int, int]"
-"""Rank and iteration."""
 _MAX_LISTED_NUMBERS = 8
 
 
 def pair_call_tensors(paired: CallPair) -> list[TensorPair]:
     """Return the tensors of a pair of calls in pairs: inputs first, by slot of side a.
 
-    Those of one keyword belong together, then those of one argument, then those of one slot where
-    an argument is unknown or the shapes agree, then those of one shape in order, then the only ones
-    that are left. What has no partner stands behind the others of its side.
+    Tensors of the same keyword are paired first, then those of the same argument, then those of
+    the same slot where an argument is unknown or the shapes agree, then those of the same shape in
+    order, then the last one of each side. Tensors of b without a partner come last.
     """
     a, b = paired.a, paired.b
     return [
@@ -62,7 +61,7 @@ def _pair_by_key(
     partner: dict[int, DumpedTensor],
     key: Callable[[DumpedTensor, bool], Hashable],
 ) -> None:
-    """Give each tensor of a the first of b that is left and has the same key; None is no key."""
+    """Pair each tensor of a with the first remaining one of b of the same key, unless None."""
     known = all(tensor.argument for tensor in (*a, *left))
     for tensor in a:
         own = key(tensor, known)
@@ -74,18 +73,18 @@ def _pair_by_key(
 
 
 def _get_keyword_key(tensor: DumpedTensor, known: bool) -> Hashable:
-    # Keywords may come in any order, and have the numbers of theirs.
+    # Keyword arguments may be in any order, so their slots may differ.
     place = parse_place(tensor.argument)
     return None if place is None else place.word or None
 
 
 def _get_argument_key(tensor: DumpedTensor, known: bool) -> Hashable:
-    # Behind a colon stands what else is known: that it was a number, or is recomputed.
+    # A suffix after a colon marks numbers and recomputed tensors.
     return tensor.argument.partition(":")[0] or None if known else None
 
 
 def _get_slot_key(tensor: DumpedTensor, known: bool) -> Hashable:
-    # With filters that differ, slots are shifted: then the shape has to agree as well.
+    # Different filters shift slots, so the shape has to agree as well.
     return (tensor.slot, normalize_shape(tensor.shape)) if known else tensor.slot
 
 
@@ -99,7 +98,7 @@ class _NumberedSide(NamedTuple):
     name: str
     numbers: list[int]
     gone: set[int]
-    """Of which anything was removed on purpose."""
+    """Ranks or iterations that were retired."""
 
 
 class LocatedTensorPair(NamedTuple):
@@ -112,7 +111,7 @@ class LocatedTensorPair(NamedTuple):
     pair: TensorPair
 
     def make_row(self, outcome: PairOutcome) -> ComparisonRow:
-        """Return the line that a report has of it."""
+        """Return the row of the report."""
         call, other = self.calls.a, self.calls.b
         named = call or other
         return ComparisonRow(
@@ -137,11 +136,10 @@ def pair_programs(
     gone_a: Iterable[RankIteration] = (),
     gone_b: Iterable[RankIteration] = (),
 ) -> list[tuple[DumpedProgram, DumpedProgram]]:
-    """Return the programs of one rank and iteration; what only one side has is noted.
+    """Return the programs in pairs by rank and iteration; adds a note for those of one side only.
 
-    Where each side has a single rank, these two belong together whatever their numbers, and where
-    a rank has a single iteration on each side, these two; unless one side had the other's, and has
-    retired it.
+    If each side has a single rank, these two are paired even if their numbers differ, and likewise
+    if a rank has a single iteration on each side; unless one side has retired the other's.
     """
     ranks_a, ranks_b = _group_by_rank(a), _group_by_rank(b)
     lost_a, lost_b = _group_retired_by_rank(gone_a), _group_retired_by_rank(gone_b)
@@ -169,8 +167,8 @@ def pair_program_tensors(
 ) -> Iterator[list[LocatedTensorPair]]:
     """Yield the pairs of tensors of each pair of programs, in execution order.
 
-    The mark of a layer that only one side has is left out: it computes nothing, and a dump with
-    files has it only the first time that the layer is called.
+    A layer mark that only one side has is left out: it computes nothing, and a dump with files has
+    it only for the first call of the layer.
     """
     for a, b in programs:
         yield [
@@ -206,7 +204,7 @@ def _group_retired_by_rank(gone: Iterable[RankIteration]) -> dict[int, set[int]]
 def _pair_numbers(
     a: _NumberedSide, b: _NumberedSide, noun: str, where: str, notes: list[str]
 ) -> list[tuple[int, int]]:
-    """Return the numbers that belong together; those of one side alone are noted."""
+    """Return the numbers in pairs; adds a note for those of one side only."""
     met = sorted(set(a.numbers) & set(b.numbers))
     lost = a.gone.intersection(b.numbers) | b.gone.intersection(a.numbers)
     if len(a.numbers) == len(b.numbers) == 1 and (met or not lost):
@@ -216,13 +214,13 @@ def _pair_numbers(
         if alone - other.gone:
             notes.append(f"only {own.name} has {_format_numbers(noun, alone - other.gone)}{where}")
         if alone & other.gone:
-            which = f"{_format_numbers(noun, alone & other.gone)}{where}, which {own.name} has"
-            notes.append(f"{other.name} has retired {which}")
+            retired = f"{_format_numbers(noun, alone & other.gone)}{where}, which {own.name} has"
+            notes.append(f"{other.name} has retired {retired}")
     return [(number, number) for number in met]
 
 
 def _format_numbers(noun: str, numbers: Iterable[int]) -> str:
-    """Return some numbers in words: `iterations 1, 2`."""
+    """Return numbers in words: `iterations 1, 2`."""
     every = sorted(numbers)
     shown = ", ".join(map(str, every[:_MAX_LISTED_NUMBERS]))
     more = ", ..." if len(every) > _MAX_LISTED_NUMBERS else ""

@@ -1,7 +1,6 @@
 """Conversion of CANN's bin files to npy files, or to bare elements, in common tensor formats.
-Names, cropping and what is left out are those of msaccucmp (Ascend/msprobe). A damaged file is
-reported and the rest is converted; every output appears under its name at once, when it is
-whole.
+Names, cropping and omissions are those of msaccucmp (Ascend/msprobe). A damaged file is reported
+and the others are converted; an output gets its name when it is complete.
 """
 
 from __future__ import annotations

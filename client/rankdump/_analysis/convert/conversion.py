@@ -1,5 +1,5 @@
-"""Conversion of bin files, one after the other or in as many processes as the work is worth. What
-fails is part of the outcome of its file, and is never raised.
+"""Conversion of bin files, in this process or, for enough work, in several. A failure is part of
+the outcome of its file and is never raised.
 """
 
 from __future__ import annotations
@@ -7,11 +7,10 @@ from __future__ import annotations
 import multiprocessing
 import signal
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankdump._analysis.convert import folders, tensor_file
@@ -34,72 +33,45 @@ _FILES_PER_PROCESS = 2000
 _PROCESS_DIED = "a conversion process died, possibly because memory ran out"
 
 
-@dataclass(slots=True)
-class _OutcomeBuilder:
-    """Outcome of a file while it is converted."""
-
-    job: ConversionJob
-    tensors: int = 0
-    bytes_written: int = 0
-    failures: list[ConversionFailure] = field(default_factory=list[ConversionFailure])
-    warnings: list[ConversionFailure] = field(default_factory=list[ConversionFailure])
-    mapped: list[ShortenedName] = field(default_factory=list[ShortenedName])
-
-    def add_failure(self, where: str, error: Exception) -> None:
-        """Note what went wrong, without the path that the line has anyway."""
-        self.failures.append(
-            ConversionFailure(self.job.path, where + _describe_error(error, self.job))
-        )
-
-    def make_outcome(self, *, empty: bool = False) -> ConversionOutcome:
-        """Return it as a value."""
-        return ConversionOutcome(
-            self.job.path,
-            self.tensors,
-            self.bytes_written,
-            empty,
-            tuple(self.failures),
-            tuple(self.warnings),
-            tuple(self.mapped),
-        )
-
-
 def convert_file(job: ConversionJob, request: ConversionRequest) -> ConversionOutcome:
-    """Convert one file; its folder is there."""
-    builder = _OutcomeBuilder(job)
+    """Convert one file into an existing folder."""
+    outcome = ConversionOutcome(job.path)
     try:
         opened = open_bin_file(job.path)
     except EmptyFileError:
-        return builder.make_outcome(empty=True)
+        outcome.empty = True
+        return outcome
     except (PermanentError, MemoryError) as error:
-        builder.add_failure("", error)
-        return builder.make_outcome()
+        outcome.add_failure(_describe_error(error, job))
+        return outcome
     held = [payload for payload in opened.payloads if is_selected(job.path.name, payload, request)]
     for payload in held:
-        _convert_payload(builder, opened, payload, request)
+        _convert_payload(outcome, job, opened, payload, request)
     if request.side and not held:
-        builder.failures.append(
-            ConversionFailure(job.path, f"the file has no {request.side} {request.index}")
-        )
-    return builder.make_outcome()
+        outcome.add_failure(f"the file has no {request.side} {request.index}")
+    return outcome
 
 
 def _convert_payload(
-    builder: _OutcomeBuilder, opened: BinFile, payload: BinPayload, request: ConversionRequest
+    outcome: ConversionOutcome,
+    job: ConversionJob,
+    opened: BinFile,
+    payload: BinPayload,
+    request: ConversionRequest,
 ) -> None:
-    job, where = builder.job, f"{payload.kind} {payload.index}: "
+    where = f"{payload.kind} {payload.index}: "
     try:
         result = make_output_file(job.path.name, payload, opened.read_payload(payload), request)
         name = tensor_file.shorten_name(result.name)
-        builder.bytes_written += folders.write_output(job.folder, name, result.content_parts)
+        outcome.bytes_written += folders.write_output(job.folder, name, result.content_parts)
     except (PermanentError, MemoryError, OSError) as error:
-        builder.add_failure(where, error)
+        outcome.add_failure(where + _describe_error(error, job))
         return
-    builder.tensors += 1
+    outcome.tensors += 1
     if name != result.name:
-        builder.mapped.append(ShortenedName(job.folder, name, result.name))
+        outcome.shortened_names.append(ShortenedName(job.folder, name, result.name))
     if result.warning:
-        builder.warnings.append(ConversionFailure(job.path, where + result.warning))
+        outcome.warnings.append(ConversionFailure(job.path, where + result.warning))
 
 
 def _describe_error(error: Exception, job: ConversionJob) -> str:
@@ -118,17 +90,17 @@ def convert_files(
     jobs: int,
     done: Callable[[ConversionOutcome], None] = lambda outcome: None,
 ) -> ConversionSummary:
-    """Convert the files into folders below a root; `done` hears of each.
+    """Convert the files into folders below a root; `done` is called with each outcome.
 
-    Memory is that of one tensor and its conversion for each process.
+    Each process needs memory for one tensor and its conversion.
     """
-    ready, refused = _make_folders(found.jobs, root)
+    ready, rejected = _make_folders(found.jobs, root)
     outcomes = [
-        ConversionOutcome(each.path, failures=(each,)) for each in (*found.problems, *refused)
+        ConversionOutcome(each.path, failures=[each]) for each in (*found.problems, *rejected)
     ]
     workers = _count_processes(ready, jobs)
     results = (
-        _convert_in_turn(ready, request)
+        (convert_file(job, request) for job in ready)
         if workers == 1
         else _convert_in_pool(ready, request, workers)
     )
@@ -141,18 +113,18 @@ def convert_files(
 def _make_folders(
     jobs: Sequence[ConversionJob], root: Path
 ) -> tuple[list[ConversionJob], list[ConversionFailure]]:
-    """Make the folders of the output; return the files that have one, and the others."""
-    refusals: dict[Path, str] = {}
+    """Make the output folders; return the jobs whose folder exists, and failures for the others."""
+    reasons: dict[Path, str] = {}
     for folder in dict.fromkeys(job.folder for job in jobs):
         try:
             folders.make_output_folder(root, folder)
         except OSError as error:
-            refusals[folder] = f"{folder}: cannot be created: {error.strerror}"
+            reasons[folder] = f"{folder}: cannot be created: {error.strerror}"
         except CorruptedError as error:
-            refusals[folder] = str(error)
-    ready = [job for job in jobs if job.folder not in refusals]
+            reasons[folder] = str(error)
+    ready = [job for job in jobs if job.folder not in reasons]
     return ready, [
-        ConversionFailure(j.path, refusals[j.folder]) for j in jobs if j.folder in refusals
+        ConversionFailure(j.path, reasons[j.folder]) for j in jobs if j.folder in reasons
     ]
 
 
@@ -163,17 +135,11 @@ def _count_processes(jobs: Sequence[ConversionJob], most: int) -> int:
     return max(1, min(most, len(jobs), worth))
 
 
-def _convert_in_turn(
-    jobs: Iterable[ConversionJob], request: ConversionRequest
-) -> Iterator[ConversionOutcome]:
-    return (convert_file(job, request) for job in jobs)
-
-
 def _convert_in_pool(
     jobs: Sequence[ConversionJob], request: ConversionRequest, workers: int
 ) -> Iterator[ConversionOutcome]:
-    """Convert in processes; no more files are handed out than those are busy with, and as many."""
-    # Started anew: a copy of this process would have its threads' locks.
+    """Convert in processes; at most two files per process are submitted at a time."""
+    # Spawned: a forked copy of this process would inherit locks held by its threads.
     context = multiprocessing.get_context("spawn")
     left = deque(jobs)
     running: dict[Future[ConversionOutcome], ConversionJob] = {}
@@ -190,9 +156,7 @@ def _convert_in_pool(
                 yield outcome
     except BrokenProcessPool:
         for job in (*running.values(), *left):
-            yield ConversionOutcome(
-                job.path, failures=(ConversionFailure(job.path, _PROCESS_DIED),)
-            )
+            yield ConversionOutcome(job.path, failures=[ConversionFailure(job.path, _PROCESS_DIED)])
     finally:
         with _block_interrupts():
             pool.shutdown(cancel_futures=True)
@@ -200,9 +164,9 @@ def _convert_in_pool(
 
 @contextmanager
 def _block_interrupts() -> Generator[None, None, None]:
-    """Delay interrupts: a pool that is half started or half stopped would never end.
+    """Delay interrupts: a pool interrupted while it starts or stops would never end.
 
-    Processes that start in here inherit it, and finish the file they have in hand.
+    Processes started meanwhile inherit the mask, and finish the file that they convert.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
     try:

@@ -1,6 +1,5 @@
-"""Source and output folders of a conversion: the bin files that are to be converted, and the files
-that are written. An output has a hidden name until it is whole; nothing is written outside the
-output folder.
+"""Source and output folders of a conversion: the bin files to convert, and the files to write. An
+output has a hidden name until it is complete; nothing is written outside the output folder.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from rankdump._analysis.convert.request import (
     ConversionSummary,
     ShortenedName,
 )
-from rankdump._analysis.convert.tensor_file import strip_packing_suffix
-from rankdump._layout.file_name import is_numbered_name
+from rankdump._layout.file_name import PACKED_SUFFIX, is_numbered_name
 from rankdump._layout.tree_paths import MAPPING_FILE
 from rankdump.errors import CorruptedError
 
@@ -33,18 +31,18 @@ _CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOE
 
 @dataclass(frozen=True, slots=True)
 class ConversionSources:
-    """The files to convert, and what cannot be: a name that is taken, a folder."""
+    """The files to convert, and failures for the other files with names of bin files."""
 
     jobs: tuple[ConversionJob, ...]
     problems: tuple[ConversionFailure, ...] = ()
     hidden: tuple[Path, ...] = ()
-    """Files named like bin files but for a dot in front, which are left alone."""
+    """Files with names of bin files after a leading dot, which are not converted."""
 
 
 def find_bin_files(source: Path, out: Path, *, recursive: bool = False) -> ConversionSources:
-    """Return the bin files of a folder, or the one file; the folders below only when asked for.
+    """Return the one file, or the bin files of a folder; with `recursive`, of all folders below.
 
-    Links to folders are not followed. Of a folder only what is named like a bin file is taken.
+    Links to folders are not followed. Files of a folder without the name of a bin file are skipped.
     """
     if not source.is_dir():
         return ConversionSources((_make_job(source, out),))
@@ -63,7 +61,7 @@ def find_bin_files(source: Path, out: Path, *, recursive: bool = False) -> Conve
             continue
         folder = out / path.parent.relative_to(source)
         job = _make_job(path, folder)
-        place = folder / strip_packing_suffix(path.name)
+        place = folder / path.name.removesuffix(PACKED_SUFFIX)
         if place in jobs:
             other = jobs[place].path.name
             problems.append(
@@ -96,19 +94,19 @@ def _make_job(path: Path, folder: Path) -> ConversionJob:
 
 
 def escape_line(name: str) -> str:
-    """Return a name with escapes in the place of what would end or redraw its line."""
+    """Return a name with control characters and line separators escaped."""
     return _CONTROL_CHARACTERS.sub(lambda found: found[0].encode("unicode_escape").decode(), name)
 
 
 def make_output_folder(root: Path, folder: Path) -> None:
-    """Make a folder of the output, with those above; CorruptedError when a link leads out of it."""
+    """Make an output folder and its parents; CorruptedError when a link leads out of the root."""
     if not folder.resolve().is_relative_to(root.resolve()):
         raise CorruptedError(f"{folder}: a symbolic link leads out of {root}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def write_output(folder: Path, name: str, parts: Sequence[bytes | memoryview]) -> int:
-    """Make or replace a file; return its bytes. What stands under its name is not followed."""
+    """Make or replace a file, without following a link of its name; return the bytes written."""
     hidden = folder / f".{uuid.uuid4().hex}.tmp"
     try:
         with os.fdopen(os.open(hidden, _CREATE_FLAGS, 0o666), "wb") as file:
@@ -123,14 +121,14 @@ def write_output(folder: Path, name: str, parts: Sequence[bytes | memoryview]) -
 
 
 def write_result_lists(root: Path, summary: ConversionSummary, *, listing: bool) -> None:
-    """Leave beside the outputs which names were too long, and if wanted what was not converted."""
+    """Write the lists of shortened names and, with `listing`, the list of failed files."""
     _write_shortened_names(summary)
     if listing:
         _write_failed_list(root, summary.failed)
 
 
 def _write_shortened_names(summary: ConversionSummary) -> None:
-    """Add names to the `mapping.csv` of their folders, each once however often it is converted."""
+    """Add names to the `mapping.csv` of their folders; a name that is listed is not repeated."""
     rows: dict[Path, dict[bytes, None]] = {}
     for outcome in summary.outcomes:
         for mapped in outcome.shortened_names:
@@ -144,9 +142,9 @@ def _write_shortened_names(summary: ConversionSummary) -> None:
 
 
 def _write_failed_list(root: Path, failed: Sequence[Path]) -> None:
-    """Write the list of files that were not converted; without one, an old list goes."""
+    """Write the list of files that were not converted; remove an old list when there is none."""
     if failed:
-        # A line is a path: what would break it is written as in a string of Python.
+        # One path per line: line breaks in a path are escaped as in a Python string.
         lines = tuple(os.fsencode(escape_line(str(path.absolute()))) + b"\n" for path in failed)
         write_output(root, FAILED_LIST_FILE, lines)
     else:

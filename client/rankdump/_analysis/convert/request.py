@@ -1,11 +1,11 @@
-"""Values of a conversion: what is to be converted and how, and the outcome of each file. Pure
-values; they travel between processes.
+"""Values of a conversion: the request, the job of each file and its outcome. Pure values, which are
+passed between processes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -14,19 +14,19 @@ class ConversionRequest:
     """Parameters of a conversion."""
 
     target: str = ""
-    """Format to convert to; empty: tensors stay as they lay on the device."""
+    """Format to convert to; empty to keep the format of the device."""
     kind: str = "npy"
     """`npy`, or `bin` for the elements alone."""
     shape: tuple[int, ...] = ()
-    """Stands for the original shape of the header."""
+    """Replaces the original shape of the header."""
     side: str = ""
-    """`input` or `output`, when only the tensor `index` of this side is wanted."""
+    """`input` or `output`, to convert only the tensor `index` of this side."""
     index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ConversionJob:
-    """One file, and the folder for what comes of it."""
+    """One file, and its output folder."""
 
     path: Path
     folder: Path
@@ -35,7 +35,7 @@ class ConversionJob:
 
 @dataclass(frozen=True, slots=True)
 class ConversionFailure:
-    """A file that was not converted, or not all of it."""
+    """A problem with a file: a failure, or a warning."""
 
     path: Path
     reason: str
@@ -43,14 +43,14 @@ class ConversionFailure:
 
 @dataclass(frozen=True, slots=True)
 class ShortenedName:
-    """A name that was too long for the folder, and the one that stands for it."""
+    """An output name that was too long, and the name on disk."""
 
     folder: Path
     name: str
     full_name: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ConversionOutcome:
     """Outcome of one file."""
 
@@ -58,9 +58,13 @@ class ConversionOutcome:
     tensors: int = 0
     bytes_written: int = 0
     empty: bool = False
-    failures: tuple[ConversionFailure, ...] = ()
-    warnings: tuple[ConversionFailure, ...] = ()
-    shortened_names: tuple[ShortenedName, ...] = ()
+    failures: list[ConversionFailure] = field(default_factory=list[ConversionFailure])
+    warnings: list[ConversionFailure] = field(default_factory=list[ConversionFailure])
+    shortened_names: list[ShortenedName] = field(default_factory=list[ShortenedName])
+
+    def add_failure(self, reason: str) -> None:
+        """Add a failure of this file."""
+        self.failures.append(ConversionFailure(self.path, reason))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ class ConversionSummary:
 
     @property
     def tensors(self) -> int:
-        """Tensors, buffers and workspaces that were written."""
+        """Number of tensors, buffers and workspaces written."""
         return sum(outcome.tensors for outcome in self.outcomes)
 
     @property
@@ -81,7 +85,7 @@ class ConversionSummary:
 
     @property
     def empty(self) -> list[Path]:
-        """Files that hold nothing."""
+        """Files without content."""
         return sorted(outcome.path for outcome in self.outcomes if outcome.empty)
 
     @property

@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 import os
 import uuid
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -32,68 +31,28 @@ _TYPES_UNKNOWN_TO_NUMPY = {
     "FLOAT8_E4M3FN": "float8_e4m3fn",
 }
 MAX_NAME_LENGTH = 255
-"""msaccucmp shortens a name of this length, though a file could have it."""
+"""Names of this length are shortened, as in msaccucmp, although a file could have them."""
 
 TensorArray: TypeAlias = npt.NDArray[Any]
 
 
-def strip_packing_suffix(file_name: str) -> str:
-    """Return the name of a bin file without the suffix of its packing."""
-    return file_name.removesuffix(PACKED_SUFFIX)
-
-
-def name_device_tensor(
-    name: str, payload: BinPayload, array: npt.NDArray[Any], kind: str, device: str
-) -> str:
-    """Return the name of a tensor that keeps its shape on the device."""
-    stem = f"{name}.{payload.kind}.{payload.index}"
-    if kind == "npy":
-        return f"{stem}.npy"
-    return f"{stem}.{array.size}.{_element_type(payload, array)}.{device}.bin"
-
-
-def name_converted_tensor(
-    name: str, payload: BinPayload, array: npt.NDArray[Any], kind: str, shown: str
-) -> str:
-    """Return the name of a tensor that was brought into a format."""
-    stem = f"{name}.{payload.kind}.{payload.index}"
-    if kind == "npy":
-        return f"{stem}.{_join_extents('x', array.shape)}.npy"
-    return f"{stem}.{_join_extents('_', array.shape)}.{_element_type(payload, array)}.{shown}.bin"
-
-
-def name_raw_payload(name: str, payload: BinPayload) -> str:
-    """Return the name of a buffer or a workspace."""
-    return f"{name}.{payload.kind}.{payload.index}.bin"
-
-
-def name_overflow_record(name: str, payload: BinPayload) -> str:
-    """Return the name of what an overflow was."""
-    return f"{name}.{payload.kind}.{payload.index}.json"
-
-
 def shorten_name(name: str) -> str:
-    """Return the name that a folder can take: a digest with its suffix where it is too long."""
+    """Return the name on disk: a digest with the suffix where the name is too long."""
     if max(len(name), len(os.fsencode(name))) < MAX_NAME_LENGTH:
         return name
     return hash_name(name) + name[name.rindex(".") :]
 
 
 def hash_name(name: str) -> str:
-    """Return `uuid.uuid3` of a name, which that function would take only if it were text."""
+    """Return `uuid.uuid3` of a name, which may have bytes that are not valid text."""
     content = uuid.NAMESPACE_DNS.bytes + os.fsencode(name)
     found = hashlib.md5(content, usedforsecurity=False).digest()
     return uuid.UUID(bytes=found, version=3).hex
 
 
-def _element_type(payload: BinPayload, array: npt.NDArray[Any]) -> str:
-    """Return the type's word: of a float that numpy lacks, its own, though float32 is written."""
-    number = payload.part.data_type if isinstance(payload.part, OpInput | OpOutput) else 0
-    return _TYPES_UNKNOWN_TO_NUMPY.get(get_type_name(number)) or str(array.dtype)
-
-
-def _join_extents(mark: str, shape: Sequence[int]) -> str:
-    return mark.join(map(str, shape))
+def _element_type(part: OpInput | OpOutput, tensor: TensorArray) -> str:
+    """Return the element type in file names: for a float that numpy lacks, the original type."""
+    return _TYPES_UNKNOWN_TO_NUMPY.get(get_type_name(part.data_type)) or str(tensor.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +65,7 @@ class OutputFile:
 
 
 def is_selected(file_name: str, payload: BinPayload, request: ConversionRequest) -> bool:
-    """Whether a payload becomes a file; placeholders of slots that were not dumped do not."""
+    """Return whether a payload is written; placeholders of slots without a dump are not."""
     part = payload.part
     if not isinstance(part, OpInput | OpOutput):
         return not request.target and not file_name.startswith(OVERFLOW_PREFIX) and not request.side
@@ -120,25 +79,26 @@ def is_selected(file_name: str, payload: BinPayload, request: ConversionRequest)
 def make_output_file(
     file_name: str, payload: BinPayload, data: memoryview, request: ConversionRequest
 ) -> OutputFile:
-    """Return the file of a payload; an error says why there is none."""
-    part, name = payload.part, strip_packing_suffix(file_name)
+    """Return the output file of a payload; raises an error where it cannot be converted."""
+    part = payload.part
+    stem = f"{file_name.removesuffix(PACKED_SUFFIX)}.{payload.kind}.{payload.index}"
     if not isinstance(part, OpInput | OpOutput):
-        return OutputFile(name_raw_payload(name, payload), (data,))
+        return OutputFile(f"{stem}.bin", (data,))
     if file_name.startswith(OVERFLOW_PREFIX):
-        return OutputFile(
-            name_overflow_record(name, payload), (convert_overflow_to_json(bytes(data)).encode(),)
-        )
+        return OutputFile(f"{stem}.json", (convert_overflow_to_json(bytes(data)).encode(),))
     word = split_format_word(part.format)
     tensor = read_payload_array(part, data)
     if not request.target:
-        named = name_device_tensor(name, payload, tensor, request.kind, word.name)
-        return OutputFile(named, _file_parts(tensor, request.kind))
+        if request.kind == "bin":
+            stem += f".{tensor.size}.{_element_type(part, tensor)}.{word.name}"
+        return OutputFile(f"{stem}.{request.kind}", _file_parts(tensor, request.kind))
     found = _convert_tensor(tensor, part, word, request)
-    shown = word.name if found.has_padding else request.target
-    named = name_converted_tensor(name, payload, found.array, request.kind, shown)
-    return OutputFile(
-        named, _file_parts(found.array, request.kind), _crop_warning(found, part, request)
-    )
+    stem += "." + ("_" if request.kind == "bin" else "x").join(map(str, found.array.shape))
+    if request.kind == "bin":
+        shown = word.name if found.has_padding else request.target
+        stem += f".{_element_type(part, found.array)}.{shown}"
+    parts = _file_parts(found.array, request.kind)
+    return OutputFile(f"{stem}.{request.kind}", parts, _crop_warning(found, part, request))
 
 
 def _convert_tensor(

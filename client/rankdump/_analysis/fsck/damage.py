@@ -1,5 +1,5 @@
-"""Values of a check: what stands in a tree, what a file should hold, what is wrong with it, and the
-report. Pure: no disk.
+"""Values of a check: items of a tree, expected content of files, damage and the report. Pure: no
+disk.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rankdump._layout.dump_folders import DumpFolder
 
 
 class DamageKind(str, Enum):
-    """Kind of damage to a file; the value is the word in reports."""
+    """Kind of damage to a file; reports show the value."""
 
     TORN = "torn"
     MISSING = "missing"
@@ -45,14 +45,14 @@ DAMAGE_ADVICE: Mapping[DamageKind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class FileDamage:
-    """One file, and what is wrong with it."""
+    """Damage to one file."""
 
     kind: DamageKind
     path: str
     """Relative to the root of the tree."""
     text: str
     mendable: bool = False
-    """It can be removed, and nothing is lost."""
+    """Whether the file can be removed without loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,31 +60,31 @@ class CheckReport:
     """Result of a check."""
 
     looked_at: int = 0
-    """Files of the tree, by their names alone."""
+    """Files found in the tree."""
     manifests: int = 0
     files: int = 0
-    """Files that manifests name and that were read to their ends; hard links are one."""
+    """Files that manifests name and that were read completely; hard links count once."""
     names: int = 0
-    """Names that these files have in the tree."""
+    """Names of these files in the tree."""
     bytes_read: int = 0
     digests: int = 0
-    """Tensors whose elements have the digest that they were given when they arrived."""
+    """Tensors whose elements have the digest in their manifest."""
     damages: tuple[FileDamage, ...] = ()
     mended: tuple[FileDamage, ...] = ()
     unchecked: tuple[str, ...] = ()
     """Sentences about everything that could not be checked."""
     retired: tuple[str, ...] = ()
-    """Sentences about iterations that were retired, and so are not missing."""
+    """Sentences about retired iterations, which are not missing."""
 
     @property
     def is_verifiable(self) -> bool:
-        """Whether anything says what should be in the tree: else nothing in it could be checked."""
+        """Whether there are manifests to check against, or all iterations are retired."""
         return bool(self.manifests or self.retired)
 
 
 @dataclass(frozen=True, slots=True)
 class TreeItem:
-    """Something that stands in a folder of the tree."""
+    """A file, link or other item in a folder of the tree."""
 
     path: str
     """Relative to the root."""
@@ -95,9 +95,9 @@ class TreeItem:
     inode: tuple[int, int] = (0, 0)
     """Device and number."""
     folder: DumpFolder | None = None
-    """The folder it stands in; None where no dumped files are."""
+    """Its folder; None for a folder without dumped files."""
     full_name: str = ""
-    """Its full name, where it stands under a short one."""
+    """The full name of a shortened one, else the name."""
 
     @property
     def folder_path(self) -> str:
@@ -120,20 +120,20 @@ class StoredManifest:
 
 @dataclass(frozen=True, slots=True)
 class FileCheck:
-    """The bytes of one file, under all of its names, and what they should be."""
+    """One file under all of its names, and its expected content."""
 
     paths: tuple[str, ...]
     records: tuple[ManifestRecord, ...]
-    """The tensors in it; of several names with the same bytes, those of one."""
+    """The tensors in it, as the manifest of one of its names lists them."""
     stored_bytes: int
     """Size by the manifests; 0 for a link to the bytes of another file."""
     size_bytes: int
     agent_wrote: bool
-    """An agent wrote it, and how it writes is known to the byte."""
+    """Whether an agent wrote it; then every byte of its form is known."""
 
     @property
     def plain_bytes(self) -> int:
-        """Bytes of the elements, at least."""
+        """Bytes of the elements, without headers."""
         return sum(record.bytes_in for record in self.records)
 
 
@@ -145,4 +145,4 @@ class FileCheckResult:
     damage_text: str = ""
     digests: int = 0
     undecided: int = 0
-    """Tensors whose digest says nothing: none is known, or codes of NaN were lost."""
+    """Tensors that have no digest, or whose NaN codes were lost in a wider type."""

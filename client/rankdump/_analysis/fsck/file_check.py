@@ -1,5 +1,5 @@
-"""Check of the bytes of one file against what a manifest says of its tensors: header, shape,
-element type, packing and digest. Pure: the bytes are given.
+"""Check of the bytes of one file against the records of its manifest: header, shape, element type,
+packing and digest. Pure: takes the bytes of the file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OperatorPart = TypeVar("_OperatorPart", OpInput, OpOutput)
 
 _MAX_HEADER_BYTES = 4096
 _MAX_BIN_HEADER_BYTES = 16 << 20
-"""A header says something of every slot below the last one."""
+"""A header describes every slot up to the last one."""
 _MAX_FOREIGN_BYTES = 64 << 30
 _DESCR_FIELD = re.compile(rb"'descr': *'([^']{1,8})'")
 
@@ -46,9 +46,10 @@ _DESCR_FIELD = re.compile(rb"'descr': *'([^']{1,8})'")
 def check_bin_header(
     file: BinFile, records: Sequence[ManifestRecord], plain_bytes: int, *, ours: bool
 ) -> None:
-    """Raise CorruptedError unless a header says what the manifest does.
+    """Raise CorruptedError unless a header matches the manifest.
 
-    Of one that an agent wrote nothing may be otherwise; of another's only what both speak of.
+    A header of an agent (`ours`) has to be the expected one; of others, only the facts that the
+    manifest has as well are compared.
     """
     parts = {
         f"{each.kind}.{each.index}": each.part
@@ -109,7 +110,7 @@ def _expected_part(
 
 
 def check_file(job: FileCheck, data: memoryview) -> FileCheckResult:
-    """Return what the bytes of a file show."""
+    """Return the result of checking the bytes of a file."""
     name = job.paths[0]
     try:
         if job.stored_bytes not in (0, len(data)):
@@ -168,7 +169,7 @@ def _check_form(form: NpyFileForm, head: bytes, record: ManifestRecord) -> None:
         raise CorruptedError(f"elements of {form.dtype}, but its manifest has {record.dtype}")
     found = _DESCR_FIELD.search(head)
     descr: str = found[1].decode("latin-1") if found is not None else ""
-    # Of the spellings of a type that mean the same only one is ever written.
+    # A type has several equivalent spellings, of which only one is ever written.
     usual = form.bfloat16 or (descr != "" and cast("str", np.dtype(descr).str) == descr)
     if not usual or all(head != write(descr, form) for write in _HEADER_WRITERS):
         raise CorruptedError("its header is not one that MindSpore, numpy or an agent writes")
@@ -192,14 +193,15 @@ _HEADER_WRITERS: tuple[Callable[[str, NpyFileForm], bytes], ...] = (
     _mindspore_header,
     _numpy_header,
 )
-"""As an agent and MindSpore write them, and as numpy does."""
+"""The headers of agents and MindSpore, and those of numpy."""
 
 
 def _check_packing(name: str, packed: memoryview, parts: Sequence[ByteBuffer]) -> None:
-    """Raise CorruptedError where a frame gives what it should and one byte of it is wrong.
+    """Raise CorruptedError where one byte of a frame is wrong although its content is right.
 
-    Some bits of a frame mean nothing, so neither its checksum nor the digest sees them. Packed
-    again by the same release of zstd it would be the same; by another one, altogether different.
+    Some bits of a frame have no effect, so neither its checksum nor the digest covers them. The
+    content is packed again: the same release of zstd gives the same bytes, another release gives
+    entirely different ones, so a difference of exactly one byte is damage.
     """
     codec = select_codec(name)
     if not codec.suffix:
@@ -218,7 +220,7 @@ def _check_packing(name: str, packed: memoryview, parts: Sequence[ByteBuffer]) -
 
 
 def _check_digest(record: ManifestRecord, held: Sequence[memoryview]) -> tuple[int, int]:
-    """Return how many digests match and how many are unknown; CorruptedError for another one."""
+    """Return how many digests match and how many are undecided; CorruptedError for a mismatch."""
     if not held:
         raise CorruptedError(f"some elements are not valid for {record.dtype}")
     if not record.digest:
@@ -228,11 +230,7 @@ def _check_digest(record: ManifestRecord, held: Sequence[memoryview]) -> tuple[i
         return 1, 0
     if len(held) > 1:
         return 0, 1
+    member = f"{record.member}: " if record.member else ""
     raise CorruptedError(
-        f"{_member_prefix(record)}elements with digest {found[0]}, but its manifest has "
-        f"{record.digest}"
+        f"{member}elements with digest {found[0]}, but its manifest has {record.digest}"
     )
-
-
-def _member_prefix(record: ManifestRecord) -> str:
-    return f"{record.member}: " if record.member else ""

@@ -1,5 +1,5 @@
-"""Strict check of manifests and of tables of statistics: manifests are whole, under their own names
-and balanced; tables end with a whole line and have the rows that manifests name. Reads
+"""Strict check of manifests and tables of statistics: manifests are intact, balanced and under the
+right names; tables end with a complete line and have the rows that manifests name. Reads
 manifests, lists of retired iterations and tables; never a tensor.
 """
 
@@ -38,15 +38,14 @@ _RETIRED_FILE_PATH = re.compile(
 )
 
 _RankIteration: TypeAlias = "tuple[int, int | None]"
-"""Rank and iteration; no iteration for constants, and where no folder says it."""
+"""Rank and iteration; None for constants, and where no folder has the iteration."""
 _UNKNOWN_TYPE = name_element_type(0)
 """Name in tables of CANN for an element type that CANN lacks."""
 _RowsByTime: TypeAlias = "dict[int, list[_RowFacts]]"
-"""By time stamp."""
 
 
 def is_manifest(seen: TreeItem) -> bool:
-    """Return whether something stands where manifests do, and is called like one."""
+    """Return whether an item has the folder and the name of a manifest."""
     place = _MANIFEST_FOLDER_PATH.fullmatch(seen.folder_path) is not None
     return place and seen.is_regular and seen.name.endswith(".json")
 
@@ -54,9 +53,9 @@ def is_manifest(seen: TreeItem) -> bool:
 def read_stored_manifests(
     root: Path, everything: Iterable[TreeItem], damages: list[FileDamage]
 ) -> tuple[list[StoredManifest], list[StoredManifest]]:
-    """Return the manifests of a tree, and those that were hidden before their removal.
+    """Return the manifests of a tree, and the hidden ones of interrupted removals.
 
-    Each that is no whole one, or does not add up, is a damage.
+    Adds a damage for each that is not intact or not balanced.
     """
     found: list[StoredManifest] = []
     hidden: list[StoredManifest] = []
@@ -75,14 +74,14 @@ def read_stored_manifests(
 def read_retired_places(
     root: Path, everything: Iterable[TreeItem], damages: list[FileDamage]
 ) -> set[tuple[int, int]]:
-    """Return ranks with iterations that were removed; a line that cannot be read is a damage."""
+    """Return ranks and iterations that were removed; adds a damage for an unreadable list."""
     found: set[tuple[int, int]] = set()
     for seen in everything:
         if not seen.is_regular or not _RETIRED_FILE_PATH.fullmatch(seen.path):
             continue
         try:
             lines = bytes(read_regular_file(root, seen.path)).decode(errors="replace").split("\n")
-            # Behind the last end of a line is nothing, or a line that is being written.
+            # After the last line end there is nothing, or a line that is being written.
             found |= {(r.rank, r.iteration) for r in map(RetiredIteration.from_line, lines[:-1])}
         except CorruptedError as error:
             damages.append(FileDamage(DamageKind.TORN, seen.path, str(error)))
@@ -99,7 +98,7 @@ def _read_manifest(root: Path, seen: TreeItem) -> StoredManifest:
 def _check_manifest_names(
     found: list[StoredManifest], damages: list[FileDamage]
 ) -> Iterator[StoredManifest]:
-    """Yield the manifests that stand under their own names; any other is a damage."""
+    """Yield the manifests with the right names; adds a damage for each other one."""
     paths = {held.path for held in found}
     for held in found:
         folder = held.path.rpartition("/")[0]
@@ -140,7 +139,7 @@ class _RowFacts(NamedTuple):
 
     member: str
     name: str | None
-    """None where the name of its table says it."""
+    """None where the table belongs to one operator."""
     dtype: str
     shape: tuple[int, ...]
 
@@ -148,7 +147,7 @@ class _RowFacts(NamedTuple):
 def check_tables(
     root: Path, everything: Iterable[TreeItem], manifests: Iterable[StoredManifest]
 ) -> Iterator[FileDamage]:
-    """Yield tables that are cut or cannot be read, and iterations of which rows are missing."""
+    """Yield tables that are incomplete or unreadable, and manifests whose rows are missing."""
     held = list(manifests)
     known = TreeManifests(each.manifest for each in held)
     lines: Counter[_RankIteration] = Counter()
@@ -170,7 +169,7 @@ def check_tables(
             yield FileDamage(DamageKind.TORN, seen.path, str(error))
     for each in held:
         status, records = each.manifest.status, each.manifest.records
-        # Every tensor of an api dump has a line; of others those that have nothing else.
+        # Every tensor of an API dump has a line; in other dumps, every tensor without a file.
         rows = [r for r in records if status.rank in apis or not r.path]
         there = lines[status.rank, status.iteration]
         if rows and status.rank not in apis:
@@ -197,9 +196,9 @@ def _is_table(seen: TreeItem) -> bool:
 
 
 def _operator_of_table(seen: TreeItem) -> FileName | None:
-    """Return whose table it is; None for that of a whole folder."""
-    says = parse_name_in_folder(seen.folder, seen.full_name) if seen.folder is not None else None
-    return says if says is not None and says.kind is FileKind.TABLE else None
+    """Return the operator of a table; None for the table of a whole folder."""
+    name = parse_name_in_folder(seen.folder, seen.full_name) if seen.folder is not None else None
+    return name if name is not None and name.kind is FileKind.TABLE else None
 
 
 def _read_text(root: Path, seen: TreeItem) -> str:
@@ -217,7 +216,7 @@ def _read_steps(root: Path, seen: TreeItem) -> list[int]:
 
 
 def _read_rows(root: Path, tables: Sequence[TreeItem], damages: list[FileDamage]) -> _RowsByTime:
-    """Return the rows of some tables; each that cannot be read as one is a damage."""
+    """Return the rows of tables by time stamp; adds a damage for each unreadable table."""
     found: defaultdict[int, list[_RowFacts]] = defaultdict(list)
     for seen in tables:
         operator = _operator_of_table(seen)
@@ -238,7 +237,7 @@ def _read_rows(root: Path, tables: Sequence[TreeItem], damages: list[FileDamage]
 
 
 def _has_row(record: ManifestRecord, found: _RowsByTime) -> bool:
-    """Return whether a row says of a tensor what its manifest does."""
+    """Return whether a row matches a record of a manifest."""
     return any(
         record.member in ("", row.member)
         and record.shape == row.shape
@@ -252,7 +251,7 @@ def _has_row(record: ManifestRecord, found: _RowsByTime) -> bool:
 
 
 def _name_spellings(record: ManifestRecord) -> set[str]:
-    """Return how tables may spell the name of an operator."""
+    """Return the spellings of an operator's name in tables."""
     of_profiles = (
         spell_operator(record.op_type, record.op_name, each) for each in PROFILES.values()
     )

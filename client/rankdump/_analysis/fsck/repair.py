@@ -1,5 +1,5 @@
-"""Repair of a tree: removal of files that a check found to be of no use. Holds the tree alone while
-it works, follows no link, and never removes a tensor that stands nowhere else.
+"""Repair of a tree: removal of leftover and duplicate files that a check found. Locks the tree
+exclusively, follows no link, and never removes a tensor that no other file contains.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from rankdump.errors import RejectedError
 
 _KERNEL_LOCKS = Path("/proc/locks")
 MIN_UNWRITTEN_AGE_S = 600.0
-"""Age from which a file counts as finished where the kernel cannot tell."""
+"""Age from which a file counts as finished where the kernel cannot decide it."""
 _LOCKS_UNSUPPORTED = (
     "cannot tell whether an agent writes to the tree: its file system has no locks (flock)"
 )
 
 
 def repair_tree(root: Path, report: CheckReport) -> CheckReport:
-    """Remove what is mendable of a report, and return what is left of it.
+    """Remove the mendable damage of a report, and return the report of the rest.
 
-    RejectedError while an agent has the tree; agents that come meanwhile wait. What somebody still
-    writes stays.
+    RejectedError while an agent has the tree; agents that start meanwhile wait. Files that are
+    still written are kept.
     """
-    with _lock_tree(root) as known:
+    with _lock_tree(root) as locked:
         mended = [
             damage for damage in report.damages if damage.mendable and _remove_file(root, damage)
         ]
     left = tuple(damage for damage in report.damages if damage not in mended)
-    unchecked = report.unchecked if known else (*report.unchecked, _LOCKS_UNSUPPORTED)
+    unchecked = report.unchecked if locked else (*report.unchecked, _LOCKS_UNSUPPORTED)
     return replace(report, damages=left, mended=tuple(mended), unchecked=unchecked)
 
 
 def check_tree_unlocked(root: Path) -> None:
-    """Raise RejectedError while an agent has the tree: said before hours of reading, not after."""
+    """Raise RejectedError while an agent has the tree; a check before hours of reading."""
     with _lock_tree(root):
         pass
 
 
 @contextmanager
 def _lock_tree(root: Path) -> Generator[bool, None, None]:
-    """Have the tree alone; give whether that is known, which the disk may not be able to say."""
+    """Lock the tree exclusively; yield False where the file system does not support locks."""
     lock = _open_lock(root)
     try:
         yield lock is None or _acquire_lock(root, lock)
@@ -59,12 +59,12 @@ def _lock_tree(root: Path) -> Generator[bool, None, None]:
 
 
 def _open_lock(root: Path) -> int | None:
-    """Open what agents lock; None where none ever wrote."""
+    """Open the lock file of agents; None where no agent ever wrote."""
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         with _open_folder(root, f"{STATE_FOLDER}/{TREE_LOCK_FILE}") as folder:
             try:
-                # On NFS nobody has alone what may not be written.
+                # On NFS, an exclusive lock needs write access.
                 return os.open(TREE_LOCK_FILE, os.O_RDWR | flags, dir_fd=folder)
             except PermissionError:
                 return os.open(TREE_LOCK_FILE, os.O_RDONLY | flags, dir_fd=folder)
@@ -90,7 +90,7 @@ def _acquire_lock(root: Path, lock: int) -> bool:
 
 
 def _name_lock_holders(lock: int) -> str:
-    """Return the processes of this host that hold a lock, as far as the kernel says."""
+    """Return the processes of this host that hold a lock, as far as /proc/locks lists them."""
     inode = str(os.fstat(lock).st_ino)
     try:
         lines = [line.split() for line in _KERNEL_LOCKS.read_text().splitlines()]
@@ -115,7 +115,7 @@ def _remove_file(root: Path, damage: FileDamage) -> bool:
 
 @contextmanager
 def _open_folder(root: Path, path: str) -> Generator[int, None, None]:
-    """Open the folder of a path, none of its parts through a link."""
+    """Open the folder of a path without following links."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     opened = os.open(root, flags)
     try:
@@ -134,7 +134,7 @@ def _is_being_written(folder: int, name: str) -> bool:
         name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=folder
     )
     try:
-        # The usual signal when somebody wants to write would end the process; this one is ignored.
+        # When another process opens the file, the default signal SIGIO would end this process.
         fcntl.fcntl(opened, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(opened, fcntl.F_SETLEASE, fcntl.F_UNLCK)

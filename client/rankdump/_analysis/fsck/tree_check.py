@@ -39,7 +39,7 @@ MAX_MEMORY_BYTES = 512 << 20
 """In memory at once; a file that alone needs more is checked alone."""
 
 _NO_MANIFEST_SENTENCE = (
-    "no manifest: nothing says which files should be here, or what is in them; "
+    "no manifest: the expected files and their content are not known; "
     "rankdump ingest gives such a tree manifests"
 )
 
@@ -71,9 +71,9 @@ def check_tree(
     workers: int,
     report_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> CheckReport:
-    """Return what is wrong with a tree; `report_progress` takes the files done and the total.
+    """Return the report of a check; `report_progress` takes the files done and the total.
 
-    CorruptedError when the root, or a folder in it, cannot be read, or nothing of a dump is there.
+    CorruptedError when the root or a folder cannot be read, or the root is not a tree.
     """
     everything = scan_tree(root)
     if not everything:

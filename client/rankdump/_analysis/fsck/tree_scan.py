@@ -1,6 +1,6 @@
-"""Scan of all that stands in the folders of a tree, hidden names included, and its comparison with
-what manifests name: files to read, and files that are missing, foreign, duplicate, left over or
-named nowhere. Follows no link.
+"""Scan of the folders of a tree, including hidden names, and its comparison with the manifests:
+files to read, and files that are missing, foreign, duplicate, left over or not in a manifest.
+Follows no link.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 import stat
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rankdump._analysis.fsck.damage import (
@@ -57,18 +58,18 @@ _ManifestAndRecord = tuple[StoredManifest, ManifestRecord]
 
 
 def scan_tree(root: Path) -> list[TreeItem]:
-    """Return what stands in the folders of a tree, in the order of their names.
+    """Return the items in the folders of a tree, sorted by name.
 
-    Of the root itself only what may belong to a dump: it may hold anything. CorruptedError when a
+    Items of the root itself are included only if they may belong to a dump. CorruptedError when a
     folder cannot be read.
     """
     return list(_scan_folder(root, "", ROOT_FOLDER))
 
 
 def check_long_names(root: Path, everything: Sequence[TreeItem]) -> Iterator[FileDamage]:
-    """Yield what tables of long names name and is not there.
+    """Yield the files that tables of long names list and that do not exist.
 
-    For trees without manifests, which say it better: a dropped tensor has its row as well.
+    Only for trees without manifests: a dropped tensor has a row in the table as well.
     """
     folders: defaultdict[str, set[str]] = defaultdict(set)
     for seen in everything:
@@ -83,7 +84,7 @@ def check_long_names(root: Path, everything: Sequence[TreeItem]) -> Iterator[Fil
 
 
 def read_regular_file(root: Path, path: str) -> memoryview:
-    """Return the bytes of a regular file; CorruptedError when it is none, or cannot be read."""
+    """Return the bytes of a regular file; CorruptedError for other items and read errors."""
     try:
         opened = os.open(root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -120,10 +121,10 @@ def _scan_folder(root: Path, where: str, folder: DumpFolder | None) -> Iterator[
 def _enter_folder(
     where: str, folder: DumpFolder | None, name: str
 ) -> tuple[bool, DumpFolder | None]:
-    """Return whether a folder of that name belongs to a tree, and what dumped files it holds."""
+    """Return whether a folder of that name belongs to a tree, and its place if it has tensors."""
     if not where and name == GLOBAL_ORDER_FOLDER:
         return True, None
-    if folder is None:  # what stands beside the tensors may have folders of any name
+    if folder is None:  # folders of metadata may contain folders of any name
         return not name.startswith("."), None
     if RANK_FOLDER_PATTERN.fullmatch(where) and name in _METADATA_FOLDERS:
         return True, None
@@ -136,7 +137,7 @@ def _tree_item(
 ) -> TreeItem | None:
     try:
         facts = item.stat(follow_symlinks=False)
-    except FileNotFoundError:  # gone since it was listed
+    except FileNotFoundError:  # removed since it was listed
         return None
     return TreeItem(
         path=path,
@@ -163,7 +164,7 @@ def _read_folder_names(
 def plan_file_checks(
     manifests: Iterable[StoredManifest], seen: dict[str, TreeItem], damages: list[FileDamage]
 ) -> list[FileCheck]:
-    """Return the files that manifests name, those with the same bytes once; missing is a damage."""
+    """Return the files that manifests name, hard links once; adds a damage for missing files."""
     named: defaultdict[str, list[_ManifestAndRecord]] = defaultdict(list)
     for held in manifests:
         for record in held.manifest.records:
@@ -177,17 +178,25 @@ def plan_file_checks(
             damages.append(FileDamage(DamageKind.MISSING, path, text))
         elif file.is_regular:
             job = _plan_file_check(path, file, holders)
-            # Only the header of a bin file says which operator it is of.
+            # The header of a bin file has the name of the operator; an npy file has no name.
             named_in = NPY_FILE_NAME.fullmatch(path) is None
             due = tuple(_expected_content(record, named_in=named_in) for record in job.records)
             same = file.inode, job.agent_wrote, path.endswith(PACKED_SUFFIX), due
             known = found.get(same)
-            found[same] = job if known is None else _merge_checks(known, job)
+            found[same] = (
+                job
+                if known is None
+                else replace(
+                    known,
+                    paths=known.paths + job.paths,
+                    stored_bytes=max(known.stored_bytes, job.stored_bytes),
+                )
+            )
     return list(found.values())
 
 
 def _plan_file_check(path: str, file: TreeItem, holders: list[_ManifestAndRecord]) -> FileCheck:
-    # Sent again in another session, a tensor has its old name: the newest word counts.
+    # A tensor sent again in another session has the same name: the last record counts.
     by_member = {record.member: (held, record) for held, record in holders}
     records = tuple(record for _, record in by_member.values())
     ours = all(held.manifest.session is not None for held, _ in by_member.values())
@@ -200,22 +209,15 @@ def _expected_content(record: ManifestRecord, *, named_in: bool) -> object:
     return record.dtype, record.shape, record.digest, of
 
 
-def _merge_checks(job: FileCheck, other: FileCheck) -> FileCheck:
-    stored = max(job.stored_bytes, other.stored_bytes)
-    return FileCheck(
-        (*job.paths, *other.paths), job.records, stored, job.size_bytes, job.agent_wrote
-    )
-
-
 def check_unlisted_files(
     everything: Iterable[TreeItem],
     manifests: Iterable[StoredManifest],
     hidden: Iterable[StoredManifest] = (),
     gone: Collection[tuple[int, int]] = (),
 ) -> Iterator[FileDamage]:
-    """Yield what no manifest names and should not be there, or not so.
+    """Yield damage for items that no manifest names, except for the usual other files of a dump.
 
-    Files that a hidden manifest names are being removed; `gone` are ranks with iterations that
+    Files that a hidden manifest names are being removed; `gone` are ranks and iterations that
     were retired.
     """
     held = list(manifests)
@@ -235,15 +237,15 @@ def check_unlisted_files(
             elif file is not None:
                 continue
             elif not _is_usual_file(seen, seen.folder):
-                yield FileDamage(DamageKind.FOREIGN, seen.path, "no file of a dump has such a name")
+                yield FileDamage(DamageKind.FOREIGN, seen.path, "not a file name of a dump")
     yield from _check_unlisted_tensors(files, held, known, gone)
 
 
 def _tensor_file(seen: TreeItem, folder: DumpFolder) -> TensorFile | None:
-    says = parse_name_in_folder(folder, seen.full_name)
-    if says is None or not says.kind.holds_tensors:
+    name = parse_name_in_folder(folder, seen.full_name)
+    if name is None or not name.kind.holds_tensors:
         return None
-    return TensorFile(folder, seen.path, says, seen.size_bytes, seen.full_name)
+    return TensorFile(folder, seen.path, name, seen.size_bytes, seen.full_name)
 
 
 def _is_usual_file(seen: TreeItem, folder: DumpFolder) -> bool:
@@ -264,7 +266,7 @@ def _check_unlisted_tensors(
     known: TreeManifests,
     gone: Collection[tuple[int, int]],
 ) -> Iterator[FileDamage]:
-    """Yield the tensors that no manifest names: copies of others, or nobody's."""
+    """Yield the tensor files that no manifest names: duplicates, and unmanifested files."""
     there = {file.relative for file in files}
     wholes = {file.operator: file for file in files if file.file_name.kind is FileKind.OPERATOR}
     complete = {(each.manifest.status.rank, each.manifest.status.iteration) for each in held}
@@ -282,7 +284,7 @@ def _check_unlisted_tensors(
             yield FileDamage(DamageKind.DUPLICATE, file.relative, text, mendable=True)
         elif twin in there and known.records_of(twin):
             yield FileDamage(
-                DamageKind.DUPLICATE, file.relative, f"{twin} is the one that was dumped"
+                DamageKind.DUPLICATE, file.relative, f"the manifest names {twin} instead"
             )
         elif place[1] is not None and place not in complete:
             unended[(place[0], place[1], file.folder_path)] += 1

@@ -1,6 +1,5 @@
 """Files that the coordinator published in a tree: the merged execution order with its findings, and
-the timeout hints. Reads only these; the entries of an order stay on disk until they are asked
-for.
+the timeout hints. Reads only these; the entries of an order are read while they are iterated.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ class PublishedOrder:
     """Execution order of one job; its entries are read when they are iterated."""
 
     paths: tuple[Path, ...]
-    """The order of each graph, lowest graph first."""
+    """The order file of each graph, sorted by graph."""
     findings: tuple[Finding, ...]
     """Findings of the merge: mismatches, missing members, cycles."""
     others: tuple[str, ...] = ()
-    """Names of the order files that other jobs left in the same tree."""
+    """Names of the order files of other jobs in the same tree."""
 
     def entries(
         self, *, graph: int | None = None, iterations: IterationSelection | None = None
     ) -> Iterator[OrderEntry]:
-        """Yield the entries of all graphs by position, reading no further than is asked for.
+        """Yield the entries of all graphs by position; reads no further than the caller iterates.
 
-        CorruptedError names the file and line at fault.
+        CorruptedError names the invalid file and line.
         """
         paths = (path for path in self.paths if graph in (None, _graph_and_tag(path)[0]))
         parts = [_read_entries(path, iterations) for path in paths]
@@ -56,7 +55,7 @@ class PublishedOrder:
 
 
 def read_order(root: Path, *, job_id: str = "") -> PublishedOrder:
-    """Return the order of a job in a tree; without a job, of the one that published last."""
+    """Return the order of a job in a tree; without an id, of the job that published last."""
     folder = root / GLOBAL_ORDER_FOLDER
     found = [
         path for path in folder.glob("*.csv") if parse_order_file_name(path.name) and path.is_file()
@@ -76,11 +75,10 @@ def read_order(root: Path, *, job_id: str = "") -> PublishedOrder:
 
 
 def _explain_missing_order(root: Path) -> str:
-    """Return what to say of a tree without an order of all ranks: what it has instead."""
+    """Return a sentence about a tree without a merged order, with the orders that it has."""
     why = (
         f"{root / GLOBAL_ORDER_FOLDER / make_order_file_name(0)}: the file does not exist: "
-        "no order "
-        "has been published"
+        "no order has been published"
     )
     own = sorted(
         root.glob(f"rank_*/{layout.EXECUTION_ORDER_FOLDER}/ms_execution_order_graph_*.csv")
@@ -94,7 +92,7 @@ def _explain_missing_order(root: Path) -> str:
 
 
 def _job_tag(folder: Path, job_id: str) -> str:
-    """Return the tag that a job has in this tree: none when the plain names are its own."""
+    """Return the tag of a job in this tree; empty when its files have the plain names."""
     try:
         owner = (folder / ORDER_JOB_FILE).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -115,7 +113,7 @@ def _read_entries(path: Path, iterations: IterationSelection | None) -> Iterator
                 )
             continue
         try:
-            # Most of a long file is passed over: the second field is enough to know.
+            # Most lines of a long file are skipped by their second field.
             if iterations is None or int(line.split(",", 2)[1]) in iterations:
                 yield parse_order_line(line)
         except (CorruptedError, ValueError, IndexError) as error:
@@ -135,7 +133,7 @@ def _read_findings(path: Path) -> tuple[Finding, ...]:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the whole lines with their numbers: one without its end is still being written."""
+    """Yield the complete lines with their numbers; a line without an end is still being written."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -149,9 +147,9 @@ def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_hints(root: Path, job_id: str = "") -> tuple[TimeoutHint, ...]:
-    """Return the hints of a job, of the one written last without an id.
+    """Return the hints of a job; without an id, of the job written last.
 
-    CorruptedError names the file and what is wrong with it, or that the job is not in it.
+    CorruptedError when the file is missing or invalid, or the job is not in it.
     """
     path = root / METADATA_FOLDER / HINTS_FILE
     try:

@@ -1,6 +1,5 @@
-"""Dump tree as a Python object: its tensors, arrays, statistics and source lines, each read when it
-is asked for first. Rejects folders that are the dump of another tool (msprobe), which is not
-read here.
+"""Dump tree as a Python object: its tensors, arrays, statistics and source lines, each read on
+first use. Rejects dumps of msprobe, which are not supported.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ _MSPROBE_FILES = tuple(
     for folder in ("", "rank*/", "proc*/", "step*/rank*/", "step*/proc*/")
     for name in ("dump.json", "debug.json")
 )
-"""Paths of msprobe's files below the folder of a rank, of a step or of the whole dump."""
+"""Glob patterns of msprobe's files, from the folder of a rank, of a step or of the whole dump."""
 _UNSUPPORTED_REASON = (
     "which rankdump does not read: its tensors are .pt files, which only unpickling opens. "
     "Compare it with msprobe, or dump with rankdump.attach or rankdump.migrator"
@@ -63,7 +62,7 @@ _MSPROBE_KEYS = (b'"task"', b'"level"')
 
 
 def check_ours(root: Path) -> None:
-    """Raise CorruptedError that says what a folder is, where it is a dump of msprobe."""
+    """Raise CorruptedError when a folder is a dump of msprobe."""
     for pattern in _MSPROBE_FILES:
         for path in sorted(root.glob(pattern))[:1]:
             if _is_msprobe(path):
@@ -84,7 +83,7 @@ def _is_msprobe(path: Path) -> bool:
 
 
 def open_dump(path: str | PathLike[str]) -> Dump:
-    """Return the dump that stands in a folder; CorruptedError when the folder holds none."""
+    """Return the dump in a folder; CorruptedError when the folder is not a dump tree."""
     root = Path(fspath(path))
     if not root.is_dir():
         raise CorruptedError(f"{root}: no such folder; expected one that contains {ROOT_FORMS}")
@@ -94,35 +93,35 @@ def open_dump(path: str | PathLike[str]) -> Dump:
         check_ours(root)
     if places.folders:
         return Dump(_TreeCache(root))
-    meant = find_root(root)
-    hint = f"; did you mean {meant}?" if meant else ""
+    likely = find_root(root)
+    hint = f"; did you mean {likely}?" if likely else ""
     raise CorruptedError(f"{root}: not a dump tree: no folder {ROOT_FORMS} in it{hint}")
 
 
 class _TreeCache:
-    """Cache of what was read from a tree, shared by all dumps that are parts of it."""
+    """Cache of the parts of a tree that were read, shared by all dumps selected from it."""
 
     def __init__(self, root: Path, job_id: str = "") -> None:
         self.root, self._job_id = root, job_id
         self._trees: dict[tuple[Query, ...], Tree] = {}
 
     def tree(self, queries: tuple[Query, ...]) -> Tree:
-        """Return at least what the queries ask for, read when it is asked for first."""
-        asked = tuple(query.places for query in queries if not query.places.empty)
-        for count in range(len(asked) + 1):  # what a part is a part of may have been read
-            if asked[:count] in self._trees:
-                return self._trees[asked[:count]]
-        return self._trees.setdefault(asked, walk(self.root, *asked, job_id=self._job_id))
+        """Return a tree with at least the places that the queries select."""
+        places = tuple(query.places for query in queries if not query.places.empty)
+        for count in range(len(places) + 1):  # a tree of fewer queries contains this one
+            if places[:count] in self._trees:
+                return self._trees[places[:count]]
+        return self._trees.setdefault(places, walk(self.root, *places, job_id=self._job_id))
 
 
 class Dump:
-    """The tensors of a tree, or those of them that `where` left.
+    """The tensors of a tree, or those that `where` selected.
 
-    What is asked for is read when it is asked for first: `where(rank=0)` opens no other rank.
+    Parts of the tree are read on first use: `where(rank=0)` opens no other rank.
 
-    Filters are the keywords of `where`, everywhere: `rank`, `graph`, `iteration` (a number, or
-    text as `0|2-3`), `operator` (a glob over name or type, or a compiled expression found
-    anywhere in the name), `op_type` (a glob), `side`.
+    All filters are the keywords of `where`: `rank`, `graph`, `iteration` (a number, or text such
+    as `0|2-3`), `operator` (a glob over name or type, or a compiled expression found anywhere in
+    the name), `op_type` (a glob), `side`.
     """
 
     def __init__(self, source: _TreeCache, queries: tuple[Query, ...] = ()) -> None:
@@ -135,38 +134,38 @@ class Dump:
 
     @property
     def root(self) -> Path:
-        """The folder that holds those of ranks, times or devices."""
+        """The folder that contains the folders of ranks, times or devices."""
         return self._source.root
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Sentences about files that could not be read, or that are missing by a manifest."""
+        """Sentences about unreadable files, and about missing files that a manifest names."""
         return self._tree.problems
 
     def where(self, **filters: Unpack[Filters]) -> Dump:
-        """Return the part of this dump that the filters leave; ConfigError for a bad one."""
+        """Return the part of this dump that the filters select; ConfigError for a bad filter."""
         return Dump(self._source, (*self._queries, selected(filters))) if filters else self
 
     def of_job(self, job_id: str) -> Dump:
-        """Return what one of several jobs dumped here; CorruptedError says which there are."""
+        """Return the dump of one of several jobs; CorruptedError lists the jobs if it has none."""
         if not find_other_sessions(self.root, job_id):
             return self
         return Dump(_TreeCache(self.root, job_id), self._queries)
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Ranks, ascending; unfiltered also those that have a folder and nothing in it.
+        """Ranks, ascending; without filters, including those with an empty folder.
 
-        In a tree of CANN's they are the numbers of devices, where no manifest says better.
+        In a tree of CANN without manifests they are the numbers of devices.
         """
         named = {tensor.key.rank for tensor in self._named}
         return tuple(sorted(named if self._queries else named.union(self._tree.ranks)))
 
     @property
     def retired(self) -> tuple[tuple[int, int], ...]:
-        """Ranks with iterations that were removed by age or for room: they are not missing.
+        """Ranks and iterations that were removed by age or size, and so are not missing.
 
-        Of the filters, rank and iteration count.
+        Only the filters of rank and iteration apply.
         """
         return tuple(sorted(place for place in self._tree.gone if self._keeps_place(*place)))
 
@@ -185,17 +184,17 @@ class Dump:
     def operators(self) -> tuple[str, ...]:
         """Names of operators and parameters, in the order in which the first rank ran them.
 
-        Raw where a manifest knows them, else as the files spell them.
+        Raw where a manifest has them, else as the files spell them.
         """
         return tuple(dict.fromkeys(tensor.op_name for tensor in self._named))
 
     @property
     def constants(self) -> tuple[Entry, ...]:
-        """Tensors that never change, one each for its graph."""
+        """Tensors that never change, each dumped once for its graph."""
         return tuple(entry for entry in self._entries if entry.key.constant)
 
     def tensors(self, **filters: Unpack[Filters]) -> list[Entry]:
-        """Return the tensor files by rank, iteration and time; of a repeated run, both runs'."""
+        """Return the tensors by rank, iteration and time, including those of repeated runs."""
         return list(self.where(**filters)._entries)
 
     def load(
@@ -206,13 +205,13 @@ class Dump:
     ) -> npt.NDArray[Any]:
         """Return a tensor as a read-only array; bfloat16 as float32.
 
-        One of a bin file has the shape it had on the device, or is converted to a format, `NCHW`
-        for example, and cropped to the header's original shape: to that as it stands, as CANN's
-        own tool does, so ask for the format that the operator speaks.
+        A tensor of a bin file has its shape on the device. With `format`, for example `NCHW`, it
+        is converted and cropped to the original shape in the header. As in CANN's own tool, that
+        shape is used unchanged, so `format` should be the original format of the operator.
 
-        A key may have raw names. Its time stamp picks one of several runs; when no file has it,
-        the newest is taken. CorruptedError when there is no such tensor, or its file is damaged;
-        UnsupportedError for elements that are no numbers, and for a format there is no way to.
+        A key may have raw names. Its time stamp selects one of several runs, by default the last.
+        CorruptedError when there is no such tensor or its file is damaged; UnsupportedError for
+        elements that are not numbers, and for unsupported formats.
         """
         entry = tensor if isinstance(tensor, Entry) else self._entry(tensor)
         return load_entry(entry, tensor_format=format)
@@ -220,7 +219,7 @@ class Dump:
     def statistics(self, **filters: Unpack[Filters]) -> list[Figures]:
         """Return the rows of the `statistic.csv` files, in their order.
 
-        CorruptedError names the file and line that cannot be read.
+        CorruptedError names the invalid file and line.
         """
         dump = self.where(**filters)
         if not self._tree.tables:
@@ -236,10 +235,10 @@ class Dump:
 
     @cached_property
     def sources(self) -> Mapping[str, tuple[Frame, ...]]:
-        """Stack that each operator was called from, outermost line first, by its full name.
+        """Call stack of each operator, outermost line first, by its full name.
 
-        From the `.ir` files of the ranks and graphs here, or from the stack files of a dump of
-        APIs, where a backward came from where its forward did; empty when there are none.
+        Read from the `.ir` files of the selected ranks and graphs, or from the stack files of an
+        API dump, where a backward call has the stack of its forward call. Empty without such files.
         """
         found: dict[str, tuple[Frame, ...]] = {}
         for file in graph_files(self.root, self._tree.ranks):
@@ -265,7 +264,7 @@ class Dump:
         return named(self._tree, self._keeps)
 
     def _keyed(self, place: PlaceInTime) -> Mapping[TensorKey, list[Entry]]:
-        """Return the tensors of a place by their keys, which are held from then on."""
+        """Return the tensors of a place by their keys, and cache them."""
         if place not in self._by_key:
             at = place.iteration
             iterations = IterationSelection(str(at), ((at, at),)) if place.dated else None
@@ -308,7 +307,7 @@ class Dump:
 
 
 def _without_time(key: TensorKey) -> TensorKey:
-    """Return what tells a tensor from others of one run."""
+    """Return a key that identifies a tensor within one run."""
     return key._replace(timestamp_us=0, task=0, stream=0, tensor_format="", element="")
 
 

@@ -1,7 +1,7 @@
-"""Manifests of a tree and its list of retired iterations: what they say of files, rows of tables,
-devices and jobs. Reads nothing else; what cannot be read is reported as a problem, not raised.
+"""Manifests of a tree and its lists of retired iterations: records of files and table rows, ranks
+of devices, and jobs. Reads nothing else; an unreadable file is reported as a problem, not raised.
 
-A tree may hold the dumps of several jobs. A session belongs to one job, which the first readable
+A tree may contain the dumps of several jobs. A session belongs to one job, which the first readable
 manifest of the session names.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from rankdump._analysis.reader.query import ranges
+from rankdump._analysis.reader.query import group_ranks
 from rankdump._analysis.reader.tree import Table, Tree
 from rankdump._core.manifest import RETIRED_FILE, Manifest, ManifestRecord, RetiredIteration
 from rankdump._core.status import IterationStatus
@@ -24,12 +24,12 @@ from rankdump._layout.tree_paths import MANIFEST_FOLDER, METADATA_FOLDER
 from rankdump.errors import CorruptedError
 
 StatusAndRecord: TypeAlias = "tuple[IterationStatus, ManifestRecord]"
-"""The balance of an iteration, and one tensor of it."""
+"""The status of an iteration, and one record of it."""
 _MANIFEST_NAME = re.compile(rf"iteration_({NUMBER_PATTERN})\.(.*)\.json", re.S)
 
 
 class TreeManifests:
-    """Records of manifests by the path of a file; remembers which were never looked up."""
+    """Records of manifests by file path; tracks the paths that were never looked up."""
 
     def __init__(self, manifests: Iterable[Manifest] = ()) -> None:
         self._files: defaultdict[str, dict[str, StatusAndRecord]] = defaultdict(dict)
@@ -54,23 +54,23 @@ class TreeManifests:
             self._bases[_base_of(parent)].add(status.rank)
 
     def records_of(self, path: str) -> dict[str, StatusAndRecord]:
-        """Return what is said of a file: by member, or under no name of a whole file."""
+        """Return the records of a file by member; for a file of one tensor, by an empty name."""
         self._asked.add(path)
         return self._files.get(path, {})
 
     def rank_of(self, folder: DumpFolder) -> int:
-        """Return the rank whose files are in a folder: of a device, the one it has here."""
+        """Return the rank of a folder; for the folder of a device, the rank that used it."""
         if not folder.device:
             return folder.rank
         ranks = self._bases.get(folder.base) or self._devices.get(folder.rank) or {folder.rank}
         return next(iter(ranks)) if len(ranks) == 1 else folder.rank
 
     def has_path(self, path: str) -> bool:
-        """Return whether anything is said of a file."""
+        """Return whether a file has a record."""
         return path in self._files
 
     def add_constants_of(self, other: TreeManifests) -> None:
-        """Take over what another one says of constants, which may be those of any iteration."""
+        """Add the unclaimed records of constants, which any iteration's manifest may have."""
         for path in other.unclaimed_paths:
             if _is_constant(path):
                 other._asked.add(path)
@@ -78,27 +78,27 @@ class TreeManifests:
 
     @property
     def unclaimed_paths(self) -> list[str]:
-        """Paths that nobody asked for: their files are not there."""
+        """Paths that were never looked up, because the walk did not find their files."""
         return [path for path in self._files if path not in self._asked]
 
 
 def list_rank_folders(root: Path) -> list[str]:
-    """Return the folders of ranks that have a folder for manifests."""
+    """Return the names of rank folders that have a manifest folder."""
     return sorted(path.parents[1].name for path in root.glob(f"rank*/{MANIFEST_FOLDER}"))
 
 
 class ManifestFileName(NamedTuple):
-    """A manifest by its name."""
+    """Path of a manifest and the parts of its name."""
 
     path: Path
     iteration: int | None
-    """None where the name does not say it."""
+    """None where the name does not have it."""
     session: tuple[str, str]
-    """Folder of the rank, and what the name says of the session; where it does not, the name."""
+    """Folder of the rank, and the session in the name; without one, the whole name."""
 
 
 def list_manifest_files(root: Path, rank: str, problems: list[str]) -> list[ManifestFileName]:
-    """Return the manifests of the folder of a rank, by iteration."""
+    """Return the manifests in the folder of a rank, sorted by iteration."""
     folder = root / rank / MANIFEST_FOLDER
     try:
         names = [path.name for path in folder.iterdir()]
@@ -108,8 +108,8 @@ def list_manifest_files(root: Path, rank: str, problems: list[str]) -> list[Mani
         problems.append(f"{folder}: cannot be read: {error.strerror}")
         return []
     found = [
-        ManifestFileName(folder / name, int(said[1]), (rank, said[2]))
-        if (said := _MANIFEST_NAME.fullmatch(name))
+        ManifestFileName(folder / name, int(parts[1]), (rank, parts[2]))
+        if (parts := _MANIFEST_NAME.fullmatch(name))
         else ManifestFileName(folder / name, None, (rank, name))
         for name in names
         if name.endswith(".json") and not name.startswith(".")
@@ -120,9 +120,9 @@ def list_manifest_files(root: Path, rank: str, problems: list[str]) -> list[Mani
 def read_manifests(
     files: Iterable[ManifestFileName], problems: list[str], *, balances_only: bool = False
 ) -> Iterator[Manifest]:
-    """Yield manifests one after the other; what cannot be read is a problem.
+    """Yield manifests one after the other; adds a problem for each unreadable one.
 
-    With `balances_only` they have no records, and these are not read.
+    With `balances_only`, records are not read.
     """
     for path, *_ in files:
         try:
@@ -148,7 +148,7 @@ def _is_constant(path: str) -> bool:
 def read_retired_iterations(
     root: Path, ranks: Iterable[str], problems: list[str]
 ) -> frozenset[RetiredIteration]:
-    """Return what was removed from the folders of ranks; what cannot be read is a problem."""
+    """Return the retired iterations of ranks; adds a problem for each unreadable list or line."""
     found: set[RetiredIteration] = set()
     for rank in ranks:
         path = root / rank / METADATA_FOLDER / RETIRED_FILE
@@ -159,7 +159,7 @@ def read_retired_iterations(
         except OSError as error:
             problems.append(f"{path}: cannot be read: {error.strerror}")
             continue
-        # Behind the last end of a line is nothing, or a line that is being written.
+        # After the last line end there is nothing, or a line that is being written.
         for line in lines[:-1]:
             try:
                 found.add(RetiredIteration.from_line(line))
@@ -169,25 +169,18 @@ def read_retired_iterations(
 
 
 def retired_sentences(gone: Iterable[tuple[int, int]]) -> list[str]:
-    """Return what to say of ranks with iterations that were removed; ranks alike in one."""
-    by_rank: defaultdict[int, list[int]] = defaultdict(list)
-    for rank, iteration in gone:
-        by_rank[rank].append(iteration)
-    by_iterations: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, iterations in by_rank.items():
-        by_iterations[ranges(iterations)].append(rank)
+    """Return sentences about retired iterations; ranks with the same iterations share one."""
     return [
-        f"rank {ranges(ranks)}: iteration {iterations} is retired: removed by age or to "
-        "free disk space"
-        for iterations, ranks in sorted(by_iterations.items())
+        f"rank {ranks}: iteration {iterations} is retired: removed by age or to free disk space"
+        for iterations, ranks in sorted(group_ranks(gone).items())
     ]
 
 
 def find_other_sessions(root: Path, job_id: str) -> frozenset[tuple[str, str]]:
-    """Return the sessions of other jobs than one; nothing for no job, and for the only one.
+    """Return the sessions of all jobs except one; empty without a job, or if it is the only one.
 
-    A session has one job: the first of its manifests that can be read says which. CorruptedError
-    says which jobs there are when this is none of them.
+    The first readable manifest of a session names its job. CorruptedError lists the jobs when
+    `job_id` is not one of them.
     """
     if not job_id:
         return frozenset()
@@ -208,9 +201,9 @@ def find_other_sessions(root: Path, job_id: str) -> frozenset[tuple[str, str]]:
 
 
 def restrict_to_job(tree: Tree, job_id: str) -> Tree:
-    """Return the tree with the ranks and tables of a job, to which all that was read belongs.
+    """Return the tree with only the ranks and tables of a job; its entries are those of the job.
 
-    What no manifest names is a job's where there is no other one: of several it is left out.
+    Tables are left out where no manifest of the job has their rank and iteration.
     """
     places = {(each.status.rank, each.status.iteration) for each in tree.manifests}
     ranks = {rank for rank, _ in places}

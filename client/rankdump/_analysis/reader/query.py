@@ -5,6 +5,7 @@ short spelling of many numbers as `0-3,7`. Pure: no disk.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -29,26 +30,26 @@ _FILTER_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
 
 
 class Named(Protocol):
-    """A tensor with a name: a file, or a row of a table."""
+    """A tensor with a name: an entry of a tree, or a row of a table."""
 
     @property
     def key(self) -> TensorKey:
-        """Its place, with the names as the tree spells them."""
+        """Key with the names as the tree spells them."""
         ...
 
     @property
     def op_type(self) -> str:
-        """Type of the operator, raw where it is known."""
+        """Type of the operator, raw where available."""
         ...
 
     @property
     def op_name(self) -> str:
-        """Scope name of the operator, raw where it is known."""
+        """Scope name of the operator, raw where available."""
         ...
 
 
 class Filters(TypedDict, total=False):
-    """Keyword filters; one that is not given selects everything."""
+    """Keyword filters; an omitted filter selects everything."""
 
     rank: int
     graph: int
@@ -71,9 +72,9 @@ class Query:
     iterations: IterationSelection | None = None
     """When set, constants are left out: they belong to no iteration."""
     glob: str | None = None
-    """Over the operator's whole name or its type."""
+    """Glob over the operator's whole name or its type."""
     pattern: re.Pattern[str] | None = None
-    """Found anywhere in the operator's name."""
+    """Expression that is found anywhere in the operator's name."""
     op_type: str | None = None
     """Glob over the operator's whole type."""
     side: TensorSide | None = None
@@ -85,11 +86,11 @@ class Query:
 
     @property
     def places(self) -> Query:
-        """The same for ranks, graphs and iterations alone."""
+        """This query restricted to rank, graph and iterations."""
         return Query(rank=self.rank, graph=self.graph, iterations=self.iterations)
 
     def keeps(self, tensor: Named) -> bool:
-        """Decide on one tensor."""
+        """Return whether a tensor is selected."""
         key = tensor.key
         return (
             self.keeps_place(key.rank, key.graph, None if key.constant else key.iteration)
@@ -99,7 +100,7 @@ class Query:
         )
 
     def keeps_operator(self, op_type: str, op_name: str, filed: str = "") -> bool:
-        """Decide on an operator by its type and name; `filed` is its name as files spell it."""
+        """Return whether an operator is selected; `filed` is its name as files spell it."""
         names = (op_name, filed or sanitize_name(op_name))
         return (self.glob is None or _matches_glob(op_type, names, self.glob)) and (
             self.pattern is None or any(map(self.pattern.search, names))
@@ -108,9 +109,10 @@ class Query:
     def keeps_place(
         self, rank: int, graph: int, iteration: int | None, *, dated: bool = True
     ) -> bool:
-        """Decide on a folder; None is the iteration of constants.
+        """Return whether a folder is selected; the iteration of constants is None.
 
-        One that does not say the iteration may hold any: without `dated`, it does not matter.
+        Without `dated`, the folder may contain any iteration and the filter of iterations is
+        ignored.
         """
         return (
             self.rank in (None, rank)
@@ -124,7 +126,7 @@ class Query:
 
 
 def selected(filters: Filters) -> Query:
-    """Return the query that keyword filters mean; ConfigError says what is allowed."""
+    """Return the query of keyword filters; ConfigError for a value that is not allowed."""
     for name, value in filters.items():
         _check_filter(name, value)
     operator = filters.get("operator")
@@ -141,7 +143,7 @@ def selected(filters: Filters) -> Query:
 
 
 def _check_filter(name: str, value: object) -> None:
-    # Filters come from scripts that no type checker has seen; a wrong one would keep everything.
+    # Scripts may have no type checker, and a filter of the wrong name would select everything.
     if name not in _FILTER_TYPES:
         raise ConfigError("filter", name, value, ", ".join(_FILTER_TYPES))
     kinds, allowed = _FILTER_TYPES[name]
@@ -167,17 +169,15 @@ def _parse_side(given: str) -> TensorSide:
 
 def _matches_glob(op_type: str, names: tuple[str, str], glob: str) -> bool:
     return any(fnmatchcase(name, glob) for name in (op_type, *names)) or fnmatchcase(
-        names[1], _sanitise_glob(glob)
+        names[1], _sanitize_glob(glob)
     )
 
 
-@lru_cache(maxsize=8)
-def _sanitise_glob(glob: str) -> str:
-    return sanitize_name(glob)
+_sanitize_glob = lru_cache(maxsize=8)(sanitize_name)
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Return ascending runs as `0-3,7`; an empty text for no numbers."""
+    """Return numbers as ascending ranges: `0-3,7`; empty for no numbers."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
@@ -187,8 +187,19 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(_format_run(low, high) for low, high in runs)
 
 
+def group_ranks(places: Iterable[tuple[int, int]]) -> dict[str, str]:
+    """Return ranks by their iterations, both as ranges, from pairs of rank and iteration."""
+    by_rank: defaultdict[int, list[int]] = defaultdict(list)
+    for rank, iteration in places:
+        by_rank[rank].append(iteration)
+    by_iterations: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, iterations in by_rank.items():
+        by_iterations[ranges(iterations)].append(rank)
+    return {iterations: ranges(ranks) for iterations, ranks in by_iterations.items()}
+
+
 def missing_ranges(numbers: Iterable[int], count: int) -> str:
-    """Return which of the numbers below a count are not among these; any count costs the same."""
+    """Return the numbers below a count that are missing, as ranges; the count may be large."""
     ends = (-1, *sorted(number for number in set(numbers) if number < count), count)
     gaps = [(low + 1, high - 1) for low, high in pairwise(ends) if high - low > 1]
     return ",".join(_format_run(low, high) for low, high in gaps)

@@ -1,9 +1,9 @@
-"""Source lines that operators came from, read from the `.ir` files of a tree or from the stack
-files of a dump of APIs, and the tensors of the operators that came from one line. Holds one
-operator at a time while it reads; a line without such facts is skipped.
+"""Source lines of operators, read from the `.ir` files of a tree or from the stack files of an API
+dump, and the tensors of the operators that came from one line. Holds one operator at a time while
+it reads; other lines are skipped.
 
-The `.ir` text is that of the agent and of MindSpore 2.0 to 2.7. Tensors are found by the names
-of their operators, because MindSpore numbers operators anew between its graph and its dump.
+Supports the `.ir` files of the agent and of MindSpore 2.0 to 2.7. Tensors are found by the names of
+their operators, because MindSpore renumbers operators between its graph and its dump.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from rankdump.errors import CorruptedError
 
 _NODE_LINE = re.compile(r"\s*%\d+\([^)]*\) = (?:PrimFunc_)?([^\s(]+)\(")
 _SCOPE_NAME_LINE = re.compile(r"\s*# Fullname with scope: \((.*)\)\s*")
-# 2.7 writes the last line and the columns as well, and a remark behind a line of many operators.
+# MindSpore 2.7 adds the last line and the columns, and a remark to a line of many operators.
 _FRAME_LINE = re.compile(
     r"\s*# (?:inlined:)?In file (?P<file>.+?):(?P<first>[0-9]{1,9})(?:~(?P<last>[0-9]{1,9}))?"
     r"(?:, [0-9]+~[0-9]+)?/(?P<code>.*?)/(?:<~~.*)?\s*"
 )
 _MAX_FRAME_CHARACTERS = 4096
-"""Of a line with a place; where one ends is found by trying, which takes long in longer ones."""
+"""Longest line with a frame: the expression backtracks, which takes long in longer lines."""
 
 _GRAPH_FILE_NAME = re.compile(r".*_graph_([0-9]{1,9})\.ir")
 _FILE_AND_LINE = re.compile(r"(.+):([0-9]{1,9})")
 _OPERATOR_NUMBER = re.compile(r"-op[0-9]+(?:_[0-9]+)?$")
 _FramePredicate: TypeAlias = "Callable[[Frame, Frame | None], bool]"
-"""Whether a place is meant, given the one that it called."""
+"""Test of a frame, given the frame that it called."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One place in the source, of the stack that an operator was called from."""
+    """One frame of the call stack of an operator."""
 
     file: str
     line: int
     last_line: int
-    """Of a statement or function of several lines; else the line itself."""
+    """Last line of a statement or function; else the line itself."""
     code: str
     """Text of the first line, stripped; empty when it is not known."""
 
     def holds(self, other: Frame) -> bool:
-        """Return whether another place is a smaller part of this one."""
+        """Return whether another frame covers a smaller part of the lines of this one."""
         mine, its = (self.line, self.last_line), (other.line, other.last_line)
         return self.file == other.file and mine[0] <= its[0] and its[1] <= mine[1] and mine != its
 
@@ -68,11 +68,11 @@ class IrOperator:
     op_name: str
     """Full scope name."""
     frames: tuple[Frame, ...]
-    """Outermost first; of a gradient, those of the operator it belongs to."""
+    """Outermost first; a gradient has the frames of its operator."""
 
 
 def read_ir_operators(path: Path) -> Iterator[IrOperator]:
-    """Yield the operators of a file in its order; CorruptedError when it cannot be read."""
+    """Yield the operators of an `.ir` file in order; CorruptedError when it cannot be read."""
     try:
         with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
             yield from parse_ir_operators(file)
@@ -81,7 +81,7 @@ def read_ir_operators(path: Path) -> Iterator[IrOperator]:
 
 
 def parse_ir_operators(lines: Iterable[str]) -> Iterator[IrOperator]:
-    """Yield the operators that these lines describe."""
+    """Yield the operators in the lines of an `.ir` file."""
     op_type, op_name, frames = "", "", list[Frame]()
     for line in lines:
         node = _NODE_LINE.match(line)
@@ -107,7 +107,7 @@ def _parse_frame(found: re.Match[str]) -> Frame:
 
 
 def read_stack_operators(path: Path) -> Iterator[IrOperator]:
-    """Yield the calls of a stack file in their order; CorruptedError when it is none."""
+    """Yield the calls of a stack file in order; CorruptedError when it is not a stack file."""
     try:
         body: object = json.loads(path.read_bytes())
     except OSError as error:
@@ -124,7 +124,7 @@ def read_stack_operators(path: Path) -> Iterator[IrOperator]:
 
 
 def find_backward_name(op_name: str) -> str:
-    """Return the name of the backward of a call; empty for what is no forward call of an API."""
+    """Return the name of the backward call; empty unless the name is of a forward API call."""
     call = parse_call_name(op_name)
     if call is None or call.direction != "forward":
         return ""
@@ -132,7 +132,7 @@ def find_backward_name(op_name: str) -> str:
 
 
 def _parse_frames(lines: object) -> tuple[Frame, ...]:
-    """Return the places of a stack, outermost first; what says no place is passed over."""
+    """Return the frames of a stack, outermost first; lines without a frame are skipped."""
     texts = cast("list[Any]", lines) if isinstance(lines, list) else []
     found = [parse_source_line(text) for text in reversed(texts) if isinstance(text, str)]
     return tuple(Frame(at.file, at.line, at.line, at.code) for at in found if at is not None)
@@ -140,7 +140,7 @@ def _parse_frames(lines: object) -> tuple[Frame, ...]:
 
 @dataclass(frozen=True, slots=True)
 class GraphFile:
-    """One `.ir` file of a tree, or the stack file of a dump of APIs."""
+    """One `.ir` file of a tree, or the stack file of an API dump."""
 
     path: Path
     rank: int
@@ -149,7 +149,7 @@ class GraphFile:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """One operator of one graph, and where it came from."""
+    """One operator of one graph, and the source line that it came from."""
 
     rank: int
     graph: int
@@ -157,15 +157,15 @@ class Origin:
     op_name: str
     """Full scope name, as the graph has it."""
     frame: Frame
-    """The innermost place of its stack that was asked for."""
+    """The innermost matching frame of its stack."""
     tensors: tuple[Entry | Figures, ...]
-    """Its files, or its rows where no files are; empty for an operator that was not dumped."""
+    """Its files, or else its rows; empty for an operator that was not dumped."""
     exact: bool = True
-    """Whether they carry the very name; without this another number of the same scope."""
+    """Whether the tensors have the same name; False for another number in the same scope."""
 
 
 def graph_files(root: Path, ranks: tuple[int, ...]) -> list[GraphFile]:
-    """Return the files of these ranks that say where operators came from, by rank and graph."""
+    """Return the files with source lines of these ranks, sorted by rank and graph."""
     found = [
         GraphFile(path, rank, int(number[1]))
         for rank in ranks
@@ -195,10 +195,10 @@ def read_operators(file: GraphFile) -> Iterator[IrOperator]:
 
 
 class Search:
-    """Answers one question over the graphs of a tree; names what it could not read."""
+    """Search for the operators of a source line; `problems` lists files that cannot be read."""
 
     def __init__(self, question: str, tensors: Iterable[Entry | Figures]) -> None:
-        """The question is `file:line`, or a piece of the line's text."""
+        """The question is `file:line`, or a part of the line's text."""
         self.problems: list[str] = []
         self.files: set[str] = set()
         """Source files that the graphs name."""
@@ -210,7 +210,7 @@ class Search:
     def origins(self, graphs: list[GraphFile]) -> list[Origin]:
         """Return the operators in the order of the graphs.
 
-        What looks like a place and is found nowhere is searched as text: code has colons too.
+        A question `file:line` without a match is searched as text, because code may have colons.
         """
         place = _FILE_AND_LINE.fullmatch(self._question.strip())
         found = self._matching(graphs, _frame_at_line(place[1], int(place[2]))) if place else []
@@ -238,7 +238,7 @@ class Search:
 
 
 class _TensorNameIndex:
-    """Tensors by the names that an operator can have in them."""
+    """Index of tensors by the names of their operators."""
 
     def __init__(self, tensors: list[Entry | Figures]) -> None:
         self._exact: defaultdict[str, list[Entry | Figures]] = defaultdict(list)
@@ -250,18 +250,18 @@ class _TensorNameIndex:
                 self._scopes[_OPERATOR_NUMBER.sub("", tensor.key.op_name)].append(tensor)
 
     def tensors_of(self, op_name: str) -> tuple[tuple[Entry | Figures, ...], bool]:
-        """Return an operator's tensors, and whether they carry its very name."""
+        """Return an operator's tensors, and whether they have exactly its name."""
         spelt = {layout.spell_operator("", op_name, profile) for profile in PROFILES.values()}
         for name in (op_name, *sorted(spelt, key=len, reverse=True)):
             if name in self._exact:
                 return tuple(self._exact[name]), True
-        # Never by a short name: without its number every MatMul has the same one.
+        # Only by the full scope: without its number, every MatMul has the same short name.
         others = self._scopes.get(_OPERATOR_NUMBER.sub("", sanitize_name(op_name)), [])
         return tuple(others), not others
 
 
 def _innermost_frame(frames: tuple[Frame, ...], asked: _FramePredicate) -> Frame | None:
-    """Return the last place of a stack that was asked for."""
+    """Return the innermost frame of a stack that passes a test."""
     inner: Frame | None = None
     for frame in reversed(frames):
         if asked(frame, inner):
@@ -276,16 +276,16 @@ def _frame_at_line(file: str, line: int) -> _FramePredicate:
     def asked(frame: Frame, inner: Frame | None) -> bool:
         if not frame.line <= line <= frame.last_line or not same(frame.file):
             return False
-        # A function is recorded with all its lines, and the line in it that was run after it.
+        # The frame of a function covers all its lines, and the next frame is the line that ran.
         return frame.line == line or inner is None or not frame.holds(inner)
 
     return asked
 
 
 def _same_file_test(wanted: str) -> Callable[[str], bool]:
-    """Return a test whether one of two paths ends in the other, whole names compared.
+    """Return a test whether one of two paths ends with the other, by whole names.
 
-    Both may be absolute: a container's path is the tail of its host's.
+    Both may be absolute: a container's path may be the end of the host's.
     """
     parts = _parts(wanted)
 

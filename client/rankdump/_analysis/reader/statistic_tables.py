@@ -1,11 +1,10 @@
 """Rows of statistics from `statistic.csv`, from the table of one operator, and from the info file
-of a dump of APIs, each with its operator and the record in its manifest. Reads one table at a
-time; titles of columns are those of MindSpore, whatever tool wrote the table.
+of an API dump, each with its operator and the record in its manifest. Reads one table at a time;
+titles of columns are those of MindSpore for tables of any tool.
 
-An info file that rankdump wrote states the step of each line. Those of api_dump in the
-troubleshooter all say 1: there a step is a block of forward records followed by a block of
-backward records, as its own comparison assumes, and the whole file is one step where no backward
-was recorded.
+In an info file of rankdump, each line has its step. In one of troubleshooter's api_dump, the step
+of every line is 1: there a step is a block of forward records followed by a block of backward
+records, as its own comparison assumes, and a file without backward records is one step.
 """
 
 from __future__ import annotations
@@ -36,28 +35,28 @@ from rankdump._layout.api_tree import parse_place
 from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN
 from rankdump.errors import CorruptedError
 
-_MSPROBE_STEP = 1
-"""Step of every line of the real tool."""
+_TOOL_STEP = 1
+"""Step of every line of troubleshooter."""
 
 _STATISTIC_ITEMS = (*SUMMARY_ITEMS, "l2norm")
 RecordsByName: TypeAlias = "Mapping[tuple[int, int, str], list[StatusAndRecord]]"
 """Records of the tensors of an API dump, by rank, iteration and name."""
 MAX_TABLE_BYTES = 4 << 30
-"""Most a packed table may unpack to."""
+"""Largest unpacked size of a packed table."""
 _TITLE_SPELLINGS = {title.lower(): title for title in STATISTIC_TITLES.values()} | {
     "l2norm": STATISTIC_TITLES["l2norm"],
     "md5 value": STATISTIC_TITLES["md5"],
 }
-"""Columns that CANN and its tools spell otherwise."""
+"""Titles of MindSpore by the spellings of CANN and its tools, in lower case."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedInfoLine:
-    """One line of an info file."""
+    """One line of an info file with its position."""
 
     line: InfoLine
     line_number: int
-    """Of the line, from 1: the order of execution."""
+    """From 1, in execution order."""
     iteration: int
 
 
@@ -67,25 +66,25 @@ class InfoFileContent:
 
     lines: tuple[PlacedInfoLine, ...]
     damage: str = ""
-    """Why there is nothing behind these lines; empty where the file ends well."""
+    """Error in the line after these lines; empty for an intact file."""
     is_torn: bool = False
-    """Whether the damage is only that the last line was not written to its end."""
+    """Whether the damage is only an incomplete last line."""
     has_steps: bool = True
-    """Whether its steps are real ones."""
+    """Whether its lines have real steps."""
 
     @property
     def statistic_items(self) -> frozenset[str]:
-        """Statistics that the file has of any tensor: where another lacks one, it is NaN."""
+        """Statistics that any line has; where another line lacks one, it is NaN."""
         return frozenset(item for noted in self.lines for item in noted.line.statistics)
 
 
 def read_info(path: Path, *, stepped: bool) -> InfoFileContent:
-    """Return what an info file says; with `stepped` it is known to have real steps.
+    """Return the lines of an info file; with `stepped`, it is known to have real steps.
 
-    A line that is torn or none of these ends it; CorruptedError when it cannot be read at all.
+    Reading ends at the first invalid line; CorruptedError when the file cannot be read at all.
     """
     try:
-        # Bytes that are no text are in no line of JSON: they end what is read of the file.
+        # Bytes that are not valid text make their line invalid, which ends the reading.
         text = path.read_bytes().decode("utf-8", "backslashreplace")
     except OSError as error:
         raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
@@ -101,7 +100,7 @@ def read_info(path: Path, *, stepped: bool) -> InfoFileContent:
             torn = number > len(ended)
             damage = f"{path}: its last line is incomplete: {line[:60]!r}" if torn else str(error)
             break
-    stepped = stepped or any(line.step != _MSPROBE_STEP for _, line in found)
+    stepped = stepped or any(line.step != _TOOL_STEP for _, line in found)
     lines = [line for _, line in found]
     iterations = [line.step for line in lines] if stepped else _iterations_by_block(lines)
     pairs = zip(found, iterations, strict=True)
@@ -110,7 +109,7 @@ def read_info(path: Path, *, stepped: bool) -> InfoFileContent:
 
 
 def _iterations_by_block(lines: Sequence[InfoLine]) -> list[int]:
-    """Return the iteration of each line: a forward behind a backward begins the next one."""
+    """Return the iteration of each line: a forward after a backward begins the next one."""
     iterations: list[int] = []
     at, backward = 0, False
     for line in lines:
@@ -122,7 +121,7 @@ def _iterations_by_block(lines: Sequence[InfoLine]) -> list[int]:
 
 
 def index_call_records(manifests: Iterable[Manifest]) -> RecordsByName:
-    """Return what the manifests of an api dump say."""
+    """Return the records in the manifests of an API dump."""
     found: defaultdict[tuple[int, int, str], list[StatusAndRecord]] = defaultdict(list)
     for manifest in manifests:
         status = manifest.status
@@ -135,7 +134,7 @@ def index_call_records(manifests: Iterable[Manifest]) -> RecordsByName:
 
 
 def read_info_rows(table: Table, known: RecordsByName) -> Iterator[Figures]:
-    """Yield the rows of an info file; CorruptedError, after all others, for a line that is none."""
+    """Yield the rows of an info file, then raise CorruptedError where a line is invalid."""
     info = read_info(table.path, stepped=any(rank == table.rank for rank, _, _ in known))
     seen: Counter[tuple[int, int, str]] = Counter()
     given = info.statistic_items
@@ -194,14 +193,14 @@ def _info_row(
 
 
 class InfoFilePlaces:
-    """Iteration and order of tensors that no manifest names, from the info file beside them."""
+    """Iteration and order of tensors without a manifest, from the info file of their folder."""
 
     def __init__(self, root: Path, *, stepped: bool) -> None:
         self._root, self._stepped = root, stepped
         self._known: dict[str, dict[str, PlacedInfoLine]] = {}
 
     def place_of_file(self, folder: str, name: str) -> tuple[int, int]:
-        """Return iteration and place in time of a file's tensor; those with no line come last."""
+        """Return the iteration and the order of a file's tensor; those without a line come last."""
         if folder not in self._known:
             self._known[folder] = self._lines(folder)
         lines = self._known[folder]
@@ -217,7 +216,7 @@ class InfoFilePlaces:
             if path.is_file():
                 try:
                     info = read_info(path, stepped=self._stepped)
-                except CorruptedError:  # reported when the table itself is read
+                except CorruptedError:  # reported when the rows of the table are read
                     return {}
                 return {noted.line.name: noted for noted in info.lines}
         return {}
@@ -226,43 +225,43 @@ class InfoFilePlaces:
 class TableRecords:
     """Records in the manifests of a tree for the rows of its tables.
 
-    Only what those of one iteration say is held, and of tables that do not tell the iteration what
-    all of a rank say, or of the tree where ranks are not told either.
+    Holds the records of one iteration at a time; for tables without an iteration those of the rank,
+    and for tables without a rank those of the whole tree.
     """
 
     def __init__(self, root: Path, job_id: str = "") -> None:
-        """With a job, rows that no manifest of it names are another job's."""
+        """With a job, only the records of that job are found."""
         self._root, self.job_id = root, job_id
         self._place: tuple[str, int | None] | None = None
-        """Folder of the rank and iteration that were looked at last."""
+        """Folder of the rank and iteration whose records are held."""
         self._by_time: dict[tuple[int, int, str], StatusAndRecord] = {}
         self._by_name: RecordsByName = {}
 
     def find_by_time(self, table: Table, timestamp_us: int, member: str) -> StatusAndRecord | None:
-        """Return what is said of a tensor, by a time stamp that no other one of its rank has."""
-        self._look(table)
+        """Return the record of a tensor, by a time stamp that is unique for its rank."""
+        self._load(table)
         return self._by_time.get((table.rank, timestamp_us, member))
 
     def records_by_name(self, table: Table) -> RecordsByName:
-        """Return what is said of the tensors of an info file, which says no time."""
-        self._look(table)
+        """Return the records for an info file, which has no time stamps, by tensor name."""
+        self._load(table)
         return self._by_name
 
-    def _look(self, table: Table) -> None:
+    def _load(self, table: Table) -> None:
         base = table.relative.partition("/")[0]
-        told = RANK_FOLDER_PATTERN.fullmatch(base) is not None
-        at = table.iteration if told and table.dated and not table.constant else None
-        place = base if told else "", at
+        ranked = RANK_FOLDER_PATTERN.fullmatch(base) is not None
+        at = table.iteration if ranked and table.dated and not table.constant else None
+        place = base if ranked else "", at
         if place == self._place:
             return
         self._place = place
         files = [
             file
-            for rank in ([base] if told else list_rank_folders(self._root))
+            for rank in ([base] if ranked else list_rank_folders(self._root))
             for file in list_manifest_files(self._root, rank, [])
             if at is None or file.iteration in (None, at)
         ]
-        # What of them cannot be read is said by who walks the tree.
+        # The walk of the tree reports unreadable manifests.
         every = read_manifests(files, [])
         manifests = [m for m in every if self.job_id in ("", m.status.job_id)]
         self._by_time = {
@@ -274,9 +273,9 @@ class TableRecords:
 
 
 def read_table_rows(table: Table, known: TableRecords) -> Iterator[Figures]:
-    """Yield the rows of one table, in its order; CorruptedError names the line at fault.
+    """Yield the rows of one table in order; CorruptedError names an invalid line.
 
-    A last line without an end is such a line, after all others: it is torn, or being written.
+    An incomplete last line is also an error, raised after all other rows.
     """
     every = _read_every_row(table, known)
     return (row for row in every if row.record is not None) if known.job_id else every
@@ -303,7 +302,7 @@ def _read_every_row(table: Table, known: TableRecords) -> Iterator[Figures]:
 
 
 def _parse_table(text: str, table: Table) -> Iterable[statistic_tables.StatisticCsvRow]:
-    """Return the rows of a table in one form."""
+    """Return the rows of a table in the form of `statistic.csv`."""
     operator = table.operator
     if operator is None:
         return statistic_tables.parse_statistic_table(text, file=str(table.path))
@@ -329,7 +328,7 @@ def _statistics_row(
     row: statistic_tables.StatisticCsvRow, table: Table, known: TableRecords
 ) -> Figures:
     stamp, member = row.timestamp_us, f"{row.side.value}.{row.slot}"
-    # Where every tensor has a time of its own, nothing else is said.
+    # Records have no member where every tensor has its own time stamp.
     known_record = known.find_by_time(table, stamp, member) or known.find_by_time(table, stamp, "")
     iteration = (
         table.iteration if table.dated or known_record is None else known_record[0].iteration
@@ -359,14 +358,14 @@ def _statistics_row(
 
 
 def named(tree: Tree, keeps: Callable[[Entry | Figures], bool]) -> Sequence[Entry | Figures]:
-    """Return every tensor that has a file, and those with a row where no files are, as they ran."""
+    """Return tensors in execution order: files, and rows of tables in folders without files."""
     entries = tree.entries.where(keeps)
     filed = tree.entries.folders
     tables = [table for table in tree.tables if table.folder not in filed]
     if not tables:
         return entries
     known = TableRecords(tree.root, tree.job_id)
-    # An info file has a line for every tensor, whether or not it has a file as well.
+    # An info file has a line for every tensor, including those with a file.
     has_file = {_call_of_key(entry.key) for entry in entries if entry.key.argument}
     tabled = (
         row

@@ -1,10 +1,9 @@
-"""Arrays of the tensors in npy and bin files, whole or block by block, and what the header of a bin
-file says of each tensor. Never unpickles, and never trusts a size that it has not checked.
+"""Arrays of the tensors in npy and bin files, whole or in blocks, and descriptions of tensors in
+the headers of bin files. Never unpickles, and never trusts a size that it has not checked.
 
-Blocks are read into memory that is used again: memory of the size of the tensor would have to be
-found, cleared, written and read, which takes longer than copying the file. A listing reads only
-the header of a bin file. Element types get the name that numpy has for them, else the name that
-CANN has.
+Blocks are read into memory that is reused: allocating, clearing and filling memory of the size of
+the tensor takes longer than copying the file. A listing reads only the header of a bin file.
+Element types have numpy's name where there is one, else CANN's.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ _BY_NAME = {kind.name: kind for kind in DATA_TYPES.values()}
 _UNDEFINED_TYPE = 0
 _MAX_CACHED_DESCRIPTIONS = 1 << 14
 MAX_UNPACKED_BYTES = 64 << 30
-"""Most a file may unpack to when no manifest says how large it is."""
+"""Largest unpacked size of a file when no manifest has its size."""
 _MAX_HEADER_BYTES = 4096
 _UNPACKED_SUFFIX = ".npy"
 _MAX_BLOCK_HEADER_BYTES = 4096
-"""Longer headers are not read in blocks; nobody writes them."""
+"""Files with longer headers, which no tool writes, are not read in blocks."""
 Opened: TypeAlias = "FileElements | npt.NDArray[Any]"
 
 
@@ -55,17 +54,17 @@ def name_element_type(number: int) -> str:
 
 
 def normalize_element_name(text: str) -> str:
-    """Return the same for the text of a table, which has CANN's name or the framework's."""
+    """Return the name of an element type that a table spells as CANN or the framework does."""
     known = _BY_NAME.get(text.removeprefix(_CANN_PREFIX)) if text.startswith(_CANN_PREFIX) else None
     return name_element_type(known.number) if known else text
 
 
 def described(path: Path) -> Iterator[tuple[TensorSide, int, Described]]:
-    """Yield the tensors that a file's header names; CorruptedError when it cannot be read.
+    """Yield the tensors in the header of a bin file; CorruptedError when it cannot be read.
 
-    Slots that were not dumped have a place and nothing in it.
+    Placeholders of slots that were not dumped are skipped.
     """
-    # With protobuf, which a tree without bin files is read without.
+    # Imported on use: a tree without bin files is read without protobuf.
     from rankdump._binfile import bin_file
 
     header = bin_file.read_bin_header(path)
@@ -79,7 +78,7 @@ def described(path: Path) -> Iterator[tuple[TensorSide, int, Described]]:
                 yield side, slot, _describe_tensor(header.op_name, *facts)
 
 
-# The same operators come again in every iteration.
+# Cached: every iteration has the same operators.
 @lru_cache(maxsize=_MAX_CACHED_DESCRIPTIONS)
 def _describe_tensor(
     op_name: str,
@@ -96,10 +95,10 @@ def _describe_tensor(
 
 
 def load_member(path: Path, member: str, record: ManifestRecord | None) -> npt.NDArray[Any]:
-    """Return one tensor in the shape it had on the device.
+    """Return one tensor of a bin file in its shape on the device.
 
-    CorruptedError when it is not there or not what it should be, UnsupportedError for elements
-    that are no numbers.
+    CorruptedError when it is missing or damaged, UnsupportedError for elements that are not
+    numbers.
     """
     from rankdump._binfile import bin_file
 
@@ -122,20 +121,20 @@ def _member_array(
 ) -> npt.NDArray[Any]:
     element = ELEMENT_TYPES.get(record.dtype) if record else None
     if record is not None and part.data_type == _UNDEFINED_TYPE and element is not None:
-        # CANN has no number for this type; the manifest knows what the bytes are.
+        # CANN has no number for this type; the manifest has it.
         tensor = np.frombuffer(convert_to_stored(record.dtype, data), dtype=element.descr)
         tensor.flags.writeable = False
         return tensor.reshape(record.shape)
     from rankdump._binfile import bin_file
 
     tensor = bin_file.read_payload_array(part, data)
-    # CANN has no scalars.
+    # CANN stores a scalar as a tensor of one element.
     scalar = record is not None and record.shape == () and tensor.shape == (1,)
     return tensor.reshape(()) if scalar else tensor
 
 
 def read_npy_array(data: bytes | memoryview) -> npt.NDArray[Any]:
-    """Return the array, read-only, bfloat16 as float32; CorruptedError when it is none."""
+    """Return the array read-only, bfloat16 as float32; CorruptedError for invalid data."""
     form = read_npy_form(data)
     array = npy_format.view_array_behind_header(form.header, data[: form.data_end])
     if not form.bfloat16:
@@ -153,27 +152,27 @@ def _raw_bytes(raw: npt.NDArray[Any]) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts that a listing shows of a tensor."""
+    """Facts about a tensor in a listing."""
 
     dtype: str
-    """Element type as the framework held it, where a manifest knows it."""
+    """Element type in the framework, where a manifest has it."""
     shape: tuple[int, ...]
     bytes_in: int
-    """Bytes of the elements as the framework held them."""
+    """Bytes of the elements in the framework."""
     tensor_format: str = ""
-    """Format of that shape, where a bin file states it."""
+    """Format of that shape, from a bin file."""
     original_shape: tuple[int, ...] = ()
-    """Shape in the format that the operator itself speaks, where a bin file says it."""
+    """Shape in the original format of the operator, from a bin file."""
 
 
 def load(
     entry: Entry, *, tensor_format: str = "", limit_bytes: int = MAX_UNPACKED_BYTES
 ) -> npt.NDArray[Any]:
-    """Return a tensor as a read-only array, of a bin file in the shape it had on the device.
+    """Return a tensor as a read-only array; one of a bin file has its shape on the device.
 
-    With a format it is converted to that, its padding cropped where the original shape is known.
-    CorruptedError when the file is not what it should be, UnsupportedError for elements that are no
-    numbers, such as strings, and for a format that there is no way to.
+    With a format, it is converted, and its padding is cropped where the original shape is known.
+    CorruptedError when the file is damaged, UnsupportedError for elements that are not numbers,
+    such as strings, and for unsupported formats.
     """
     record = entry.record
     limit = limit_bytes
@@ -189,7 +188,7 @@ def load(
 
 
 def check_shape(entry: Entry, shape: tuple[int, ...]) -> None:
-    """Raise CorruptedError when a manifest states another shape than the file has."""
+    """Raise CorruptedError when the shape in a manifest differs from that of the file."""
     record = entry.record
     if record is not None and shape != record.shape:
         raise CorruptedError(f"{entry.path}: shape {shape}, but its manifest has {record.shape}")
@@ -197,12 +196,10 @@ def check_shape(entry: Entry, shape: tuple[int, ...]) -> None:
 
 def _convert_format(entry: Entry, tensor: npt.NDArray[Any], wanted: str) -> npt.NDArray[Any]:
     source, origin = entry.key.tensor_format, OriginalLayout()
-    said = read_description(entry)
-    if said is not None:
-        source, origin = (
-            said.tensor_format,
-            OriginalLayout(said.original_shape, said.groups, said.c0),
-        )
+    header = read_description(entry)
+    if header is not None:
+        source = header.tensor_format
+        origin = OriginalLayout(header.original_shape, header.groups, header.c0)
     try:
         array = convert_format(tensor, source, wanted, origin).array
     except (CorruptedError, UnsupportedError) as error:
@@ -212,27 +209,27 @@ def _convert_format(entry: Entry, tensor: npt.NDArray[Any], wanted: str) -> npt.
 
 
 def read_description(entry: Entry) -> Described | None:
-    """Return what the header of a bin file says of a member; None for any other tensor."""
+    """Return the description of a member in the header of a bin file; None for other tensors."""
     if entry.described is not None or not entry.member:
         return entry.described
-    every = ((f"{side.value}.{slot}", said) for side, slot, said in described(entry.path))
-    return next((said for member, said in every if member == entry.member), None)
+    every = ((f"{side.value}.{slot}", each) for side, slot, each in described(entry.path))
+    return next((each for member, each in every if member == entry.member), None)
 
 
 def load_file(path: Path, *, limit_bytes: int = MAX_UNPACKED_BYTES) -> npt.NDArray[Any]:
-    """Return the array of any npy file, packed or not, in a tree or not."""
+    """Return the array of any npy file, packed or not."""
     try:
         data = select_codec(path.name).decode(_read_file(path), limit_bytes=limit_bytes)
         return read_npy_array(memoryview(data))
     except OSError as error:
         raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
     except (CorruptedError, TypeError, ValueError) as error:
-        # numpy refuses a type string that looks right and is not, such as `<f3`, in its own words.
+        # numpy raises TypeError for a type string that is only formally valid, such as `<f3`.
         raise CorruptedError(f"{path}: {error}") from None
 
 
 def _read_file(path: Path) -> memoryview:
-    """Return what stands in a file, in memory of numpy's: that has large pages, of which few fault.
+    """Return the bytes of a file in memory of numpy, whose large pages cause few page faults.
 
     Reading into `bytes` takes nearly twice as long.
     """
@@ -245,21 +242,21 @@ def _read_file(path: Path) -> memoryview:
 
 
 def facts(entry: Entry) -> Facts:
-    """Return what a listing says of a tensor; opens the file only when no manifest knows it."""
-    record, said = entry.record, entry.described
-    laid = (said.tensor_format, said.original_shape) if said is not None else ("", ())
+    """Return the facts about a tensor; opens the file only without a record or description."""
+    record, header = entry.record, entry.described
+    formats = (header.tensor_format, header.original_shape) if header is not None else ("", ())
     if record is not None:
-        return Facts(record.dtype, record.shape, record.bytes_in, *laid)
-    if said is not None:
-        return Facts(said.dtype, said.shape, said.data_bytes, *laid)
+        return Facts(record.dtype, record.shape, record.bytes_in, *formats)
+    if header is not None:
+        return Facts(header.dtype, header.shape, header.data_bytes, *formats)
     return facts_of(entry, load(entry))
 
 
 def facts_of(entry: Entry | None, tensor: npt.NDArray[Any]) -> Facts:
-    """Return the same of a tensor that is loaded already, in a tree or not."""
+    """Return the facts about a tensor that is loaded already, in a tree or not."""
     if entry is not None and (entry.record is not None or entry.described is not None):
         return facts(entry)
-    # Names of 2.4 and later say the type; a widened one is seen nowhere else.
+    # File names of MindSpore 2.4 and later have the type; a widened type is recorded only there.
     element = entry.key.element.lower() if entry is not None else ""
     held = ELEMENT_TYPES.get(element)
     if held is not None and held.is_widened:
@@ -283,9 +280,9 @@ class FileElements:
         return math.prod(self.shape)
 
     def part(self, at: int, count: int, buffer: memoryview) -> npt.NDArray[Any]:
-        """Read as many elements from `at` on into memory for bytes, and return them there.
+        """Read `count` elements from `at` on into the buffer, and return them as an array.
 
-        CorruptedError where the file ends before.
+        CorruptedError where the file is too short.
         """
         item_bytes = self.dtype.itemsize
         buffer = buffer[: count * item_bytes]
@@ -306,9 +303,9 @@ class FileElements:
 
 @contextmanager
 def opened(entry: Entry) -> Generator[Opened, None, None]:
-    """Open the elements of a tensor: the file where it holds them unchanged, else an array.
+    """Open the elements of a tensor: as a file where it stores them unchanged, else as an array.
 
-    Raises what `load` raises.
+    Raises the errors of `load`.
     """
     with ExitStack() as files:
         found = (
@@ -327,7 +324,7 @@ def _open_elements(entry: Entry, files: ExitStack) -> FileElements | None:
         start = os.pread(descriptor, _MAX_BLOCK_HEADER_BYTES, 0)
         form = read_npy_form(start, os.fstat(descriptor).st_size)
     except (OSError, CorruptedError, TypeError, ValueError):
-        # Whoever loads it says what is wrong with it, if anything is.
+        # `load` raises the error, if there is one.
         return None
     header = form.header
     if form.bfloat16 or header.fortran_order:

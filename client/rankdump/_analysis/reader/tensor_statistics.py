@@ -1,6 +1,6 @@
-"""Statistics of one array, with the meaning that `statistic.csv` gives them, and of all tensors of
-a tree in execution order: from the table where there is a row, else computed from the file.
-Holds the names of one iteration and one tensor at a time.
+"""Statistics of one array, defined as in `statistic.csv`, and of all tensors of a tree in execution
+order: from the row of a table, else computed from the file. Holds the names of one iteration and
+one tensor at a time.
 """
 
 from __future__ import annotations
@@ -18,29 +18,35 @@ import numpy.typing as npt
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.statistic_tables import TableRecords, read_table_rows
 from rankdump._analysis.reader.tensor_loader import Facts, facts, facts_of, load
-from rankdump._analysis.reader.tree import Entry, Figures, PlaceInTime, Table, Tree
+from rankdump._analysis.reader.tree import (
+    NONFINITE_COUNT_ITEMS,
+    Entry,
+    Figures,
+    PlaceInTime,
+    Table,
+    Tree,
+)
 from rankdump._core.record import TensorKey, sanitize_name
 from rankdump._core.statistics import ElementMoments, compute_moments
 from rankdump._layout import statistic_tables
 from rankdump.errors import CorruptedError, UnsupportedError
 
 _BLOCK_ELEMENTS = 1 << 20
-"""Complex elements turned into moduli at a time."""
+"""Complex elements whose moduli are computed at a time."""
 
 _TensorPosition = tuple[int, str, int, str, int, str, str]
-_COUNT_ITEMS = ("nan count", "negative inf count", "positive inf count")
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Statistics over every element, in float64; NaN and infinities take part, as they are.
+    """Statistics over all elements, including NaN and infinities, in float64.
 
-    A complex element counts with its modulus, which `statistic.csv` never does.
+    A complex element counts with its modulus; `statistic.csv` has no statistics of such tensors.
     """
 
     count: int
     minimum: float | None
-    """None for an empty array, like the next two."""
+    """None for an empty array, like `maximum` and `mean`."""
     maximum: float | None
     mean: float | None
     l2norm: float
@@ -50,7 +56,7 @@ class Statistics:
 
 
 def statistics(tensor: npt.NDArray[Any]) -> Statistics:
-    """Return the statistics; memory stays bounded whatever the tensor's size."""
+    """Return the statistics of an array; the memory does not depend on its size."""
     flat = tensor.reshape(-1)
     found = _modulus_moments(flat) if flat.dtype.kind == "c" else compute_moments(flat)
     return Statistics(
@@ -76,7 +82,7 @@ def _modulus_moments(flat: npt.NDArray[Any]) -> ElementMoments:
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """Statistics of one tensor; None for one that its source does not have."""
+    """Statistics of one tensor; None for a statistic that its source does not have."""
 
     key: TensorKey
     op_type: str
@@ -84,11 +90,11 @@ class Surveyed:
     dtype: str
     shape: tuple[int, ...]
     path: str
-    """Of the tensor, or of the table where no file is, relative to the root."""
+    """Path of the tensor file, or else of the table, relative to the root."""
     computed: bool
-    """From the file; without this from `statistic.csv`."""
+    """Whether they are computed from the file; else they are from `statistic.csv`."""
     finite: bool | None = None
-    """Whether every element is; None when nobody can tell."""
+    """Whether every element is finite; None when this is unknown."""
     maximum: float | None = None
     minimum: float | None = None
     mean: float | None = None
@@ -103,7 +109,7 @@ class Survey:
     """Iterable over the statistics of a tree; `problems` lists what could not be read."""
 
     def __init__(self, tree: Tree, query: Query, *, decide: bool = False) -> None:
-        """With `decide`, a tensor whose row cannot tell whether it is finite is computed."""
+        """With `decide`, tensors whose row does not show whether they are finite are computed."""
         self.problems: list[str] = []
         self._query, self._decide = query, decide
         self._known = TableRecords(tree.root, tree.job_id)
@@ -116,7 +122,7 @@ class Survey:
                 (self._infos if table.info else self._tables[place]).append(table)
 
     def __iter__(self) -> Iterator[Surveyed]:
-        # One file has the rows of every iteration: of these dumps all are held.
+        # One info file has the rows of every iteration, so all of its rows are held.
         spread: defaultdict[PlaceInTime, list[Figures]] = defaultdict(list)
         for table in self._infos:
             for row in self._rows(table):
@@ -142,7 +148,7 @@ class Survey:
 
 
 def _index_by_position(entries: Iterable[Entry]) -> dict[_TensorPosition, Entry]:
-    """Return the files of a place; parts of one task have one name, and may have one time."""
+    """Return the files of a place; parts of one task share a name, and may share a time stamp."""
     found: dict[_TensorPosition, Entry] = {}
     for entry in entries:
         where = _position_of(entry.key)
@@ -151,14 +157,14 @@ def _index_by_position(entries: Iterable[Entry]) -> dict[_TensorPosition, Entry]
 
 
 def _position_of(key: TensorKey) -> _TensorPosition:
-    # Two processes of MindSpore may write to one rank at the same microsecond. Files and tables
-    # spell a name differently, in some releases.
+    # Two processes of MindSpore may write to one rank in the same microsecond. In some releases,
+    # files and tables spell a name differently.
     name = statistic_tables.clean_table_field(sanitize_name(key.op_name))
     return key.timestamp_us, key.net_name, key.graph, key.side.value, key.slot, name, ""
 
 
 def _survey_row(row: Figures, entry: Entry | None) -> Surveyed:
-    nans, low, high = (_count(row, item) for item in _COUNT_ITEMS)
+    nans, low, high = (_count(row, item) for item in NONFINITE_COUNT_ITEMS)
     return Surveyed(
         key=row.key,
         op_type=row.op_type,

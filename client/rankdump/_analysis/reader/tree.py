@@ -1,10 +1,10 @@
-"""Values that a walk of a tree returns: tensors, tables of statistics and their rows, and the tree
-as a whole. Pure: no disk.
+"""Values of a walk of a tree: tensors, tables of statistics and their rows, and the whole tree.
+Pure: no disk.
 
 The tensors of a tree are stored in columns, because one object for each would take ten times the
-memory. What differs from tensor to tensor is a number in an array. What repeats, in every
-iteration and on every rank, is a tuple that tensors share: the folder, the operator, and the
-part of the tensor in it.
+memory. Fields that differ between tensors are numbers in arrays. Fields that repeat in every
+iteration and on every rank are tuples that tensors share: the folder, the operator, and the part
+of the operator.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rankdump._layout.file_name import FileName
 
 NULL_TEXT = "null"
 """Text that MindSpore up to 2.2 writes for a tensor without finite elements."""
-_NONFINITE_COUNT_ITEMS = ("nan count", "negative inf count", "positive inf count")
+NONFINITE_COUNT_ITEMS = ("nan count", "negative inf count", "positive inf count")
 _DIGEST_BYTES = 16
 _MAX_COLUMN_NUMBER = (1 << 64) - 1
 _ROWS_AT_A_TIME = 4096
@@ -43,16 +43,16 @@ class Described:
     """Full scope name, raw."""
     dtype: str
     shape: tuple[int, ...]
-    """As it lay on the device."""
+    """Shape on the device."""
     tensor_format: str
-    """Of that shape."""
+    """Format of that shape."""
     original_shape: tuple[int, ...]
-    """In the format that the operator itself speaks; empty where the header does not say it."""
+    """Shape in the original format of the operator; empty where the header does not have it."""
     data_bytes: int
     groups: int = 0
-    """Of a grouped convolution."""
+    """Groups of a grouped convolution."""
     c0: int = 0
-    """Elements of a block of the format, where its number says it."""
+    """Elements of a block of the format, where its number has them."""
 
 
 class Entry(NamedTuple):
@@ -62,18 +62,18 @@ class Entry(NamedTuple):
     relative: str
     """Path of the file below the root, with `/`."""
     key: TensorKey
-    """As the file's name says it; `op_name` below is the raw one where it is known.
+    """Key from the file name; `op_name` below is the raw name where available.
 
-    The rank is the device's number where no rank folder and no manifest says better.
+    Without a rank folder and a manifest, the rank is the number of the device.
     """
     stored_bytes: int
-    """Size of the file, or the share of a member in it."""
+    """Size of the file, or of a member's part of it."""
     record: ManifestRecord | None = None
     """Record in the manifest; None for a file that no manifest names."""
     member: str = ""
-    """Which tensor of a bin file, `input.0`; empty where the file is the tensor."""
+    """Member of a bin file, such as `input.0`; empty for a file of one tensor."""
     described: Described | None = None
-    """Description in the header; None where a manifest made reading the header unnecessary."""
+    """Description in the header; None where a manifest has a record."""
 
     @property
     def path(self) -> Path:
@@ -92,12 +92,12 @@ class Entry(NamedTuple):
 
     @property
     def op_type(self) -> str:
-        """Type of the operator, raw where a manifest knows it."""
+        """Type of the operator, raw where a manifest has it."""
         return self.record.op_type if self.record else self.key.op_type
 
     @property
     def op_name(self) -> str:
-        """Scope name of the operator, raw where a manifest or the file itself knows it."""
+        """Scope name of the operator, raw where a manifest or the header has it."""
         if self.record is not None:
             return self.record.op_name
         raw = self.described.op_name if self.described is not None else ""
@@ -105,20 +105,20 @@ class Entry(NamedTuple):
 
     @property
     def bytes_in(self) -> int | None:
-        """Bytes of the elements as the framework held them; None where only the file knows."""
+        """Bytes of the elements in the framework; None where only the file has them."""
         if self.record is not None:
             return self.record.bytes_in
         return self.described.data_bytes if self.described is not None else None
 
     @property
     def taken_bytes(self) -> int:
-        """Room the file takes; by the manifests, a link to identical bytes takes none."""
+        """Disk space of the tensor; 0 for a link to identical bytes, by its manifest."""
         return self.record.bytes_stored if self.record else self.stored_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One `statistic.csv`, the table of one operator, or the info file of a dump of APIs."""
+    """One `statistic.csv`, the table of one operator, or the info file of an API dump."""
 
     root: Path
     relative: str
@@ -127,18 +127,18 @@ class Table:
     net_name: str
     graph: int
     iteration: int
-    """0 for the table of a graph's constants, which belong to none."""
+    """0 for the table of a graph's constants, which belong to no iteration."""
     constant: bool = False
     dated: bool = True
-    """False when the folder has no iteration; manifests may state it for each row."""
+    """False when the folder has no iteration; manifests may have that of each row."""
     operator: FileName | None = None
-    """The operator whose table it is; None for those of a whole folder."""
+    """Operator of the table; None for the table of a whole folder."""
     info: bool = False
-    """The info file of a dump of APIs: rows of every iteration, and of tensors with a file."""
+    """Whether it is the info file of an API dump, with rows of all iterations and tensors."""
 
     @property
     def stored_bytes(self) -> int:
-        """Size of the file; 0 when it is gone."""
+        """Size of the file; 0 when it was removed."""
         try:
             return self.path.stat().st_size
         except OSError:
@@ -166,29 +166,29 @@ class Tree:
 
     root: Path
     ranks: tuple[int, ...]
-    """Ranks that have a folder, with or without tensors; devices where there are no ranks."""
+    """Ranks that have a folder, even an empty one; without any, the numbers of devices."""
     entries: Entries
-    """Sorted by rank, iteration and time; the constants of a rank stand first."""
+    """Sorted by rank, iteration and time; the constants of a rank come first."""
     manifests: tuple[Manifest, ...]
     """Manifests without their records, which are in the entries."""
     tables: tuple[Table, ...] = ()
-    """Sorted by rank, iteration and time; those of constants stand first."""
+    """Sorted by rank, iteration and time; those of constants come first."""
     foreign: int = 0
-    """Files among the tensors that are none; half-written hidden ones are not counted."""
+    """Number of other files in the folders of tensors, without half-written hidden ones."""
     problems: tuple[str, ...] = ()
-    """Sentences about files that could not be read, or that a manifest names and are missing."""
+    """Sentences about unreadable files, and about missing files that a manifest names."""
     by_device: bool = False
-    """The ranks are the numbers of devices: no folder of a rank is there."""
+    """Whether `ranks` are numbers of devices, because the tree has no folder of a rank."""
     retired: frozenset[RetiredIteration] = frozenset()
     """Retired iterations of ranks that have a folder."""
     whole: bool = True
     """False when only the selected ranks, graphs or iterations were read."""
     job_id: str = ""
-    """Of this job only, of several; what its manifests do not name is left out of tables too."""
+    """Job of the tensors, if they are restricted to one of several."""
 
     @property
     def gone(self) -> set[tuple[int, int]]:
-        """Ranks with iterations that were removed, and did not come again."""
+        """Ranks and iterations that were removed and not dumped again."""
         there = {(m.status.rank, m.status.iteration) for m in self.manifests}
         return {(each.rank, each.iteration) for each in self.retired} - there
 
@@ -200,10 +200,10 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One row."""
+    """One row of a table of statistics."""
 
     key: TensorKey
-    """As the table spells it; `op_name` below is the raw one where it is known."""
+    """Key as the table spells it; `op_name` below is the raw name where available."""
     dtype: str
     shape: tuple[int, ...]
     data_bytes: int
@@ -216,12 +216,12 @@ class Figures:
 
     @property
     def op_type(self) -> str:
-        """Type of the operator, raw where a manifest knows it."""
+        """Type of the operator, raw where a manifest has it."""
         return self.record.op_type if self.record else self.key.op_type
 
     @property
     def op_name(self) -> str:
-        """Scope name of the operator, raw where a manifest knows it."""
+        """Scope name of the operator, raw where a manifest has it."""
         return self.record.op_name if self.record else self.key.op_name
 
     def number(self, item: str) -> float | None:
@@ -234,18 +234,23 @@ class Figures:
 
     @property
     def finite(self) -> bool | None:
-        """Whether every element is; None when the columns of the table cannot tell.
+        """Whether every element is finite; None when the columns of the table do not show it."""
+        return are_statistics_finite(self.number)
 
-        The counts tell, and so do both extremes: a NaN makes them NaN.
-        """
-        counts = [self.number(item) for item in _NONFINITE_COUNT_ITEMS]
-        if None not in counts:
-            return not any(counts)
-        extremes = [self.number(item) for item in ("max", "min")]
-        known = [number for number in extremes if number is not None]
-        if not all(math.isfinite(number) for number in known):
-            return False
-        return True if len(known) == len(extremes) else None
+
+def are_statistics_finite(get_number: Callable[[str], float | None]) -> bool | None:
+    """Return whether statistics show that a tensor is finite; None when they do not decide it.
+
+    The counts of NaN and infinities decide it, or both extremes, which NaN makes NaN.
+    `get_number` returns a statistic by its name in `statistic_category`, or None.
+    """
+    counts = [get_number(item) for item in NONFINITE_COUNT_ITEMS]
+    if None not in counts:
+        return not any(counts)
+    extremes = [number for item in ("max", "min") if (number := get_number(item)) is not None]
+    if not all(map(math.isfinite, extremes)):
+        return False
+    return True if len(extremes) == 2 else None
 
 
 class PlaceInTime(NamedTuple):
@@ -263,7 +268,7 @@ def place_in_time_of(key: TensorKey) -> PlaceInTime:
 
 
 class _SharedValues(dict[Hashable, int]):
-    """Values that many rows share, each with its number."""
+    """Numbers of values that many rows share."""
 
     def __missing__(self, value: Hashable) -> int:
         number = self[value] = len(self)
@@ -271,12 +276,12 @@ class _SharedValues(dict[Hashable, int]):
 
 
 class _EntryColumns:
-    """The rows, in the order in which they came."""
+    """Columns of tensors, in the order in which they were added."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.places: list[Any] = []
-        """What rows share, by the numbers in the columns of the same names."""
+        """Values that rows share, by the numbers in the columns `place`, `operator` and `part`."""
         self.operators: list[Any] = []
         self.parts: list[Any] = []
         self.place, self.operator, self.part = array("I"), array("I"), array("I")
@@ -284,21 +289,21 @@ class _EntryColumns:
         self.bytes_in, self.bytes_stored = array("Q"), array("Q")
         self.digests = bytearray()
         self.unpacked_entries: dict[int, Entry] = {}
-        """Those that the columns cannot hold as they are, by their rows."""
+        """Entries that the columns cannot represent, by row."""
 
     def add_entries(self, entries: Iterable[Entry]) -> None:
-        """Take all tensors that there are."""
+        """Add all tensors; called once."""
         places, operators, parts = _SharedValues(), _SharedValues(), _SharedValues()
         for entry in entries:
             key, record = entry.key, entry.record
             folder, _, name = entry.relative.rpartition("/")
-            # The time in a name is all that differs from one iteration to the next.
+            # Only the time stamp in a name differs between iterations.
             before, found, after = name.partition(str(key.timestamp_us))
-            raw, said, sizes, digest = None, None, (0, 0), b""
+            raw, recorded, sizes, digest = None, None, (0, 0), b""
             if record is not None:
                 digest = _pack_digest(record.digest)
                 raw, sizes = record[2:4], record[7:9]
-                said = *record[4:7], record.member, bool(digest)
+                recorded = *record[4:7], record.member, bool(digest)
             numbers = key.timestamp_us, entry.stored_bytes, *sizes
             if max(numbers) > _MAX_COLUMN_NUMBER or (
                 record is not None and not _is_restorable(entry, record, digest)
@@ -310,11 +315,11 @@ class _EntryColumns:
                     0,
                     0,
                 )
-            # By place: names would take as long as all the rest.
+            # By position: access by name would take as long as everything else.
             self.place.append(places[(folder, *key[:4], key.constant)])
             self.operator.append(operators[(before, *key[5:7], *key[9:11], raw)])
             shared = after if found else None, *key[7:9], key.tensor_format, *key[13:]
-            self.part.append(parts[(*shared, entry.member, entry.described, said)])
+            self.part.append(parts[(*shared, entry.member, entry.described, recorded)])
             self.timestamps_us.append(numbers[0])
             self.stored_bytes.append(numbers[1])
             self.bytes_in.append(numbers[2])
@@ -323,23 +328,23 @@ class _EntryColumns:
         self.places, self.operators, self.parts = list(places), list(operators), list(parts)
 
     def entry(self, row: int) -> Entry:
-        """Return one tensor as it was."""
+        """Return one tensor as it was added."""
         if row in self.unpacked_entries:
             return self.unpacked_entries[row]
         folder, rank, net_name, graph, iteration, constant = self.places[self.place[row]]
         before, op_type, op_name, task, stream, raw = self.operators[self.operator[row]]
         part = self.parts[self.part[row]]
-        after, side, slot, laid, element, argument, member, described, said = part
+        after, side, slot, tensor_format, element, argument, member, described, recorded = part
         stamp = self.timestamps_us[row]
         name = before if after is None else f"{before}{stamp}{after}"
         relative = f"{folder}/{name}" if folder else name
         key = TensorKey(
             *(rank, net_name, graph, iteration, stamp, op_type, op_name, side, slot),
-            *(task, stream, laid, constant, element, argument),
+            *(task, stream, tensor_format, constant, element, argument),
         )
         record = None
-        if said is not None:
-            spelt, dtype, shape, part_of, digested = said
+        if recorded is not None:
+            spelt, dtype, shape, part_of, digested = recorded
             start = row * _DIGEST_BYTES
             digest = self.digests[start : start + _DIGEST_BYTES].hex() if digested else ""
             record = ManifestRecord(
@@ -349,7 +354,7 @@ class _EntryColumns:
         return Entry(self.root, relative, key, self.stored_bytes[row], record, member, described)
 
     def places_in_time(self) -> list[PlaceInTime]:
-        """Return what each of the places is."""
+        """Return rank and iteration of each of the places."""
         return [
             PlaceInTime(rank, not constant, iteration)
             for _, rank, _, _, iteration, constant in self.places
@@ -357,14 +362,14 @@ class _EntryColumns:
 
 
 class Entries(Sequence[Entry]):
-    """Tensors by rank, iteration and time, each an object while somebody looks at it."""
+    """Sequence of tensors by rank, iteration and time; each object is created on access."""
 
     def __init__(self, columns: _EntryColumns, rows: npt.NDArray[np.uint32]) -> None:
         self._columns, self._rows = columns, rows
 
     @staticmethod
     def of(root: Path, batches: Iterable[Iterable[Entry]]) -> Entries:
-        """Return the tensors of batches, each of which is in order."""
+        """Return the tensors of sorted batches."""
         columns = _EntryColumns(root)
         columns.add_entries(chain.from_iterable(batches))
         places = columns.places_in_time()
@@ -393,7 +398,7 @@ class Entries(Sequence[Entry]):
         return map(self._columns.entry, self._numbers())
 
     def _numbers(self) -> Iterator[int]:
-        """Yield the rows, as numbers of Python's some at a time."""
+        """Yield the row numbers, converted to int in blocks."""
         for start in range(0, len(self), _ROWS_AT_A_TIME):
             yield from self._rows[start : start + _ROWS_AT_A_TIME].tolist()
 
@@ -404,7 +409,7 @@ class Entries(Sequence[Entry]):
         return len(self) == len(others) and all(map(eq, self, others))
 
     def where(self, keeps: Callable[[Entry], bool]) -> Entries:
-        """Return those that are kept."""
+        """Return the tensors for which `keeps` is true."""
         kept = array("I", (row for row in self._numbers() if keeps(self._columns.entry(row))))
         return Entries(self._columns, _column_array(kept))
 
@@ -428,7 +433,7 @@ class Entries(Sequence[Entry]):
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of the files, of all tensors here."""
+        """Total size of the files."""
         return int(np.frombuffer(self._columns.stored_bytes, np.uint64)[self._rows].sum())
 
 
@@ -437,7 +442,7 @@ def _column_array(column: array[int]) -> npt.NDArray[np.uint32]:
 
 
 def _is_restorable(entry: Entry, record: ManifestRecord, digest: bytes) -> bool:
-    """Return whether the columns give a tensor back with its record."""
+    """Return whether the columns can restore a tensor with its record."""
     return (
         record.path == entry.relative
         and record.timestamp_us == entry.key.timestamp_us
@@ -446,7 +451,7 @@ def _is_restorable(entry: Entry, record: ManifestRecord, digest: bytes) -> bool:
 
 
 def _pack_digest(digest: str) -> bytes:
-    """Return a digest in half of its characters; nothing for one of another form."""
+    """Return the bytes of a hexadecimal digest; empty for one of another form."""
     if len(digest) != 2 * _DIGEST_BYTES or digest.lower() != digest:
         return b""
     try:

@@ -1,8 +1,8 @@
-"""Files of a tree: the folders that hold tensors, found by their names and by what the queries ask
-for, the long names in `mapping.csv`, and the tensors in each file. Reads names and, for bin
-files that no manifest names, headers.
+"""Files of a tree: the folders with tensors that the queries select, the long names in
+`mapping.csv`, and the tensors in each file. Reads names and, for bin files without a manifest,
+headers.
 
-The folder of one iteration is found and not entered: whoever reads it enters it, one at a time.
+Folders of single iterations are found but not entered; the caller enters them one at a time.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ARGUMENTS_FILE_NAME = re.compile(r"[^.]+\..+\.json")
 
 
 def read_long_names(mapping: Path) -> LongFileNames:
-    """Return the long names of a folder; CorruptedError when the file is there and unreadable."""
+    """Return the long names of a folder; CorruptedError when the file is unreadable."""
     try:
         return LongFileNames.parse(mapping.read_bytes())
     except FileNotFoundError:
@@ -59,7 +59,7 @@ def read_long_names(mapping: Path) -> LongFileNames:
 
 
 class TensorFile(NamedTuple):
-    """One file that holds tensors."""
+    """One file with one or more tensors."""
 
     folder: DumpFolder
     relative: str
@@ -68,7 +68,7 @@ class TensorFile(NamedTuple):
     """The parsed name; of a shortened name, the full one."""
     stored_bytes: int
     full_name: str = ""
-    """The full name of a long one, else the name."""
+    """The full name of a shortened one, else the name."""
 
     @property
     def folder_path(self) -> str:
@@ -77,9 +77,9 @@ class TensorFile(NamedTuple):
 
     @property
     def operator(self) -> tuple[str, FileName]:
-        """The operator it belongs to: the same for its whole file and for those of one tensor."""
-        says = self.file_name._replace(kind=FileKind.OPERATOR, side=TensorSide.INPUT, slot=0)
-        return self.folder_path, says
+        """Operator of the file; equal for files of all its tensors and files of a single one."""
+        name = self.file_name._replace(kind=FileKind.OPERATOR, side=TensorSide.INPUT, slot=0)
+        return self.folder_path, name
 
 
 def read_entries(
@@ -90,10 +90,10 @@ def read_entries(
     *,
     stepped: bool,
 ) -> list[Entry]:
-    """Return the tensors of files, each once; what cannot be read is a problem.
+    """Return the tensors of files, each once; adds a problem for each unreadable file.
 
-    Tensors of an operator may stand in its file and in files of their own, where whoever joined
-    them was interrupted: the joined ones count. With `stepped`, info files have real steps.
+    Tensors of an operator may be in its file and in files of their own, if joining them was
+    interrupted: the joined ones are used. With `stepped`, info files have real steps.
     """
     entries: list[Entry] = []
     bins: list[TensorFile] = []
@@ -122,37 +122,35 @@ def read_entries(
 
 
 def _tensor_entry(root: Path, file: TensorFile, known: TreeManifests) -> Entry:
-    every, says = known.records_of(file.relative), file.file_name
-    # Its record has a member where it shares the time of its operator's others.
-    said = every.get("") or every.get(f"{says.side.value}.{says.slot}")
-    key = _key(file, says.side, says.slot, known, said)
-    return Entry(root, file.relative, key, file.stored_bytes, said[1] if said else None)
+    records, name = known.records_of(file.relative), file.file_name
+    # A record has a member where the tensors of an operator share a time stamp.
+    found = records.get("") or records.get(f"{name.side.value}.{name.slot}")
+    key = _key(file, name.side, name.slot, known, found)
+    return Entry(root, file.relative, key, file.stored_bytes, found[1] if found else None)
 
 
 def _api_call_entry(
     root: Path, file: TensorFile, known: TreeManifests, placed: InfoFilePlaces
 ) -> Entry:
-    """Return the tensor of a file whose name says no time: a manifest does, or the info file."""
-    said, key = (
-        known.records_of(file.relative).get(""),
-        _key(file, file.file_name.side, file.file_name.slot, known),
-    )
-    if said is not None:
-        iteration, when = said[0].iteration, said[1].timestamp_us
+    """Return the tensor of a file without a time stamp, placed by a manifest or the info file."""
+    found = known.records_of(file.relative).get("")
+    key = _key(file, file.file_name.side, file.file_name.slot, known)
+    if found is not None:
+        iteration, when = found[0].iteration, found[1].timestamp_us
     else:
         iteration, when = placed.place_of_file(file.folder_path, file.full_name)
     key = key._replace(iteration=iteration, timestamp_us=when)
-    return Entry(root, file.relative, key, file.stored_bytes, said[1] if said else None)
+    return Entry(root, file.relative, key, file.stored_bytes, found[1] if found else None)
 
 
 def _member_entries(root: Path, file: TensorFile, known: TreeManifests) -> Iterator[Entry]:
-    said = known.records_of(file.relative)
-    if said:
-        for member, each in said.items():
+    records = known.records_of(file.relative)
+    if records:
+        for member, found in records.items():
             side, slot = _side_and_slot(file, member)
-            key = _key(file, side, slot, known, each)
-            taken = each[1].bytes_stored
-            yield Entry(root, file.relative, key, taken, each[1], f"{side.value}.{slot}")
+            key = _key(file, side, slot, known, found)
+            taken = found[1].bytes_stored
+            yield Entry(root, file.relative, key, taken, found[1], f"{side.value}.{slot}")
         return
     tensors = list(described(root / file.relative))
     shares = _member_sizes(file, [facts for _, _, facts in tensors])
@@ -172,7 +170,7 @@ def _side_and_slot(file: TensorFile, member: str) -> tuple[TensorSide, int]:
 
 
 def _member_sizes(file: TensorFile, tensors: list[Described]) -> list[int]:
-    """Return how much of the file's size each tensor has; the first has the header's, too."""
+    """Return the part of the file size of each tensor; the first includes the header."""
     sizes = [facts.data_bytes for facts in tensors]
     packed = file.relative.endswith(PACKED_SUFFIX)
     rest = [0] * len(sizes[1:]) if packed else sizes[1:]
@@ -184,19 +182,19 @@ def _key(
     side: TensorSide,
     slot: int,
     known: TreeManifests,
-    said: StatusAndRecord | None = None,
+    found: StatusAndRecord | None = None,
 ) -> TensorKey:
-    folder, says = file.folder, file.file_name
+    folder, name = file.folder, file.file_name
     if not folder.device:
-        return make_tensor_key(folder, says, side, slot)
-    if said is None:
-        return make_tensor_key(folder, says, side, slot, rank=known.rank_of(folder))
-    status = said[0]
-    return make_tensor_key(folder, says, side, slot, rank=status.rank, iteration=status.iteration)
+        return make_tensor_key(folder, name, side, slot)
+    if found is None:
+        return make_tensor_key(folder, name, side, slot, rank=known.rank_of(folder))
+    status = found[0]
+    return make_tensor_key(folder, name, side, slot, rank=status.rank, iteration=status.iteration)
 
 
 class _FolderItem(NamedTuple):
-    """A name in a folder, and what stands there: with neither, another thing, or nothing."""
+    """A name in a folder, and whether it is a folder or a file; neither for other items."""
 
     name: str
     folder: bool
@@ -205,11 +203,11 @@ class _FolderItem(NamedTuple):
 
 
 class LeafFolder(NamedTuple):
-    """A folder with nothing but tensors and tables, that has not been entered."""
+    """A folder of tensors and tables without folders below; it was not entered yet."""
 
     folder: DumpFolder
     path: str
-    """Below the root."""
+    """Relative to the root."""
 
 
 @dataclass(slots=True)
@@ -223,33 +221,36 @@ class FolderIndex:
     """When false, the sizes of files are not read and are 0."""
     leaves: list[LeafFolder] = field(default_factory=list[LeafFolder])
     files: list[TensorFile] = field(default_factory=list[TensorFile])
-    """Of folders that were entered, like tables."""
+    """Tensor files of folders that were entered; `tables` and `info_files` likewise."""
     tables: list[tuple[DumpFolder, str, FileName | None]] = field(
         default_factory=list[tuple[DumpFolder, str, FileName | None]]
     )
     info_files: list[tuple[DumpFolder, str]] = field(default_factory=list[tuple[DumpFolder, str]])
-    """Info files of dumps of APIs, by the folder of their rank."""
+    """Info files of API dumps, with the folder of their rank."""
     folders: dict[str, DumpFolder] = field(default_factory=dict[str, DumpFolder])
-    """Of ranks and devices, by their paths; also of ranks that nobody asked for."""
+    """Folders of ranks and devices by path, including ranks that no query selects."""
     missing_files: list[str] = field(default_factory=list[str])
-    """Files that a `mapping.csv` names and that are not there."""
+    """Files that a `mapping.csv` names and that do not exist."""
     foreign_files: int = 0
     problems: list[str] = field(default_factory=list[str])
 
     def find_folders(self) -> None:
-        """Look for all leaves, and enter what else holds tensors."""
+        """Find all leaves, and enter the other folders with tensors."""
         self._enter(ROOT_FOLDER, "")
 
     def list_leaf(self, leaf: LeafFolder) -> None:
-        """Take what a leaf holds."""
+        """Add the files of a leaf."""
         self._enter(leaf.folder, leaf.path)
 
     def selects_rank(self, rank: int) -> bool:
-        """Return whether tensors of a rank are asked for."""
+        """Return whether the queries select tensors of a rank."""
         return all(query.rank in (None, rank) for query in self.queries)
 
     def selects_folder(self, folder: DumpFolder) -> bool:
-        """Return whether tensors of a folder are; of a device nobody knows the rank yet."""
+        """Return whether the queries select tensors of a folder; true for folders of devices.
+
+        The rank of a device is not known yet.
+        """
         if folder.device:
             return True
         dated = folder.iteration is not None or folder.constant
@@ -257,7 +258,7 @@ class FolderIndex:
         return all(query.keeps_place(*where, dated=dated) for query in self.queries)
 
     def selects_iteration(self, rank: int, iteration: int) -> bool:
-        """Return whether an iteration of a rank is asked for."""
+        """Return whether the queries select an iteration of a rank."""
         return self.selects_rank(rank) and all(
             query.iterations is None or iteration in query.iterations for query in self.queries
         )
@@ -273,28 +274,28 @@ class FolderIndex:
             if item.folder:
                 below = enter_folder(folder, name)
                 if below is not None:
-                    self._go_on(below, path)
+                    self._add_folder(below, path)
                     continue
-            elif names and self._take(folder, path, names.get_full_name(name), item):
+            elif names and self._add_file(folder, path, names.get_full_name(name), item):
                 continue
-            # A root, and what stands right in it, may hold anything.
+            # The root and its folders may contain any other file.
             self.foreign_files += where.count("/") > 0
 
-    def _go_on(self, folder: DumpFolder, path: str) -> None:
+    def _add_folder(self, folder: DumpFolder, path: str) -> None:
         if folder.enter is None and folder.names in (NameScheme.RANK, NameScheme.API):
             if self.selects_folder(folder):
                 self.leaves.append(LeafFolder(folder, path))
             return
         rank = RANK_FOLDER_PATTERN.fullmatch(path)
-        # A number alone is the folder of a device when a file says so.
+        # A number alone is the folder of a device only if a file in it shows that.
         device = folder.device and folder.base == path and folder.names is not NameScheme.CAPTURED
         if device or rank:
             self.folders[path] = folder
         if not rank or self.selects_rank(folder.rank):
             self._enter(folder, path)
 
-    def _take(self, folder: DumpFolder, path: str, name: str, item: _FolderItem) -> bool:
-        """Take a file of a folder of tensors by its full name; return whether it belongs there."""
+    def _add_file(self, folder: DumpFolder, path: str, name: str, item: _FolderItem) -> bool:
+        """Add a file of a folder of tensors by its full name; return whether it belongs there."""
         if name == MAPPING_FILE:
             return True
         if not item.file:
@@ -302,37 +303,37 @@ class FolderIndex:
         if folder.names is NameScheme.API_TABLES:
             self.info_files += [(folder, path)] if parse_info_file_name(name) else []
             return True
-        says = parse_name_in_folder(folder, name)
-        if says is None:
+        file_name = parse_name_in_folder(folder, name)
+        if file_name is None:
             table = statistic_tables.STATISTIC_TABLE_NAME.fullmatch(name) is not None
             if table:
                 self.tables.append((folder, path, None))
             return table or _ARGUMENTS_FILE_NAME.fullmatch(name) is not None
         if folder.names is NameScheme.CAPTURED:
             self.folders[folder.base] = folder
-        if says.kind is FileKind.TABLE:
-            self.tables.append((folder, path, says))
-        elif says.kind.holds_tensors:
-            self.files.append(TensorFile(folder, path, says, item.size, name))
+        if file_name.kind is FileKind.TABLE:
+            self.tables.append((folder, path, file_name))
+        elif file_name.kind.holds_tensors:
+            self.files.append(TensorFile(folder, path, file_name, item.size, name))
         return True
 
     def _listing(self, where: str) -> list[_FolderItem]:
-        """Return what a folder holds, hidden names left out; a problem when it cannot be read."""
+        """Return the items of a folder without hidden names; adds a problem if it is unreadable."""
         folder = self.root / where
         try:
             with _scan_folder(folder) as items:
-                found = [self._looked_at(item) for item in items if item.name[0] != "."]
+                found = [self._inspect(item) for item in items if item.name[0] != "."]
         except OSError as error:
             self.problems.append(f"{folder}: cannot be read: {error.strerror}")
             return []
         return sorted(found)
 
-    def _looked_at(self, item: os.DirEntry[str]) -> _FolderItem:
+    def _inspect(self, item: os.DirEntry[str]) -> _FolderItem:
         try:
             if item.is_file():
                 return _FolderItem(item.name, False, True, item.stat().st_size if self.sized else 0)
             return _FolderItem(item.name, item.is_dir(), False, 0)
-        except OSError:  # gone since it was listed, a link to nowhere or to itself
+        except OSError:  # removed since it was listed, or a broken or circular link
             return _FolderItem(item.name, False, False, 0)
 
     def _long_names(
@@ -354,7 +355,7 @@ class FolderIndex:
 
 @contextmanager
 def _scan_folder(folder: Path) -> Generator[Iterator[os.DirEntry[str]], None, None]:
-    """Give what a folder holds; by its descriptor, so that no path is looked up for each file."""
+    """Yield the items of a folder, opened by descriptor to avoid a path lookup for each file."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with os.scandir(descriptor) as items:

@@ -1,5 +1,5 @@
 """Status of a tree without a daemon: balances of iterations, missing ranks and iterations, and
-damage. Reads what a walk with `balances_only` reads; never a tensor.
+damage. Reads no more than a walk with `balances_only`; never a tensor.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rankdump._analysis.reader.manifests import retired_sentences
-from rankdump._analysis.reader.query import missing_ranges, ranges
+from rankdump._analysis.reader.query import group_ranks, missing_ranges, ranges
 from rankdump._analysis.reader.tree import Table, Tree
 from rankdump._analysis.reader.tree_walk import walk
 from rankdump._core.manifest import Manifest
@@ -24,7 +24,7 @@ from rankdump._core.status import (
 
 
 def status(root: Path) -> StatusView:
-    """Return what the manifests of a tree say of the job, and what the tree lacks."""
+    """Return the status of the job in the manifests of a tree, with findings about the tree."""
     return status_of(walk(root, balances_only=True))
 
 
@@ -37,7 +37,7 @@ def status_of(tree: Tree) -> StatusView:
         iterations=_add_table_bytes((*complete, *unfinished), tree.tables),
         load=_disk_load(tree.root),
         roots=(str(tree.root),),
-        # What is unfinished or unbalanced stands in the iterations themselves.
+        # Unfinished and unbalanced iterations are visible in `iterations`.
         findings=_tree_findings(tree),
     )
 
@@ -45,9 +45,9 @@ def status_of(tree: Tree) -> StatusView:
 def _add_table_bytes(
     iterations: tuple[IterationStatus, ...], tables: tuple[Table, ...]
 ) -> tuple[IterationStatus, ...]:
-    """Return the iterations; those of statistics alone take the size of their tables.
+    """Return the iterations; those without files have the size of their tables.
 
-    A table of all iterations of a rank counts with the last one.
+    A table of all iterations of a rank counts for the last one.
     """
     last = {each.rank: each.iteration for each in sorted(iterations, key=lambda i: i.iteration)}
     taken: Counter[tuple[int, int]] = Counter()
@@ -64,22 +64,22 @@ def _add_table_bytes(
 
 
 def findings(tree: Tree) -> tuple[str, ...]:
-    """Return what the tree lacks and what in it is damaged, one sentence each."""
+    """Return sentences about everything that is missing or damaged in the tree."""
     return (*_unfinished_sentences(tree), *_unbalanced_sentences(tree), *_tree_findings(tree))
 
 
 def faults(tree: Tree) -> tuple[str, ...]:
-    """Return what in the tree is not what it should be: those of the findings that are errors."""
+    """Return the findings that are errors: unbalanced iterations and problems."""
     return (*_unbalanced_sentences(tree), *tree.problems)
 
 
 def damaged(tree: Tree) -> bool:
-    """Return whether something in the tree is not what it should be."""
+    """Return whether the tree has faults."""
     return bool(faults(tree))
 
 
 def _tree_findings(tree: Tree) -> tuple[str, ...]:
-    # Of a part nobody can tell what is missing beside it.
+    # In a part of a tree, missing ranks and iterations cannot be found.
     absences = (_missing_ranks, _empty_ranks, _missing_iterations) if tree.whole else ()
     return (
         *(sentence for finds in absences for sentence in finds(tree)),
@@ -108,7 +108,7 @@ def _session_statuses(manifests: tuple[Manifest, ...]) -> tuple[SessionStatus, .
 
 
 def _unfinished_iterations(tree: Tree) -> list[IterationStatus]:
-    # What is being removed is not unfinished.
+    # Iterations that are being removed are not unfinished.
     complete = {(m.status.rank, m.status.iteration) for m in tree.manifests} | tree.gone
     stored: Counter[tuple[int, int]] = Counter()
     size: Counter[tuple[int, int]] = Counter()
@@ -118,9 +118,9 @@ def _unfinished_iterations(tree: Tree) -> list[IterationStatus]:
             size[rank, iteration] = entries.stored_bytes
     for table in tree.tables:
         if _has_one_iteration(table) and (table.rank, table.iteration) not in complete:
-            stored[table.rank, table.iteration] += 0  # named, whether or not it has files
+            stored[table.rank, table.iteration] += 0  # listed even without files
     jobs = {m.status.rank: m.status.job_id for m in tree.manifests}
-    # A rank that never finished an iteration names no job; in a tree of one job it is that one.
+    # A rank without a complete iteration has no job id; in a tree of one job it is that job's.
     only = next(iter(jobs.values())) if len(set(jobs.values())) == 1 else ""
     return [
         IterationStatus(
@@ -137,16 +137,10 @@ def _unfinished_iterations(tree: Tree) -> list[IterationStatus]:
 
 
 def _unfinished_sentences(tree: Tree) -> list[str]:
-    by_rank: dict[int, list[int]] = {}
-    for iteration in _unfinished_iterations(tree):
-        by_rank.setdefault(iteration.rank, []).append(iteration.iteration)
-    by_iterations: dict[str, list[int]] = {}
-    for rank, iterations in by_rank.items():
-        by_iterations.setdefault(ranges(iterations), []).append(rank)
+    places = ((each.rank, each.iteration) for each in _unfinished_iterations(tree))
     return [
-        f"{tree.unit} {ranges(ranks)}: iteration {iterations} has tensors but no manifest: "
-        "not complete"
-        for iterations, ranks in by_iterations.items()
+        f"{tree.unit} {ranks}: iteration {iterations} has tensors but no manifest: not complete"
+        for iterations, ranks in group_ranks(places).items()
     ]
 
 
@@ -165,7 +159,7 @@ def _empty_ranks(tree: Tree) -> list[str]:
 
 
 def _missing_iterations(tree: Tree) -> list[str]:
-    """Name iterations that a rank lacks and another one has."""
+    """Return sentences about iterations that a rank lacks and another rank has."""
     have: dict[int, set[int]] = {}
     for manifest in tree.manifests:
         have.setdefault(manifest.status.rank, set()).add(manifest.status.iteration)

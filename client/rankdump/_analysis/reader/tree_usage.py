@@ -1,5 +1,5 @@
-"""Disk space, files and time that the iterations of a tree took, from its manifests and from the
-sizes of other files, and the free space of a disk. The input of a forecast; reads no tensor.
+"""Disk space, files and time of the iterations of a tree, from its manifests and from the sizes of
+other files, and the free space of a disk. The input of a forecast; reads no tensor.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _NO_ITERATION = "no iteration with tensors is complete"
 
 @dataclass(slots=True)
 class _SizeCounter:
-    """Files of some part of a tree, their folders, and when its tensors came."""
+    """Sizes of the files of a part of a tree, their folders, and time stamps of the tensors."""
 
     root: Path
     block_bytes: int
     sizes: defaultdict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
-    """Of each file; 0 for a link to another one, which takes no room."""
+    """Size of each file; 0 for a link to another file."""
     folders: set[str] = field(default_factory=set[str])
     tensors: int = 0
     bytes_in: int = 0
     stamps: list[int] = field(default_factory=list[int])
 
     def add_tensor(self, record: ManifestRecord) -> None:
-        """Count a tensor by what its manifest says; those of one file add up to its size."""
+        """Count a tensor by its record; the tensors of one file add up to its size."""
         self.tensors += 1
         self.bytes_in += record.bytes_in
         self.stamps.append(record.timestamp_us)
@@ -58,7 +58,7 @@ class _SizeCounter:
             self.folders.add(record.path.rpartition("/")[0])
 
     def add_file(self, path: str) -> None:
-        """Count a file that no manifest names, of a folder its parent; what is gone is nothing."""
+        """Count a file without a record; only the parent of a folder; nothing if it is removed."""
         with suppress(OSError):
             facts = os.lstat(self.root / path)
             self.folders.add(path.rpartition("/")[0])
@@ -66,7 +66,7 @@ class _SizeCounter:
                 self.sizes[path] = facts.st_size
 
     def summarize(self, *, folders: int = 0, stall_us: int = 0) -> DumpSize:
-        """Return what was counted, with so many folders."""
+        """Return the totals, with the given number of folders."""
         sizes = [size for size in self.sizes.values() if size]
         blocks = sum(-(-size // self.block_bytes) for size in sizes)
         return DumpSize(
@@ -87,13 +87,13 @@ class _UsageObserver:
     def __init__(self, root: Path) -> None:
         self._root, self._block_bytes = root, os.statvfs(root).f_frsize
         self._ranks: defaultdict[int, dict[int, DumpSize]] = defaultdict(dict)
-        """What an iteration took, by rank."""
+        """Size of each rank by iteration."""
         self._tables = defaultdict[int, _SizeCounter](self._new_counter)
         self._folders: defaultdict[int, set[str]] = defaultdict(set)
         self._once, self._grown = self._new_counter(), self._new_counter()
 
     def add_manifest(self, manifest: Manifest, path: Path) -> None:
-        """Count what a manifest says, and its file."""
+        """Count the records of a manifest, and its file."""
         status, own = manifest.status, self._new_counter()
         for record in manifest.records:
             constant = _is_constant_folder(record.path.rpartition("/")[0])
@@ -113,20 +113,20 @@ class _UsageObserver:
                 self._grown.add_file(f"{table.folder}/{files.stack_file}")
 
     def add_folder(self, path: str, iteration: int) -> None:
-        """Count the tables of the folder of an iteration, and the one of its long names."""
+        """Count the tables of the folder of an iteration, including that of long names."""
         for file in (self._root / path).iterdir():
             if file.suffix == ".csv":
                 self._tables[iteration].add_file(f"{path}/{file.name}")
 
     def add_metadata(self, ranks: Iterable[str]) -> None:
-        """Count what stands beside the tensors of ranks, without the manifests."""
+        """Count the metadata files of ranks, without the manifests."""
         for rank in ranks:
             for folder in (METADATA_FOLDER, EXECUTION_ORDER_FOLDER, GRAPH_FOLDER):
                 for path in _list_files(self._root, f"{rank}/{folder}"):
                     self._once.add_file(path)
 
     def summarize(self) -> ObservedDump:
-        """Return what was seen; CorruptedError where no iteration with tensors is complete."""
+        """Return the totals; CorruptedError where no iteration with tensors is complete."""
         ranks = max(map(len, self._ranks.values()), default=0)
         whole = [
             sum_sizes((*of.values(), self._beside(iteration)))
@@ -142,7 +142,7 @@ class _UsageObserver:
         return ObservedDump(len(whole), ranks, each, sum_sizes((once, DumpSize(files=grown.files))))
 
     def _beside(self, iteration: int) -> DumpSize:
-        """Return what its tables and folders take."""
+        """Return the size of the tables and folders of an iteration."""
         tables = self._tables[iteration]
         self._add_folders(iteration, tables)
         return tables.summarize(folders=len(self._folders[iteration]))
@@ -155,10 +155,9 @@ class _UsageObserver:
 
 
 def observe(root: Path) -> ObservedDump:
-    """Return what one iteration of a tree takes, over all ranks that are in it.
+    """Return the size of one iteration of a tree over all its ranks.
 
-    Files that a manifest names are not looked at. CorruptedError where no iteration of it is
-    complete.
+    Files with a record are not accessed. CorruptedError where no iteration is complete.
     """
     places = FolderIndex(root, sized=False)
     places.find_folders()
@@ -180,7 +179,7 @@ def observe(root: Path) -> ObservedDump:
 
 
 def disk_room(root: Path, keep_free_ratio: float) -> DiskCapacity:
-    """Return how much room there is where a tree stands, or will stand."""
+    """Return the free space and inodes of the disk of a tree, which need not exist yet."""
     place = root.absolute()
     while not place.exists():
         place = place.parent

@@ -1,11 +1,10 @@
-"""Walk from the root of a tree, or from one file, to tensors with their keys and what manifests say
-of them. Reads names, manifests, and the headers of bin files that no manifest names; never a
-tensor or a table.
+"""Walk from the root of a tree, or from one file, to tensors with their keys and records. Reads
+names, manifests, and the headers of bin files without a record; never a tensor or a table.
 
-What cannot be read is named in `problems`, what is not a tensor is counted, and the walk goes
-on. Only the names and manifests of one iteration of one rank are objects at a time. The garbage
-collector is paused meanwhile: whenever the number of objects has grown by a quarter it would
-look at all of them again, a seventh of the time that opening a tree takes.
+Unreadable files are listed in `problems`, and other files are counted. Only the names and manifests
+of one iteration of one rank are objects at a time. The garbage collector is paused meanwhile: it
+would traverse all objects whenever their number has grown by a quarter, which is a seventh of the
+time to open a tree.
 """
 
 from __future__ import annotations
@@ -53,13 +52,13 @@ from rankdump.errors import CorruptedError
 
 @contextmanager
 def collector_paused() -> Generator[None, None, None]:
-    """Pause it, in all threads; it goes on afterwards if it went before."""
-    went = gc.isenabled()
+    """Pause the garbage collector, in all threads; enable it afterwards if it was enabled."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if went:
+        if was_enabled:
             gc.enable()
 
 
@@ -70,16 +69,16 @@ class _WalkBatch:
     manifests: list[ManifestFileName] = field(default_factory=list[ManifestFileName])
     leaves: list[LeafFolder] = field(default_factory=list[LeafFolder])
     is_complete: bool = False
-    """Every manifest is about an iteration whose folders these are."""
+    """Whether these are all folders of the iterations of the manifests."""
 
 
 @collector_paused()
 def walk(root: Path, *queries: Query, balances_only: bool = False, job_id: str = "") -> Tree:
-    """Return what stands below a root; a root that is no folder is a problem, not an error.
+    """Return the tree below a root; a root that is not a folder is a problem, not an error.
 
-    Ranks, graphs and iterations that a query leaves out are not entered. With `balances_only`
-    neither are iterations with files and a manifest: of these only their balances are read. With
-    `job_id` neither is what other jobs dumped; CorruptedError when there is nothing of that one.
+    Folders that the queries exclude are not entered. With `balances_only`, neither are iterations
+    with a manifest and files: only their balances are read. With `job_id`, the dumps of other jobs
+    are left out; CorruptedError when the tree has no dump of that job.
     """
     places = FolderIndex(root, queries)
     places.find_folders()
@@ -106,7 +105,7 @@ def walk(root: Path, *queries: Query, balances_only: bool = False, job_id: str =
 
 
 class _TreeReader:
-    """Reads batch after batch; gathers what is not an entry."""
+    """Reads the entries of a tree in batches, and collects manifests and tables."""
 
     def __init__(self, places: FolderIndex, balances_only: bool, job_id: str) -> None:
         self.manifests: list[Manifest] = []
@@ -115,11 +114,11 @@ class _TreeReader:
         self._places, self._balances_only = places, balances_only
         folders = places.folders
         self.rank_folders = [name for name in folders if RANK_FOLDER_PATTERN.fullmatch(name)]
-        """Folders of ranks."""
+        """Names of the folders of ranks."""
         self._device = any(folder.device for folder in folders.values())
         self._devices: set[int] = set()
         self.other_sessions = find_other_sessions(places.root, job_id)
-        """Sessions that are left out."""
+        """Sessions of other jobs, which are left out."""
         wanted = [
             n for n in self.rank_folders if self._device or places.selects_rank(folders[n].rank)
         ]
@@ -131,19 +130,19 @@ class _TreeReader:
         }
 
     def list_ranks(self) -> tuple[int, ...]:
-        """Return those that have a folder: ranks, or devices where there are no ranks."""
+        """Return the ranks that have a folder; without any, the numbers of devices."""
         folders = self._places.folders
         ranks = {folder.rank for folder in folders.values() if not folder.device}
         return tuple(sorted(ranks or self._devices))
 
     def read_retired(self) -> frozenset[RetiredIteration]:
-        """Return what was removed from the ranks that are asked for."""
+        """Return the retired iterations of the selected ranks."""
         return read_retired_iterations(self._places.root, self._files, self._places.problems)
 
     def read_batches(self) -> Iterator[list[Entry]]:
         """Yield the tensors of each batch, sorted."""
         if self._device:
-            # The manifests of all ranks say which of them wrote to the folder of a device.
+            # Which rank wrote to the folder of a device is in the manifests of all ranks.
             files = [file for files in self._files.values() for file in files]
             yield self._read(_WalkBatch(files, self._places.leaves), TreeManifests())
             return
@@ -184,7 +183,7 @@ class _TreeReader:
     def _read(
         self, batch: _WalkBatch, constants: TreeManifests, known: TreeManifests | None = None
     ) -> list[Entry]:
-        """Return the tensors of a batch; what its manifests say of constants goes to others."""
+        """Return the tensors of a batch; adds its records of constants to `constants`."""
         places, root = self._places, self._places.root
         known = TreeManifests() if known is None else known
         only = self._balances_only and batch.is_complete
@@ -192,7 +191,7 @@ class _TreeReader:
         for manifest in read_manifests(batch.manifests, places.problems, balances_only=only):
             known.add(manifest)
             self.manifests.append(replace(manifest, records=(), session=None))
-        # Statistics alone have a table, whose size no balance states.
+        # A dump of statistics only has tables, whose sizes are not in the balances.
         if any(only and (m.status.bytes_stored or m.status.linked) for m in self.manifests[heads:]):
             return []
         for leaf in batch.leaves:
@@ -202,7 +201,7 @@ class _TreeReader:
         if self.other_sessions:
             files = [file for file in files if known.has_path(file.relative)]
         absent, places.missing_files = places.missing_files, []
-        # Manifests say what should be there: a dropped tensor has its row as well.
+        # With manifests, the rows are not checked: a dropped tensor has one as well.
         if not self._stepped:
             named = f"named by {MAPPING_FILE}, but missing"
             places.problems.extend(f"{path}: {named}" for path in absent)
@@ -215,25 +214,25 @@ class _TreeReader:
         return sorted(entries, key=execution_sort_key)
 
     def _missed(self, known: TreeManifests) -> Iterator[str]:
-        """Yield what manifests name in the folders that are read, and is not there."""
+        """Yield a sentence for each missing file that a manifest names in the selected folders."""
         for path in known.unclaimed_paths:
             folder = find_folder(path.rpartition("/")[0])
             named = folder is None or self._places.selects_folder(folder)
-            # Nobody writes a manifest of what stands in another iteration's folder.
+            # The file may exist in a folder that this batch does not list.
             if named and not os.path.lexists(self._places.root / path):
                 yield f"{path}: named by a manifest, but missing"
 
 
 def execution_sort_key(entry: Entry) -> tuple[int, bool, int, int, str, str, int]:
-    """Return what sorts tensors as the program ran."""
+    """Return the sort key of execution order."""
     key, path = entry.key, entry.relative
     when, dated = key.timestamp_us, not key.constant
-    # Of one call, inputs come before outputs; a file of one tensor is named by side and slot.
+    # Inputs of a call come before its outputs; the path of a single tensor ends in side and slot.
     return key.rank, dated, key.iteration, when, path, key.side, key.slot
 
 
 def collect_tables(places: FolderIndex, known: TreeManifests | None = None) -> list[Table]:
-    """Return the tables that were found, and forget them."""
+    """Return the tables in an index, and remove them from it."""
     known = TreeManifests() if known is None else known
     found = [_table_at(places.root, *each, known) for each in places.tables]
     found += [_info_table_at(places.root, *each) for each in places.info_files]
@@ -244,7 +243,7 @@ def collect_tables(places: FolderIndex, known: TreeManifests | None = None) -> l
 def _table_at(
     root: Path, folder: DumpFolder, relative: str, operator: FileName | None, known: TreeManifests
 ) -> Table:
-    """Return the table that stands in a folder: its own, or an operator's."""
+    """Return a table of a folder, or of an operator in it."""
     number = operator.number if operator is not None else None
     iteration = number if folder.iteration is None else folder.iteration
     return Table(
@@ -270,10 +269,10 @@ def _table_sort_key(table: Table) -> tuple[int, bool, int, int, str]:
 
 
 def _find_size_mismatches(entries: list[Entry], files: list[TensorFile]) -> Iterator[str]:
-    """Name the files whose size alone says that they are damaged."""
+    """Yield a sentence for each file whose size differs from its manifest."""
     due: defaultdict[str, int] = defaultdict(int)
     for entry in entries:
-        # A link to identical bytes takes no room by its manifest.
+        # The record of a link to identical bytes has 0 stored bytes.
         due[entry.relative] += entry.record.bytes_stored if entry.record else 0
     for file in files:
         if due[file.relative] not in (0, file.stored_bytes):
@@ -284,19 +283,19 @@ def _find_size_mismatches(entries: list[Entry], files: list[TensorFile]) -> Iter
 
 
 def locate(path: Path) -> tuple[Entry, ...]:
-    """Return the tensors of one file; none when it does not stand in a tree's folders.
+    """Return the tensors of one file; empty when it is not in a tree.
 
-    CorruptedError when it does, and cannot be read.
+    CorruptedError when it is in a tree and cannot be read.
     """
     full = path.absolute()
     if not full.is_file():
         return ()
     name = read_long_names(full.parent / MAPPING_FILE).get_full_name(full.name)
     for root, folder in _find_possible_roots(full.parent):
-        says = parse_name_in_folder(folder, name)
-        if says is not None and says.kind.holds_tensors:
+        file_name = parse_name_in_folder(folder, name)
+        if file_name is not None and file_name.kind.holds_tensors:
             relative = full.relative_to(root).as_posix()
-            file = TensorFile(folder, relative, says, full.stat().st_size, name)
+            file = TensorFile(folder, relative, file_name, full.stat().st_size, name)
             problems: list[str] = []
             manifests = _read_manifests_of(root, folder)
             known, stepped = TreeManifests(manifests), bool(manifests)
@@ -308,7 +307,7 @@ def locate(path: Path) -> tuple[Entry, ...]:
 
 
 def find_root(folder: Path) -> Path | None:
-    """Return the root that a folder of a tree is likely to belong to; None for any other folder."""
+    """Return the root of the tree that a folder probably belongs to; None if it looks like none."""
     return next(
         (
             root
@@ -320,7 +319,7 @@ def find_root(folder: Path) -> Path | None:
 
 
 def _find_possible_roots(folder: Path) -> list[tuple[Path, DumpFolder]]:
-    """Return what may be the root: those with manifests first, then the outermost."""
+    """Return the possible roots of a folder: those with manifests first, then the outermost."""
     full = folder.absolute()
     found: list[tuple[Path, DumpFolder]] = []
     for root in reversed(full.parents[:MAX_TREE_DEPTH]):
@@ -332,8 +331,8 @@ def _find_possible_roots(folder: Path) -> list[tuple[Path, DumpFolder]]:
 
 def _read_manifests_of(root: Path, folder: DumpFolder) -> list[Manifest]:
     ranks = list_rank_folders(root) if folder.device else [folder.base]
-    # A constant is in the manifest of whichever iteration it was first seen in.
-    every = None if folder.constant else folder.iteration
-    # What of them cannot be read says nothing of this file.
+    # A constant is in the manifest of the iteration in which it was first seen.
+    wanted = None if folder.constant else folder.iteration
+    # Unreadable manifests are ignored here.
     files = [file for rank in ranks for file in list_manifest_files(root, rank, [])]
-    return list(read_manifests((f for f in files if every in (None, f.iteration)), []))
+    return list(read_manifests((f for f in files if wanted in (None, f.iteration)), []))

@@ -1,4 +1,4 @@
-"""The tool's three tables: their files, and what a report becomes in them."""
+"""troubleshooter's three tables: their files, and their rows from a report."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def report(*rows: ComparisonRow) -> ComparisonReport:
     return ComparisonReport("a", "b", ComparisonSettings(), rows)
 
 
-def test_fields_are_quoted_and_an_empty_line_ends_the_file():
+def test_format_csv_quotes_fields_and_ends_with_an_empty_line():
     assert format_csv(MAPPING) == (
         '"ORIGIN NET (pytorch)","TARGET NET (pytorch)"\n"","one\ntwo"\n"q""","b"\n\n'
     )
 
 
-def test_files_of_a_step_are_the_users_alone_and_what_was_there_gives_way(tmp_path):
+def test_write_api_tables_makes_private_files_and_replaces_old_ones(tmp_path):
     folder = tmp_path / "deep" / "out"
     long = ApiTable(MAPPING.titles, MAPPING.rows * 9)
     names = [path.name for path in write_api_tables([ApiTableSet(long, long, long)], folder, 4)]
@@ -95,19 +95,19 @@ def test_files_of_a_step_are_the_users_alone_and_what_was_there_gives_way(tmp_pa
     assert (folder / names[0]).stat().st_mode & 0o777 == 0o600
 
 
-def test_ranks_have_files_of_their_own(tmp_path):
+def test_write_api_tables_writes_separate_files_for_each_rank(tmp_path):
     tables = [ApiTableSet(MAPPING, rank=rank) for rank in (0, 12)]
     names = [path.name for path in write_api_tables(tables, tmp_path, 0)]
     assert names == ["ts_api_mapping_0.csv", "ts_api_mapping_rank12_0.csv"]
 
 
-def test_a_folder_that_cannot_be_is_one_line(tmp_path):
+def test_write_api_tables_rejects_a_folder_that_cannot_be_created(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ExhaustedError, match="file"):
         write_api_tables([ApiTableSet(MAPPING)], tmp_path / "file" / "out", 0)
 
 
-def test_a_report_is_rounded_and_means_are_over_all_elements(tmp_path):
+def test_build_api_tables_rounds_numbers_and_averages_all_elements(tmp_path):
     found = build_api_tables(
         report(
             row("LAYER_fc_forward", PairOutcome(TensorVerdict.EQUAL), "input"),
@@ -142,7 +142,7 @@ def test_a_report_is_rounded_and_means_are_over_all_elements(tmp_path):
         assert len(next(csv.reader(file))) == 8
 
 
-def test_a_report_of_figures_and_of_other_trees():
+def test_build_api_tables_of_statistics_and_of_other_layouts():
     plain = row(
         "conv1/Conv2D-op3",
         PairOutcome(TensorVerdict.DIFFERENT, statistic_differences={"max": 1.5, "avg": 0.25}),
@@ -157,7 +157,7 @@ def test_a_report_of_figures_and_of_other_trees():
     assert tables.backward is None
 
 
-def test_constants_belong_to_no_step():
+def test_build_api_tables_omits_constants():
     constant = row("weight/Parameter-op0", PairOutcome(TensorVerdict.EQUAL))._replace(
         iteration=CONSTANTS_ITERATION
     )

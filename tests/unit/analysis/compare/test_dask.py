@@ -1,4 +1,4 @@
-"""A Dask cluster gives what this machine gives."""
+"""Comparison on a Dask cluster, with the outcomes of one machine."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def pairs(tmp_path):
     return found
 
 
-def test_two_workers(pairs, tmp_path, monkeypatch):
+def test_cluster_gives_the_outcomes_of_one_process(pairs, tmp_path, monkeypatch):
     """The same list as from one process, also when this one stands in another folder."""
     monkeypatch.setattr(pair_comparison, "_MAX_GROUP_PAIRS", 3)
     here = compare_pairs(pairs, SETTINGS, processes=1)
@@ -68,19 +68,19 @@ def _from_here(tensor):
     return tensor._replace(entry=tensor.entry._replace(root=root.relative_to(root.parent)))
 
 
-def test_nobody_answers(pairs, monkeypatch):
+def test_cluster_without_a_scheduler_is_unavailable(pairs, monkeypatch):
     monkeypatch.setattr("rankdump._analysis.compare.dask_cluster._CONNECT_TIMEOUT_S", 0.2)
     with pytest.raises(UnavailableError, match="no Dask scheduler answers at tcp"):
         compare_pairs(pairs, SETTINGS, dask="tcp://127.0.0.1:1")
 
 
-def test_without_the_library(pairs, monkeypatch):
+def test_cluster_without_distributed_names_the_extra(pairs, monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ConfigError, match=r"pip install 'rankdump\[dask\]'"):
         compare_pairs(pairs, SETTINGS, dask="tcp://127.0.0.1:1")
 
 
-def test_a_worker_without_the_trees(pairs):
+def test_worker_without_the_trees_is_named_in_the_findings(pairs):
     """A file that is here and not there is no damage of the tree."""
     missing = PairOutcome(
         TensorVerdict.UNREADABLE, ("x: cannot be read: No such file or directory",)
@@ -102,7 +102,7 @@ class Failed:
         raise self._error
 
 
-def test_a_task_that_kills_workers(pairs):
+def test_pair_that_kills_workers_is_unreadable_and_others_are_compared(pairs):
     """Its pairs are tried one by one; the one that did it is unreadable."""
     nobody: Any = None
     killed = Failed(KilledWorker("compare_group-1", nobody, 3))
@@ -112,7 +112,7 @@ def test_a_task_that_kills_workers(pairs):
     assert (place, outcome.verdict) == (0, TensorVerdict.UNREADABLE)
 
 
-def test_a_worker_without_rankdump(pairs):
+def test_worker_without_rankdump_is_an_error(pairs):
     missing = Failed(ModuleNotFoundError("No module named 'rankdump'"))
     with pytest.raises(UnsupportedError, match="cannot compare: No module named 'rankdump'; Dask"):
         _get_task_outcomes(missing, list(enumerate(pairs)))

@@ -33,7 +33,7 @@ def shown(spans: list[CallSpan]) -> list[tuple[list[int], list[int]]]:
 
 
 @given(PROGRAMS, PROGRAMS)
-def test_every_call_is_in_one_span_and_order_stays(a, b):
+def test_pair_api_calls_has_every_call_in_one_span_in_order(a, b):
     spans = pair_api_calls(a, b)
     assert [at for span in spans for at in span.a] == list(range(len(a)))
     assert [at for span in spans for at in span.b] == list(range(len(b)))
@@ -41,14 +41,14 @@ def test_every_call_is_in_one_span_and_order_stays(a, b):
 
 
 @given(PROGRAMS)
-def test_a_program_pairs_with_itself_call_by_call(program):
+def test_pair_api_calls_pairs_a_program_with_itself_call_by_call(program):
     assert all(span.a == span.b for span in pair_api_calls(program, program))
     certain = [call("first", 7), *program]
     assert pair_api_calls(certain, certain)[0] == CallSpan(range(1), range(1))
 
 
 @given(PROGRAMS, st.data())
-def test_a_call_of_a_new_kind_has_no_partner_and_disturbs_no_other(program, data):
+def test_pair_api_calls_leaves_a_new_call_alone(program, data):
     place = data.draw(st.integers(0, len(program)))
     a = [FlowCall(f"layer{number}", f"nn_layer{number}") for number in range(len(program))]
     spans = pair_api_calls(a, [*a[:place], call("new", 5), *a[place:]])
@@ -57,13 +57,13 @@ def test_a_call_of_a_new_kind_has_no_partner_and_disturbs_no_other(program, data
     assert all(len(span.a) == len(span.b) == 1 for span in spans if span.a)
 
 
-def test_the_same_call_is_found_whatever_its_number_and_place():
+def test_pair_api_calls_ignores_numbers_and_positions():
     a = [call("conv", 3, kind="nn"), call("relu", 4), call("add", 5)]
     b = [call("relu", 4), call("sigmoid", 6), call("add", 5)]
     assert shown(pair_api_calls(a, b)) == [([0], []), ([1], [0]), ([], [1]), ([2], [2])]
 
 
-def test_a_class_is_an_anchor_before_a_function_before_a_method():
+def test_anchors_prefer_classes_to_functions_to_methods():
     """The later pairs cross the earlier: only one of two can stand."""
     nn, function = call("Linear", 3, kind="nn"), call("linear", 3)
     assert shown(pair_api_calls([nn, function], [function, nn])) == [
@@ -73,7 +73,7 @@ def test_a_class_is_an_anchor_before_a_function_before_a_method():
     ]
 
 
-def test_what_stands_for_each_other_between_anchors_begins_and_ends_alike():
+def test_spans_between_anchors_begin_and_end_with_equal_shapes():
     """One call of a net against the two that another framework needs for it."""
     first, last = call("Conv2d", 2, kind="nn"), call("Softmax", 2, kind="nn")
     silu = FlowCall("silu", "functional_silu", ((2,),), ((2,),))
@@ -83,31 +83,31 @@ def test_what_stands_for_each_other_between_anchors_begins_and_ends_alike():
     assert found == [([0], [0]), ([1], [1, 2]), ([2], [3])]
 
 
-def test_one_side_without_calls():
+def test_pair_api_calls_with_one_side_empty():
     assert shown(pair_api_calls([], [call("relu", 2)])) == [([], [0])]
     assert pair_api_calls([], []) == []
 
 
-def test_sizes_beyond_a_float_are_no_error():
+def test_anchors_accept_sizes_beyond_a_float():
     many = FlowCall("cat", "functional_cat", ((1 << 20, 1 << 20),) * 20, ((1 << 40,) * 12,))
     assert shown(pair_api_calls([many], [many])) == [([0], [0])]
 
 
 @given(st.lists(SHAPES, max_size=6), st.lists(SHAPES, max_size=6))
-def test_tensors_pair_in_order_and_only_with_their_shape(a, b):
+def test_align_shapes_pairs_equal_shapes_in_order(a, b):
     pairs = align_shapes(a, b)
     assert [at for at, _ in pairs if at is not None] == list(range(len(a)))
     assert [at for _, at in pairs if at is not None] == list(range(len(b)))
     assert all(a[one] == b[other] for one, other in pairs if None not in (one, other))
 
 
-def test_a_tensor_more_on_one_side():
+def test_align_shapes_leaves_out_an_extra_tensor():
     assert align_shapes([(2,), (3,)], [(2,), (9,), (3,)]) == [(0, 0), (None, 1), (1, 2)]
     assert align_shapes([(2,), (2,)], [(2,)]) == [(0, 0), (1, None)]
     assert align_shapes([], [(2,)]) == [(None, 0)]
 
 
-def test_names_across_frameworks():
+def test_unify_api_name_across_frameworks():
     assert unify_api_name("pytorch", "Torch", "sub") == "functional_subtract"
     assert unify_api_name("pytorch", "NN", "Linear") == unify_api_name("mindspore", "NN", "Dense")
     assert unify_api_name("mindtorch", "Torch", "abs") == "functional_abs"

@@ -1,4 +1,4 @@
-"""The page: one file that fetches nothing, with the report in it."""
+"""HTML page of a report: one file that fetches nothing."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def text():
     return render_page(report(), format_scope_name)
 
 
-def test_nothing_is_fetched(text):
+def test_page_fetches_nothing(text):
     """No element has an address outside the page, and its policy refuses any that a script has."""
     found = Elements(text).found
     for tag, attributes in found:
@@ -113,7 +113,7 @@ def test_nothing_is_fetched(text):
     assert "@import" not in text.partition("<body")[0].rpartition("<style>")[2]
 
 
-def test_it_leads_with_where_it_starts(text):
+def test_page_begins_with_the_origin(text):
     said = " ".join(" ".join(Elements(text).data).split())
     after = said.partition("rankdump diff")[2].partition("rankdump diff")[2]
     assert "the difference starts at " + LAYERS[3] in after
@@ -123,7 +123,7 @@ def test_it_leads_with_where_it_starts(text):
     assert "/job/net.py:17 x = layer(x)" in after
 
 
-def test_the_data_is_in_it(text):
+def test_page_contains_the_data(text):
     tensors, operators = columns(text, "matched by"), columns(text, "worst verdict")
     assert len(tensors["place"]) == 24
     assert tensors["operator"][0] == "layers.0/Linear-op0"
@@ -135,7 +135,7 @@ def test_the_data_is_in_it(text):
     assert sorted(drawn) == [2, 6, 6], "the ring, and two ranks"
 
 
-def test_only_so_much_is_drawn_and_that_is_said():
+def test_page_limits_rows_and_shows_the_limit():
     rows = layered(range(20))
     small = render_page(report(rows), format_scope_name, most=110)
     verdicts = columns(small, "matched by")["verdict"]
@@ -146,7 +146,7 @@ def test_only_so_much_is_drawn_and_that_is_said():
     assert "110 of 120 operators are shown" in said
 
 
-def test_names_are_text_and_nothing_else():
+def test_page_escapes_names():
     """A dump's names come from anywhere; none of them may run."""
     bad = '</script><img src="http://evil.example/x" onerror="alert(1)">$$x$$'
     rows = [
@@ -180,14 +180,14 @@ def test_names_are_text_and_nothing_else():
     ],
     ids=["agreeing", "empty", "odd", "figures"],
 )
-def test_reports_without_numbers(made, caplog):
+def test_page_of_a_report_without_numbers(made, caplog):
     """The library has nothing to complain about either."""
     said = " ".join(Elements(render_page(made, format_scope_name)).data)
     assert "Every call has a partner." in said
     assert not caplog.records
 
 
-def test_the_scale_has_room_for_all():
+def test_error_scale_fits_all_errors():
     scale = build_error_scale([1e-7, 0.02, 0.0, NAN])
     assert scale == ErrorScale(-7, -1)
     assert scale.get_y(0.0) == -8
@@ -196,13 +196,13 @@ def test_the_scale_has_room_for_all():
     assert build_error_scale([]) == ErrorScale(-6, 0)
 
 
-def test_nobody_else_loads_the_library():
+def test_only_the_page_loads_bokeh():
     """It takes half a second, which a comparison without a page does not pay."""
     code = "import sys, rankdump._cli.diff_report; sys.exit('bokeh' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_nan_beside_what_agrees_is_not_drawn_as_zero():
+def test_chart_draws_nan_at_the_level_of_no_number():
     """An operator with equal inputs whose output is nothing but NaN stands where no number does."""
     nothing = replace(outcome(TensorVerdict.NAN), measures=replace(measures(), max_absolute=NAN))
     rows = [row(0, "input.0", outcome()), row(0, "output.0", nothing)]

@@ -1,4 +1,4 @@
-"""A report as JSON: strict, whole, and with the keys that docs/comparing.md names."""
+"""Report as JSON: strict, complete, and with the keys of docs/comparing.md."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def parsed(made):
     return json.loads("".join(serialize_report(made)), parse_constant=refuse)
 
 
-def test_the_schema():
+def test_json_keys_are_the_same_in_every_report():
     """Every kind of report has the same keys, and no other."""
     only = row(6, "output.0", PairOutcome(TensorVerdict.UNMATCHED), only="b")
     odd = PairOutcome(
@@ -145,7 +145,7 @@ def test_the_schema():
         jsonschema.validate(parsed(made), SCHEMA)
 
 
-def test_it_is_the_whole_report():
+def test_json_has_the_whole_report():
     made = report()
     found = parsed(made)
     assert len(found["rows"]) == len(made.rows)
@@ -157,7 +157,7 @@ def test_it_is_the_whole_report():
     assert parsed(agreeing())["agrees"] is True
 
 
-def test_numbers_are_exact_and_what_is_none_is_null():
+def test_json_numbers_are_exact_and_nan_is_null():
     error = 0.1 + 0.2
     result = outcome(TensorVerdict.DIFFERENT, error)
     assert result.measures is not None
@@ -169,7 +169,7 @@ def test_numbers_are_exact_and_what_is_none_is_null():
     assert found["measures"]["close_share"] == 0.5
 
 
-def test_a_tensor_says_where_it_is():
+def test_json_tensor_has_its_path_and_member():
     key = TensorKey(0, "Net", 0, 3, 1, "Linear", "fc", TensorSide.OUTPUT, 1)
     entry = Entry(Path("/tree"), "rank_0/Net/0/3/fc.bin", key, 80, member="output.1")
     held = DumpedTensor(
@@ -189,7 +189,7 @@ def test_a_tensor_says_where_it_is():
     assert found["b"] is None
 
 
-def test_constants_belong_to_no_iteration():
+def test_json_iteration_of_constants_is_null():
     made = report(
         [row(0, "output.0", outcome(TensorVerdict.DIFFERENT, 1.0), iteration=CONSTANTS_ITERATION)],
         origins=(origin(suspect(iteration=CONSTANTS_ITERATION)),),
@@ -199,14 +199,14 @@ def test_constants_belong_to_no_iteration():
     assert found["origins"][0]["suspects"][0]["iteration"] is None
 
 
-def test_one_row_a_line():
+def test_json_has_one_row_per_line():
     """So a line of a large report can be looked for, and cut out."""
     lines = "".join(serialize_report(report())).splitlines()
     rows = [line.strip().rstrip(",") for line in lines if line.startswith('  {"rank"')]
     assert [json.loads(line)["place"] for line in rows] == [r.slot_name for r in layered()]
 
 
-def test_every_key_is_documented():
+def test_json_keys_are_documented():
     keys: set[str] = set()
 
     def gather(schema):

@@ -1,4 +1,4 @@
-"""Measures of two arrays beside the same in plain float64, for every element type."""
+"""Measures of two arrays compared with plain float64, for every element type."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ tolerances = st.builds(
 
 @pytest.mark.parametrize("dtype", PLAIN)
 @given(data=st.data())
-def test_every_type_as_in_float64(dtype, data):
+def test_measures_of_every_type_equal_those_in_float64(dtype, data):
     a, b = data.draw(pairs(dtype, dtype))
     if data.draw(st.booleans()):
         b = np.where(np.arange(b.size) % 2, a, b)
@@ -154,7 +154,7 @@ def test_every_type_as_in_float64(dtype, data):
 
 
 @given(st.data(), st.sampled_from(PLAIN), st.sampled_from(PLAIN))
-def test_types_that_differ(data, dtype_a, dtype_b):
+def test_measures_of_different_types_compare_numbers(data, dtype_a, dtype_b):
     """Whichever two meet: as numbers, not as bytes."""
     a, b = data.draw(pairs(dtype_a, dtype_b))
     with np.errstate(all="ignore"):
@@ -169,7 +169,7 @@ def of(a, b, **tolerances) -> DifferenceMeasures:
 
 
 @given(st.data(), st.sampled_from([1e-4, 1e-29, 0.3]), st.sampled_from([0.0, 1e-4, 1e-30, 1.0]))
-def test_float32_right_at_the_border(data, atol, rtol):
+def test_closeness_in_float32_is_decided_as_in_float64(data, atol, rtol):
     """Which numbers are close is decided as in float64, however little is between them."""
     b = data.draw(arrays.arrays(np.float32, 7, elements=st.floats(-(2.0**60), 2.0**60, width=32)))
     off = data.draw(arrays.arrays(np.int32, 7, elements=st.integers(-3, 3)))
@@ -185,7 +185,7 @@ def test_float32_right_at_the_border(data, atol, rtol):
     st.floats(2.0**-9, 2.0**9, width=32),
     st.floats(2.0**-20, 2.0**-1, width=32),
 )
-def test_float32_sums_are_as_good_as_they_say(size, value, off):
+def test_float32_sums_have_the_documented_precision(size, value, off):
     """The same rounding again and again is the worst there is."""
     a = np.full(size, value, np.float32)
     b = a * np.float32(1 + off)
@@ -194,7 +194,7 @@ def test_float32_sums_are_as_good_as_they_say(size, value, off):
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-22, 1e-10, 1e10, 1e19, 1e30])
-def test_float32_of_any_size(scale):
+def test_float32_numbers_with_overflowing_squares_are_exact(scale):
     """What is too small or too large to be squared in float32 is not."""
     numbers = np.random.default_rng(0).standard_normal((2, 2000)).astype(np.float32)
     a, b = numbers * np.float32(scale)
@@ -213,7 +213,7 @@ def test_float32_of_any_size(scale):
     ],
 )
 @pytest.mark.parametrize("floor", [-9.0, 0.0, 0.5])
-def test_several_blocks(size, floor):
+def test_measures_do_not_depend_on_block_borders(size, floor):
     """Where a tensor ends says nothing of what it holds; zeros and signs take ways of their own."""
     numbers = np.random.default_rng(size)
     a = np.maximum(numbers.standard_normal(size, np.float32), np.float32(floor))
@@ -225,7 +225,7 @@ def test_several_blocks(size, floor):
     assert measure_difference(a, b, ElementTolerances()).first_nonfinite_apart == 5
 
 
-def test_the_last_place_that_is_apart():
+def test_difference_in_the_last_element_is_found():
     a = np.zeros((3, tensor_blocks.BLOCK_NUMBERS), np.complex64)
     b = a.copy()
     b[2, 7] = complex(0, math.inf)
@@ -235,7 +235,7 @@ def test_the_last_place_that_is_apart():
     )
 
 
-def test_halves_whose_sums_are_too_large_for_them():
+def test_float16_sums_do_not_overflow():
     """65504 is float16's largest: neither its squares nor its sums are numbers of its own."""
     a, b = np.full(1000, 65504, np.float16), np.full(1000, 65472, np.float16)
     found = of(a, b)
@@ -244,7 +244,7 @@ def test_halves_whose_sums_are_too_large_for_them():
 
 
 @pytest.mark.parametrize("dtype", ["float64", "complex128"])
-def test_numbers_whose_squares_are_none(dtype):
+def test_sums_that_overflow_float64_are_infinite(dtype):
     """A sum that float64 cannot hold is infinite; what is not made of it stays right."""
     a, b = np.array([1e200, 1.0]).astype(dtype), np.array([2e200, 1.0]).astype(dtype)
     found = of(a, b)
@@ -268,14 +268,14 @@ def test_numbers_whose_squares_are_none(dtype):
         (np.array([5], np.uint8), np.array([2**63], np.uint64), 2**63),
     ],
 )
-def test_whole_numbers_of_64_bits(a, b, distance):
+def test_64_bit_integers_that_differ_by_one_are_different(a, b, distance):
     """Two that differ by 1 differ, although they are the same float64."""
     for left, right in ((a, b), (b, a)):
         found = of(left, right, rtol=0.0, atol=0.0)
         assert (found.unequal, found.max_absolute) == (1, pytest.approx(distance, rel=1e-15))
 
 
-def test_equal_tensors():
+def test_equal_tensors_have_cosine_one():
     """A vector is at cosine 1 from itself, not just below; numbers and bytes are told apart."""
     a = np.random.default_rng(0).standard_normal(1000, np.float32)
     found = measure_difference(a, a.copy(), ElementTolerances())
@@ -290,7 +290,7 @@ def test_equal_tensors():
     assert of(np.zeros(0), np.zeros(0)).close_share == 1.0
 
 
-def test_order_of_elements_in_memory():
+def test_measures_ignore_the_memory_order():
     """An array that lies by columns is compared by what it holds."""
     a = np.arange(12.0).reshape(3, 4)
     assert of(a, np.asfortranarray(a)).unequal == 0
@@ -299,7 +299,7 @@ def test_order_of_elements_in_memory():
 
 
 @pytest.mark.parametrize("dtype", WIDENED)
-def test_a_wider_type_on_narrow_terms(dtype):
+def test_wider_type_is_rounded_to_the_narrow_one(dtype):
     """What is rounded from a value is close to it; two steps of the narrow type away is not."""
     every = np.frombuffer(
         convert_to_stored(dtype, np.arange(1 << 16, dtype="<u2").data.cast("B")), "<f4"
@@ -316,7 +316,7 @@ def test_a_wider_type_on_narrow_terms(dtype):
     assert far.measures.close_share < 0.1
 
 
-def test_narrow_types_keep_what_they_cannot_hold():
+def test_rounding_keeps_values_beyond_the_narrow_type():
     """NaN and infinity stay; what lies beyond the largest value of a type is not close to it."""
     odd = np.array([math.nan, math.inf, -math.inf, 1e38], np.float32)
     for dtype in WIDENED:
@@ -332,7 +332,7 @@ def test_narrow_types_keep_what_they_cannot_hold():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64", "complex64", "bfloat16"])
-def test_memory_is_that_of_the_pair(dtype):
+def test_measures_need_memory_for_few_blocks(dtype):
     """Beside the two arrays there are a few blocks, however large the arrays are."""
     a = np.arange(4_000_000, dtype="float32" if dtype == "bfloat16" else dtype)
     b = a + a.dtype.type(1)
@@ -352,7 +352,7 @@ def test_memory_is_that_of_the_pair(dtype):
     assert peak < 16 * tensor_blocks.BLOCK_NUMBERS * 8
 
 
-def test_threads_measure_side_by_side():
+def test_measures_run_in_several_threads():
     """Each has memory of its own to work in."""
     numbers = np.random.default_rng(0).standard_normal((8, 50_000))
 

@@ -1,4 +1,4 @@
-"""The measures of CANN's tool, by formulas and rules of ascend-formats.md 3.6."""
+"""Measures of msaccucmp (Ascend/msprobe) beside its formulas and rules."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ values = st.lists(st.integers(-40, 40).map(lambda number: number / 8), min_size=
 
 
 @given(values, values)
-def test_formulas(left, right):
+def test_measures_follow_the_formulas(left, right):
     x, y = np.array(left), np.array(right)
     found = compute_msaccucmp_measures(x, y)
     assert tuple(found) == MSACCUCMP_NAMES
@@ -56,7 +56,7 @@ def test_formulas(left, right):
         assert found[name] == pytest.approx(expected, rel=1e-9, abs=1e-12), name
 
 
-def test_cosine():
+def test_cosine_of_zeros_and_single_elements():
     assert compute_msaccucmp_measures(np.array([3.0]), np.array([-4.0]))["CosineSimilarity"] == 1.0
     assert compute_msaccucmp_measures(np.zeros(2), np.zeros(2))["CosineSimilarity"] == 1.0
     assert math.isnan(compute_msaccucmp_measures(np.zeros(2), np.ones(2))["CosineSimilarity"])
@@ -70,13 +70,13 @@ def test_cosine():
     )
 
 
-def test_small_deviations_are_none():
+def test_deviations_below_the_limit_are_zero():
     found = compute_msaccucmp_measures(np.array([0.0001, 0.0002]), np.array([1.0, 2.0]))
     assert (found["StandardDeviation.mean_a"], found["StandardDeviation.std_a"]) == (0.0, 0.0)
     assert found["StandardDeviation.std_b"] == 0.5
 
 
-def test_what_has_no_measures():
+def test_measures_are_nan_without_real_finite_elements():
     bools = compute_msaccucmp_measures(np.array([True, False]), np.array([True, True]))
     known = {name for name, value in bools.items() if not math.isnan(value)}
     assert known == {"CosineSimilarity", "RelativeEuclideanDistance"}

@@ -1,4 +1,4 @@
-"""Where it starts: on one rank, and in the whole."""
+"""Origins of differences and of non-finite values, on one rank and in the whole job."""
 
 from __future__ import annotations
 
@@ -48,82 +48,82 @@ def start(
     ], not found.ambiguity
 
 
-def test_the_first_call_with_equal_inputs_and_different_outputs():
+def test_origin_is_the_first_call_with_equal_inputs_and_different_outputs():
     assert start("a<= a>= b<= b>! c<! c>!") == (["b"], True)
 
 
-def test_nothing_differs():
+def test_no_origin_when_nothing_differs():
     assert find_rank_origins(rows("a<= a>= b<= b>="), DIFFERENCE_QUESTION) == []
 
 
-def test_of_calls_inside_each_other_it_is_the_innermost():
+def test_origin_is_the_innermost_of_nested_calls():
     """The network and a block begin before the layer, and end after it with other outputs."""
     assert start("net<= block<= a<= a>= b<= b>! c<! c>! block>! net>!") == (["b"], True)
 
 
-def test_what_a_block_does_itself_is_the_blocks():
+def test_origin_is_the_block_that_computes_outside_its_calls():
     """Between a and b the block adds something: no call made what differs in b's inputs."""
     found = found_of("net<= block<= a<= a>= b<! b>! block>! net>!")
     assert found.likeliest_row.name_a == "block"
     assert "inputs of b" in found.reasons[0]
 
 
-def test_a_gradient_seen_first_by_who_receives_it_is_the_senders():
+def test_origin_of_a_gradient_is_the_sending_call():
     """Autograd tells the receiver's hook first that the tensor between them has a gradient."""
     names, certain = start("Gradients/b<= Gradients/a<! Gradients/b>! Gradients/a>!")
     assert (names, certain) == (["Gradients/b"], True)
 
 
-def test_the_backward_counts_when_all_of_the_forward_agrees():
+def test_origin_is_a_backward_call_when_the_forward_agrees():
     assert start("a<= a>= b<= b>= Gradients/b<= Gradients/b>! Gradients/a<! Gradients/a>!") == (
         ["Gradients/b"],
         True,
     )
 
 
-def test_inputs_that_differ_from_the_beginning_come_from_outside():
+def test_origin_outside_when_the_first_inputs_differ():
     found = found_of("a<= a<! a>! b<! b>!")
     assert (found.likeliest_row.name_a, found.is_outside, found.ambiguity) == ("a", True, "")
     assert "outside what was dumped" in found.reasons[0]
     assert "input.1" in found.reasons[0]
 
 
-def test_a_call_that_only_one_side_made_is_the_origin_when_the_next_inputs_differ():
+def test_origin_is_an_unmatched_call_before_differing_inputs():
     assert start("a<= a>= +extra<- +extra>- b<! b>!") == (["extra"], True)
 
 
-def test_a_call_that_was_replaced_is_ambiguous():
+def test_origin_is_ambiguous_for_a_replaced_call():
     names, certain = start("a<= a>= *relu<- *relu>- +gelu<- +gelu>- b<! b>!")
     assert (names, certain) == (["gelu", "relu"], False)
 
 
-def test_calls_that_agree_may_stand_between():
+def test_origin_is_an_unmatched_call_before_agreeing_calls():
     """The weight is transposed between the extra call and the product that shows it."""
     assert start("a<= a>= +extra<- +extra>- t<= t>= b<! b>!") == (["extra"], True)
 
 
-def test_a_call_of_one_side_that_changed_nothing_is_none():
+def test_unmatched_call_without_effect_is_not_an_origin():
     assert start("a<= a>= +extra<- +extra>- b<= b>= c<= c>!") == (["c"], True)
 
 
-def test_inputs_that_nobody_could_compare_make_it_less_certain():
+def test_origin_is_uncertain_with_inputs_that_were_not_compared():
     found = found_of("a<= a>= b<= b<? b>! c<! c>!")
     assert (found.likeliest_row.name_a, found.ambiguity) == ("b", "input.1 could not be compared")
 
 
-def test_a_dump_of_outputs_alone_is_less_certain():
+def test_origin_is_uncertain_in_a_dump_of_outputs():
     assert start("a>= b>! c>! net>!") == (["b"], False)
 
 
-def test_a_call_without_inputs_is_certain_where_others_have_some():
+def test_origin_without_inputs_is_certain_where_others_have_inputs():
     assert start("a<= a>= randn>! b<! b>!") == (["randn"], True)
 
 
-def test_a_dump_of_inputs_alone_has_two_candidates():
+def test_origin_has_two_candidates_in_a_dump_of_inputs():
     assert start("a<= b<= c<! d<!") == (["b", "c"], False)
 
 
-def test_the_first_iteration_counts_and_constants_only_when_nothing_else_differs():
+def test_origin_is_in_the_first_iteration_and_constants_come_last():
     later = [*rows("a<= a>!", iteration=5), *rows("b<= b>!", iteration=2)]
     constant = rows("mask>!", iteration=CONSTANTS_ITERATION, types={"mask": "Parameter"})
     (found,) = find_rank_origins([*constant, *later], DIFFERENCE_QUESTION)
@@ -132,7 +132,7 @@ def test_the_first_iteration_counts_and_constants_only_when_nothing_else_differs
     assert found.likeliest_row.name_a == "mask"
 
 
-def test_nonfinite_values_have_an_origin_on_each_side():
+def test_nonfinite_values_have_an_origin_for_each_side():
     text = "a<= a>= b<= b>= c<= c>="
     bad = {"b>": True, "c<": True, "c>": True}
     for question in NONFINITE_QUESTIONS:
@@ -140,13 +140,13 @@ def test_nonfinite_values_have_an_origin_on_each_side():
     assert find_rank_origins(rows(text, nonfinite=bad), DIFFERENCE_QUESTION) == []
 
 
-def test_inputs_not_known_to_be_finite_make_it_less_certain_and_are_named():
+def test_nonfinite_origin_names_inputs_of_unknown_finiteness():
     found = found_of("a<= a>= b<= b>!", NONFINITE_QUESTIONS[1], nonfinite={"b<": None, "b>": True})
     assert found.ambiguity == "whether input.0 was finite is not known"
     assert [row.slot_name for row in found.unknown] == ["input.0"]
 
 
-def test_nonfinite_inputs_from_outside():
+def test_nonfinite_origin_outside():
     found = found_of("a<= a>=", NONFINITE_QUESTIONS[0], nonfinite={"a<": True, "a>": True})
     assert found.is_outside
     assert found.reasons[0].startswith("its inputs are not finite already")
@@ -172,14 +172,14 @@ def masked(**nonfinite: bool) -> list[ComparisonRow]:
     return found
 
 
-def test_a_mask_is_no_origin():
+def test_infinite_mask_is_not_an_origin():
     """Law: infinity that comes in and does nothing does not hide who made a NaN later."""
     assert find_rank_origins(masked(), NONFINITE_QUESTIONS[0]) == []
     (found,) = find_rank_origins(masked(b=True, net=True), NONFINITE_QUESTIONS[0])
     assert (found.likeliest_row.name_a, found.is_outside) == ("b", False)
 
 
-def test_data_that_are_not_finite_are_no_mask():
+def test_nonfinite_data_are_not_taken_for_a_mask():
     (found,) = find_rank_origins(masked(a=True, b=True, net=True), NONFINITE_QUESTIONS[0])
     assert (found.likeliest_row.name_a, found.is_outside) == ("net", True)
 
@@ -206,14 +206,14 @@ def joined(
     return origin
 
 
-def test_the_same_call_on_all_ranks_is_one_origin():
+def test_job_origin_joins_the_same_call_of_all_ranks():
     origin = joined([*rows("a<= a>= b<= b>!"), *rows("a<= a>= b<= b>!", rank=1)])
     assert origin.certain
     assert [(s.name_a, s.rank) for s in origin.suspects] == [("b", 0)]
     assert "the same on rank 1" in origin.suspects[0].reason
 
 
-def test_different_calls_on_different_ranks_are_ambiguous():
+def test_job_origin_is_ambiguous_for_different_calls():
     two = [*rows("a<= a>= b<= b>!"), *rows("a<= a>! b<! b>!", rank=1)]
     origin = joined(two)
     assert not origin.certain
@@ -222,7 +222,7 @@ def test_different_calls_on_different_ranks_are_ambiguous():
     assert [s.rank for s in joined(two, MergedCallOrder(places)).suspects] == [0, 1]
 
 
-def test_an_earlier_iteration_goes_before_any_order():
+def test_job_origin_is_in_the_earliest_iteration():
     origin = joined([*rows("a<= a>!", iteration=2), *rows("b<= b>!", rank=1, iteration=1)])
     assert (origin.certain, origin.suspects[0].rank) == (True, 1)
 
@@ -231,7 +231,7 @@ GATHER = "a<= a>= gather<= gather>! b<! b>!"
 CULPRIT = "a<= a>! gather<! gather>! b<! b>!"
 
 
-def test_what_arrives_through_a_collective_comes_from_the_other_rank():
+def test_job_origin_is_the_rank_that_sent_data_through_a_collective():
     types = {"gather": "AllGather"}
     two = [*rows(GATHER, types=types), *rows(CULPRIT, rank=1, types=types)]
     origin = joined(two)
@@ -239,7 +239,7 @@ def test_what_arrives_through_a_collective_comes_from_the_other_rank():
     assert [(s.rank, s.name_a) for s in origin.suspects] == [(1, "a")]
 
 
-def test_the_merged_order_knows_collectives_that_were_not_dumped():
+def test_job_origin_uses_collectives_of_the_merged_order():
     """A functional all-reduce between two layers: the tree has it in its order alone."""
     two = [*rows("a<= a>= b<! b>!"), *rows("a<= a>! b<! b>!", rank=1)]
     places = {(0, 0, "a"): 0, (1, 0, "a"): 1, (0, 0, "b"): 5, (1, 0, "b"): 6}
@@ -250,7 +250,7 @@ def test_the_merged_order_knows_collectives_that_were_not_dumped():
     assert [find_sender(each, found, merged) for each in found] == [1, None]
 
 
-def test_a_message_goes_one_way():
+def test_job_origin_follows_a_message_only_to_its_receiver():
     two = [*rows("a<= a>= b<! b>!"), *rows("a<= a>! c<! c>!", rank=1)]
     places = {(0, 0, "b"): 5, (1, 0, "a"): 1}
     there = RankExchange(0, 3, frozenset((1,)), frozenset((0,)))
@@ -259,7 +259,7 @@ def test_a_message_goes_one_way():
     assert not joined(two, MergedCallOrder(places, (back,))).certain
 
 
-def test_gradients_of_parameters_are_shared_by_ranks():
+def test_job_origin_treats_parameter_gradients_as_shared():
     types = {"Gradients/w": "Parameter"}
     two = [
         *rows("a<= a>= Gradients/w>!", types=types),
@@ -271,7 +271,7 @@ def test_gradients_of_parameters_are_shared_by_ranks():
 FC = "Default/network-Net/fc-Linear/Linear-op0"
 
 
-def test_a_weight_that_differs_is_named():
+def test_origin_names_a_differing_weight():
     types = {"fc.weight": "Parameter", "other.weight": "Parameter"}
     mine = rows(f"{FC}<= {FC}>! fc.weight>! other.weight>!", types=types, iteration=1)
     (found,) = find_rank_origins(mine, DIFFERENCE_QUESTION)
@@ -287,12 +287,12 @@ def test_a_weight_that_differs_is_named():
     )
 
 
-def test_a_call_of_an_api_is_told_by_its_layer():
+def test_origin_names_the_layer_of_an_api_call():
     text = "LAYER_fc1_forward<= NN_Linear_0_forward<= NN_Linear_0_forward>!"
     assert found_of(text).reasons[0].endswith("; it is the layer fc1")
 
 
-def test_an_origin_of_one_rank_keeps_its_candidates():
+def test_origin_of_one_rank_keeps_its_candidates():
     found = found_of("a<= b<= c<! d<!")
     suspects = tuple(SuspectCall(0, 0, 0, "", n, "", False, "") for n in "bc")
     origin = convert_rank_origin(found, suspects)
@@ -300,7 +300,7 @@ def test_an_origin_of_one_rank_keeps_its_candidates():
     assert origin.ambiguity
 
 
-def test_one_place_is_one():
+def test_origin_sentences_use_singular_nouns():
     """Numbers and their nouns agree."""
     inputs, outputs = rows("a<= a>!")
     for count, words in ((1, "at 1 place"), (2, "at 2 places")):

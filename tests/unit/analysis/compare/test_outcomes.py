@@ -1,4 +1,4 @@
-"""What comparing a pair comes to, and what it says."""
+"""Outcomes of the comparison of a pair of tensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def figures(**known: float) -> DumpedTensor:
     return DumpedTensor(TensorSide.OUTPUT, 0, "", "float32", (4,), statistics=named)
 
 
-def test_known_digests_open_no_file(tmp_path):
+def test_equal_digests_are_equal_without_reading_files(tmp_path):
     """The same digest, type and shape are the same bytes; the files may be gone by now."""
     a = tensor(tmp_path, "a", ONES, digest=True)
     b = tensor(tmp_path, "b", ONES, digest=True)
@@ -48,7 +48,7 @@ def test_known_digests_open_no_file(tmp_path):
 
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
-def test_verdicts(codec, tmp_path):
+def test_verdicts_of_elements(codec, tmp_path):
     def found(a, b):
         return verdict(tmp_path, a, b, codec=codec).verdict
 
@@ -62,14 +62,14 @@ def test_verdicts(codec, tmp_path):
     assert found([True, False], [True, True]) is TensorVerdict.DIFFERENT
 
 
-def test_no_partner(tmp_path):
+def test_tensor_without_a_partner_is_unmatched(tmp_path):
     alone = tensor(tmp_path, "a", ONES)
     for each in (TensorPair(alone, None), TensorPair(None, alone)):
         found = compare_pair(each, ComparisonSettings())
         assert (found.verdict, found.measures) == (TensorVerdict.UNMATCHED, None)
 
 
-def test_nan_at_other_places(tmp_path):
+def test_nan_at_different_places_has_verdict_nan(tmp_path):
     a, b = np.array([[1, NAN], [INF, 1]], np.float32), np.array([[1, 1], [-INF, NAN]], np.float32)
     found = verdict(tmp_path, a, b)
     assert found.verdict is TensorVerdict.NAN
@@ -79,7 +79,7 @@ def test_nan_at_other_places(tmp_path):
     )
 
 
-def test_nan_at_the_same_places(tmp_path):
+def test_nan_at_the_same_places_follows_equal_nan(tmp_path):
     """It counts as `equal_nan` says, but the same bytes are the same bytes."""
     a, b = np.array([NAN, INF, 1], np.float32), np.array([NAN, INF, 1.00001], np.float32)
     assert verdict(tmp_path, a, a).verdict is TensorVerdict.EQUAL
@@ -91,7 +91,7 @@ def test_nan_at_the_same_places(tmp_path):
     assert verdict(tmp_path, [INF], np.array([INF], np.float32)).verdict is TensorVerdict.EQUAL
 
 
-def test_shapes(tmp_path):
+def test_shapes_that_differ_in_extents_of_one_are_comparable(tmp_path):
     """Extents of 1 do not count, nor how the same elements are folded when one side is flat."""
     found = verdict(tmp_path, ONES, ONES.reshape(1, 2, 1, 3))
     assert found.verdict is TensorVerdict.EQUAL
@@ -106,7 +106,7 @@ def test_shapes(tmp_path):
     assert verdict(tmp_path, ONES, ONES[0]).verdict is TensorVerdict.SHAPE
 
 
-def test_shapes_that_only_the_files_know(tmp_path):
+def test_shapes_are_read_from_files(tmp_path):
     each = pair(tmp_path, "x", np.array([[NAN, 1]], np.float32), np.array([[2, 1, 0]], np.float32))
     assert each.a is not None
     assert each.b is not None
@@ -119,7 +119,7 @@ def test_shapes_that_only_the_files_know(tmp_path):
     assert (found.nonfinite_a, found.nonfinite_b) == (True, False)
 
 
-def test_types_that_differ(tmp_path):
+def test_different_types_are_a_finding(tmp_path):
     found = verdict(tmp_path, np.array([1, 2], np.float32), np.array([1, 2], np.int64))
     assert (found.verdict, found.findings) == (
         TensorVerdict.EQUAL,
@@ -127,7 +127,7 @@ def test_types_that_differ(tmp_path):
     )
 
 
-def test_bfloat16_on_its_own_terms(tmp_path):
+def test_bfloat16_is_compared_after_rounding(tmp_path):
     """A float32 that rounds to the bfloat16 is close; one step of bfloat16 further is not."""
     exact = np.array([0.1, 3.14159, -7.77], np.float32)
     short = np.array([0.10009765625, 3.140625, -7.78125], np.float32)
@@ -146,7 +146,7 @@ def test_bfloat16_on_its_own_terms(tmp_path):
     )
 
 
-def test_unreadable(tmp_path):
+def test_unreadable_file_is_an_outcome(tmp_path):
     each = pair(tmp_path, "x", ONES, ONES)
     path_of(each.b).write_bytes(b"not an npy file")
     found = compare_pair(each, ComparisonSettings())
@@ -156,7 +156,7 @@ def test_unreadable(tmp_path):
     assert "cannot be read" in compare_pair(each, ComparisonSettings()).findings[0]
 
 
-def test_no_memory(tmp_path, monkeypatch):
+def test_lack_of_memory_is_an_outcome(tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise MemoryError
 
@@ -166,7 +166,7 @@ def test_no_memory(tmp_path, monkeypatch):
     assert found.findings[0].startswith("not enough memory for both tensors: ")
 
 
-def test_figures_alone():
+def test_statistics_are_compared_without_elements():
     def found(a, b):
         return compare_pair(TensorPair(a, b), SETTINGS)
 
@@ -181,7 +181,7 @@ def test_figures_alone():
     assert found(figures(max=INF), figures(max=INF)).verdict is TensorVerdict.EQUAL
 
 
-def test_nothing_known():
+def test_nan_statistics_are_unknown():
     """Neither figure is a number: they say nothing of whether the tensors agree."""
     blank = figures(max=NAN, min=NAN, avg=NAN)
     for a, b in ((blank, blank), (figures(), figures()), (figures(max=1.0), figures(avg=1.0))):
@@ -190,7 +190,7 @@ def test_nothing_known():
         assert found.findings == ("neither elements nor statistics are known on both sides",)
 
 
-def test_elements_beside_figures(tmp_path):
+def test_elements_are_compared_with_statistics_of_the_other_side(tmp_path):
     """The side that has elements is measured for the figures of the other."""
     full = tensor(tmp_path, "a", np.array([3, -4, 0, 0], np.float32))
     rows = figures(max=3.0, min=-4.0, avg=-0.25, l2norm=5.0, nan_count=0)
@@ -214,14 +214,14 @@ def test_elements_beside_figures(tmp_path):
         ({}, None),
     ],
 )
-def test_what_figures_say_of_nonfinite(known, nonfinite):
+def test_has_nonfinite_statistics_uses_counts_or_extremes(known, nonfinite):
     assert (
         compare_pair(TensorPair(figures(**known), None), ComparisonSettings()).nonfinite_a
         is nonfinite
     )
 
 
-def test_msaccucmp_on_request(tmp_path):
+def test_msaccucmp_measures_are_computed_on_request(tmp_path):
     assert verdict(tmp_path, ONES, ONES * 2).extra == {}
     found = verdict(tmp_path, ONES, ONES * 2, ComparisonSettings(msaccucmp=True))
     assert found.extra["MaxRelativeError"] == 0.5

@@ -1,4 +1,4 @@
-"""Calls in pairs: each rule, and what an extra call does to the others."""
+"""Pairs of calls: each rule, and the effect of an extra call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FC = "Default/network-Net/fc-Linear/Linear-op0"
 DEFAULT = ComparisonSettings()
 
 
-def test_the_same_names_are_pairs_whatever_stands_between_them():
+def test_exact_rule_pairs_same_names_across_other_calls():
     a, b = program(CONV, RELU, FC), program(CONV, "Default/extra/Tanh-op0", RELU, FC)
     assert names(pair_calls(a, b, DEFAULT)) == [
         (CONV, CONV, "exact"),
@@ -35,7 +35,7 @@ def test_the_same_names_are_pairs_whatever_stands_between_them():
     ]
 
 
-def test_calls_of_one_name_are_paired_in_their_order():
+def test_exact_rule_pairs_calls_of_one_name_in_order():
     a, b = program(CONV, CONV), program(CONV, CONV, CONV)
     found = pair_calls(a, b, DEFAULT)
     assert [(p.a and p.a.position, p.b and p.b.position) for p in found] == [
@@ -45,7 +45,7 @@ def test_calls_of_one_name_are_paired_in_their_order():
     ]
 
 
-def test_a_name_as_files_spell_it_is_the_same_name():
+def test_exact_rule_equates_the_spelling_of_files():
     spelt = CONV.replace("/", "_")
     found = pair_calls(program(CONV, RELU), program(call(spelt, "Conv2d"), RELU), DEFAULT)
     assert names(found)[0] == (CONV, spelt, "exact")
@@ -67,7 +67,7 @@ def apis(*calls: str, start: int = 0):
     return program(*(call(name, kind) for name, kind in pairs))
 
 
-def test_numbers_of_api_calls_do_not_matter_when_all_are_shifted():
+def test_type_rule_pairs_api_calls_with_shifted_numbers():
     """Another iteration of the same program: every number is another one."""
     a, b = apis("NN_Conv2d", "NN_Linear"), apis("NN_Conv2d", "NN_Linear", start=7)
     assert names(pair_calls(a, b, DEFAULT)) == [
@@ -76,7 +76,7 @@ def test_numbers_of_api_calls_do_not_matter_when_all_are_shifted():
     ]
 
 
-def test_an_extra_api_call_does_not_shift_the_others():
+def test_extra_api_call_does_not_shift_others():
     """Without care `NN_Linear_1` would meet the extra one, whose number it has."""
     a = apis("NN_Linear", "Functional_relu", "NN_Linear", "Tensor_mean")
     b = apis("NN_Linear", "NN_Linear", "Functional_relu", "NN_Linear", "Tensor_mean")
@@ -91,19 +91,19 @@ def test_an_extra_api_call_does_not_shift_the_others():
     assert [rule for *_, rule in names(found)] == ["sequence", "", "exact", "type", "exact"]
 
 
-def test_two_frameworks_are_paired_by_type():
+def test_type_rule_pairs_two_frameworks():
     a = apis("NN_Conv2d", "NN_ReLU", "NN_Linear")
     b = apis("NN_Conv2d", "Functional_relu", "NN_Dense")
     assert [rule for *_, rule in names(pair_calls(a, b, DEFAULT))] == ["exact", "type", "type"]
 
 
-def test_what_is_gone_here_does_not_meet_what_is_new_there():
+def test_removed_call_is_not_paired_with_a_distant_new_call():
     a = program("Default/x/Tanh-op0", CONV, RELU)
     b = program(CONV, RELU, "Default/y/Tanh-op0")
     assert [rule for *_, rule in names(pair_calls(a, b, DEFAULT))] == ["", "exact", "exact", ""]
 
 
-def test_forward_and_backward_are_never_paired():
+def test_forward_calls_are_not_paired_with_backward_calls():
     a, b = program(call("x/Tanh-op0")), program(call("Gradients/y/Tanh-op0", "Tanh"))
     assert [rule for *_, rule in names(pair_calls(a, b, DEFAULT))] == ["", ""]
 
@@ -116,7 +116,7 @@ def test_forward_and_backward_are_never_paired():
         ({"Default/network-Net/fc-Linear": "Default/n/dense"}, "Default/n/dense/Linear-op0"),
     ],
 )
-def test_a_mapping_names_operators_or_their_scopes(mapping, other):
+def test_mapping_rule_applies_to_operators_and_scopes(mapping, other):
     found = pair_calls(
         program(CONV, FC),
         program("z/A-op0", other),
@@ -125,7 +125,7 @@ def test_a_mapping_names_operators_or_their_scopes(mapping, other):
     assert (FC, other, "mapping") in names(found)
 
 
-def test_a_mapping_takes_gradients_along_and_calls_of_apis():
+def test_mapping_rule_applies_to_gradients_and_api_calls():
     a = program(FC, f"Gradients/{FC}", call("NN_Linear_2_backward", "NN_Linear", backward=True))
     b = program(
         "Default/network-Net/dense-Linear/Linear-op0",
@@ -137,7 +137,7 @@ def test_a_mapping_takes_gradients_along_and_calls_of_apis():
     assert [rule for *_, rule in names(found)] == ["mapping"] * 3
 
 
-def test_mapping_files_are_lines_or_json(tmp_path):
+def test_mapping_file_has_lines_or_json(tmp_path):
     lines, text = tmp_path / "names.csv", tmp_path / "names.json"
     lines.write_text("# torch,mindspore\nfc, dense\n\nconv1,conv\n")
     text.write_text(json.dumps({"fc": "dense", "conv1": "conv"}))
@@ -145,7 +145,7 @@ def test_mapping_files_are_lines_or_json(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["fc", "fc,", '{"fc": 1}', "{"])
-def test_a_bad_mapping_is_one_line(tmp_path, text):
+def test_invalid_mapping_file_is_an_error_in_one_line(tmp_path, text):
     path = tmp_path / "names"
     path.write_text(text)
     with pytest.raises(ConfigError, match="names") as error:
@@ -153,14 +153,14 @@ def test_a_bad_mapping_is_one_line(tmp_path, text):
     assert "\n" not in str(error.value)
 
 
-def test_rules_are_checked():
+def test_check_pairing_rules_rejects_unknown_rules():
     assert check_pairing_rules(["type"]) == ("type",)
     for wrong in (["types"], [], ["flow"]):
         with pytest.raises(ConfigError, match="exact, mapping, type, sequence"):
             check_pairing_rules(wrong)
 
 
-def test_families_of_types():
+def test_operator_families_of_types():
     assert normalize_operator_type("NN_Linear") == normalize_operator_type("Dense") == "linear"
     assert normalize_operator_type("Functional_relu") == normalize_operator_type("ReLU") == "relu"
     assert normalize_operator_type("Torch_matmul") == normalize_operator_type("BatchMatMul")
@@ -181,17 +181,17 @@ def test_families_of_types():
         ("Functional_scaled_dot_product_attention", "FlashAttentionScore"),
     ],
 )
-def test_what_two_frameworks_call_otherwise_is_one_family(torch, mindspore):
+def test_operator_family_of_names_in_two_frameworks(torch, mindspore):
     assert normalize_operator_type(torch) == normalize_operator_type(mindspore)
 
 
-def test_synonyms_are_spelt_as_they_are_looked_up_and_lead_nowhere_else():
+def test_synonyms_are_normalized_and_final():
     for other, name in OPERATOR_SYNONYMS.items():
         assert other == other.lower().replace("_", "")
         assert normalize_operator_type(other) == normalize_operator_type(name) == name
 
 
-def test_scopes_are_paths_of_modules():
+def test_parse_module_path_of_scopes():
     assert parse_module_path(f"Gradients/{CONV}") == ("conv1",)
     assert parse_module_path("NN_Conv2d_0_forward") == ()
 
@@ -200,7 +200,7 @@ KINDS = st.sampled_from(["NN_Linear", "NN_ReLU", "Tensor_add", "Torch_matmul"])
 
 
 @given(st.lists(KINDS, max_size=30), st.data())
-def test_inserting_calls_leaves_all_others_paired(before, data):
+def test_inserted_calls_leave_all_others_paired(before, data):
     """Law: with calls inserted into one program, every call of the other has a partner of its
     own kind, in order, and as many are left as were inserted."""
     after = list(before)
@@ -215,7 +215,7 @@ def test_inserting_calls_leaves_all_others_paired(before, data):
 
 
 @given(st.lists(KINDS, max_size=25), st.lists(st.integers(0, 25), max_size=6))
-def test_what_nothing_else_is_like_is_left_alone(before, places):
+def test_calls_of_a_new_kind_are_left_unpaired(before, places):
     """Law: calls of a new kind are those without a partner, and all others meet themselves."""
     after = list(before)
     for at in places:

@@ -1,4 +1,4 @@
-"""The longest common subsequence beside the textbook's."""
+"""The longest common subsequence compared with a textbook implementation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def textbook(a: list[str], b: list[str]) -> int:
 
 @pytest.mark.parametrize("kept", [1 << 22, 4])
 @given(a=TOKENS, b=TOKENS)
-def test_it_is_common_rising_and_as_long_as_can_be(kept, a, b):
+def test_find_common_subsequence_is_common_ascending_and_longest(kept, a, b):
     """Law: whether a table is kept whole or solved by halves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_MAX_TABLE_CELLS", kept)
@@ -36,7 +36,7 @@ def test_it_is_common_rising_and_as_long_as_can_be(kept, a, b):
     assert len(found) == textbook(a, b)
 
 
-def test_long_programs_are_no_square(tmp_path):
+def test_find_common_subsequence_is_fast_for_long_programs(tmp_path):
     """A program of 30,000 calls with a call inserted every hundred: a row is one number."""
     a = [at % 37 for at in range(30_000)]
     b = [

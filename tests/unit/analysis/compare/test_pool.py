@@ -54,7 +54,7 @@ def shown(found):
     return list(map(repr, found))
 
 
-def test_small_jobs_start_no_process(pairs, monkeypatch):
+def test_pool_starts_no_process_for_small_jobs(pairs, monkeypatch):
     monkeypatch.setattr(compare_pool, "CompareWorker", None)
     alone = [compare_pair(each, SETTINGS) for each in pairs]
     assert shown(compare_pairs(pairs, SETTINGS, processes=8)) == shown(alone)
@@ -66,7 +66,7 @@ def test_small_jobs_start_no_process(pairs, monkeypatch):
     }
 
 
-def test_workers_give_the_same(pairs, workers_only):
+def test_workers_give_the_outcomes_of_one_process(pairs, workers_only):
     told = []
     found = compare_pairs(pairs, SETTINGS, processes=3, progress=lambda *done: told.append(done))
     assert shown(found) == shown(compare_pair(each, SETTINGS) for each in pairs)
@@ -76,12 +76,12 @@ def test_workers_give_the_same(pairs, workers_only):
     assert counts[-1] == 40
 
 
-def test_this_process_works_beside_them(pairs, many_small_groups):
+def test_pool_compares_in_its_own_process_as_well(pairs, many_small_groups):
     found = compare_pairs(pairs, SETTINGS, processes=2)
     assert shown(found) == shown(compare_pair(each, SETTINGS) for each in pairs)
 
 
-def test_a_worker_that_dies(pairs, tmp_path, workers_only, monkeypatch):
+def test_pair_that_kills_its_worker_is_unreadable(pairs, tmp_path, workers_only, monkeypatch):
     """The pair that killed it is unreadable; those that were with it are compared again."""
     monkeypatch.setattr(compare_pool, "SERVE_IMPORT", "from support.dying_worker import serve")
     ones = np.ones(4, np.float32)
@@ -93,7 +93,9 @@ def test_a_worker_that_dies(pairs, tmp_path, workers_only, monkeypatch):
     assert shown(found) == shown(compare_pair(each, SETTINGS) for each in pairs)
 
 
-def test_workers_that_never_start(pairs, many_small_groups, monkeypatch, capfd):
+def test_pool_works_without_workers_that_fail_to_start(
+    pairs, many_small_groups, monkeypatch, capfd
+):
     """This process does it all then, and the reason is on stderr."""
     monkeypatch.setattr(compare_pool, "SERVE_IMPORT", "from support.dying_worker import nothing")
     found = compare_pairs(pairs, SETTINGS, processes=3)
@@ -101,14 +103,14 @@ def test_workers_that_never_start(pairs, many_small_groups, monkeypatch, capfd):
     assert "cannot import name 'nothing'" in capfd.readouterr().err
 
 
-def test_an_error_of_ours_is_raised(pairs, workers_only, monkeypatch):
+def test_internal_error_of_a_worker_is_raised(pairs, workers_only, monkeypatch):
     """What is no fault of a file ends the comparison, whichever process met it."""
     monkeypatch.setattr(compare_pool, "SERVE_IMPORT", "from support.failing_worker import serve")
     with pytest.raises(ZeroDivisionError):
         compare_pairs(pairs, SETTINGS, processes=2)
 
 
-def test_an_interrupt_ends_the_workers(pairs, workers_only):
+def test_interrupt_ends_the_workers(pairs, workers_only):
     """Ctrl-C is not waited for by what the workers have in hand."""
     stuck = path_of(pairs[3].a)
     stuck.unlink()
@@ -126,5 +128,5 @@ def test_an_interrupt_ends_the_workers(pairs, workers_only):
     assert not [each for each in threading.enumerate() if each.name.startswith("rankdump")]
 
 
-def test_nothing_to_compare():
+def test_compare_pairs_of_an_empty_list():
     assert compare_pairs([], SETTINGS) == []

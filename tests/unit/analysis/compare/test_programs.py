@@ -1,4 +1,4 @@
-"""A dump to its programs: calls in execution order, whoever wrote the tree."""
+"""Programs of a dump: calls in execution order, for trees of every tool."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def only(tree: TreeBuilder) -> DumpedProgram:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_calls_stand_in_the_order_in_which_they_ran(tmp_path, profile):
+def test_calls_are_in_execution_order(tmp_path, profile):
     tree = TreeBuilder(tmp_path, PROFILES[profile])
     written(tree, FC, CONV)
     tree.complete(0, 0)
@@ -46,7 +46,7 @@ def test_calls_stand_in_the_order_in_which_they_ran(tmp_path, profile):
     assert len(first.inputs[0].digest) == 32
 
 
-def test_an_outer_module_begins_before_what_is_in_it_and_ends_behind_it(tmp_path):
+def test_outer_module_encloses_its_calls_in_seen_order(tmp_path):
     tree = TreeBuilder(tmp_path)
     outer = "Default/network-Net/Net-op0"
     tree.tensor(0, 0, outer, ARRAY, side=TensorSide.INPUT)
@@ -58,7 +58,7 @@ def test_an_outer_module_begins_before_what_is_in_it_and_ends_behind_it(tmp_path
     assert [t.seen_order for t in net.tensors] == [0, 3]
 
 
-def test_backward_and_recomputed_calls_are_calls_of_their_own(tmp_path):
+def test_backward_and_recomputed_calls_are_separate_calls(tmp_path):
     tree = TreeBuilder(tmp_path)
     written(tree, CONV, f"Recompute/{CONV}", f"Gradients/{CONV}")
     tree.complete(0, 0)
@@ -69,7 +69,7 @@ def test_backward_and_recomputed_calls_are_calls_of_their_own(tmp_path):
     ]
 
 
-def test_a_name_that_comes_again_is_another_call(tmp_path):
+def test_repeated_name_is_another_call(tmp_path):
     """Two runs in one tree, or an operator that is watched."""
     tree = TreeBuilder(tmp_path)
     written(tree, CONV, FC, CONV)
@@ -78,7 +78,7 @@ def test_a_name_that_comes_again_is_another_call(tmp_path):
     assert all(len(c.tensors) == 2 for c in only(tree).calls)
 
 
-def test_each_rank_and_iteration_is_a_program_and_constants_are_one(tmp_path):
+def test_programs_by_rank_iteration_and_constants(tmp_path):
     tree = TreeBuilder(tmp_path)
     for rank in (0, 1):
         for iteration in (0, 3):
@@ -90,7 +90,7 @@ def test_each_rank_and_iteration_is_a_program_and_constants_are_one(tmp_path):
     ]
 
 
-def test_a_tensor_with_a_row_is_one_tensor_with_figures(tmp_path):
+def test_tensor_with_file_and_row_is_one_tensor(tmp_path):
     tree = TreeBuilder(tmp_path, items=("max", "min", "nan count", "md5"))
     written(tree, "Default/a,b/Linear-op0", tabled=True)
     tree.complete(0, 0)
@@ -101,7 +101,7 @@ def test_a_tensor_with_a_row_is_one_tensor_with_figures(tmp_path):
     assert (call.outputs[0].statistics["max"], call.outputs[0].statistics["min"]) == (0.0, -5.0)
 
 
-def test_rows_alone_make_calls_too(tmp_path):
+def test_rows_without_files_make_calls(tmp_path):
     tree = TreeBuilder(tmp_path)
     tree.row(0, 0, CONV, ARRAY, side=TensorSide.INPUT)
     tree.row(0, 0, CONV, ARRAY)
@@ -112,7 +112,7 @@ def test_rows_alone_make_calls_too(tmp_path):
     assert call.outputs[0].statistics["max"] == 5.0
 
 
-def test_filters_of_the_dump_are_kept(tmp_path):
+def test_read_programs_applies_the_filters_of_the_dump(tmp_path):
     tree = TreeBuilder(tmp_path)
     written(tree, CONV, FC)
     dump = reader.open(tree.root).where(operator="Linear", side="input")
@@ -120,7 +120,7 @@ def test_filters_of_the_dump_are_kept(tmp_path):
     assert [t.slot_name for c in program.calls for t in c.tensors] == ["input.0"]
 
 
-def test_a_damaged_table_costs_figures_and_is_said(tmp_path):
+def test_damaged_table_is_a_problem_without_statistics(tmp_path):
     tree = TreeBuilder(tmp_path)
     written(tree, CONV, tabled=True)
     (table,) = tmp_path.rglob("statistic.csv")

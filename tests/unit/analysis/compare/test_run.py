@@ -73,21 +73,21 @@ def verdicts(report: ComparisonReport) -> set[TensorVerdict]:
     return {row.outcome.verdict for row in report.rows}
 
 
-def test_a_dump_agrees_with_itself(one):
+def test_compare_finds_no_difference_of_a_dump_to_itself(one):
     report = rankdump.compare(one, one)
     assert (report.agrees, report.origins, report.notes) == (True, (), ())
     assert len(report.rows) == 2 * 2 * 6
     assert verdicts(report) == {TensorVerdict.EQUAL}
 
 
-def test_rows_stand_by_iteration_then_in_order_with_ranks_side_by_side(one):
+def test_report_rows_are_sorted_by_iteration_order_and_rank(one):
     report = rankdump.compare(one, one)
     places = [(row.iteration, row.position, row.rank, row.slot_name) for row in report.rows]
     assert places == sorted(places)
     assert places[:3] == [(0, 0, 0, "input.0"), (0, 0, 0, "output.0"), (0, 0, 1, "input.0")]
 
 
-def test_it_leads_with_the_operator_that_differs_and_its_line(one, tmp_path):
+def test_report_names_the_first_differing_operator_and_its_line(one, tmp_path):
     report = rankdump.compare(one, grown(tmp_path / "other", 1.5))
     (origin,) = report.origins
     (suspect,) = origin.suspects
@@ -101,7 +101,7 @@ def test_it_leads_with_the_operator_that_differs_and_its_line(one, tmp_path):
     assert not report.agrees
 
 
-def test_nonfinite_values_are_found_through_equal_digests(one, tmp_path):
+def test_nonfinite_origin_is_found_through_equal_digests(one, tmp_path):
     """Inputs of one digest are not read for the comparison, and still known to be finite."""
     report = rankdump.compare(one, grown(tmp_path / "other", bad=np.nan))
     nonfinite = [origin for origin in report.origins if origin.kind == "nonfinite"]
@@ -109,7 +109,7 @@ def test_nonfinite_values_are_found_through_equal_digests(one, tmp_path):
     assert nonfinite[0].suspects[0].reason.startswith("its inputs are finite")
 
 
-def test_nonfinite_values_that_both_have_are_followed_back(tmp_path):
+def test_nonfinite_origin_of_values_on_both_sides(tmp_path):
     """Both put infinity out of the first operator, bit for bit; the third alone differs."""
     one = grown(tmp_path / "one", bad=np.inf, ranks=(0,), iterations=(0,))
     two = TreeBuilder(tmp_path / "two")
@@ -127,7 +127,7 @@ def test_nonfinite_values_that_both_have_are_followed_back(tmp_path):
     }
 
 
-def test_a_mask_that_both_have_does_not_hide_a_nan(tmp_path):
+def test_infinite_mask_on_both_sides_does_not_hide_nan(tmp_path):
     """The mask has one digest everywhere, so nobody knew that it is infinite."""
     mask = np.full((2, 3), -np.inf, np.float32)
     trees = [TreeBuilder(tmp_path / name) for name in "ab"]
@@ -142,7 +142,7 @@ def test_a_mask_that_both_have_does_not_hide_a_nan(tmp_path):
     assert (origin.side, origin.certain, origin.suspects[0].name_b) == ("b", True, ACT)
 
 
-def test_two_iterations_and_two_ranks_of_one_tree(one):
+def test_compare_two_iterations_or_ranks_of_one_tree(one):
     report = rankdump.compare(one, one, rank=0, iteration_a=0, iteration_b=1)
     assert (report.a, report.b) == (f"{one} rank 0 iteration 0", f"{one} rank 0 iteration 1")
     assert report.notes == ()
@@ -152,13 +152,13 @@ def test_two_iterations_and_two_ranks_of_one_tree(one):
     assert {(row.rank, row.iteration) for row in report.rows} == {(1, 1)}
 
 
-def test_rank_0_at_1_is_rank_1_at_0(one):
+def test_compare_different_ranks_at_different_iterations(one):
     """Data are START + rank + iteration, so these two are the same numbers."""
     report = rankdump.compare(one, one, rank_a=0, iteration_a=1, rank_b=1, iteration_b=0)
     assert report.agrees
 
 
-def test_what_one_side_lacks_is_noted(one, tmp_path):
+def test_report_notes_ranks_and_iterations_of_one_side(one, tmp_path):
     other = grown(tmp_path / "other", ranks=(0, 1, 2), iterations=(0,))
     report = rankdump.compare(one, other)
     assert report.notes == (
@@ -170,7 +170,7 @@ def test_what_one_side_lacks_is_noted(one, tmp_path):
     assert verdicts(report) == {TensorVerdict.EQUAL}
 
 
-def test_the_mark_of_a_layer_that_one_side_lacks_is_no_difference(tmp_path):
+def test_unpaired_layer_mark_is_not_a_difference(tmp_path):
     """A dump with files has it once, where it is called first."""
     mark = ApiDumpLine("LAYER_fc_forward_input", np.zeros(1, np.float32), step=1)
     fuller = [mark, *api_call("NN_Linear_0", step=1), replace(mark, step=2)]
@@ -184,7 +184,7 @@ def test_the_mark_of_a_layer_that_one_side_lacks_is_no_difference(tmp_path):
     assert {row.name_a for row in report.rows if row.iteration == 2} == {"NN_Linear_1_forward"}
 
 
-def test_single_ranks_belong_together_whatever_their_numbers(tmp_path):
+def test_single_ranks_are_paired_with_different_numbers(tmp_path):
     one = grown(tmp_path / "one", ranks=(0,))
     other = grown(tmp_path / "other", ranks=(3,))
     assert rankdump.compare(one, other).notes == ()
@@ -202,7 +202,7 @@ def test_single_ranks_belong_together_whatever_their_numbers(tmp_path):
         ("02 03", "01 02", "01", "", "02-02", "only a has iteration 3 of rank 0; a has retired "),
     ],
 )
-def test_what_is_retired_is_never_paired_with_another(a, b, gone_a, gone_b, pairs, says):
+def test_retired_iterations_are_not_paired_with_others(a, b, gone_a, gone_b, pairs, says):
     """Each two digits are a rank and an iteration."""
 
     def places(text: str) -> list[tuple[int, int]]:
@@ -218,14 +218,14 @@ def test_what_is_retired_is_never_paired_with_another(a, b, gone_a, gone_b, pair
     assert bool(notes) == bool(says)
 
 
-def test_filters_choose_on_both_sides(one):
+def test_compare_applies_filters_to_both_sides(one):
     report = rankdump.compare(one, one, operator="Linear", side="output", iteration="0", rank=1)
     assert [(row.name_a, row.slot_name) for row in report.rows] == [(FC, "output.0")]
     dump = reader.open(one).where(op_type="ReLU")
     assert {row.name_a for row in rankdump.compare(dump, dump).rows} == {ACT}
 
 
-def test_figures_alone_are_compared(one, tmp_path):
+def test_compare_statistics_without_elements(one, tmp_path):
     same, other = (
         grown(tmp_path / name, scale, tensors=False) for name, scale in (("same", 1), ("other", 3))
     )
@@ -234,7 +234,7 @@ def test_figures_alone_are_compared(one, tmp_path):
     assert report.origins[0].suspects[0].name_a == CONV
 
 
-def test_a_file_that_cannot_be_read_is_a_row(one, tmp_path):
+def test_unreadable_file_is_a_row_of_the_report(one, tmp_path):
     other = grown(tmp_path / "other", 1.5)
     entry = reader.open(other).tensors(operator=ACT, side="output")[0]
     entry.path.write_bytes(b"no array")
@@ -244,7 +244,7 @@ def test_a_file_that_cannot_be_read_is_a_row(one, tmp_path):
     assert report.origins[0].suspects[0].name_a == CONV
 
 
-def test_constants_are_compared_and_are_no_iteration(tmp_path):
+def test_constants_are_compared_without_an_iteration(tmp_path):
     trees = [TreeBuilder(tmp_path / name) for name in "ab"]
     for at, tree in enumerate(trees):
         tree.tensor(0, 0, "mask", np.eye(2) + at, op_type="Parameter", constant=True)
@@ -271,14 +271,14 @@ def test_constants_are_compared_and_are_no_iteration(tmp_path):
         ({"mapping": "/not/there"}, "/not/there"),
     ],
 )
-def test_a_bad_setting_is_one_line(one, given, says):
+def test_invalid_setting_is_an_error_in_one_line(one, given, says):
     with pytest.raises(ConfigError) as error:
         rankdump.compare(one, one, **given)
     assert says in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_nothing_to_compare_is_one_line(one, tmp_path):
+def test_nothing_to_compare_is_an_error_in_one_line(one, tmp_path):
     with pytest.raises(CorruptedError, match="no tensor has operator 'nope'"):
         rankdump.compare(one, one, operator="nope")
     other = grown(tmp_path / "other", ranks=(2, 3))
@@ -288,7 +288,7 @@ def test_nothing_to_compare_is_one_line(one, tmp_path):
         rankdump.compare(one, tmp_path / "nowhere")
 
 
-def test_names_of_another_network_are_mapped(one, tmp_path):
+def test_mapping_pairs_names_of_another_network(one, tmp_path):
     tree = TreeBuilder(tmp_path / "other")
     entries = reader.open(one).tensors(rank=0, iteration=0)
     for entry in entries:
@@ -302,7 +302,7 @@ def test_names_of_another_network_are_mapped(one, tmp_path):
     assert {row.rule for row in report.rows} == {"mapping", "exact"}
 
 
-def test_progress_is_told(one):
+def test_progress_is_reported(one):
     told: list[tuple[int, int]] = []
     rankdump.compare(one, one, progress=lambda done, total: told.append((done, total)))
     assert told[-1] == (24, 24)

@@ -1,4 +1,4 @@
-"""What a report comes to: operators, rows to look at first, ranks that start alike."""
+"""Summary of a report: operators, rows to show first, ranks with the same origin."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rankdump._analysis.compare import report_summary, report_text
 from rankdump._analysis.compare.report import CONSTANTS_ITERATION, PairOutcome, TensorVerdict
 
 
-def test_counts_begin_with_the_worst():
+def test_count_verdicts_begins_with_the_worst():
     rows = [*layered(), row(0, "output.0", PairOutcome(TensorVerdict.NAN))]
     assert list(report_summary.count_verdicts(rows).items()) == [
         (TensorVerdict.NAN, 1),
@@ -30,7 +30,7 @@ def test_counts_begin_with_the_worst():
     ]
 
 
-def test_an_operator_is_as_bad_as_its_worst_tensor():
+def test_operator_summary_has_the_worst_tensor():
     rows = [
         row(2, "input.0", outcome(TensorVerdict.DIFFERENT, 0.5)),
         row(2, "output.0", outcome(TensorVerdict.DIFFERENT, 0.75)),
@@ -45,7 +45,7 @@ def test_an_operator_is_as_bad_as_its_worst_tensor():
     assert math.isnan(second.cosine)
 
 
-def test_the_suspect_is_in_the_excerpt_however_late():
+def test_excerpt_contains_a_late_suspect():
     """All its rows, and differing ones around it."""
     noise = [
         row(
@@ -74,7 +74,7 @@ def test_the_suspect_is_in_the_excerpt_however_late():
     assert len(report_summary.select_excerpt(agreeing(), None, everything=True)) == 24
 
 
-def test_what_is_cut_is_cut_from_what_agrees():
+def test_select_worst_rows_omits_agreeing_rows_first():
     rows = layered(range(8))
     kept = report_summary.select_worst_rows(rows, 60)
     assert len(kept) == 60
@@ -86,7 +86,7 @@ def test_what_is_cut_is_cut_from_what_agrees():
     )
 
 
-def test_ranks_that_start_alike():
+def test_ranks_with_the_same_origin_are_listed():
     here, there = origin(suspect()), origin(suspect(rank=1))
     other = origin(suspect(at=5, rank=2))
     made = report(origins=(here,), rank_origins=(here, there, other))
@@ -94,13 +94,13 @@ def test_ranks_that_start_alike():
     assert report_summary.list_other_origins(made) == [other]
 
 
-def test_candidates_of_an_ambiguous_origin_are_not_said_twice():
+def test_candidates_of_an_ambiguous_origin_are_listed_once():
     both = origin(suspect(), suspect(at=5, rank=2), why="no order")
     each = (origin(suspect()), origin(suspect(at=5, rank=2)))
     assert report_summary.list_other_origins(report(origins=(both,), rank_origins=each)) == []
 
 
-def test_numbers_as_people_read_them():
+def test_numbers_are_formatted_with_four_digits():
     assert [
         report_text.format_number(x) for x in (0.0012344, 123456.0, 0.0, math.nan, math.inf)
     ] == [
@@ -128,7 +128,7 @@ def test_numbers_as_people_read_them():
     ]
 
 
-def test_sentences():
+def test_report_sentences():
     assert report_text.describe_missing_origin(agreeing()) == "nothing differs"
     assert report_text.describe_missing_origin(
         report(agreeing().rows, notes=("rank 1 in b only",))

@@ -1,4 +1,4 @@
-"""Whole folders: in processes, with every element type, and with files that lie."""
+"""Conversion of folders: in processes, with every element type, and with false headers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def folder(tmp_path):
     return folder
 
 
-def test_processes_convert_the_same(folder, tmp_path, monkeypatch):
+def test_conversion_in_processes_gives_the_same_files(folder, tmp_path, monkeypatch):
     """Whichever process did it: the same files, the same failures."""
     alone = converted(folder, tmp_path / "alone", ConversionRequest("NCHW"))
     monkeypatch.setattr(run_module, "_FILES_PER_PROCESS", 1)
@@ -60,7 +60,7 @@ def test_processes_convert_the_same(folder, tmp_path, monkeypatch):
         assert (out / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
 
 
-def test_a_process_that_dies(folder, tmp_path, monkeypatch):
+def test_conversion_names_every_file_when_a_process_dies(folder, tmp_path, monkeypatch):
     """Every file that nobody converted is named, once."""
     monkeypatch.setattr(run_module, "_FILES_PER_PROCESS", 1)
     monkeypatch.setattr(run_module, "convert_file", killed)
@@ -71,7 +71,7 @@ def test_a_process_that_dies(folder, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", DATA_TYPES.values(), ids=lambda kind: kind.name)
-def test_every_element_type(kind, tmp_path):
+def test_conversion_of_every_element_type(kind, tmp_path):
     """It becomes a file that numpy reads, or one line says that it cannot."""
     payload = numbered((64 * 16,), "uint8")
     part = tensor("output", payload, data_type=kind.number, shape=Shape((64,)))
@@ -97,7 +97,7 @@ requests = st.builds(
 
 @pytest.mark.slow
 @given(headers, st.binary(max_size=300), requests)
-def test_files_that_lie(tmp_path_factory, header, body, request):
+def test_conversion_of_false_headers_never_raises(tmp_path_factory, header, body, request):
     """Anything a header says: outputs within the folder, or lines; never an exception."""
     folder = tmp_path_factory.mktemp("lies")
     (folder / NAME).write_bytes(file_of(header, [body]))
@@ -108,7 +108,7 @@ def test_files_that_lie(tmp_path_factory, header, body, request):
 
 
 @given(st.data())
-def test_damage_anywhere(tmp_path_factory, data):
+def test_conversion_of_damaged_files_never_raises(tmp_path_factory, data):
     """Bytes of a real file changed, or cut off."""
     image = numbered((1, 20, 2, 2))
     whole = bytearray(bin_file(tensor("input", blocks(image), "NC1HWC0", image.shape)))
@@ -122,7 +122,7 @@ def test_damage_anywhere(tmp_path_factory, data):
     )
 
 
-def test_a_name_that_is_no_text(tmp_path):
+def test_conversion_keeps_names_that_are_not_text(tmp_path):
     """Names are bytes; they come out as they went in."""
     name = os.fsdecode(b"Op.\xff\xfe,\n.1.2.3")
     (tmp_path / name).write_bytes(bin_file(tensor("output", numbered((3,)))))
@@ -131,7 +131,7 @@ def test_a_name_that_is_no_text(tmp_path):
     assert files_of(tmp_path / "out") == [f"{name}.output.0.npy"]
 
 
-def test_placeholders_are_no_tensors(tmp_path):
+def test_conversion_skips_placeholders(tmp_path):
     """A slot that was not dumped stands in the header without type, shape and size."""
     empty = tensor("output", numbered((0,)), data_type=0, shape=None)
     (tmp_path / NAME).write_bytes(bin_file(empty, tensor("output", numbered((3,)))))
@@ -139,7 +139,7 @@ def test_placeholders_are_no_tensors(tmp_path):
     assert (found.tensors, files_of(tmp_path / "out")) == (1, [f"{NAME}.output.1.npy"])
 
 
-def test_an_interrupt_leaves_whole_files_only(folder, tmp_path, monkeypatch):
+def test_interrupted_conversion_leaves_only_complete_files(folder, tmp_path, monkeypatch):
     """What is in hand is finished, no process stays, nothing half written."""
     monkeypatch.setattr(run_module, "_FILES_PER_PROCESS", 1)
     out = tmp_path / "out"

@@ -1,4 +1,4 @@
-"""Trees written by hand, checked: nothing changes in a file that a manifest names unseen."""
+"""Check of trees: every changed byte of a file that a manifest names is found."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def build(root: Path, tensors: list[tuple[str, list[int], str, bool]]) -> list[P
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(TENSOR, min_size=1, max_size=4), st.data())
-def test_every_flip_is_found(tensors, data):
+def test_every_changed_byte_of_a_file_is_found(tensors, data):
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         paths = build(root, tensors)
@@ -61,7 +61,7 @@ def test_every_flip_is_found(tensors, data):
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(TENSOR, min_size=2, max_size=4), st.data())
-def test_what_is_mended_stays_mended(tensors, data):
+def test_check_after_a_repair_finds_only_the_rest(tensors, data):
     """Whatever is done to a tree, a second check after the repair finds what was left, no more."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -89,7 +89,7 @@ def test_what_is_mended_stays_mended(tensors, data):
         assert all(name.startswith(".") for name in gone)
 
 
-def test_every_flip_of_a_manifest_is_found(tmp_path):
+def test_every_changed_byte_of_a_manifest_is_found(tmp_path):
     build(tmp_path, [("float32", [3], "none", True)])
     (path,) = tmp_path.rglob("iteration_0.*.json")
     relative = str(path.relative_to(tmp_path))
@@ -100,7 +100,7 @@ def test_every_flip_of_a_manifest_is_found(tmp_path):
         assert relative in {each.path for each in damages if each.kind is DamageKind.MANIFEST}, at
 
 
-def test_links_are_not_followed(tmp_path):
+def test_check_follows_no_links(tmp_path):
     """Neither folders nor files, wherever they point; and a link to a whole file is none."""
     root, outside = tmp_path / "tree", tmp_path / "outside"
     build(outside, [("float32", [3], "none", True)])
@@ -121,7 +121,7 @@ def test_links_are_not_followed(tmp_path):
     assert not target.exists()
 
 
-def test_leftovers_of_who_cannot_be_asked(tmp_path, monkeypatch):
+def test_repair_keeps_recent_leftovers_without_leases(tmp_path, monkeypatch):
     """Where no lease is given, age says whether somebody still writes."""
     (first,) = build(tmp_path, [("float32", [3], "none", True)])
     young, old = first.with_name(".a.tmp"), first.with_name(".b.tmp")
@@ -139,7 +139,7 @@ def test_leftovers_of_who_cannot_be_asked(tmp_path, monkeypatch):
     assert not old.exists()
 
 
-def test_removal_that_was_cut(tmp_path):
+def test_interrupted_removal_is_a_leftover(tmp_path):
     """An iteration that is being removed has a hidden manifest; whoever began goes on with it."""
     build(tmp_path, [("float32", [3], "none", True)])
     (path,) = tmp_path.rglob("iteration_0.*.json")
@@ -149,7 +149,7 @@ def test_removal_that_was_cut(tmp_path):
     assert (damage.kind, damage.mendable) == (DamageKind.LEFTOVER, False)
 
 
-def test_tables(tmp_path):
+def test_tables_are_checked_against_manifests(tmp_path):
     builder = TreeBuilder(tmp_path)
     names = [f"Default/{number}/X-op0" for number in range(3)]
     table = [builder.row(0, 0, name, np.ones(3, np.float32)) for name in names][-1]
@@ -171,7 +171,7 @@ def trees() -> list[Path]:
     return [path for path in found if path.is_dir()]
 
 
-def test_trees_of_the_real_tools_are_clean():
+def test_trees_of_other_tools_are_clean():
     """Where they are at hand: nothing says what should be in them, and that is said."""
     for root in trees():
         report = check_tree(root, workers=1)
@@ -179,14 +179,14 @@ def test_trees_of_the_real_tools_are_clean():
         assert report.unchecked[0].startswith("no manifest")
 
 
-def test_without_manifests_nothing_counts_as_checked(tmp_path, capsys):
+def test_tree_without_manifests_is_not_verifiable(tmp_path, capsys):
     """What was looked at is said, and what was not; no script takes it for a tree that is whole."""
     write_tree(tmp_path)
     report = check_tree(tmp_path, workers=1)
     assert (report.damages, report.is_verifiable) == ((), False)
     assert run_command_line(["fsck", str(tmp_path)]) == 1
     *_, why, last = capsys.readouterr().out.splitlines()
-    assert why.startswith("no manifest: nothing says which files should be here")
+    assert why.startswith("no manifest: the expected files and their content are not known")
     assert "no tensor was checked" in last
     assert f"only the names of {report.looked_at} files were checked" in last
     assert "no problem found" not in last
@@ -194,7 +194,7 @@ def test_without_manifests_nothing_counts_as_checked(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["clean"] is False
 
 
-def test_a_folder_without_a_dump_is_an_error(tmp_path, capsys):
+def test_folder_without_a_dump_is_an_error(tmp_path, capsys):
     """An empty folder, and one with files of somebody else."""
     for _ in range(2):
         assert run_command_line(["fsck", str(tmp_path)]) == 1
@@ -223,12 +223,12 @@ def test_hard_links_are_read_once(tmp_path, capsys):
         assert len(check_tree(tmp_path, workers=1).damages) == 3
 
 
-def test_a_root_that_cannot_be_read(tmp_path):
+def test_unreadable_root_is_an_error(tmp_path):
     with pytest.raises(CorruptedError, match="cannot be read"):
         check_tree(tmp_path / "none", workers=1)
 
 
-def test_a_manifest_of_before_its_checksum(tmp_path):
+def test_manifest_without_a_checksum_is_accepted(tmp_path):
     build(tmp_path, [("float32", [3], "none", True)])
     (path,) = tmp_path.rglob("iteration_0.*.json")
     body = json.loads(path.read_bytes())
@@ -237,7 +237,7 @@ def test_a_manifest_of_before_its_checksum(tmp_path):
     assert check_tree(tmp_path, workers=1).damages == ()
 
 
-def test_a_long_name_without_its_file(tmp_path):
+def test_long_name_without_its_file_is_missing(tmp_path):
     """Where no manifest says what should be there, the table of long names does."""
     folder = tmp_path / "rank_0/Net/0/0"
     folder.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Dumps of APIs, of the real tool and ours: order, steps, figures, files, lines of the script."""
+"""API dumps of troubleshooter and rankdump: order, steps, statistics, files, source lines."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def tree(root: Path, lines: list[tuple[str, int]], *, arrays: bool = True) -> Pa
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_trees_of_the_real_tool(name):
+def test_tree_of_troubleshooter_is_read_in_order(name):
     """Every tensor in the order of the info file, its array as numpy has it, and its figures."""
     root = golden(name)
     dump = reader.open(root)
@@ -79,7 +79,7 @@ def test_trees_of_the_real_tool(name):
     assert all(frames[0].file.endswith("run_ts.py") for frames in dump.sources.values())
 
 
-def test_a_call_of_the_real_tool():
+def test_call_of_troubleshooter_has_places_and_source_lines():
     """Sides, places and the line of the script; a backward came from where its forward did."""
     dump = reader.open(golden("1.0.17-all"))
     call = dump.tensors(operator="Tensor___add___0_forward")
@@ -94,7 +94,7 @@ def test_a_call_of_the_real_tool():
     assert dump.sources["LAYER_blocks_forward"]
 
 
-def test_steps_of_ours_are_the_ones_that_lines_say(tmp_path):
+def test_steps_of_our_info_file_are_used(tmp_path):
     """An evaluation between two backwards is no step of its own when steps are real."""
     names = ["Torch_a_0_forward", "Torch_a_0_backward", "Torch_a_1_forward", "Torch_a_2_forward"]
     steps = [4, 4, 4, 9]
@@ -105,7 +105,7 @@ def test_steps_of_ours_are_the_ones_that_lines_say(tmp_path):
     assert [float(dump.load(entry)[0]) for entry in dump.tensors()] == steps
 
 
-def test_a_file_without_a_line_comes_last(tmp_path):
+def test_file_without_an_info_line_comes_last(tmp_path):
     """As a tool that died between the two leaves it; a torn line is named, not an error."""
     lines = [("Torch_a_0_forward_input.0", 1), ("Torch_a_0_backward_input", 1)]
     root = tree(tmp_path, lines)
@@ -126,7 +126,7 @@ def test_a_file_without_a_line_comes_last(tmp_path):
         _ = dump.sources
 
 
-def test_figures_alone_are_tensors(tmp_path):
+def test_info_lines_without_files_are_tensors(tmp_path):
     """Operators and iterations of a dump without files; NaN is known where others have numbers."""
     root = tree(tmp_path, [("Torch_a_0_forward_input.0", 1)], arrays=False)
     info = root / "rank0/torch_api_dump_info.pkl"
@@ -147,7 +147,7 @@ def test_figures_alone_are_tensors(tmp_path):
     ]
 
 
-def test_nothing_is_unpickled(tmp_path):
+def test_info_file_is_not_unpickled(tmp_path):
     """What looks like a pickle is a line that is none."""
     root = tree(tmp_path, [("Torch_a_0_forward_input.0", 1)])
     (root / "rank0/torch_api_dump_info.pkl").write_bytes(b"\x80\x04cos\nsystem\n(S'false'\ntR.\n")
@@ -156,7 +156,7 @@ def test_nothing_is_unpickled(tmp_path):
 
 
 @pytest.mark.parametrize("command", ["ls", "stats", "show", "find-source"])
-def test_commands(command, tmp_path, capsys, monkeypatch):
+def test_commands_accept_an_api_dump(command, tmp_path, capsys, monkeypatch):
     """They take such a tree like any other."""
     root = shutil.copytree(golden("1.0.17-all"), tmp_path / "dump")
     relu = root / "rank0/torch_api_dump/Functional_relu_0_forward_input.0.npy"

@@ -8,7 +8,7 @@ from rankdump.reader import damaged, findings, status, walk
 ONES = np.ones(4, np.float32)
 
 
-def test_status_is_what_the_manifests_say(tree):
+def test_status_is_read_from_the_manifests(tree):
     """Sessions and balances come from the manifests, one session per rank, closed."""
     for rank in (0, 1):
         for iteration in (0, 1):
@@ -26,7 +26,7 @@ def test_status_is_what_the_manifests_say(tree):
     assert view.load.disk_free_bytes > 0
 
 
-def test_what_has_no_manifest_is_not_complete(tree):
+def test_status_of_an_iteration_without_manifest_is_incomplete(tree):
     """Tensors of an iteration without a manifest are counted, and said to be incomplete."""
     tree.tensor(0, 0, "Default/a-A/A-op0", ONES)
     tree.complete(0, 0, world_size=1)
@@ -39,7 +39,7 @@ def test_what_has_no_manifest_is_not_complete(tree):
     assert "rank 0: iteration 1" in finding
 
 
-def test_missing_and_empty_ranks_are_named(tree):
+def test_findings_name_missing_and_empty_ranks(tree):
     """The world's size says who is missing; a folder without tensors is not missing."""
     tree.tensor(1, 0, "Default/a-A/A-op0", ONES)
     tree.complete(1, 0, world_size=8)
@@ -52,14 +52,14 @@ def test_missing_and_empty_ranks_are_named(tree):
     assert not damaged(walk(tree.root))
 
 
-def test_a_world_of_any_size_costs_no_memory(tree):
+def test_findings_of_a_huge_world_need_no_memory(tree):
     """A manifest may name any number of ranks: the missing ones are a range, never a set."""
     tree.tensor(1, 0, "Default/a-A/A-op0", ONES)
     tree.complete(1, 0, world_size=10**15)
     assert "rank 0,2-999999999999999: no folder" in findings(walk(tree.root))[0]
 
 
-def test_a_rank_that_lacks_an_iteration_is_named(tree):
+def test_findings_name_a_rank_without_an_iteration(tree):
     """A rank that stopped early is compared with the others."""
     for rank, last in ((0, 3), (1, 1)):
         for iteration in range(last + 1):
@@ -68,7 +68,7 @@ def test_a_rank_that_lacks_an_iteration_is_named(tree):
     assert findings(walk(tree.root)) == ("rank 1: iteration 2-3 is missing, other ranks have it",)
 
 
-def test_a_balance_that_does_not_add_up_is_damage(tree):
+def test_unbalanced_iteration_is_damage(tree):
     """expected = stored + linked + degraded + dropped, or somebody must hear of it."""
     tree.tensor(0, 0, "Default/a-A/A-op0", ONES)
     tree.complete(0, 0, world_size=1, expected=5)
@@ -77,7 +77,7 @@ def test_a_balance_that_does_not_add_up_is_damage(tree):
     assert damaged(walk(tree.root))
 
 
-def test_mindspore_trees_have_no_manifests(tree):
+def test_status_of_a_mindspore_tree_without_manifests(tree):
     """A tree that MindSpore wrote is read as well; nothing in it counts as damage."""
     tree.tensor(0, 0, "Default/a-A/A-op0", ONES, codec="none")
     view = status(tree.root)

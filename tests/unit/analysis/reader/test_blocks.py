@@ -1,4 +1,4 @@
-"""Elements of a file block by block: what lies there as it is, and what has to be loaded."""
+"""Elements of a file in blocks, or loaded where the file does not store them unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def written(folder: Path, values: np.ndarray, codec: str = "none") -> Entry:
 
 
 @pytest.mark.parametrize("kind", ["<f4", ">f4", "<c16", "|b1", "<f2"])
-def test_parts_of_a_plain_file(kind, tmp_path):
+def test_opened_reads_blocks_of_a_plain_file(kind, tmp_path):
     values = np.arange(24).astype(kind).reshape(2, 3, 4)
     with opened(written(tmp_path, values)) as found:
         assert isinstance(found, FileElements)
@@ -32,7 +32,7 @@ def test_parts_of_a_plain_file(kind, tmp_path):
             assert part.tolist() == values.reshape(-1)[at : at + count].tolist()
 
 
-def test_what_has_to_be_loaded(tmp_path):
+def test_opened_loads_packed_and_transposed_files(tmp_path):
     """Packed files, and elements that lie in another order."""
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     columns = tmp_path / "columns.npy"
@@ -43,7 +43,7 @@ def test_what_has_to_be_loaded(tmp_path):
             assert (found == values).all()
 
 
-def test_damage_is_what_loading_says(tmp_path):
+def test_opened_raises_the_errors_of_load(tmp_path):
     entry = written(tmp_path, np.ones((2, 3), np.float32))
     record = ManifestRecord("x.npy", 1, "Op", "x", "", "float32", (6,), 24, 24, "")
     (tmp_path / "half.npy").write_bytes(entry.path.read_bytes()[:-4])
@@ -58,7 +58,7 @@ def test_damage_is_what_loading_says(tmp_path):
         assert str(found.value) == str(loaded.value)
 
 
-def test_a_file_that_is_cut_meanwhile(tmp_path):
+def test_opened_file_that_is_truncated_is_damage(tmp_path):
     entry = written(tmp_path, np.ones(100, np.float32))
     with opened(entry) as found:
         assert isinstance(found, FileElements)
@@ -72,7 +72,7 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_no_descriptor_stays_open(tmp_path):
+def test_opened_leaves_no_descriptor_open(tmp_path):
     entry = written(tmp_path, np.ones(3, np.float32))
     before = descriptors()
     for _ in range(3):

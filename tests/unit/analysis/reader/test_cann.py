@@ -1,4 +1,4 @@
-"""CANN's trees: every tensor of them once, by headers, manifests and tables."""
+"""Trees of CANN: every tensor once, from headers, manifests and tables."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ LAYOUTS = ["mindspore-async", "cann", "cann-step", "cann-op", "cann-op-step"]
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("complete", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_members_are_tensors(tmp_path, layout, complete, packed):
+def test_members_of_bin_files_are_tensors(tmp_path, layout, complete, packed):
     """One entry each, raw names, gaps passed over; a manifest says rank and iteration."""
     tree = CannTree(tmp_path, layout, device=1, rank=9, packed=packed)
     path = tree.operator(4, NAME, {0: ONES, 2: -ONES}, {1: HALF})
@@ -62,7 +62,7 @@ def test_members_are_tensors(tmp_path, layout, complete, packed):
 
 
 @pytest.mark.parametrize("layout", ["mindspore-async", "cann"])
-def test_long_names_of_files_that_were_joined_are_not_missed(tmp_path, layout):
+def test_long_names_of_joined_files_are_not_missing(tmp_path, layout):
     """Their rows stay, and until the first iteration is over no manifest says where they went."""
     path = CannTree(tmp_path, layout).operator(0, NAME, {0: ONES}, {})
     short = path.rename(path.with_name("43"))
@@ -77,7 +77,7 @@ def test_long_names_of_files_that_were_joined_are_not_missed(tmp_path, layout):
     assert damage.path == str(short.relative_to(tmp_path))
 
 
-def test_headers_are_read_only_where_no_manifest_speaks(tmp_path, monkeypatch):
+def test_headers_are_read_only_without_manifests(tmp_path, monkeypatch):
     """A tree of ours is listed by its manifests: a hundred thousand files are not opened."""
     tree = CannTree(tmp_path)
     tree.operator(0, NAME, {0: ONES}, {0: HALF})
@@ -88,7 +88,7 @@ def test_headers_are_read_only_where_no_manifest_speaks(tmp_path, monkeypatch):
     assert len(walk(tmp_path).entries) == 2
 
 
-def test_payloads_are_not_read_by_a_listing(tmp_path):
+def test_listing_reads_no_payloads(tmp_path):
     """Memory and time go with headers, whatever the tensors are."""
     tree = CannTree(tmp_path)
     tree.operator(0, NAME, {0: np.zeros(8 << 20, np.uint8)}, {})
@@ -103,7 +103,7 @@ def test_payloads_are_not_read_by_a_listing(tmp_path):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_joined_and_single_files_are_one_tensor(tmp_path, packed):
+def test_joined_and_single_files_are_listed_once(tmp_path, packed):
     """What an interrupted agent leaves twice is listed once, what it had not joined as it is."""
     tree = CannTree(tmp_path, packed=packed)
     path = tree.operator(0, NAME, {0: ONES}, {0: HALF})
@@ -139,7 +139,7 @@ def test_manifests_may_name_single_files(tmp_path):
     assert walk(tmp_path).problems == ()
 
 
-def test_long_names_of_bin_files(tmp_path):
+def test_long_names_of_bin_files_are_found(tmp_path):
     """A number on disk, in one row or in many; it may have been packed since."""
     tree = CannTree(tmp_path, packed=False)
     name = "Default/" + "/".join(f"layer{n}-Block" for n in range(60)) + "/MatMul-op1"
@@ -160,7 +160,7 @@ def test_long_names_of_bin_files(tmp_path):
     assert [each.key for each in walk(moved).entries] == [entry.key]
 
 
-def test_every_tree_below_one_root(tmp_path):
+def test_trees_of_all_tools_below_one_root(tmp_path):
     """MindSpore's beside CANN's: models, single operators, captured streams, exceptions."""
     sync = TreeBuilder(tmp_path)
     sync.tensor(0, 2, NAME, ONES)
@@ -195,7 +195,7 @@ def test_every_tree_below_one_root(tmp_path):
         assert locate(entry.path) == (entry,)
 
 
-def test_devices_are_ranks_where_there_are_none(tmp_path):
+def test_devices_are_ranks_in_a_tree_without_ranks(tmp_path):
     """And are called what they are; a device without tensors is said."""
     for device in (0, 1):
         CannTree(tmp_path, device=device).operator(0, NAME, {0: ONES}, {})
@@ -211,7 +211,7 @@ def test_devices_are_ranks_where_there_are_none(tmp_path):
     assert len(status(tmp_path).iterations) == 3
 
 
-def test_two_hosts_with_the_same_devices(tmp_path):
+def test_devices_of_two_hosts_get_ranks_from_manifests(tmp_path):
     """Each rank is told by its manifest, and by the folder where a file has none."""
     for rank, started in ((0, STARTED), (8, "20261121175907")):
         tree = CannTree(tmp_path / str(rank), device=0, rank=rank)
@@ -233,7 +233,7 @@ def test_two_hosts_with_the_same_devices(tmp_path):
     ]
 
 
-def test_status_of_our_own_tree(tmp_path):
+def test_status_of_a_cann_tree_balances(tmp_path):
     """Manifests of a CANN tree balance as those of any other."""
     tree = CannTree(tmp_path, device=0, rank=3)
     tree.operator(0, NAME, {0: ONES}, {0: HALF})
@@ -247,7 +247,7 @@ def test_status_of_our_own_tree(tmp_path):
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("cut", [0, 5, 9, 40])
-def test_a_cut_file_is_a_problem(tmp_path, cut, packed):
+def test_truncated_bin_file_is_a_problem(tmp_path, cut, packed):
     """Whatever is left of a bin file, the walk goes on and says so."""
     tree = CannTree(tmp_path, packed=packed)
     path = tree.operator(0, NAME, {0: ONES}, {0: HALF})
@@ -261,7 +261,7 @@ def test_a_cut_file_is_a_problem(tmp_path, cut, packed):
         locate(path)
 
 
-def test_a_cut_payload_is_found_by_its_size_or_its_loading(tmp_path):
+def test_truncated_payload_is_found_by_size_or_loading(tmp_path):
     """The header stands; what is behind it does not reach."""
     tree = CannTree(tmp_path, packed=True)
     path = tree.operator(0, NAME, {0: ONES}, {0: HALF})
@@ -276,7 +276,7 @@ def test_a_cut_payload_is_found_by_its_size_or_its_loading(tmp_path):
 
 
 @pytest.mark.parametrize("member", ["", "x", "input", "input.-1", "input.0.0", "space.0"])
-def test_a_manifest_that_lies_about_a_member(tmp_path, member):
+def test_invalid_member_in_a_manifest_is_a_problem(tmp_path, member):
     """What a record calls a part of a file has to be one."""
     tree = CannTree(tmp_path)
     tree.operator(0, NAME, {0: ONES}, {})
@@ -292,7 +292,7 @@ def test_a_manifest_that_lies_about_a_member(tmp_path, member):
         load(entry)
 
 
-def test_another_shape_than_the_manifest_says(tmp_path):
+def test_member_with_another_shape_than_its_manifest_is_damage(tmp_path):
     """A member that was swapped for another does not pass; a scalar is one element."""
     tree = CannTree(tmp_path)
     tree.operator(0, NAME, {0: ONES, 1: np.array(2.5, np.float32)}, {})
@@ -305,7 +305,7 @@ def test_another_shape_than_the_manifest_says(tmp_path):
     assert (load(second).shape, float(load(second))) == ((), 2.5)
 
 
-def test_what_is_no_number_is_listed_and_not_loaded(tmp_path):
+def test_strings_are_listed_and_not_loaded(tmp_path):
     """Strings have a header, no array and no figures; they are no damage."""
     text = OpInput(13, 2, Shape((2,)), size=5)
     bytes_8 = OpOutput(0, 2, Shape((4,)), size=4)
@@ -323,7 +323,7 @@ def test_what_is_no_number_is_listed_and_not_loaded(tmp_path):
     assert [(row.finite, row.damage) for row in rows] == [(None, ""), (True, "")]
 
 
-def test_a_type_without_a_number_is_known_by_its_manifest(tmp_path):
+def test_type_without_a_number_is_read_by_its_manifest(tmp_path):
     """8-bit floats of which CANN has no kind lie as plain bytes."""
     part = OpInput(0, 2, Shape((1, 2)), size=2)
     parts = [serialize_bin_head(DumpData(op_name=NAME, input=(part,))), bytes([0x40, 0x80])]
@@ -346,7 +346,7 @@ HEADER = (
 )
 
 
-def test_tables_of_operators(tmp_path):
+def test_tables_of_operators_are_read(tmp_path):
     """Figures in the place of a bin file; cells may be empty or NA."""
     tree = CannTree(tmp_path, device=2)
     lines = [
@@ -372,7 +372,7 @@ def test_tables_of_operators(tmp_path):
     assert reader.open(tmp_path).iterations == (6,)
 
 
-def test_rows_of_ours_have_their_iteration_from_the_manifest(tmp_path):
+def test_rows_get_their_iteration_from_the_manifest(tmp_path):
     """Where no folder says it: single operators of many iterations lie in one folder."""
     tree = CannTree(tmp_path, "cann-op", device=2, rank=5)
     for iteration in (3, 4):
@@ -394,7 +394,7 @@ def test_rows_of_ours_have_their_iteration_from_the_manifest(tmp_path):
     assert findings(walk(tmp_path)) == ()
 
 
-def test_statistic_csv_of_a_device(tmp_path):
+def test_statistic_csv_of_a_device_is_read(tmp_path):
     """MindSpore's asynchronous table, and MSTT's with a format and capital words."""
     folder = tmp_path / STARTED / "0" / "Net" / "1" / "2"
     folder.mkdir(parents=True)
@@ -408,7 +408,7 @@ def test_statistic_csv_of_a_device(tmp_path):
     assert (row.number("max"), row.values["MD5"]) == (1, "abc")
 
 
-def test_npy_files_in_a_device_folder(tmp_path):
+def test_npy_files_in_a_device_folder_are_read(tmp_path):
     """MindSpore's with a format, MSTT's with an element type."""
     folder = tmp_path / STARTED / "0" / "Net" / "1" / "2"
     folder.mkdir(parents=True)
@@ -437,7 +437,7 @@ def test_records_of_npy_files_may_have_a_member(tmp_path):
     np.testing.assert_array_equal(load(entry), ONES)
 
 
-def test_load_by_key(tmp_path):
+def test_load_by_key_finds_members(tmp_path):
     """Raw names find members; aclnn's order does not matter."""
     tree = CannTree(tmp_path, device=1, rank=1)
     tree.operator(0, NAME, {0: ONES}, {0: HALF})
@@ -450,7 +450,7 @@ def test_load_by_key(tmp_path):
 
 
 @pytest.mark.parametrize("complete", [False, True])
-def test_formats_of_the_device(tmp_path, complete):
+def test_load_converts_device_formats(tmp_path, complete):
     """As it lay there, or as people write it, padding cropped; manifests do not hide the header."""
     image = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
     padded = np.zeros((2, 16, 4, 5), np.float32)
@@ -470,7 +470,7 @@ def test_formats_of_the_device(tmp_path, complete):
         dump.load(entry, format="ND")
 
 
-def test_what_is_opened_below_the_root(tmp_path):
+def test_open_below_the_root_names_the_root(tmp_path):
     """The message names all trees, and the folder that was probably meant."""
     tree = CannTree(tmp_path / "dump")
     path = tree.operator(0, NAME, {0: ONES}, {})
@@ -483,7 +483,7 @@ def test_what_is_opened_below_the_root(tmp_path):
     assert len(reader.open(tmp_path / "dump").tensors()) == 1
 
 
-def test_hidden_and_odd_things_are_passed_by(tmp_path):
+def test_walk_skips_hidden_and_odd_items(tmp_path):
     """Half-written files, links to themselves, folders with the names of files."""
     path = CannTree(tmp_path).operator(0, NAME, {0: ONES}, {})
     (path.parent / f".{path.name}.tmp").write_bytes(b"x")
@@ -496,7 +496,7 @@ def test_hidden_and_odd_things_are_passed_by(tmp_path):
     assert found.problems == ()
 
 
-def test_manifests_from_before_members(tmp_path):
+def test_manifest_without_members_is_of_the_whole_file(tmp_path):
     """A record without a member is a whole file's."""
     tree = TreeBuilder(tmp_path)
     tree.tensor(0, 0, NAME, ONES)
@@ -526,7 +526,7 @@ contents = st.binary(max_size=60) | st.sampled_from(
 
 
 @given(st.lists(st.tuples(st.sampled_from(FOLDERS), file_names, contents), max_size=6))
-def test_whatever_lies_about(items):
+def test_walk_of_arbitrary_files_never_raises(items):
     """Names and bytes of anybody: problems at most, and nothing outside the root."""
     with tempfile.TemporaryDirectory() as root:
         for folder, name, data in items:

@@ -1,4 +1,4 @@
-"""Reading costs what is asked for: which folders and files are opened, and what is held."""
+"""Cost of reading: folders and files that are opened, and memory."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def opened(root: Path, *command: str) -> set[str]:
     return set(paths)
 
 
-def test_one_iteration_of_one_rank_opens_nothing_else(tmp_path):
+def test_filters_open_only_the_selected_rank_and_iteration(tmp_path):
     """Other ranks and iterations are passed over by their names, and so are their manifests."""
     tree = grown(tmp_path)
     manifest = f"rank_0/{MANIFEST_FOLDER}/iteration_3.session0.json"
@@ -76,7 +76,7 @@ def test_one_iteration_of_one_rank_opens_nothing_else(tmp_path):
     assert tensors == {"rank_0/Net/0/3"}
 
 
-def test_one_of_two_jobs_opens_no_manifest_of_the_other(tmp_path):
+def test_job_filter_opens_no_manifest_of_other_jobs(tmp_path):
     """But one of each session: these say whose they are."""
     root = grown(tmp_path).root
     late = TreeBuilder(root, job="late", clock_us=1_800_000_000_000_000)
@@ -92,7 +92,7 @@ def test_one_of_two_jobs_opens_no_manifest_of_the_other(tmp_path):
     assert {path for path in paths if path.startswith("rank_0/Net/0/")} == {"rank_0/Net/0/3"}
 
 
-def test_a_part_of_a_dump_is_read_when_it_is_asked_for(tmp_path, monkeypatch):
+def test_part_of_a_dump_is_read_once_on_first_use(tmp_path, monkeypatch):
     """Once: its own parts, and a second question, are answered from what was read."""
     tree = grown(tmp_path)
     asked: list[tuple[Query, ...]] = []
@@ -115,7 +115,7 @@ def test_a_part_of_a_dump_is_read_when_it_is_asked_for(tmp_path, monkeypatch):
     assert asked[1:] == [()]
 
 
-def test_one_tensor_by_its_key_reads_its_iteration(tmp_path):
+def test_load_by_key_reads_only_its_iteration(tmp_path):
     """That of other ranks and iterations may be gone."""
     tree = grown(tmp_path)
     key = open_dump(tree.root).tensors(rank=1, iteration=2)[0].key
@@ -128,7 +128,7 @@ def test_one_tensor_by_its_key_reads_its_iteration(tmp_path):
     assert len(dump.problems) == 4
 
 
-def test_status_opens_no_folder_of_tensors_that_has_a_manifest(tmp_path):
+def test_status_opens_no_folder_with_a_manifest(tmp_path):
     """Of such an iteration the balance is read, which stands in front of the records."""
     tree = grown(tmp_path)
     tree.tensor(1, 4, "Default/a-A/A-op0", ONES)
@@ -146,7 +146,7 @@ def test_status_opens_no_folder_of_tensors_that_has_a_manifest(tmp_path):
     assert view.findings == ("rank 0: iteration 4 is missing, other ranks have it",)
 
 
-def test_a_manifest_without_its_usual_first_line_is_read_whole(tmp_path):
+def test_manifest_with_an_unusual_first_line_is_read_whole(tmp_path):
     tree = grown(tmp_path, ranks=1, iterations=1)
     (path,) = tree.root.glob(f"rank_0/{MANIFEST_FOLDER}/*.json")
     path.write_text(json.dumps(json.loads(path.read_text()), indent=1))
@@ -157,7 +157,7 @@ def test_a_manifest_without_its_usual_first_line_is_read_whole(tmp_path):
     assert path.name in damage
 
 
-def test_a_forecast_asks_no_file_for_what_its_manifest_says(tmp_path):
+def test_forecast_opens_no_files_with_records(tmp_path):
     """It is the same when all tensors are gone."""
     tree = grown(tmp_path)
     expected = observe(tree.root)
@@ -172,7 +172,7 @@ def test_a_forecast_asks_no_file_for_what_its_manifest_says(tmp_path):
         observe(tree.root)
 
 
-def test_a_whole_tree_takes_less_than_300_bytes_a_tensor(tmp_path):
+def test_tree_takes_less_than_300_bytes_per_tensor(tmp_path):
     """What repeats from rank to rank and from iteration to iteration is held once."""
     tree = grown(tmp_path, iterations=6, operators=100)
     walk(tree.root)  # what is remembered for good
@@ -199,7 +199,7 @@ QUERIES = [
 
 @pytest.mark.parametrize("layout", ["mindspore-sync", "mindspore-async", "cann", "cann-op"])
 @pytest.mark.parametrize("query", QUERIES)
-def test_a_part_is_what_a_filter_leaves_of_the_whole(tmp_path, query, layout):
+def test_part_equals_the_filtered_whole(tmp_path, query, layout):
     if layout == "mindspore-sync":
         tree = grown(tmp_path)
         tree.tensor(1, 2, "Default/b-B/B-op0", ONES, graph=1)
@@ -219,7 +219,7 @@ def test_a_part_is_what_a_filter_leaves_of_the_whole(tmp_path, query, layout):
     assert list(part.entries.where(query.keeps)) == list(filter(query.keeps, whole.entries))
 
 
-def test_findings_are_about_what_was_asked_for(tmp_path):
+def test_findings_cover_only_the_selected_part(tmp_path):
     """A rank that nobody asked for is neither missing nor unfinished."""
     tree = grown(tmp_path)
     tree.tensor(1, 4, "Default/a-A/A-op0", ONES)
@@ -232,7 +232,7 @@ def test_findings_are_about_what_was_asked_for(tmp_path):
     assert "iteration 4" in unfinished
 
 
-def test_columns_give_back_what_they_took(tmp_path):
+def test_entry_columns_restore_every_entry(tmp_path):
     """Also what does not fit: numbers over 64 bits, digests and times of another form."""
     tree = grown(tmp_path, ranks=1, iterations=1)
     walked = list(walk(tree.root).entries)

@@ -48,7 +48,7 @@ def grown(root: Path, profile: str = "ms2.3", codec: str = "zstd") -> TreeBuilde
 
 @pytest.mark.parametrize("codec", ["none", "zstd"])
 @pytest.mark.parametrize("profile", PROFILES)
-def test_what_is_in_it(tmp_path, profile, codec):
+def test_dump_has_raw_names_and_arrays(tmp_path, profile, codec):
     """Names are the raw ones in every profile, and every array is the one that went in."""
     dump = reader.open(grown(tmp_path, profile, codec).root)
     assert (dump.ranks, dump.graphs, dump.iterations) == ((0, 1), (0,), (0, 3))
@@ -78,14 +78,14 @@ def test_what_is_in_it(tmp_path, profile, codec):
         ({"side": "input", "rank": 0, "iteration": 0}, 3),
     ],
 )
-def test_filters(tmp_path, filters, count):
+def test_dump_filters_combine(tmp_path, filters, count):
     """Every filter narrows, and they narrow together; constants belong to no iteration."""
     dump = reader.open(grown(tmp_path).root)
     assert len(dump.tensors(**filters)) == count
     assert len(dump.where(**filters).tensors()) == count
 
 
-def test_where_narrows_everything(tmp_path):
+def test_where_narrows_every_property(tmp_path):
     """A part of a dump is a dump; parts of parts are smaller still."""
     dump = reader.open(grown(tmp_path).root).where(rank=1)
     assert dump.ranks == (1,)
@@ -106,13 +106,13 @@ def test_where_narrows_everything(tmp_path):
         {"iterations": "0"},
     ],
 )
-def test_a_bad_filter_says_what_is_allowed(tmp_path, filters):
+def test_invalid_filter_names_the_allowed_values(tmp_path, filters):
     """The error names the filter, the value and the legal ones."""
     with pytest.raises(ConfigError, match="allowed:"):
         reader.open(grown(tmp_path).root).tensors(**filters)
 
 
-def test_numbers_of_numpy_are_numbers(tmp_path):
+def test_filters_accept_numpy_numbers(tmp_path):
     """A script loops over arrays as well as over lists."""
     dump = reader.open(grown(tmp_path).root)
     rank, iteration = np.array([1, dump.iterations[0]])
@@ -121,7 +121,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_load_by_key(tmp_path, profile):
+def test_load_accepts_keys_with_raw_names(tmp_path, profile):
     """A key may have the operator's raw name, whatever the files are called."""
     dump = reader.open(grown(tmp_path, profile).root)
     raw = TensorKey(1, "Net", 0, 3, 0, "Linear", LINEAR, TensorSide.INPUT, 0)
@@ -134,7 +134,7 @@ def test_load_by_key(tmp_path, profile):
         dump.load(raw._replace(slot=9))
 
 
-def test_the_newest_of_two_runs_counts(tmp_path):
+def test_load_by_key_takes_the_last_run(tmp_path):
     """A second run in the same tree adds files; a key means the newest, its stamp an exact one."""
     tree = grown(tmp_path)
     tree.tensor(0, 0, CONV, np.full((2, 3), 99, np.float32), side=TensorSide.INPUT)
@@ -145,7 +145,7 @@ def test_the_newest_of_two_runs_counts(tmp_path):
     assert (dump.load(new.key) == 99).all()
 
 
-def test_rows_know_their_operators(tmp_path):
+def test_statistics_rows_have_raw_names(tmp_path):
     """Rows of the tables come with raw names, filtered like tensors."""
     tree = TreeBuilder(tmp_path)
     tree.row(0, 1, CONV, np.array([3.0, -4.0], np.float32))
@@ -161,7 +161,7 @@ def test_rows_know_their_operators(tmp_path):
     assert (dump.operators, dump.iterations, dump.tensors()) == ((CONV, LINEAR), (1, 2), [])
 
 
-def test_sources_are_the_recorded_stacks(tmp_path):
+def test_sources_have_the_recorded_stacks(tmp_path):
     """Outermost line first, by the operator's full name."""
     frames = reader.open(grown(tmp_path).root).sources[CONV]
     assert [(frame.file, frame.line, frame.code) for frame in frames] == [
@@ -170,7 +170,7 @@ def test_sources_are_the_recorded_stacks(tmp_path):
     ]
 
 
-def test_what_is_no_tree_is_said_in_one_line(tmp_path):
+def test_open_of_another_folder_is_an_error_in_one_line(tmp_path):
     """The path, what was expected, and the folder that was probably meant."""
     with pytest.raises(CorruptedError, match="no such folder; expected one that contains rank_0"):
         reader.open(tmp_path / "nowhere")

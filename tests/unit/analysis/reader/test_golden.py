@@ -1,4 +1,4 @@
-"""Trees that MindSpore itself wrote, read whole, where they are at hand."""
+"""Trees that MindSpore wrote, where they are available."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def golden(name: str) -> Path:
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_every_tensor_is_read(name):
+def test_every_tensor_of_mindspore_trees_is_read(name):
     """All names are understood, and every array is numpy's, or bfloat16 that numpy refuses."""
     dump = reader.open(golden(name))
     tensors, ranks, operators = TREES[name]
@@ -51,7 +51,7 @@ def test_every_tensor_is_read(name):
         np.testing.assert_array_equal(array, expected)
 
 
-def test_constants_and_long_names():
+def test_constants_and_long_names_of_mindspore_trees():
     """Folder `constants` of 2.0, `mapping.csv` of 2.7."""
     assert len(reader.open(golden("2.0.0-two-ranks")).constants) == 10
     long = reader.open(golden("2.7.0-longname")).tensors(op_type="ReLU")
@@ -59,7 +59,7 @@ def test_constants_and_long_names():
     assert len(long) == 2
 
 
-def test_nonfinite_tensors_are_found():
+def test_nonfinite_tensors_of_mindspore_trees_are_found():
     """The case that was made of NaN and infinities, and no other one."""
     survey = Survey(walk(golden("2.7.0-dtypes")), Query())
     bad = [row for row in survey if row.finite is False]
@@ -78,7 +78,7 @@ def test_nonfinite_tensors_are_found():
         ("2.0.0-two-ranks", "train_2rank.py:25", ["AllReduce-op50", "Depend-op57"], 12),
     ],
 )
-def test_a_line_of_the_script_leads_to_its_files(name, question, operators, files):
+def test_source_line_of_mindspore_trees_leads_to_files(name, question, operators, files):
     """By the graphs that MindSpore wrote, on every rank."""
     tree = walk(golden(name))
     found = Search(question, tree.entries).origins(graph_files(tree.root, tree.ranks))

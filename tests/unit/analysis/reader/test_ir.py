@@ -40,7 +40,7 @@ subgraph @kernel_graph0() {{
 ONES = np.ones(2, np.float32)
 
 
-def test_operators_and_their_lines():
+def test_parse_ir_operators_reads_types_names_and_lines():
     """Types lose the prefix of 2.7, names are whole, every form of a line is read."""
     conv, relu, depend = parse_ir_operators(TEXT.splitlines(keepends=True))
     assert [o.op_type for o in (conv, relu, depend)] == ["Conv2D", "ReLU", "Depend"]
@@ -57,7 +57,7 @@ def test_operators_and_their_lines():
 @given(st.text(max_size=400))
 @example("  %0(a) = Op(\n# Fullname with scope: (\n# In file :/\n")
 @example("  %0(a) = Op(\n      # In file a:99999999999999999999/x/\n")
-def test_any_text_is_read_without_an_error(text):
+def test_parse_ir_operators_accepts_any_text(text):
     """What is not understood is passed over."""
     assert all(operator.op_name for operator in parse_ir_operators(text.split("\n")))
 
@@ -72,7 +72,7 @@ lines = st.builds(
 
 
 @given(st.lists(st.lists(lines, max_size=3), max_size=3), st.sampled_from(sorted(PROFILES)))
-def test_what_our_agent_draws_is_read_back(stacks, profile):
+def test_parse_ir_operators_reads_graphs_of_the_agent(stacks, profile):
     """Every operator of a graph comes back, with its stack line by line."""
     nodes = tuple(
         GraphNode(f"Default/a-A/A-op{at}", "A", ("", "x)"), (), {"b": "(1)"}, tuple(stack))
@@ -88,7 +88,7 @@ def test_what_our_agent_draws_is_read_back(stacks, profile):
         ]
 
 
-def test_a_file_that_cannot_be_read(tmp_path):
+def test_read_ir_operators_names_an_unreadable_file(tmp_path):
     """The error names it."""
     with pytest.raises(CorruptedError, match=r"gone\.ir: cannot be read"):
         list(read_ir_operators(tmp_path / "gone.ir"))
@@ -134,7 +134,7 @@ def dumped(tree):
         ("nowhere", []),
     ],
 )
-def test_a_line_to_its_operators(dumped, question, types):
+def test_search_finds_the_operators_of_a_line(dumped, question, types):
     """By a place, whole path components compared, or by a piece of the text.
 
     A line inside a function that is recorded as a whole counts only where the stack went on there.
@@ -144,7 +144,7 @@ def test_a_line_to_its_operators(dumped, question, types):
     assert "/job/train.py" in search.files
 
 
-def test_the_files_of_an_operator(dumped):
+def test_search_finds_the_files_of_an_operator(dumped):
     """By the whole name, else by the scope without its number, which is said."""
     _, (conv, relu, depend) = asked(dumped, "train.py:24")
     assert [t.key.iteration for t in conv.tensors] == [0, 1]
@@ -156,7 +156,7 @@ def test_the_files_of_an_operator(dumped):
 
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("complete", [True, False])
-def test_every_profile_is_found(tree, profile, complete):
+def test_search_finds_files_in_every_profile(tree, profile, complete):
     """Full and short file names lead back to the graph's name, with and without manifests."""
     tree.profile = PROFILES[profile]
     tree.graph(0, TEXT)
@@ -168,7 +168,7 @@ def test_every_profile_is_found(tree, profile, complete):
     assert conv.exact
 
 
-def test_rows_are_found_as_well(tree):
+def test_search_finds_rows_of_tables(tree):
     """With figures alone the table is where the operator's output is."""
     tree.graph(0, TEXT)
     table = tree.row(0, 0, f"{SCOPE}/Conv2D-op1", ONES)
@@ -177,7 +177,7 @@ def test_rows_are_found_as_well(tree):
     assert [tree.root / tensor.relative for tensor in conv.tensors] == [table]
 
 
-def test_short_names_never_match_without_their_number(tree):
+def test_search_does_not_match_short_names_without_numbers(tree):
     """Every MatMul has the same short scope: a wrong file is worse than none."""
     tree.profile = PROFILES["ms2.0"]
     tree.graph(0, TEXT)

@@ -1,4 +1,4 @@
-"""What stands in a tree besides the tensors of iterations: constants, tables, arguments."""
+"""Items of a tree besides the tensors of iterations: constants, tables, arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONES = np.ones((2, 3), np.float32)
 NAN = np.array([np.nan, 1.0], np.float32)
 
 
-def test_constants_are_tensors_of_their_graph(tree):
+def test_constants_belong_to_their_graph(tree):
     """They stand first, belong to no iteration, and are never missed in one."""
     tree.tensor(0, 2, "data-3", ONES, op_type="Parameter", constant=True)
     tree.tensor(0, 2, "Default/a-A/A-op0", ONES)
@@ -49,7 +49,7 @@ def test_tables_and_arguments_are_known_files(tree):
     assert found.problems == ()
 
 
-def test_a_record_without_a_path_is_a_row(tree):
+def test_record_without_a_path_is_a_table_row(tree):
     """What was kept as figures alone is not a missing file, and its rank is not empty."""
     tree.row(0, 0, "Default/network-Net/a-A/A-op0", ONES, side=TensorSide.INPUT)
     tree.complete(0, 0, world_size=1)
@@ -78,7 +78,7 @@ def test_rows_of_constants_belong_to_no_iteration(tree):
     assert [row.key.constant for row in Survey(found, Query())] == [True, False]
 
 
-def test_a_table_with_other_columns_is_one_more(tree):
+def test_tables_with_different_columns_are_both_read(tree):
     """Rows of a second job stand beside those of the first."""
     table = tree.row(0, 0, "Default/a-A/A-op0", ONES)
     table.rename(table.with_name(statistic_tables.make_second_table_name("other")))
@@ -92,7 +92,7 @@ def test_a_table_with_other_columns_is_one_more(tree):
     }
 
 
-def test_an_unfinished_iteration_of_rows_is_named(tree):
+def test_iteration_of_rows_without_a_manifest_is_unfinished(tree):
     """A table without a manifest is not complete either."""
     tree.row(0, 4, "Default/a-A/A-op0", ONES)
     (finding,) = findings(walk(tree.root))
@@ -114,7 +114,7 @@ def test_an_unfinished_iteration_of_rows_is_named(tree):
         ((), ONES, None),
     ],
 )
-def test_what_the_columns_tell(tree, items, values, finite):
+def test_row_is_finite_by_extremes_or_counts(tree, items, values, finite):
     """Extremes or counts decide whether a tensor is finite; other columns do not know."""
     tree.items = items
     tree.row(0, 0, "Default/a-A/A-op0", values)
@@ -123,7 +123,7 @@ def test_what_the_columns_tell(tree, items, values, finite):
     assert row.finite is finite
 
 
-def test_null_is_no_number(tree):
+def test_null_statistic_is_none(tree):
     """Releases up to 2.2 write null where no finite element is left."""
     tree.profile = PROFILES["ms2.0"]
     path = tree.row(0, 0, "Default/a-A/A-op0", NAN)
@@ -138,7 +138,7 @@ def test_null_is_no_number(tree):
     ("tail", "words"),
     [("A,Default", "its last line is incomplete: 'A,Default'"), ("A,Default\n", "line 3: ")],
 )
-def test_a_torn_table_names_its_line(tree, tail, words):
+def test_torn_table_is_an_error_with_its_line(tree, tail, words):
     """Damage is one sentence with file and line; the rows before a torn end are read."""
     path = tree.row(0, 0, "Default/a-A/A-op0", ONES)
     path.write_text(path.read_text() + tail)
@@ -151,7 +151,7 @@ def test_a_torn_table_names_its_line(tree, tail, words):
 
 
 @pytest.mark.parametrize("descr", ["<E2", "<T2", "<h2"])
-def test_raw_bfloat16_is_read_as_float32(tree, descr):
+def test_bfloat16_of_mindspore_is_read_as_float32(tree, descr):
     """What MindSpore writes under a type string of its own comes out widened."""
     path = tree.tensor(0, 0, "Default/a-A/A-op0", np.zeros((2, 2), np.uint16), codec="none")
     header = path.read_bytes()[:128].replace(b"<u2", descr.encode())
@@ -163,7 +163,7 @@ def test_raw_bfloat16_is_read_as_float32(tree, descr):
 
 
 @pytest.mark.parametrize(("stray", "whole"), [(0, True), (4, True), (8, True), (9, False)])
-def test_stray_bytes_behind_an_empty_tensor(tree, stray, whole):
+def test_one_extra_element_after_an_empty_tensor_is_accepted(tree, stray, whole):
     """One element of them is MindSpore 2.0's habit; more is damage."""
     path = tree.tensor(0, 0, "Default/a-A/A-op0", np.empty(0, np.float32), codec="none")
     path.write_bytes(path.read_bytes() + bytes(stray))

@@ -1,4 +1,4 @@
-"""Nothing that reads a tree runs what stands in it."""
+"""No reader of a tree unpickles its content."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def trapped(tree, tmp_path):
     return path
 
 
-def test_the_trap_works(trapped, tmp_path):
+def test_pickle_trap_works(trapped, tmp_path):
     """Unpickled on purpose, it leaves its mark: the next test can fail."""
     with trapped.open("rb") as file:
         np.load(file, allow_pickle=True)
     assert (tmp_path / "sprung").exists()
 
 
-def test_no_reader_springs_it(trapped, tree, tmp_path):
+def test_no_reader_unpickles(trapped, tree, tmp_path):
     """Every way to read a tree refuses the file, or passes it by."""
     dump = reader.open(tree.root)
     with pytest.raises(CorruptedError):
@@ -58,7 +58,7 @@ def test_no_reader_springs_it(trapped, tree, tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
-def test_a_bare_pickle_is_damage(tree, tmp_path):
+def test_pickle_without_a_header_is_damage(tree, tmp_path):
     """Neither is a file without any header run."""
     path = tree.tensor(0, 0, "Default/a-A/A-op0", np.ones(1), codec="none")
     path.write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
@@ -68,7 +68,7 @@ def test_a_bare_pickle_is_damage(tree, tmp_path):
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
-def test_no_source_can_unpickle(path):
+def test_no_module_can_unpickle(path):
     """No pickle is imported, numpy's loaders are not called, nobody allows pickles."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

@@ -35,7 +35,7 @@ def write(root, entries, name="execution_order_graph_0.csv", age_s=0):
     return path
 
 
-def test_what_was_published_comes_back(tmp_path):
+def test_read_order_returns_entries_and_findings(tmp_path):
     """Entries of all graphs survive the files, by position, and so do the findings."""
     paths = (write(tmp_path, ENTRIES), write(tmp_path, ELSEWHERE, make_order_file_name(4)))
     (tmp_path / GLOBAL_ORDER_FOLDER / "findings.jsonl").write_text(format_finding_line(FINDING))
@@ -50,7 +50,7 @@ def test_what_was_published_comes_back(tmp_path):
     assert (published.paths, published.others) == (paths, ())
 
 
-def test_the_latest_job_counts_unless_one_is_named(tmp_path):
+def test_read_order_defaults_to_the_latest_job(tmp_path):
     """Of several jobs in one tree the one published last is read, with its own findings."""
     write(tmp_path, ENTRIES, age_s=100)
     folder = tmp_path / GLOBAL_ORDER_FOLDER
@@ -69,7 +69,7 @@ def test_the_latest_job_counts_unless_one_is_named(tmp_path):
         read_order(tmp_path, job_id="j3")
 
 
-def test_what_is_no_file_is_no_order(tmp_path):
+def test_read_order_ignores_other_items(tmp_path):
     """A link to nowhere, a folder of that name and other files are passed over."""
     path = write(tmp_path, ENTRIES)
     path.with_name("execution_order_graph_0.a.csv").symlink_to("nowhere")
@@ -79,7 +79,7 @@ def test_what_is_no_file_is_no_order(tmp_path):
     assert (published.paths, published.others) == ((path,), ())
 
 
-def test_no_order_is_said(tmp_path):
+def test_missing_order_is_an_error(tmp_path):
     """A tree without an order is an error with the path, not an empty order."""
     with pytest.raises(
         CorruptedError, match=r"execution_order_graph_0\.csv: the file does not exist"
@@ -87,7 +87,7 @@ def test_no_order_is_said(tmp_path):
         read_order(tmp_path)
 
 
-def test_a_line_that_is_being_written_is_not_read_yet(tmp_path):
+def test_incomplete_last_line_is_ignored(tmp_path):
     """A coordinator may write while somebody reads."""
     path = write(tmp_path, ENTRIES)
     path.write_bytes(path.read_bytes() + b"2,0,0,OPERA")
@@ -98,7 +98,7 @@ def test_a_line_that_is_being_written_is_not_read_yet(tmp_path):
     "text",
     ["0,0\n", "x" + "," * 15 + "\n", "0,0,0,NO_SUCH_KIND,n,0,,0,0,0,,0,0,0,,-1\n", "\udcff\n"],
 )
-def test_a_bad_line_is_named(tmp_path, text):
+def test_invalid_line_is_named(tmp_path, text):
     """Damage says in which file, and where."""
     path = write(tmp_path, ENTRIES)
     with path.open("a", errors="surrogateescape") as file:
@@ -107,7 +107,7 @@ def test_a_bad_line_is_named(tmp_path, text):
         list(read_order(tmp_path).entries(iterations=IterationSelection()))
 
 
-def test_other_columns_and_bad_findings_are_damage(tmp_path):
+def test_other_headers_and_invalid_findings_are_damage(tmp_path):
     """A file of another form is not read as if it were ours."""
     path = write(tmp_path, ENTRIES)
     (tmp_path / GLOBAL_ORDER_FOLDER / "findings.jsonl").write_text('{"kind": "gap"}\n')
@@ -119,7 +119,7 @@ def test_other_columns_and_bad_findings_are_damage(tmp_path):
         list(read_order(tmp_path).entries())
 
 
-def test_without_an_order_it_says_what_there_is(tmp_path):
+def test_missing_order_names_the_orders_of_ranks(tmp_path):
     """A tree that MindSpore wrote has the order of each rank; any tree has what each rank ran."""
     with pytest.raises(CorruptedError, match=r"no order has been published$"):
         read_order(tmp_path)

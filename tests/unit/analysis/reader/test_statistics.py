@@ -18,7 +18,7 @@ FLOATS = hnp.arrays(
 
 
 @given(FLOATS)
-def test_figures_agree_with_plain_python(values):
+def test_statistics_equal_plain_python(values):
     """Every figure is what its definition says, element by element, in double precision."""
     plain = [float(x) for x in values.reshape(-1)]
     figures = statistics(values)
@@ -40,7 +40,7 @@ def test_figures_agree_with_plain_python(values):
         assert figures.l2norm == math.inf
 
 
-def test_an_empty_tensor_has_no_extremes():
+def test_statistics_of_an_empty_tensor_have_no_extremes():
     """Nothing is made up for a tensor without elements."""
     figures = statistics(np.empty((3, 0), np.float32))
     assert (figures.minimum, figures.maximum, figures.mean) == (None, None, None)
@@ -57,14 +57,14 @@ def test_an_empty_tensor_has_no_extremes():
     ],
     ids=["bool", "int8", "complex", "huge"],
 )
-def test_types_and_ranges(values, expected):
+def test_statistics_of_all_types_and_ranges(values, expected):
     """Booleans, integers, moduli; squares that leave a double are as in statistic.csv: infinite."""
     figures = statistics(values)
     shown = (figures.minimum, figures.maximum, figures.mean, figures.l2norm, figures.zeros)
     assert shown == pytest.approx(expected, rel=1e-12)
 
 
-def test_blocks_do_not_show():
+def test_statistics_do_not_depend_on_blocks():
     """A tensor of several blocks has the figures of the whole."""
     values = np.arange((1 << 20) * 2 + 7, dtype=np.float64)
     values[-1] = np.inf

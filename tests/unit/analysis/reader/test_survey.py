@@ -1,4 +1,4 @@
-"""Figures of every tensor, in the order of the program, from whichever source has them."""
+"""Statistics of every tensor in execution order, from tables or files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def surveyed(tree, query=None, *, decide=False):
     return list(survey), survey.problems
 
 
-def test_rows_and_files_are_one_tensor(tree):
+def test_survey_joins_rows_and_files(tree):
     """Where a tensor has both, it is one line, with the table's figures and the file's path."""
     path = tree.tensor(0, 0, "Default/a-A/A-op0", BAD, tabled=True)
     tree.complete(0, 0)
@@ -32,7 +32,7 @@ def test_rows_and_files_are_one_tensor(tree):
     assert row.nans is None
 
 
-def test_files_without_a_row_are_computed(tree):
+def test_survey_computes_files_without_a_row(tree):
     """A complex tensor has no row; a table may be missing altogether."""
     tree.tensor(0, 0, "Default/a-A/A-op0", ONES, tabled=True)
     tree.tensor(0, 0, "Default/b-B/B-op0", np.array([3 + 4j]))
@@ -41,7 +41,7 @@ def test_files_without_a_row_are_computed(tree):
     assert (second.maximum, second.l2norm, second.finite) == (5.0, 5.0, True)
 
 
-def test_equal_times_hide_nothing(tree):
+def test_survey_keeps_tensors_of_equal_time_stamps(tree):
     """MindSpore's processes may write to one rank at one microsecond: names tell them apart."""
     first = tree.tensor(0, 0, "Default/a-A/A-op0", ONES, tabled=True)
     tree.clock_us -= 10
@@ -52,7 +52,7 @@ def test_equal_times_hide_nothing(tree):
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "null", "x"])
-def test_a_count_that_is_none(tree, text):
+def test_survey_ignores_an_invalid_count(tree, text):
     """A table that says nonsense for a count costs that figure, not the survey."""
     tree.items = ("nan count", "negative inf count", "positive inf count")
     table = tree.row(0, 0, "Default/a-A/A-op0", ONES)
@@ -61,14 +61,14 @@ def test_a_count_that_is_none(tree, text):
     assert (row.nans, row.infinities, problems) == (None, None, [])
 
 
-def test_rows_without_a_file_are_shown(tree):
+def test_survey_has_rows_without_a_file(tree):
     """With figures alone the table's path stands for the tensor's."""
     table = tree.row(0, 0, "Default/a-A/A-op0", ONES)
     ((row,), _) = surveyed(tree)
     assert (row.path, row.shape) == (str(table.relative_to(tree.root)), (4,))
 
 
-def test_the_order_is_the_programs(tree):
+def test_survey_is_in_execution_order(tree):
     """By rank, iteration and time, over graphs and sources; constants first."""
     tree.tensor(1, 0, "Default/d-D/D-op0", ONES)
     tree.tensor(0, 1, "Default/c-C/C-op0", ONES)
@@ -81,7 +81,7 @@ def test_the_order_is_the_programs(tree):
 
 
 @pytest.mark.parametrize(("decide", "finite"), [(False, None), (True, False)])
-def test_what_a_row_cannot_tell_is_computed_on_demand(tree, decide, finite):
+def test_survey_computes_undecided_rows_on_demand(tree, decide, finite):
     """A table of digests does not say what is finite; the tensor does."""
     tree.items = ("md5",)
     tree.tensor(0, 0, "Default/a-A/A-op0", BAD, tabled=True)
@@ -90,7 +90,7 @@ def test_what_a_row_cannot_tell_is_computed_on_demand(tree, decide, finite):
     assert row.computed is decide
 
 
-def test_damage_is_named_and_the_survey_goes_on(tree):
+def test_survey_reports_damage_and_continues(tree):
     """A torn table is a problem, a damaged tensor a row that says so."""
     tree.tensor(0, 0, "Default/a-A/A-op0", ONES).write_bytes(b"junk")
     tree.row(0, 1, "Default/b-B/B-op0", ONES).write_text("junk")
@@ -102,7 +102,7 @@ def test_damage_is_named_and_the_survey_goes_on(tree):
     assert "not a statistic table" in problem
 
 
-def test_filters_hold_for_rows_as_for_files(tree):
+def test_survey_filters_rows_and_files(tree):
     """One query, two sources."""
     tree.row(0, 0, "Default/a-A/A-op0", ONES)
     tree.tensor(0, 1, "Default/a-A/A-op0", ONES)
@@ -111,7 +111,7 @@ def test_filters_hold_for_rows_as_for_files(tree):
     assert len(surveyed(tree, Query(rank=1))[0]) == 1
 
 
-def test_memory_holds_one_tensor(tree):
+def test_survey_holds_one_tensor_in_memory(tree):
     """However many there are, the peak is that of one and what unpacking it takes."""
     one = np.zeros(1 << 20, np.float32)
     for number in range(6):

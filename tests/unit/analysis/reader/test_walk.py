@@ -26,12 +26,12 @@ ONES = np.ones((2, 3), np.float32)
         ([0, 2, 4], "0,2,4"),
     ],
 )
-def test_ranges(numbers, text):
+def test_ranges_joins_consecutive_numbers(numbers, text):
     """Runs are joined, whatever the order and the repetitions."""
     assert ranges(numbers) == text
 
 
-def test_entries_come_by_rank_iteration_and_time(tree):
+def test_walk_sorts_entries_by_rank_iteration_and_time(tree):
     """The walk's order is the job's order, not that of file names."""
     tree.tensor(10, 0, "Default/a-Z/Z-op0", ONES)
     tree.tensor(2, 10, "Default/b-A/A-op1", ONES)
@@ -48,7 +48,7 @@ def test_entries_come_by_rank_iteration_and_time(tree):
     assert found.problems == ()
 
 
-def test_manifest_gives_raw_names_and_original_types(tree):
+def test_walk_takes_raw_names_and_types_from_manifests(tree):
     """What a file name cannot say comes from the manifest."""
     tree.tensor(0, 0, "Default/network-Net/fc.1/MatMul-op3", ONES, dtype="bfloat16")
     tree.complete(0, 0)
@@ -60,7 +60,7 @@ def test_manifest_gives_raw_names_and_original_types(tree):
     assert entry.codec == "zstd"
 
 
-def test_long_names_are_found_through_mapping(tree):
+def test_walk_resolves_long_names(tree):
     """A file that carries a number has the key of its full name."""
     name = "Default/" + "/".join(f"layer{n}-Block" for n in range(60)) + "/MatMul-op1"
     path = tree.tensor(0, 0, name, ONES)
@@ -73,7 +73,7 @@ def test_long_names_are_found_through_mapping(tree):
 
 
 @pytest.mark.parametrize("complete", [False, True])
-def test_a_long_name_without_its_file_is_said_once(tree, capsys, complete):
+def test_long_name_without_its_file_is_reported_once(tree, capsys, complete):
     """By whoever knows the tree best: a dropped tensor has its row in `mapping.csv` as well."""
     name = "Default/" + "/".join(f"layer{n}-Block" for n in range(60))
     kept = tree.tensor(0, 0, f"{name}/MatMul-op1", ONES, codec="none")
@@ -93,7 +93,7 @@ def test_a_long_name_without_its_file_is_said_once(tree, capsys, complete):
     assert locate(kept)[0].op_name
 
 
-def test_what_is_no_tensor_is_ignored_and_counted(tree):
+def test_walk_counts_foreign_files(tree):
     """Half-written and foreign files never become entries; only foreign ones are counted."""
     path = tree.tensor(0, 0, "Default/a-A/A-op0", ONES)
     (path.parent / ".half.npy.tmp").write_bytes(b"x")
@@ -109,7 +109,7 @@ def test_what_is_no_tensor_is_ignored_and_counted(tree):
     assert found.ranks == (0,)
 
 
-def test_damage_is_named_and_the_walk_goes_on(tree):
+def test_walk_reports_damage_and_continues(tree):
     """An unreadable manifest and a file that is gone are problems; everything else is found."""
     tree.tensor(0, 0, "Default/a-A/A-op0", ONES)
     gone = tree.tensor(0, 0, "Default/b-B/B-op0", ONES)
@@ -126,7 +126,7 @@ def test_damage_is_named_and_the_walk_goes_on(tree):
     assert any(gone.name in problem and "but missing" in problem for problem in found.problems)
 
 
-def test_a_file_of_another_size_is_damage_without_opening_it(tree):
+def test_walk_finds_size_mismatches_without_opening_files(tree):
     """What a full disk or a broken copy cut short is found by the listing alone."""
     path = tree.tensor(0, 0, "Default/a-A/A-op0", ONES)
     whole = tree.tensor(0, 0, "Default/b-B/B-op0", ONES)
@@ -138,14 +138,14 @@ def test_a_file_of_another_size_is_damage_without_opening_it(tree):
     assert f"its manifest has {whole.stat().st_size}" in problem
 
 
-def test_no_tree_is_a_problem_not_a_crash(tmp_path: Path):
+def test_walk_of_a_missing_folder_is_a_problem(tmp_path: Path):
     """A folder that is not there gives an empty tree that says so."""
     found = walk(tmp_path / "nowhere")
     assert found.entries == ()
     assert "cannot be read" in found.problems[0]
 
 
-def test_locate_outside_a_tree(tree, tmp_path):
+def test_locate_outside_a_tree_is_empty(tree, tmp_path):
     """A file that merely looks like a tensor has no entry."""
     path = tree.tensor(0, 0, "Default/a-A/A-op0", ONES)
     copy = tmp_path / path.name
@@ -154,7 +154,7 @@ def test_locate_outside_a_tree(tree, tmp_path):
     assert locate(tmp_path / "absent.npy") == ()
 
 
-def test_locate_from_inside(tree, monkeypatch):
+def test_locate_accepts_a_relative_path(tree, monkeypatch):
     """A relative path finds the same entry, with its record."""
     path = tree.tensor(1, 4, "Default/a-A/A-op0", ONES)
     tree.complete(1, 4)
@@ -164,7 +164,7 @@ def test_locate_from_inside(tree, monkeypatch):
     assert entry.record is not None
 
 
-def test_loops_of_links_end(tree):
+def test_walk_ends_in_loops_of_links(tree):
     """A link to the tree itself is not followed into it for ever."""
     tree.tensor(0, 0, "Default/a-A/A-op0", ONES)
     (tree.root / "rank_7").symlink_to(tree.root)
@@ -174,7 +174,7 @@ def test_loops_of_links_end(tree):
 
 
 @pytest.mark.parametrize("name", ["rank_1", "rank_0/Net2", "rank_0/Net/9", "rank_0/Net/0/9"])
-def test_a_link_to_itself_is_no_folder(tree, name):
+def test_walk_ignores_a_link_to_itself(tree, name):
     """Whatever such a link stands for, everything else is found."""
     tree.tensor(0, 0, "Default/a-A/A-op0", ONES)
     (tree.root / name).symlink_to(Path(name).name)
@@ -194,7 +194,7 @@ def test_a_link_to_itself_is_no_folder(tree, name):
     ],
     ids=["int64", "scalar", "empty", "bool"],
 )
-def test_load_gives_the_bytes_back(tree, codec, values):
+def test_load_returns_the_original_elements(tree, codec, values):
     """What went in comes out, by either codec, with and without a manifest."""
     tree.tensor(0, 0, "Default/a-A/A-op0", values, codec=codec)
     for complete in (False, True):
@@ -217,7 +217,7 @@ def test_load_gives_the_bytes_back(tree, codec, values):
         pytest.param(lambda data: data.replace(b"<f4", b"<f3"), id="odd type"),
     ],
 )
-def test_damage_is_a_damaged_error(tree, codec, damage):
+def test_load_of_a_damaged_file_raises_corrupted_error(tree, codec, damage):
     """Whatever is wrong with a file, the error names it; only a changed file may raise."""
     path = tree.tensor(0, 0, "Default/a-A/A-op0", ONES, codec=codec)
     whole = path.read_bytes()
@@ -231,7 +231,7 @@ def test_damage_is_a_damaged_error(tree, codec, damage):
             load(entry)
 
 
-def test_a_file_larger_than_its_manifest_says_is_damaged(tree):
+def test_load_bounds_the_size_by_the_manifest(tree):
     """A manifest bounds what its file may unpack to: no frame can fill the memory."""
     path = tree.tensor(0, 0, "Default/a-A/A-op0", ONES)
     tree.complete(0, 0)
@@ -242,7 +242,7 @@ def test_a_file_larger_than_its_manifest_says_is_damaged(tree):
         load(entry)
 
 
-def test_another_shape_than_the_manifest_says_is_damaged(tree):
+def test_load_rejects_another_shape_than_the_manifest(tree):
     """A tensor swapped for another one does not pass as the one named."""
     path = tree.tensor(0, 0, "Default/a-A/A-op0", ONES, codec="none")
     tree.complete(0, 0)
@@ -252,7 +252,7 @@ def test_another_shape_than_the_manifest_says_is_damaged(tree):
         load(walk(tree.root).entries[0])
 
 
-def test_objects_are_never_unpickled(tree):
+def test_load_never_unpickles(tree):
     """A pickle in an npy file is damage, not code to run."""
     path = tree.tensor(0, 0, "Default/a-A/A-op0", ONES, codec="none")
     with path.open("wb") as file:
