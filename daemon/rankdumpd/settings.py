@@ -330,11 +330,19 @@ def _read_values(
     return values
 
 
+_TYPE_NAMES: Mapping[type, str] = {
+    str: "a string",
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+}
+
+
 def _check_type(source: str, key: str, value: object, default: object) -> object:
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not type(default):
-        raise ConfigError(source, key, value, f"a value of type {type(default).__name__}")
+        raise ConfigError(source, key, value, _TYPE_NAMES[type(default)])
     return value
 
 
@@ -347,7 +355,7 @@ def _parse_variable(variable: str, text: str, default: object) -> object:
             return _TRUTH_VALUES[text.lower()]
         return float(text) if kind is float else int(text)
     except (KeyError, ValueError):
-        raise ConfigError("environment", variable, text, f"type {kind.__name__}") from None
+        raise ConfigError("environment", variable, text, _TYPE_NAMES[kind]) from None
 
 
 def _check_environment(environ: Mapping[str, str]) -> None:

@@ -123,8 +123,9 @@ class TestRingTransfer:
             real(outcomes, *more, **named)
 
         ledger.commit = failing
-        put(side, 1, np.ones(10))
-        stream = rank.push().ring(put(side, 2, np.zeros(10)))
+        stream = rank.push().ring(put(side, 1, np.ones(10)))
+        stream.wait_acknowledged(1)
+        stream.ring(put(side, 2, np.zeros(10)))
         assert stream.wait_over() is grpc.StatusCode.UNAVAILABLE
         ledger.commit = real
         opened = rank.open()
