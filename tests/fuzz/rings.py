@@ -46,10 +46,10 @@ class _RingSession:
             failures=FailureCounter(),
         )
 
-    def submit(self, items: Sequence[Any], cost: int | None = None) -> None:
-        """Take what workers would, or the committer with what it occupies."""
+    def submit(self, items: Sequence[Any], beside: Any) -> None:
+        """Take records with their storage, as workers do, or frames with their cost."""
         self._taken += items
-        self._cost += sum(map(_cost_of, items)) if cost is None else cost
+        self._cost += beside if isinstance(beside, int) else sum(map(_cost_of, items))
 
     def settle(self) -> None:
         """Read elements as workers do, then commit, give space back and acknowledge."""

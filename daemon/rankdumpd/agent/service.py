@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -28,7 +29,6 @@ from rankdumpd.agent.limits.disk_space import LedgerSpace
 from rankdumpd.agent.limits.resource_limits import ResourceLimits, make_policy
 from rankdumpd.agent.limits.usage import DumpUsage, QueueBudget
 from rankdumpd.agent.overview import AgentOverview
-from rankdumpd.agent.records import ReceivedRecord, RecordOutcome
 from rankdumpd.agent.report.reporter import CoordinatorReporter
 from rankdumpd.agent.retention.manager import AuditCallback, RetentionManager, no_op
 from rankdumpd.agent.session.openings import NEVER_OPEN_NOTE, FinalBalance, SessionOpenings
@@ -219,7 +219,11 @@ class DumpAgent(Component):
             meters=self._meters,
         )
         threads = settings.encode_threads or machine.count_cores()
-        self._workers = RecordWorkers(threads, self._store, self._committer.submit_outcomes)
+        self._workers = RecordWorkers(
+            threads,
+            partial(store_record, originals=self._originals),
+            self._committer.submit_outcomes,
+        )
         self._rings = RingRegistry(
             self._slabs,
             intake=self._make_intake,
@@ -340,7 +344,7 @@ class DumpAgent(Component):
             budget=self._budget,
             workers=self._workers,
             committer=self._committer,
-            look_up_usage=lambda: self._limits.usage_of(session),
+            look_up_usage=partial(self._limits.usage_of, session),
             failures=self._failures,
         )
 
@@ -353,11 +357,6 @@ class DumpAgent(Component):
         session.add_finding(f"rank {session.request.rank}: {NEVER_OPEN_NOTE}")
         session.mark_lost()
         self._notifier.report_session(session)
-
-    def _store(self, record: ReceivedRecord) -> RecordOutcome:
-        return store_record(
-            record, self._registry.get(record.frame_id.session_id).storage, self._originals
-        )
 
     def _wait_idle(self, timeout_s: float) -> int:
         deadline = time.monotonic() + timeout_s

@@ -36,6 +36,7 @@ from rankdumpd.agent.records import (
     make_drop_outcome,
 )
 from rankdumpd.agent.session.rank_session import RankSession
+from rankdumpd.agent.storage.session_storage import SessionStorage
 from rankdumpd.server.background_thread import BackgroundThread
 
 _MAX_SESSIONS = 4096
@@ -59,7 +60,7 @@ class FailureCounter:
             return count
 
 
-_BatchQueue: TypeAlias = "queue.SimpleQueue[Sequence[ReceivedRecord] | None]"
+_BatchQueue: TypeAlias = "queue.SimpleQueue[tuple[Sequence[ReceivedRecord], SessionStorage] | None]"
 
 _logger = logging.getLogger(__name__)
 
@@ -70,10 +71,10 @@ class RecordWorkers:
     def __init__(
         self,
         count: int,
-        process: Callable[[ReceivedRecord], RecordOutcome],
+        store: Callable[[ReceivedRecord, SessionStorage], RecordOutcome],
         done: Callable[[Sequence[RecordOutcome]], None],
     ) -> None:
-        self._process = process
+        self._store = store
         self._done = done
         self._large: _BatchQueue = queue.SimpleQueue()
         self._small: _BatchQueue = queue.SimpleQueue()
@@ -89,9 +90,9 @@ class RecordWorkers:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, records: Sequence[ReceivedRecord]) -> None:
-        """Queue a batch; never waits."""
-        (self._large if len(records) == 1 else self._small).put(records)
+    def submit(self, records: Sequence[ReceivedRecord], storage: SessionStorage) -> None:
+        """Queue a batch of a session; never waits."""
+        (self._large if len(records) == 1 else self._small).put((records, storage))
 
     def fault(self) -> str:
         """Return which threads have ended; empty when none has."""
@@ -109,14 +110,15 @@ class RecordWorkers:
         return all(t.join(max(0.0, self._deadline_s - time.monotonic())) for t in self._threads)
 
     def _run(self, batches: _BatchQueue) -> None:
-        while (records := batches.get()) is not None:
+        while (batch := batches.get()) is not None:
             # Records that are left are not acknowledged, and resent to the next process.
             if time.monotonic() < self._deadline_s:
-                self._done([self._process_logged(record) for record in records])
+                records, storage = batch
+                self._done([self._store_logged(record, storage) for record in records])
 
-    def _process_logged(self, record: ReceivedRecord) -> RecordOutcome:
+    def _store_logged(self, record: ReceivedRecord, storage: SessionStorage) -> RecordOutcome:
         try:
-            return self._process(record)
+            return self._store(record, storage)
         except Exception:
             frame_id = record.frame_id
             session_id = frame_id.session_id
@@ -321,7 +323,7 @@ class SessionIntake:
         records = [item for item in items if isinstance(item, ReceivedRecord)]
         done = [item for item in items if not isinstance(item, ReceivedRecord)]
         if records:
-            self._workers.submit(records)
+            self._workers.submit(records, self._session.storage)
         if done:
             self._committer.submit(done, sum(map(_compute_cost, done)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -14,18 +15,20 @@ from rankdumpd.agent.records import FrameId, ReceivedRecord, RecordOutcome, Reco
 @pytest.mark.parametrize("batches", [((0,), (1,)), ((0, 1),)])
 def test_record_workers_continue_after_failing_record(make_head, caplog, batches):
     """An unforeseen error drops its record by a reason of its own; the worker goes on."""
+    own: Any = object()
     done: queue.SimpleQueue[Sequence[RecordOutcome]] = queue.SimpleQueue()
 
-    def process(parcel: ReceivedRecord) -> RecordOutcome:
+    def store(parcel: ReceivedRecord, storage: Any) -> RecordOutcome:
+        assert storage is own
         if parcel.frame_id.sequence == 1:
             raise ZeroDivisionError
         return RecordOutcome(parcel.frame_id, parcel.head, RecordStatus.STORED)
 
-    workers = RecordWorkers(1, process, done.put)
+    workers = RecordWorkers(1, store, done.put)
     workers.start()
     parcels = [ReceivedRecord(FrameId("s", n), make_head(), memoryview(b"")) for n in (1, 2)]
     for batch in batches:
-        workers.submit([parcels[n] for n in batch])
+        workers.submit([parcels[n] for n in batch], own)
     workers.stop()
     workers.stop()
     outcomes = [outcome for _ in batches for outcome in done.get_nowait()]

@@ -28,9 +28,10 @@ class SubmittedBatches:
         self.batches: list[Sequence[Any]] = []
         self.cost = 0
 
-    def submit(self, items: Sequence[Any], cost: int = 0) -> None:
+    def submit(self, items: Sequence[Any], beside: Any = 0) -> None:
+        """`beside` is the storage of the session for workers, the cost for the committer."""
         self.batches.append(items)
-        self.cost += cost
+        self.cost += beside if isinstance(beside, int) else 0
 
     def numbers(self) -> list[list[int]]:
         return [[item.frame_id.sequence for item in batch] for batch in self.batches]
