@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import rankdump as rankdump  # before any test imports gRPC, as in a job
+
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("no deadlines", deadline=None)
 settings.register_profile("fast", deadline=None, max_examples=25)  # for `make test-fast`

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING
 
 # gRPC reads this when it is loaded: its log lines, such as those at forks, are noise to users.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+# Otherwise gRPC starts its threads again in every forked child, such as a worker of a data loader,
+# and some of these children crash. No child uses the session of its parent.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 __version__ = "0.1.0"
 """The version of the package, of its two commands and of the Debian package."""

@@ -391,7 +391,9 @@ def limits(page: DocumentPage, _: TrainedTrees) -> None:
 
 def mindspore(page: DocumentPage, _: TrainedTrees) -> None:
     for command in commands(page.path):
-        page.elsewhere(command, "tests/mindspore/test_docs.py::test_documented_commands_for_two_ranks")
+        page.elsewhere(
+            command, "tests/mindspore/test_docs.py::test_documented_commands_for_two_ranks"
+        )
 
 
 def performance(page: DocumentPage, _: TrainedTrees) -> None:
