@@ -78,7 +78,7 @@ class _DaemonProcess:
         tls = settings.tls
         own = TlsCredentials(tls.ca, tls.certificate, tls.key)
         audit = self._audit.add if self._audit else no_op
-        return DumpAgent(settings.agent, own, audit=audit, meters=counters, required=required)
+        return DumpAgent(settings.agent, own, audit=audit, counters=counters, required=required)
 
     def build_coordinator(self, *, ends_with_job: bool = False) -> JobCoordinator:
         """Return the coordinator."""

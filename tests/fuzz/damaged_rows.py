@@ -171,7 +171,7 @@ def sessions(data: bytes) -> None:
             ledger,
             max_record_bytes=1,
             capacity_fault=lambda _: "",
-            meters=MetricCounters(),
+            counters=MetricCounters(),
         )
         found = registry.recover()
         assert OTHER in {session.request.session_id for session in found}

@@ -324,8 +324,8 @@ class EmbeddedAgent:
         self.start()
 
     def start(self) -> None:
-        self.meters = MetricCounters()
-        self.agent = DumpAgent(self._settings, meters=self.meters)
+        self.counters = MetricCounters()
+        self.agent = DumpAgent(self._settings, counters=self.counters)
         self.server = GrpcServer(self._settings.listen, (self.agent,))
         self.agent.start()
         self.address = self.server.start()

@@ -52,7 +52,7 @@ class RetentionRig:
             self.ledger,
             max_record_bytes=1,
             capacity_fault=lambda _: "",
-            meters=MetricCounters(),
+            counters=MetricCounters(),
         )
         (row,) = self.ledger._select("SELECT MAX(ended_us) FROM iterations")
         self.keeper = RetentionManager(

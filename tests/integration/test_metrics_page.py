@@ -51,9 +51,11 @@ class MetricsPageClient:
     def __init__(
         self, *sources, tls: TlsSettings | None = None, audit: AuditLog | None = None
     ) -> None:
-        self.tls, self.meters = tls or TlsSettings(), MetricCounters()
-        metrics = ProcessMetrics((*sources, self.meters.samples))
-        self.endpoint = MetricsEndpoint(HERE, metrics, self.tls, counters=self.meters, audit=audit)
+        self.tls, self.counters = tls or TlsSettings(), MetricCounters()
+        metrics = ProcessMetrics((*sources, self.counters.samples))
+        self.endpoint = MetricsEndpoint(
+            HERE, metrics, self.tls, counters=self.counters, audit=audit
+        )
         self.endpoint.start()
 
     def get(
@@ -90,7 +92,7 @@ class MetricsPageClient:
 
     def refused(self) -> dict[str, float]:
         """Return how often it rejected a request, by reason, of those that there were."""
-        return {s.labels["reason"]: s.value for s in self.meters.samples() if s.value}
+        return {s.labels["reason"]: s.value for s in self.counters.samples() if s.value}
 
 
 def parsed(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -121,7 +123,7 @@ def page_of() -> Iterator:
 def test_metrics_page_parses_and_matches_the_records(make_agent, make_rank, frames, page_of):
     """Records, drops of both sides, bytes and the ledger's commits, as the rank sent them."""
     embedded = make_agent()
-    page = page_of(embedded.agent.samples, embedded.meters.samples)
+    page = page_of(embedded.agent.samples, embedded.counters.samples)
     rank = make_rank(embedded.address)
     rank.open()
     stream = rank.push().send(frames.record(1, ARRAY), frames.record(2, ARRAY + 1))
@@ -151,7 +153,7 @@ def test_counters_do_not_fall_when_sessions_are_removed(
     """Law: what was counted once stays, though the agent remembers only the last sessions."""
     monkeypatch.setattr(registry, "MAX_CLOSED_SESSIONS", 1)
     embedded = make_agent()
-    page = page_of(embedded.agent.samples, embedded.meters.samples)
+    page = page_of(embedded.agent.samples, embedded.counters.samples)
     kept = 0.0
     for number in range(1, 5):
         rank = make_rank(embedded.address, session_id=f"s{number}", job_id=f"j{number}")
@@ -193,8 +195,8 @@ def test_failing_metric_source_leaves_the_others(page_of):
     def broken():
         raise OSError("gone")
 
-    meters = MetricCounters("rankdump_agent_")
-    found = page_of(broken, meters.samples).samples()
+    counters = MetricCounters("rankdump_agent_")
+    found = page_of(broken, counters.samples).samples()
     assert of(found, "rankdump_agent_iterations_total") == 0
 
 

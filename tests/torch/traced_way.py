@@ -58,6 +58,16 @@ def note_waiting_functions() -> None:
                 seen.setdefault((thread.name, code.co_filename.removeprefix(ROOT), code.co_name))
 
 
+def wait_until_acknowledged(session: rankdump.Session) -> None:
+    """Wait until nothing is on its way: the next acknowledgement is that of the traced tensor."""
+    pipeline = session._pipeline
+    assert pipeline is not None
+    deadline_s = time.monotonic() + 60.0
+    while pipeline._send_buffer.items.outstanding:
+        assert time.monotonic() < deadline_s, "earlier iterations are not acknowledged"
+        time.sleep(0.01)
+
+
 def main(folder: Path) -> None:
     """Dump some iterations, and trace a call of one module in the last one."""
     plan = folder / "data_dump.json"
@@ -83,15 +93,13 @@ def main(folder: Path) -> None:
         for iteration in range(3):
             session.step(iteration)
             model(torch.full((64, 64), float(iteration)))
-        # Nothing else is on its way by then.
-        time.sleep(2.0)
+        wait_until_acknowledged(session)
         note_waiting_functions()
         tracing.set()
         sys.setprofile(note)
         model[1](torch.full((64, 64), 9.0))
         sys.setprofile(None)
     arrived = acknowledged.wait(60.0)
-    time.sleep(0.1)
     tracing.clear()
     session.close()
     server.stop(1.0)

@@ -143,12 +143,12 @@ class DumpAgent(Component):
         credentials: TlsCredentials | None = None,
         *,
         audit: AuditCallback = no_op,
-        meters: MetricCounters | None = None,
+        counters: MetricCounters | None = None,
         required: RequiredFiles | None = None,
     ) -> None:
         """`audit` is called for removals from trees; `required` watches the ledger."""
-        self._meters = meters or MetricCounters()
-        self._meters.start_at_zero(AGENT_PREFIX)
+        self._counters = counters or MetricCounters()
+        self._counters.start_at_zero(AGENT_PREFIX)
         memory = share_memory(
             settings.memory_bytes,
             machine_bytes=machine.read_memory_bytes(),
@@ -189,7 +189,7 @@ class DumpAgent(Component):
             ),
             max_sessions=settings.max_sessions,
             roots=tree_root.split_roots(settings.roots),
-            meters=self._meters,
+            counters=self._counters,
         )
         self._make_parts(settings, audit)
 
@@ -205,18 +205,18 @@ class DumpAgent(Component):
         )
         self._openings = SessionOpenings(self._registry.open, self._accept_balance)
         self._actions = PostCommitActions(
-            self._ledger, self._reporter, meters=self._meters, usage=self._usage
+            self._ledger, self._reporter, counters=self._counters, usage=self._usage
         )
         self._committer = FrameCommitter(
             *(self._ledger, self._registry, self._actions, self._budget),
-            meters=self._meters,
+            counters=self._counters,
             usage=self._usage,
         )
         self._retention = RetentionManager(
             *(self._ledger, self._registry, self._usage),
             lambda: self._limits.policy,
             audit=audit,
-            meters=self._meters,
+            counters=self._counters,
         )
         threads = settings.encode_threads or machine.count_cores()
         self._workers = RecordWorkers(
@@ -243,7 +243,7 @@ class DumpAgent(Component):
             view=self.view,
             wait_idle=self._wait_idle,
             pin=self._ledger.retention.pin,
-            meters=self._meters,
+            counters=self._counters,
         )
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
 

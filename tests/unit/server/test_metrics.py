@@ -137,10 +137,10 @@ def test_samples_of_roots_and_jobs_are_bounded():
 
 
 def test_histogram_buckets_are_cumulative():
-    meters = MetricCounters()
+    counters = MetricCounters()
     for seconds in (0.0004, 0.001, 0.3, 99.0):
-        meters.add_duration("rankdump_agent_commit_seconds", seconds)
-    found = values(meters.samples())
+        counters.add_duration("rankdump_agent_commit_seconds", seconds)
+    found = values(counters.samples())
     bucket = "rankdump_agent_commit_seconds_bucket"
     assert found[bucket, (("le", "0.001"),)] == 2
     assert found[bucket, (("le", "0.5"),)] == 3

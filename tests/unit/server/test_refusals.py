@@ -22,10 +22,10 @@ class RefusalRig:
 
     def __init__(self, folder: Path) -> None:
         self.now_s = 0.0
-        self.meters = MetricCounters()
+        self.counters = MetricCounters()
         self.path = folder / "audit.jsonl"
         self.audit = AuditLog(self.path)
-        self.refusals = PageRefusals(self.meters, self.audit, clock=lambda: self.now_s)
+        self.refusals = PageRefusals(self.counters, self.audit, clock=lambda: self.now_s)
 
     def refuse(self, caller: CallerIdentity, times: int = 1) -> None:
         for _ in range(times):
@@ -35,7 +35,7 @@ class RefusalRig:
         return [json.loads(line) for line in self.path.read_text().splitlines()]
 
     def counted(self, reason: str) -> float:
-        return {s.labels["reason"]: s.value for s in self.meters.samples()}[reason]
+        return {s.labels["reason"]: s.value for s in self.counters.samples()}[reason]
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def rig(tmp_path: Path):
 
 def test_refusal_counters_start_at_zero(rig: RefusalRig):
     """So that an alert detects the first refusal."""
-    samples = rig.meters.samples()
+    samples = rig.counters.samples()
     assert {s.labels["reason"]: s.value for s in samples} == dict.fromkeys(
         PAGE_REFUSAL_REASONS, 0.0
     )
@@ -96,9 +96,9 @@ def test_refusal_reasons_are_logged_once(rig: RefusalRig, caplog: pytest.LogCapt
 
 
 def test_refusals_without_audit_are_counted():
-    meters = MetricCounters()
-    refusals = PageRefusals(meters)
+    counters = MetricCounters()
+    refusals = PageRefusals(counters)
     refusals.add("path", STRANGER, "", "no")
     refusals.count("busy")
-    counted = {s.labels["reason"]: s.value for s in meters.samples()}
+    counted = {s.labels["reason"]: s.value for s in counters.samples()}
     assert (counted["path"], counted["busy"]) == (1, 1)

@@ -68,10 +68,10 @@ class BatchCommitter:
         ledger: AgentLedger,
         registry: SessionRegistry,
         thread: BackgroundThread,
-        meters: MetricCounters,
+        counters: MetricCounters,
     ) -> None:
         self._ledger, self._registry, self._thread = ledger, registry, thread
-        self._meters = meters
+        self._counters = counters
         self.problem = ""
         """Why nothing can be committed at present; empty when it can."""
 
@@ -152,20 +152,20 @@ class BatchCommitter:
             try:
                 self._ledger.commit(
                     [outcome for share in shares.values() for outcome in share.outcomes],
-                    [row_results for share in shares.values() for row_results in share.row_results],
-                    [metadata for share in shares.values() for metadata in share.metadata],
+                    [result for share in shares.values() for result in share.row_results],
+                    [frame for share in shares.values() for frame in share.metadata],
                     {s.request.session_id: s.watermark for s in shares},
                     synced=any(session.storage.synced for session in shares),
                 )
             except sqlite3.OperationalError as error:
-                self._meters.add("rankdump_agent_commit_errors_total")
+                self._counters.add("rankdump_agent_commit_errors_total")
                 if str(error) != self.problem:
                     _logger.error("the ledger cannot be written; retrying: %s", error)
                 self.problem = str(error)
                 if self._thread.wait(RETRY_INTERVAL_S):
                     return False
             else:
-                self._meters.add_duration(
+                self._counters.add_duration(
                     "rankdump_agent_commit_seconds", time.monotonic() - begun_s
                 )
                 if self.problem:
@@ -220,12 +220,12 @@ class FrameCommitter:
         actions: PostCommitActions,
         budget: QueueBudget,
         *,
-        meters: MetricCounters,
+        counters: MetricCounters,
         usage: DumpUsage | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger, self._registry, self._actions = ledger, registry, actions
-        self._budget, self._meters, self._clock = budget, meters, clock
+        self._budget, self._counters, self._clock = budget, counters, clock
         self._usage = usage or DumpUsage()
         self._done: queue.SimpleQueue[tuple[Sequence[FinishedFrame], int] | None] = (
             queue.SimpleQueue()
@@ -233,7 +233,7 @@ class FrameCommitter:
         self._unfinished: deque[RankSession] = deque()
         """Sessions whose post-commit actions are not done; each counts as a frame in flight."""
         self._thread = BackgroundThread(self._run, "rankdumpd-committer", daemon=False)
-        self._batch_committer = BatchCommitter(ledger, registry, self._thread, meters)
+        self._batch_committer = BatchCommitter(ledger, registry, self._thread, counters)
         self._checked_s = clock()
 
     def start(self) -> None:
@@ -321,7 +321,7 @@ class FrameCommitter:
             session.release_frames(share.sequences, f"committed frames were not counted: {error!r}")
         else:
             if share.outcomes or share.row_results:
-                self._meters.add_all(count_frames(share.outcomes, share.row_results))
+                self._counters.add_all(count_frames(share.outcomes, share.row_results))
             stored = sum(outcome.bytes_stored for outcome in share.outcomes)
             root = str(session.storage.tree.root)
             self._usage.add(session.request.job_id, root, stored)

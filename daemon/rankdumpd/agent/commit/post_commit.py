@@ -208,12 +208,12 @@ class PostCommitActions:
         ledger: AgentLedger,
         reporter: CoordinatorReporter,
         *,
-        meters: MetricCounters,
+        counters: MetricCounters,
         usage: DumpUsage | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ledger, self._reporter = ledger, reporter
-        self._meters, self._clock = meters, clock
+        self._counters, self._clock = counters, clock
         self._usage = usage or DumpUsage()
         self._retries = RetrySchedule(FIRST_RETRY_S, LAST_RETRY_S)
         self._joining: dict[str, IterationJoin] = {}
@@ -399,7 +399,7 @@ class PostCommitActions:
         self, session: RankSession, declared: MetadataFrame, end: IterationEnd
     ) -> IterationStatus:
         if session.is_first_end(declared, end):
-            self._meters.add_all(count_iteration_end(end))
+            self._counters.add_all(count_iteration_end(end))
         return session.end_iteration(declared, end)
 
     def _report_end(self, frame_id: FrameId, status: IterationStatus) -> None:

@@ -38,7 +38,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         changed: Callable[[RankSession], None],
         view: Callable[[], StatusView],
         wait_idle: Callable[[float], int],
-        meters: MetricCounters,
+        counters: MetricCounters,
         pin: Callable[[str, bool], None],
     ) -> None:
         """Call `changed` when the state of a session may have changed.
@@ -49,13 +49,13 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         self._openings = openings
         self._reader, self._changed = reader, changed
         self._view, self._wait_idle, self._pin = view, wait_idle, pin
-        self._meters = meters
+        self._counters = counters
 
     def OpenSession(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.OpenSessionRequest, context: grpc.ServicerContext
     ) -> agent_pb2.OpenSessionResponse:
         """Open or resume the session of a rank, or reject it with a reason."""
-        with abort_on_error(context, self._meters):
+        with abort_on_error(context, self._counters):
             session_request = session_messages.session_request_from_wire(request)
             if request.HasField("left"):
                 self._openings.take_final_balance(
@@ -77,7 +77,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         mailbox = StreamMailbox()
         if not context.add_callback(lambda: mailbox.end("the rank disconnected")):
             return
-        with abort_on_error(context, self._meters):
+        with abort_on_error(context, self._counters):
             hello = _read_hello(request_iterator)
             session = self._registry.connect(hello.session_id, hello.token, mailbox)
             try:
@@ -108,7 +108,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         """Pin or unpin a job, or wait until everything received is written and reported, up to
         a deadline.
         """
-        with abort_on_error(context, self._meters):
+        with abort_on_error(context, self._counters):
             if request.HasField("pin"):
                 self._pin(request.pin.job_id, request.pin.pinned)
                 return agent_pb2.ControlResponse()

@@ -55,13 +55,13 @@ class RetentionManager:
         policy: Callable[[], ResourcePolicy],
         *,
         audit: AuditCallback = no_op,
-        meters: MetricCounters | None = None,
+        counters: MetricCounters | None = None,
         now_us: Callable[[], int] = _read_clock_us,
     ) -> None:
         """`audit` is called for each removed part; `now_us` returns the time since the epoch."""
         self._ledger, self._registry, self._usage = ledger, registry, usage
         self._policy, self._audit, self._now_us = policy, audit, now_us
-        self._meters = meters or MetricCounters()
+        self._counters = counters or MetricCounters()
         self._thread = BackgroundThread(self._run, "rankdumpd-retention")
         self._problem = ""
 
@@ -145,7 +145,7 @@ class RetentionManager:
         self._ledger.forget(begun.session_id, begun.iteration)
         self._ledger.retention.finish_removal(begun)
         self._usage.count_retired(part.retired.job_id)
-        self._meters.add("rankdump_agent_retired_iterations_total")
+        self._counters.add("rankdump_agent_retired_iterations_total")
         root = str(part.tree.root)
         self._audit("retired", {**about, "session": begun.session_id, "root": root})
         _logger.info("rank %d: iteration %d was removed", part.retired.rank, begun.iteration)

@@ -145,9 +145,9 @@ class SessionOpenings:
     def statuses(self) -> tuple[tuple[SessionStatus, ...], tuple[IterationStatus, ...]]:
         """Return the sessions that are not open yet and the final balances of their ranks."""
         with self._lock:
-            balance = [opening.balance for opening in self._openings.values() if opening.balance]
-        iterations = tuple(status for each in balance for status in each.iterations)
-        return tuple(each.session for each in balance), iterations
+            balances = [opening.balance for opening in self._openings.values() if opening.balance]
+        iterations = tuple(status for each in balances for status in each.iterations)
+        return tuple(each.session for each in balances), iterations
 
     def findings(self) -> list[str]:
         """Return the sessions that take long to open, or were not open in time."""

@@ -221,7 +221,7 @@ class SessionRegistry:
         *,
         max_record_bytes: int,
         capacity_fault: Callable[[int], str],
-        meters: MetricCounters,
+        counters: MetricCounters,
         max_sessions: int = 4096,
         roots: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
@@ -235,7 +235,7 @@ class SessionRegistry:
         self._capacity_fault = capacity_fault
         self._max_record_bytes = max_record_bytes
         self._max_sessions, self._roots = max_sessions, roots
-        self._clock, self._meters = clock, meters
+        self._clock, self._counters = clock, counters
         self._opened_s: dict[str, float] = {}
         """Time since which a session is open and not connected yet."""
         self._lock = threading.RLock()
@@ -298,7 +298,7 @@ class SessionRegistry:
             with self._lock:
                 self._opened_s.pop(request.session_id, None)
             raise
-        self._meters.add("rankdump_agent_opened_sessions_total")
+        self._counters.add("rankdump_agent_opened_sessions_total")
         return SessionGrant(
             token=session.token,
             acknowledged=session.acknowledged,

@@ -30,7 +30,7 @@ class RegistryRig:
             self.ledger,
             max_record_bytes=1,
             capacity_fault=lambda live: "",
-            meters=MetricCounters(),
+            counters=MetricCounters(),
             clock=lambda: self.now_s,
             **settings,
         )
