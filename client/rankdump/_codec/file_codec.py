@@ -178,6 +178,8 @@ class PackedFile:
     suffix: str
     """Appended to `.npy`; that of the codec only when it packed."""
     parts: Sequence[ByteBuffer]
+    head_bytes: int = 0
+    """Bytes before the elements, where the head was packed by itself."""
 
 
 def pack_file(codec: FileCodec, parts: Sequence[ByteBuffer]) -> PackedFile:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from rankdump._codec.zstd_frames import ByteBuffer
 from rankdump._core.record import StatisticRows, TensorSide
 from rankdump._core.session_protocol import MetadataItem, RecordHead
 from rankdump._layout.tree_paths import FilePlace
@@ -198,30 +197,15 @@ class ReceivedRecord:
     """In C order, little endian; readable until the record is committed."""
     checksum: bytes = b""
     """xxh3-128 of the elements as the rank sent them; empty when it sent none."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExaminedRecord:
-    """A record with the digest and statistics of its elements."""
-
-    frame_id: FrameId
-    head: RecordHead
-    digest: str
-    """xxh3-128 of the elements as they arrived, hexadecimal."""
+    digest: str = ""
+    """xxh3-128 of the elements as they arrived, hexadecimal; empty until it is examined."""
     statistics: tuple[str, ...] | None = None
-    """Texts of its row in `statistic.csv`; None when it has no row."""
+    """Texts of its row in `statistic.csv`; None when it has no row, or is not examined yet."""
 
-
-@dataclass(frozen=True, slots=True)
-class EncodedRecord:
-    """A record in the format of its file."""
-
-    record: ExaminedRecord
-    suffix: str
-    """Suffix of its file name; empty where compression would not save enough."""
-    parts: Sequence[ByteBuffer]
-    head_bytes: int = 0
-    """Bytes before the elements, of a `bin` file."""
+    @property
+    def is_corrupted(self) -> bool:
+        """Whether the elements of an examined record are not those that the rank sent."""
+        return bool(self.checksum) and self.checksum.hex() != self.digest
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import xxhash
 from rankdump._binfile.bin_file import HEADER_LENGTH_BYTES
 from rankdump._binfile.header import serialize_bin_header
 from rankdump._binfile.header_parts import DumpData, OpInput, OpOutput, Shape
-from rankdump._codec.file_codec import FileCodec, pack_file, pack_parts
+from rankdump._codec.file_codec import FileCodec, PackedFile, pack_file, pack_parts
 from rankdump._core import element_types, npy_format, statistics
 from rankdump._core.cann_types import DATA_TYPE_NUMBERS, FORMAT_NUMBERS
 from rankdump._core.record import TensorSide
@@ -26,12 +26,11 @@ from rankdump._core.session_protocol import RecordHead
 from rankdump._layout.tree_layouts import Layout
 from rankdumpd.agent.records import (
     BinTensor,
-    EncodedRecord,
-    ExaminedRecord,
     FileTail,
     JoinedMember,
     OperatorMember,
     ReceivedRecord,
+    load_elements,
 )
 from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
 
@@ -98,50 +97,46 @@ def _make_part(kind: type[_Part], tensor: BinTensor, layout: Layout) -> _Part:
 
 
 def examine_record(
-    received: ReceivedRecord,
-    data: memoryview,
-    items: tuple[str, ...] | None,
-    *,
-    exact: bool = False,
-) -> ExaminedRecord:
-    """Return a record with the digest of its elements and the statistics named by `items`.
+    record: ReceivedRecord, items: tuple[str, ...] | None, *, exact: bool = False
+) -> ReceivedRecord:
+    """Return a record with its elements in memory, their digest, and the statistics `items`.
 
-    `items` is None for no statistics; with `exact` they have all their digits.
+    `items` is None for no statistics; with `exact` they have all their digits. CorruptedError
+    when the file of the elements was truncated.
     """
-    digest = xxhash.xxh3_128_hexdigest(data)
-    computed = _compute_statistics(received.head, data, items, exact)
-    return ExaminedRecord(received.frame_id, received.head, digest, computed)
+    data = load_elements(record.data)
+    return ReceivedRecord(
+        record.frame_id,
+        record.head,
+        data,
+        record.checksum,
+        xxhash.xxh3_128_hexdigest(data),
+        _compute_statistics(record.head, data, items, exact),
+    )
 
 
-def is_corrupted(received: ReceivedRecord, record: ExaminedRecord) -> bool:
-    """Return whether the elements of an examined record are not those that the rank sent."""
-    return bool(received.checksum) and received.checksum.hex() != record.digest
-
-
-def encode_npy(record: ExaminedRecord, data: memoryview, codec: FileCodec) -> EncodedRecord:
+def encode_npy(record: ReceivedRecord, codec: FileCodec) -> PackedFile:
     """Return a record as an npy file, compressed where that makes it smaller.
 
     Safe to call from several threads.
     """
-    head = record.head
+    kind = record.head.kind
     header = npy_format.format_npy_header(
-        element_types.get_element_type(head.kind.dtype).descr, head.kind.shape
+        element_types.get_element_type(kind.dtype).descr, kind.shape
     )
-    packed = pack_file(codec, (header, element_types.convert_to_stored(head.kind.dtype, data)))
-    return EncodedRecord(record, packed.suffix, packed.parts)
+    data = load_elements(record.data)
+    return pack_file(codec, (header, element_types.convert_to_stored(kind.dtype, data)))
 
 
-def encode_bin(
-    record: ExaminedRecord, data: memoryview, codec: FileCodec, layout: Layout
-) -> EncodedRecord:
+def encode_bin(record: ReceivedRecord, codec: FileCodec, layout: Layout) -> PackedFile:
     """Return a record as a `bin` file of its own, with its elements as the framework had them."""
     kind = record.head.kind
     tensor = BinTensor(kind.side, kind.slot, kind.dtype, kind.shape, kind.byte_count)
     header = make_bin_header(kind.op_name, record.head.timestamp_us, (tensor,), layout)
     start = pack_parts(codec, (header,))
-    elements = pack_parts(codec, (data,))
+    elements = pack_parts(codec, (load_elements(record.data),))
     parts = (*start.parts, *elements.parts)
-    return EncodedRecord(record, start.suffix, parts, head_bytes=sum(map(len, start.parts)))
+    return PackedFile(start.suffix, parts, head_bytes=sum(map(len, start.parts)))
 
 
 def _compute_statistics(

@@ -13,17 +13,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
-from rankdump._codec.file_codec import CODECS, select_codec
+from rankdump._codec.file_codec import CODECS, PackedFile, select_codec
 from rankdump._core.log_once import LogOnce
 from rankdump._core.record import TensorKey
 from rankdump._core.session_protocol import RecordHead
 from rankdump._layout.tree_layouts import Layout
 from rankdump._layout.tree_paths import FilePlace, TreeContext
 from rankdumpd.agent.records import (
-    EncodedRecord,
-    ExaminedRecord,
     OperatorMembership,
     OriginalFile,
+    ReceivedRecord,
     RecordOutcome,
     RecordStatus,
     format_member,
@@ -66,23 +65,22 @@ class RecordWriter:
         self._table_format = table_format
         self._log = LogOnce(_logger)
 
-    def write(self, encoded: EncodedRecord) -> RecordOutcome:
-        """Write a record to its file; return it as stored, or as dropped with a reason."""
-        record = encoded.record
+    def write(self, record: ReceivedRecord, file: PackedFile) -> RecordOutcome:
+        """Write an examined record as this file; return it as stored, or as dropped."""
         key = self._make_key(record.head)
-        place = self._find_place(key, encoded)
+        place = self._find_place(key, file)
         try:
             self._names.write_mapping(place)
-            parts, mark = encoded.parts, _make_mark(record)
+            parts, mark = file.parts, _make_mark(record)
             # An existing file may hold another tensor: file names contain no session.
             stamp = self._tree.put(place.folder, place.name, parts, mark=mark, replaces=False)
         except FileExistsError as error:
-            if not self._is_written(place, encoded):
+            if not self._is_written(place, file):
                 self._log_once(logging.ERROR, "has two tensors with one file name", error, record)
                 return make_drop_outcome(record.frame_id, record.head, NAME_TAKEN)
             stamp = None
         except OSError as error:
-            if not self._is_written(place, encoded):
+            if not self._is_written(place, file):
                 reason = find_write_reason(error)
                 self._log_once(
                     logging.ERROR, f"drops records for the reason {reason}", error, record
@@ -95,10 +93,10 @@ class RecordWriter:
             RecordStatus.STORED,
             path=place.path,
             digest=record.digest,
-            bytes_stored=sum(map(len, encoded.parts)),
+            bytes_stored=sum(map(len, file.parts)),
             row=self._table_format.format_record(record, place),
             original=None if stamp is None else OriginalFile(place.path, stamp),
-            membership=self._make_membership(key, encoded),
+            membership=self._make_membership(key, file),
         )
 
     def has(self, head: RecordHead) -> bool:
@@ -114,7 +112,7 @@ class RecordWriter:
         except OSError:
             return False
 
-    def link(self, record: ExaminedRecord, original: OriginalFile) -> RecordOutcome | None:
+    def link(self, record: ReceivedRecord, original: OriginalFile) -> RecordOutcome | None:
         """Return the record linked to a file with its bytes; None where it cannot be linked."""
         key = self._make_key(record.head)
         place = self._layout.place_tensor(key, self._context, select_codec(original.path).suffix)
@@ -147,36 +145,36 @@ class RecordWriter:
         argument = head.kind.argument if self._layout.api_files is not None else ""
         return head.key._replace(element=element, tensor_format=tensor_format, argument=argument)
 
-    def _find_place(self, key: TensorKey, encoded: EncodedRecord) -> FilePlace:
+    def _find_place(self, key: TensorKey, file: PackedFile) -> FilePlace:
         layout = self._layout
-        find_place = layout.place_member if encoded.head_bytes else layout.place_tensor
-        return find_place(key, self._context, encoded.suffix)
+        find_place = layout.place_member if file.head_bytes else layout.place_tensor
+        return find_place(key, self._context, file.suffix)
 
     def _make_membership(
-        self, key: TensorKey, encoded: EncodedRecord | None = None
+        self, key: TensorKey, file: PackedFile | None = None
     ) -> OperatorMembership | None:
         if not self._layout.shares_timestamps:
             return None
         member = format_member(key.side, key.slot)
-        if encoded is None or not encoded.head_bytes:
+        if file is None or not file.head_bytes:
             return OperatorMembership(member)
-        whole = self._layout.place_operator(key, self._context, encoded.suffix)
-        return OperatorMembership(member, whole, encoded.head_bytes)
+        whole = self._layout.place_operator(key, self._context, file.suffix)
+        return OperatorMembership(member, whole, file.head_bytes)
 
-    def _is_written(self, place: FilePlace, encoded: EncodedRecord) -> bool:
+    def _is_written(self, place: FilePlace, file: PackedFile) -> bool:
         """Return whether a file holds exactly this record, which was resent then."""
         try:
-            return self._tree.holds(place.folder, place.name, encoded.parts)
+            return self._tree.holds(place.folder, place.name, file.parts)
         except OSError:
             return False
 
-    def _log_once(self, level: int, what: str, error: OSError, record: ExaminedRecord) -> None:
+    def _log_once(self, level: int, what: str, error: OSError, record: ReceivedRecord) -> None:
         session_id = record.frame_id.session_id
         message = f"session {session_id} {what}: {error}"
         self._log.log(level, message, about=what, extra={"session": session_id})
 
 
-def _make_mark(record: ExaminedRecord) -> str:
+def _make_mark(record: ReceivedRecord) -> str:
     return f"{record.frame_id.session_id}-{record.frame_id.sequence}"
 
 
@@ -208,7 +206,7 @@ class DuplicateIndex:
 
     def link_or_write(
         self,
-        record: ExaminedRecord,
+        record: ReceivedRecord,
         kind: str,
         *,
         link: Callable[[OriginalFile], RecordOutcome | None],

@@ -18,7 +18,6 @@ from rankdumpd.agent.records import (
     CORRUPTED,
     ReceivedRecord,
     RecordOutcome,
-    load_elements,
     make_drop_outcome,
 )
 from rankdumpd.agent.storage.rank_files import CallStackFile
@@ -28,7 +27,6 @@ from rankdumpd.agent.storage.record_formats import (
     encode_bin,
     encode_npy,
     examine_record,
-    is_corrupted,
 )
 from rankdumpd.agent.storage.record_writer import DuplicateIndex, RecordWriter
 from rankdumpd.agent.storage.statistic_tables import StatisticTables, TableFormat, make_table_format
@@ -123,22 +121,20 @@ def store_record(
     received: ReceivedRecord, storage: SessionStorage, originals: DuplicateIndex
 ) -> RecordOutcome:
     """Store a received record of a session; return its outcome."""
+    exact = storage.layout.api_files is not None
     try:
-        data = load_elements(received.data)
+        record = examine_record(received, storage.statistic_names, exact=exact)
     except CorruptedError:
         return make_drop_outcome(received.frame_id, received.head, CORRUPTED)
-    record = examine_record(
-        received, data, storage.statistic_names, exact=storage.layout.api_files is not None
-    )
-    if is_corrupted(received, record):
-        return make_drop_outcome(received.frame_id, received.head, CORRUPTED)
+    if record.is_corrupted:
+        return make_drop_outcome(record.frame_id, record.head, CORRUPTED)
     if storage.joiner:
-        if received.head.kind.slot >= MAX_SLOTS:
-            return make_drop_outcome(received.frame_id, received.head, "slot_too_high")
-        return storage.writer.write(encode_bin(record, data, storage.codec, storage.layout))
+        if record.head.kind.slot >= MAX_SLOTS:
+            return make_drop_outcome(record.frame_id, record.head, "slot_too_high")
+        return storage.writer.write(record, encode_bin(record, storage.codec, storage.layout))
     return originals.link_or_write(
         record,
         f"{storage.codec.name} {storage.tree.kind}",
         link=lambda original: storage.writer.link(record, original),
-        write=lambda: storage.writer.write(encode_npy(record, data, storage.codec)),
+        write=lambda: storage.writer.write(record, encode_npy(record, storage.codec)),
     )

@@ -18,7 +18,7 @@ from rankdump._layout import api_files, api_tree, statistic_tables
 from rankdump._layout.api_tree import ApiPlace, parse_place
 from rankdump._layout.tree_layouts import Layout
 from rankdump._layout.tree_paths import STATISTIC_FILE, FilePlace, TreeContext
-from rankdumpd.agent.records import ExaminedRecord, StatisticTableRow
+from rankdumpd.agent.records import ReceivedRecord, StatisticTableRow
 from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
 
 _MAX_FOLDERS = 1024
@@ -54,7 +54,7 @@ class FolderTableFormat:
         """First line of a table."""
         return statistic_tables.format_statistic_header(self.items)
 
-    def format_record(self, record: ExaminedRecord, place: FilePlace) -> StatisticTableRow | None:
+    def format_record(self, record: ReceivedRecord, place: FilePlace) -> StatisticTableRow | None:
         """Return the row of a tensor whose file has that place; None when it has none."""
         if record.statistics is None:
             return None
@@ -107,7 +107,7 @@ class OperatorTableFormat:
         """First line of a table."""
         return statistic_tables.format_operator_header(self.items)
 
-    def format_record(self, record: ExaminedRecord, place: FilePlace) -> StatisticTableRow | None:
+    def format_record(self, record: ReceivedRecord, place: FilePlace) -> StatisticTableRow | None:
         """Return nothing: operators with a table have no file."""
         return None
 
@@ -151,7 +151,7 @@ class InfoFileFormat:
         """Empty: an info file has no header."""
         return ""
 
-    def format_record(self, record: ExaminedRecord, place: FilePlace) -> StatisticTableRow:
+    def format_record(self, record: ReceivedRecord, place: FilePlace) -> StatisticTableRow:
         """Return the row of a tensor with a file, also when it has no statistics."""
         return self._make_row(record.head.kind, record.head.iteration, record.statistics or ())
 

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from rankdumpd.agent.records import (
-    ExaminedRecord,
     FileStamp,
     FrameId,
     OriginalFile,
+    ReceivedRecord,
     RecordOutcome,
     RecordStatus,
     make_drop_outcome,
@@ -31,7 +31,7 @@ class FakeTree:
         self.originals, self.links, self.full = originals, links, full
         self.written: list[str] = []
 
-    def __call__(self, record: ExaminedRecord, kind: str = KIND) -> RecordStatus:
+    def __call__(self, record: ReceivedRecord, kind: str = KIND) -> RecordStatus:
         return self.originals.link_or_write(
             record,
             kind,
@@ -39,13 +39,13 @@ class FakeTree:
             write=lambda: self._write(record),
         ).status
 
-    def _link(self, record: ExaminedRecord, original: OriginalFile) -> RecordOutcome | None:
+    def _link(self, record: ReceivedRecord, original: OriginalFile) -> RecordOutcome | None:
         assert original.path == record.digest
         return (
             RecordOutcome(record.frame_id, record.head, RecordStatus.LINKED) if self.links else None
         )
 
-    def _write(self, record: ExaminedRecord) -> RecordOutcome:
+    def _write(self, record: ReceivedRecord) -> RecordOutcome:
         self.written.append(record.digest)
         if self.full:
             return make_drop_outcome(record.frame_id, record.head, "disk_full")
@@ -57,9 +57,10 @@ class FakeTree:
 def record(make_head):
     """Makes records of a page of float32."""
 
-    def make(digest: str, **head) -> ExaminedRecord:
+    def make(digest: str, **head) -> ReceivedRecord:
         fields = {"shape": (MIN_LINKED_BYTES // 4,), "byte_count": MIN_LINKED_BYTES}
-        return ExaminedRecord(FrameId("s", 1), make_head(**(fields | head)), digest)
+        made = make_head(**(fields | head))
+        return ReceivedRecord(FrameId("s", 1), made, memoryview(b""), digest=digest)
 
     return make
 
@@ -129,7 +130,7 @@ def test_second_record_waits_for_write_of_first(record):
     begun, go_on = threading.Event(), threading.Event()
 
     class Slow(FakeTree):
-        def _write(self, record: ExaminedRecord) -> RecordOutcome:
+        def _write(self, record: ReceivedRecord) -> RecordOutcome:
             begun.set()
             assert go_on.wait(WAIT_S)
             return super()._write(record)

@@ -65,11 +65,8 @@ class JoinRig:
         looks = {"dtype": array.dtype.name, "shape": array.shape, "byte_count": len(data)}
         head = replace(head, kind=head.kind._replace(**looks))
         elements = memoryview(data)
-        record = examine_record(
-            ReceivedRecord(FrameId("s", sequence), head, elements), elements, None
-        )
-        encoded = encode_bin(record, elements, self.codec, CANN)
-        outcome = self.writer.write(encoded)
+        record = examine_record(ReceivedRecord(FrameId("s", sequence), head, elements), None)
+        outcome = self.writer.write(record, encode_bin(record, self.codec, CANN))
         assert outcome.status is RecordStatus.STORED
         member = outcome.membership
         assert member
@@ -213,8 +210,8 @@ def test_join_accepts_element_type_without_number(tmp_path, make_head):
     """Its bytes are kept, of a type that is not defined."""
     head = make_head(dtype="float8_e4m3fnuz", shape=(3,), byte_count=3)
     elements = memoryview(b"abc")
-    record = examine_record(ReceivedRecord(FrameId("s", 1), head, elements), elements, None)
-    encoded = encode_bin(record, elements, get_codec("none"), CANN)
+    record = examine_record(ReceivedRecord(FrameId("s", 1), head, elements), None)
+    encoded = encode_bin(record, get_codec("none"), CANN)
     found = bin_file.parse_bin_file(memoryview(b"".join(encoded.parts)))
     (part,) = found.header.output
     assert (part.data_type, part.size, bytes(found.read_payload(found.payloads[0]))) == (

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import xxhash
 
-from rankdump._codec.file_codec import FileCodec, get_codec, select_codec
-from rankdumpd.agent.records import EncodedRecord, FrameId, ReceivedRecord, load_elements
+from rankdump._codec.file_codec import FileCodec, PackedFile, get_codec, select_codec
+from rankdumpd.agent.records import FrameId, ReceivedRecord
 from rankdumpd.agent.storage.record_formats import encode_npy, examine_record
 
 
-def encoded_as(
+def examine_and_encode(
     received: ReceivedRecord, codec: FileCodec, items: tuple[str, ...] | None = None
-) -> EncodedRecord:
-    data = load_elements(received.data)
-    return encode_npy(examine_record(received, data, items), data, codec)
+) -> tuple[ReceivedRecord, PackedFile]:
+    record = examine_record(received, items)
+    return record, encode_npy(record, codec)
 
 
 @pytest.mark.parametrize("codec_name", ["none", "zstd"])
@@ -38,14 +38,14 @@ def test_npy_file_is_loaded_by_numpy(make_head, codec_name, array):
     data = array.tobytes()
     head = make_head(dtype=array.dtype.name, shape=array.shape, byte_count=len(data))
     received = ReceivedRecord(FrameId("s", 1), head, memoryview(data))
-    encoded = encoded_as(received, get_codec(codec_name))
+    record, encoded = examine_and_encode(received, get_codec(codec_name))
     packed = b"".join(encoded.parts)
-    assert encoded.record.digest == xxhash.xxh3_128_hexdigest(data)
+    assert record.digest == xxhash.xxh3_128_hexdigest(data)
     plain = select_codec(f"a.npy{encoded.suffix}").decode(packed, limit_bytes=1 << 20)
     loaded = np.load(io.BytesIO(plain))
     assert (loaded.dtype, loaded.shape) == (array.dtype, array.shape)
     assert loaded.tobytes() == data
-    assert encoded.record.statistics is None
+    assert record.statistics is None
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,10 @@ def test_statistics_are_computed_from_received_elements(make_head, array, figure
     data = array.tobytes()
     head = make_head(dtype=array.dtype.name, shape=array.shape, byte_count=len(data))
     received = ReceivedRecord(FrameId("s", 1), head, memoryview(data))
-    encoded = encoded_as(received, get_codec("zstd"), ("max", "min", "l2norm", "count"))
-    assert encoded.record.statistics == figures
+    record, encoded = examine_and_encode(
+        received, get_codec("zstd"), ("max", "min", "l2norm", "count")
+    )
+    assert record.statistics == figures
     assert encoded.parts
 
 
@@ -75,5 +77,5 @@ def test_md5_statistic_of_bfloat16_covers_its_own_bytes(make_head):
     data = bytes.fromhex("803f0040")
     head = make_head(dtype="bfloat16", shape=(2,), byte_count=4)
     received = ReceivedRecord(FrameId("s", 1), head, memoryview(data))
-    encoded = encoded_as(received, get_codec("none"), ("max", "md5"))
-    assert encoded.record.statistics == ("2", hashlib.md5(data, usedforsecurity=False).hexdigest())
+    record = examine_record(received, ("max", "md5"))
+    assert record.statistics == ("2", hashlib.md5(data, usedforsecurity=False).hexdigest())

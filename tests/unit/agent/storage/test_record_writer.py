@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from rankdump._codec.file_codec import PackedFile
 from rankdump._core.plan import DumpPlan, OutputSettings
 from rankdump._core.record import TensorSide
 from rankdump._layout.profile import PROFILES
 from rankdump._layout.tree_layouts import LAYOUTS
 from rankdump._layout.tree_paths import TreeContext
 from rankdumpd.agent.records import (
-    EncodedRecord,
-    ExaminedRecord,
     FrameId,
     OriginalFile,
+    ReceivedRecord,
+    RecordOutcome,
     RecordStatus,
 )
 from rankdumpd.agent.storage.record_writer import RecordWriter
@@ -53,12 +54,20 @@ def writer_of(
     )
 
 
-def encoded(head, sequence: int = 1, data: bytes = b"12345") -> EncodedRecord:
-    return EncodedRecord(examined(head, sequence), "", (data[:2], data[2:]))
+def examined(head, sequence: int = 1, statistics: tuple[str, ...] | None = None) -> ReceivedRecord:
+    elements = memoryview(b"")
+    return ReceivedRecord(FrameId("session", sequence), head, elements, b"", "digest", statistics)
 
 
-def examined(head, sequence: int = 1, figures: tuple[str, ...] | None = None) -> ExaminedRecord:
-    return ExaminedRecord(FrameId("session", sequence), head, "digest", figures)
+def write_record(
+    writer: RecordWriter,
+    head,
+    sequence: int = 1,
+    data: bytes = b"12345",
+    statistics: tuple[str, ...] | None = None,
+) -> RecordOutcome:
+    record = examined(head, sequence, statistics)
+    return writer.write(record, PackedFile("", (data[:2], data[2:])))
 
 
 def files(root: Path) -> list[Path]:
@@ -67,7 +76,7 @@ def files(root: Path) -> list[Path]:
 
 def test_write_stores_record_with_modes_of_plan(make_head, tmp_path):
     """The record has the path of the layout and the mode of the plan, and no other file is left."""
-    outcome = writer_of(tree(tmp_path / "a" / "b")).write(encoded(make_head()))
+    outcome = write_record(writer_of(tree(tmp_path / "a" / "b")), make_head())
     assert (outcome.status, outcome.bytes_stored) == (RecordStatus.STORED, 5)
     (path,) = files(tmp_path)
     assert path == tmp_path / "a" / "b" / outcome.path
@@ -83,7 +92,7 @@ def test_write_stores_record_with_modes_of_plan(make_head, tmp_path):
 def test_write_keeps_hostile_names_in_their_folder(make_head, tmp_path, name):
     """Any operator name leads to a file in the iteration's folder."""
     root = tmp_path / "root"
-    outcome = writer_of(tree(root)).write(encoded(make_head(op_name=name, op_type=name)))
+    outcome = write_record(writer_of(tree(root)), make_head(op_name=name, op_type=name))
     assert outcome.status is RecordStatus.STORED
     assert [path.parent for path in files(tmp_path)] == [root / "rank_0" / "Net" / "0" / "0"]
 
@@ -109,7 +118,7 @@ def test_write_on_failing_disk_drops_record_and_leaves_no_file(
         raise OSError(number, "failing on purpose")
 
     writer = writer_of(tree(tmp_path, write=fail))
-    outcomes = [writer.write(encoded(make_head(), number)) for number in (1, 2)]
+    outcomes = [write_record(writer, make_head(), number) for number in (1, 2)]
     assert [(o.status, o.reason, o.path) for o in outcomes] == [
         (RecordStatus.DROPPED, reason, "")
     ] * 2
@@ -126,7 +135,7 @@ def test_write_does_not_follow_link_out_of_root(make_head, tmp_path):
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(outside)
     writer = writer_of(tree(root))
-    reasons = {writer.write(encoded(make_head(rank=rank))).reason for rank in (0, 1, 2)}
+    reasons = {write_record(writer, make_head(rank=rank)).reason for rank in (0, 1, 2)}
     assert reasons == {"outside_root"}
     assert list(outside.iterdir()) == []
 
@@ -136,19 +145,19 @@ def test_write_drops_record_where_a_link_has_its_name(make_head, tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("untouched")
     writer = writer_of(tree(tmp_path / "root"))
-    path = tmp_path / "root" / writer.write(encoded(make_head())).path
+    path = tmp_path / "root" / write_record(writer, make_head()).path
     path.unlink()
     path.symlink_to(victim)
-    assert writer.write(encoded(make_head())).reason == "name_taken"
+    assert write_record(writer, make_head()).reason == "name_taken"
     assert victim.read_text() == "untouched"
 
 
 def test_write_replaces_hidden_file_of_crash(make_head, tmp_path):
     """Half a file of an earlier life does not keep the record from being written again."""
     writer = writer_of(tree(tmp_path))
-    path = tmp_path / writer.write(encoded(make_head())).path
+    path = tmp_path / write_record(writer, make_head()).path
     path.with_name(".session-1.tmp").write_bytes(b"half")
-    assert writer.write(encoded(make_head())).status is RecordStatus.STORED
+    assert write_record(writer, make_head()).status is RecordStatus.STORED
     assert files(tmp_path) == [path]
 
 
@@ -158,7 +167,7 @@ def test_write_maps_long_name_once(make_head, tmp_path):
     paths: set[str] = set()
     for _ in range(2):
         writer = writer_of(tree(tmp_path))
-        paths |= {writer.write(encoded(head)).path for head in (*sent, *sent)}
+        paths |= {write_record(writer, head).path for head in (*sent, *sent)}
     mapping = tmp_path / "rank_0" / "Net" / "0" / "0" / "mapping.csv"
     lines = [line.split(",", 1) for line in mapping.read_text().splitlines()]
     assert {f"rank_0/Net/0/0/{name}" for name, _ in lines} == paths
@@ -178,21 +187,19 @@ def test_write_completes_mapping_after_failed_append(make_head, tmp_path):
 
     mapping = tmp_path / "rank_0" / "Net" / "0" / "0" / "mapping.csv"
     head = make_head(op_name=LONG)
-    assert (
-        writer_of(tree(tmp_path, write=write)).write(encoded(head)).status is RecordStatus.DROPPED
-    )
+    assert write_record(writer_of(tree(tmp_path, write=write)), head).status is RecordStatus.DROPPED
     assert mapping.read_bytes() == b""
     failing.clear()
     mapping.chmod(0o600)
     mapping.write_bytes(b"7.npy,whole\n" + b"8.npy,torn" * 1000)
-    outcome = writer_of(tree(tmp_path, write=write)).write(encoded(head))
+    outcome = write_record(writer_of(tree(tmp_path, write=write)), head)
     first, second = mapping.read_text().splitlines()
     assert first == "7.npy,whole"
     assert second.split(",")[0] == Path(outcome.path).name
 
 
 def test_write_to_synced_tree_stores_same_files(make_head, tmp_path):
-    outcome = writer_of(tree(tmp_path, synced=True)).write(encoded(make_head()))
+    outcome = write_record(writer_of(tree(tmp_path, synced=True)), make_head())
     assert (tmp_path / outcome.path).read_bytes() == b"12345"
 
 
@@ -212,7 +219,7 @@ def test_write_names_file_and_row_by_profile(
     """File name and row depend on the profile, the folder does not."""
     writer = writer_of(tree(tmp_path), profile=profile, device_target=device_target)
     head = make_head(op_name="Default/a/MatMul-op0", dtype=dtype)
-    outcome = writer.write(EncodedRecord(examined(head, figures=("6", "1")), "", (b"1",)))
+    outcome = write_record(writer, head, statistics=("6", "1"))
     file = f"MatMul.{name}.0.0.1.output.0.DefaultFormat{token}.npy"
     assert outcome.path == f"rank_0/Net/0/0/{file}"
     assert outcome.row is not None
@@ -223,7 +230,7 @@ def test_write_names_file_and_row_by_profile(
 
 def test_write_stores_constants_beside_iterations(make_head, tmp_path):
     """Constants of all iterations share one folder for each graph."""
-    outcome = writer_of(tree(tmp_path)).write(encoded(make_head(constant=True, iteration=7)))
+    outcome = write_record(writer_of(tree(tmp_path)), make_head(constant=True, iteration=7))
     assert Path(outcome.path).parent == Path("rank_0/Net/0/constants")
 
 
@@ -233,7 +240,7 @@ def test_dropped_record_has_no_row(make_head, tmp_path, caplog):
         raise OSError(errno.ENOSPC, "failing on purpose")
 
     writer = writer_of(tree(tmp_path, write=fail))
-    outcome = writer.write(EncodedRecord(examined(make_head(), figures=("6",)), "", (b"1",)))
+    outcome = write_record(writer, make_head(), statistics=("6",))
     assert (outcome.status, outcome.row) == (RecordStatus.DROPPED, None)
     assert len(caplog.records) == 1
 
@@ -242,7 +249,7 @@ class TestLink:
     """A second name for a file that is whole and as it was written, or None and nothing else."""
 
     def original(self, writer: RecordWriter, make_head) -> OriginalFile:
-        original = writer.write(encoded(make_head())).original
+        original = write_record(writer, make_head()).original
         assert original
         return original
 
@@ -291,7 +298,7 @@ class TestLink:
         original = self.original(writer, make_head)
         source = tmp_path / original.path
         source.with_name(".session-2.tmp").hardlink_to(source)
-        assert writer.write(encoded(make_head(slot=1), 2, b"other")).status is RecordStatus.STORED
+        assert write_record(writer, make_head(slot=1), 2, b"other").status is RecordStatus.STORED
         source.with_name(".session-3.tmp").hardlink_to(source)
         assert writer.link(examined(make_head(slot=2), 3), original)
         assert source.read_bytes() == b"12345"
@@ -335,7 +342,7 @@ class TestLink:
         monkeypatch.setattr("os.link", refuse)
         for sequence in (2, 3):
             assert writer.link(examined(make_head(slot=1), sequence), original) is None
-        assert writer.write(encoded(make_head(slot=1), 4)).status is RecordStatus.STORED
+        assert write_record(writer, make_head(slot=1), 4).status is RecordStatus.STORED
         assert [record.levelname for record in caplog.records] == ["INFO"]
 
     def test_rejects_target_folder_out_of_root(self, make_head, tmp_path):
