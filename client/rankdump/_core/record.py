@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from rankdump._core.tensor_layout import TensorLayout
+
 
 class TensorSide(str, Enum):
     """Side of an operator that a tensor is on; the value is the word in file names."""
@@ -74,6 +76,10 @@ MAX_FRAME_ROWS = 1024
 """Most rows of one frame."""
 
 
+PASS_PHASES = ("", "eval", "no_grad")
+"""Words for what a forward pass trains: empty for one that trains."""
+
+
 class TensorKind(NamedTuple):
     """Attributes that a tensor has in every iteration.
 
@@ -97,6 +103,12 @@ class TensorKind(NamedTuple):
     """It never changes, so it is kept once for its graph."""
     model: str = ""
     """Name of its model; the `net_name` of a plan replaces it."""
+    layout: TensorLayout | None = None
+    """Which part of a logical tensor the rank holds; None for a whole tensor."""
+    microbatch: int | None = None
+    """Number of the micro-batch within the iteration; None when it is not divided."""
+    phase: str = ""
+    """`eval` or `no_grad` for a forward pass that trains nothing; else empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.plan import StatisticPrecision
 from rankdump._core.record import TensorSide
 from rankdump._core.session_protocol import RecordHead
+from rankdump._core.tensor_layout import TensorLayout
 from rankdump._core.timeouts import GroupTimeout
 
 
@@ -34,6 +35,11 @@ class TensorSource(Protocol):
     @property
     def byte_count(self) -> int:
         """Bytes of the elements, packed."""
+        ...
+
+    @property
+    def layout(self) -> TensorLayout | None:
+        """Which part of a logical tensor this is; None for a whole tensor."""
         ...
 
     def copy_into(self, target: memoryview) -> None:

@@ -31,6 +31,7 @@ from rankdump._core.recorder_protocol import (
     TensorVersion,
 )
 from rankdump._core.selection import extract_op_type
+from rankdump._core.tensor_layout import TensorLayout
 from rankdump._frameworks.model_observer import capture_source_lines
 from rankdump._frameworks.operator_names import PARAMETER_TYPE, is_gradient
 from rankdump.errors import UnsupportedError
@@ -62,6 +63,11 @@ class ArraySource:
     def byte_count(self) -> int:
         """Bytes of the elements, packed."""
         return self._array.size * self._type.item_bytes
+
+    @property
+    def layout(self) -> TensorLayout | None:
+        """Return None: an array is a whole tensor."""
+        return None
 
     def copy_into(self, target: memoryview) -> None:
         """Write the elements, C order, little endian."""

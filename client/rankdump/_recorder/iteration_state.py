@@ -31,6 +31,10 @@ class IterationState:
         self._touched = False  # armed at some time in the running iteration
         self.iteration = plan.selection.initial_iteration
         """The iteration that runs now."""
+        self.microbatch: int | None = None
+        """Number of the micro-batch that runs now; None when the iteration is not divided."""
+        self.phase = ""
+        """`eval` or `no_grad` while a forward pass that trains nothing runs; else empty."""
         self.armed = False
         """Whether tensors of this iteration are kept now."""
         self.active = False
@@ -58,6 +62,7 @@ class IterationState:
         """Make this the running iteration."""
         self.iteration = iteration
         self.active = self._touched = False
+        self.microbatch = None
         self._arm()
 
     def end(self, *, ran: bool) -> bool:

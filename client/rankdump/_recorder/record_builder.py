@@ -112,7 +112,7 @@ class RecordNamer:
         # In an API dump each call has its own name, so no name repeats.
         self._remembers = layout.api_files is None
         self._models: dict[int, str] = {}
-        self._kinds: dict[tuple[int, str, TensorSide, int], TensorKind] = {}
+        self._kinds: dict[tuple[int, str, TensorSide, int, int | None, str], TensorKind] = {}
 
     def name_model(self, graph: int, name: str) -> None:
         """Set the name of a graph's model; kinds with the old name are forgotten."""
@@ -123,14 +123,21 @@ class RecordNamer:
         """Return the name of a graph's model."""
         return self._net_name or self._models.get(graph, UNNAMED_MODEL)
 
-    def find_kind(self, observation: TensorObservation, source: TensorSource) -> TensorKind:
+    def find_kind(
+        self,
+        observation: TensorObservation,
+        source: TensorSource,
+        microbatch: int | None = None,
+        phase: str = "",
+    ) -> TensorKind:
         """Return the kind of an observation's tensor, or of a sample of it, read by `source`.
 
         The same object is returned while type and shape stay the same, if names repeat.
         """
         if not self._remembers:
-            return self._make_kind(observation, source)
-        place = (observation.graph, observation.op_name, observation.side, observation.slot)
+            return self._make_kind(observation, source, microbatch, phase)
+        side, slot = observation.side, observation.slot
+        place = (observation.graph, observation.op_name, side, slot, microbatch, phase)
         known = self._kinds.get(place)
         if (
             known is not None
@@ -139,9 +146,10 @@ class RecordNamer:
             and known.argument == observation.argument
             and known.op_type == observation.op_type
             and known.constant == observation.constant
+            and known.layout == source.layout
         ):
             return known
-        kind = self._make_kind(observation, source)
+        kind = self._make_kind(observation, source, microbatch, phase)
         return remember(self._kinds, place, kind, _MAX_REMEMBERED_NAMES)
 
     def stamp(self, kind: TensorKind, iteration: int) -> int:
@@ -167,7 +175,13 @@ class RecordNamer:
             switched_on,
         )
 
-    def _make_kind(self, observation: TensorObservation, source: TensorSource) -> TensorKind:
+    def _make_kind(
+        self,
+        observation: TensorObservation,
+        source: TensorSource,
+        microbatch: int | None,
+        phase: str,
+    ) -> TensorKind:
         graph, op_type, op_name, side, slot, argument, *_ = observation
         return TensorKind(
             graph,
@@ -181,6 +195,9 @@ class RecordNamer:
             argument,
             observation.constant,
             self.get_model_name(graph),
+            source.layout,
+            microbatch,
+            phase,
         )
 
 
@@ -360,11 +377,11 @@ class RecordBuilder:
             return self.make_loss(observation.op_name, UNSUPPORTED_DTYPE)
         if self._sample_elements:
             source = self._take_sample(source)
-        kind = self._namer.find_kind(observation, source)
+        state = self._iteration_state
+        kind = self._namer.find_kind(observation, source, state.microbatch, state.phase)
         if self._no_elements:
             row = self._make_row(kind, source)
             return self.make_loss(kind.op_name, NO_STATISTICS) if row is None else row
-        state = self._iteration_state
         head = self._namer.make_head(kind, iteration=state.iteration, switched_on=state.switched)
         record = self._staging.keep(head, source)
         if record is not None:

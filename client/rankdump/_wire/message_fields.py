@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 from rankdump._core.events import EventKind, FindingKind
 from rankdump._core.record import TensorSide
 from rankdump._core.status import SessionState
+from rankdump._core.tensor_layout import LayoutSource, PlacementKind
 from rankdump._core.timeouts import HintLevel
 from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2, status_pb2
@@ -60,7 +61,10 @@ ENUM_VALUES: Mapping[type[Enum], Mapping[Any, Any]] = {
         TensorSide.INPUT: agent_pb2.SIDE_INPUT,
         TensorSide.OUTPUT: agent_pb2.SIDE_OUTPUT,
     },
-    **{kind: {each: each.value for each in kind} for kind in (EventKind, FindingKind, HintLevel)},
+    **{
+        kind: {each: each.value for each in kind}
+        for kind in (EventKind, FindingKind, HintLevel, LayoutSource, PlacementKind)
+    },
 }
 """Values of the members in messages."""
 _ENUM_MEMBERS = {
@@ -71,6 +75,8 @@ _UNKNOWN_TEXTS: Mapping[type[Enum], str] = {
     EventKind: "an event has the unknown kind",
     FindingKind: "a finding has the unknown kind",
     HintLevel: "a hint has the unknown level",
+    LayoutSource: "a layout has the unknown source",
+    PlacementKind: "a layout has the unknown placement",
     SessionState: "a session has the unknown state",
     TensorSide: "a record has the unknown side",
 }

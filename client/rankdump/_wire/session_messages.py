@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from rankdump._core import record
 from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.plan import NET_NAME_PATTERN, UNNAMED_MODEL
-from rankdump._core.record import MAX_FRAME_ROWS, StatisticRows, TensorKind, TensorSide
+from rankdump._core.record import MAX_FRAME_ROWS, PASS_PHASES, StatisticRows, TensorKind, TensorSide
 from rankdump._core.session_protocol import (
     IterationEnd,
     MetadataItem,
@@ -28,6 +28,7 @@ from rankdump._core.session_protocol import (
     SessionGrant,
     SessionRequest,
 )
+from rankdump._core.tensor_layout import TensorLayout, find_layout_fault
 from rankdump._core.timeouts import RankTimeouts
 from rankdump._wire.message_fields import (
     ENUM_VALUES,
@@ -92,6 +93,9 @@ def _serialize_nameless(
     argument: str,
     constant: bool,
     model: str,
+    layout: TensorLayout | None,
+    microbatch: int | None,
+    phase: str,
 ) -> bytes:
     """Return the other fields of a kind as bytes."""
     return agent_pb2.TensorKind(
@@ -105,6 +109,11 @@ def _serialize_nameless(
         argument=make_sendable(replace_surrogates(argument), MAX_ARGUMENT_CHARACTERS),
         constant=constant,
         model=model,
+        layout=None
+        if layout is None
+        else agent_pb2.TensorLayout(**make_fields(layout, replace=True)),
+        microbatch=microbatch,
+        phase=phase,
     ).SerializeToString(deterministic=True)
 
 
@@ -152,7 +161,24 @@ def _parse_kind(data: bytes) -> TensorKind:
         argument=message.argument,
         constant=message.constant,
         model=message.model,
+        layout=_read_layout(message, shape) if message.HasField("layout") else None,
+        microbatch=message.microbatch if message.HasField("microbatch") else None,
+        phase=message.phase,
     )
+
+
+def _read_layout(message: agent_pb2.TensorKind, shape: tuple[int, ...]) -> TensorLayout:
+    layout = message.layout
+    check_text("layout with a name", layout.logical_name)
+    texts = (layout.mesh.name, *layout.mesh.dimension_names)
+    for text in (*texts, *(each.reduction for each in layout.placements)):
+        check_text("layout with a text", text, MAX_TYPE_CHARACTERS)
+    check_numbers("layout", (*layout.global_shape, *layout.flat_range, layout.padding))
+    found = from_message(TensorLayout, layout)
+    fault = find_layout_fault(found, shape)
+    if fault:
+        raise ProtocolError(f"a record has a layout that contradicts itself: {fault}")
+    return found
 
 
 _parse_remembered_kind = lru_cache(maxsize=_MAX_REMEMBERED_KINDS)(_parse_kind)
@@ -164,6 +190,8 @@ def _check_kind_texts(message: agent_pb2.TensorKind) -> None:
     check_text("record with an element type", message.dtype, MAX_TYPE_CHARACTERS)
     check_text("record with an argument", message.argument, MAX_ARGUMENT_CHARACTERS)
     check_text("record with a model", message.model, MAX_LINE_CHARACTERS)
+    if message.phase not in PASS_PHASES:
+        raise ProtocolError(f"a record has the unknown phase {message.phase[:60]!r}")
 
 
 MAX_WORLD_SIZE = 1 << 24

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import pytest
@@ -30,8 +31,22 @@ from rankdump._core.events import (
     ProcessGroup,
     RankEvent,
 )
-from rankdump._core.record import MAX_FRAME_ROWS, StatisticRows, TensorKey, TensorKind, TensorSide
+from rankdump._core.record import (
+    MAX_FRAME_ROWS,
+    PASS_PHASES,
+    StatisticRows,
+    TensorKey,
+    TensorKind,
+    TensorSide,
+)
 from rankdump._core.session_protocol import RecordHead, SessionEnd, SessionGrant, SessionRequest
+from rankdump._core.tensor_layout import (
+    LayoutSource,
+    MeshPlacement,
+    PlacementKind,
+    RankMesh,
+    TensorLayout,
+)
 from rankdump._wire import session_messages
 from rankdump._wire.message_fields import NUMBER_LIMIT
 from rankdump._wire.metadata_messages import events_from_wire, events_to_wire
@@ -101,8 +116,37 @@ def test_session_grant_round_trip(grant: SessionGrant):
 
 counts = st.integers(0, NUMBER_LIMIT - 1)
 other_types = texts.filter(lambda name: name not in ELEMENT_TYPES)
+placements = st.builds(
+    MeshPlacement, st.sampled_from(PlacementKind), uint32, uint32, st.text(max_size=9)
+)
+
+
+@st.composite
+def kinds_with_layouts(draw: st.DrawFn) -> TensorKind:
+    """A block somewhere in a tensor, on a mesh of up to three dimensions."""
+    kind = draw(tensor_kinds)
+    room = draw(st.lists(st.integers(0, 99), min_size=len(kind.shape), max_size=len(kind.shape)))
+    offset = tuple(draw(st.integers(0, extent)) for extent in room)
+    shape = tuple(min(extent, NUMBER_LIMIT >> 1) for extent in kind.shape)
+    mesh_shape = tuple(draw(st.lists(st.integers(1, 4), max_size=3)))
+    names = tuple(draw(st.sampled_from(["", "dp", "tp"])) for _ in mesh_shape)
+    layout = TensorLayout(
+        draw(st.sampled_from(LayoutSource)),
+        tuple(map(sum, zip(shape, room, strict=True))),
+        offset,
+        RankMesh(draw(st.text(max_size=9)), names, mesh_shape, tuple(range(prod(mesh_shape)))),
+        tuple(draw(st.integers(0, extent - 1)) for extent in mesh_shape),
+        tuple(draw(placements) for _ in mesh_shape),
+        logical_name=draw(texts),
+    )
+    return kind._replace(shape=shape, layout=layout)
+
+
 tensor_kinds = st.builds(
     TensorKind,
+    layout=st.none(),
+    microbatch=st.none() | uint32,
+    phase=st.sampled_from(PASS_PHASES),
     graph=uint32,
     op_type=texts,
     op_name=texts,
@@ -117,7 +161,7 @@ tensor_kinds = st.builds(
 )
 
 
-@given(kind=tensor_kinds)
+@given(kind=tensor_kinds | kinds_with_layouts())
 def test_tensor_kind_round_trip(kind: TensorKind):
     """What is the same in every iteration comes back, from the same bytes each time."""
     data = session_messages.kind_to_wire(kind)
@@ -125,6 +169,39 @@ def test_tensor_kind_round_trip(kind: TensorKind):
     session_messages._serialize_nameless.cache_clear()
     session_messages._serialize_name.cache_clear()
     assert session_messages.kind_to_wire(kind) == data
+
+
+MESH = RankMesh("world", ("dp",), (2,), (0, 1))
+LAYOUT = TensorLayout(
+    LayoutSource.DTENSOR, (4,), (2,), MESH, (1,), (MeshPlacement(PlacementKind.SHARD, 0),)
+)
+FLAT = replace(LAYOUT, source=LayoutSource.FSDP1, flat_range=(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape", "cause"),
+    [
+        (replace(LAYOUT, placements=()), (2,), "0 placements"),
+        (replace(LAYOUT, coordinate=(2,)), (2,), "coordinate"),
+        (replace(LAYOUT, global_offset=(3,)), (2,), "block of shape"),
+        (replace(LAYOUT, global_offset=()), (2,), "offset"),
+        (LAYOUT, (1, 2), "block of shape"),
+        (replace(LAYOUT, mesh=replace(MESH, ranks=(0,))), (2,), "with 1 ranks"),
+        (FLAT, (3,), "padding"),
+        (replace(FLAT, flat_range=(2, 5)), (3,), "range"),
+    ],
+)
+def test_tensor_layout_with_contradictions_is_rejected(layout, shape, cause):
+    """A layout that does not fit its tensor or its mesh is rejected with its numbers."""
+    kind = TensorKind(0, "T", "a", TensorSide.INPUT, 0, "other", shape, 8, layout=layout)
+    with pytest.raises(ProtocolError, match=cause):
+        session_messages.kind_from_wire(session_messages.kind_to_wire(kind))
+
+
+def test_tensor_kind_with_unknown_phase_is_rejected():
+    kind = TensorKind(0, "T", "a", TensorSide.INPUT, 0, "other", (), 8, phase="later")
+    with pytest.raises(ProtocolError, match="unknown phase 'later'"):
+        session_messages.kind_from_wire(session_messages.kind_to_wire(kind))
 
 
 heads = st.builds(

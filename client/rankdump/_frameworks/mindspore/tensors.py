@@ -41,6 +41,8 @@ class MindSporeTensor:
         """Extents, outermost first."""
         self.byte_count = math.prod(kind.shape) * ELEMENT_TYPES[kind.dtype].item_bytes
         """Bytes of the elements, packed."""
+        self.layout = None
+        """MindSpore describes no layout of a tensor."""
 
     def copy_into(self, target: memoryview) -> None:
         """Write the elements, C order, little endian."""

@@ -18,6 +18,7 @@ from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.plan import StatisticPrecision
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import DeferredStatistics, DeviceCopier, TensorVersion
+from rankdump._core.tensor_layout import TensorLayout
 from rankdump._frameworks.model_observer import ModelObserver
 from rankdump._frameworks.operator_names import CallLeaf
 from rankdump._frameworks.torch import device_tensors
@@ -99,9 +100,11 @@ def _compute_reach(extents: Sequence[int], steps: Sequence[int]) -> int:
 class TorchTensor:
     """Source of a tensor with its own elements, strided, on any device."""
 
-    __slots__ = ("byte_count", "dtype", "shape", "tensor", "version")
+    __slots__ = ("byte_count", "dtype", "layout", "shape", "tensor", "version")
 
-    def __init__(self, tensor: Tensor, version: int | None = None) -> None:
+    def __init__(
+        self, tensor: Tensor, version: int | None = None, layout: TensorLayout | None = None
+    ) -> None:
         self.tensor = tensor
         self.version = version
         """Count of changes in place so far; None if the tensor does not count them."""
@@ -111,6 +114,8 @@ class TorchTensor:
         """Extents, outermost first."""
         self.byte_count: int = tensor.nbytes
         """Bytes of the elements, packed."""
+        self.layout = layout
+        """Which part of a logical tensor this is; None for a whole tensor."""
 
     def copy_into(self, target: memoryview) -> None:
         """Write the elements into `byte_count` writable bytes, C order, little endian."""
@@ -205,7 +210,7 @@ class TorchTensor:
     def make_memory_source(self) -> TorchTensor:
         """Return a source of the same memory that keeps no graph of gradients alive."""
         with disable_observation():
-            return TorchTensor(self.tensor.detach(), self.version)
+            return TorchTensor(self.tensor.detach(), self.version, self.layout)
 
     def read_again(self) -> TorchTensor | str:
         """Return the tensor as it is now, or a reason: the job may have freed its memory."""

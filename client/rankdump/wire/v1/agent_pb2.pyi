@@ -335,6 +335,9 @@ class TensorKind(google.protobuf.message.Message):
     ARGUMENT_FIELD_NUMBER: builtins.int
     CONSTANT_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
+    LAYOUT_FIELD_NUMBER: builtins.int
+    MICROBATCH_FIELD_NUMBER: builtins.int
+    PHASE_FIELD_NUMBER: builtins.int
     graph: builtins.int
     op_type: builtins.str
     op_name: builtins.str
@@ -351,8 +354,16 @@ class TensorKind(google.protobuf.message.Message):
     """Written once for its graph, whatever the iteration."""
     model: builtins.str
     """Name of its model, a folder of the tree, unless the plan names all of them."""
+    microbatch: builtins.int
+    """Number of the micro-batch within the iteration; absent when it is not divided."""
+    phase: builtins.str
+    """"eval" or "no_grad" for a forward pass that trains nothing; else empty."""
     @property
     def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def layout(self) -> global___TensorLayout:
+        """Which part of a logical tensor the rank holds; absent for a whole tensor."""
+
     def __init__(
         self,
         *,
@@ -367,10 +378,131 @@ class TensorKind(google.protobuf.message.Message):
         argument: builtins.str = ...,
         constant: builtins.bool = ...,
         model: builtins.str = ...,
+        layout: global___TensorLayout | None = ...,
+        microbatch: builtins.int | None = ...,
+        phase: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["argument", b"argument", "byte_count", b"byte_count", "constant", b"constant", "dtype", b"dtype", "graph", b"graph", "model", b"model", "op_name", b"op_name", "op_type", b"op_type", "shape", b"shape", "side", b"side", "slot", b"slot"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_layout", b"_layout", "_microbatch", b"_microbatch", "layout", b"layout", "microbatch", b"microbatch"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_layout", b"_layout", "_microbatch", b"_microbatch", "argument", b"argument", "byte_count", b"byte_count", "constant", b"constant", "dtype", b"dtype", "graph", b"graph", "layout", b"layout", "microbatch", b"microbatch", "model", b"model", "op_name", b"op_name", "op_type", b"op_type", "phase", b"phase", "shape", b"shape", "side", b"side", "slot", b"slot"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_layout", b"_layout"]) -> typing.Literal["layout"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_microbatch", b"_microbatch"]) -> typing.Literal["microbatch"] | None: ...
 
 global___TensorKind = TensorKind
+
+@typing.final
+class TensorLayout(google.protobuf.message.Message):
+    """Which part of a logical tensor a rank holds; fields as in rankdump._core.tensor_layout."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: builtins.int
+    GLOBAL_SHAPE_FIELD_NUMBER: builtins.int
+    GLOBAL_OFFSET_FIELD_NUMBER: builtins.int
+    MESH_FIELD_NUMBER: builtins.int
+    COORDINATE_FIELD_NUMBER: builtins.int
+    PLACEMENTS_FIELD_NUMBER: builtins.int
+    FLAT_RANGE_FIELD_NUMBER: builtins.int
+    PADDING_FIELD_NUMBER: builtins.int
+    LOGICAL_NAME_FIELD_NUMBER: builtins.int
+    source: builtins.str
+    """"dtensor", "fsdp1", "megatron", "deepspeed" or "user": who described it."""
+    padding: builtins.int
+    """Elements at the end of the local tensor that belong to no element of the logical one."""
+    logical_name: builtins.str
+    @property
+    def global_shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def global_offset(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def mesh(self) -> global___RankMesh: ...
+    @property
+    def coordinate(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def placements(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MeshPlacement]:
+        """One for each dimension of the mesh."""
+
+    @property
+    def flat_range(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Begin and end in C order, for a tensor that was flattened first; else empty."""
+
+    def __init__(
+        self,
+        *,
+        source: builtins.str = ...,
+        global_shape: collections.abc.Iterable[builtins.int] | None = ...,
+        global_offset: collections.abc.Iterable[builtins.int] | None = ...,
+        mesh: global___RankMesh | None = ...,
+        coordinate: collections.abc.Iterable[builtins.int] | None = ...,
+        placements: collections.abc.Iterable[global___MeshPlacement] | None = ...,
+        flat_range: collections.abc.Iterable[builtins.int] | None = ...,
+        padding: builtins.int = ...,
+        logical_name: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["mesh", b"mesh"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["coordinate", b"coordinate", "flat_range", b"flat_range", "global_offset", b"global_offset", "global_shape", b"global_shape", "logical_name", b"logical_name", "mesh", b"mesh", "padding", b"padding", "placements", b"placements", "source", b"source"]) -> None: ...
+
+global___TensorLayout = TensorLayout
+
+@typing.final
+class RankMesh(google.protobuf.message.Message):
+    """An array of ranks with named dimensions."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    DIMENSION_NAMES_FIELD_NUMBER: builtins.int
+    SHAPE_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    @property
+    def dimension_names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    @property
+    def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Global ranks in C order."""
+
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        dimension_names: collections.abc.Iterable[builtins.str] | None = ...,
+        shape: collections.abc.Iterable[builtins.int] | None = ...,
+        ranks: collections.abc.Iterable[builtins.int] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dimension_names", b"dimension_names", "name", b"name", "ranks", b"ranks", "shape", b"shape"]) -> None: ...
+
+global___RankMesh = RankMesh
+
+@typing.final
+class MeshPlacement(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    DIMENSION_FIELD_NUMBER: builtins.int
+    SPLIT_FACTOR_FIELD_NUMBER: builtins.int
+    REDUCTION_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    """"replicate", "shard", "strided_shard" or "partial"."""
+    dimension: builtins.int
+    """Dimension of the tensor, of a shard."""
+    split_factor: builtins.int
+    """Of a strided shard."""
+    reduction: builtins.str
+    """Of a partial value: "sum", "avg", "max" and so on."""
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        dimension: builtins.int = ...,
+        split_factor: builtins.int = ...,
+        reduction: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dimension", b"dimension", "kind", b"kind", "reduction", b"reduction", "split_factor", b"split_factor"]) -> None: ...
+
+global___MeshPlacement = MeshPlacement
 
 @typing.final
 class Record(google.protobuf.message.Message):

@@ -1,0 +1,150 @@
+"""Layout of a tensor: which part of a logical tensor a rank holds, on which mesh of ranks, and who
+described it. Pure.
+
+The terms are those of PyTorch's DTensor (torch.distributed.tensor, placement types): a mesh is an
+array of ranks, and each of its dimensions has one placement. A block is where `global_offset`
+places it; `flat_range` is the part of a tensor that was flattened first, as FSDP1 does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from math import prod
+
+MAX_MESH_DIMENSIONS = 16
+MAX_MESH_RANKS = 1 << 16
+"""Most ranks of a mesh that a layout lists."""
+
+
+class LayoutSource(str, Enum):
+    """Who described a layout; the value is the word in manifests."""
+
+    DTENSOR = "dtensor"
+    FSDP1 = "fsdp1"
+    MEGATRON = "megatron"
+    DEEPSPEED = "deepspeed"
+    USER = "user"
+
+    # Enum's own hash is a Python call.
+    __hash__ = str.__hash__
+
+
+class PlacementKind(str, Enum):
+    """What a mesh dimension does with a tensor; the value is the word in manifests."""
+
+    REPLICATE = "replicate"
+    SHARD = "shard"
+    STRIDED_SHARD = "strided_shard"
+    PARTIAL = "partial"
+
+    __hash__ = str.__hash__
+
+
+@dataclass(frozen=True, slots=True)
+class MeshPlacement:
+    """What one dimension of a mesh does with a tensor."""
+
+    kind: PlacementKind
+    dimension: int = 0
+    """Of the tensor, for a shard."""
+    split_factor: int = 0
+    """Of a strided shard: number of pieces that another mesh dimension cut first."""
+    reduction: str = ""
+    """Of a partial value: `sum`, `avg`, `max` and so on."""
+
+    def __str__(self) -> str:
+        if self.kind is PlacementKind.SHARD:
+            return f"Shard({self.dimension})"
+        if self.kind is PlacementKind.STRIDED_SHARD:
+            return f"StridedShard({self.dimension}, {self.split_factor})"
+        return f"Partial({self.reduction})" if self.kind is PlacementKind.PARTIAL else "Replicate"
+
+
+@dataclass(frozen=True, slots=True)
+class RankMesh:
+    """An array of ranks with named dimensions."""
+
+    name: str
+    dimension_names: tuple[str, ...]
+    """One for each dimension; empty texts where they have no names."""
+    shape: tuple[int, ...]
+    ranks: tuple[int, ...]
+    """Global ranks in C order."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """The part of a logical tensor that one rank holds."""
+
+    source: LayoutSource
+    global_shape: tuple[int, ...]
+    """Shape of the logical tensor."""
+    global_offset: tuple[int, ...]
+    """Index of the block's first element in the logical tensor, one for each dimension."""
+    mesh: RankMesh
+    coordinate: tuple[int, ...]
+    """Of this rank in the mesh, one for each dimension."""
+    placements: tuple[MeshPlacement, ...]
+    """One for each dimension of the mesh."""
+    flat_range: tuple[int, ...] = ()
+    """Begin and end of the part in C order, for a tensor that was flattened first; else empty."""
+    padding: int = 0
+    """Elements at the end of the local tensor that belong to no element of the logical one."""
+    logical_name: str = ""
+    """Name in the whole model, where the rank's own name differs; else empty."""
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether ranks hold summands (or other operands) instead of elements."""
+        return any(each.kind is PlacementKind.PARTIAL for each in self.placements)
+
+    def __str__(self) -> str:
+        """Return a short text, as `dp 1/4 Shard(0), tp 0/2 Replicate of [8, 4]`."""
+        parts = [
+            f"{name or f'dim{number}'} {at}/{extent} {placement}"
+            for number, (name, at, extent, placement) in enumerate(
+                zip(
+                    self.mesh.dimension_names,
+                    self.coordinate,
+                    self.mesh.shape,
+                    self.placements,
+                    strict=True,
+                )
+            )
+        ]
+        return f"{', '.join(parts)} of {list(self.global_shape)}"
+
+
+def find_layout_fault(layout: TensorLayout, shape: tuple[int, ...]) -> str:
+    """Return what contradicts itself in the layout of a local tensor of that shape, or nothing."""
+    mesh = layout.mesh
+    counts = {len(mesh.shape), len(mesh.dimension_names), len(layout.coordinate)}
+    if counts != {len(layout.placements)} or len(mesh.shape) > MAX_MESH_DIMENSIONS:
+        return f"mesh of shape {list(mesh.shape)} with {len(layout.placements)} placements"
+    if prod(mesh.shape) != len(mesh.ranks) or len(mesh.ranks) > MAX_MESH_RANKS:
+        return f"mesh of shape {list(mesh.shape)} with {len(mesh.ranks)} ranks"
+    if any(at >= extent for at, extent in zip(layout.coordinate, mesh.shape, strict=True)):
+        return f"coordinate {list(layout.coordinate)} in a mesh of shape {list(mesh.shape)}"
+    if len(layout.global_offset) != len(layout.global_shape):
+        return f"offset {list(layout.global_offset)} in shape {list(layout.global_shape)}"
+    if layout.flat_range:
+        return _find_range_fault(layout, shape)
+    if len(shape) != len(layout.global_shape):
+        return f"block of shape {list(shape)} in shape {list(layout.global_shape)}"
+    ends = map(sum, zip(layout.global_offset, shape, strict=True))
+    if prod(shape) and any(end > n for end, n in zip(ends, layout.global_shape, strict=True)):
+        return (
+            f"block of shape {list(shape)} at {list(layout.global_offset)} "
+            f"in shape {list(layout.global_shape)}"
+        )
+    return ""
+
+
+def _find_range_fault(layout: TensorLayout, shape: tuple[int, ...]) -> str:
+    bounds = layout.flat_range
+    if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1] <= prod(layout.global_shape):
+        return f"range {list(bounds)} of a tensor of shape {list(layout.global_shape)}"
+    if bounds[1] - bounds[0] + layout.padding != prod(shape):
+        return f"range {list(bounds)} and {layout.padding} of padding for shape {list(shape)}"
+    return ""
