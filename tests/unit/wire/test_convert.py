@@ -44,8 +44,8 @@ from rankdump._core.tensor_layout import (
     LayoutSource,
     MeshPlacement,
     PlacementKind,
-    RankMesh,
     TensorLayout,
+    make_rank_mesh,
 )
 from rankdump._wire import session_messages
 from rankdump._wire.message_fields import NUMBER_LIMIT
@@ -134,7 +134,12 @@ def kinds_with_layouts(draw: st.DrawFn) -> TensorKind:
         draw(st.sampled_from(LayoutSource)),
         tuple(map(sum, zip(shape, room, strict=True))),
         offset,
-        RankMesh(draw(st.text(max_size=9)), names, mesh_shape, tuple(range(prod(mesh_shape)))),
+        make_rank_mesh(
+            draw(st.text(max_size=9)),
+            names,
+            mesh_shape,
+            draw(st.permutations(range(prod(mesh_shape)))),
+        ),
         tuple(draw(st.integers(0, extent - 1)) for extent in mesh_shape),
         tuple(draw(placements) for _ in mesh_shape),
         logical_name=draw(texts),
@@ -171,7 +176,7 @@ def test_tensor_kind_round_trip(kind: TensorKind):
     assert session_messages.kind_to_wire(kind) == data
 
 
-MESH = RankMesh("world", ("dp",), (2,), (0, 1))
+MESH = make_rank_mesh("world", ("dp",), (2,), (0, 1))
 LAYOUT = TensorLayout(
     LayoutSource.DTENSOR, (4,), (2,), MESH, (1,), (MeshPlacement(PlacementKind.SHARD, 0),)
 )
@@ -186,7 +191,8 @@ FLAT = replace(LAYOUT, source=LayoutSource.FSDP1, flat_range=(2, 4))
         (replace(LAYOUT, global_offset=(3,)), (2,), "block of shape"),
         (replace(LAYOUT, global_offset=()), (2,), "offset"),
         (LAYOUT, (1, 2), "block of shape"),
-        (replace(LAYOUT, mesh=replace(MESH, ranks=(0,))), (2,), "with 1 ranks"),
+        (replace(LAYOUT, mesh=replace(MESH, ranks=(0,))), (2,), "1 strides and 1 ranks"),
+        (replace(LAYOUT, mesh=replace(MESH, strides=())), (2,), "0 strides and 0 ranks"),
         (FLAT, (3,), "padding"),
         (replace(FLAT, flat_range=(2, 5)), (3,), "range"),
     ],
