@@ -25,6 +25,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.torch]
 
 TWO_RANKS = (
     "ddp",
+    "fsdp1_flat",
+    "fsdp1_orig",
     "fsdp2",
     "fsdp2_bf16",
     "fsdp2_accumulation",
@@ -33,9 +35,9 @@ TWO_RANKS = (
     "tp_sp",
     "redistribute",
 )
-FOUR_RANKS = ("hsdp", "fsdp2_tp")
+FOUR_RANKS = ("fsdp1_hybrid", "hsdp", "fsdp2_tp")
 PARAMETERS = {
-    "ddp": 14,
+    "fsdp1_flat": 3,
     "redistribute": 2,
 }
 """Parameters of a scenario's model; 14 by default."""
@@ -84,6 +86,7 @@ class ShardedRun:
         self.full = dict(np.load(folder / name / "full.npz"))
         self.tree = folder / name / "tree"
         self.dump = rankdump.open(self.tree)
+        self.source = LayoutSource.FSDP1 if "fsdp1" in name else LayoutSource.DTENSOR
         self.parameters = PARAMETERS.get(name, 14)
 
     def entries(self) -> Iterator[Entry]:
@@ -164,15 +167,24 @@ def find_places(layout: TensorLayout, shape: tuple[int, ...]) -> tuple[Any, ...]
 
 def test_shards_tile_the_whole_tensor(run: ShardedRun) -> None:
     """Every element is written as often as there are replicas, and equals the gathered one."""
-    for name, shards in run.last_shards().items():
+    found = run.last_shards()
+    if run.source is LayoutSource.FSDP1:
+        assert found.keys() == run.full.keys()
+    for name, shards in found.items():
         whole = run.full[name]
         joined, count = np.zeros_like(whole), np.zeros(whole.shape, int)
         for array, layout in shards:
-            assert layout.source is LayoutSource.DTENSOR
+            assert layout.source is run.source
             assert layout.global_shape == whole.shape
             if layout.is_partial:
                 joined += array
                 count += 1
+                continue
+            if layout.flat_range:
+                begin, end = layout.flat_range
+                joined.ravel()[begin:end] = array[: end - begin]
+                count.ravel()[begin:end] += 1
+                assert len(array) == end - begin + layout.padding
                 continue
             place = find_places(layout, array.shape)
             joined[place] = array

@@ -8,8 +8,9 @@ made once for each and then looked up. Other tensors never come here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,6 +35,10 @@ from rankdump._frameworks.torch.internals import disable_observation
 _MAX_LAYOUTS = 1 << 14
 _MAX_MESHES = 1 << 8
 _REPLICATE = MeshPlacement(PlacementKind.REPLICATE)
+
+
+LayoutFinder: TypeAlias = "Callable[[tuple[int, ...]], TensorLayout | None]"
+"""Returns the layout of a tensor from the shape that it has now."""
 
 
 class LocalShard(NamedTuple):

@@ -22,6 +22,7 @@ from rankdump._core.record import TensorSide
 from rankdump._frameworks.model_observer import check_mark_state, make_mark_target_error
 from rankdump._frameworks.operator_names import make_gradient_name
 from rankdump._frameworks.torch.internals import is_tracing, read_structure
+from rankdump._frameworks.torch.layouts import LayoutFinder
 from rankdump._frameworks.torch.module_hooks import exclude_from_compilation, run_shielded
 from rankdump._frameworks.torch.module_tree import (
     BufferLocation,
@@ -30,7 +31,10 @@ from rankdump._frameworks.torch.module_tree import (
     iterate_buffer_locations,
     iterate_buffers,
     iterate_chosen_names,
-    iterate_parameters,
+)
+from rankdump._frameworks.torch.parameter_layouts import (
+    find_parameter_layouts,
+    iterate_sharded_parameters,
 )
 from rankdump._frameworks.torch.tensors import TorchObserver
 
@@ -47,6 +51,7 @@ class TorchParameterObserver:
         self._observer = observer
         self._named: list[tuple[str, str, Parameter]] = []
         self._gradients: dict[int, str] = {}
+        self._layouts: dict[int, LayoutFinder] = {}
         self._buffers: list[BufferLocation] = []
         self._structure: list[object] | None = None
         self._recorded: set[str] = set()
@@ -70,12 +75,12 @@ class TorchParameterObserver:
             self._handle = None
         # No tensor is kept alive while nothing is observed.
         self._named, self._buffers = [], []
-        self._gradients = {}
+        self._gradients, self._layouts = {}, {}
         self._structure = None
 
     def iterate_named(self) -> Iterator[tuple[str, Tensor]]:
         """Yield parameters, then buffers, each once with its dotted name."""
-        yield from iterate_parameters(self._model)
+        yield from iterate_sharded_parameters(self._model)
         for name, buffer, _ in iterate_buffers(self._model):
             yield name, buffer
 
@@ -84,7 +89,8 @@ class TorchParameterObserver:
         for _, gradient, parameter in self._named:
             self._record_gradient(gradient, parameter)
         for name, _, parameter in self._named:
-            self._observer.record_state(name, "parameter", parameter)
+            find_layout = self._layouts.get(id(parameter))
+            self._observer.record_state(name, "parameter", parameter, find_layout=find_layout)
         self._refresh(read_structure(self._model))
         for place in self._buffers:
             if place.persistent:
@@ -98,7 +104,8 @@ class TorchParameterObserver:
         if structure is not None and structure == self._structure:
             return
         self._structure = structure
-        named = iterate_parameters(self._model)
+        named = list(iterate_sharded_parameters(self._model))
+        self._layouts = find_parameter_layouts(self._model, named)
         self._named = [(name, make_gradient_name(name), parameter) for name, parameter in named]
         self._gradients = {id(parameter): gradient for _, gradient, parameter in self._named}
         self._buffers = list(iterate_buffer_locations(self._model))
@@ -121,7 +128,7 @@ class TorchParameterObserver:
         gradient = parameter.grad
         if gradient is not None and name not in self._recorded:
             self._recorded.add(name)
-            self._observer.record_gradient(name, gradient)
+            self._observer.record_gradient(name, gradient, self._layouts.get(id(parameter)))
 
     def _record_constant(self, name: str, buffer: Tensor) -> None:
         if name not in self._constants and self._observer.is_selected(name, TensorSide.OUTPUT):

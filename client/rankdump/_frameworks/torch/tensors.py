@@ -6,8 +6,8 @@ the tensor, the random state, the autograd graph or what a user's dispatch mode 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from rankdump._frameworks.torch.internals import (
     read_version,
     unwrap_tensor,
 )
-from rankdump._frameworks.torch.layouts import find_local_shard
+from rankdump._frameworks.torch.layouts import LayoutFinder, find_local_shard
 from rankdump.errors import ProtocolError
 
 MAX_SMALL_BYTES = 1 << 16
@@ -333,13 +333,34 @@ class TorchObserver(ModelObserver):
                 )
 
     def record_state(
-        self, name: str, argument: str, tensor: Tensor, *, constant: bool = False
+        self,
+        name: str,
+        argument: str,
+        tensor: Tensor,
+        *,
+        constant: bool = False,
+        find_layout: LayoutFinder | None = None,
     ) -> None:
         """Record a parameter or buffer with its current value."""
-        self.record_parameter(
-            name, argument, make_torch_source, tensor, state=True, constant=constant
-        )
+        read = _choose_reader(find_layout)
+        self.record_parameter(name, argument, read, tensor, state=True, constant=constant)
 
-    def record_gradient(self, name: str, tensor: Tensor) -> None:
+    def record_gradient(
+        self, name: str, tensor: Tensor, find_layout: LayoutFinder | None = None
+    ) -> None:
         """Record the gradient of a parameter as the output of its own operator."""
-        self.record_parameter(name, "grad", make_torch_source, tensor)
+        self.record_parameter(name, "grad", _choose_reader(find_layout), tensor)
+
+
+def _choose_reader(
+    find_layout: LayoutFinder | None,
+) -> Callable[[Tensor], TorchTensor | str | None]:
+    return make_torch_source if find_layout is None else partial(_read_part, find_layout)
+
+
+def _read_part(find_layout: LayoutFinder, tensor: Tensor) -> TorchTensor | str | None:
+    """Return a tensor as a source, with the layout of a plain tensor that is only a part."""
+    source = make_torch_source(tensor)
+    if isinstance(source, TorchTensor) and source.layout is None:
+        source.layout = find_layout(source.shape)
+    return source
