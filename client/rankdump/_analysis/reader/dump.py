@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from rankdump._analysis.reader.manifests import find_other_sessions
 from rankdump._analysis.reader.query import Named, Query, selected
-from rankdump._analysis.reader.shard_join import Shard, join_shards, plan_join
+from rankdump._analysis.reader.shard_join import TensorShard, join_shards, plan_join
 from rankdump._analysis.reader.source_lines import (
     Frame,
     find_backward_name,
@@ -271,7 +271,7 @@ class Dump:
             if found and rank not in entries:
                 entries[rank] = max(found, key=lambda each: each.key.timestamp_us)
         shards = [
-            Shard(rank, record.shape, record.layout, record.digest)
+            TensorShard(rank, record.shape, record.layout, record.digest)
             for rank, each in entries.items()
             if (record := each.record) is not None and record.layout is not None
         ]

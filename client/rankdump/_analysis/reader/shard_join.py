@@ -33,7 +33,7 @@ _MAX_RANKS_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class TensorShard:
     """The part of a logical tensor that one rank recorded."""
 
     rank: int
@@ -63,7 +63,7 @@ class JoinPlan:
     """Ranks that hold the same part with different elements; the first one is used."""
 
 
-def plan_join(shards: Sequence[Shard], *, name: str) -> JoinPlan:
+def plan_join(shards: Sequence[TensorShard], *, name: str) -> JoinPlan:
     """Return how the shards of all ranks join; `name` is for errors.
 
     CorruptedError when they contradict each other, or do not cover the tensor exactly.
@@ -116,10 +116,12 @@ def join_shards(plan: JoinPlan, load: Callable[[int], _Array], *, name: str) -> 
 
 
 def _group_by_block(
-    shards: Sequence[Shard],
-) -> dict[tuple[object, ...], dict[tuple[int, ...], list[Shard]]]:
+    shards: Sequence[TensorShard],
+) -> dict[tuple[object, ...], dict[tuple[int, ...], list[TensorShard]]]:
     """Return the replicas of each partial value of each block, by rank."""
-    found: defaultdict[tuple[object, ...], dict[tuple[int, ...], list[Shard]]] = defaultdict(dict)
+    found: defaultdict[tuple[object, ...], dict[tuple[int, ...], list[TensorShard]]] = defaultdict(
+        dict
+    )
     for shard in sorted(shards, key=lambda each: each.rank):
         layout = shard.layout
         block = (layout.global_offset, layout.flat_range, shard.shape)
@@ -132,7 +134,7 @@ def _group_by_block(
     return found
 
 
-def _check_partial_values(used: Sequence[Shard], name: str) -> None:
+def _check_partial_values(used: Sequence[TensorShard], name: str) -> None:
     """Raise unless every partial value of a block is there, with one way to reduce them."""
     layout = used[0].layout
     partial = [
@@ -154,7 +156,7 @@ def _check_partial_values(used: Sequence[Shard], name: str) -> None:
         )
 
 
-def _check_coverage(blocks: Sequence[JoinBlock], shards: Sequence[Shard], name: str) -> None:
+def _check_coverage(blocks: Sequence[JoinBlock], shards: Sequence[TensorShard], name: str) -> None:
     """Raise unless the blocks cover each element once."""
     shape = shards[0].layout.global_shape
     covered: npt.NDArray[np.uint8] = np.zeros(shape, np.uint8)

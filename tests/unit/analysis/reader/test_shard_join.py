@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tensor_layouts import shard_rows
 
-from rankdump._analysis.reader.shard_join import Shard, join_shards, plan_join
+from rankdump._analysis.reader.shard_join import TensorShard, join_shards, plan_join
 from rankdump._core.tensor_layout import (
     LayoutSource,
     MeshPlacement,
@@ -31,7 +31,7 @@ def partial(reduction: str) -> MeshPlacement:
 
 def lay_out(
     array: np.ndarray, mesh_shape: tuple[int, ...], placements: tuple[MeshPlacement, ...]
-) -> dict[int, tuple[Shard, np.ndarray]]:
+) -> dict[int, tuple[TensorShard, np.ndarray]]:
     """Return the shard of each rank; a mesh dimension cuts what the ones before it left."""
     mesh = make_rank_mesh("", [""] * len(mesh_shape), mesh_shape, range(prod(mesh_shape)))
     found = {}
@@ -48,7 +48,7 @@ def lay_out(
                 scale *= (place + 1) / sum(range(1, extent + 1))
         local = array[tuple(map(slice, begin, end))] * scale
         layout = TensorLayout(LayoutSource.DTENSOR, array.shape, tuple(begin), mesh, at, placements)
-        found[rank] = Shard(rank, local.shape, layout, "same"), local
+        found[rank] = TensorShard(rank, local.shape, layout, "same"), local
     return found
 
 
@@ -80,7 +80,7 @@ def test_join_returns_the_tensor_that_was_laid_out(shape, mesh):
 def test_join_reduces_partial_values(reduction, expected):
     mesh = make_rank_mesh("", ("tp",), (3,), range(3))
     shards = [
-        Shard(
+        TensorShard(
             rank,
             (2,),
             TensorLayout(LayoutSource.DTENSOR, (2,), (0,), mesh, (rank,), (partial(reduction),)),
@@ -100,7 +100,7 @@ def test_join_places_flattened_shards_and_drops_padding():
         )
         for rank, (part, pad) in enumerate([((0, 4), 0), ((4, 6), 2)])
     ]
-    shards = [Shard(rank, (4,), layout) for rank, layout in enumerate(layouts)]
+    shards = [TensorShard(rank, (4,), layout) for rank, layout in enumerate(layouts)]
     plan = plan_join(shards, name="w")
     values = np.array([[0, 1, 2, 3], [4, 5, -1, -1]], np.float32)
     joined = join_shards(plan, lambda rank: values[rank], name="w")
@@ -108,19 +108,19 @@ def test_join_places_flattened_shards_and_drops_padding():
 
 
 def test_join_names_the_rank_of_a_hole():
-    shards = [Shard(0, (2, 3), shard_rows(0, 0, (4, 3)))]
+    shards = [TensorShard(0, (2, 3), shard_rows(0, 0, (4, 3)))]
     with pytest.raises(CorruptedError, match="w: its shards cover 6 of 12 elements; rank 1 rec"):
         plan_join(shards, name="w")
 
 
 def test_join_rejects_overlapping_shards():
-    shards = [Shard(rank, (3, 3), shard_rows(rank, rank, (4, 3))) for rank in range(2)]
+    shards = [TensorShard(rank, (3, 3), shard_rows(rank, rank, (4, 3))) for rank in range(2)]
     with pytest.raises(CorruptedError, match="overlap"):
         plan_join(shards, name="w")
 
 
 def test_join_rejects_different_global_shapes():
-    shards = [Shard(rank, (2,), shard_rows(rank, 0, (2 + rank,))) for rank in range(2)]
+    shards = [TensorShard(rank, (2,), shard_rows(rank, 0, (2 + rank,))) for rank in range(2)]
     with pytest.raises(CorruptedError, match="global shapes"):
         plan_join(shards, name="w")
 
