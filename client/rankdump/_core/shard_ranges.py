@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
-from rankdump._core.tensor_layout import MeshPlacement, PlacementKind
+from rankdump._core.tensor_layout import MeshPlacement, PlacementKind, TensorLayout
 
 
 class DimensionCut(NamedTuple):
@@ -74,6 +74,22 @@ def order_cuts(cuts: Sequence[DimensionCut]) -> list[DimensionCut] | None:
             return None
         ordered.insert(place, DimensionCut(cut.piece_count, cut.piece))
     return ordered
+
+
+def find_block_ranges(layout: TensorLayout, shape: Sequence[int]) -> list[list[range]]:
+    """Return which indices of the whole tensor a block has, one list for each dimension.
+
+    A block of several ranges is at no single offset; any other one is where its layout places it.
+    """
+    found: list[list[range]] = []
+    for dimension, (begin, held) in enumerate(zip(layout.global_offset, shape, strict=True)):
+        cuts = list_cuts(dimension, layout.mesh.shape, layout.coordinate, layout.placements)
+        ranges = [range(begin, begin + held)]
+        if order_cuts(cuts) is None:
+            strided = find_ranges(layout.global_shape[dimension], cuts)
+            ranges = strided if sum(map(len, strided)) == held else ranges
+        found.append(ranges)
+    return found
 
 
 def _select_stretch(held: Sequence[range], start: int, stop: int) -> list[range]:
