@@ -31,6 +31,7 @@ from rankdump._frameworks.torch.internals import (
     unwrap_tensor,
 )
 from rankdump._frameworks.torch.layouts import LayoutFinder, find_local_shard
+from rankdump._frameworks.torch.model_parallel import select_partition
 from rankdump.errors import ProtocolError
 
 MAX_SMALL_BYTES = 1 << 16
@@ -360,7 +361,7 @@ def _choose_reader(
 
 def _read_part(find_layout: LayoutFinder, tensor: Tensor) -> TorchTensor | str | None:
     """Return a tensor as a source, with the layout of a plain tensor that is only a part."""
-    source = make_torch_source(tensor)
+    source = make_torch_source(select_partition(tensor))
     if isinstance(source, TorchTensor) and source.layout is None:
         source.layout = find_layout(source.shape)
     return source
