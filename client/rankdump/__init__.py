@@ -30,6 +30,7 @@ __all__ = [
     "compare",
     "dump_start",
     "dump_stop",
+    "layout",
     "limit",
     "open",
     "set_dump",
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from rankdump._session import attach as attach
     from rankdump._session import dump_start as dump_start
     from rankdump._session import dump_stop as dump_stop
+    from rankdump._session import layout as layout
     from rankdump._session import limit as limit
     from rankdump._session import set_dump as set_dump
     from rankdump._session import step as step

@@ -24,6 +24,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rankdump._core.record import TensorSide
+from rankdump._core.shard_ranges import make_block_layout
 from rankdump._core.tensor_layout import (
     LayoutSource,
     MeshPlacement,
@@ -33,7 +34,7 @@ from rankdump._core.tensor_layout import (
     make_rank_mesh,
 )
 from rankdump._frameworks.torch import layouts, tensors
-from rankdump._frameworks.torch.layouts import find_local_shard, make_block_layout
+from rankdump._frameworks.torch.layouts import find_local_shard
 from rankdump._frameworks.torch.module_tree import find_class_name
 from rankdump._frameworks.torch.tensors import TorchObserver, TorchTensor, make_torch_source
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from rankdump._core.events import EventKind, ProcessGroup
 from rankdump._core.graph import GraphNode, GraphParameter
@@ -37,10 +37,8 @@ class TensorSource(Protocol):
         """Bytes of the elements, packed."""
         ...
 
-    @property
-    def layout(self) -> TensorLayout | None:
-        """Which part of a logical tensor this is; None for a whole tensor."""
-        ...
+    layout: TensorLayout | None
+    """Which part of a logical tensor this is; None for a whole tensor."""
 
     def copy_into(self, target: memoryview) -> None:
         """Write the elements into `byte_count` writable bytes, C order, little endian."""
@@ -313,6 +311,15 @@ class Recorder(Protocol):
 
     def warn_once(self, message: str) -> None:
         """Log a warning, once for each message."""
+        ...
+
+
+@runtime_checkable
+class TensorNameFinder(Protocol):
+    """An adapter that knows the names of its model's tensors."""
+
+    def find_name(self, tensor: object) -> str:
+        """Return the name of a parameter or buffer of the model; empty if it is none."""
         ...
 
 

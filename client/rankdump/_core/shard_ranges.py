@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
-from rankdump._core.tensor_layout import MeshPlacement, PlacementKind, TensorLayout
+from rankdump._core.tensor_layout import (
+    MAX_LISTED_RANKS,
+    LayoutSource,
+    MeshPlacement,
+    PlacementKind,
+    RankMesh,
+    TensorLayout,
+    find_layout_fault,
+)
 
 
 class DimensionCut(NamedTuple):
@@ -90,6 +98,40 @@ def find_block_ranges(layout: TensorLayout, shape: Sequence[int]) -> list[list[r
             ranges = strided if sum(map(len, strided)) == held else ranges
         found.append(ranges)
     return found
+
+
+def make_block_layout(
+    source: LayoutSource,
+    global_shape: tuple[int, ...],
+    shape: tuple[int, ...],
+    mesh: RankMesh,
+    coordinate: tuple[int, ...],
+    placements: tuple[MeshPlacement, ...],
+    logical_name: str = "",
+) -> TensorLayout | None:
+    """Return the layout of a local tensor of that shape; None if the placements contradict it.
+
+    The offset of a strided shard is that of its first element.
+    """
+    if len(shape) != len(global_shape) or len(mesh.ranks) > MAX_LISTED_RANKS:
+        return None
+    offsets: list[int] = []
+    for dimension, (extent, held) in enumerate(zip(global_shape, shape, strict=True)):
+        cuts = list_cuts(dimension, mesh.shape, coordinate, placements)
+        ordered = order_cuts(cuts)
+        # The parts of FSDP2 that are uneven follow the order of the cuts, DTensor's do not.
+        for tried in (cuts,) if ordered is None else (ordered, cuts):
+            ranges = find_ranges(extent, tried)
+            if sum(map(len, ranges)) == held:
+                offsets.append(ranges[0].start if ranges else extent)
+                break
+        else:
+            return None
+    layout = TensorLayout(
+        source, global_shape, tuple(offsets), mesh, coordinate, placements, (), 0, logical_name
+    )
+    # The agent rejects a record whose layout contradicts itself.
+    return None if find_layout_fault(layout, shape) else layout
 
 
 def _select_stretch(held: Sequence[range], start: int, stop: int) -> list[range]:

@@ -16,6 +16,10 @@ from math import prod
 MAX_MESH_DIMENSIONS = 16
 MAX_MESH_RANKS = 1 << 16
 """Most ranks of a mesh."""
+MAX_LISTED_RANKS = 1 << 13
+"""Most ranks of a mesh without strides: a kind has at most 64 KiB on the wire."""
+MAX_MESH_NAME_CHARACTERS = 64
+"""Most characters of the name of a mesh, of one of its dimensions and of a reduction."""
 
 
 class LayoutSource(str, Enum):

@@ -48,6 +48,8 @@ class ArraySource:
         """`dtype` names the element type where the array's does not: float8 kept as `uint8`."""
         self._array: npt.NDArray[Any] = np.asarray(array)
         self._type, self._little = _find_types(self._array.dtype, dtype)
+        self.layout: TensorLayout | None = None
+        """Which part of a logical tensor it is; None for a whole one."""
 
     @property
     def dtype(self) -> str:
@@ -63,11 +65,6 @@ class ArraySource:
     def byte_count(self) -> int:
         """Bytes of the elements, packed."""
         return self._array.size * self._type.item_bytes
-
-    @property
-    def layout(self) -> TensorLayout | None:
-        """Return None: an array is a whole tensor."""
-        return None
 
     def copy_into(self, target: memoryview) -> None:
         """Write the elements, C order, little endian."""

@@ -14,6 +14,7 @@ from rankdump._core.recorder_protocol import CollectiveCall, StartedEvent, Tenso
 from rankdump._core.session_protocol import OperatorArguments
 from rankdump._core.timeouts import GroupTimeout
 from rankdump._layout.profile import OperatorAliases, make_gradient_alias
+from rankdump._recorder.declared_layouts import DeclaredLayouts
 from rankdump._recorder.event_trace import EventTrace
 from rankdump._recorder.graph_builder import GraphBuilder
 from rankdump._recorder.iteration_state import IterationState
@@ -56,6 +57,8 @@ class DumpRecorder:
         self._session_logger = session_logger
         self._on_events = on_events
         self._on_limit = on_limit
+        self.declared_layouts = DeclaredLayouts(self.warn_once)
+        """Layouts that the script declared."""
         self._constants: set[tuple[int, str]] = set()
         self._lock = threading.Lock()
 
@@ -97,6 +100,8 @@ class DumpRecorder:
             return
         if observation.constant and not self._is_first(observation.graph, name):
             return
+        if self.declared_layouts:
+            self.declared_layouts.apply_to(observation)
         if name != observation.op_name:
             observation = observation._replace(op_name=name)
         self._trigger.handle_tensor(observation)

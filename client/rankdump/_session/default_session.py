@@ -110,6 +110,14 @@ def limit(name: str, seconds: float) -> None:
     _get_session().limit(name, seconds)
 
 
+def layout(target: object, **declared: Any) -> None:
+    """Declare which part of a logical tensor this rank has, with the arguments of `Session.layout`.
+
+    `target` is a parameter or buffer of an attached model, or a name.
+    """
+    _get_session().layout(target, **declared)
+
+
 def set_dump(target: object, enabled: bool = True) -> None:
     """Mark a torch module or a MindSpore cell, and what is inside it, for `dump_mode` 2.
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec
 
+from rankdump._core.layout_declaration import LayoutDeclaration, declare_layout
 from rankdump._core.plan import DumpPlan, plan_to_json
 from rankdump._core.rank_identity import (
     RankIdentity,
@@ -22,9 +23,10 @@ from rankdump._core.rank_identity import (
     read_timeout_variables,
 )
 from rankdump._core.record import TensorSide
-from rankdump._core.recorder_protocol import IterationHook
+from rankdump._core.recorder_protocol import IterationHook, TensorNameFinder
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._frameworks.arrays import ArrayOperatorRecorder, check_array_place, make_graph_nodes
+from rankdump._frameworks.model_observer import format_type
 from rankdump._layout.tree_paths import make_folder_name
 from rankdump._session.agent_finder import AgentAddress, default_agent_finder
 from rankdump._session.framework_adapters import (
@@ -60,6 +62,11 @@ class SessionHooks:
         """Notify the hooks that an iteration has ended."""
         for hook in self._hooks:
             hook.iteration_ends(iteration, armed)
+
+    def find_name(self, tensor: object) -> str:
+        """Return the name of a parameter or buffer of an attached model; empty if it is none."""
+        finders = (hook for hook in self._hooks if isinstance(hook, TensorNameFinder))
+        return next(filter(None, (finder.find_name(tensor) for finder in finders)), "")
 
     def detach(self) -> None:
         """Restore the models."""
@@ -125,6 +132,7 @@ class Session:
         self._strict = plan is not None and plan.delivery.strict
         self._reported_losses = 0
         self._is_only_rank = False
+        self._rank = 0
         self.closed = False
         """Whether `close` was called."""
         self.undelivered = 0
@@ -134,6 +142,7 @@ class Session:
         if plan is not None:
             who, text = identity or identify_rank(environ, plan.output.root), plan_to_json(plan)
             self._is_only_rank = who.world_size == 1
+            self._rank = who.rank
             request = make_session_request(who, plan_json=text, config_source=config_source)
             self._start(plan, request, agent, environ)
 
@@ -267,6 +276,49 @@ class Session:
         """Declare a timeout of communication that no environment variable sets; 0 for no limit."""
         if self._pipeline is not None:
             self._pipeline.limit(name, seconds)
+
+    @never_raises
+    def layout(
+        self,
+        target: Any,
+        *,
+        global_shape: Sequence[int],
+        mesh: Mapping[str, int],
+        placements: Mapping[str, str],
+        ranks: Sequence[int] | None = None,
+        global_offset: Sequence[int] | None = None,
+        logical_name: str = "",
+        side: str = "output",
+        slot: int = 0,
+    ) -> None:
+        """Declare which part of a logical tensor this rank has; the same call on every rank.
+
+        `target` is a parameter or buffer of an attached model, or the name of one or of an
+        operator; `side` and `slot` are the operator's. `mesh` has extents by name, `placements`
+        texts such as `Shard(0)`, `ranks` the global ranks in C order, by default from 0 on.
+        `global_offset` is needed where the placements do not give it. The layout holds for the
+        gradient as well. Wrong arguments are one warning, and nothing is declared.
+        """
+        pipeline = self._pipeline
+        if pipeline is None:
+            return
+        declared = declare_layout(
+            self._rank,
+            global_shape,
+            mesh,
+            placements,
+            ranks=ranks,
+            global_offset=global_offset,
+            logical_name=logical_name,
+        )
+        name = target if isinstance(target, str) else self._hooks.find_name(target)
+        fault = declared if isinstance(declared, str) else check_array_place(side, slot, 0)
+        if not name:
+            fault = "target is not allowed; allowed: a name, or a tensor of an attached model"
+        if fault:
+            pipeline.recorder.warn_once(f"layout of {name or format_type(target)}: {fault}")
+        elif isinstance(declared, LayoutDeclaration):
+            pipeline.recorder.declared_layouts.add(name, TensorSide(side), slot, declared)
 
     def close(self) -> None:
         """End the last iteration, deliver buffered data, and remove the hooks."""

@@ -68,6 +68,7 @@ def test_public_names_of_rankdump():
         "compare",
         "dump_start",
         "dump_stop",
+        "layout",
         "limit",
         "open",
         "set_dump",

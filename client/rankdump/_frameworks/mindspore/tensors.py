@@ -17,6 +17,7 @@ import numpy as np
 from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.graph import TensorType
 from rankdump._core.plan import StatisticPrecision
+from rankdump._core.tensor_layout import TensorLayout
 from rankdump._frameworks.arrays import ArraySource
 from rankdump._frameworks.mindspore.framework import Tensor, read_dtype
 from rankdump._frameworks.model_observer import ModelObserver
@@ -41,8 +42,8 @@ class MindSporeTensor:
         """Extents, outermost first."""
         self.byte_count = math.prod(kind.shape) * ELEMENT_TYPES[kind.dtype].item_bytes
         """Bytes of the elements, packed."""
-        self.layout = None
-        """MindSpore describes no layout of a tensor."""
+        self.layout: TensorLayout | None = None
+        """MindSpore describes no layout of a tensor, but a script may declare one."""
 
     def copy_into(self, target: memoryview) -> None:
         """Write the elements, C order, little endian."""

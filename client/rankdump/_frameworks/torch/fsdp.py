@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from rankdump._core.shard_ranges import make_block_layout
 from rankdump._core.tensor_layout import (
     LayoutSource,
     MeshPlacement,
@@ -25,7 +26,7 @@ from rankdump._core.tensor_layout import (
     TensorLayout,
     make_rank_mesh,
 )
-from rankdump._frameworks.torch.layouts import LayoutFinder, make_block_layout
+from rankdump._frameworks.torch.layouts import LayoutFinder
 
 # These modules of torch have no stubs.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

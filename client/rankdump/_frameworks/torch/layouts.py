@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from rankdump._core.bounded_cache import look_up, remember
-from rankdump._core.shard_ranges import find_ranges, list_cuts, order_cuts
+from rankdump._core.shard_ranges import make_block_layout
 from rankdump._core.tensor_layout import (
+    MAX_MESH_NAME_CHARACTERS,
     LayoutSource,
     MeshPlacement,
     PlacementKind,
@@ -163,44 +164,10 @@ def describe_spec(spec: Any, shape: tuple[int, ...]) -> TensorLayout | None:
 
 def describe_mesh(mesh: Any) -> RankMesh:
     """Return a DeviceMesh as a value; its name is made of those of its dimensions."""
-    names = mesh.mesh_dim_names or ("",) * mesh.ndim
-    return make_rank_mesh(
-        "_".join(filter(None, names)), names, tuple(mesh.shape), mesh.mesh.flatten().tolist()
-    )
-
-
-def make_block_layout(
-    source: LayoutSource,
-    global_shape: tuple[int, ...],
-    shape: tuple[int, ...],
-    mesh: RankMesh,
-    coordinate: tuple[int, ...],
-    placements: tuple[MeshPlacement, ...],
-    logical_name: str = "",
-) -> TensorLayout | None:
-    """Return the layout of a local tensor of that shape; None if the placements contradict it.
-
-    The offset of a strided shard is that of its first element.
-    """
-    if len(shape) != len(global_shape):
-        return None
-    offsets: list[int] = []
-    for dimension, (extent, held) in enumerate(zip(global_shape, shape, strict=True)):
-        cuts = list_cuts(dimension, mesh.shape, coordinate, placements)
-        ordered = order_cuts(cuts)
-        # The parts of FSDP2 that are uneven follow the order of the cuts, DTensor's do not.
-        for tried in (cuts,) if ordered is None else (ordered, cuts):
-            ranges = find_ranges(extent, tried)
-            if sum(map(len, ranges)) == held:
-                offsets.append(ranges[0].start if ranges else extent)
-                break
-        else:
-            return None
-    layout = TensorLayout(
-        source, global_shape, tuple(offsets), mesh, coordinate, placements, (), 0, logical_name
-    )
-    # The agent rejects a record whose layout contradicts itself.
-    return None if find_layout_fault(layout, shape) else layout
+    most = MAX_MESH_NAME_CHARACTERS
+    names = [name[:most] for name in mesh.mesh_dim_names or ("",) * mesh.ndim]
+    whole = "_".join(filter(None, names))[:most]
+    return make_rank_mesh(whole, names, tuple(mesh.shape), mesh.mesh.flatten().tolist())
 
 
 def _describe_placement(placement: Any) -> MeshPlacement:
@@ -212,5 +179,6 @@ def _describe_placement(placement: Any) -> MeshPlacement:
     if placement.is_shard():
         return MeshPlacement(PlacementKind.SHARD, placement.dim)
     if placement.is_partial():
-        return MeshPlacement(PlacementKind.PARTIAL, reduction=str(placement.reduce_op))
+        reduction = str(placement.reduce_op)[:MAX_MESH_NAME_CHARACTERS]
+        return MeshPlacement(PlacementKind.PARTIAL, reduction=reduction)
     return _REPLICATE

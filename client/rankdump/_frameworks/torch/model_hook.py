@@ -418,6 +418,11 @@ class TorchModelHook:
         self._describer.clear()
         run_shielded(self._gradients.remove_leaf_hooks, self._observer.report_failure)
 
+    def find_name(self, tensor: object) -> str:
+        """Return the name of a parameter or buffer of the model; empty if it is none."""
+        named = self._parameters.iterate_named()
+        return next((name for name, each in named if each is tensor), "")
+
     def detach(self) -> None:
         """Restore the model."""
         run_shielded(self._disarm, self._observer.report_failure)

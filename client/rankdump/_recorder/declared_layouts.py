@@ -1,0 +1,54 @@
+"""Layouts that a script declared for tensors by name, and their tensors. A declaration covers the
+gradient of its tensor too. Never raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rankdump._core.layout_declaration import LayoutDeclaration
+from rankdump._core.record import TensorSide
+from rankdump._core.recorder_protocol import TensorObservation
+from rankdump._core.selection import GRADIENTS_PREFIX
+from rankdump._core.tensor_layout import TensorLayout
+
+_OPERATORS_PREFIX = "Default/"
+_OTHER_SIDE = {TensorSide.INPUT: TensorSide.OUTPUT, TensorSide.OUTPUT: TensorSide.INPUT}
+
+
+class DeclaredLayouts:
+    """Declarations of one session; falsy without any, so that a tensor costs one branch."""
+
+    def __init__(self, warn_once: Callable[[str], None]) -> None:
+        self._warn_once = warn_once
+        self._declarations: dict[tuple[str, TensorSide, int], LayoutDeclaration] = {}
+        self._made: dict[tuple[LayoutDeclaration, tuple[int, ...]], TensorLayout | str] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._declarations)
+
+    def add(
+        self, op_name: str, side: TensorSide, slot: int, declaration: LayoutDeclaration
+    ) -> None:
+        """Declare a tensor; the last declaration of a tensor counts."""
+        self._declarations[op_name, side, slot] = declaration
+        # A backward reads gradients of what the forward wrote; a parameter's has one output.
+        is_operator = op_name.startswith(_OPERATORS_PREFIX)
+        gradient_side = _OTHER_SIDE[side] if is_operator else side
+        self._declarations[GRADIENTS_PREFIX + op_name, gradient_side, slot] = declaration
+
+    def apply_to(self, observation: TensorObservation) -> None:
+        """Set the layout of an observed tensor, if it was declared and agrees with its shape."""
+        name, side, slot = observation.op_name, observation.side, observation.slot
+        declaration = self._declarations.get((name, side, slot))
+        if declaration is None:
+            return
+        source = observation.tensor
+        key = (declaration, source.shape)
+        layout = self._made.get(key)
+        if layout is None:
+            layout = self._made[key] = declaration.make_layout(source.shape)
+        if isinstance(layout, str):
+            self._warn_once(f"layout of {name} {side.value} {slot} is not recorded: {layout}")
+        else:
+            source.layout = layout
