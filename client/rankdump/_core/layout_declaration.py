@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import cast
 
 from rankdump._core.shard_ranges import make_block_layout
 from rankdump._core.tensor_layout import (
@@ -85,7 +86,9 @@ def declare_layout(
     `mesh` has the extent of each dimension by name, `ranks` the global ranks in C order, by
     default those from 0 on. None for a rank outside of the mesh.
     """
-    fault = _find_number_fault(global_shape, mesh, global_offset)
+    fault = _find_type_fault(mesh, placements) or _find_number_fault(
+        global_shape, mesh, global_offset
+    )
     if fault:
         return fault
     if len(logical_name) > _MAX_LOGICAL_NAME_CHARACTERS or "\0" in logical_name:
@@ -120,6 +123,19 @@ def declare_layout(
     )
 
 
+def _find_type_fault(mesh: object, placements: object) -> str:
+    """Return which argument is no dictionary by name; a script may give anything."""
+    for title, given, allowed in (
+        ("mesh", mesh, "extents by name, as {'dp': 2, 'tp': 4}"),
+        ("placements", placements, "texts by dimension of mesh, as {'tp': 'Shard(0)'}"),
+    ):
+        if not isinstance(given, Mapping) or not all(
+            isinstance(name, str) for name in cast("Mapping[object, object]", given)
+        ):
+            return f"{title}={given!r} is not allowed; allowed: {allowed}"
+    return ""
+
+
 def _find_number_fault(global_shape: object, mesh: Mapping[str, int], global_offset: object) -> str:
     if not _are_counts(global_shape):
         return f"global_shape={global_shape!r} is not allowed; allowed: whole numbers from 0 on"
@@ -145,8 +161,8 @@ def _are_counts(numbers: object) -> bool:
     )
 
 
-def _parse_placement(text: str) -> MeshPlacement | None:
-    found = _PLACEMENT.fullmatch(text)
+def _parse_placement(text: object) -> MeshPlacement | None:
+    found = _PLACEMENT.fullmatch(text) if isinstance(text, str) else None
     if found is None:
         return None
     if found["shard"] is not None:
