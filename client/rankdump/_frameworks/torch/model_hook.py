@@ -255,7 +255,11 @@ class ModuleCallObserver:
         leaves = list_call_leaves(args, kwargs)
         call, again = self._number_call(operator, leaves)
         if not again:
-            call.forward_pass = self._find_pass(operator, around, has_grad)
+            # Nearly all calls inherit their pass, so this is not left to a function.
+            if around is not None and around.has_grad is has_grad:
+                call.forward_pass = around.forward_pass
+            else:
+                call.forward_pass = self._find_pass(operator, around, has_grad)
         frame = OpenModuleCall(operator, call, again, error, call.forward_pass, has_grad)
         frames.append(frame)
         graph = self._observer.graph
@@ -375,8 +379,6 @@ class ModuleCallObserver:
         if around is None:
             recorder = self._observer.recorder
             return self._pass_finder.begin_pass(operator, recorder, has_grad=has_grad)
-        if has_grad is around.has_grad:
-            return around.forward_pass
         return continue_pass(around.forward_pass, has_grad=has_grad)
 
     def _number_call(
