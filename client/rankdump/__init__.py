@@ -31,6 +31,7 @@ __all__ = [
     "dump_start",
     "dump_stop",
     "limit",
+    "microbatch",
     "open",
     "set_dump",
     "step",
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from rankdump._session import dump_start as dump_start
     from rankdump._session import dump_stop as dump_stop
     from rankdump._session import limit as limit
+    from rankdump._session import microbatch as microbatch
     from rankdump._session import set_dump as set_dump
     from rankdump._session import step as step
 

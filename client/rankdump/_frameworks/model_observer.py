@@ -15,6 +15,8 @@ from typing import Any
 from rankdump._core.graph import SourceLine
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import (
+    UNDIVIDED_PASS,
+    ForwardPass,
     Recorder,
     StartedEvent,
     TensorObservation,
@@ -70,6 +72,7 @@ class ModelObserver:
         *,
         state: bool = False,
         constant: bool = False,
+        forward_pass: ForwardPass = UNDIVIDED_PASS,
     ) -> None:
         """Record the source that `read` returns; count a loss if it returns a reason.
 
@@ -81,7 +84,9 @@ class ModelObserver:
             if isinstance(source, str):
                 self.recorder.count_loss(*place, source)
             elif source is not None:
-                self.recorder.observe(TensorObservation(*place, argument, source, state, constant))
+                self.recorder.observe(
+                    TensorObservation(*place, argument, source, state, constant, forward_pass)
+                )
         except Exception as error:
             self.recorder.count_loss(*place, HOOK_FAILED)
             self.report_failure(error)

@@ -8,7 +8,7 @@ Other ways to configure dumps may replace the default session.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsIndex
 
 from rankdump._core.plan import DumpPlan
 from rankdump._session.framework_adapters import (
@@ -90,6 +90,11 @@ def step(iteration: int | None = None) -> None:
     _get_session().step(iteration)
     if _step_listener is not None:
         _step_listener(iteration)
+
+
+def microbatch(index: SupportsIndex) -> None:
+    """Begin a micro-batch of the running iteration; `step` ends the last one."""
+    _get_session().microbatch(index)
 
 
 def dump_start() -> None:
