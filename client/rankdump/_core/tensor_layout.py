@@ -8,13 +8,14 @@ places it; `flat_range` is the part of a tensor that was flattened first, as FSD
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
 
 MAX_MESH_DIMENSIONS = 16
 MAX_MESH_RANKS = 1 << 16
-"""Most ranks of a mesh that a layout lists."""
+"""Most ranks of a mesh."""
 
 
 class LayoutSource(str, Enum):
@@ -69,8 +70,41 @@ class RankMesh:
     dimension_names: tuple[str, ...]
     """One for each dimension; empty texts where they have no names."""
     shape: tuple[int, ...]
-    ranks: tuple[int, ...]
-    """Global ranks in C order."""
+    start: int = 0
+    """Global rank of the first element."""
+    strides: tuple[int, ...] = ()
+    """What a step along each dimension adds to the rank; empty where `ranks` has them."""
+    ranks: tuple[int, ...] = ()
+    """Global ranks in C order, of a mesh without strides; else empty."""
+
+    def list_ranks(self) -> tuple[int, ...]:
+        """Return the global ranks in C order."""
+        if not self.strides and self.shape:
+            return self.ranks
+        ranks = [self.start]
+        for extent, stride in zip(self.shape, self.strides, strict=True):
+            ranks = [rank + step * stride for rank in ranks for step in range(extent)]
+        return tuple(ranks)
+
+
+def make_rank_mesh(
+    name: str, dimension_names: Sequence[str], shape: Sequence[int], ranks: Sequence[int]
+) -> RankMesh:
+    """Return the mesh of these global ranks, in C order; nearly every mesh has strides.
+
+    A mesh of thousands of ranks takes a few bytes then, wherever a layout is sent or stored.
+    """
+    strides: list[int] = []
+    inner = 1
+    for extent in reversed(shape):
+        strides.insert(0, ranks[inner] - ranks[0] if extent > 1 else 0)
+        inner *= extent
+    names = tuple(dimension_names)
+    if min(strides, default=0) >= 0:
+        regular = RankMesh(name, names, tuple(shape), ranks[0], tuple(strides))
+        if regular.list_ranks() == tuple(ranks):
+            return regular
+    return RankMesh(name, names, tuple(shape), ranks[0], (), tuple(ranks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +156,14 @@ def find_layout_fault(layout: TensorLayout, shape: tuple[int, ...]) -> str:
     counts = {len(mesh.shape), len(mesh.dimension_names), len(layout.coordinate)}
     if counts != {len(layout.placements)} or len(mesh.shape) > MAX_MESH_DIMENSIONS:
         return f"mesh of shape {list(mesh.shape)} with {len(layout.placements)} placements"
-    if prod(mesh.shape) != len(mesh.ranks) or len(mesh.ranks) > MAX_MESH_RANKS:
-        return f"mesh of shape {list(mesh.shape)} with {len(mesh.ranks)} ranks"
+    has_strides = len(mesh.strides) == len(mesh.shape) and not mesh.ranks
+    if not has_strides and (mesh.strides or len(mesh.ranks) != prod(mesh.shape)):
+        return (
+            f"mesh of shape {list(mesh.shape)} with {len(mesh.strides)} strides and "
+            f"{len(mesh.ranks)} ranks"
+        )
+    if prod(mesh.shape) > MAX_MESH_RANKS:
+        return f"mesh of {prod(mesh.shape)} ranks, at most {MAX_MESH_RANKS}"
     if any(at >= extent for at, extent in zip(layout.coordinate, mesh.shape, strict=True)):
         return f"coordinate {list(layout.coordinate)} in a mesh of shape {list(mesh.shape)}"
     if len(layout.global_offset) != len(layout.global_shape):

@@ -454,15 +454,23 @@ class RankMesh(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     DIMENSION_NAMES_FIELD_NUMBER: builtins.int
     SHAPE_FIELD_NUMBER: builtins.int
+    START_FIELD_NUMBER: builtins.int
+    STRIDES_FIELD_NUMBER: builtins.int
     RANKS_FIELD_NUMBER: builtins.int
     name: builtins.str
+    start: builtins.int
+    """Global rank of the first element."""
     @property
     def dimension_names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     @property
     def shape(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
+    def strides(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """What a step along each dimension adds to the rank; empty where `ranks` has them."""
+
+    @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
-        """Global ranks in C order."""
+        """Global ranks in C order, of a mesh without strides; else empty."""
 
     def __init__(
         self,
@@ -470,9 +478,11 @@ class RankMesh(google.protobuf.message.Message):
         name: builtins.str = ...,
         dimension_names: collections.abc.Iterable[builtins.str] | None = ...,
         shape: collections.abc.Iterable[builtins.int] | None = ...,
+        start: builtins.int = ...,
+        strides: collections.abc.Iterable[builtins.int] | None = ...,
         ranks: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dimension_names", b"dimension_names", "name", b"name", "ranks", b"ranks", "shape", b"shape"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dimension_names", b"dimension_names", "name", b"name", "ranks", b"ranks", "shape", b"shape", "start", b"start", "strides", b"strides"]) -> None: ...
 
 global___RankMesh = RankMesh
 
