@@ -31,7 +31,9 @@ from rankdump._cli.output import (
 )
 from rankdump._cli.text_format import format_count, format_scope_name, to_json_value
 from rankdump._cli.tree_contents import (
+    count_tree_drops,
     describe_key,
+    describe_tree_drops,
     explain_no_match,
     format_operator,
     format_place,
@@ -320,7 +322,11 @@ def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[s
             f"{_describe_first_nonfinite(seen.first_nonfinite)}"
         )
     elif whole and not seen.undecided_rows and not seen.damages:
+        lost = count_tree_drops(tree)
         lines.append("all of them are finite")
+        if lost:
+            lines[-1] += f", but {format_count(lost, 'tensor')} of the plan are not in the tree:"
+            lines += describe_tree_drops(tree)
     if seen.undecided_rows:
         lines.append(
             f"{format_count(seen.undecided_rows, 'tensor')} may not be finite: "

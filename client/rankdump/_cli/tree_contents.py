@@ -4,7 +4,7 @@ about a tree. Prints nothing; reads the tree, and the headers of files that no m
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
@@ -17,6 +17,7 @@ from rankdump._analysis.reader.tensor_loader import Facts, facts
 from rankdump._analysis.reader.tree import Entry, Tree
 from rankdump._cli.output import TableColumn, format_table, number_columns
 from rankdump._cli.text_format import format_count, format_ratio, format_scope_name, format_shape
+from rankdump._core.drop_reasons import count_lost, describe_drops
 from rankdump._core.manifest import ManifestRecord
 from rankdump._core.record import TensorKey, TensorSide
 from rankdump._core.units import format_bytes
@@ -74,7 +75,7 @@ def describe_entries(entries: Iterable[Entry]) -> list[ListedTensor]:
 
 def format_overview(tree: Tree, *, width: int) -> list[str]:
     """Return one line per rank and iteration, or per rank where there are too many iterations."""
-    complete = {(m.status.rank, m.status.iteration) for m in tree.manifests}
+    complete = _count_losses(tree)
     places = tree.entries.by_place()
     ranks = dict.fromkeys(place.rank for place in places)
     if len(places) <= MAX_GROUPS_SHOWN:
@@ -158,6 +159,35 @@ def read_tree(
     return tree
 
 
+def describe_tree_drops(tree: Tree) -> list[str]:
+    """Return one sentence for each drop reason, with the ranks that lost tensors for it."""
+    by_rank: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    for manifest in tree.manifests:
+        by_rank[manifest.status.rank].update(manifest.status.dropped)
+    by_text: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, dropped in sorted(by_rank.items()):
+        for text in describe_drops(dropped):
+            by_text[text].append(rank)
+    return [
+        f"{'rank' if len(own) == 1 else 'ranks'} {ranges(own)}: {text}"
+        for text, own in by_text.items()
+    ]
+
+
+def count_tree_drops(tree: Tree) -> int:
+    """Return how many tensors that the plan selects are not in the tree."""
+    return sum(_count_losses(tree).values())
+
+
+def _count_losses(tree: Tree) -> Mapping[tuple[int, int], int]:
+    """Return how many tensors were lost, by rank and iteration that is complete."""
+    found: Counter[tuple[int, int]] = Counter()
+    for manifest in tree.manifests:
+        status = manifest.status
+        found[status.rank, status.iteration] += count_lost(status.dropped)
+    return found
+
+
 def explain_no_tree(tree: Tree) -> str:
     """Return one sentence for a folder that is not a tree."""
     why = "".join(f"; {problem}" for problem in tree.problems)
@@ -186,7 +216,9 @@ def explain_no_match(held: Sequence[Named]) -> str:
     )
 
 
-def _overview_row(rank: int, group: Iterable[Entry], complete: set[tuple[int, int]]) -> list[str]:
+def _overview_row(
+    rank: int, group: Iterable[Entry], complete: Mapping[tuple[int, int], int]
+) -> list[str]:
     iterations: set[int] = set()
     operators: set[tuple[int | None, str]] = set()
     count = inputs = bytes_in = stored = 0
@@ -211,14 +243,17 @@ def _overview_row(rank: int, group: Iterable[Entry], complete: set[tuple[int, in
         format_bytes(bytes_in) if known else "-",
         format_bytes(stored),
         format_ratio(bytes_in, stored) if known else "-",
-        _format_state(iterations, unfinished),
+        _format_state(iterations, unfinished, sum(complete.get((rank, i), 0) for i in iterations)),
     ]
 
 
-def _format_state(iterations: set[int], unfinished: list[int]) -> str:
+def _format_state(iterations: set[int], unfinished: list[int], lost: int) -> str:
+    missing = f"{lost:,} dropped" if lost else ""
     if not unfinished:
-        return "complete" if iterations else "-"
-    return "incomplete" if len(iterations) == 1 else f"incomplete: {ranges(unfinished)}"
+        # All tensors of the plan are there, or it is not complete.
+        return missing or ("complete" if iterations else "-")
+    state = "incomplete" if len(iterations) == 1 else f"incomplete: {ranges(unfinished)}"
+    return ", ".join(filter(None, (state, missing)))
 
 
 def _tensor_row(row: ListedTensor) -> list[str]:
