@@ -132,7 +132,11 @@ def format_rows(
         *([TableColumn("")] if marked else []),
         *(number_columns("rank") if ranked else ()),
         *(number_columns("iteration") if dated else ()),
-        *(TableColumn("operator", is_flexible=True), TableColumn("place"), TableColumn("verdict")),
+        *(
+            TableColumn("operator", is_flexible=True),
+            TableColumn("place", is_flexible=True),
+            TableColumn("verdict"),
+        ),
         *(_MEASURE_COLUMNS if measured else ()),
         *([TableColumn("statistic differences")] if has_statistics else []),
     )
@@ -147,7 +151,7 @@ def format_rows(
             ),
             *(
                 report_text.format_call_name(row, format_scope_name),
-                row.slot_name,
+                row.place_name,
                 row.outcome.verdict.value,
             ),
             *(_format_measures(row) if measured else []),
@@ -162,7 +166,7 @@ def format_remarks(rows: Sequence[ComparisonRow], *, everything: bool = False) -
     """Return one sentence for each row that has findings."""
     remarks = [
         f"{report_text.format_call_name(row, format_scope_name)}, rank {row.rank}, "
-        f"{row.slot_name}: {report_text.join_findings(row)}"
+        f"{row.place_name}: {report_text.join_findings(row)}"
         for row in rows
         if row.outcome.findings
     ]
@@ -175,7 +179,7 @@ def format_extra_measures(rows: Sequence[ComparisonRow]) -> list[str]:
     """Return one sentence with msaccucmp's measures for each row that has them."""
     return [
         f"{report_text.format_call_name(row, format_scope_name)}, rank {row.rank}, "
-        f"{row.slot_name}: "
+        f"{row.place_name}: "
         + ", ".join(
             f"{name} {report_text.format_number(value)}"
             for name, value in row.outcome.extra.items()

@@ -40,6 +40,7 @@ from rankdump._cli.tree_contents import (
     name_tables,
     read_tree,
 )
+from rankdump._core.record import name_argument
 from rankdump._core.statistics import format_statistic_number
 
 if TYPE_CHECKING:
@@ -282,10 +283,10 @@ def _print_tables(rows: Iterator[Surveyed], limit: int | None, *, by: str) -> No
 
 
 def _row_cells(row: Surveyed) -> list[str]:
-    tensor = f"{row.key.side.value} {row.key.slot}"
+    tensor = f"{row.key.side.value} {row.key.slot} {name_argument(row.argument)}"
     return [
-        format_operator(row.op_type, row.op_name),
-        tensor,
+        format_operator(row.op_type, row.op_name, row.argument),
+        tensor.rstrip(),
         row.dtype or "damaged",
         *_statistic_cells(row),
     ]

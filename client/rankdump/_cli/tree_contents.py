@@ -16,12 +16,19 @@ from rankdump._analysis.reader.query import Named, Query, ranges
 from rankdump._analysis.reader.tensor_loader import Facts, facts
 from rankdump._analysis.reader.tree import Entry, Tree
 from rankdump._cli.output import TableColumn, format_table, number_columns
-from rankdump._cli.text_format import format_count, format_ratio, format_scope_name, format_shape
+from rankdump._cli.text_format import (
+    format_count,
+    format_ratio,
+    format_scope_name,
+    format_shape,
+    name_models,
+)
 from rankdump._core.drop_reasons import count_lost, describe_drops
 from rankdump._core.manifest import ManifestRecord
-from rankdump._core.record import TensorKey, TensorSide
+from rankdump._core.record import BUFFER_ARGUMENT, TensorKey, TensorSide, name_argument
 from rankdump._core.units import format_bytes
 from rankdump._layout.dump_folders import ROOT_FORMS
+from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 from rankdump.errors import CorruptedError
 
 MAX_GROUPS_SHOWN = 40
@@ -39,7 +46,8 @@ _TENSOR_COLUMNS = (
     TableColumn("dtype"),
     *number_columns("shape", "size"),
 )
-_PARALLEL_COLUMNS: Mapping[str, Callable[[ManifestRecord], str]] = {
+_RECORD_COLUMNS: Mapping[str, Callable[[ManifestRecord], str]] = {
+    "name": lambda record: name_argument(record.argument),
     "micro-batch": lambda record: "" if record.microbatch is None else str(record.microbatch),
     "phase": lambda record: record.phase,
     "layout": lambda record: str(record.layout or ""),
@@ -99,7 +107,7 @@ def format_tensors(
     """
     extra = [
         (TableColumn(title), get_text)
-        for title, get_text in _PARALLEL_COLUMNS.items()
+        for title, get_text in _RECORD_COLUMNS.items()
         if any(get_text(record) for row in rows if (record := row.entry.record))
     ]
     columns = (
@@ -108,7 +116,8 @@ def format_tensors(
         *(_DIGEST_COLUMNS if marks is not None else ()),
     )
     lines: list[str] = []
-    for where, group in groupby(rows, key=lambda row: format_place(row.entry.key)):
+    models = name_models((row.entry.key.graph, row.entry.op_name) for row in rows)
+    for where, group in groupby(rows, key=lambda row: format_place(row.entry.key, models)):
         if lines:
             lines.append("")
         lines.append(where)
@@ -137,11 +146,15 @@ def count_same_contents(entries: Iterable[Entry], marks: Mapping[TensorContent, 
     return f"{format_count(marked, 'tensor')} with a mark, {len(marks):,} different"
 
 
-def format_place(key: TensorKey) -> str:
-    """Return rank, iteration, net and graph of a tensor, as the heading of its group."""
+def format_place(key: TensorKey, models: Mapping[int, str] | None = None) -> str:
+    """Return rank, iteration, net and graph of a tensor, as the heading of its group.
+
+    `models` are names of models by graph, where there are several.
+    """
     when = "constants" if key.constant else f"iteration {key.iteration}"
     net = f", net {key.net_name}, graph {key.graph}" if key.net_name else ""
-    return f"rank {key.rank}, {when}{net}"
+    model = (models or {}).get(key.graph, "")
+    return f"rank {key.rank}, {when}{net}{f', model {model}' if model else ''}"
 
 
 def read_tree(
@@ -265,7 +278,9 @@ def _tensor_row(row: ListedTensor) -> list[str]:
     )
     key = entry.key
     return [
-        format_operator(entry.op_type, entry.op_name),
+        format_operator(
+            entry.op_type, entry.op_name, entry.record.argument if entry.record else ""
+        ),
         key.side.value,
         str(key.slot),
         dtype,
@@ -308,8 +323,13 @@ def describe_key(tensor: Named) -> dict[str, object]:
     }
 
 
-def format_operator(op_type: str, op_name: str) -> str:
-    """Return the name of an operator, with its type unless the name contains it."""
+def format_operator(op_type: str, op_name: str, argument: str = "") -> str:
+    """Return the name of an operator, with its type unless the name contains it.
+
+    A buffer, which has the type of parameters in a tree, is known by its argument.
+    """
+    if op_type == PARAMETER_OP_TYPE and argument == BUFFER_ARGUMENT:
+        op_type = "Buffer"
     name = format_scope_name(op_name)
     # Without a manifest, a name has `_` in place of the `/` of the scope.
     has_type = name.rpartition("/")[2].startswith(op_type) or f"_{op_type}-" in name

@@ -16,10 +16,9 @@ from rankdump._analysis.compare.report import (
     TensorVerdict,
 )
 from rankdump._analysis.compare.report_summary import count_verdicts, get_row_error
+from rankdump._core.record import BUFFER_ARGUMENT
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
-BUFFER_ARGUMENT = "buffer"
-"""Argument of a buffer in manifests."""
 TENSOR_KINDS = ("parameters", "buffers", "gradients", "activations", "activation gradients")
 """Kinds in the order in which they are listed; `gradients` are those of parameters."""
 
@@ -119,6 +118,6 @@ def _describe_kind(found: KindSummary, spelt: Callable[[str], str]) -> str:
 
 def _name_place(row: ComparisonRow, spelt: Callable[[str], str]) -> str:
     when = f"iteration {row.iteration}" if row.iteration >= 0 else "constants"
-    slot = "" if row.op_type == PARAMETER_OP_TYPE else f" {row.slot_name}"
+    slot = "" if row.op_type == PARAMETER_OP_TYPE else f" {row.place_name}"
     name = spelt(row.name_a or row.name_b).removeprefix("Gradients/")
     return f"{name}{slot}, rank {row.rank}, {when}"

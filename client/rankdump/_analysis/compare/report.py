@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from rankdump._analysis.reader.tree import Entry
 from rankdump._core.graph import SourceLine
-from rankdump._core.record import TensorSide
+from rankdump._core.record import TensorSide, name_argument
 
 NO_STATISTICS: Mapping[str, float] = {}
 """Statistics of a tensor without known statistics."""
@@ -228,6 +228,13 @@ class ComparisonRow(NamedTuple):
         """`input.0` or `output.1`."""
         tensor = self.pair.a or self.pair.b
         return tensor.slot_name if tensor is not None else ""
+
+    @property
+    def place_name(self) -> str:
+        """`input.0`, with the name of an argument that has one: `output.0 (loss)`."""
+        named = [name_argument(each.argument) for each in (self.pair.a, self.pair.b) if each]
+        name = next(filter(None, named), "")
+        return f"{self.slot_name} ({name})" if name else self.slot_name
 
 
 @dataclass(frozen=True, slots=True)

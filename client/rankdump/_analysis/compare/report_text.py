@@ -146,7 +146,7 @@ def describe_dtype_differences(report: ComparisonReport) -> str:
     first, what = found[0]
     pairs = "1 pair" if len(found) == 1 else f"{len(found):,} pairs"
     where = (
-        f"{first.slot_name} of {format_call_name(first, str)}, rank {first.rank}, "
+        f"{first.place_name} of {format_call_name(first, str)}, rank {first.rank}, "
         f"{format_moment(first)}"
     )
     return f"types differ in {pairs} of tensors, first {what}: {where}"
