@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from rankdump._core.shard_ranges import find_block_ranges
 from rankdump._core.tensor_layout import PlacementKind, TensorLayout
 from rankdump.errors import CorruptedError, UnsupportedError
 
@@ -177,9 +178,12 @@ def _check_coverage(blocks: Sequence[JoinBlock], shards: Sequence[TensorShard], 
         )
 
 
-def _select_block(layout: TensorLayout, shape: tuple[int, ...]) -> tuple[slice, ...]:
-    pairs = zip(layout.global_offset, shape, strict=True)
-    return tuple(slice(begin, begin + extent) for begin, extent in pairs)
+def _select_block(layout: TensorLayout, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """Return the indices of a block: slices, or arrays where a strided shard has several ranges."""
+    ranges = find_block_ranges(layout, shape)
+    if all(len(each) <= 1 for each in ranges):
+        return tuple(slice(each[0].start, each[0].stop) for each in ranges)
+    return np.ix_(*(np.concatenate([np.asarray(part) for part in each]) for each in ranges))
 
 
 def _reduce_partial_values(block: JoinBlock, load: Callable[[int], _Array]) -> _Array:

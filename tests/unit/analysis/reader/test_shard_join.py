@@ -141,3 +141,22 @@ def test_join_warns_of_replicas_that_differ():
     with pytest.warns(UserWarning, match="ranks 0, 1 hold the same part with different elements"):
         joined = join_shards(plan, lambda rank: np.full(3, rank), name="w")
     assert joined.tolist() == [0, 0, 0]
+
+
+def test_join_places_the_ranges_of_a_strided_shard():
+    """A rank has rows of both halves: its block has no single offset."""
+    array = np.arange(24).reshape(8, 3)
+    mesh = make_rank_mesh("", ("dp",), (2,), range(2))
+    strided = (MeshPlacement(PlacementKind.STRIDED_SHARD, 0, 2),)
+    rows = [[0, 1, 4, 5], [2, 3, 6, 7]]
+    shards = [
+        TensorShard(
+            rank,
+            (4, 3),
+            TensorLayout(LayoutSource.DTENSOR, (8, 3), (rows[rank][0], 0), mesh, (rank,), strided),
+        )
+        for rank in range(2)
+    ]
+    plan = plan_join(shards, name="w")
+    joined = join_shards(plan, lambda rank: array[rows[rank]], name="w")
+    assert joined.tolist() == array.tolist()
