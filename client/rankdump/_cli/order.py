@@ -23,7 +23,7 @@ from rankdump._cli.output import (
     print_lines,
     print_table,
 )
-from rankdump._cli.text_format import format_count, format_scope_name
+from rankdump._cli.text_format import format_count, format_scope_name, name_models
 from rankdump._core.events import EventKind, Finding
 from rankdump._core.status import OrderEntry
 
@@ -155,13 +155,14 @@ def _format_finding(finding: Finding) -> str:
 
 def format_entries(entries: list[OrderEntry], *, width: int) -> list[str]:
     """Return the entries as a table, with times in milliseconds since the first start."""
+    models = name_models((entry.graph, entry.name) for entry in entries)
     first_us = min(entry.start_us for entry in entries)
     rows = [
         [
             str(entry.position),
             str(entry.iteration),
             _format_ranks(entry),
-            _format_name(entry),
+            _format_name(entry, models.get(entry.graph, "")),
             f"{(entry.start_us - first_us) / 1000:.3f}",
             f"{(entry.end_us - entry.start_us) / 1000:.3f}",
         ]
@@ -175,8 +176,8 @@ def _operator_type(op_name: str) -> str:
     return op_name.rpartition("/")[2].rpartition("-op")[0]
 
 
-def _format_name(entry: OrderEntry) -> str:
-    name = format_scope_name(entry.name)
+def _format_name(entry: OrderEntry, model: str) -> str:
+    name = format_scope_name(entry.name, model)
     return name if entry.kind is EventKind.OPERATOR else f"{entry.kind.name.lower()} {name}"
 
 

@@ -11,7 +11,8 @@ from typing import TypeAlias
 
 from rankdump._analysis.reader.query import ranges
 from rankdump._cli.output import TableColumn, format_table, number_columns
-from rankdump._cli.text_format import format_count, format_ratio, format_reasons
+from rankdump._cli.text_format import format_count, format_ratio
+from rankdump._core.drop_reasons import describe_drops
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus, StatusView
 from rankdump._core.units import format_bytes
 
@@ -155,9 +156,7 @@ def _rank_sentences(tally: RankTally) -> list[str]:
             else "no record had been received"
         )
         texts.append(f"the connection ended before the session was closed; {kept}")
-    if sum(tally.dropped.values()):
-        lost = format_count(sum(tally.dropped.values()), "tensor")
-        texts.append(f"{lost} dropped: {format_reasons(tally.dropped)}")
+    texts += describe_drops(tally.dropped)
     unfinished = [i.iteration for i in tally.iterations if not i.complete]
     if unfinished and tally.state != SessionState.OPEN.value:
         texts.append(f"iteration {ranges(unfinished)} is not complete")

@@ -26,7 +26,7 @@ from rankdump._frameworks.operator_names import PARAMETER_TYPE
 
 _logger = logging.getLogger(__name__)
 
-HOOK_FAILED = "hook_failed"
+HOOK_FAILED = "internal_error"
 """Drop reason of a tensor after an internal error of rankdump."""
 BACKWARD_SIDE = {TensorSide.INPUT: TensorSide.OUTPUT, TensorSide.OUTPUT: TensorSide.INPUT}
 """Side of a backward operator by side of its forward: its inputs are gradients of outputs."""
