@@ -153,7 +153,12 @@ class FakeRecorder:
             return begun
 
     def finish_event(
-        self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
+        self,
+        begun: StartedEvent,
+        *,
+        name: str = "",
+        collective: CollectiveCall | None = None,
+        failed: bool = False,
     ) -> None:
         with self.lock:
             del self.open[begun.position]

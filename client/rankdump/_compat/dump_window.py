@@ -76,7 +76,12 @@ class NullRecorder:
         return StartedEvent(0, 0, graph, name, collective, 0)
 
     def finish_event(
-        self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
+        self,
+        begun: StartedEvent,
+        *,
+        name: str = "",
+        collective: CollectiveCall | None = None,
+        failed: bool = False,
     ) -> None:
         """Do nothing."""
 

@@ -213,6 +213,8 @@ class CollectiveCall:
     dtype: str = ""
     peer: int = -1
     """Global rank at the other end of a send or receive."""
+    source: str = ""
+    """`file:line` of the script that made the call; empty when it is not known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -318,11 +320,17 @@ class Recorder(Protocol):
         ...
 
     def finish_event(
-        self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
+        self,
+        begun: StartedEvent,
+        *,
+        name: str = "",
+        collective: CollectiveCall | None = None,
+        failed: bool = False,
     ) -> None:
         """Record an event begun earlier as complete now; from any thread.
 
-        Name and collective are given when they were not known at the start.
+        Name and collective are given when they were not known at the start. A collective that has
+        failed is over on this rank, but not complete.
         """
         ...
 

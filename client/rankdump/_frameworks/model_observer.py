@@ -148,6 +148,21 @@ _MAX_LINE_CHARACTERS = 1000
 _RANKDUMP_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
 
 
+def find_script_line(*, besides: tuple[str, ...] = ()) -> str:
+    """Return `file:line` of the innermost frame of the user's program; empty without one.
+
+    Frames are left out as `capture_source_lines` does. No file is read.
+    """
+    left_out = (_RANKDUMP_FOLDER, "<", *besides)
+    frame = inspect.currentframe()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(left_out):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
 def capture_source_lines(*, besides: tuple[str, ...] = ()) -> tuple[SourceLine, ...]:
     """Return this thread's stack, outermost frame first.
 

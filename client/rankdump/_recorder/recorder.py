@@ -189,11 +189,16 @@ class DumpRecorder:
         )
 
     def finish_event(
-        self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
+        self,
+        begun: StartedEvent,
+        *,
+        name: str = "",
+        collective: CollectiveCall | None = None,
+        failed: bool = False,
     ) -> None:
-        """Record a started event as complete now; from any thread."""
+        """Record a started event as complete or failed now; from any thread."""
         name = self._resolve_name(name) if name else ""
-        if self._trace.finish_event(begun, name=name, collective=collective):
+        if self._trace.finish_event(begun, name=name, collective=collective, failed=failed):
             self._on_events()
 
     def record_group_timeout(self, timeout: GroupTimeout) -> None:

@@ -112,7 +112,9 @@ class Recorder:
         self.open.append(name)
         return StartedEvent(0, 0, graph, name, collective, 0)
 
-    def finish_event(self, begun: StartedEvent, *, name: str = "", collective: Any = None) -> None:
+    def finish_event(
+        self, begun: StartedEvent, *, name: str = "", collective: Any = None, failed: bool = False
+    ) -> None:
         self.open.remove(begun.name)
         self.events.append(begun.name)
 
