@@ -55,24 +55,32 @@ class LoopSession:
         self._session: Session | None = None
         self._is_own = False
 
-    def open(self, models: Iterable[Any]) -> Session:
-        """Return the session; the first time it is opened, and the models are attached."""
-        if self._session is None:
-            self._session = self._given or self._find_default()
-            if not self._session.models:
-                for model in models:
-                    self._session.attach(model)
-            if self._given is None and not self._session.active:
-                self._report_missing_configuration()
-        return self._session
+    @property
+    def session(self) -> Session:
+        """The session; one that is off before `open`."""
+        return self._session or Session()
 
+    @shield
+    def open(self, models: Iterable[Any]) -> None:
+        """Open the session and attach the models, unless that was done."""
+        if self._session is not None:
+            return
+        self._session = self._given or self._find_default()
+        if not self._session.models:
+            for model in models:
+                self._session.attach(model)
+        if self._given is None and not self._session.active:
+            self._report_missing_configuration()
+
+    @shield
     def begin_step(self, iteration: int, models: Iterable[Any], *, accumulates: bool) -> None:
         """Begin the step of the optimizer with this number, from 0.
 
         With `accumulates` its micro-batches are numbered, and the first one begins.
         """
-        session = self.open(models)
-        if session.closed:  # by the script, which wants no more
+        self.open(models)
+        session = self._session
+        if session is None or session.closed:  # by the script, which wants no more
             return
         if self._given is None:
             default_session.step(iteration)  # also reaches an API dump
@@ -81,11 +89,13 @@ class LoopSession:
         if accumulates:
             self.begin_microbatch(0)
 
+    @shield
     def begin_microbatch(self, index: int) -> None:
         """Begin a micro-batch of the running step, from 0."""
         if self._session is not None:
             self._session.microbatch(index)
 
+    @shield
     def close(self) -> None:
         """Close the session if this loop opened it; a later step opens another one."""
         session = self._session

@@ -24,19 +24,25 @@ class WatchedLoop:
         self._watches: list[ModelStepWatch] = []
         self._marks_entries = False
 
-    def begin(self, observed: Sequence[Any], called: Sequence[Any]) -> Session:
+    @property
+    def session(self) -> Session:
+        """The session of the loop."""
+        return self._loop.session
+
+    @shield
+    def begin(self, observed: Sequence[Any], called: Sequence[Any]) -> None:
         """Open the session with the models to observe, and begin the first step.
 
         `called` are the same models as the script calls them, with the framework's wrappers.
         """
-        session = self._loop.open(observed)
-        if session.active:
-            self._loop.begin_step(self._first_step, (), accumulates=True)
-            for model in called:
-                framework = find_api_framework(model)
-                if framework is not None:
-                    self._watches.append(framework.watch_steps(model, self))
-        return session
+        self._loop.open(observed)
+        if not self.session.active:
+            return
+        self._loop.begin_step(self._first_step, (), accumulates=True)
+        for model in called:
+            framework = find_api_framework(model)
+            if framework is not None:
+                self._watches.append(framework.watch_steps(model, self))
 
     def end(self) -> None:
         """Restore the models, and close the session unless it is the script's."""

@@ -40,8 +40,8 @@ def attach(
     check_owner(caller, accelerator, _MEMBERS, "an accelerate.Accelerator")
     check_models(caller, models)
     loop = WatchedLoop(__name__, session, first_step=first_step)
-    opened = loop.begin(models, models)
-    if opened.active:
+    loop.begin(models, models)
+    if loop.session.active:
 
         @shield
         def begin_entry() -> None:
@@ -51,4 +51,4 @@ def attach(
         notify_before(accelerator, "accumulate", begin_entry)
         notify_after(accelerator, "backward", loop.end_backward)
         notify_before(accelerator, "end_training", loop.end)
-    return opened
+    return loop.session

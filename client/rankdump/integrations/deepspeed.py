@@ -33,6 +33,14 @@ class EngineLoop:
         self._microbatch = 0
 
     @shield
+    def watch(self) -> None:
+        """Find steps from calls of the model, from now on."""
+        model = self._engine.module
+        outermost = make_outermost_watch(model, self.begin_forward)
+        if outermost is not None:
+            outermost.watch(model)
+
+    @shield
     def begin_forward(self, number: int = 0) -> None:
         """Begin a step or a micro-batch with the first forward pass that trains in it."""
         engine = self._engine
@@ -58,9 +66,7 @@ def attach(engine: Any, *, session: Session | None = None) -> Session:
     check_owner(caller, engine, _MEMBERS, "what deepspeed.initialize returns first")
     check_models(caller, (engine.module,))
     loop = LoopSession(__name__, session)
-    opened = loop.open((engine.module,))
-    if opened.active:
-        watch = make_outermost_watch(engine.module, EngineLoop(engine, loop).begin_forward)
-        if watch is not None:
-            watch.watch(engine.module)
-    return opened
+    loop.open((engine.module,))
+    if loop.session.active:
+        EngineLoop(engine, loop).watch()
+    return loop.session

@@ -32,7 +32,7 @@ def attach(
     # Fabric's wrapper would be in the name of every operator.
     observed = [getattr(model, "module", model) for model in models]
     loop = WatchedLoop(__name__, session, first_step=first_step)
-    opened = loop.begin(observed, models)
-    if opened.active:
+    loop.begin(observed, models)
+    if loop.session.active:
         notify_after(fabric, "backward", loop.end_backward)
-    return opened
+    return loop.session

@@ -35,6 +35,13 @@ class TitanLoop:
         self._microbatch = -1
 
     @shield
+    def watch(self) -> None:
+        """Find steps from calls of the trainer's methods, from now on."""
+        notify_before(self._trainer, "train_step", self.begin_step)
+        notify_before(self._trainer, "forward_backward_step", self.begin_microbatch)
+        notify_before(self._trainer, "close", self.end)
+
+    @shield
     def begin_step(self) -> None:
         """Begin a step; the trainer has counted it already."""
         trainer = self._trainer
@@ -46,7 +53,7 @@ class TitanLoop:
     def begin_microbatch(self) -> None:
         """Begin a forward and backward pass."""
         self._microbatch += 1
-        if self._accumulates:
+        if self._accumulates and self._microbatch:  # the step begins with the first one
             self._loop.begin_microbatch(self._microbatch)
 
     @shield
@@ -65,10 +72,7 @@ def attach(trainer: Any, *, session: Session | None = None) -> Session:
     check_owner(caller, trainer, _MEMBERS, "a torchtitan.trainer.Trainer")
     check_models(caller, trainer.model_parts)
     loop = LoopSession(__name__, session)
-    opened = loop.open(trainer.model_parts)
-    if opened.active:
-        calls = TitanLoop(trainer, loop)
-        notify_before(trainer, "train_step", calls.begin_step)
-        notify_before(trainer, "forward_backward_step", calls.begin_microbatch)
-        notify_before(trainer, "close", calls.end)
-    return opened
+    loop.open(trainer.model_parts)
+    if loop.session.active:
+        TitanLoop(trainer, loop).watch()
+    return loop.session
