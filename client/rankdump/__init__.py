@@ -39,6 +39,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from rankdump import acl as acl
+    from rankdump import integrations as integrations
     from rankdump import migrator as migrator
     from rankdump import tf as tf
     from rankdump._analysis.compare.comparison import compare as compare
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 else:
     _MODULE_OF_NAME = {"compare": "_analysis.compare.comparison", "open": "reader"}
     """Modules of the public names that are not in `_session`."""
-    _MODULES = ("acl", "migrator", "tf")
+    _MODULES = ("acl", "integrations", "migrator", "tf")
 
     def __getattr__(name: str) -> object:
         """Load a public name on first use: readers of trees need neither sessions nor gRPC."""

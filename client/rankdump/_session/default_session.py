@@ -136,6 +136,11 @@ def set_step_listener(begins: Callable[[int | None], None]) -> None:
     _step_listener = begins
 
 
+def open_default_session() -> Session:
+    """Return the default session; it is opened if it is not open yet, or was closed."""
+    return _get_session()
+
+
 def is_environment_session_active() -> bool:
     """Return whether the session that the environment configures is open."""
     return _default is not None and _default.active
