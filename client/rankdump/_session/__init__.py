@@ -10,9 +10,20 @@ from rankdump._session.default_session import (
     dump_stop,
     layout,
     limit,
+    microbatch,
     set_dump,
     step,
 )
 from rankdump._session.rank_session import Session
 
-__all__ = ["Session", "attach", "dump_start", "dump_stop", "layout", "limit", "set_dump", "step"]
+__all__ = [
+    "Session",
+    "attach",
+    "dump_start",
+    "dump_stop",
+    "layout",
+    "limit",
+    "microbatch",
+    "set_dump",
+    "step",
+]

@@ -2,8 +2,10 @@
 that the script marked with `set_dump`.
 
 A gradient is read when an optimizer's step begins: after accumulation, reduction, unscaling and
-clipping. Without an optimizer of torch it is read at the end of the iteration. A buffer that is
-not part of the model's state is a constant and is recorded once. Marks keep no module alive.
+clipping. A step with a closure computes the gradients itself (Lightning's do, and LBFGS), so they
+are read when it ends. Without an optimizer of torch they are read at the end of the iteration. A
+buffer that is not part of the model's state is a constant and is recorded once. Marks keep no
+module alive.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.hooks import RemovableHandle
 
 from rankdump._core.record import TensorSide
@@ -56,7 +61,7 @@ class TorchParameterObserver:
         self._structure: list[object] | None = None
         self._recorded: set[str] = set()
         self._constants: set[str] = set()
-        self._handle: RemovableHandle | None = None
+        self._handles: list[RemovableHandle] = []
 
     def restart(self) -> None:
         """Forget which gradients were recorded, because an iteration begins."""
@@ -65,14 +70,17 @@ class TorchParameterObserver:
     def start(self, structure: list[object] | None) -> None:
         """Observe optimizers from now on; `structure` is the model's, or None."""
         self._refresh(structure)
-        if self._handle is None:
-            self._handle = register_optimizer_step_pre_hook(self._before_step)
+        if not self._handles:
+            self._handles = [
+                register_optimizer_step_pre_hook(self._before_step),
+                register_optimizer_step_post_hook(self._after_step),
+            ]
 
     def stop(self) -> None:
         """Stop observing optimizers."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
         # No tensor is kept alive while nothing is observed.
         self._named, self._buffers = [], []
         self._gradients, self._layouts = {}, {}
@@ -112,7 +120,12 @@ class TorchParameterObserver:
 
     @exclude_from_compilation
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not is_tracing():
+        if not (is_tracing() or _has_closure(args, kwargs)):
+            run_shielded(self._record_step_gradients, self._observer.report_failure, optimizer)
+
+    @exclude_from_compilation
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if _has_closure(args, kwargs) and not is_tracing():
             run_shielded(self._record_step_gradients, self._observer.report_failure, optimizer)
 
     def _record_step_gradients(self, optimizer: Optimizer) -> None:
@@ -134,6 +147,11 @@ class TorchParameterObserver:
         if name not in self._constants and self._observer.is_selected(name, TensorSide.OUTPUT):
             self._constants.add(name)
             self._observer.record_state(name, "buffer", buffer, constant=True)
+
+
+def _has_closure(args: Any, kwargs: Any) -> bool:
+    """Return whether a step got a closure; `args` begins with the optimizer itself."""
+    return kwargs.get("closure") is not None or any(callable(each) for each in args[1:])
 
 
 class ModuleMarks:

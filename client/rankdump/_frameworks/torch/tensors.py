@@ -17,7 +17,13 @@ from torch.nn import Parameter
 from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.plan import StatisticPrecision
 from rankdump._core.record import TensorSide
-from rankdump._core.recorder_protocol import DeferredStatistics, DeviceCopier, TensorVersion
+from rankdump._core.recorder_protocol import (
+    UNDIVIDED_PASS,
+    DeferredStatistics,
+    DeviceCopier,
+    ForwardPass,
+    TensorVersion,
+)
 from rankdump._core.tensor_layout import TensorLayout
 from rankdump._frameworks.model_observer import ModelObserver
 from rankdump._frameworks.operator_names import CallLeaf
@@ -322,7 +328,12 @@ class TorchObserver(ModelObserver):
     """Observer of one attached torch model."""
 
     def record_tensors(
-        self, op_type: str, op_name: str, side: TensorSide, leaves: Iterable[CallLeaf]
+        self,
+        op_type: str,
+        op_name: str,
+        side: TensorSide,
+        leaves: Iterable[CallLeaf],
+        forward_pass: ForwardPass = UNDIVIDED_PASS,
     ) -> None:
         """Record the tensors among the leaves of one side of an operator."""
         if not self.recorder.is_wanted(self.graph, op_name, side):
@@ -330,7 +341,14 @@ class TorchObserver(ModelObserver):
         for leaf in leaves:
             if isinstance(leaf.value, Tensor):
                 self.record_tensor(
-                    op_type, op_name, side, leaf.slot, leaf.argument, make_torch_source, leaf.value
+                    op_type,
+                    op_name,
+                    side,
+                    leaf.slot,
+                    leaf.argument,
+                    make_torch_source,
+                    leaf.value,
+                    forward_pass=forward_pass,
                 )
 
     def record_state(
