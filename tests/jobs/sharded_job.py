@@ -50,6 +50,7 @@ from rankdump._core.rank_identity import RankIdentity
 STEPS = 2
 WIDTH, HIDDEN, ROWS = 6, 12, 4
 CPU = torch.device("cpu")
+STATES = ("exp_avg", "exp_avg_sq")
 
 
 class Block(nn.Module):
@@ -118,11 +119,14 @@ class Job:
         backward: Callable[[nn.Module, Tensor], Tensor] | None = None,
         whole_batch: bool = False,
         options: dict[str, Any] | None = None,
+        states: bool = False,
     ) -> None:
         """Train for a few steps; the digests are those of parameters and gradients."""
         named = named or model.named_parameters
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **(options or {}))
         self.attach(model)
+        if states and self.session is not None:
+            self.session.optimizer(optimizer)
         generator = torch.Generator().manual_seed(7 if whole_batch else self.rank)
         for step in range(STEPS):
             if self.session is not None:
@@ -140,11 +144,16 @@ class Job:
             optimizer.step()
             for name, parameter in named():
                 self.add(name, parameter)
+                for key in STATES if states else ():
+                    self.add(f"Optimizer/{name}.{key}", optimizer.state[parameter][key])
             self.losses.append(float(_read(loss)).hex())
         if self.session is not None:
             self.session.close()
         for name, parameter in named():
             self.full[name] = _gather(parameter)
+            for key in STATES if states else ():
+                state = optimizer.state[parameter][key]
+                self.full[f"Optimizer/{name}.{key}"] = _gather(state)
             if parameter.grad is not None:
                 self.full[f"Gradients/{name}"] = _gather(parameter.grad)
 
@@ -209,7 +218,8 @@ def fsdp1_flat(job: Job) -> None:
     model = wrap_flat(Net())
     job.train(model, list_clean(model))
     for module in FullyShardedDataParallel.fsdp_modules(model):
-        flat: Any = module._handle.flat_param
+        handle: Any = module._handle
+        flat = handle.flat_param
         name = next(name for name, each in list_clean(model)() if each is flat)
         for title, shard in ((name, flat.detach()), (f"Gradients/{name}", flat.grad)):
             whole = torch.empty(shard.numel() * dist.get_world_size())
@@ -246,7 +256,7 @@ def fsdp1_hybrid(job: Job) -> None:
 
 @scenario
 def fsdp2(job: Job) -> None:
-    job.train(shard_fully(Net(), line_mesh("dp")))
+    job.train(shard_fully(Net(), line_mesh("dp")), states=True)
 
 
 @scenario
@@ -318,7 +328,8 @@ def fsdp2_tp(job: Job) -> None:
     mesh = plane_mesh("dp", "tp")
     net = Net(HIDDEN)
     parallelize(net, mesh["tp"])
-    job.train(shard_fully(net, mesh["dp"]), whole_batch=True, options={"foreach": False})
+    model = shard_fully(net, mesh["dp"])
+    job.train(model, whole_batch=True, options={"foreach": False}, states=True)
 
 
 class Moving(nn.Module):

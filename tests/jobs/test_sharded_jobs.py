@@ -41,6 +41,8 @@ PARAMETERS = {
     "redistribute": 2,
 }
 """Parameters of a scenario's model; 14 by default."""
+WITH_STATES = ("fsdp2", "fsdp2_tp")
+"""Scenarios with the states of their optimizers."""
 E2E_SETTINGS = {"enable": True, "trans_flag": True}
 RUN_S = 240
 
@@ -90,8 +92,10 @@ class ShardedRun:
         self.parameters = PARAMETERS.get(name, 14)
 
     def entries(self) -> Iterator[Entry]:
-        """Yield the values and gradients of parameters."""
-        for entry in self.dump.tensors(op_type="Parameter"):
+        """Yield the values and gradients of parameters, and states of optimizers."""
+        for entry in self.dump.tensors(side="output"):
+            if entry.op_type not in ("Parameter", "OptimizerState"):
+                continue
             if entry.record is not None and entry.key.side is TensorSide.OUTPUT:
                 yield entry
 
@@ -150,7 +154,7 @@ def test_every_shard_is_what_the_job_computed(run: ShardedRun) -> None:
     }
     assert found == expected
     assert {name for _, _, name in found} == set(run.full)
-    assert len(run.full) == 2 * run.parameters
+    assert len(run.full) == (4 if run.name in WITH_STATES else 2) * run.parameters
 
 
 def find_places(layout: TensorLayout, shape: tuple[int, ...]) -> tuple[Any, ...]:

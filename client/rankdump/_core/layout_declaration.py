@@ -157,7 +157,7 @@ def _find_number_fault(global_shape: object, mesh: Mapping[str, int], global_off
 def _are_counts(numbers: object) -> bool:
     return isinstance(numbers, (list, tuple, range)) and all(
         isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 1 << 63
-        for each in numbers
+        for each in cast("Sequence[object]", numbers)
     )
 
 

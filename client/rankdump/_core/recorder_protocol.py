@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -345,8 +345,19 @@ class Recorder(Protocol):
 class TensorNameFinder(Protocol):
     """An adapter that knows the names of its model's tensors."""
 
-    def find_name(self, tensor: object) -> str:
-        """Return the name of a parameter or buffer of the model; empty if it is none."""
+    @property
+    def graph(self) -> int:
+        """Number of the model."""
+        ...
+
+    def iterate_named(self) -> Iterator[tuple[str, object]]:
+        """Yield the parameters and buffers of the model with their names."""
+        ...
+
+    def find_layout(
+        self, tensor: object
+    ) -> Callable[[tuple[int, ...]], TensorLayout | None] | None:
+        """Return the function that finds the layout of a parameter, for one that is a part."""
         ...
 
 

@@ -4,11 +4,17 @@ imported only when one of its models is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Protocol
 
-from rankdump._core.recorder_protocol import IterationHook, Recorder, TensorSource
+from rankdump._core.recorder_protocol import (
+    IterationHook,
+    Recorder,
+    TensorNameFinder,
+    TensorSource,
+)
 from rankdump._frameworks.api_calls import ApiOptions, StepListener
 from rankdump._frameworks.arrays import ArraySource
 from rankdump._frameworks.model_observer import format_type, make_mark_target_error
@@ -31,6 +37,22 @@ def make_hook(model: Any, recorder: Recorder, *, graph: int) -> IterationHook | 
     from rankdump._frameworks import torch
 
     return torch.attach_model(model, recorder, graph=graph)
+
+
+def make_optimizer_hook(
+    optimizer: Any, recorder: Recorder, list_models: Callable[[], Iterable[TensorNameFinder]]
+) -> IterationHook | None:
+    """Return the hook that records the states of an optimizer; None if it is none of torch's.
+
+    `list_models` returns the attached models, after which states are named.
+    """
+    if "torch" not in sys.modules:
+        return None
+    from rankdump._frameworks.torch.optimizer_states import TorchOptimizerHook, is_optimizer
+
+    if not is_optimizer(optimizer):
+        return None
+    return TorchOptimizerHook(optimizer, recorder, list_models)
 
 
 def find_model_name(model: Any) -> str:

@@ -34,6 +34,7 @@ from rankdump._session.framework_adapters import (
     find_model_name,
     make_array_source,
     make_hook,
+    make_optimizer_hook,
 )
 from rankdump._session.plan_source import PlanSource, load_session_config_or_log, resolve_plan
 from rankdump.errors import ExhaustedError, RankdumpError
@@ -65,8 +66,12 @@ class SessionHooks:
 
     def find_name(self, tensor: object) -> str:
         """Return the name of a parameter or buffer of an attached model; empty if it is none."""
-        finders = (hook for hook in self._hooks if isinstance(hook, TensorNameFinder))
-        return next(filter(None, (finder.find_name(tensor) for finder in finders)), "")
+        named = (pair for model in self.list_models() for pair in model.iterate_named())
+        return next((name for name, each in named if each is tensor), "")
+
+    def list_models(self) -> list[TensorNameFinder]:
+        """Return the hooks of models whose tensors have names."""
+        return [hook for hook in self._hooks if isinstance(hook, TensorNameFinder)]
 
     def detach(self) -> None:
         """Restore the models."""
@@ -309,6 +314,26 @@ class Session:
         """Declare a timeout of communication that no environment variable sets; 0 for no limit."""
         if self._pipeline is not None:
             self._pipeline.limit(name, seconds)
+
+    @never_raises
+    def optimizer(self, optimizer: Any) -> None:
+        """Record the states of an optimizer of torch from now on, at the end of each iteration.
+
+        `exp_avg`, `momentum_buffer`, master weights and all other tensors that it keeps for the
+        parameters of attached models, as `Optimizer/layers.0.weight.exp_avg` of the type
+        `OptimizerState`. Anything else than an optimizer is one warning.
+        """
+        pipeline = self._pipeline
+        if pipeline is None:
+            return
+        hook = make_optimizer_hook(optimizer, pipeline.recorder, self._hooks.list_models)
+        if hook is None:
+            pipeline.recorder.warn_once(
+                f"optimizer of type {format_type(optimizer)} is not allowed; allowed: "
+                f"torch.optim.Optimizer, or an object with its param_groups and state"
+            )
+        else:
+            self._hooks.add(hook, pipeline.iteration, pipeline.armed)
 
     @never_raises
     def layout(

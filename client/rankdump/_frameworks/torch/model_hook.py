@@ -13,7 +13,7 @@ the gradients of all inputs of the forward have arrived, or at once if it expect
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -34,6 +34,7 @@ from rankdump._frameworks.torch.internals import (
     read_structure,
     unwrap_tensor,
 )
+from rankdump._frameworks.torch.layouts import LayoutFinder
 from rankdump._frameworks.torch.module_hooks import (
     ErrorFingerprint,
     ModuleHooks,
@@ -451,10 +452,18 @@ class TorchModelHook:
         self._describer.clear()
         run_shielded(self._gradients.remove_leaf_hooks, self._observer.report_failure)
 
-    def find_name(self, tensor: object) -> str:
-        """Return the name of a parameter or buffer of the model; empty if it is none."""
-        named = self._parameters.iterate_named()
-        return next((name for name, each in named if each is tensor), "")
+    @property
+    def graph(self) -> int:
+        """Number of the model."""
+        return self._observer.graph
+
+    def iterate_named(self) -> Iterator[tuple[str, object]]:
+        """Yield the parameters and buffers of the model with their names."""
+        return self._parameters.iterate_named()
+
+    def find_layout(self, tensor: object) -> LayoutFinder | None:
+        """Return the function that finds the layout of a parameter, for one that is a part."""
+        return self._parameters.find_layout(tensor)
 
     def detach(self) -> None:
         """Restore the model."""

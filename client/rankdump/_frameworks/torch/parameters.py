@@ -92,6 +92,10 @@ class TorchParameterObserver:
         for name, buffer, _ in iterate_buffers(self._model):
             yield name, buffer
 
+    def find_layout(self, parameter: object) -> LayoutFinder | None:
+        """Return the function that finds the layout of a plain parameter that is a part."""
+        return self._layouts.get(id(parameter))
+
     def record_all(self) -> None:
         """Record gradients that no optimizer used, then parameters and buffers."""
         for _, gradient, parameter in self._named:

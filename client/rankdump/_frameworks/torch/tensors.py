@@ -364,6 +364,19 @@ class TorchObserver(ModelObserver):
         read = _choose_reader(find_layout)
         self.record_parameter(name, argument, read, tensor, state=True, constant=constant)
 
+    def record_value(
+        self,
+        op_type: str,
+        name: str,
+        argument: str,
+        tensor: Tensor,
+        find_layout: LayoutFinder | None,
+    ) -> None:
+        """Record a tensor of the job's state that was selected, as the output of its own name."""
+        read, side = _choose_reader(find_layout), TensorSide.OUTPUT
+        self.record_tensor(op_type, name, side, 0, argument, read, tensor, state=True)
+        self.end_call(name)
+
     def record_gradient(
         self, name: str, tensor: Tensor, find_layout: LayoutFinder | None = None
     ) -> None:
