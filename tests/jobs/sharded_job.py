@@ -120,6 +120,7 @@ class Job:
         whole_batch: bool = False,
         options: dict[str, Any] | None = None,
         states: bool = False,
+        stages: bool = False,
     ) -> None:
         """Train for a few steps; the digests are those of parameters and gradients."""
         named = named or model.named_parameters
@@ -127,6 +128,8 @@ class Job:
         self.attach(model)
         if states and self.session is not None:
             self.session.optimizer(optimizer)
+        if stages and self.session is not None:
+            self.session.unsharded(model)
         generator = torch.Generator().manual_seed(7 if whole_batch else self.rank)
         for step in range(STEPS):
             if self.session is not None:
@@ -266,6 +269,11 @@ def fsdp2_bf16(job: Job) -> None:
 
 
 @scenario
+def fsdp2_unsharded(job: Job) -> None:
+    job.train(shard_fully(Net(repeats=True), line_mesh("dp")), stages=True)
+
+
+@scenario
 def fsdp2_accumulation(job: Job) -> None:
     model: Any = shard_fully(Net(), line_mesh("dp"))
 
@@ -277,7 +285,7 @@ def fsdp2_accumulation(job: Job) -> None:
         loss.backward()
         return loss
 
-    job.train(model, backward=backward)
+    job.train(model, backward=backward, stages=True)
 
 
 @scenario

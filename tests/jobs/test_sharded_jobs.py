@@ -29,6 +29,7 @@ TWO_RANKS = (
     "fsdp1_orig",
     "fsdp2",
     "fsdp2_bf16",
+    "fsdp2_unsharded",
     "fsdp2_accumulation",
     "fsdp2_checkpointing",
     "tp",
@@ -200,3 +201,26 @@ def test_shards_tile_the_whole_tensor(run: ShardedRun) -> None:
             np.testing.assert_array_equal(joined, whole, name)
         else:
             np.testing.assert_allclose(joined, whole, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["fsdp2_unsharded", "fsdp2_accumulation"])
+def test_unsharded_tensors_agree_with_the_shards(name: str, two_ranks: Path) -> None:
+    """A forward reads what the step before wrote; reduction averages what the ranks computed."""
+    run = ShardedRun(two_ranks, name, 2)
+    inputs = list(run.dump.tensors(op_type="Parameter", side="input"))
+    assert len(inputs) == 2 * 2 * 2 * run.parameters
+    whole: dict[tuple[str, int], np.ndarray] = {}
+    for entry in run.entries():
+        place = entry.op_name, entry.key.iteration
+        if entry.key.rank == 0 and entry.record is not None and entry.record.layout:
+            whole[place] = run.dump.load(entry.key, full=True)
+    unreduced: dict[tuple[str, int], list[np.ndarray]] = defaultdict(list)
+    for entry in inputs:
+        name, iteration = entry.op_name, entry.key.iteration
+        if name.startswith("Gradients/"):
+            unreduced[name, iteration].append(run.dump.load(entry))
+        elif iteration == 1:
+            np.testing.assert_array_equal(run.dump.load(entry), whole[name, 0])
+    assert len(unreduced) == 2 * run.parameters
+    for place, (first, second) in unreduced.items():
+        np.testing.assert_allclose((first + second) / 2, whole[place], rtol=1e-5, atol=1e-7)

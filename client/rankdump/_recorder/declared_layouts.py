@@ -17,30 +17,28 @@ _OTHER_SIDE = {TensorSide.INPUT: TensorSide.OUTPUT, TensorSide.OUTPUT: TensorSid
 
 
 class DeclaredLayouts:
-    """Declarations of one session; falsy without any, so that a tensor costs one branch."""
+    """Declarations of one session."""
 
     def __init__(self, warn_once: Callable[[str], None]) -> None:
         self._warn_once = warn_once
-        self._declarations: dict[tuple[str, TensorSide, int], LayoutDeclaration] = {}
+        self.declarations: dict[tuple[str, TensorSide, int], LayoutDeclaration] = {}
+        """By operator, side and slot; without any a tensor costs one branch."""
         self._made: dict[tuple[LayoutDeclaration, tuple[int, ...]], TensorLayout | str] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._declarations)
 
     def add(
         self, op_name: str, side: TensorSide, slot: int, declaration: LayoutDeclaration
     ) -> None:
         """Declare a tensor; the last declaration of a tensor counts."""
-        self._declarations[op_name, side, slot] = declaration
+        self.declarations[op_name, side, slot] = declaration
         # A backward reads gradients of what the forward wrote; a parameter's has one output.
         is_operator = op_name.startswith(_OPERATORS_PREFIX)
         gradient_side = _OTHER_SIDE[side] if is_operator else side
-        self._declarations[GRADIENTS_PREFIX + op_name, gradient_side, slot] = declaration
+        self.declarations[GRADIENTS_PREFIX + op_name, gradient_side, slot] = declaration
 
     def apply_to(self, observation: TensorObservation) -> None:
         """Set the layout of an observed tensor, if it was declared and agrees with its shape."""
         name, side, slot = observation.op_name, observation.side, observation.slot
-        declaration = self._declarations.get((name, side, slot))
+        declaration = self.declarations.get((name, side, slot))
         if declaration is None:
             return
         source = observation.tensor

@@ -110,7 +110,7 @@ class DumpRecorder:
             return
         if observation.constant and not self._is_first(observation.graph, name):
             return
-        if self.declared_layouts:
+        if self.declared_layouts.declarations:
             self.declared_layouts.apply_to(observation)
         if name != observation.op_name:
             observation = observation._replace(op_name=name)

@@ -55,6 +55,17 @@ def make_optimizer_hook(
     return TorchOptimizerHook(optimizer, recorder, list_models)
 
 
+def make_stage_hook(
+    model: Any, recorder: Recorder, list_models: Callable[[], Iterable[TensorNameFinder]]
+) -> IterationHook | None:
+    """Return the hook that records what FSDP2 gathers and reduces; None for no torch module."""
+    if not is_torch_module(model):
+        return None
+    from rankdump._frameworks.torch.fsdp_stages import Fsdp2StageHook
+
+    return Fsdp2StageHook(model, recorder, list_models)
+
+
 def find_model_name(model: Any) -> str:
     """Return the default name of a model: its class, without wrappers."""
     if not is_torch_module(model):

@@ -35,6 +35,7 @@ from rankdump._session.framework_adapters import (
     make_array_source,
     make_hook,
     make_optimizer_hook,
+    make_stage_hook,
 )
 from rankdump._session.plan_source import PlanSource, load_session_config_or_log, resolve_plan
 from rankdump.errors import ExhaustedError, RankdumpError
@@ -331,6 +332,25 @@ class Session:
             pipeline.recorder.warn_once(
                 f"optimizer of type {format_type(optimizer)} is not allowed; allowed: "
                 f"torch.optim.Optimizer, or an object with its param_groups and state"
+            )
+        else:
+            self._hooks.add(hook, pipeline.iteration, pipeline.armed)
+
+    @never_raises
+    def unsharded(self, model: Any) -> None:
+        """Record also what FSDP2 gathers and reduces in an attached model, once an iteration.
+
+        Parameters as the forward reads them are inputs of the operators of their names, gradients
+        before reduction those of `Gradients/`. Each is as large as the whole parameter. Anything
+        else than a torch module is one warning.
+        """
+        pipeline = self._pipeline
+        if pipeline is None:
+            return
+        hook = make_stage_hook(model, pipeline.recorder, self._hooks.list_models)
+        if hook is None:
+            pipeline.recorder.warn_once(
+                f"unsharded({format_type(model)}) is not allowed; allowed: torch.nn.Module"
             )
         else:
             self._hooks.add(hook, pipeline.iteration, pipeline.armed)

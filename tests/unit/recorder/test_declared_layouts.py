@@ -22,12 +22,11 @@ def observe(
 def test_declared_layout_covers_a_tensor_and_its_gradient() -> None:
     warnings: list[str] = []
     layouts = DeclaredLayouts(warnings.append)
-    assert not layouts
+    assert not layouts.declarations
     declared = declare_layout(1, (4,), {"tp": 2}, {"tp": "Shard(0)"})
     assert isinstance(declared, LayoutDeclaration)
     layouts.add("weight", TensorSide.OUTPUT, 0, declared)
     layouts.add("Default/fc/Linear-op0", TensorSide.OUTPUT, 1, declared)
-    assert layouts
     held, whole = "tp 1/2 Shard(0) of [4]", "None"
     inside, out = TensorSide.INPUT, TensorSide.OUTPUT
     assert observe(layouts, "weight", out) == held
