@@ -85,16 +85,16 @@ def find_local_shard(tensor: Tensor) -> LocalShard | None:
     kind = _find_class(type(tensor))
     if not kind:
         return None
-    with disable_observation():
-        if kind == _ASYNC_TENSOR:
-            return LocalShard(_wait_for_elements(tensor), None)
-        distributed: Any = tensor
-        spec, local = distributed._spec, distributed._local_tensor
-        if spec.mesh.get_coordinate() is None:
-            return LocalShard(local, None, is_outside=True)
-        if _find_class(type(local)) == _ASYNC_TENSOR:
-            local = _wait_for_elements(local)
-    return LocalShard(local, _look_up_layout(spec, tuple(local.shape)))
+    if kind == _ASYNC_TENSOR:
+        return LocalShard(_wait_for_elements(tensor), None)
+    distributed: Any = tensor
+    spec, local = distributed._spec, distributed._local_tensor
+    described = _look_up_layout(spec, tuple(local.shape))
+    if described.is_outside:
+        return LocalShard(local, None, is_outside=True)
+    if _find_class(type(local)) == _ASYNC_TENSOR:
+        local = _wait_for_elements(local)
+    return LocalShard(local, described.layout)
 
 
 def strip_distribution(tensor: Tensor) -> Tensor:
@@ -121,27 +121,30 @@ def _find_class(kind: type) -> str:
 
 
 def _wait_for_elements(tensor: Any) -> Tensor:
-    return torch.ops._c10d_functional.wait_tensor(tensor.elem)
+    with disable_observation():
+        return torch.ops._c10d_functional.wait_tensor(tensor.elem)
 
 
 class _DescribedShard(NamedTuple):
     """Layout of a specification; a cache must tell that there is none from a miss."""
 
     layout: TensorLayout | None
+    is_outside: bool
 
 
 _layouts: dict[tuple[object, tuple[int, ...]], _DescribedShard] = {}
 _meshes: dict[object, RankMesh] = {}
 
 
-def _look_up_layout(spec: Any, shape: tuple[int, ...]) -> TensorLayout | None:
+def _look_up_layout(spec: Any, shape: tuple[int, ...]) -> _DescribedShard:
     # A specification remembers its hash, and each result of an operator has the same object.
     key = (spec, shape)
     known = _layouts.get(key)
     if known is None:
-        known = _DescribedShard(describe_spec(spec, shape))
-        remember(_layouts, key, known, _MAX_LAYOUTS)
-    return known.layout
+        is_outside = spec.mesh.get_coordinate() is None
+        layout = None if is_outside else describe_spec(spec, shape)
+        known = remember(_layouts, key, _DescribedShard(layout, is_outside), _MAX_LAYOUTS)
+    return known
 
 
 def describe_spec(spec: Any, shape: tuple[int, ...]) -> TensorLayout | None:
