@@ -152,7 +152,7 @@ class Job:
                     self.add(f"Optimizer/{name}.{key}", optimizer.state[parameter][key])
             self.losses.append(float(_read(loss)).hex())
             if evaluates and step < STEPS - 1:
-                # FSDP2 leaves the parameters of the root gathered, and so the next iteration begins.
+                # FSDP2 leaves the root's parameters gathered: so the next iteration begins.
                 with torch.no_grad():
                     model(rows)
         if self.session is not None:

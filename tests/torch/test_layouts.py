@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.armed_iteration import watched
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor, all_reduce
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -211,3 +212,29 @@ def test_gradient_of_a_dtensor_is_recorded(plane: DeviceMesh, recorder) -> None:
     observer.record_gradient("Gradients/weight", gradient)
     (taken,) = recorder.taken
     assert (taken.side, taken.shape, recorder.lost) == (TensorSide.OUTPUT, (4, 6), [])
+
+
+def test_calls_of_apis_record_local_shards(plane: DeviceMesh, recorder) -> None:
+    tensor = distributed(plane, (8, 6), [Shard(0), Replicate()])
+    with watched(recorder):
+        torch.add(tensor, tensor)
+    assert [(taken.op_name, taken.shape) for taken in recorder.taken] == [
+        ("Torch_add_0_forward", (4, 6))
+    ] * 3
+    assert recorder.lost == []
+
+
+def test_model_with_dtensor_activations_records_gradients(
+    plane: DeviceMesh, recorder, observed
+) -> None:
+    """Inputs, outputs and gradients of a module that computes with DTensors."""
+    model = nn.Sequential(nn.Tanh())
+    tensor = distributed(plane, (8, 6), [Shard(0), Shard(1)]).requires_grad_()
+    with observed(model, recorder):
+        model(tensor).square().sum().backward()
+    assert {taken.shape for taken in recorder.taken} == {(4, 2)}
+    assert {taken.op_name.partition("/")[0] for taken in recorder.taken} == {
+        "Default",
+        "Gradients",
+    }
+    assert (recorder.lost, recorder.warnings) == ([], [])

@@ -125,6 +125,7 @@ class Fsdp2StageHook:
             observer.record_tensor(
                 PARAMETER_TYPE, name, side, 0, argument, make_torch_source, tensor, state=True
             )
+            observer.end_call(name)
 
     def _report_failure(self, error: Exception) -> None:
         TorchObserver(self._recorder, 0).report_failure(error)
