@@ -39,7 +39,8 @@ def test_declared_layout_is_sent_with_the_kind(running) -> None:
 def test_wrong_calls_are_one_line_each(running, caplog) -> None:
     caplog.set_level(logging.WARNING)
     with started(running) as session:
-        session.layout("fc", **{**HALF, "mesh": {"tp": 0}})
+        wrong: dict[str, Any] = {**HALF, "mesh": {"tp": 0}}
+        session.layout("fc", **wrong)
         session.layout("fc", side="middle", **HALF)
         session.layout(np.ones(2), **HALF)
         session.optimizer("adam")
