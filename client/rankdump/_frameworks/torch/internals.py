@@ -235,7 +235,7 @@ def has_deferred_sync(module: Module) -> bool:
         return False
     state = find_state(module)
     groups = getattr(state, "_fsdp_param_groups", None)
-    if groups is None:  # torch 2.12 and older have one group a module
+    if groups is None:  # older versions have one group a module
         groups = (getattr(state, "_fsdp_param_group", None),)
     return any(getattr(group, "reduce_grads", True) is False for group in groups)
 
