@@ -22,7 +22,7 @@ X = torch.ones(2, 3)
 
 
 @pytest.fixture
-def net() -> nn.Module:
+def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
 
 
@@ -124,7 +124,7 @@ def test_fabric_attaches_the_module_inside_its_wrapper(
 
 
 def test_fabric_counts_where_only_parts_of_the_module_are_called(
-    net: nn.Module, session: SessionJournal
+    net: nn.Sequential, session: SessionJournal
 ) -> None:
     """As with a LightningModule's `training_step`, which Fabric calls without the module."""
     loop = StandInFabric()
