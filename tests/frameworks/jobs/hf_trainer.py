@@ -20,7 +20,6 @@ from transformers import (
 )
 
 import rankdump
-import rankdump.integrations.transformers
 
 STEPS, VOCABULARY, LENGTH = 4, 64, 8
 
