@@ -63,6 +63,18 @@ def test_lightning_trainer_dumps_steps_of_the_optimizer(jobs: FrameworkJobs, pac
     assert find_microbatches(dumped) == batches
 
 
+def test_lightning_trainer_dumps_the_same_steps_on_two_ranks(jobs: FrameworkJobs) -> None:
+    """Lightning calls `training_step` through DistributedDataParallel, which is a call of it."""
+    plain = jobs.run_plain("lightning_trainer.py", "lightning.pytorch", ranks=2)
+    dumped = jobs.run_dumped("lightning_trainer.py", "lightning.pytorch", ranks=2)
+    check_run(plain, dumped)
+    assert dumped.journals[0]["gradients"] == dumped.journals[1]["gradients"]
+    assert dumped.journals[0]["losses"] != dumped.journals[1]["losses"]
+    for rank in (0, 1):
+        batches = find_microbatches(dumped, rank=rank)
+        assert batches == {0: {0, 1}, 1: {0, 1}, 2: {0}, 3: {0, 1}, 4: {0, 1}, 5: {0}}
+
+
 def test_fabric_dumps_steps_of_the_optimizer(jobs: FrameworkJobs) -> None:
     """Two batches a step, and an evaluation after each step, which belongs to it."""
     plain, dumped = jobs.run_plain("fabric_loop.py"), jobs.run_dumped("fabric_loop.py")
