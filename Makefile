@@ -145,9 +145,10 @@ build/mindspore-venv/ready: pyproject.toml
 test-mindspore: build/mindspore-venv/ready
 	CI=true build/mindspore-venv/bin/python -m pytest tests/mindspore
 
-# The integrations in the real frameworks, which need two gigabytes. DeepSpeed has no wheel, but is
-# built without compiling anything.
-FRAMEWORKS := transformers==5.23.0 lightning==2.6.6 accelerate==1.15.0 torchtitan==0.3.0
+# The integrations in the real frameworks, which need three gigabytes. DeepSpeed has no wheel, but is
+# built without compiling anything; torchtitan imports triton, also where there is no GPU.
+FRAMEWORKS := transformers==5.23.0 lightning==2.6.6 accelerate==1.15.0 torchtitan==0.3.0 \
+  triton==3.9.0
 build/frameworks-venv/ready: pyproject.toml
 	$(PYTHON) -m venv build/frameworks-venv
 	build/frameworks-venv/bin/python -m pip install $(WHEELS) torch==2.13.0 setuptools wheel

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-import rankdump
-
 from .conftest import (
     FrameworkJobs,
     FrameworkRun,
@@ -19,7 +17,6 @@ from .conftest import (
     read_parameter_digests,
 )
 
-HAS_MICROBATCHES = hasattr(rankdump.Session, "microbatch")
 NOTICE = "dumps nothing, because there is no configuration"
 NUMBERED = ("losses", "gradients", "parameters", "steps")
 
@@ -27,8 +24,7 @@ NUMBERED = ("losses", "gradients", "parameters", "steps")
 def check_run(plain: FrameworkRun, dumped: FrameworkRun, *, prefix: str = "") -> None:
     """Check that both runs computed the same, and that the dump holds what they computed."""
     assert [pick(each) for each in dumped.journals] == [pick(each) for each in plain.journals]
-    if HAS_MICROBATCHES:
-        assert "internal error" not in dumped.printed + plain.printed
+    assert "internal error" not in dumped.printed + plain.printed
     (row,) = re.findall(r"^ *(?:all|0) +(\d+)/(\d+) .* (\d+)$", dumped.printed, re.MULTILINE)[-1:]
     steps = sum(each["steps"] for each in dumped.journals)
     assert tuple(map(int, row)) == (steps, steps, 0), dumped.printed
@@ -36,13 +32,6 @@ def check_run(plain: FrameworkRun, dumped: FrameworkRun, *, prefix: str = "") ->
         found = read_parameter_digests(dumped, rank, prefix=prefix)
         assert found["gradients"] == journal["gradients"]
         assert found["parameters"] == journal["parameters"]
-
-
-def check_microbatches(
-    dumped: FrameworkRun, expected: dict[int, set[int]], *, rank: int = 0
-) -> None:
-    if HAS_MICROBATCHES:
-        assert find_microbatches(dumped, rank=rank) == expected
 
 
 def pick(journal: dict[str, Any]) -> dict[str, Any]:
@@ -59,7 +48,7 @@ def test_hf_trainer_dumps_steps_of_the_optimizer(jobs: FrameworkJobs) -> None:
     both = trained + evaluated
     calls = list_calls(dumped, "transformer-GPT2Model/GPT2Model")
     assert calls == {0: trained, 1: both, 2: trained, 3: both}
-    check_microbatches(dumped, {step: {0, 1} for step in range(4)})
+    assert find_microbatches(dumped) == {step: {0, 1} for step in range(4)}
 
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
@@ -71,7 +60,19 @@ def test_lightning_trainer_dumps_steps_of_the_optimizer(jobs: FrameworkJobs, pac
     counts = {s: len(c) for s, c in list_calls(dumped, "net-TinyNet/TinyNet").items()}
     assert counts == {0: 2, 1: 4, 2: 1, 3: 2, 4: 4, 5: 1}
     batches = {0: {0, 1}, 1: {0, 1}, 2: {0}, 3: {0, 1}, 4: {0, 1}, 5: {0}}
-    check_microbatches(dumped, batches)
+    assert find_microbatches(dumped) == batches
+
+
+def test_lightning_trainer_dumps_the_same_steps_on_two_ranks(jobs: FrameworkJobs) -> None:
+    """Lightning calls `training_step` through DistributedDataParallel, which is a call of it."""
+    plain = jobs.run_plain("lightning_trainer.py", "lightning.pytorch", ranks=2)
+    dumped = jobs.run_dumped("lightning_trainer.py", "lightning.pytorch", ranks=2)
+    check_run(plain, dumped)
+    assert dumped.journals[0]["gradients"] == dumped.journals[1]["gradients"]
+    assert dumped.journals[0]["losses"] != dumped.journals[1]["losses"]
+    for rank in (0, 1):
+        batches = find_microbatches(dumped, rank=rank)
+        assert batches == {0: {0, 1}, 1: {0, 1}, 2: {0}, 3: {0, 1}, 4: {0, 1}, 5: {0}}
 
 
 def test_fabric_dumps_steps_of_the_optimizer(jobs: FrameworkJobs) -> None:
@@ -80,7 +81,7 @@ def test_fabric_dumps_steps_of_the_optimizer(jobs: FrameworkJobs) -> None:
     check_run(plain, dumped)
     calls = ["TinyNet-op0", "TinyNet-op1", "TinyNet-op2"]
     assert list_calls(dumped, "network-TinyNet/TinyNet") == dict.fromkeys(range(3), calls)
-    check_microbatches(dumped, {step: {0, 1} for step in range(3)})
+    assert find_microbatches(dumped) == {step: {0, 1} for step in range(3)}
 
 
 def test_accelerate_dumps_accumulated_steps(jobs: FrameworkJobs) -> None:
@@ -90,7 +91,7 @@ def test_accelerate_dumps_accumulated_steps(jobs: FrameworkJobs) -> None:
     check_run(plain, dumped)
     counts = {s: len(c) for s, c in list_calls(dumped, "network-TinyNet/TinyNet").items()}
     assert counts == {0: 3, 1: 2, 2: 1}
-    check_microbatches(dumped, {0: {0, 1}, 1: {0, 1}, 2: {0}})
+    assert find_microbatches(dumped) == {0: {0, 1}, 1: {0, 1}, 2: {0}}
 
 
 def test_accelerate_dumps_steps_without_accumulate(jobs: FrameworkJobs) -> None:
@@ -109,7 +110,7 @@ def test_accelerate_dumps_the_same_steps_on_two_ranks(jobs: FrameworkJobs) -> No
     check_run(plain, dumped)
     assert dumped.journals[0]["parameters"] == dumped.journals[1]["parameters"]
     for rank in (0, 1):
-        check_microbatches(dumped, {0: {0, 1}, 1: {0, 1}, 2: {0}}, rank=rank)
+        assert find_microbatches(dumped, rank=rank) == {0: {0, 1}, 1: {0, 1}, 2: {0}}
 
 
 def test_hf_trainer_dumps_the_same_steps_on_two_ranks(jobs: FrameworkJobs) -> None:
@@ -127,4 +128,14 @@ def test_deepspeed_dumps_steps_of_the_engine(jobs: FrameworkJobs) -> None:
     check_run(plain, dumped)
     counts = {s: len(c) for s, c in list_calls(dumped, "network-TinyNet/TinyNet").items()}
     assert counts == {0: 3, 1: 2, 2: 2}
-    check_microbatches(dumped, {step: {0, 1} for step in range(3)})
+    assert find_microbatches(dumped) == {step: {0, 1} for step in range(3)}
+
+
+def test_torchtitan_dumps_steps_of_the_trainer(jobs: FrameworkJobs) -> None:
+    """Two batches a step; torchtitan's first step has the number 1, and is iteration 0."""
+    plain = jobs.run_plain("titan_trainer.py", ranks=1)
+    dumped = jobs.run_dumped("titan_trainer.py", ranks=1)
+    check_run(plain, dumped)
+    calls = ["TokenNet-op0", "TokenNet-op1"]
+    assert list_calls(dumped, "network-TokenNet/TokenNet") == dict.fromkeys(range(3), calls)
+    assert find_microbatches(dumped) == {step: {0, 1} for step in range(3)}

@@ -16,10 +16,17 @@ from rankdump.integrations._step_counter import OptimizerStepCounter, StepPlace
 class WatchedLoop:
     """One loop: its session, the watches on its models, and the count of its steps."""
 
-    def __init__(self, user: str, session: Session | None, *, first_step: int) -> None:
-        """`user` is the integration, for the log; `first_step` is the number of the first step."""
+    def __init__(
+        self, user: str, session: Session | None, *, first_step: int, accumulates: bool
+    ) -> None:
+        """`user` is the integration, for the log; `first_step` is the number of the first step.
+
+        With `accumulates` micro-batches are numbered from the first step on, else from the first
+        step on in which there are several.
+        """
         self._loop = LoopSession(user, session)
         self._first_step = first_step
+        self._accumulates = accumulates
         self._counter = OptimizerStepCounter(first_step)
         self._watches: list[ModelStepWatch] = []
         self._marks_entries = False
@@ -38,7 +45,7 @@ class WatchedLoop:
         self._loop.open(observed)
         if not self.session.active:
             return
-        self._loop.begin_step(self._first_step, (), accumulates=True)
+        self._loop.begin_step(self._first_step, (), accumulates=self._accumulates)
         for model in called:
             framework = find_api_framework(model)
             if framework is not None:
@@ -83,6 +90,7 @@ class WatchedLoop:
         if place is None:
             return
         if place.microbatch:
+            self._accumulates = True
             self._loop.begin_microbatch(place.microbatch)
         else:
-            self._loop.begin_step(place.iteration, (), accumulates=True)
+            self._loop.begin_step(place.iteration, (), accumulates=self._accumulates)

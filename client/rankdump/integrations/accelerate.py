@@ -24,7 +24,10 @@ from rankdump.integrations._watched_loop import WatchedLoop
 
 __all__ = ["attach"]
 
-_MEMBERS = ("accumulate", "backward", "end_training", "sync_gradients")
+_MEMBERS = (
+    *("accumulate", "backward", "end_training"),
+    *("gradient_accumulation_steps", "sync_gradients"),
+)
 
 
 def attach(
@@ -39,7 +42,8 @@ def attach(
     caller = f"{__name__}.attach"
     check_owner(caller, accelerator, _MEMBERS, "an accelerate.Accelerator")
     check_models(caller, models)
-    loop = WatchedLoop(__name__, session, first_step=first_step)
+    accumulates = accelerator.gradient_accumulation_steps > 1
+    loop = WatchedLoop(__name__, session, first_step=first_step, accumulates=accumulates)
     loop.begin(models, models)
     if loop.session.active:
 

@@ -31,7 +31,7 @@ def attach(
     check_models(caller, models)
     # Fabric's wrapper would be in the name of every operator.
     observed = [getattr(model, "module", model) for model in models]
-    loop = WatchedLoop(__name__, session, first_step=first_step)
+    loop = WatchedLoop(__name__, session, first_step=first_step, accumulates=True)
     loop.begin(observed, models)
     if loop.session.active:
         notify_after(fabric, "backward", loop.end_backward)

@@ -3,6 +3,10 @@
 Each rank has five batches, so the last step has one batch where two are accumulated.
 """
 
+# The frameworks are not installed where types are checked.
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import sys

@@ -1,5 +1,9 @@
 """Loop with Lightning Fabric: accumulation over two batches, an evaluation in between."""
 
+# The frameworks are not installed where types are checked.
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import torch

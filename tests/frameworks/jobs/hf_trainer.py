@@ -1,5 +1,9 @@
 """Two-layer GPT-2 in the Trainer of transformers: accumulation over two batches, evaluations."""
 
+# The frameworks are not installed where types are checked.
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import sys
@@ -16,7 +20,6 @@ from transformers import (
 )
 
 import rankdump
-import rankdump.integrations.transformers
 
 STEPS, VOCABULARY, LENGTH = 4, 64, 8
 

@@ -3,9 +3,14 @@
 An epoch has five batches, so its last step has one batch.
 """
 
+# The frameworks are not installed where types are checked.
+# pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false
+
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import Any
 
@@ -67,16 +72,20 @@ def main() -> None:
         max_epochs=2,
         accumulate_grad_batches=2,
         val_check_interval=3,
+        use_distributed_sampler=False,
         accelerator="cpu",
+        devices=int(os.environ.get("WORLD_SIZE", "1")),
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         callbacks=[JournalCallback(journal), dump],
     )
-    loaders = (torch.utils.data.DataLoader(each, batch_size=None) for each in cut_batches((5, 2)))
-    trainer.fit(module, *loaders)
+    batches = cut_batches((5, 2), rank=int(os.environ.get("RANK", "0")))
+    trainer.fit(module, *(torch.utils.data.DataLoader(each, batch_size=None) for each in batches))
     journal.close(steps=trainer.global_step)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, SupportsIndex
 
 import pytest
 
@@ -31,7 +31,7 @@ class SessionJournal(rankdump.Session):
             raise RuntimeError("disk on fire")
         self.calls.append(iteration)
 
-    def microbatch(self, index: int) -> None:
+    def microbatch(self, index: SupportsIndex) -> None:
         self.calls.append(f"micro {index}")
 
     def close(self) -> None:

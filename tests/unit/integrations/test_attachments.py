@@ -5,24 +5,28 @@ have the real ones' members: `make test-frameworks` has the real ones.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import rankdump
 from rankdump.integrations import accelerate, deepspeed, fabric, torchtitan
 
 from .conftest import SessionJournal
 
 pytestmark = pytest.mark.torch
 X = torch.ones(2, 3)
+PAGE = Path(__file__).parents[3] / "docs" / "integrations.md"
 
 
 @pytest.fixture
-def net() -> nn.Module:
+def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
 
 
@@ -31,13 +35,13 @@ class StandInAccelerator:
 
     def __init__(self, every: int) -> None:
         self.sync_gradients = True
-        self._every = every
+        self.gradient_accumulation_steps = every
         self._entries = 0
 
     @contextmanager
     def accumulate(self, *models: nn.Module) -> Generator[None]:
         self._entries += 1
-        self.sync_gradients = self._entries % self._every == 0
+        self.sync_gradients = self._entries % self.gradient_accumulation_steps == 0
         yield
 
     def backward(self, loss: Tensor) -> None:
@@ -84,7 +88,17 @@ def test_accelerate_counts_backward_passes_without_accumulate(
         with torch.no_grad():
             net(X)
         net.train()
-    assert session.calls == [10, "micro 0", "micro 1", 11, "micro 0", "micro 1"]
+    # What accelerate does not know is known from the second batch on.
+    assert session.calls == [10, "micro 1", 11, "micro 0", "micro 1"]
+
+
+def test_accelerate_numbers_no_micro_batches_without_accumulation(
+    net: nn.Sequential, session: SessionJournal
+) -> None:
+    accelerator = StandInAccelerator(every=1)
+    accelerate.attach(accelerator, net, session=session)
+    train_with(accelerator, net, 3)
+    assert session.calls == [0, 1, 2]
 
 
 class StandInFabric:
@@ -124,7 +138,7 @@ def test_fabric_attaches_the_module_inside_its_wrapper(
 
 
 def test_fabric_counts_where_only_parts_of_the_module_are_called(
-    net: nn.Module, session: SessionJournal
+    net: nn.Sequential, session: SessionJournal
 ) -> None:
     """As with a LightningModule's `training_step`, which Fabric calls without the module."""
     loop = StandInFabric()
@@ -208,6 +222,17 @@ def test_torchtitan_begins_a_step_with_each_train_step(
     assert session.attached == trainer.model_parts
     assert trainer.closed
     assert not session.closed
+
+
+def test_documented_loop_numbers_steps_and_micro_batches(
+    net: nn.Sequential, session: SessionJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (text,) = re.findall(r"(?s)```python\n(.*?)```", PAGE.read_text())
+    monkeypatch.setattr(rankdump, "attach", lambda model: session, raising=False)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    names = {"rankdump": rankdump, "model": net, "loss": torch.sum, "optimizer": optimizer}
+    exec(text, {**names, "loader": [[X, X], [X]]})
+    assert session.calls == [0, "micro 0", "micro 1", 1, "micro 0"]
 
 
 def test_error_of_rankdump_reaches_no_loop(net: nn.Module, failing_session: SessionJournal) -> None:
