@@ -170,8 +170,8 @@ def test_deadlock_over_two_groups_is_one_sentence_live_and_in_the_tree(tmp_path:
     assert log.count(f"rankdump: {deadlock}; a longer timeout does not help") == 1
     assert "timedelta" not in log
 
-    assert len(re.findall(r"^ +[01] hangs [0-9.]+ s ", status, re.MULTILINE)) == 2
-    assert f"a longer timeout does not help: {deadlock}" in status
+    assert len(re.findall(r"^ +[01] +hangs [0-9.]+ s ", status, re.MULTILINE)) == 2
+    assert status.count(deadlock) == 1
     assert re.search(
         rf"rank 0 has waited since [0-9:]{{8}} \(.*\) in all_reduce number 3 of group '1' in "
         rf"iteration 2 at {SCRIPT}:\d+ for rank 1",
@@ -190,7 +190,7 @@ def test_deadlock_over_two_groups_is_one_sentence_live_and_in_the_tree(tmp_path:
     assert "(waits)" in hints
     assert "timedelta" not in hints
 
-    assert len(re.findall(r"^ +[01] lost in iteration 2 ", job.run("status"), re.MULTILINE)) == 2
+    assert len(re.findall(r"^ +[01] +lost in iteration 2 ", job.run("status"), re.MULTILINE)) == 2
     assert f"cycle: {deadlock}" in job.run("order", "--findings")
     assert "(waits)" not in job.run("hints")
 
@@ -217,7 +217,8 @@ def test_mismatch_that_hangs_is_named_by_a_service_of_the_host(
         )
         with start_job(tmp_path, "mismatch", RANKDUMP_AGENT=address) as job:
             job.wait_for(lambda text: "hangs" in text, "status")
-            order, log = job.run("order", "--findings"), job.log.read_text()
+            log = job.wait_for_log("a longer timeout does not help")
+            order = job.run("order", "--findings")
             job.end()
         after = wait_until(
             lambda: job.run("status"), lambda text: "lost in iteration 2" in text, job.log
@@ -238,8 +239,8 @@ def test_sleeping_rank_is_waited_for_and_no_deadlock_is_claimed(tmp_path: Path) 
         status = job.wait_for(lambda text: "waits" in text, "status")
         order, hints = job.run("order"), job.run("hints")
         job.end()
-    assert re.search(r"^ +0 waits [0-9.]+ s ", status, re.MULTILINE)
-    assert re.search(r"^ +1 open ", status, re.MULTILINE)
+    assert re.search(r"^ +0 +waits [0-9.]+ s ", status, re.MULTILINE)
+    assert re.search(r"^ +1 +open ", status, re.MULTILINE)
     line = find_line("all_reduce(torch.ones(8), group=groups[0])")
     assert f"in iteration 2 at {SCRIPT}:{line} for rank 1" in status
     assert "missing_member, so far: iteration 2: rank 1 has not arrived so far" in order
