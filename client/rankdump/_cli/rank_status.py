@@ -237,7 +237,9 @@ def _rank_sentences(tally: RankTally) -> list[str]:
             if tally.iterations
             else "no record had been received"
         )
-        texts.append(f"the connection ended before the session was closed; {kept}")
+        by = tally.sessions[-1].ended_by
+        how = f"the process ended ({by})" if by else "the connection ended"
+        texts.append(f"{how} before the session was closed; {kept}")
     texts += describe_drops(tally.dropped)
     unfinished = [i.iteration for i in tally.iterations if not i.complete]
     if unfinished and tally.state != SessionState.OPEN.value:
