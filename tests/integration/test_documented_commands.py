@@ -297,6 +297,8 @@ def fsck(page: DocumentPage, trained: TrainedTrees) -> None:
 def hints(page: DocumentPage, trained: TrainedTrees) -> None:
     page.elsewhere("rankdump hints", "tests/integration/test_documented_commands.py::coordinator")
     page.run("rankdump hints TREE", TREE=trained.tree, says="gloo")
+    page.elsewhere("rankdump status /data/dump", "tests/jobs/test_hanging_jobs.py::start_job")
+    page.run("rankdump order TREE", TREE=trained.tree, says="all_reduce")
 
 
 def ingest(page: DocumentPage, _: TrainedTrees) -> None:

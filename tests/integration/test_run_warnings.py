@@ -26,9 +26,10 @@ def test_run_prints_warnings_before_the_job_starts(tmp_path: Path, short_dir: Pa
         check=False,
         env={**os.environ, "TMPDIR": str(short_dir)},
     )
-    first, second, job, *_ = done.stderr.splitlines()
+    first, second, start, job, *_ = done.stderr.splitlines()
     key = "rankdump: warning: common_dump_settings"
     assert first == f"{key}.iteration: '5-3' runs backwards and matches no iteration"
     assert second == f"{key}.support_device: 0 is listed twice and counts once"
+    assert start.startswith(f"rankdump: tree {tmp_path / 'tree'}, daemon at unix:")
     assert job == "the job"
     assert (done.returncode, done.stdout) == (3, "out\n")

@@ -29,6 +29,8 @@ TORCHRUN = [
     *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
 ]
 TIMEOUT_S = 120.0
+ENDED = "(?:lost|killed by SIG[A-Z]+)"
+"""State of a killed rank: since Linux 6.15 its signal is known."""
 
 
 @dataclass(frozen=True)
@@ -170,8 +172,8 @@ def test_deadlock_over_two_groups_is_one_sentence_live_and_in_the_tree(tmp_path:
     assert log.count(f"rankdump: {deadlock}; a longer timeout does not help") == 1
     assert "timedelta" not in log
 
-    assert len(re.findall(r"^ +[01] hangs [0-9.]+ s ", status, re.MULTILINE)) == 2
-    assert f"a longer timeout does not help: {deadlock}" in status
+    assert len(re.findall(r"^ +[01] +hangs [0-9.]+ s ", status, re.MULTILINE)) == 2
+    assert status.count(deadlock) == 1
     assert re.search(
         rf"rank 0 has waited since [0-9:]{{8}} \(.*\) in all_reduce number 3 of group '1' in "
         rf"iteration 2 at {SCRIPT}:\d+ for rank 1",
@@ -190,7 +192,8 @@ def test_deadlock_over_two_groups_is_one_sentence_live_and_in_the_tree(tmp_path:
     assert "(waits)" in hints
     assert "timedelta" not in hints
 
-    assert len(re.findall(r"^ +[01] lost in iteration 2 ", job.run("status"), re.MULTILINE)) == 2
+    ended = re.findall(rf"^ +[01] +{ENDED} in iteration 2 ", job.run("status"), re.MULTILINE)
+    assert len(ended) == 2
     assert f"cycle: {deadlock}" in job.run("order", "--findings")
     assert "(waits)" not in job.run("hints")
 
@@ -217,10 +220,13 @@ def test_mismatch_that_hangs_is_named_by_a_service_of_the_host(
         )
         with start_job(tmp_path, "mismatch", RANKDUMP_AGENT=address) as job:
             job.wait_for(lambda text: "hangs" in text, "status")
-            order, log = job.run("order", "--findings"), job.log.read_text()
+            log = job.wait_for_log("a longer timeout does not help")
+            order = job.run("order", "--findings")
             job.end()
         after = wait_until(
-            lambda: job.run("status"), lambda text: "lost in iteration 2" in text, job.log
+            lambda: job.run("status"),
+            lambda text: bool(re.search(f"{ENDED} in iteration 2", text)),
+            job.log,
         )
     finally:
         daemon.send_signal(signal.SIGTERM)
@@ -228,8 +234,9 @@ def test_mismatch_that_hangs_is_named_by_a_service_of_the_host(
     assert "operation_mismatch, so far: iteration 2: members of" in order
     assert "broadcast on rank 0, scatter on rank 1" in order
     assert log.count("a longer timeout does not help") == 1
-    assert "closed" not in after
-    assert "operation_mismatch: iteration 2" in job.run("order", "--findings")
+    assert not re.search(r"^ +[01] +closed", after, re.MULTILINE)
+    assert "has waited" not in after
+    assert "iteration 2 is not published: no daemon of the job answers" in job.run("order")
 
 
 def test_sleeping_rank_is_waited_for_and_no_deadlock_is_claimed(tmp_path: Path) -> None:
@@ -238,8 +245,8 @@ def test_sleeping_rank_is_waited_for_and_no_deadlock_is_claimed(tmp_path: Path) 
         status = job.wait_for(lambda text: "waits" in text, "status")
         order, hints = job.run("order"), job.run("hints")
         job.end()
-    assert re.search(r"^ +0 waits [0-9.]+ s ", status, re.MULTILINE)
-    assert re.search(r"^ +1 open ", status, re.MULTILINE)
+    assert re.search(r"^ +0 +waits [0-9.]+ s ", status, re.MULTILINE)
+    assert re.search(r"^ +1 +open ", status, re.MULTILINE)
     line = find_line("all_reduce(torch.ones(8), group=groups[0])")
     assert f"in iteration 2 at {SCRIPT}:{line} for rank 1" in status
     assert "missing_member, so far: iteration 2: rank 1 has not arrived so far" in order
@@ -248,4 +255,4 @@ def test_sleeping_rank_is_waited_for_and_no_deadlock_is_claimed(tmp_path: Path) 
     for text in (status, order, hints, job.log.read_text()):
         assert "deadlock" not in text
         assert "does not help" not in text
-    assert "closed" not in job.run("status")
+    assert not re.search(r"^ +[01] +closed", job.run("status"), re.MULTILINE)

@@ -63,9 +63,11 @@ class RankTally:
             verb = "hangs" if self.wait.stuck else "waits"
             return f"{verb} {format_duration(self.wait.waited_us)}"
         unfinished = [each.iteration for each in self.iterations if not each.complete]
-        if not self.state or not unfinished:
-            return self.state
-        verb = "ended" if self.state == SessionState.CLOSED.value else self.state
+        unfinished += [self.wait.iteration] if self.wait else []
+        verb = _describe_end(self.sessions[-1]) if self.sessions else ""
+        if not verb or not unfinished:
+            return verb
+        verb = "ended" if verb == SessionState.CLOSED.value else verb
         return f"{verb} in iteration {max(unfinished)}"
 
     @property
@@ -106,6 +108,14 @@ class IterationTotals:
     def kept(self) -> int:
         """Tensors that are in the tree in some form."""
         return self.stored + self.linked + self.degraded
+
+
+def _describe_end(session: SessionStatus) -> str:
+    """Return how a session ended, or its state when more is not known."""
+    by = session.ended_by
+    if session.state is not SessionState.LOST or not by:
+        return session.state.value
+    return f"killed by {by}" if by.startswith("SIG") else f"ended with {by}"
 
 
 def tally_ranks(view: StatusView) -> tuple[RankTally, ...]:
@@ -196,8 +206,9 @@ def merge_rank_sentences(sentences: Iterable[str]) -> list[str]:
 def _format_waits(view: StatusView) -> list[str]:
     """Return a sentence for each call that ranks wait in, with the ranks that have not arrived."""
     by_call: dict[tuple[object, ...], list[RankWait]] = {}
+    is_open = {tally.wait: tally.state == SessionState.OPEN.value for tally in tally_ranks(view)}
     for wait in view.waits:
-        if wait.waited_us >= MIN_SHOWN_WAIT_US:
+        if is_open.get(wait) and wait.waited_us >= MIN_SHOWN_WAIT_US:
             key = (wait.job_id, wait.iteration, wait.group, wait.sequence, wait.name, wait.absent)
             by_call.setdefault(key, []).append(wait)
     return [_describe_call_wait(waits) for waits in by_call.values()]
@@ -226,7 +237,9 @@ def _rank_sentences(tally: RankTally) -> list[str]:
             if tally.iterations
             else "no record had been received"
         )
-        texts.append(f"the connection ended before the session was closed; {kept}")
+        by = tally.sessions[-1].ended_by
+        how = f"the process ended ({by})" if by else "the connection ended"
+        texts.append(f"{how} before the session was closed; {kept}")
     texts += describe_drops(tally.dropped)
     unfinished = [i.iteration for i in tally.iterations if not i.complete]
     if unfinished and tally.state != SessionState.OPEN.value:

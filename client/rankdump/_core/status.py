@@ -125,6 +125,8 @@ class SessionStatus:
     device_target: str = ""
     selected: str = ""
     """The iterations its plan selects, as a configuration writes them: `0|5-8`, `all`."""
+    ended_by: str = ""
+    """How the process of a lost session ended: `SIGABRT`, `exit code 1`; empty when unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +247,7 @@ class MergeStatus:
 
 @dataclass(frozen=True, slots=True)
 class RankWait:
-    """A collective or message that a rank has entered and not left."""
+    """A collective or message that a rank has entered and not left, even if its process is gone."""
 
     job_id: str
     rank: int

@@ -198,7 +198,11 @@ class DumpAgent(Component):
 
     def _make_parts(self, settings: AgentSettings, audit: AuditCallback) -> None:
         """Make the parts that depend on the registry."""
-        self._session_files = SessionFiles(settings.listen, settings.coordinator)
+        self._session_files = SessionFiles(
+            settings.listen,
+            settings.coordinator,
+            on_end=lambda session: self._notifier.report_session(session),
+        )
         self._notifier = SessionNotifier(
             self._registry,
             self._ledger,

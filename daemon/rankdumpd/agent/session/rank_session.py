@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+import socket
 import threading
 from collections.abc import Collection, Iterable
 from typing import Protocol
@@ -17,10 +18,17 @@ from rankdump._core.plan import DumpPlan
 from rankdump._core.session_protocol import IterationEnd, SessionEnd, SessionRequest
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus
 from rankdumpd.agent.ledger.rows import LedgerSessionRow, OutcomeCountRow
-from rankdumpd.agent.records import MetadataFrame, QuietRank, RecordOutcome, StatisticRowsResult
+from rankdumpd.agent.records import (
+    FileDescriptor,
+    MetadataFrame,
+    QuietRank,
+    RecordOutcome,
+    StatisticRowsResult,
+)
 from rankdumpd.agent.session import balance
 from rankdumpd.agent.session.balance import SessionTallies
 from rankdumpd.agent.session.pending_metadata import PendingMetadata, ProgramOrder
+from rankdumpd.agent.session.rank_process import open_process, read_process_end
 from rankdumpd.agent.storage import rank_files
 from rankdumpd.agent.storage.graph_files import GraphAssembler
 from rankdumpd.agent.storage.session_storage import make_session_storage
@@ -142,6 +150,8 @@ class RankSession:
         self._listener: SessionListener | None = None
         self._ring: SessionRing | None = None
         self._slab_waits = False
+        self._process: FileDescriptor | None = None
+        self._ended_by = ""
         self._process_ended = False
         """Whether its process has ended, and all it left was handled."""
 
@@ -271,7 +281,7 @@ class RankSession:
     def close_by_rank(self, end: SessionEnd) -> None:
         """Close the session: the rank has nothing more to send."""
         with self._lock:
-            self._end = end
+            self._end, self._process = end, None
 
     def add_finding(self, sentence: str) -> bool:
         """Remember a finding about this session; return whether it is new."""
@@ -323,11 +333,14 @@ class RankSession:
             self.request = dataclasses.replace(request, plan_json=self.request.plan_json)
             self.token = secrets.token_bytes(16)
             self._expected, self._process_ended = True, False
+            self._process, self._ended_by = None, ""
 
     def connect(self, listener: SessionListener) -> None:
         """Attach the stream of this session; an earlier one is ended."""
         with self._lock:
             earlier, self._listener = self._listener, listener
+            if self._process is None and self.request.host == socket.gethostname():
+                self._process = open_process(self.request.pid)
             warnings, slab_waits = list(self._warnings), self._slab_waits
         if earlier:
             earlier.end("the session is connected by another stream")
@@ -351,11 +364,34 @@ class RankSession:
         """Note that its process is gone."""
         self._expected, self._process_ended = False, True
 
+    @property
+    def may_learn_end(self) -> bool:
+        """Whether the session is lost and its process may yet be found to have ended."""
+        lost = self._find_state() is SessionState.LOST
+        return lost and self._process is not None and not self._ended_by
+
+    def find_process_end(self) -> bool:
+        """Look how the process of a lost session ended; return whether that is known now."""
+        process = self._process if self.may_learn_end else None
+        ended_by = read_process_end(process) if process is not None else ""
+        with self._lock:
+            if ended_by and self._process is process:
+                self._process, self._ended_by = None, ended_by
+        return bool(ended_by)
+
+    def release_process(self) -> None:
+        """Look no longer how the process ended."""
+        with self._lock:
+            if self._find_state() is SessionState.LOST:
+                self._process = None
+
     def status(self) -> SessionStatus:
         """Return the identity and the state of the session."""
         with self._lock:
-            end = self._end or SessionEnd(0)
-            return make_session_status(self.request, self.plan, self._find_state(), end)
+            end, state = self._end or SessionEnd(0), self._find_state()
+            status = make_session_status(self.request, self.plan, state, end)
+            ended_by = self._ended_by if state is SessionState.LOST else ""
+            return dataclasses.replace(status, ended_by=ended_by)
 
     def _find_state(self) -> SessionState:
         if self._end:

@@ -27,6 +27,9 @@ from rankdumpd.server.logs import build_log_fields
 
 RETRY_INTERVAL_S = 1.0
 """Pause before a file that could not be written is tried again."""
+END_INTERVAL_S = 0.2
+MAX_END_WAIT_US = 30_000_000
+"""Time for which a lost session waits for its process, which its launcher has to wait for first."""
 _ANY_ADDRESS = ("0.0.0.0", "[::]", "")
 
 _logger = logging.getLogger(__name__)
@@ -61,9 +64,16 @@ class SessionFiles:
         coordinator: str,
         *,
         host: str | None = None,
+        on_end: Callable[[RankSession], None] | None = None,
         clock_us: Callable[[], int] = _read_wall_clock_us,
     ) -> None:
-        """`listen` and `coordinator` are the addresses of the agent and of its coordinator."""
+        """`listen` and `coordinator` are the addresses of the agent and of its coordinator.
+
+        `on_end` is called when it is known how the process of a lost session ended.
+        """
+        self._on_end = on_end
+        self._lost: dict[str, tuple[RankSession, int]] = {}
+        """Lost sessions whose process is watched, and since when."""
         self._host = socket.gethostname() if host is None else host
         self._agent = find_client_address(listen, self._host)
         self._coordinator, self._clock_us = coordinator, clock_us
@@ -99,7 +109,8 @@ class SessionFiles:
             with self._changed:
                 if failed and not self._stopping:
                     self._changed.wait(RETRY_INTERVAL_S)
-                self._changed.wait_for(lambda: self._waiting or self._stopping)
+                pause_s = END_INTERVAL_S if self._lost else None
+                self._changed.wait_for(lambda: self._waiting or self._stopping, pause_s)
                 waiting, self._waiting = self._waiting, {}
                 stopping = self._stopping
             failed = False
@@ -108,12 +119,29 @@ class SessionFiles:
                     failed = True
                     with self._changed:
                         self._waiting.setdefault(session_id, (session, changed_us))
+            self._check_ends()
             if stopping:
                 return
+
+    def _check_ends(self) -> None:
+        """Write how the processes of lost sessions ended, as soon as that is known."""
+        now_us = self._clock_us()
+        for session_id, (session, since_us) in list(self._lost.items()):
+            found = session.find_process_end()
+            if found:
+                self._write(session, now_us)
+                if self._on_end is not None:
+                    self._on_end(session)
+            if now_us - since_us > MAX_END_WAIT_US:
+                session.release_process()
+            if not session.may_learn_end:
+                del self._lost[session_id]
 
     def _write(self, session: RankSession, changed_us: int) -> bool:
         """Write the file of a session if it changed; return False when it is to be tried again."""
         status = session.status()
+        if session.may_learn_end:
+            self._lost.setdefault(status.session_id, (session, changed_us))
         if self._written.get(status.session_id) == status:
             return True
         name = make_session_file_name(status)

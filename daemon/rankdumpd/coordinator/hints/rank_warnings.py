@@ -60,10 +60,13 @@ _NO_WARNINGS: Mapping[WarningKey, str] = MappingProxyType({})
 
 
 def build_warnings(
-    hints: Iterable[TimeoutHint], known: Mapping[WarningKey, str] = _NO_WARNINGS
+    hints: Iterable[TimeoutHint],
+    known: Mapping[WarningKey, str] = _NO_WARNINGS,
+    *,
+    causes: Iterable[str] = (),
 ) -> dict[WarningKey, str]:
     """Return a line for each cause of waits that do not end, and for each other hint whose limit is
-    half used, or will be; nearest first.
+    half used, or will be; nearest first. `causes` are those known beside the hints.
 
     A key that is in `known` keeps its text.
     """
@@ -71,7 +74,7 @@ def build_warnings(
         hints, key=lambda hint: (-find_reached_step(hint.share), hint.job_id, hint.group)
     )
     warnings: dict[WarningKey, str] = {}
-    for cause in dict.fromkeys(hint.cause for hint in nearest if hint.cause):
+    for cause in dict.fromkeys((*causes, *(hint.cause for hint in nearest if hint.cause))):
         if len(warnings) < _MAX_WARNINGS:
             warnings[cause, "stuck", 0, 0.0] = f"{cause}; a longer timeout does not help"
     for hint in nearest:

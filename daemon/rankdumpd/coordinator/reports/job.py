@@ -155,6 +155,8 @@ class ReportedJob:
         self.warnings: tuple[str, ...] = ()
         self.waits: tuple[RankWait, ...] = ()
         """The call that each rank waits in."""
+        self.standing: tuple[Finding, ...] = ()
+        """Findings about such calls that do not end, in iterations that are not published."""
         self.findings: list[Finding] = []
         self.more_findings = 0
         self._first: dict[tuple[str, str], int] = {}
@@ -433,7 +435,7 @@ def build_job_view(job: ReportedJob, *, now_s: float) -> JobView:
         older_iterations=job.ranks.forgotten_balances,
         merge=_merge_status(job, now_s=now_s),
         hints=job.hints,
-        findings=tuple(list_job_findings(job)),
+        findings=(*list_job_findings(job), *job.standing),
         more_findings=job.more_findings,
         waits=job.waits,
     )

@@ -399,12 +399,19 @@ class ReportStore:
                 job.hints, job.warnings = hints, warnings
             return changed
 
-    def set_waits(self, job_id: str, waits: tuple[RankWait, ...]) -> None:
-        """Set the calls that the ranks of a job wait in."""
+    def set_waits(
+        self, job_id: str, waits: tuple[RankWait, ...], standing: tuple[Finding, ...]
+    ) -> bool:
+        """Set the calls that the ranks of a job wait in, and the findings about those that do not
+        end; return whether the findings differ from those before.
+        """
         with self._lock:
             job = self._jobs.get(job_id)
-            if job is not None:
-                job.waits = waits
+            if job is None:
+                return False
+            changed = job.standing != standing
+            job.waits, job.standing = waits, standing
+            return changed
 
     def collect_changes(self, *, now_s: float, now_us: int) -> dict[object, StateRow]:
         """Return the rows to write; call `mark_committed` or `restore_changes` afterwards."""

@@ -119,8 +119,11 @@ class StandingCauses:
         self._standing: dict[tuple[str, int], tuple[Finding, ...]] = {}
         """Those findings whose ranks have all waited for long."""
 
-    def update(self, views: Sequence[IterationView], *, now_us: int) -> None:
-        """Search running iterations; an iteration is merged only if a rank may be stuck in it."""
+    def update(self, views: Sequence[IterationView], *, now_us: int) -> set[str]:
+        """Search running iterations; return the jobs whose findings have changed.
+
+        An iteration is merged only if a rank may be stuck in it.
+        """
         before, self._merged, self._standing = self._merged, {}, {}
         waits_by_job: defaultdict[str, list[RankWait]] = defaultdict(list)
         for view in views:
@@ -131,17 +134,26 @@ class StandingCauses:
                 standing = select_standing_findings(self._merged[key][1], waits)
                 self._standing[key] = standing
             waits_by_job[view.job_id] += mark_stuck_waits(waits, standing)
-        for job_id in self._store.list_job_ids():
-            self._store.set_waits(job_id, tuple(waits_by_job[job_id]))
+        return {
+            job_id
+            for job_id in self._store.list_job_ids()
+            if self._store.set_waits(
+                job_id, tuple(waits_by_job[job_id]), tuple(self.list_running(job_id))
+            )
+        }
 
-    def list_findings(self, job_id: str) -> list[Finding]:
-        """Return the findings of a job, those of running iterations first."""
-        running = [
+    def list_running(self, job_id: str) -> list[Finding]:
+        """Return the findings of a job about running iterations."""
+        return [
             finding
             for (job, _), found in self._standing.items()
             for finding in found
             if job == job_id
         ]
+
+    def list_findings(self, job_id: str) -> list[Finding]:
+        """Return the findings of a job, those of running iterations first."""
+        running = self.list_running(job_id)
         published = self._store.list_findings(job_id)
         return [*running, *(each for each in published if each.kind in STANDING_KINDS)]
 
@@ -213,16 +225,16 @@ class HintUpdater:
         """Update the hints about open waits, and remove those of waits that are over."""
         found: defaultdict[str, list[TimeoutHint]] = defaultdict(list)
         views = self._store.list_waiting_iterations(now_s=now_s)
-        self._causes.update(views, now_us=now_us)
+        stuck = self._causes.update(views, now_us=now_us)
         for view in views:
             self._roots_by_job[view.job_id] = view.root
             state = self._states.get(view.job_id)
             found[view.job_id] += find_open_waits(
                 view, self._store.build_job_facts(view.job_id), now_us, state
             )
-        for job_id in {*self._open, *found}:
+        for job_id in {*self._open, *found, *stuck}:
             waits = tuple(found.get(job_id, ()))
-            if waits != self._open.get(job_id, ()):
+            if waits != self._open.get(job_id, ()) or job_id in stuck:
                 self._open[job_id] = waits
                 self._refresh(job_id, self._roots_by_job.get(job_id, ""))
         self._open = {job_id: waits for job_id, waits in self._open.items() if waits}
@@ -242,7 +254,8 @@ class HintUpdater:
             for hint in (*published, *self._open.get(job_id, ()))
         )
         known = self._warnings.get(job_id, {})
-        lines = build_warnings(hints, known)
+        running = (finding.text for finding in self._causes.list_running(job_id))
+        lines = build_warnings(hints, known, causes=running)
         self._warnings[job_id] = dict([*(known | lines).items()][-MAX_REMEMBERED_WARNINGS:])
         texts = tuple(lines.values())
         if not self._store.set_hints(job_id, hints=hints, warnings=texts) or not root:

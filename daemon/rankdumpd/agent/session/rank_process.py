@@ -1,0 +1,59 @@
+"""How the process of a rank ended: its exit code or signal, from a descriptor of the process.
+
+Only a parent learns that from wait(2), and ranks are not children of their agent. Since Linux 6.15
+a pidfd that was opened before tells it to others too, once the parent has waited (pidfd.h,
+PIDFD_GET_INFO with PIDFD_INFO_EXIT). Elsewhere the end of a process remains unknown.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import struct
+
+from rankdumpd.agent.records import FileDescriptor
+
+_INFO_BYTES = 64
+"""struct pidfd_info, version 0: two 64-bit numbers and 12 of 32 bits, the last one the status."""
+_GET_INFO = (3 << 30) | (_INFO_BYTES << 16) | (0xFF << 8) | 11
+"""_IOWR(PIDFS_IOCTL_MAGIC, 11, struct pidfd_info)"""
+_INFO_EXIT = 1 << 3
+_STATUS_OFFSET = 60
+
+
+def open_process(pid: int) -> FileDescriptor | None:
+    """Return a descriptor of a process of this host; None where there is none."""
+    try:
+        return FileDescriptor(os.pidfd_open(pid))
+    except (OSError, AttributeError, OverflowError, ValueError):
+        return None
+
+
+def read_process_end(process: FileDescriptor) -> str:
+    """Return how a process ended, as `format_process_end` does; empty while that is not known."""
+    info = bytearray(_INFO_BYTES)
+    struct.pack_into("<Q", info, 0, _INFO_EXIT)
+    try:
+        fcntl.ioctl(process.number, _GET_INFO, info)
+    except OSError:
+        return ""
+    (known,) = struct.unpack_from("<Q", info, 0)
+    if not known & _INFO_EXIT:
+        return ""
+    (status,) = struct.unpack_from("<i", info, _STATUS_OFFSET)
+    return format_process_end(os.waitstatus_to_exitcode(status))
+
+
+def format_process_end(code: int) -> str:
+    """Return the name of a signal, which is negative, or an exit code in words.
+
+    >>> format_process_end(-6), format_process_end(1)
+    ('SIGABRT', 'exit code 1')
+    """
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
