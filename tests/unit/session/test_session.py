@@ -69,6 +69,7 @@ def test_public_names_of_rankdump():
         "dump_start",
         "dump_stop",
         "limit",
+        "microbatch",
         "open",
         "set_dump",
         "step",

@@ -137,9 +137,14 @@ def iterate_own_tensors(module: Module) -> Iterator[tuple[str, Tensor]]:
 
 def find_class_name(module: Module) -> str:
     """Return the class name of a module; for a wrapper that of the module inside."""
+    return _find_original_class(type(unwrap_module(module))).__name__
+
+
+def unwrap_module(module: Module) -> Module:
+    """Return the module inside all wrappers."""
     while (inner := _find_wrapped(module)) is not None:
         module = inner
-    return _find_original_class(type(module)).__name__
+    return module
 
 
 _SHARDED_BASES = ("FSDPModule", "ReplicateModule", "DDP")
