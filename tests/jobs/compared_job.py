@@ -20,8 +20,8 @@ class WideLinear(nn.Linear):
 
     spoilt = False
 
-    def forward(self, x: Tensor) -> Tensor:
-        result = super().forward(x)
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in torch
+        result = super().forward(input)
         return result.index_fill(1, torch.tensor([2]), float("nan")) if self.spoilt else result
 
 
@@ -72,7 +72,8 @@ def train(sharded: bool, spoiler: int) -> None:
         dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = Net()
-    up = model.layers[1].up
+    up = model.get_submodule("layers.1.up")
+    assert isinstance(up, WideLinear)
     if sharded:
         from torch.distributed.fsdp import fully_shard
 

@@ -132,7 +132,7 @@ def test_diff_has_a_line_for_each_kind(sharded, whole):
     assert kinds == ["parameters", "buffers", "gradients", "activations", "activation gradients"]
     (activations,) = (line for line in done.stdout.splitlines() if line.startswith("activations"))
     assert "first extent 2 in a and 4 in b, as with other batches" in activations
-    assert "input.2 (num_items_in_batch)" in done.stdout
+    assert "input.1 (labels)" in done.stdout
     assert "output.0 (loss)" in done.stdout
 
 
