@@ -54,6 +54,7 @@ class TreeBuilder:
         tensor_layout: TensorLayout | None = None,
         microbatch: int | None = None,
         phase: str = "",
+        argument: str = "",
     ) -> Path:
         """Write one tensor; `dtype` is the original type where it differs from the stored one.
 
@@ -62,6 +63,8 @@ class TreeBuilder:
         head = self._head(rank, iteration, op_name, values, side, slot, graph, dtype, op_type)
         parallel = {"layout": tensor_layout, "microbatch": microbatch, "phase": phase}
         head = replace(head, kind=head.kind._replace(constant=constant, **parallel))
+        if argument:
+            head = replace(head, kind=head.kind._replace(argument=argument))
         element = self.profile.make_element_token(head.kind.dtype, self.device_target)
         packer = get_codec(codec)
         place = layout.make_mindspore_place(
@@ -146,7 +149,7 @@ class TreeBuilder:
                 timestamp_us=key.timestamp_us,
                 op_type=key.op_type,
                 op_name=key.op_name,
-                argument="",
+                argument=head.kind.argument,
                 dtype=head.kind.dtype,
                 shape=head.kind.shape,
                 bytes_in=head.byte_count,

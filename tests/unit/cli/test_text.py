@@ -12,6 +12,7 @@ from rankdump._cli.text_format import (
     format_reasons,
     format_scope_name,
     format_shape,
+    name_models,
     shorten_text,
     wrap_text,
 )
@@ -97,3 +98,19 @@ def test_format_scope_name_omits_classes(op_name, said):
 def test_wrap_text_keeps_a_blank_line():
     """Between a table and its totals, on a terminal as in a pipe."""
     assert wrap_text("", 80) == wrap_text("", None) == [""]
+
+
+def test_name_models_tells_several_models_apart():
+    """One model needs no name; two of one class have their graph in theirs."""
+    linear = "Default/network-{}/0-Linear/Linear-op0".format
+    assert name_models([(0, linear("Net")), (0, linear("Net"))]) == {}
+    assert name_models([(1, "0.weight"), (0, linear("G")), (1, linear("D"))]) == {0: "G", 1: "D"}
+    assert name_models([(0, linear("G")), (1, linear("G"))]) == {0: "G[0]", 1: "G[1]"}
+    assert name_models([(0, "0.weight"), (1, linear("G"))]) == {1: "G"}
+
+
+def test_format_scope_name_begins_with_the_model_it_is_given():
+    linear = "Default/network-G/0-Linear/Linear-op0"
+    assert format_scope_name(linear, "G") == "G.0/Linear-op0"
+    assert format_scope_name(f"Gradients/{linear}", "G") == "Gradients/G.0/Linear-op0"
+    assert format_scope_name("Default/network-G/G-op0", "G") == "G-op0"

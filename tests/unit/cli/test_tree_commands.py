@@ -361,3 +361,26 @@ def test_ls_never_calls_an_iteration_with_drops_complete(tree, capsys):
     _, out, _ = told(capsys, "stats", tree.root, "--nonfinite")
     assert "all of them are finite, but 4 tensors of the plan are not in the tree:" in out
     assert sentence in out.splitlines()
+
+
+def test_ls_names_arguments_buffers_and_models(tree, capsys):
+    """A keyword, a result's field, a buffer among parameters, and which of two models it is."""
+    values = np.ones(2, np.float32)
+    discriminator, generator = (f"Default/network-{name}/{name}-op0" for name in "DG")
+    keyword = "kwargs.num_items_in_batch"
+    tree.tensor(0, 0, generator, values, side=TensorSide.INPUT, slot=1, argument=keyword)
+    tree.tensor(0, 0, generator, values, argument="out.loss")
+    tree.tensor(0, 0, "bn.running_mean", values, op_type="Parameter", argument="buffer")
+    tree.tensor(0, 0, discriminator, values, argument="out", graph=1)
+    tree.complete(0, 0, world_size=1)
+    _, out, _ = told(capsys, "ls", tree.root, "--rank", "0")
+    lines = [line.split() for line in out.splitlines()]
+    assert out.splitlines()[0] == "rank 0, iteration 0, net Net, graph 0, model G"
+    assert "rank 0, iteration 0, net Net, graph 1, model D" in out.splitlines()
+    assert lines[2] == [*["G-op0", "input", "1", "float32", "(2)", "8", "B"], "num_items_in_batch"]
+    assert lines[3] == [*["G-op0", "output", "0", "float32", "(2)", "8", "B"], "loss"]
+    assert lines[4] == ["Buffer", "bn.running_mean", "output", "0", "float32", "(2)", "8", "B"]
+    assert ["D-op0", "output", "0", "float32", "(2)", "8", "B"] in lines
+    _, out, _ = told(capsys, "stats", tree.root)
+    assert "output 0 loss" in out
+    assert "Buffer bn.running_mean" in out

@@ -106,7 +106,7 @@ def _describe_kind(found: KindSummary, spelt: Callable[[str], str]) -> str:
     if widest is not None:
         error = get_row_error(widest)
         details.append(f"by at most {error:.4g} ({_name_place(widest, spelt)})")
-    if first is not None and first is not widest:
+    elif first is not None:
         details.append(f"first {_name_place(first, spelt)}")
     sizes = found.batch_sizes if TensorVerdict.SHAPE in counts else None
     if sizes is not None:

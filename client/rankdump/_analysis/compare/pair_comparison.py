@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any, TypeAlias
 
@@ -27,12 +28,15 @@ from rankdump._analysis.compare.report import (
 )
 from rankdump._analysis.compare.tensor_blocks import select_comparison_dtype
 from rankdump._analysis.compare.tensor_measures import MeasurementResult, measure_difference
+from rankdump._analysis.reader.shard_join import select_shard
 from rankdump._analysis.reader.tensor_loader import Opened, load, opened
 from rankdump._analysis.reader.tree import are_statistics_finite
 from rankdump._core.statistics import compute_moments
+from rankdump._core.tensor_layout import TensorLayout
 from rankdump.errors import RankdumpError
 
 _SAME_DIGEST = PairOutcome(TensorVerdict.EQUAL)
+_SHARD_FINDING = "{0} has a shard {2} of {3}, compared with the same elements of {1}"
 PairGroup: TypeAlias = "list[tuple[int, TensorPair]]"
 """Pairs, each with its position among all."""
 GroupOutcomes: TypeAlias = "list[tuple[int, PairOutcome]]"
@@ -150,6 +154,7 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
         outcome = _build_unread_outcome(TensorVerdict.SHAPE, a, b, _format_shapes(a.shape, b.shape))
         # The elements still show whether they are finite, as with batches of different sizes.
         unknown = outcome.nonfinite_a is None or outcome.nonfinite_b is None
+        unknown = unknown or _has_shard_of(a, b) or _has_shard_of(b, a)
         return None if unknown and a.entry is not None and b.entry is not None else outcome
     if a.entry is None and b.entry is None:
         return compare_pair_statistics(a, b, settings.tolerances, _list_findings(a, b))
@@ -185,6 +190,8 @@ def _compare_elements(
         a, b = _describe_from_file(a, left), _describe_from_file(b, right)
         if _is_comparable(left.shape, right.shape):
             return _measure_elements(a, b, left, right, settings)
+        if _has_shard_of(a, b) or _has_shard_of(b, a):
+            return _measure_shard(a, b, settings)
         return PairOutcome(
             TensorVerdict.SHAPE,
             (_format_shapes(left.shape, right.shape),),
@@ -208,6 +215,48 @@ def _measure_elements(
         nonfinite_a=measures.nonfinite_a > 0,
         nonfinite_b=measures.nonfinite_b > 0,
     )
+
+
+def _find_layout(tensor: DumpedTensor) -> TensorLayout | None:
+    record = tensor.entry.record if tensor.entry is not None else None
+    return record.layout if record is not None else None
+
+
+def _has_shard_of(tensor: DumpedTensor, whole: DumpedTensor) -> bool:
+    """Return whether a tensor is a shard of a logical tensor, and the other all of it."""
+    layout = _find_layout(tensor)
+    return (
+        layout is not None
+        and not layout.is_partial
+        and layout.global_shape == whole.shape
+        and _find_layout(whole) is None
+    )
+
+
+def _measure_shard(a: DumpedTensor, b: DumpedTensor, settings: ComparisonSettings) -> PairOutcome:
+    """Return the outcome of comparing a shard with the same elements of the whole tensor."""
+    assert a.entry is not None
+    assert b.entry is not None
+    left, right = load(a.entry), load(b.entry)
+    if _has_shard_of(a, b):
+        left, right = _align_shard(left, a, right)
+        found = _SHARD_FINDING.format("a", "b", list(a.shape or ()), list(b.shape or ()))
+    else:
+        right, left = _align_shard(right, b, left)
+        found = _SHARD_FINDING.format("b", "a", list(b.shape or ()), list(a.shape or ()))
+    a, b = a._replace(shape=left.shape), b._replace(shape=right.shape)
+    outcome = _measure_elements(a, b, left, right, replace(settings, msaccucmp=False))
+    return replace(outcome, findings=(*outcome.findings, found))
+
+
+def _align_shard(
+    shard: npt.NDArray[Any], tensor: DumpedTensor, whole: npt.NDArray[Any]
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return the elements of a shard, without padding, and the same elements of the whole."""
+    layout = _find_layout(tensor)
+    assert layout is not None
+    part = np.ascontiguousarray(select_shard(whole, layout, shard.shape))
+    return (shard.reshape(-1)[: part.size] if layout.flat_range else shard), part
 
 
 def _load_array(tensor: DumpedTensor, found: Opened) -> npt.NDArray[Any]:

@@ -72,10 +72,11 @@ def _convert_origin(origin: DivergenceOrigin) -> dict[str, object]:
 
 
 def _convert_suspect(suspect: SuspectCall) -> dict[str, object]:
-    found = {**asdict(suspect), "iteration": _convert_iteration(suspect.iteration)}
-    place = found.pop("row_place")
-    if place is not None:
-        rank, iteration = place
+    found: dict[str, object] = asdict(suspect)
+    del found["row_place"]
+    found["iteration"] = _convert_iteration(suspect.iteration)
+    if suspect.row_place is not None:
+        rank, iteration = suspect.row_place
         found["row_place"] = [rank, _convert_iteration(iteration)]
     return found
 

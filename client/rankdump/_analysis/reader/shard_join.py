@@ -116,6 +116,13 @@ def join_shards(plan: JoinPlan, load: Callable[[int], _Array], *, name: str) -> 
     return result
 
 
+def select_shard(whole: _Array, layout: TensorLayout, shape: tuple[int, ...]) -> _Array:
+    """Return the elements of a logical tensor that a shard of that shape has, without padding."""
+    if layout.flat_range:
+        return whole.reshape(-1)[slice(*layout.flat_range)]
+    return whole[_select_block(layout, shape)]
+
+
 def _group_by_block(
     shards: Sequence[TensorShard],
 ) -> dict[tuple[object, ...], dict[tuple[int, ...], list[TensorShard]]]:

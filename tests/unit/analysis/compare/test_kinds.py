@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.diff_reports import outcome, row
 
 from rankdump._analysis.compare.kind_summary import find_tensor_kind, format_kinds, summarize_kinds
-from rankdump._analysis.compare.report import TensorPair, TensorVerdict
+from rankdump._analysis.compare.report import PairOutcome, TensorPair, TensorVerdict
 
 
 def _shaped(made, a, b):
@@ -31,7 +31,7 @@ def test_summarize_kinds_lists_kinds_that_occur():
     ]
 
 
-def test_format_kinds_names_the_largest_error_and_the_first_place():
+def test_format_kinds_names_the_largest_error_or_the_first_nan():
     rows = [
         row(0, "output.0", outcome(TensorVerdict.DIFFERENT, 0.5), name="a/Linear-op0"),
         row(1, "output.0", outcome(TensorVerdict.DIFFERENT, 2.0), name="b/Linear-op0", rank=1),
@@ -39,8 +39,11 @@ def test_format_kinds_names_the_largest_error_and_the_first_place():
     ]
     assert format_kinds(rows, str) == [
         "activations  3 pairs: 2 different, 1 equal; "
-        "by at most 2 (b/Linear-op0 output.0, rank 1, iteration 0); "
-        "first a/Linear-op0 output.0, rank 0, iteration 0"
+        "by at most 2 (b/Linear-op0 output.0, rank 1, iteration 0)"
+    ]
+    bad = row(1, "output.0", PairOutcome(TensorVerdict.NAN), name="b/Linear-op0", rank=1)
+    assert format_kinds([rows[2], bad], str) == [
+        "activations  2 pairs: 1 nan, 1 equal; first b/Linear-op0 output.0, rank 1, iteration 0"
     ]
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.tensor_layouts import shard_rows
 from support.tensor_pairs import pair, path_of, tensor
 
 from rankdump._analysis.compare import pair_comparison as module
@@ -17,6 +19,7 @@ from rankdump._analysis.compare.report import (
     TensorPair,
     TensorVerdict,
 )
+from rankdump._core.manifest import ManifestRecord
 from rankdump._core.record import TensorSide
 
 SETTINGS = ComparisonSettings()
@@ -111,6 +114,38 @@ def test_tensors_of_different_shapes_are_known_to_be_finite_or_not(tmp_path):
     found = verdict(tmp_path, [1, 2, NAN], [1, 2])
     assert found.verdict is TensorVerdict.SHAPE
     assert (found.nonfinite_a, found.nonfinite_b) == (True, False)
+
+
+def test_shard_is_compared_with_its_part_of_the_whole(tmp_path):
+    """Also a flattened one with padding; a whole of another shape stays a difference of shapes."""
+    whole = np.arange(12, dtype=np.float32).reshape(4, 3)
+    rows = shard_rows(1, 2, (4, 3))
+    flat = replace(rows, flat_range=(3, 7), padding=1)
+    padded = np.array([*whole.reshape(-1)[3:7], -9], np.float32)
+    for part, layout in ((whole[2:], rows), (padded, flat)):
+        made = pair(tmp_path, "x", part, whole)
+        shard = made.a._replace(entry=_with_layout(made.a, layout))
+        found = compare_pair(TensorPair(shard, made.b), SETTINGS)
+        assert found.verdict is TensorVerdict.EQUAL
+        assert "compared with the same elements of b" in found.findings[-1]
+        swapped = compare_pair(TensorPair(made.b, shard), SETTINGS)
+        assert swapped.verdict is TensorVerdict.EQUAL
+        assert "compared with the same elements of a" in swapped.findings[-1]
+    made = pair(tmp_path, "x", whole[:2], whole)
+    shard = made.a._replace(entry=_with_layout(made.a, rows))
+    found = compare_pair(TensorPair(shard, made.b), SETTINGS)
+    assert found.verdict is TensorVerdict.DIFFERENT
+    assert found.measures is not None
+    assert found.measures.max_absolute == 6
+    other = pair(tmp_path, "y", whole[2:], whole[:3])
+    shard = other.a._replace(entry=_with_layout(other.a, rows))
+    assert compare_pair(TensorPair(shard, other.b), SETTINGS).verdict is TensorVerdict.SHAPE
+
+
+def _with_layout(held, layout):
+    name, size = held.entry.relative, 4 * int(np.prod(held.shape))
+    record = ManifestRecord(name, 1, "Op", "x", "", held.dtype, held.shape, size, 0, "")
+    return held.entry._replace(record=record._replace(layout=layout))
 
 
 def test_shapes_are_read_from_files(tmp_path):

@@ -1,0 +1,173 @@
+"""What a person reads about real jobs: FSDP2 against one rank, a NaN on one rank, a GAN."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import rankdump
+from rankdump._analysis.compare.kind_summary import find_tensor_kind
+from rankdump._analysis.compare.report import TensorVerdict
+from rankdump._core.manifest import Manifest
+
+JOB = Path(__file__).with_name("compared_job.py")
+RUN_S = 240
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.process,
+    pytest.mark.torch,
+    pytest.mark.timeout(300),
+]
+
+
+def run_rankdump(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rankdump", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"},
+    )
+
+
+def run_job(folder: Path, name: str, *arguments: object, world: int = 1) -> Path:
+    """Run a scenario to its end; return its tree."""
+    tree = folder / name
+    common = {
+        "dump_mode": 0,
+        "path": str(tree),
+        "net_name": "Net",
+        "iteration": "all",
+        "saved_data": "tensor",
+        "input_output": 0,
+        "kernels": [],
+        "support_device": [0, 1],
+    }
+    settings = {"enable": True, "trans_flag": True}
+    config = folder / f"{name}.json"
+    config.write_text(json.dumps({"common_dump_settings": common, "e2e_dump_settings": settings}))
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", world]
+    command = [sys.executable, *(launcher if world > 1 else []), JOB, *arguments]
+    done = run_rankdump("run", "--config", config, "--", *command)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return tree
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("compared")
+
+
+@pytest.fixture(scope="module")
+def sharded(folder) -> Path:
+    return run_job(folder, "sharded", "sharded", world=2)
+
+
+@pytest.fixture(scope="module")
+def whole(folder) -> Path:
+    return run_job(folder, "whole", "whole")
+
+
+@pytest.fixture(scope="module")
+def spoilt(folder) -> Path:
+    """FSDP2; rank 1 has a NaN in one operator of iteration 1."""
+    return run_job(folder, "spoilt", "sharded", 1, world=2)
+
+
+@pytest.fixture(scope="module")
+def gan(folder) -> Path:
+    return run_job(folder, "gan", "gan")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sharded_model_pairs_with_the_whole_one(sharded, whole, rank):
+    """Every call has a partner, and a shard equals its part although batches differ in size."""
+    report = rankdump.compare(sharded, whole, rank_a=rank, rank_b=0)
+    assert all(row.name_a and row.name_b for row in report.rows)
+    verdicts: dict[str, set[TensorVerdict]] = {}
+    for row in report.rows:
+        verdicts.setdefault(find_tensor_kind(row), set()).add(row.outcome.verdict)
+    agree = {TensorVerdict.EQUAL, TensorVerdict.CLOSE}
+    assert verdicts["parameters"] <= agree
+    assert verdicts["gradients"] <= agree
+    assert verdicts["buffers"] == {TensorVerdict.EQUAL}
+    assert TensorVerdict.SHAPE in verdicts["activations"]
+
+
+def test_tree_with_the_names_of_sharded_classes_pairs_as_well(sharded, whole, tmp_path):
+    """Earlier versions wrote the name of the class that fully_shard makes."""
+    earlier = tmp_path / "earlier"
+    shutil.copytree(sharded, earlier)
+    for path in earlier.glob("rank_*/.dump_metadata/manifest/*.json"):
+        path.chmod(0o644)
+        manifest = Manifest.from_json(path.read_bytes())
+        records = tuple(
+            record._replace(
+                op_name=re.sub(r"(-|/)(Net|Block)(?=[-/])", r"\1FSDP\2", record.op_name),
+                op_type=re.sub(r"^(Net|Block)$", r"FSDP\1", record.op_type),
+            )
+            for record in manifest.records
+        )
+        path.write_bytes(replace(manifest, records=records).to_json())
+    report = rankdump.compare(earlier, whole, rank=0)
+    names = {(row.name_a, row.name_b) for row in report.rows}
+    assert ("Default/network-FSDPNet/FSDPNet-op0", "Default/network-Net/Net-op0") in names
+    assert all(a and b for a, b in names)
+    assert {row.rule for row in report.rows} == {"exact"}
+
+
+def test_diff_has_a_line_for_each_kind(sharded, whole):
+    done = run_rankdump("diff", sharded, whole)
+    assert done.returncode == 1
+    kinds = [line.split("  ")[0] for line in done.stdout.splitlines() if " pairs: " in line]
+    assert kinds == ["parameters", "buffers", "gradients", "activations", "activation gradients"]
+    (activations,) = (line for line in done.stdout.splitlines() if line.startswith("activations"))
+    assert "first extent 2 in a and 4 in b, as with other batches" in activations
+    assert "input.1 (labels)" in done.stdout
+    assert "output.0 (loss)" in done.stdout
+
+
+def test_stats_names_the_first_cause_of_a_nan(spoilt):
+    """The rank, the operator, the iteration and the line; what it spoilt comes after."""
+    done = run_rankdump("stats", spoilt, "--nonfinite")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "NaN or infinity starts at layers.1.up/WideLinear-op0"
+    assert lines[1] == "  rank 1, iteration 1, forward"
+    assert lines[2].startswith("  its inputs are finite, and output.0 holds NaN or infinity")
+    number = next(
+        at for at, line in enumerate(JOB.read_text().splitlines(), 1) if "self.up(x)" in line
+    )
+    assert lines[3].strip().startswith(f"{JOB}:{number}  ")
+    rows = [line for line in lines if re.match(r" +[01] +[01] .* (in|out)put [0-9]", line)]
+    assert len(rows) == 20
+    assert any(line.endswith("more tensors not finite: --limit 0 lists all") for line in lines)
+
+
+def test_diff_begins_with_the_nan(spoilt, sharded):
+    """On side b, with its own rank, also where ranks are compared crosswise."""
+    done = run_rankdump("diff", sharded, spoilt, "--rank-a", "0", "--rank-b", "1")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "NaN or infinity in b starts at layers.1.up/WideLinear-op0"
+    assert lines[1] == "  rank 1, iteration 1, forward"
+
+
+def test_listings_tell_the_models_of_a_gan_apart(gan):
+    listed = run_rankdump("ls", gan, "--limit", "0").stdout
+    headings = {line for line in listed.splitlines() if line.startswith("rank 0, iteration 0")}
+    assert headings == {
+        "rank 0, iteration 0, net Net, graph 0, model Generator",
+        "rank 0, iteration 0, net Net, graph 1, model Discriminator",
+    }
+    ordered = run_rankdump("order", gan, "--iteration", "0").stdout
+    for name in ("Generator.0/Linear-op0", "Discriminator.0/Linear-op0", "Generator-op0"):
+        assert f" {name} " in ordered
+    assert "Gradients/Discriminator.2/Linear-op0" in ordered
