@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rankdump._compat.dump_request import ApiCallScope, ApiDumpRequest
+from rankdump._core.events import CallOutcome
 from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.rank_identity import RankIdentity
 from rankdump._core.record import TensorSide
@@ -74,7 +75,12 @@ class NullRecorder:
         return StartedEvent(0, 0, graph, name, collective, 0)
 
     def finish_event(
-        self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
+        self,
+        begun: StartedEvent,
+        *,
+        name: str = "",
+        collective: CollectiveCall | None = None,
+        outcome: int = CallOutcome.UNKNOWN,
     ) -> None:
         """Do nothing."""
 

@@ -35,6 +35,17 @@ class EventKind(IntEnum):
         return EventKind.ALL_REDUCE <= self <= EventKind.BARRIER
 
 
+class CallOutcome(IntEnum):
+    """How a collective or message ended on a rank; the numbers are those on the wire."""
+
+    UNKNOWN = 0
+    """It is open, or only the call returned: an accelerator may still work on it."""
+    COMPLETE = 1
+    """It was carried out."""
+    FAILED = 2
+    """It raised, which states nothing about the other members."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
     """A communicator: its name, and the global ranks of its members."""
@@ -75,6 +86,8 @@ class RankEvent:
     stall_us: int = 0
     """Of a collective or message: time for which dumping had held the rank up since its session
     began, when it started."""
+    outcome: int = CallOutcome.UNKNOWN
+    """Of a collective or message, as in `CallOutcome`."""
 
 
 EVENT_COLUMN_TYPES: dict[str, str] = {
@@ -93,6 +106,7 @@ EVENT_COLUMN_TYPES: dict[str, str] = {
     "dtype": "u4",
     "peer": "i4",
     "stall_us": "u8",
+    "outcome": "u1",
 }
 """Column names and their element types; `name`, `group` and `dtype` index the string table."""
 
@@ -152,6 +166,8 @@ class FindingKind(str, Enum):
     """A rank that executed other things never arrived at a collective."""
     SILENT_RANK = "silent_rank"
     """A member reported no event of the iteration."""
+    ENDED_RANK = "ended_rank"
+    """The process of a rank ended, or its session was lost, before the rank ended its session."""
     LONE_MESSAGE = "lone_message"
     """A send without its receive, or a receive without its send."""
     CYCLE = "cycle"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from rankdump._core.events import EventKind, ProcessGroup
+from rankdump._core.events import CallOutcome, EventKind, ProcessGroup
 from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.plan import StatisticPrecision
 from rankdump._core.record import TensorSide
@@ -299,11 +299,17 @@ class Recorder(Protocol):
         ...
 
     def finish_event(
-        self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
+        self,
+        begun: StartedEvent,
+        *,
+        name: str = "",
+        collective: CollectiveCall | None = None,
+        outcome: int = CallOutcome.UNKNOWN,
     ) -> None:
         """Record an event begun earlier as complete now; from any thread.
 
-        Name and collective are given when they were not known at the start.
+        Name and collective are given when they were not known at the start, `outcome` of a
+        collective whose outcome is known.
         """
         ...
 

@@ -125,6 +125,9 @@ class SessionStatus:
     device_target: str = ""
     selected: str = ""
     """The iterations its plan selects, as a configuration writes them: `0|5-8`, `all`."""
+    last_events_known: bool = False
+    """Whether a lost session is known to the end: its process is gone, and what that had in shared
+    memory was read. Otherwise its last events may be missing."""
 
 
 @dataclass(frozen=True, slots=True)

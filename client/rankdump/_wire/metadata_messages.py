@@ -11,6 +11,7 @@ import numpy as np
 
 from rankdump._core.events import (
     EVENT_COLUMN_TYPES,
+    CallOutcome,
     EventColumn,
     EventColumns,
     EventKind,
@@ -40,7 +41,7 @@ MAX_EVENT_NAMES = 1 << 16
 MAX_PROCESS_GROUPS = 1 << 12
 MAX_GROUP_MEMBERS = 1 << 20
 """Ranks of all groups of one message."""
-_CALL_COLUMNS = ("group", "sequence", "element_count", "dtype", "peer", "stall_us")
+_CALL_COLUMNS = ("group", "sequence", "element_count", "dtype", "peer", "stall_us", "outcome")
 """Columns of collectives and messages only; operators have zeros or _OPERATOR_DEFAULTS."""
 _COMMON_COLUMNS = tuple(field for field in EVENT_COLUMN_TYPES if field not in _CALL_COLUMNS)
 _OPERATOR_DEFAULTS = {"peer": -1}
@@ -95,6 +96,8 @@ def events_from_wire(
     for field in _CALL_COLUMNS:
         columns[field] = np.full(count, _OPERATOR_DEFAULTS.get(field, 0), EVENT_COLUMN_TYPES[field])
         columns[field][calls] = _read_column(message, field, len(calls))
+    # An outcome of a newer peer is not known here.
+    columns["outcome"][columns["outcome"] > max(CallOutcome)] = CallOutcome.UNKNOWN
     names: Sequence[str] = tuple(message.names) or texts or ("",)
     for field in ("name", "group", "dtype"):
         if count and columns[field].max() >= len(names):

@@ -21,7 +21,7 @@ from weakref import ref
 import torch.distributed as dist
 from torch.nn import Module
 
-from rankdump._core.events import EventKind
+from rankdump._core.events import CallOutcome, EventKind
 from rankdump._core.recorder_protocol import Recorder
 from rankdump._frameworks.torch.communication import (
     ANY_SOURCE,
@@ -30,6 +30,7 @@ from rankdump._frameworks.torch.communication import (
     collective_recorder,
     count_elements,
     describe_group,
+    find_future_outcome,
     list_tensors,
     read_group_timeout,
 )
@@ -61,9 +62,12 @@ class WorkWatcher:
         @wraps(original)
         def wait(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
             try:
-                return original(work, *args, **kwargs)
-            finally:
-                watcher.end_wait(work)
+                returned = original(work, *args, **kwargs)
+            except BaseException:
+                watcher.end_wait(work, raised=True)
+                raise
+            watcher.end_wait(work, raised=False)
+            return returned
 
         # The attribute in the class dict binds; `original`, read from the class, does not.
         self._replaced = (vars(_work_class)["wait"], wait)
@@ -86,8 +90,8 @@ class WorkWatcher:
         elif not _finish_by_future(work, pending):
             self._add_pending(work, pending)
 
-    def end_wait(self, work: dist.Work) -> None:
-        """Note that a wait for the work has returned."""
+    def end_wait(self, work: dist.Work, *, raised: bool) -> None:
+        """Note that a wait for the work has returned, or raised."""
         pending = self._pending.pop(id(work), None)
         if pending is None:
             return
@@ -95,7 +99,11 @@ class WorkWatcher:
             sender = _find_sender(work, pending)
         except Exception:  # a wait that failed: the sender is unknown
             sender = None
-        collective_recorder.end(pending, sender)
+        outcome = CallOutcome.FAILED if raised else CallOutcome.COMPLETE
+        if not raised and pending.request.on_device:
+            # The host has only queued the wait.
+            outcome = CallOutcome.UNKNOWN
+        collective_recorder.end(pending, sender, outcome)
 
     def _add_pending(self, work: dist.Work, pending: PendingCollective) -> None:
         self._pending[id(work)] = pending
@@ -114,8 +122,8 @@ def _finish_by_future(work: dist.Work, pending: PendingCollective) -> bool:
     except RuntimeError:
         return False
 
-    def done(_: object) -> None:
-        collective_recorder.end(pending)
+    def done(ended: object) -> None:
+        collective_recorder.end(pending, outcome=find_future_outcome(ended))
 
     future.add_done_callback(done)
     return True
@@ -233,7 +241,7 @@ class ProcessGroupPatch:
                 with collective_recorder.suppress_nested():
                     work = original(group, *args, **kwargs)
             except BaseException:
-                self._end(None, pending)
+                collective_recorder.end(pending, outcome=CallOutcome.FAILED)
                 raise
             self._end(work, pending)
             return work

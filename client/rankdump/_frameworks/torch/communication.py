@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rankdump._core.events import EventKind, ProcessGroup
+from rankdump._core.events import CallOutcome, EventKind, ProcessGroup
 from rankdump._core.recorder_protocol import CollectiveCall, Recorder, StartedEvent
 from rankdump._core.timeouts import GroupTimeout
 from rankdump._frameworks.torch.tensors import find_dtype_name
@@ -82,7 +82,9 @@ class PendingCollective:
     sequences: CollectiveCounter
     _open: list[None] = field(default_factory=lambda: [None])
 
-    def record_end(self, peer: int | None = None) -> None:
+    def record_end(
+        self, peer: int | None = None, outcome: CallOutcome = CallOutcome.UNKNOWN
+    ) -> None:
         """Record the end; `peer` is the sender if it was unknown until then."""
         try:
             self._open.pop()
@@ -90,7 +92,7 @@ class PendingCollective:
             return
         if self.sequence is not None:
             for recorder, begun in self.begun:
-                recorder.finish_event(begun)
+                recorder.finish_event(begun, outcome=outcome)
             return
         peer = self.request.peer if peer is None else peer
         sequence = _next_message_number(self.sequences, self.request, peer)
@@ -99,7 +101,7 @@ class PendingCollective:
             _make_collective(self.request, peer, sequence),
         )
         for recorder, begun in self.begun:
-            recorder.finish_event(begun, name=name, collective=what)
+            recorder.finish_event(begun, name=name, collective=what, outcome=outcome)
 
 
 class CollectiveRecorder:
@@ -152,11 +154,16 @@ class CollectiveRecorder:
             request, number, self._start_events(request, number), self._sequences
         )
 
-    def end(self, pending: PendingCollective | None, peer: int | None = None) -> None:
+    def end(
+        self,
+        pending: PendingCollective | None,
+        peer: int | None = None,
+        outcome: CallOutcome = CallOutcome.UNKNOWN,
+    ) -> None:
         """Record the end of a request that was begun; never raises."""
         try:
             if pending is not None:
-                pending.record_end(peer)
+                pending.record_end(peer, outcome)
         except Exception as error:
             self.report_failure(error)
 
@@ -186,6 +193,15 @@ class CollectiveRecorder:
             begun = recorder.start_event(graph=graph, name=name, collective=what)
             started[id(recorder)] = (recorder, begun)
         return list(started.values())
+
+
+def find_future_outcome(future: Any) -> CallOutcome:
+    """Return how a work on the CPU ended, by its future, which is done."""
+    try:
+        future.value()
+    except Exception:  # that of the call, which whoever waits for it receives
+        return CallOutcome.FAILED
+    return CallOutcome.COMPLETE
 
 
 def describe_group(group: dist.ProcessGroup) -> ProcessGroup:

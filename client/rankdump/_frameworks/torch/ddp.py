@@ -17,13 +17,14 @@ from torch.futures import Future
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
-from rankdump._core.events import EventKind
+from rankdump._core.events import CallOutcome, EventKind
 from rankdump._frameworks.torch.communication import (
     CollectiveRequest,
     PendingCollective,
     collective_recorder,
     count_elements,
     describe_group,
+    find_future_outcome,
     read_group_timeout,
 )
 
@@ -91,11 +92,13 @@ class GradientBuckets:
             with collective_recorder.suppress_nested():
                 future = group.allreduce([buffer]).get_future()
         except BaseException:
-            collective_recorder.end(pending)
+            collective_recorder.end(pending, outcome=CallOutcome.FAILED)
             raise
+        on_device = buffer.device.type != "cpu"
 
         def done(reduced: Future[list[Tensor]]) -> Tensor:
-            collective_recorder.end(pending)
+            outcome = CallOutcome.UNKNOWN if on_device else find_future_outcome(reduced)
+            collective_recorder.end(pending, outcome=outcome)
             return reduced.value()[0]
 
         return future.then(done)

@@ -107,6 +107,7 @@ class EventColumns(google.protobuf.message.Message):
     PEER_FIELD_NUMBER: builtins.int
     STALL_US_FIELD_NUMBER: builtins.int
     SENT_US_FIELD_NUMBER: builtins.int
+    OUTCOME_FIELD_NUMBER: builtins.int
     stalled_us: builtins.int
     """Time for which dumping had held the rank up since its session began, when this was sent."""
     count: builtins.int
@@ -160,6 +161,10 @@ class EventColumns(google.protobuf.message.Message):
     """
     sent_us: builtins.int
     """When this was sent, on the rank's clock; 0 when it does not say."""
+    outcome: builtins.bytes
+    """How the call ended: 0 open, or not known; 1 carried out; 2 it raised.
+    1
+    """
     @property
     def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Empty: the texts that the stream has sent before."""
@@ -190,8 +195,9 @@ class EventColumns(google.protobuf.message.Message):
         peer: builtins.bytes = ...,
         stall_us: builtins.bytes = ...,
         sent_us: builtins.int = ...,
+        outcome: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["calls", b"calls", "count", b"count", "dtype", b"dtype", "element_count", b"element_count", "end_position", b"end_position", "end_us", b"end_us", "graph", b"graph", "group", b"group", "groups", b"groups", "iteration", b"iteration", "kind", b"kind", "name", b"name", "names", b"names", "peer", b"peer", "position", b"position", "sent_us", b"sent_us", "sequence", b"sequence", "stall_us", b"stall_us", "stalled_us", b"stalled_us", "start_us", b"start_us", "stream", b"stream"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["calls", b"calls", "count", b"count", "dtype", b"dtype", "element_count", b"element_count", "end_position", b"end_position", "end_us", b"end_us", "graph", b"graph", "group", b"group", "groups", b"groups", "iteration", b"iteration", "kind", b"kind", "name", b"name", "names", b"names", "outcome", b"outcome", "peer", b"peer", "position", b"position", "sent_us", b"sent_us", "sequence", b"sequence", "stall_us", b"stall_us", "stalled_us", b"stalled_us", "start_us", b"start_us", "stream", b"stream"]) -> None: ...
 
 global___EventColumns = EventColumns
 

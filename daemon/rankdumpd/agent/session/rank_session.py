@@ -98,6 +98,11 @@ class CommitProgress:
         """Every frame up to this number is committed."""
         return self._watermark
 
+    @property
+    def highest(self) -> int:
+        """The highest committed number."""
+        return max(self._beyond, default=self._watermark)
+
     def __contains__(self, sequence: int) -> bool:
         return sequence <= self._watermark or sequence in self._beyond
 
@@ -144,6 +149,7 @@ class RankSession:
         self._slab_waits = False
         self._process_ended = False
         """Whether its process has ended, and all it left was handled."""
+        self._last_events_known = False
 
     def restore(
         self,
@@ -219,6 +225,11 @@ class RankSession:
         Called for every frame, without the lock: `claim_frames` decides.
         """
         return sequence in self._progress or sequence in self._in_flight
+
+    def find_free_number(self) -> int:
+        """Return the number behind all frames that have arrived."""
+        with self._lock:
+            return max(self._progress.highest, *self._in_flight, 0) + 1
 
     def claim_frames(self, sequences: set[int]) -> set[int]:
         """Claim frames that arrived completely; return those that were not claimed before."""
@@ -322,7 +333,8 @@ class RankSession:
         with self._lock:
             self.request = dataclasses.replace(request, plan_json=self.request.plan_json)
             self.token = secrets.token_bytes(16)
-            self._expected, self._process_ended = True, False
+            self._expected = True
+            self._process_ended = self._last_events_known = False
 
     def connect(self, listener: SessionListener) -> None:
         """Attach the stream of this session; an earlier one is ended."""
@@ -351,11 +363,17 @@ class RankSession:
         """Note that its process is gone."""
         self._expected, self._process_ended = False, True
 
+    def confirm_last_events(self) -> None:
+        """Note that everything its process did is known."""
+        self._last_events_known = True
+
     def status(self) -> SessionStatus:
         """Return the identity and the state of the session."""
         with self._lock:
-            end = self._end or SessionEnd(0)
-            return make_session_status(self.request, self.plan, self._find_state(), end)
+            end, state = self._end or SessionEnd(0), self._find_state()
+            known = state is SessionState.LOST and self._last_events_known
+            status = make_session_status(self.request, self.plan, state, end)
+            return dataclasses.replace(status, last_events_known=known)
 
     def _find_state(self) -> SessionState:
         if self._end:

@@ -149,7 +149,7 @@ _EVENT_FIELDS = (
     "end_us",
     "stream",
 )
-_CALL_FIELDS = ("group", "sequence", "element_count", "dtype", "peer", "stall_us")
+_CALL_FIELDS = ("group", "sequence", "element_count", "dtype", "peer", "stall_us", "outcome")
 _COLUMN_TYPES = EVENT_COLUMN_TYPES | {
     "name": "i4",
     "dtype": "i4",

@@ -93,6 +93,7 @@ _ORDER_FIELDS = (
     "late_count",
     "spans",
     "clocks",
+    "lost",
     "provisional",
 )
 
