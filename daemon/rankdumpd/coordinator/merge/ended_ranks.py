@@ -34,21 +34,20 @@ def build_ended_findings(
         if rank in table.ranks or rank in missed or _is_expected(table, view, rank)
     ]
     for rank in sorted(ended, key=lambda rank: (_find_last_time(table, rank), rank)):
-        first = missed.get(rank, ())[:1]
-        described = describe_call(table, match, first[0]) if first else None
+        calls = missed.get(rank, ())
+        described = describe_call(table, match, calls[0]) if calls else None
         where, name, position = _describe_end(table, match, rank)
         if view.lost[rank]:
             text = f"the process of rank {rank} ended {where}, without ending its session"
-            if described is not None:
-                more = len(missed[rank]) - 1
-                others = f" and {more} more after it" if more else ""
-                failed = _describe_failure(table, match, first[0])
-                text += f": it never arrived at {described.text}{others}{failed}"
         else:
             text = (
-                f"the session of rank {rank} was lost; its last known event is {where}, and later "
-                "ones may be missing: no absence is reported behind it"
+                f"the session of rank {rank} was lost {where} or later: its last events may be "
+                "missing, and no absence is reported behind those that arrived"
             )
+        if described is not None:
+            others = f" and {len(calls) - 1} more after it" if len(calls) > 1 else ""
+            failed = _describe_failure(table, match, calls[0])
+            text += f"; it never arrived at {described.text}{others}{failed}"
         yield _make_finding(rank, text, described, (name, position))
 
 
