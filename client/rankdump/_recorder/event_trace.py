@@ -138,11 +138,16 @@ class EventTrace:
         collective: CollectiveCall | None = None,
         outcome: int = CallOutcome.UNKNOWN,
     ) -> bool:
-        """Record an event as complete now; return whether enough events wait to be sent."""
+        """Record an event as complete now; return whether enough events wait to be sent.
+
+        One that has failed is returned as open, with the time of its failure as its end.
+        """
         if not self._keeps:
             return False
         # If two threads start events at once, the smaller position may be stored.
-        end, end_us = max(begun.position, self._position), self._clock_us()
+        failed = outcome == CallOutcome.FAILED
+        end = OPEN_END_POSITION if failed else max(begun.position, self._position)
+        end_us = self._clock_us()
         call = collective or begun.collective
         self._ended.append((begun, end, end_us, name or begun.name, call, outcome))
         journal = self._journal
@@ -235,9 +240,13 @@ def _make_columns(rows: Sequence[_EventRow], groups: tuple[ProcessGroup, ...]) -
     found.update(zip(_NUMBER_FIELDS, numbers, strict=True))
     found["name"] = [table.setdefault(name, len(table)) for name in names]
     if any(call is not _NO_COLLECTIVE for call in calls):
-        for field in ("group", "dtype"):
-            texts = [call.group.name if field == "group" else call.dtype for call in calls]
-            found[field] = [table.setdefault(text, len(table)) for text in texts]
+        texts = {
+            "group": [call.group.name for call in calls],
+            "dtype": [call.dtype for call in calls],
+            "source": [call.source for call in calls],
+        }
+        for field, values in texts.items():
+            found[field] = [table.setdefault(text, len(table)) for text in values]
         for field in ("kind", "sequence", "element_count", "peer"):
             found[field] = [getattr(call, field) for call in calls]
     usual = {"kind": int(EventKind.OPERATOR), "peer": _NO_COLLECTIVE.peer}

@@ -78,9 +78,10 @@ _OUTCOME = 11
 _TEXT_OFFSET = _SLOTS_OFFSET + JOURNAL_SLOTS * _SLOT_BYTES
 _TEXT_HEAD = struct.Struct("<II")
 """Length and checksum of what follows."""
-_CALL = struct.Struct("<BxHiQQQQ")
-"""Kind, bytes of the element type, peer, number, elements, stall, text of the group; the element
-type and the name follow. The text of an operator is the byte of its kind and its name."""
+_CALL = struct.Struct("<BxHHiQQQQ")
+"""Kind, bytes of the element type and of the source, peer, number, elements, stall, text of the
+group; element type, source and name follow. The text of an operator is the byte of its kind and
+its name."""
 _GROUP = struct.Struct("<I")
 """Bytes of the name, which follows, and then the ranks as numbers of four bytes."""
 _MAX_TEXT_BYTES = JOURNAL_TEXT_BYTES // 8
@@ -172,19 +173,21 @@ class EventJournal:
                 text = self._known[name] = self._append(bytes((EventKind.OPERATOR,)) + spelled)
                 return text
             dtype = call.dtype.encode(errors="surrogatepass")
+            source = call.source.encode(errors="surrogatepass")
             group = self._groups.get(call.group, -1)
             if group < self._fresh_from:
                 group = self._groups[call.group] = self._append(_spell_group(call.group))
             head = _CALL.pack(
                 call.kind,
                 len(dtype),
+                len(source),
                 call.peer,
                 call.sequence,
                 call.element_count,
                 stall_us,
                 group,
             )
-            return self._append(head + dtype + spelled)
+            return self._append(head + dtype + source + spelled)
 
     def _append(self, content: bytes) -> int:
         """Append a text and return its place; the caller holds the lock."""
@@ -256,6 +259,7 @@ class _JournalText(NamedTuple):
     element_count: int = 0
     stall_us: int = 0
     dtype: str = ""
+    source: str = ""
     group: ProcessGroup | None = None
 
 
@@ -279,11 +283,12 @@ class _JournalTexts:
         content = self._read(place)
         if content[:1] == bytes((EventKind.OPERATOR,)):
             return _JournalText(EventKind.OPERATOR, _decode(content[1:]))
-        kind, dtype_bytes, peer, *numbers, at = _CALL.unpack_from(content)
+        kind, dtype_bytes, source_bytes, peer, *numbers, at = _CALL.unpack_from(content)
         sequence, element_count, stall_us = numbers
         if not EventKind.OPERATOR < kind <= max(EventKind) or max(numbers) >= _NUMBER_LIMIT:
             raise CorruptedError(f"damaged: a call at {place} of the journal's texts")
-        name_at = _CALL.size + dtype_bytes
+        source_at = _CALL.size + dtype_bytes
+        name_at = source_at + source_bytes
         return _JournalText(
             kind,
             _decode(content[name_at:]),
@@ -291,7 +296,8 @@ class _JournalTexts:
             sequence,
             element_count,
             stall_us,
-            _decode(content[_CALL.size : name_at]),
+            _decode(content[_CALL.size : source_at]),
+            _decode(content[source_at:name_at]),
             self._parse_group(at),
         )
 
@@ -330,6 +336,7 @@ def _make_event(
         return None
     if text.group is not None and text.group.ranks:
         groups[text.group.name] = text.group
+    is_over = end_position != OPEN_END_POSITION or outcome == CallOutcome.FAILED
     return RankEvent(
         graph=graph,
         iteration=iteration,
@@ -338,12 +345,14 @@ def _make_event(
         name=text.name,
         kind=EventKind(text.kind),
         start_us=start_us,
-        end_us=start_us if end_position == OPEN_END_POSITION else end_us,
+        # One that has failed is open, and has the time of its failure.
+        end_us=end_us if is_over else start_us,
         group="" if text.group is None else text.group.name,
         sequence=text.sequence,
         element_count=text.element_count,
         dtype=text.dtype,
         peer=text.peer,
         stall_us=text.stall_us,
+        source=text.source,
         outcome=outcome if outcome <= max(CallOutcome) else CallOutcome.UNKNOWN,
     )

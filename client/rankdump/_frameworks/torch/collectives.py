@@ -30,7 +30,6 @@ from rankdump._frameworks.torch.communication import (
     collective_recorder,
     count_elements,
     describe_group,
-    find_future_outcome,
     list_tensors,
     read_group_timeout,
 )
@@ -62,12 +61,12 @@ class WorkWatcher:
         @wraps(original)
         def wait(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
             try:
-                returned = original(work, *args, **kwargs)
+                result = original(work, *args, **kwargs)
             except BaseException:
-                watcher.end_wait(work, raised=True)
+                watcher.fail_wait(work)
                 raise
-            watcher.end_wait(work, raised=False)
-            return returned
+            watcher.end_wait(work)
+            return result
 
         # The attribute in the class dict binds; `original`, read from the class, does not.
         self._replaced = (vars(_work_class)["wait"], wait)
@@ -90,8 +89,12 @@ class WorkWatcher:
         elif not _finish_by_future(work, pending):
             self._add_pending(work, pending)
 
-    def end_wait(self, work: dist.Work, *, raised: bool) -> None:
-        """Note that a wait for the work has returned, or raised."""
+    def fail_wait(self, work: dist.Work) -> None:
+        """Note that a wait for the work has failed."""
+        collective_recorder.fail(self._pending.pop(id(work), None))
+
+    def end_wait(self, work: dist.Work) -> None:
+        """Note that a wait for the work has returned."""
         pending = self._pending.pop(id(work), None)
         if pending is None:
             return
@@ -99,10 +102,9 @@ class WorkWatcher:
             sender = _find_sender(work, pending)
         except Exception:  # a wait that failed: the sender is unknown
             sender = None
-        outcome = CallOutcome.FAILED if raised else CallOutcome.COMPLETE
-        if not raised and pending.request.on_device:
-            # The host has only queued the wait.
-            outcome = CallOutcome.UNKNOWN
+        # On an accelerator the host has only queued the wait.
+        on_device = pending.request.on_device
+        outcome = CallOutcome.UNKNOWN if on_device else CallOutcome.COMPLETE
         collective_recorder.end(pending, sender, outcome)
 
     def _add_pending(self, work: dist.Work, pending: PendingCollective) -> None:
@@ -122,8 +124,13 @@ def _finish_by_future(work: dist.Work, pending: PendingCollective) -> bool:
     except RuntimeError:
         return False
 
-    def done(ended: object) -> None:
-        collective_recorder.end(pending, outcome=find_future_outcome(ended))
+    def done(ended: Any) -> None:
+        try:
+            ended.value()
+        except Exception:
+            collective_recorder.fail(pending)
+        else:
+            collective_recorder.end(pending, outcome=CallOutcome.COMPLETE)
 
     future.add_done_callback(done)
     return True
@@ -241,7 +248,7 @@ class ProcessGroupPatch:
                 with collective_recorder.suppress_nested():
                     work = original(group, *args, **kwargs)
             except BaseException:
-                collective_recorder.end(pending, outcome=CallOutcome.FAILED)
+                collective_recorder.fail(pending)
                 raise
             self._end(work, pending)
             return work

@@ -9,12 +9,14 @@ waited for. A timeout that the backend does not reveal is unknown.
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -24,6 +26,7 @@ from torch import Tensor
 from rankdump._core.events import CallOutcome, EventKind, ProcessGroup
 from rankdump._core.recorder_protocol import CollectiveCall, Recorder, StartedEvent
 from rankdump._core.timeouts import GroupTimeout
+from rankdump._frameworks.model_observer import find_script_line
 from rankdump._frameworks.torch.tensors import find_dtype_name
 
 # torch.distributed's stubs leave group names and ranks partly unknown.
@@ -31,6 +34,7 @@ from rankdump._frameworks.torch.tensors import find_dtype_name
 
 
 ANY_SOURCE = -1
+_TORCH_FOLDERS = (f"{Path(torch.__file__).parent}{os.sep}",)
 
 _OPERATION_TITLES = {
     kind: "".join(word.capitalize() for word in kind.name.split("_")) for kind in EventKind
@@ -69,6 +73,8 @@ class CollectiveRequest:
     """Its tensors are on an accelerator, whose works do not report their end to the host."""
     timeout: GroupTimeout | None = None
     """Timeout of the group, if known."""
+    source: str = ""
+    """`file:line` of the script that makes the call, if known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -102,6 +108,15 @@ class PendingCollective:
         )
         for recorder, begun in self.begun:
             recorder.finish_event(begun, name=name, collective=what, outcome=outcome)
+
+    def record_failure(self) -> None:
+        """Record that the call has failed; it is not complete on any member."""
+        try:
+            self._open.pop()
+        except IndexError:
+            return
+        for recorder, begun in self.begun:
+            recorder.finish_event(begun, outcome=CallOutcome.FAILED)
 
 
 class CollectiveRecorder:
@@ -144,6 +159,8 @@ class CollectiveRecorder:
 
     def begin(self, request: CollectiveRequest) -> PendingCollective:
         """Number a request, and start its event in every armed recorder."""
+        if any(recorder.armed for recorder, _ in self._listeners):
+            request = replace(request, source=find_script_line(besides=_TORCH_FOLDERS))
         if request.kind.is_collective:
             number = self._sequences.next_number(request.group.name)
         elif request.peer == ANY_SOURCE:
@@ -164,6 +181,14 @@ class CollectiveRecorder:
         try:
             if pending is not None:
                 pending.record_end(peer, outcome)
+        except Exception as error:
+            self.report_failure(error)
+
+    def fail(self, pending: PendingCollective | None) -> None:
+        """Record the failure of a request that was begun; never raises."""
+        try:
+            if pending is not None:
+                pending.record_failure()
         except Exception as error:
             self.report_failure(error)
 
@@ -193,15 +218,6 @@ class CollectiveRecorder:
             begun = recorder.start_event(graph=graph, name=name, collective=what)
             started[id(recorder)] = (recorder, begun)
         return list(started.values())
-
-
-def find_future_outcome(future: Any) -> CallOutcome:
-    """Return how a work on the CPU ended, by its future, which is done."""
-    try:
-        future.value()
-    except Exception:  # that of the call, which whoever waits for it receives
-        return CallOutcome.FAILED
-    return CallOutcome.COMPLETE
 
 
 def describe_group(group: dist.ProcessGroup) -> ProcessGroup:
@@ -235,6 +251,7 @@ def _make_collective(request: CollectiveRequest, peer: int, sequence: int | None
         element_count=request.element_count,
         dtype=request.dtype,
         peer=peer,
+        source=request.source,
     )
 
 

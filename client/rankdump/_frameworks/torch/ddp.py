@@ -24,7 +24,6 @@ from rankdump._frameworks.torch.communication import (
     collective_recorder,
     count_elements,
     describe_group,
-    find_future_outcome,
     read_group_timeout,
 )
 
@@ -92,14 +91,19 @@ class GradientBuckets:
             with collective_recorder.suppress_nested():
                 future = group.allreduce([buffer]).get_future()
         except BaseException:
-            collective_recorder.end(pending, outcome=CallOutcome.FAILED)
+            collective_recorder.fail(pending)
             raise
         on_device = buffer.device.type != "cpu"
 
         def done(reduced: Future[list[Tensor]]) -> Tensor:
-            outcome = CallOutcome.UNKNOWN if on_device else find_future_outcome(reduced)
+            try:
+                (tensor,) = reduced.value()
+            except BaseException:
+                collective_recorder.fail(pending)
+                raise
+            outcome = CallOutcome.UNKNOWN if on_device else CallOutcome.COMPLETE
             collective_recorder.end(pending, outcome=outcome)
-            return reduced.value()[0]
+            return tensor
 
         return future.then(done)
 

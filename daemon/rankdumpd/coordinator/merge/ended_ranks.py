@@ -82,6 +82,8 @@ def _describe_end(table: EventTable, match: CallMatch, rank: int) -> tuple[str, 
         return f"{within} {name!r} at position {position}", name, position
     member = table.member_ranks[rank].stop - 1
     call = int(map_members_to_calls(match)[member])
+    if table.members["outcome"][member] == CallOutcome.FAILED:
+        within = "after the failure of"
     return f"{within} {describe_call(table, match, call).text}", name, position
 
 
