@@ -9,6 +9,7 @@ NAMES = (
     "stall",
     "ingest",
     "small",
+    "events",
     "idle",
     "stats",
     "dedup",

@@ -1,4 +1,6 @@
-"""Target for a slab in its file with doorbells, processed by the agent's own intake."""
+"""Targets for a slab in its file, processed by the agent's own intake: a ring with doorbells, and
+the journal of a rank that is gone.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,13 @@ from fuzz.input_pieces import chosen
 from fuzz.streams import MOST_RECORD_BYTES, PLANS, REQUEST, settle, slab_of, told
 
 from rankdump._core.plan import DumpPlan
+from rankdump._shm.slab_format import (
+    JOURNAL_BYTES,
+    JOURNAL_SLOTS,
+    JOURNAL_TEXT_BYTES,
+    compute_slab_bytes,
+    format_slab,
+)
 from rankdump.errors import RankdumpError
 from rankdumpd.agent.commit.committer import compute_cost_bytes
 from rankdumpd.agent.ingress.session_intake import FailureCounter, SessionIntake
@@ -67,7 +76,7 @@ def _cost_of(parcel: ReceivedRecord) -> int:
     return compute_cost_bytes(parcel.head.byte_count)
 
 
-def _read(rooms: _RingSession, read: Callable[[], None]) -> None:
+def _read(rooms: _RingSession, read: Callable[[], object]) -> None:
     """Take something in; a fault in it ends the stream, and what came before it counts."""
     try:
         read()
@@ -100,6 +109,45 @@ def rings(data: bytes) -> None:
         _read(rooms, partial(ring.read, bell))
     _read(rooms, ring.read_remains)
     rooms.session.attach_ring(None)
+    ring.give_up()
+    slab.close()
+    assert (rooms.budget.items, rooms.budget.used_bytes) == (0, 0)
+    told(rooms.session)
+
+
+_SLOT_BYTES = 64
+
+
+def journal_of(data: bytes) -> memoryview:
+    """Return a slab with an empty ring and a journal.
+
+    The input is state and end of the texts, the number of slots, they, each in the place of its
+    position, and the texts.
+    """
+    memory = memoryview(bytearray(compute_slab_bytes(0, has_journal=True)))
+    format_slab(memory, has_journal=True)
+    journal = memory[-JOURNAL_BYTES:]
+    head, rest = data[:16], data[16:]
+    journal[: len(head)] = head
+    count, rest = chosen(rest, 256)
+    for at in range(0, count * _SLOT_BYTES, _SLOT_BYTES):
+        slot = rest[at : at + _SLOT_BYTES]
+        place = 64 + int.from_bytes(slot[:8], "little") % JOURNAL_SLOTS * _SLOT_BYTES
+        journal[place : place + len(slot)] = slot
+    texts = rest[count * _SLOT_BYTES :][:JOURNAL_TEXT_BYTES]
+    begin = 64 + JOURNAL_SLOTS * _SLOT_BYTES
+    journal[begin : begin + len(texts)] = texts
+    return memory
+
+
+def journals(data: bytes) -> None:
+    """A journal that holds anything, of a rank that is gone; what is read goes in as a frame."""
+    which, rest = chosen(data, len(PLANS))
+    slab = _file_of(journal_of(rest))
+    rooms = _RingSession(PLANS[which])
+    ring = RingReader(slab, rooms.intake, acknowledged=0, add_finding=rooms.session.add_finding)
+    _read(rooms, ring.read_remains)
+    _read(rooms, ring.read_journal)
     ring.give_up()
     slab.close()
     assert (rooms.budget.items, rooms.budget.used_bytes) == (0, 0)

@@ -16,10 +16,15 @@ from fuzz.streams import PLANS, RING_BYTES
 from fuzz.targets import CORPUS
 from xxhash import xxh3_128_digest
 
+from rankdump._core.events import CallOutcome, EventKind, ProcessGroup
 from rankdump._core.plan import plan_to_json
 from rankdump._core.record import StatisticRows
+from rankdump._core.recorder_protocol import CollectiveCall, StartedEvent
+from rankdump._shm.event_journal import EventJournal
 from rankdump._shm.slab_format import (
     ENTRY_MAGIC,
+    JOURNAL_BYTES,
+    JOURNAL_SLOTS,
     RING_OFFSET,
     EntryState,
     align_length,
@@ -46,6 +51,7 @@ def main() -> None:
         "slabs": [b"\0" + _slab()],
         "old_slabs": [b"\0" + _old_slab()],
         "rings": [*_rings()],
+        "journals": [bytes([which]) + _journal() for which in range(len(PLANS))],
         "sessions": [*_changes(damaged_rows.ledger_base()[1].columns)],
         "states": [*_changes(damaged_rows.state_base()[1].columns)],
         "ledger": [*_kept()],
@@ -120,6 +126,26 @@ def _rings() -> Iterator[bytes]:
     bells = ((), (written,), ((64).to_bytes(8, "little"), written, bytes(8)))
     for which, rung in enumerate(bells):
         yield bytes([which, len(rung)]) + b"".join(rung) + slab
+
+
+def _journal() -> bytes:
+    memory = memoryview(bytearray(JOURNAL_BYTES))
+    journal = EventJournal(memory)
+    group = ProcessGroup("world", (0, 1))
+    calls = (
+        None,
+        CollectiveCall(EventKind.ALL_REDUCE, group, 3, 8, "float32"),
+        CollectiveCall(EventKind.RECV, group, 0, peer=1),
+    )
+    for position, call in enumerate(calls, 1):
+        begun = StartedEvent(position, 1000 + position, 0, f"Default/Op{position}", call, 0)
+        journal.add_event(begun, 7)
+        if position < len(calls):
+            journal.end_event(begun, position, 2000, CallOutcome.COMPLETE)
+    count, begin = len(calls), 64 + 64 * JOURNAL_SLOTS
+    text_end = int.from_bytes(memory[8:16], "little")
+    slots, texts = memory[128 : 128 + 64 * count], memory[begin : begin + text_end]
+    return bytes(memory[:16]) + bytes([count]) + bytes(slots) + bytes(texts)
 
 
 def _changes(columns: Sequence[tuple[str, str]]) -> Iterator[bytes]:

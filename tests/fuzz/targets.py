@@ -23,6 +23,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         streams.slabs,
         streams.old_slabs,
         rings.rings,
+        rings.journals,
         streams.ledger,
         damaged_rows.sessions,
         damaged_rows.states,

@@ -158,7 +158,7 @@ class FakeRecorder:
         *,
         name: str = "",
         collective: CollectiveCall | None = None,
-        failed: bool = False,
+        outcome: int = 0,
     ) -> None:
         with self.lock:
             del self.open[begun.position]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rankdump._compat.dump_request import ApiCallScope, ApiDumpRequest
+from rankdump._core.events import CallOutcome
 from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.rank_identity import RankIdentity
 from rankdump._core.record import TensorSide
@@ -81,7 +82,7 @@ class NullRecorder:
         *,
         name: str = "",
         collective: CollectiveCall | None = None,
-        failed: bool = False,
+        outcome: int = CallOutcome.UNKNOWN,
     ) -> None:
         """Do nothing."""
 

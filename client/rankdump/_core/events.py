@@ -35,6 +35,17 @@ class EventKind(IntEnum):
         return EventKind.ALL_REDUCE <= self <= EventKind.BARRIER
 
 
+class CallOutcome(IntEnum):
+    """How a collective or message ended on a rank; the numbers are those on the wire."""
+
+    UNKNOWN = 0
+    """It is open, or only the call returned: an accelerator may still work on it."""
+    COMPLETE = 1
+    """It was carried out."""
+    FAILED = 2
+    """It raised, which states nothing about the other members."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessGroup:
     """A communicator: its name, and the global ranks of its members."""
@@ -78,6 +89,8 @@ class RankEvent:
     began, when it started."""
     source: str = ""
     """Of a collective or message: `file:line` of the script that made it; empty when unknown."""
+    outcome: int = CallOutcome.UNKNOWN
+    """Of a collective or message, as in `CallOutcome`."""
 
 
 EVENT_COLUMN_TYPES: dict[str, str] = {
@@ -97,6 +110,7 @@ EVENT_COLUMN_TYPES: dict[str, str] = {
     "peer": "i4",
     "stall_us": "u8",
     "source": "u4",
+    "outcome": "u1",
 }
 """Column names and their element types; TEXT_COLUMNS index the string table."""
 TEXT_COLUMNS = ("name", "group", "dtype", "source")
@@ -156,6 +170,8 @@ class FindingKind(str, Enum):
     """A rank that executed other things never arrived at a collective."""
     SILENT_RANK = "silent_rank"
     """A member reported no event of the iteration."""
+    ENDED_RANK = "ended_rank"
+    """The process of a rank ended, or its session was lost, before the rank ended its session."""
     LONE_MESSAGE = "lone_message"
     """A send without its receive, or a receive without its send."""
     CYCLE = "cycle"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from rankdump._core.events import EventKind, ProcessGroup
+from rankdump._core.events import CallOutcome, EventKind, ProcessGroup
 from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.plan import StatisticPrecision
 from rankdump._core.record import TensorSide
@@ -323,12 +323,13 @@ class Recorder(Protocol):
         *,
         name: str = "",
         collective: CollectiveCall | None = None,
-        failed: bool = False,
+        outcome: int = CallOutcome.UNKNOWN,
     ) -> None:
         """Record an event begun earlier as complete now; from any thread.
 
-        Name and collective are given when they were not known at the start. A collective that has
-        failed is over on this rank, but not complete.
+        Name and collective are given when they were not known at the start, `outcome` of a
+        collective whose outcome is known. One that has failed is over on this rank, but not
+        complete.
         """
         ...
 

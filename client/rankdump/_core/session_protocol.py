@@ -38,6 +38,8 @@ class SessionRequest:
     """The rank can map shared memory of this host."""
     secret: bytes = field(default=b"", repr=False)
     """Chosen by the client, and required to resume the session; inside the agent its SHA-256."""
+    slab_version: int = 0
+    """Newest format of a slab that the rank can write; 0 from clients without a journal."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,6 +127,9 @@ class SessionStatus:
     """The iterations its plan selects, as a configuration writes them: `0|5-8`, `all`."""
     ended_by: str = ""
     """How the process of a lost session ended: `SIGABRT`, `exit code 1`; empty when unknown."""
+    last_events_known: bool = False
+    """Whether a lost session is known to the end: its process is gone, and what that had in shared
+    memory was read. Otherwise its last events may be missing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,13 @@ import numpy as np
 from rankdump._core.events import (
     EVENT_COLUMN_TYPES,
     OPEN_END_POSITION,
+    CallOutcome,
     EventColumns,
     EventKind,
     ProcessGroup,
 )
 from rankdump._core.recorder_protocol import CollectiveCall, StartedEvent
+from rankdump._shm.event_journal import EventJournal
 
 FLUSH_EVENTS = 4096
 OPEN_AFTER_US = 1_000_000
@@ -35,12 +37,13 @@ _NUMBER_FIELDS = (
     "start_us",
     "end_us",
     "stall_us",
+    "outcome",
 )
 """Numbers of an event, in the order of a row; its name and its collective follow."""
 
-_EventRow = tuple[int, int, int, int, int, int, int, str, CollectiveCall]
-_CompletedEvent = tuple[StartedEvent, int, int, str, CollectiveCall | None]
-"""Start of an event, position and time of its end, its name, and its collective."""
+_EventRow = tuple[int, int, int, int, int, int, int, int, str, CollectiveCall]
+_CompletedEvent = tuple[StartedEvent, int, int, str, CollectiveCall | None, int]
+"""Start of an event, position and time of its end, its name, its collective and its outcome."""
 
 
 def now_us() -> int:
@@ -82,6 +85,20 @@ class EventTrace:
         """By position: returned neither as complete nor as open."""
         self._groups: dict[str, ProcessGroup] = {}
         self._stall_sent_us = 0
+        self._journal: EventJournal | None = None
+
+    def use_journal(self, journal: EventJournal | None) -> None:
+        """Write every event to a journal from now on, beginning with those that were not taken."""
+        self._journal = journal
+        if journal is None or not self._keeps:
+            return
+        for begun in list(self._unreported.values()):
+            journal.add_event(begun, self._find_iteration(begun))
+        # After the starts: an event that ends meanwhile is in this list.
+        for begun, end, end_us, name, call, outcome in self._ended[:]:
+            if name != begun.name or call is not begun.collective:
+                journal.rename_event(begun, name, call)
+            journal.end_event(begun, end, end_us, outcome)
 
     def begin_iteration(self, iteration: int) -> None:
         """Assign events that start from now on to an iteration."""
@@ -108,6 +125,9 @@ class EventTrace:
         begun = StartedEvent(position, self._clock_us(), graph, name, collective, stall_us)
         if self._keeps:
             self._unreported[position] = begun
+            journal = self._journal
+            if journal is not None:
+                journal.add_event(begun, self._running)
         return begun
 
     def finish_event(
@@ -116,7 +136,7 @@ class EventTrace:
         *,
         name: str = "",
         collective: CollectiveCall | None = None,
-        failed: bool = False,
+        outcome: int = CallOutcome.UNKNOWN,
     ) -> bool:
         """Record an event as complete now; return whether enough events wait to be sent.
 
@@ -125,9 +145,16 @@ class EventTrace:
         if not self._keeps:
             return False
         # If two threads start events at once, the smaller position may be stored.
+        failed = outcome == CallOutcome.FAILED
         end = OPEN_END_POSITION if failed else max(begun.position, self._position)
+        end_us = self._clock_us()
         call = collective or begun.collective
-        self._ended.append((begun, end, self._clock_us(), name or begun.name, call))
+        self._ended.append((begun, end, end_us, name or begun.name, call, outcome))
+        journal = self._journal
+        if journal is not None:
+            if name or collective is not None:
+                journal.rename_event(begun, name or begun.name, call)
+            journal.end_event(begun, end, end_us, outcome)
         return len(self._ended) >= FLUSH_EVENTS
 
     def take_events(self) -> EventColumns | None:
@@ -167,7 +194,12 @@ class EventTrace:
             if begun.position <= self._boundary or _is_overdue(begun, now):
                 del self._unreported[begun.position]
                 row = self._make_row(
-                    begun, OPEN_END_POSITION, begun.start_us, begun.name, begun.collective
+                    begun,
+                    OPEN_END_POSITION,
+                    begun.start_us,
+                    begun.name,
+                    begun.collective,
+                    CallOutcome.UNKNOWN,
                 )
                 begun.iteration = row[1]
                 rows.append(row)
@@ -180,13 +212,17 @@ class EventTrace:
         end_us: int,
         name: str,
         collective: CollectiveCall | None,
+        outcome: int,
     ) -> _EventRow:
-        iteration = begun.iteration
-        if iteration < 0:
-            # An event belongs to the iteration in which it started.
-            iteration = self._earlier if begun.position <= self._boundary else self._running
+        iteration = self._find_iteration(begun)
         numbers = (begun.graph, iteration, begun.position, end_position, begun.start_us, end_us)
-        return (*numbers, begun.stall_us, name, collective or _NO_COLLECTIVE)
+        return (*numbers, begun.stall_us, outcome, name, collective or _NO_COLLECTIVE)
+
+    def _find_iteration(self, begun: StartedEvent) -> int:
+        """Return the iteration of an event: the one in which it started."""
+        if begun.iteration >= 0:
+            return begun.iteration
+        return self._earlier if begun.position <= self._boundary else self._running
 
 
 def _is_overdue(begun: StartedEvent, now_us: int) -> bool:

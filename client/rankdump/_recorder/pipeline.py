@@ -41,6 +41,7 @@ from rankdump._recorder.recorder import DumpRecorder
 from rankdump._recorder.run_summary import make_run_facts, summarize_run
 from rankdump._recorder.session_logger import SessionLogger
 from rankdump._recorder.triggers import DumpTrigger, make_trigger
+from rankdump._shm.slab_format import JOURNAL_SLAB_VERSION
 from rankdump._transport.agent_client import AgentClient
 from rankdump._transport.connection import LinkState
 from rankdump._transport.send_buffer import SendBuffer
@@ -248,6 +249,8 @@ class DumpPipeline:
         self._in_child = True
         self._iteration_state.disable()
         self._metadata_sender.disarm()
+        # The mapping is shared with the parent, whose journal it is.
+        self._trace.use_journal(None)
         self._client.disarm()
 
     def _count_failed_copy(self, head: RecordHead) -> None:
@@ -271,13 +274,18 @@ class DumpPipeline:
             on_release=lambda item: self._staging.release(item),
             on_copy_failed=self._count_failed_copy,
             wait_policy=make_wait_policy(self._plan),
+            on_journal=self._trace.use_journal,
         )
 
     def _make_client(
         self, request: SessionRequest, address: str, credentials: TlsCredentials | None
     ) -> AgentClient:
         return AgentClient(
-            replace(request, wants_slab=is_shared_memory_wanted(self._plan, address)),
+            replace(
+                request,
+                wants_slab=is_shared_memory_wanted(self._plan, address),
+                slab_version=JOURNAL_SLAB_VERSION,
+            ),
             self._send_buffer,
             address,
             credentials,

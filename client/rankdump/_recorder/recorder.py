@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from rankdump._core.events import CallOutcome
 from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import (
@@ -199,11 +200,11 @@ class DumpRecorder:
         *,
         name: str = "",
         collective: CollectiveCall | None = None,
-        failed: bool = False,
+        outcome: int = CallOutcome.UNKNOWN,
     ) -> None:
         """Record a started event as complete or failed now; from any thread."""
         name = self._resolve_name(name) if name else ""
-        if self._trace.finish_event(begun, name=name, collective=collective, failed=failed):
+        if self._trace.finish_event(begun, name=name, collective=collective, outcome=outcome):
             self._on_events()
 
     def record_group_timeout(self, timeout: GroupTimeout) -> None:

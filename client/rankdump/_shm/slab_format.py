@@ -4,6 +4,7 @@
       64  `written`: bytes ever published, by the rank
      128  `released`: bytes ever released, by the agent
     4096  the ring: entries, each a head, a frame and the frame's data, at multiples of 64
+          version 3: the journal of events (`event_journal`), JOURNAL_BYTES
 
 Positions only rise; an entry at position p is at p modulo the ring's length and never wraps.
 Committed entries stay readable even if either process dies. One process writes, one reads, at any
@@ -27,6 +28,12 @@ ENTRY_ALIGNMENT = 64
 RING_OFFSET = 4096
 MIN_RING_BYTES = 1 << 16
 SLAB_VERSION = 2
+"""Version of a slab without a journal."""
+JOURNAL_SLAB_VERSION = 3
+JOURNAL_SLOTS = 8192
+"""Events of a journal: twice as many as a rank gathers before it sends them."""
+JOURNAL_TEXT_BYTES = 1 << 20
+JOURNAL_BYTES = 64 + 64 * JOURNAL_SLOTS + JOURNAL_TEXT_BYTES
 WRITTEN_OFFSET, RELEASED_OFFSET = 64, 128
 ENTRY_HEAD = struct.Struct("<IIQIIQQII16s")
 ENTRY_MAGIC = 0x31454452
@@ -35,6 +42,7 @@ CHECKED_HEAD_BYTES = slice(8, 44)
 _SLAB_HEADER = struct.Struct("<8sQQ")
 _SLAB_MAGIC = b"RDSLAB\0\1"
 SLAB_HEADER_BYTES = _SLAB_HEADER.size
+_READABLE_VERSIONS = (1, SLAB_VERSION, JOURNAL_SLAB_VERSION)
 
 
 class EntryState(IntEnum):
@@ -93,22 +101,24 @@ class SlabMemory:
         self._numbers[offset // 8] = value
 
 
-def compute_slab_bytes(ring_bytes: int) -> int:
+def compute_slab_bytes(ring_bytes: int, *, has_journal: bool = False) -> int:
     """Return the length of a slab with a ring of that many bytes, rounded up to whole entries."""
-    return RING_OFFSET + align_length(max(ring_bytes, MIN_RING_BYTES))
+    journal_bytes = JOURNAL_BYTES if has_journal else 0
+    return RING_OFFSET + align_length(max(ring_bytes, MIN_RING_BYTES)) + journal_bytes
 
 
-def make_slab_header(length: int) -> bytes:
+def make_slab_header(length: int, *, has_journal: bool = False) -> bytes:
     """Return the start of an empty slab of `compute_slab_bytes` length; the rest is zeros."""
-    ring_bytes = length - RING_OFFSET
+    version = JOURNAL_SLAB_VERSION if has_journal else SLAB_VERSION
+    ring_bytes = _compute_ring_bytes(version, length)
     if ring_bytes < MIN_RING_BYTES or ring_bytes % ENTRY_ALIGNMENT:
         raise ValueError(f"a slab cannot have {length} bytes: see compute_slab_bytes")
-    return _SLAB_HEADER.pack(_SLAB_MAGIC, SLAB_VERSION, ring_bytes)
+    return _SLAB_HEADER.pack(_SLAB_MAGIC, version, ring_bytes)
 
 
-def format_slab(memory: memoryview) -> None:
-    """Make an empty slab of a buffer of `compute_slab_bytes` length."""
-    header = make_slab_header(len(memory))
+def format_slab(memory: memoryview, *, has_journal: bool = False) -> None:
+    """Make an empty slab of a buffer of zeros of `compute_slab_bytes` length."""
+    header = make_slab_header(len(memory), has_journal=has_journal)
     memory[:RING_OFFSET] = header + bytes(RING_OFFSET - len(header))
 
 
@@ -117,11 +127,21 @@ def parse_slab_header(header: memoryview, length: int) -> tuple[int, int]:
     if length < RING_OFFSET + MIN_RING_BYTES or len(header) < SLAB_HEADER_BYTES:
         raise CorruptedError(f"damaged: a slab of {length} bytes is too short")
     magic, version, ring_bytes = _SLAB_HEADER.unpack_from(header)
-    if magic != _SLAB_MAGIC or ring_bytes != length - RING_OFFSET:
+    if magic == _SLAB_MAGIC and version not in _READABLE_VERSIONS:
+        raise CorruptedError(
+            f"slab has version {version}; this side reads {', '.join(map(str, _READABLE_VERSIONS))}"
+        )
+    if (
+        magic != _SLAB_MAGIC
+        or ring_bytes != _compute_ring_bytes(version, length)
+        or ring_bytes < MIN_RING_BYTES
+    ):
         raise CorruptedError(f"damaged: a slab of {length} bytes has header {bytes(header[:24])!r}")
-    if version not in (1, SLAB_VERSION):
-        raise CorruptedError(f"slab has version {version}; this side reads 1 and {SLAB_VERSION}")
     return version, ring_bytes
+
+
+def _compute_ring_bytes(version: int, length: int) -> int:
+    return length - RING_OFFSET - (JOURNAL_BYTES if version == JOURNAL_SLAB_VERSION else 0)
 
 
 def align_length(length: int) -> int:

@@ -14,6 +14,7 @@ from rankdump._shm.slab_format import (
     CHECKED_HEAD_BYTES,
     ENTRY_HEAD,
     ENTRY_MAGIC,
+    JOURNAL_SLAB_VERSION,
     RELEASED_OFFSET,
     RING_OFFSET,
     SLAB_VERSION,
@@ -52,10 +53,15 @@ class SlabWriter:
     def __init__(self, memory: memoryview) -> None:
         """Take over a slab; CorruptedError when it has another version or no header."""
         version, self.ring_bytes = parse_slab_header(memory[:RING_OFFSET], len(memory))
-        if version != SLAB_VERSION:
-            raise CorruptedError(f"slab has version {version}; this side writes {SLAB_VERSION}")
+        if version < SLAB_VERSION:
+            raise CorruptedError(
+                f"slab has version {version}; this side writes {SLAB_VERSION} and "
+                f"{JOURNAL_SLAB_VERSION}"
+            )
+        self.has_journal = version == JOURNAL_SLAB_VERSION
+        """Whether there is a journal behind the ring."""
         self._numbers = memory[:RING_OFFSET].cast("Q")
-        self._ring = memory[RING_OFFSET:]
+        self._ring = memory[RING_OFFSET : RING_OFFSET + self.ring_bytes]
         self._states = self._ring.cast("I")
         self._lock = threading.Lock()
         self._next = self.written

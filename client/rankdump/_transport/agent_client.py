@@ -220,6 +220,8 @@ class AgentClient:
         with buffer.changed:
             ring, buffer.ring = buffer.ring, None
         if ring is not None:
+            # The agent still reads it when this process is gone, but its memory is to be unmapped.
+            buffer.on_journal(None)
             buffer.wait_for_copies(ring, 2.0)
         with buffer.changed:
             left, in_slab = buffer.items.tensors, 0

@@ -22,6 +22,7 @@ from rankdump._core.recorder_protocol import (
     TensorSource,
 )
 from rankdump._core.session_protocol import MetadataItem, RecordHead
+from rankdump._shm.event_journal import EventJournal
 from rankdump._shm.slab_writer import SlabReservation
 from rankdump._transport.connection import LinkState
 from rankdump._transport.frame_queue import BufferedItem, FrameQueue, NumberedItem
@@ -113,10 +114,13 @@ class SendBuffer:
         on_release: Callable[[BufferedItem], None],
         on_copy_failed: Callable[[RecordHead], None],
         wait_policy: WaitPolicy = WaitPolicy(),
+        on_journal: Callable[[EventJournal | None], None] = lambda journal: None,
     ) -> None:
         self.on_release = on_release
         """Called with every item that no longer needs its memory."""
         self._on_copy_failed = on_copy_failed
+        self.on_journal = on_journal
+        """Called with the journal of each slab that is used, and with None without one."""
         self._wait_policy = wait_policy
         lock = threading.RLock()
         self.changed = threading.Condition(lock)
@@ -293,6 +297,9 @@ class SendBuffer:
         with self.changed:
             ring, self.ring = self.ring, None
         if ring is not None:
+            self.on_journal(None)
+            if ring.journal is not None:
+                ring.journal.leave()
             # Copies under way are short, and no new ones begin.
             self.wait_for_copies(ring)
             ring.seal(ring.written)
@@ -320,3 +327,4 @@ class SendBuffer:
             self.ring, self._released = ring, ring.released
             self.sender_first = False
             self._catching_up = self.items.blocks_records
+        self.on_journal(ring.journal)

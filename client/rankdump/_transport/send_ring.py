@@ -19,7 +19,8 @@ from google.protobuf.message import DecodeError
 
 from rankdump._core.recorder_protocol import DeviceTransfer, TensorSource
 from rankdump._core.session_protocol import SlabPlace
-from rankdump._shm.slab_format import SlabMemory
+from rankdump._shm.event_journal import EventJournal
+from rankdump._shm.slab_format import JOURNAL_BYTES, RING_OFFSET, SlabMemory
 from rankdump._shm.slab_reader import SlabReader
 from rankdump._shm.slab_writer import SlabReservation, SlabWriter
 from rankdump._transport.frame_queue import NumberedItem, RecoveredEntry
@@ -89,6 +90,11 @@ class SendRing:
         except BaseException:
             self.mapping.close()
             raise
+        self.journal: EventJournal | None = None
+        """Where the newest events of this process stand; None in a slab without one."""
+        if self._writer.has_journal:
+            begin = RING_OFFSET + self._writer.ring_bytes
+            self.journal = EventJournal(self.mapping.memory[begin : begin + JOURNAL_BYTES])
         self._cut_from: dict[int, int] = {}
         self._positions = _EntryPositions()
         self._unpin: Callable[[], None] | None = None

@@ -12,6 +12,7 @@ import numpy as np
 from rankdump._core.events import (
     EVENT_COLUMN_TYPES,
     TEXT_COLUMNS,
+    CallOutcome,
     EventColumn,
     EventColumns,
     EventKind,
@@ -41,7 +42,16 @@ MAX_EVENT_NAMES = 1 << 16
 MAX_PROCESS_GROUPS = 1 << 12
 MAX_GROUP_MEMBERS = 1 << 20
 """Ranks of all groups of one message."""
-_CALL_COLUMNS = ("group", "sequence", "element_count", "dtype", "peer", "stall_us", "source")
+_CALL_COLUMNS = (
+    "group",
+    "sequence",
+    "element_count",
+    "dtype",
+    "peer",
+    "stall_us",
+    "source",
+    "outcome",
+)
 """Columns of collectives and messages only; operators have zeros or _OPERATOR_DEFAULTS."""
 _COMMON_COLUMNS = tuple(field for field in EVENT_COLUMN_TYPES if field not in _CALL_COLUMNS)
 _OPERATOR_DEFAULTS = {"peer": -1}
@@ -98,6 +108,8 @@ def events_from_wire(
         columns[field] = np.full(count, _OPERATOR_DEFAULTS.get(field, 0), EVENT_COLUMN_TYPES[field])
         sent = "stream_source" if field == "source" and not own_names else field
         columns[field][calls] = _read_column(message, sent, len(calls), field)
+    # An outcome of a newer peer is not known here.
+    columns["outcome"][columns["outcome"] > max(CallOutcome)] = CallOutcome.UNKNOWN
     names: Sequence[str] = tuple(message.names) or texts or ("",)
     for field in TEXT_COLUMNS:
         if count and columns[field].max() >= len(names):

@@ -294,6 +294,8 @@ class DumpAgent(Component):
         self._streams.end("the agent is stopping")
         self._rings.check_rings()
         left = self._budget.wait_idle(max(0.0, deadline - time.monotonic()))
+        # Reports which of the exited ranks are known to the end.
+        self._rings.check_rings()
         # Unreported items stay in the ledger and do not count as unfinished.
         self._reporter.flush(max(0.0, deadline - time.monotonic()))
         self._rings.check_rings()

@@ -143,6 +143,9 @@ class IterationView:
     """Time that dumping has stalled each rank since its session began, as reported last."""
     coverage: Mapping[int, RankCoverage] = field(default_factory=dict[int, RankCoverage])
     """Time up to which each rank is known; without ranks that reported nothing."""
+    lost: Mapping[int, bool] = field(default_factory=dict[int, bool])
+    """Ranks whose session was lost before they ended it; true for those whose process is known to
+    have ended, and of which every event is known."""
     provisional: bool = False
     """Whether the iteration still runs, so that missing events may arrive."""
 

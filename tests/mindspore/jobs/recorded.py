@@ -113,7 +113,7 @@ class Recorder:
         return StartedEvent(0, 0, graph, name, collective, 0)
 
     def finish_event(
-        self, begun: StartedEvent, *, name: str = "", collective: Any = None, failed: bool = False
+        self, begun: StartedEvent, *, name: str = "", collective: Any = None, outcome: int = 0
     ) -> None:
         self.open.remove(begun.name)
         self.events.append(begun.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rankdump._core.events import (
     OPEN_END_POSITION,
+    CallOutcome,
     EventColumns,
     EventKind,
     ProcessGroup,
@@ -19,6 +20,8 @@ from rankdump._core.events import (
 )
 from rankdump._core.recorder_protocol import CollectiveCall, StartedEvent
 from rankdump._recorder.event_trace import OPEN_AFTER_US, STALL_REPORT_US, EventTrace
+from rankdump._shm.event_journal import EventJournal, read_journal
+from rankdump._shm.slab_format import JOURNAL_BYTES, SlabMemory, compute_slab_bytes, format_slab
 
 GROUP = ProcessGroup("0", (0, 1))
 
@@ -302,3 +305,58 @@ def test_operators_and_collectives_are_in_one_batch():
     assert operator == RankEvent(2, 0, 1, 1, "a", EventKind.OPERATOR, 0, 1)
     assert (message.kind, message.group, message.sequence) == (EventKind.SEND, "g", 5)
     assert (message.element_count, message.dtype, message.peer) == (10, "float32", 1)
+
+
+def read_events(slab: memoryview) -> list[RankEvent]:
+    events = read_journal(SlabMemory(slab))
+    assert events is not None
+    return events.to_events()
+
+
+@pytest.fixture
+def slab() -> memoryview:
+    memory = memoryview(bytearray(compute_slab_bytes(0, has_journal=True)))
+    format_slab(memory, has_journal=True)
+    return memory
+
+
+def test_journal_has_every_event_as_it_is_sent_later(slab):
+    """What a journal has at any moment are the events that the next batch would have."""
+    trace = EventTrace()
+    trace.begin_iteration(2)
+    early = trace.start_event(graph=0, name="before the journal")
+    trace.finish_event(trace.start_event(graph=0, name="complete before"))
+    trace.use_journal(EventJournal(slab[-JOURNAL_BYTES:]))
+    call = CollectiveCall(EventKind.ALL_REDUCE, ProcessGroup("world", (0, 1)), 0, 8, "float32")
+    done = trace.start_event(graph=0, name="AllReduce", collective=call)
+    trace.finish_event(done, outcome=CallOutcome.COMPLETE)
+    message = CollectiveCall(EventKind.RECV, ProcessGroup("world", (0, 1)), 0)
+    late = trace.start_event(graph=1, name="Recv from any", collective=message)
+    trace.finish_event(late, name="Recv", collective=replace(message, peer=1, sequence=3))
+    trace.finish_event(early)
+    written = read_events(slab)
+    trace.end_iteration()
+    sent = trace.take_events()
+    assert sent is not None
+    assert written == sorted(sent.to_events(), key=lambda event: event.position)
+    assert written[2].outcome == CallOutcome.COMPLETE
+    assert (written[3].name, written[3].peer, written[3].sequence) == ("Recv", 1, 3)
+
+
+def test_journal_has_open_events(slab):
+    """The operator in which a process ends is its last event."""
+    trace = EventTrace()
+    trace.use_journal(EventJournal(slab[-JOURNAL_BYTES:]))
+    trace.begin_iteration(1)
+    trace.start_event(graph=0, name="Net")
+    (event,) = read_events(slab)
+    assert (event.name, event.iteration, event.end_position) == ("Net", 1, OPEN_END_POSITION)
+
+
+def test_trace_without_journal_writes_nowhere(slab):
+    """A forked child must not write into the journal of its parent."""
+    trace = EventTrace()
+    trace.use_journal(EventJournal(slab[-JOURNAL_BYTES:]))
+    trace.use_journal(None)
+    trace.finish_event(trace.start_event(graph=0, name="Net"))
+    assert read_events(slab) == []

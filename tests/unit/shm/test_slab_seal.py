@@ -145,10 +145,10 @@ def test_slab_of_version_1_is_read_only():
         (bytes(e.frame), bytes(reader.read_data(e)), e.has_data) for e in reader.read_entries()
     ]
     assert found == [(b"fr %d!" % n, b"abc", True) for n in range(3)]
-    with pytest.raises(CorruptedError, match="version 1; this side writes 2"):
+    with pytest.raises(CorruptedError, match="version 1; this side writes 2 and 3"):
         SlabWriter(memory)
-    struct.pack_into("<Q", memory, 8, 3)
-    with pytest.raises(CorruptedError, match="version 3; this side reads 1 and 2"):
+    struct.pack_into("<Q", memory, 8, 4)
+    with pytest.raises(CorruptedError, match="version 4; this side reads 1, 2, 3"):
         SlabReader(SlabMemory(memory))
 
 

@@ -396,7 +396,7 @@ def test_event_columns_of_an_empty_message_are_empty():
     assert len(events_from_wire(events_pb2.EventColumns())) == 0
 
 
-CALL = EventColumns.from_events([RankEvent(0, 0, 1, 1, "a", EventKind.ALL_REDUCE, 0, 0)])
+CALL = EventColumns.from_events([RankEvent(0, 0, 1, 1, "a", EventKind.ALL_REDUCE, 0, 0, outcome=1)])
 
 
 @pytest.mark.parametrize("field", list(EVENT_COLUMN_TYPES))

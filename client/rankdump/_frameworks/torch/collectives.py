@@ -21,7 +21,7 @@ from weakref import ref
 import torch.distributed as dist
 from torch.nn import Module
 
-from rankdump._core.events import EventKind
+from rankdump._core.events import CallOutcome, EventKind
 from rankdump._core.recorder_protocol import Recorder
 from rankdump._frameworks.torch.communication import (
     ANY_SOURCE,
@@ -102,7 +102,10 @@ class WorkWatcher:
             sender = _find_sender(work, pending)
         except Exception:  # a wait that failed: the sender is unknown
             sender = None
-        collective_recorder.end(pending, sender)
+        # On an accelerator the host has only queued the wait.
+        on_device = pending.request.on_device
+        outcome = CallOutcome.UNKNOWN if on_device else CallOutcome.COMPLETE
+        collective_recorder.end(pending, sender, outcome)
 
     def _add_pending(self, work: dist.Work, pending: PendingCollective) -> None:
         self._pending[id(work)] = pending
@@ -127,7 +130,7 @@ def _finish_by_future(work: dist.Work, pending: PendingCollective) -> bool:
         except Exception:
             collective_recorder.fail(pending)
         else:
-            collective_recorder.end(pending)
+            collective_recorder.end(pending, outcome=CallOutcome.COMPLETE)
 
     future.add_done_callback(done)
     return True

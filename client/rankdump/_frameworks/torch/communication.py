@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rankdump._core.events import EventKind, ProcessGroup
+from rankdump._core.events import CallOutcome, EventKind, ProcessGroup
 from rankdump._core.recorder_protocol import CollectiveCall, Recorder, StartedEvent
 from rankdump._core.timeouts import GroupTimeout
 from rankdump._frameworks.model_observer import find_script_line
@@ -88,7 +88,9 @@ class PendingCollective:
     sequences: CollectiveCounter
     _open: list[None] = field(default_factory=lambda: [None])
 
-    def record_end(self, peer: int | None = None) -> None:
+    def record_end(
+        self, peer: int | None = None, outcome: CallOutcome = CallOutcome.UNKNOWN
+    ) -> None:
         """Record the end; `peer` is the sender if it was unknown until then."""
         try:
             self._open.pop()
@@ -96,7 +98,7 @@ class PendingCollective:
             return
         if self.sequence is not None:
             for recorder, begun in self.begun:
-                recorder.finish_event(begun)
+                recorder.finish_event(begun, outcome=outcome)
             return
         peer = self.request.peer if peer is None else peer
         sequence = _next_message_number(self.sequences, self.request, peer)
@@ -105,7 +107,7 @@ class PendingCollective:
             _make_collective(self.request, peer, sequence),
         )
         for recorder, begun in self.begun:
-            recorder.finish_event(begun, name=name, collective=what)
+            recorder.finish_event(begun, name=name, collective=what, outcome=outcome)
 
     def record_failure(self) -> None:
         """Record that the call has failed; it is not complete on any member."""
@@ -114,7 +116,7 @@ class PendingCollective:
         except IndexError:
             return
         for recorder, begun in self.begun:
-            recorder.finish_event(begun, failed=True)
+            recorder.finish_event(begun, outcome=CallOutcome.FAILED)
 
 
 class CollectiveRecorder:
@@ -169,11 +171,16 @@ class CollectiveRecorder:
             request, number, self._start_events(request, number), self._sequences
         )
 
-    def end(self, pending: PendingCollective | None, peer: int | None = None) -> None:
+    def end(
+        self,
+        pending: PendingCollective | None,
+        peer: int | None = None,
+        outcome: CallOutcome = CallOutcome.UNKNOWN,
+    ) -> None:
         """Record the end of a request that was begun; never raises."""
         try:
             if pending is not None:
-                pending.record_end(peer)
+                pending.record_end(peer, outcome)
         except Exception as error:
             self.report_failure(error)
 

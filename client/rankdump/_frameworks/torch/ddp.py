@@ -17,7 +17,7 @@ from torch.futures import Future
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
-from rankdump._core.events import EventKind
+from rankdump._core.events import CallOutcome, EventKind
 from rankdump._frameworks.torch.communication import (
     CollectiveRequest,
     PendingCollective,
@@ -91,12 +91,19 @@ class GradientBuckets:
             with collective_recorder.suppress_nested():
                 future = group.allreduce([buffer]).get_future()
         except BaseException:
-            collective_recorder.end(pending)
+            collective_recorder.fail(pending)
             raise
+        on_device = buffer.device.type != "cpu"
 
         def done(reduced: Future[list[Tensor]]) -> Tensor:
-            collective_recorder.end(pending)
-            return reduced.value()[0]
+            try:
+                (tensor,) = reduced.value()
+            except BaseException:
+                collective_recorder.fail(pending)
+                raise
+            outcome = CallOutcome.UNKNOWN if on_device else CallOutcome.COMPLETE
+            collective_recorder.end(pending, outcome=outcome)
+            return tensor
 
         return future.then(done)
 

@@ -56,6 +56,7 @@ class OpenSessionRequest(google.protobuf.message.Message):
     WANTS_SLAB_FIELD_NUMBER: builtins.int
     SECRET_FIELD_NUMBER: builtins.int
     LEFT_FIELD_NUMBER: builtins.int
+    SLAB_VERSION_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     session_id: builtins.str
     """Chosen by the client; unique for ever."""
@@ -77,6 +78,8 @@ class OpenSessionRequest(google.protobuf.message.Message):
     """The client can map a slab on this host."""
     secret: builtins.bytes
     """Chosen by the client and told to nobody else: who resumes the session has to know it."""
+    slab_version: builtins.int
+    """Newest format of a slab that the client can write; 0 before there was a journal of events."""
     @property
     def left(self) -> global___FrameBatch:
         """Set by a rank that waits for its session no longer: what it would have sent, its tensors as
@@ -100,9 +103,10 @@ class OpenSessionRequest(google.protobuf.message.Message):
         wants_slab: builtins.bool = ...,
         secret: builtins.bytes = ...,
         left: global___FrameBatch | None = ...,
+        slab_version: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["left", b"left"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["config_source", b"config_source", "device", b"device", "device_target", b"device_target", "framework", b"framework", "host", b"host", "job_id", b"job_id", "left", b"left", "pid", b"pid", "plan_json", b"plan_json", "rank", b"rank", "secret", b"secret", "session_id", b"session_id", "wants_slab", b"wants_slab", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["config_source", b"config_source", "device", b"device", "device_target", b"device_target", "framework", b"framework", "host", b"host", "job_id", b"job_id", "left", b"left", "pid", b"pid", "plan_json", b"plan_json", "rank", b"rank", "secret", b"secret", "session_id", b"session_id", "slab_version", b"slab_version", "wants_slab", b"wants_slab", "world_size", b"world_size"]) -> None: ...
 
 global___OpenSessionRequest = OpenSessionRequest
 

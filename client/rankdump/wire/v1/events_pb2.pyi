@@ -109,6 +109,7 @@ class EventColumns(google.protobuf.message.Message):
     SENT_US_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
     STREAM_SOURCE_FIELD_NUMBER: builtins.int
+    OUTCOME_FIELD_NUMBER: builtins.int
     stalled_us: builtins.int
     """Time for which dumping had held the rank up since its session began, when this was sent."""
     count: builtins.int
@@ -171,6 +172,10 @@ class EventColumns(google.protobuf.message.Message):
     does not know `source` passes it on unchanged, so a coordinator must not read that field.
     4
     """
+    outcome: builtins.bytes
+    """How the call ended: 0 open, or not known; 1 carried out; 2 it raised.
+    1
+    """
     @property
     def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Empty: the texts that the stream has sent before."""
@@ -203,8 +208,9 @@ class EventColumns(google.protobuf.message.Message):
         sent_us: builtins.int = ...,
         source: builtins.bytes = ...,
         stream_source: builtins.bytes = ...,
+        outcome: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["calls", b"calls", "count", b"count", "dtype", b"dtype", "element_count", b"element_count", "end_position", b"end_position", "end_us", b"end_us", "graph", b"graph", "group", b"group", "groups", b"groups", "iteration", b"iteration", "kind", b"kind", "name", b"name", "names", b"names", "peer", b"peer", "position", b"position", "sent_us", b"sent_us", "sequence", b"sequence", "source", b"source", "stall_us", b"stall_us", "stalled_us", b"stalled_us", "start_us", b"start_us", "stream", b"stream", "stream_source", b"stream_source"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["calls", b"calls", "count", b"count", "dtype", b"dtype", "element_count", b"element_count", "end_position", b"end_position", "end_us", b"end_us", "graph", b"graph", "group", b"group", "groups", b"groups", "iteration", b"iteration", "kind", b"kind", "name", b"name", "names", b"names", "outcome", b"outcome", "peer", b"peer", "position", b"position", "sent_us", b"sent_us", "sequence", b"sequence", "source", b"source", "stall_us", b"stall_us", "stalled_us", b"stalled_us", "start_us", b"start_us", "stream", b"stream", "stream_source", b"stream_source"]) -> None: ...
 
 global___EventColumns = EventColumns
 

@@ -63,6 +63,7 @@ class SessionStatus(google.protobuf.message.Message):
     DEVICE_TARGET_FIELD_NUMBER: builtins.int
     SELECTED_FIELD_NUMBER: builtins.int
     ENDED_BY_FIELD_NUMBER: builtins.int
+    LAST_EVENTS_KNOWN_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     session_id: builtins.str
     rank: builtins.int
@@ -82,6 +83,10 @@ class SessionStatus(google.protobuf.message.Message):
     """The iterations its plan selects, as the configuration writes them: "0|5-8", "all"."""
     ended_by: builtins.str
     """How the process of a lost session ended: "SIGABRT", "exit code 1"; empty when it is not known."""
+    last_events_known: builtins.bool
+    """Of a lost session: its process is gone, and everything that it did is known. Otherwise its last
+    events may be missing.
+    """
     @property
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What the session itself wants people to read, such as operators that never matched."""
@@ -104,8 +109,9 @@ class SessionStatus(google.protobuf.message.Message):
         device_target: builtins.str = ...,
         selected: builtins.str = ...,
         ended_by: builtins.str = ...,
+        last_events_known: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["device", b"device", "device_target", b"device_target", "ended_by", b"ended_by", "excluded", b"excluded", "framework", b"framework", "host", b"host", "iterations_seen", b"iterations_seen", "job_id", b"job_id", "notes", b"notes", "pid", b"pid", "rank", b"rank", "selected", b"selected", "session_id", b"session_id", "state", b"state", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["device", b"device", "device_target", b"device_target", "ended_by", b"ended_by", "excluded", b"excluded", "framework", b"framework", "host", b"host", "iterations_seen", b"iterations_seen", "job_id", b"job_id", "last_events_known", b"last_events_known", "notes", b"notes", "pid", b"pid", "rank", b"rank", "selected", b"selected", "session_id", b"session_id", "state", b"state", "world_size", b"world_size"]) -> None: ...
 
 global___SessionStatus = SessionStatus
 

@@ -17,12 +17,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 
+from rankdump._core.events import EventColumns
 from rankdump._core.record import SPACE_REASONS, StatisticRows
 from rankdump._core.selection import ACCEPTED_VERDICT, SelectionVerdict
 from rankdump._core.session_protocol import RecordHead
+from rankdump._wire.frames import make_metadata_frame
 from rankdump.errors import ProtocolError, ResendError, RetryableError
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.commit.committer import FinishedFrame, FrameCommitter, compute_cost_bytes
+from rankdumpd.agent.declarations import read_metadata_frame
 from rankdumpd.agent.ingress.frame_assembler import CompletedFrame, FrameAssembler
 from rankdumpd.agent.limits.admission import RecordAdmission, ResourceUsage
 from rankdumpd.agent.limits.usage import QueueBudget
@@ -216,6 +219,12 @@ class SessionIntake:
         except Exception as error:
             item = self._handle_unreadable(frame, error)
         self._gather(item)
+
+    def handle_last_events(self, events: EventColumns) -> None:
+        """Accept the newest events of an exited rank, behind its last frame."""
+        frame = make_metadata_frame(self._session.find_free_number(), events)
+        self._gather(read_metadata_frame(frame, self._session.request.session_id))
+        self.flush()
 
     def cut_off(self, reason: str) -> None:
         """Drop the open record, whose rest will never arrive."""

@@ -106,6 +106,11 @@ class CommitProgress:
         """Every frame up to this number is committed."""
         return self._watermark
 
+    @property
+    def highest(self) -> int:
+        """The highest committed number."""
+        return max(self._beyond, default=self._watermark)
+
     def __contains__(self, sequence: int) -> bool:
         return sequence <= self._watermark or sequence in self._beyond
 
@@ -154,6 +159,7 @@ class RankSession:
         self._ended_by = ""
         self._process_ended = False
         """Whether its process has ended, and all it left was handled."""
+        self._last_events_known = False
 
     def restore(
         self,
@@ -229,6 +235,11 @@ class RankSession:
         Called for every frame, without the lock: `claim_frames` decides.
         """
         return sequence in self._progress or sequence in self._in_flight
+
+    def find_free_number(self) -> int:
+        """Return the number behind all frames that have arrived."""
+        with self._lock:
+            return max(self._progress.highest, *self._in_flight, 0) + 1
 
     def claim_frames(self, sequences: set[int]) -> set[int]:
         """Claim frames that arrived completely; return those that were not claimed before."""
@@ -332,7 +343,8 @@ class RankSession:
         with self._lock:
             self.request = dataclasses.replace(request, plan_json=self.request.plan_json)
             self.token = secrets.token_bytes(16)
-            self._expected, self._process_ended = True, False
+            self._expected = True
+            self._process_ended = self._last_events_known = False
             self._process, self._ended_by = None, ""
 
     def connect(self, listener: SessionListener) -> None:
@@ -385,13 +397,20 @@ class RankSession:
             if self._find_state() is SessionState.LOST:
                 self._process = None
 
+    def confirm_last_events(self) -> None:
+        """Note that everything its process did is known."""
+        self._last_events_known = True
+
     def status(self) -> SessionStatus:
         """Return the identity and the state of the session."""
         with self._lock:
             end, state = self._end or SessionEnd(0), self._find_state()
             status = make_session_status(self.request, self.plan, state, end)
-            ended_by = self._ended_by if state is SessionState.LOST else ""
-            return dataclasses.replace(status, ended_by=ended_by)
+            if state is not SessionState.LOST:
+                return status
+            return dataclasses.replace(
+                status, ended_by=self._ended_by, last_events_known=self._last_events_known
+            )
 
     def _find_state(self) -> SessionState:
         if self._end:

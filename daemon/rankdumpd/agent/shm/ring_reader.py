@@ -13,6 +13,8 @@ from typing import Protocol
 
 from google.protobuf.message import DecodeError
 
+from rankdump._core.events import EventColumns
+from rankdump._shm.event_journal import read_journal
 from rankdump._shm.slab_reader import SlabEntry, SlabReader
 from rankdump.errors import CorruptedError, ProtocolError, RankdumpError, UnavailableError
 from rankdump.wire.v1 import agent_pb2
@@ -89,6 +91,10 @@ class FrameIntake(Protocol):
 
     def release_budget(self) -> None:
         """Release the budget of a record that was not completed."""
+        ...
+
+    def handle_last_events(self, events: EventColumns) -> None:
+        """Accept the newest events of an exited rank, behind its last frame."""
         ...
 
 
@@ -170,6 +176,20 @@ class RingReader:
             self._read_checked(self._reader.read_entries(), lost=COPY_FAILED)
             self._read_checked(self._reader.read_remaining_entries(), lost=TORN)
             self._intake.cut_off(TORN)
+
+    def read_journal(self) -> bool:
+        """Read the newest events of an exited rank; return whether its journal has them.
+
+        What could not be read in the ring does not matter here.
+        """
+        with self._reading:
+            self.slab.check()
+            events = read_journal(self.slab)
+            if events is None:
+                return False
+            if len(events):
+                self._intake.handle_last_events(events)
+            return True
 
     def acknowledge(self, sequence: int) -> None:
         """Release the entries of frames up to this number."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from rankdump._core.session_protocol import SlabPlace
 from rankdump._core.status import SessionState
+from rankdump._shm.slab_format import JOURNAL_SLAB_VERSION
 from rankdump.errors import ExhaustedError, RankdumpError, UnavailableError
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.shm.ring_reader import FrameIntake, RingReader
@@ -41,6 +42,8 @@ class _SessionRingEntry:
     """Whether a rank has ever used it."""
     read: bool = False
     """Whether everything that an exited rank left was read."""
+    last_events_known: bool = False
+    """Whether the journal of an exited rank was among it."""
 
     @property
     def unused(self) -> bool:
@@ -114,6 +117,7 @@ class RingRegistry:
                     wanted_bytes=session.plan.delivery.buffer_bytes,
                     sessions=self._live_sessions() + 1,
                     secret_hash=request.secret.hex(),
+                    has_journal=request.slab_version >= JOURNAL_SLAB_VERSION,
                 ),
                 timeout_s=SLAB_TIMEOUT_S,
                 late=lambda fault: (
@@ -227,6 +231,10 @@ class RingRegistry:
             self._read_remains(entry)
         if session.idle and (entry.read or session.closed):
             self._drop(entry)
+            if entry.last_events_known and not session.closed:
+                # Only now: the report of this state must follow that of the events.
+                session.confirm_last_events()
+                self._changed(session)
 
     def _read_remains(self, entry: _SessionRingEntry) -> None:
         session = entry.session
@@ -238,6 +246,12 @@ class RingRegistry:
         )
         try:
             entry.ring.read_remains()
+        except UnavailableError:
+            raise
+        except RankdumpError as error:
+            _note_lost_slab(session, error)
+        try:
+            entry.last_events_known = entry.ring.read_journal()
         except UnavailableError:
             raise
         except RankdumpError as error:

@@ -111,7 +111,12 @@ class SlabFile:
 
 
 def make_slab(
-    path: Path, length: int, *, group: int, stopping: Callable[[], bool] = lambda: False
+    path: Path,
+    length: int,
+    *,
+    group: int,
+    has_journal: bool = False,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> SlabFile:
     """Make an empty slab in the place of any other; OSError when there is no space for it, or when
     `stopping` returns true.
@@ -128,7 +133,7 @@ def make_slab(
             if stopping():
                 raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
             os.pwrite(descriptor, memoryview(_BLOCK)[: length - offset], offset)
-        os.pwrite(descriptor, make_slab_header(length), 0)
+        os.pwrite(descriptor, make_slab_header(length, has_journal=has_journal), 0)
         # No other process may write before it is a slab.
         os.fchown(descriptor, -1, group)
         os.fchmod(descriptor, SLAB_FILE_MODE)

@@ -171,11 +171,18 @@ class SlabFolder:
             return sum(self._lengths.values())
 
     def make(
-        self, session_id: str, *, wanted_bytes: int, sessions: int, secret_hash: str = ""
+        self,
+        session_id: str,
+        *,
+        wanted_bytes: int,
+        sessions: int,
+        secret_hash: str = "",
+        has_journal: bool = False,
     ) -> SlabFile:
         """Make a session's slab, in place of an earlier one; ExhaustedError when it cannot."""
         path = self._path(session_id, secret_hash)
-        length = compute_slab_bytes(min(wanted_bytes, self._ring_bytes))
+        ring_bytes = min(wanted_bytes, self._ring_bytes)
+        length = compute_slab_bytes(ring_bytes, has_journal=has_journal)
         with self._lock:
             others = sum(self._lengths.values()) - self._lengths.get(session_id, 0)
             fault = self._memory.slab_fault(length, slab_bytes=others, sessions=sessions)
@@ -184,7 +191,13 @@ class SlabFolder:
             self._lengths[session_id] = length
         try:
             self._make_folder(path.parent)
-            return make_slab(path, length, group=self._group, stopping=self._stopping.is_set)
+            return make_slab(
+                path,
+                length,
+                group=self._group,
+                has_journal=has_journal,
+                stopping=self._stopping.is_set,
+            )
         except OSError as error:
             self._forget(session_id)
             if self._stopping.is_set():

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankdump._core.events import EventColumn, EventKind, Finding, FindingKind, ProcessGroup
+from rankdump._core.events import (
+    CallOutcome,
+    EventColumn,
+    EventKind,
+    Finding,
+    FindingKind,
+    ProcessGroup,
+)
 from rankdumpd.coordinator.fleet_views import IterationView
 from rankdumpd.coordinator.merge.call_order import CallMatch, CallOrder, map_members_to_calls
 from rankdumpd.coordinator.merge.event_table import NEVER_ENDED, EventTable
@@ -25,10 +32,17 @@ class EventGaps:
 
     holes: Mapping[int, tuple[PositionRange, ...]]
     """Ranges of each rank that lost any, rising."""
+    open_ranks: frozenset[int] = frozenset()
+    """Ranks whose last events may be missing, too."""
 
     def has_hole_between(self, rank: int, low: int, high: int) -> bool:
         """Return whether a rank lost anything between two of its positions."""
         return any(first < high and last > low for first, last in self.holes.get(rank, ()))
+
+
+def list_ended_ranks(view: IterationView) -> list[int]:
+    """Return the ranks that ended before they had finished the iteration."""
+    return sorted(view.lost.keys() - view.spans.keys() - view.excluded)
 
 
 def is_unfinished(view: IterationView, rank: int) -> bool:
@@ -47,12 +61,13 @@ def find_event_gaps(table: EventTable, view: IterationView) -> EventGaps:
     holes: dict[int, tuple[PositionRange, ...]] = {}
     for rank in sorted({*table.ranks, *view.spans}):
         span = view.spans.get(rank, (0, 0))
-        if span != (0, 0) or (rank in table.ranks and not view.provisional):
+        over = not view.provisional or view.lost.get(rank, False)
+        if span != (0, 0) or (rank in table.ranks and over):
             positions = table["position"][table.ranks.get(rank, slice(0, 0))]
             found = _find_holes(positions, span)
             if found:
                 holes[rank] = found
-    return EventGaps(holes)
+    return EventGaps(holes, frozenset(r for r in list_ended_ranks(view) if not view.lost[r]))
 
 
 def _find_holes(positions: EventColumn, span: PositionRange) -> tuple[PositionRange, ...]:
@@ -275,6 +290,7 @@ def find_missing_members(
     alone = ~match.collective & (match.send_of < 0)
     alone[match.send_of[match.send_of >= 0]] = False
     suspect = alone | (match.collective & (np.diff(match.bounds) != sizes[group]))
+    suspect &= ~_find_complete_calls(table, match)
     missing: dict[int, tuple[int, ...]] = {}
     for call in sequence.order[suspect[sequence.order]].tolist():
         members = match.list_members(call)
@@ -291,13 +307,40 @@ def find_missing_members(
     return missing
 
 
+_JOINT_KINDS = tuple(
+    map(
+        int,
+        (
+            EventKind.ALL_REDUCE,
+            EventKind.ALL_GATHER,
+            EventKind.REDUCE_SCATTER,
+            EventKind.BARRIER,
+        ),
+    )
+)
+"""Collectives that cannot be complete on any member before every member has entered them."""
+
+
+def _find_complete_calls(table: EventTable, match: CallMatch) -> EventColumn:
+    """Return whether each call is known to have been entered by all its members.
+
+    A call that raised, or that only returned to the host, states nothing about the others.
+    """
+    if not len(match):
+        return np.empty(0, dtype=bool)
+    complete = (table.members["outcome"] == CallOutcome.COMPLETE) & np.isin(
+        table.members["kind"], _JOINT_KINDS
+    )
+    return np.logical_or.reduceat(complete[match.members], match.bounds[:-1])
+
+
 def _may_be_lost(table: EventTable, gaps: EventGaps, rank: int, member: int) -> bool:
     """Return whether the lost events of a rank may include its part in the call of that member.
 
     Sequence numbers rise along a program: its part is between the calls with the numbers below
     and above.
     """
-    if rank not in gaps.holes:
+    if rank not in gaps.holes and rank not in gaps.open_ranks:
         return False
     own = table.member_ranks.get(rank, slice(0, 0))
     part = {field: table.members[field][own] for field in _MEMBER_FIELDS}
@@ -310,6 +353,8 @@ def _may_be_lost(table: EventTable, gaps: EventGaps, rank: int, member: int) -> 
         same &= ~np.isin(part["kind"], list(_OTHER_END))
     below = part["position"][same & (part["sequence"] < here["sequence"])]
     above = part["position"][same & (part["sequence"] > here["sequence"])]
+    if rank in gaps.open_ranks and not len(above):
+        return True
     low = int(below.max()) if len(below) else -1
     return gaps.has_hole_between(rank, low, int(above.min()) if len(above) else NEVER_ENDED)
 
@@ -324,9 +369,15 @@ _OTHER_END = {
 def build_absence_findings(
     table: EventTable, match: CallMatch, absence: CallAbsences, view: IterationView
 ) -> Iterator[Finding]:
-    """Yield a finding for each missing rank and group, with the first call and how many more."""
+    """Yield a finding for each missing rank and group, with the first call and how many more.
+
+    Ranks that ended have findings of their own (`ended_ranks`).
+    """
     calls: dict[tuple[int, int, bool], list[int]] = {}
+    ended = set(list_ended_ranks(view))
     for call, rank in absence.iter_missing():
+        if rank in ended:
+            continue
         group = int(table.members["group"][match.first[call]])
         key = (rank, group, bool(match.collective[call]))
         calls.setdefault(key if rank in table.ranks else (rank, _SILENT_RANK, True), []).append(

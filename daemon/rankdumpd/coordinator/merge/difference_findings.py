@@ -192,8 +192,8 @@ def build_program_findings(
     """Yield findings about ranks whose operators differ from most that run the same program.
 
     Ranks run the same program if they meet in collectives and all their collectives and messages
-    agree. Ranks that lost events are not compared; one that has not finished is compared as far
-    as it got.
+    agree. Ranks that lost events are not compared; one that has not finished, or ended before it
+    had, is compared as far as it got.
     """
     for ranks in find_meeting_ranks(table):
         programs = [_build_program(table, view, rank) for rank in ranks if rank not in gaps.holes]
@@ -213,7 +213,9 @@ def _build_program(table: EventTable, view: IterationView, rank: int) -> _RankPr
     elif len(graph):
         by_graph = {each: operators[graph == each] for each in np.unique(graph).tolist()}
     names = tuple((each, table["name"][at].tobytes()) for each, at in by_graph.items())
-    return _RankProgram(rank, calls, by_graph, names, not is_unfinished(view, rank))
+    ended = rank in view.lost and rank not in view.spans
+    finished = not ended and not is_unfinished(view, rank)
+    return _RankProgram(rank, calls, by_graph, names, finished)
 
 
 def _group_agreeing_programs(programs: list[_RankProgram]) -> Iterator[list[_RankProgram]]:

@@ -151,7 +151,16 @@ _EVENT_FIELDS = (
     "end_us",
     "stream",
 )
-_CALL_FIELDS = ("group", "sequence", "element_count", "dtype", "peer", "stall_us", "source")
+_CALL_FIELDS = (
+    "group",
+    "sequence",
+    "element_count",
+    "dtype",
+    "peer",
+    "stall_us",
+    "source",
+    "outcome",
+)
 _COLUMN_TYPES = EVENT_COLUMN_TYPES | {
     "name": "i4",
     "dtype": "i4",

@@ -49,6 +49,7 @@ from rankdumpd.coordinator.merge.difference_findings import (
     build_difference_findings,
     build_program_findings,
 )
+from rankdumpd.coordinator.merge.ended_ranks import build_ended_findings
 from rankdumpd.coordinator.merge.event_table import NEVER_ENDED, EventTable, build_event_table
 
 _STRETCH_ELEMENTS = 1 << 17
@@ -252,6 +253,7 @@ def merge_iteration(view: IterationView) -> GlobalOrder:
         *_build_conflict_findings(table),
         *build_gap_findings(gaps),
         *build_difference_findings(table, match, sequence),
+        *build_ended_findings(table, match, absence, view),
         *build_absence_findings(table, match, absence, view),
         *build_deadlock_findings(table, match, absence),
         *build_cycle_findings(table, match, sequence),

@@ -421,6 +421,7 @@ def build_iteration_view(
         spans=ranks.list_spans(pending.iteration),
         clocks=clocks,
         stalls=dict(ranks.stalls),
+        lost=ranks.list_lost(pending.starts),
         provisional=provisional,
     )
 

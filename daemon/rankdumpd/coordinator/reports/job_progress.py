@@ -57,6 +57,10 @@ class RankRegistry:
     def restore_session(self, session: SessionStatus) -> None:
         """Restore a session that its agent will report again; until then it does not count."""
         name, rank = session.session_id, session.rank
+        known = self.sessions.get(name)
+        if known is not None and known.last_events_known and session.state is SessionState.LOST:
+            # An agent that restarted does not know that its predecessor read everything.
+            session = dataclasses.replace(session, last_events_known=True)
         self.sessions[name] = session
         if name not in self._starts:
             self._starts[name] = self._start_counts.get(rank, 0)
@@ -145,6 +149,19 @@ class RankRegistry:
             if status is not None and (status.first_position or status.last_position)
         }
 
+    def list_lost(self, starts: Mapping[int, int]) -> dict[int, bool]:
+        """Return the ranks whose session was lost, and whether their last events are known.
+
+        `starts` tells how often a rank had started over before; by default its newest start counts.
+        """
+        return {
+            session.rank: session.last_events_known
+            for name, session in self.sessions.items()
+            if session.state is SessionState.LOST
+            and self._starts.get(name)
+            == starts.get(session.rank, self.count_earlier_starts(session.rank))
+        }
+
     def set_agent(self, session_id: str, agent_id: str) -> None:
         """Set the agent that reports a session."""
         self._agents[session_id] = agent_id
@@ -169,7 +186,8 @@ class RankRegistry:
 
     def _has_session_ended(self, name: str) -> bool:
         session = self.sessions[name]
-        return session.state is SessionState.CLOSED or bool(session.excluded)
+        ended = session.state is SessionState.CLOSED or session.last_events_known
+        return ended or bool(session.excluded)
 
 
 _LAST_POSITION = (1 << 63) - 1

@@ -101,6 +101,7 @@ _ORDER_FIELDS = (
     "late_count",
     "spans",
     "clocks",
+    "lost",
     "provisional",
 )
 

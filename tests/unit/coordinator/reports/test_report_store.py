@@ -669,3 +669,28 @@ def test_two_trees_of_one_job_are_a_finding(gather, agent):
     assert finding.kind is FindingKind.TWO_TREES
     assert "'j' dumps into /tree/j and /tree/other, and its order is in /tree/j" in finding.text
     assert view.roots == ("/tree/j", "/tree/other")
+
+
+def test_rank_that_is_known_to_its_end_delays_no_iteration(gather, agent) -> None:
+    """Its process is gone and everything it did is known; otherwise the deadline is waited for."""
+    agent.report(
+        sessions=(agent.session(0, SessionState.CLOSED), agent.session(1, SessionState.LOST)),
+        events=(agent.events(0, 4), agent.events(1, 4)),
+    )
+    assert gather.take_next_ready(now_s=1.0) is None
+    agent.report(sessions=(agent.session(1, SessionState.LOST, last_events_known=True),))
+    view = gather.take_next_ready(now_s=1.0)
+    assert (view.lost, view.late) == ({1: True}, ())
+
+
+def test_last_events_stay_known_when_an_agent_restarts(gather, agent) -> None:
+    """The agent that comes after does not know what its predecessor read; a new start undoes it."""
+    agent.report(sessions=(agent.session(0, SessionState.CLOSED),), events=(agent.events(1, 4),))
+    agent.report(sessions=(agent.session(1, SessionState.LOST, last_events_known=True),))
+    agent.report(sessions=(agent.session(1, SessionState.LOST),))
+    (view,) = gather.list_unpublished("j")[1]
+    assert view.lost == {1: True}
+    agent.report(sessions=(agent.session(1),))
+    agent.report(sessions=(agent.session(1, SessionState.LOST),))
+    (view,) = gather.list_unpublished("j")[1]
+    assert view.lost == {1: False}
