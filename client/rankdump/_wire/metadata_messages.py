@@ -15,6 +15,7 @@ from rankdump._core.events import (
     EventColumns,
     EventKind,
     ProcessGroup,
+    UnseenCollectives,
 )
 from rankdump._core.graph import (
     GraphPart,
@@ -25,6 +26,7 @@ from rankdump._core.session_protocol import CallStacks, KernelArguments, Operato
 from rankdump._wire.message_fields import (
     NUMBER_LIMIT,
     check_count,
+    check_numbers,
     check_text,
     from_message,
     make_fields,
@@ -40,6 +42,7 @@ MAX_EVENT_NAMES = 1 << 16
 MAX_PROCESS_GROUPS = 1 << 12
 MAX_GROUP_MEMBERS = 1 << 20
 """Ranks of all groups of one message."""
+MAX_UNSEEN_ENTRIES = 1 << 12
 _CALL_COLUMNS = ("group", "sequence", "element_count", "dtype", "peer", "stall_us")
 """Columns of collectives and messages only; operators have zeros or _OPERATOR_DEFAULTS."""
 _COMMON_COLUMNS = tuple(field for field in EVENT_COLUMN_TYPES if field not in _CALL_COLUMNS)
@@ -59,6 +62,10 @@ def events_to_wire(events: EventColumns, *, names: bool = True) -> events_pb2.Ev
         ],
         stalled_us=events.stalled_us,
         sent_us=events.sent_us,
+        unseen=[
+            events_pb2.UnseenCollectives(**make_fields(each, replace=True))
+            for each in events.unseen
+        ],
         count=len(events),
         calls=calls.astype(f"<{_INDEX_TYPE}").tobytes(),
         position=columns["position"].astype("<u8").tobytes(),
@@ -100,7 +107,17 @@ def events_from_wire(
         if count and columns[field].max() >= len(names):
             raise ProtocolError(f"the event column {field} points past {len(names)} names")
     groups = tuple(ProcessGroup(g.name, tuple(g.ranks)) for g in message.groups)
-    return EventColumns(names, groups, columns, message.stalled_us, message.sent_us)
+    unseen = _read_unseen(message)
+    return EventColumns(names, groups, columns, message.stalled_us, message.sent_us, unseen)
+
+
+def _read_unseen(message: events_pb2.EventColumns) -> tuple[UnseenCollectives, ...]:
+    check_count("entries of unseen collectives", len(message.unseen), MAX_UNSEEN_ENTRIES)
+    for each in message.unseen:
+        check_text("unseen collectives of a group with a name", each.group)
+        check_text("unseen collectives with a reason", each.reason)
+        check_numbers("unseen collectives", (each.iteration, each.count))
+    return tuple(from_message(UnseenCollectives, each) for each in message.unseen)
 
 
 def _check_event_texts(message: events_pb2.EventColumns) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
-from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
@@ -201,11 +200,6 @@ def set_compiled_call(module: Module, call: Callable[..., Any] | None) -> None:
 def read_pre_hooks(module: Module) -> dict[int, Callable[..., Any]]:
     """Return the pre-hooks of a module, by torch's own keys."""
     return getattr(module, "_forward_pre_hooks", {})
-
-
-def find_running_ddp() -> Module | None:
-    """Return the innermost DistributedDataParallel whose forward runs now; None without one."""
-    return getattr(DistributedDataParallel, "_active_ddp_module", None)
 
 
 def read_next_node_number() -> int:
