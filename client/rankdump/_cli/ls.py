@@ -18,6 +18,7 @@ from rankdump._cli.tree_contents import (
     count_same_contents,
     describe_entries,
     describe_key,
+    describe_parallelism,
     explain_no_match,
     format_overview,
     format_tensors,
@@ -25,6 +26,7 @@ from rankdump._cli.tree_contents import (
     name_tables,
     read_tree,
 )
+from rankdump._core.json_values import make_plain
 from rankdump._core.units import format_bytes
 
 _OVERVIEW_TENSORS = 10
@@ -52,7 +54,8 @@ def ls(
     kept = found.entries if query.empty else found.entries.where(query.keeps)
     if as_json:
         rows = describe_entries(kept[: limit or None])
-        click.echo(json.dumps(_listing_as_json(found, rows, len(kept)), indent=1))
+        body = _listing_as_json(found, rows, len(kept))
+        click.echo(json.dumps(body, indent=1, default=make_plain))
     else:
         brief = query.empty and limit is None and not job_id
         shown = (
@@ -143,5 +146,6 @@ def _row_as_json(row: ListedTensor) -> dict[str, object]:
         "file_bytes": entry.stored_bytes,
         "codec": entry.codec,
         "digest": record.digest if record else "",
+        **(describe_parallelism(record) if record else {}),
         "damage": row.damage,
     }

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 
 from rich.cells import cell_len, set_cell_size
 
+from rankdump._analysis.reader.query import ranges
+from rankdump._core.tensor_layout import TensorLayout
 from rankdump._core.units import format_bytes as format_bytes
 
 _ELLIPSIS = "..."
@@ -82,3 +84,18 @@ def wrap_text(text: str, width: int | None) -> list[str]:
     return textwrap.wrap(
         text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
+
+
+def format_layout(layout: TensorLayout) -> list[tuple[str, str]]:
+    """Return the lines about a layout: what they are about, and the text."""
+    mesh, flat = layout.mesh, layout.flat_range
+    part = f"; elements {flat[0]:,} to {flat[1]:,} of the flattened tensor" if flat else ""
+    name = f"{mesh.name} " if mesh.name else ""
+    return [
+        ("layout", f"{layout} (from {layout.source.value})"),
+        ("global shape", format_shape(layout.global_shape)),
+        ("offset", format_shape(layout.global_offset) + part),
+        ("mesh", f"{name}{format_shape(mesh.shape)} of ranks {ranges(mesh.list_ranks())}"),
+        *([("padding", f"{layout.padding:,} elements")] if layout.padding else []),
+        *([("logical name", layout.logical_name)] if layout.logical_name else []),
+    ]

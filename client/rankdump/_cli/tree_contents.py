@@ -5,7 +5,7 @@ about a tree. Prints nothing; reads the tree, and the headers of files that no m
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
@@ -17,6 +17,7 @@ from rankdump._analysis.reader.tensor_loader import Facts, facts
 from rankdump._analysis.reader.tree import Entry, Tree
 from rankdump._cli.output import TableColumn, format_table, number_columns
 from rankdump._cli.text_format import format_count, format_ratio, format_scope_name, format_shape
+from rankdump._core.manifest import ManifestRecord
 from rankdump._core.record import TensorKey, TensorSide
 from rankdump._core.units import format_bytes
 from rankdump._layout.dump_folders import ROOT_FORMS
@@ -37,6 +38,12 @@ _TENSOR_COLUMNS = (
     TableColumn("dtype"),
     *number_columns("shape", "size"),
 )
+_PARALLEL_COLUMNS: Mapping[str, Callable[[ManifestRecord], str]] = {
+    "micro-batch": lambda record: "" if record.microbatch is None else str(record.microbatch),
+    "phase": lambda record: record.phase,
+    "layout": lambda record: str(record.layout or ""),
+}
+"""Columns that are shown where a tensor of the listing has a value in them."""
 _DIGEST_COLUMNS = (TableColumn("digest"), TableColumn("same"))
 _DIGEST_DIGITS = 12
 _EMPTY_QUERY = Query()
@@ -89,13 +96,29 @@ def format_tensors(
 
     With marks, lines also have the digest and the mark of the content.
     """
-    columns = (*_TENSOR_COLUMNS, *(_DIGEST_COLUMNS if marks is not None else ()))
+    extra = [
+        (TableColumn(title), get_text)
+        for title, get_text in _PARALLEL_COLUMNS.items()
+        if any(get_text(record) for row in rows if (record := row.entry.record))
+    ]
+    columns = (
+        *_TENSOR_COLUMNS,
+        *(column for column, _ in extra),
+        *(_DIGEST_COLUMNS if marks is not None else ()),
+    )
     lines: list[str] = []
     for where, group in groupby(rows, key=lambda row: format_place(row.entry.key)):
         if lines:
             lines.append("")
         lines.append(where)
-        cells = [[*_tensor_row(row), *_digest_cells(row.entry, marks)] for row in group]
+        cells = [
+            [
+                *_tensor_row(row),
+                *(get_text(row.entry.record) if row.entry.record else "" for _, get_text in extra),
+                *_digest_cells(row.entry, marks),
+            ]
+            for row in group
+        ]
         lines += format_table(columns, cells, width=width)
     return lines
 
@@ -226,6 +249,12 @@ def _digest_cells(entry: Entry, marks: Mapping[TensorContent, str] | None) -> li
         return []
     content = _content_of(entry)
     return [content[0][:_DIGEST_DIGITS], marks.get(content, "")] if content else ["-", ""]
+
+
+def describe_parallelism(record: ManifestRecord) -> dict[str, object]:
+    """Return the fields of JSON about micro-batch, phase and layout, those that there are."""
+    fields = {"microbatch": record.microbatch, "phase": record.phase, "layout": record.layout}
+    return {name: value for name, value in fields.items() if value not in (None, "")}
 
 
 def describe_key(tensor: Named) -> dict[str, object]:

@@ -198,8 +198,13 @@ class _OpenArrayOperator:
 class ArrayOperatorRecorder:
     """The operators of one session; each thread has one open at most."""
 
-    def __init__(self, recorder: Recorder, source_of: Callable[[Any], TensorSource | str]) -> None:
-        """`source_of` returns the source of an array, or the reason why it cannot be read."""
+    def __init__(
+        self, recorder: Recorder, source_of: Callable[[Any], TensorSource | str | None]
+    ) -> None:
+        """`source_of` returns the source of an array, or the reason why it cannot be read.
+
+        It returns None for an array of which this rank has no part.
+        """
         self._recorder = recorder
         self._source_of = source_of
         self._operators: dict[int, _OpenArrayOperator] = {}
@@ -271,7 +276,10 @@ class ArrayOperatorRecorder:
     def _make_source(
         self, place: tuple[int, str, str, TensorSide, int], array: Any, *, wanted: bool
     ) -> TensorSource | None:
-        """Return the source of an array; count one that cannot be read if it is wanted."""
+        """Return the source of an array, if this rank has a part of it that can be read.
+
+        One that cannot be read is counted if it is wanted.
+        """
         try:
             source = self._source_of(array)
             if not isinstance(source, str):

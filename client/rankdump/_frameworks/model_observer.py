@@ -65,20 +65,23 @@ class ModelObserver:
         side: TensorSide,
         slot: int,
         argument: str,
-        read: Callable[[Any], TensorSource | str],
+        read: Callable[[Any], TensorSource | str | None],
         value: object,
         *,
         state: bool = False,
         constant: bool = False,
     ) -> None:
-        """Record the source that `read` returns; count a loss if it returns a reason."""
+        """Record the source that `read` returns; count a loss if it returns a reason.
+
+        Without either this rank has no part of the tensor.
+        """
         place = (self.graph, op_type, op_name, side, slot)
         try:
             source = read(value)
             if isinstance(source, str):
                 self.recorder.count_loss(*place, source)
-                return
-            self.recorder.observe(TensorObservation(*place, argument, source, state, constant))
+            elif source is not None:
+                self.recorder.observe(TensorObservation(*place, argument, source, state, constant))
         except Exception as error:
             self.recorder.count_loss(*place, HOOK_FAILED)
             self.report_failure(error)
@@ -87,7 +90,7 @@ class ModelObserver:
         self,
         name: str,
         argument: str,
-        read: Callable[[Any], TensorSource | str],
+        read: Callable[[Any], TensorSource | str | None],
         tensor: object,
         *,
         state: bool = False,

@@ -137,7 +137,26 @@ def find_class_name(module: Module) -> str:
     """Return the class name of a module; for a wrapper that of the module inside."""
     while (inner := _find_wrapped(module)) is not None:
         module = inner
-    return type(module).__name__
+    return _find_original_class(type(module)).__name__
+
+
+_SHARDED_BASES = ("FSDPModule", "ReplicateModule", "DDP")
+"""Classes that `fully_shard` and `replicate` put in front of a module's own class."""
+
+
+def _find_original_class(kind: type) -> type:
+    """Return the class that a module had before torch gave it one with another behaviour.
+
+    Such a class is made for each module's class, with the behaviour and that class as its bases
+    (torch.distributed.fsdp.fully_shard, torch.distributed._composable.replicate).
+    """
+    while (
+        len(kind.__bases__) > 1
+        and kind.__bases__[0].__name__ in _SHARDED_BASES
+        and kind.__bases__[0].__module__.startswith("torch.distributed.")
+    ):
+        kind = kind.__bases__[1]
+    return kind
 
 
 class _ModuleWalk:

@@ -29,6 +29,7 @@ from rankdump._frameworks.torch.internals import (
     read_version,
     unwrap_tensor,
 )
+from rankdump._frameworks.torch.layouts import strip_distribution
 
 
 class TensorFingerprint(NamedTuple):
@@ -51,8 +52,12 @@ class TensorFingerprint(NamedTuple):
 
 def compute_fingerprint(tensor: Tensor | None) -> TensorFingerprint | None:
     """Return a tensor's fingerprint; None if it has no address or counts no versions."""
-    if tensor is None or unwrap_tensor(tensor) is not tensor or not has_own_elements(tensor):
+    if tensor is None or unwrap_tensor(tensor) is not tensor:
         return None
+    if not has_own_elements(tensor):
+        tensor = strip_distribution(tensor)
+        if not has_own_elements(tensor):
+            return None
     if tensor.is_inference() or tensor.layout is not strided or tensor.is_meta:
         return None
     address = tensor.data_ptr()

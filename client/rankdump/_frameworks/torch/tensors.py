@@ -30,6 +30,7 @@ from rankdump._frameworks.torch.internals import (
     read_version,
     unwrap_tensor,
 )
+from rankdump._frameworks.torch.layouts import find_local_shard
 from rankdump.errors import ProtocolError
 
 MAX_SMALL_BYTES = 1 << 16
@@ -217,7 +218,7 @@ class TorchTensor:
         with disable_function_modes():
             if is_shrunk(self.tensor):
                 return "storage_freed"
-            return make_torch_source(self.tensor)
+            return _read_elements(self.tensor, self.layout)
 
     def start_statistics(
         self, items: tuple[str, ...], precision: StatisticPrecision
@@ -232,11 +233,24 @@ class TorchTensor:
         return memoryview(buffer).cast("B")
 
 
-def make_torch_source(tensor: Tensor) -> TorchTensor | str:
-    """Return the tensor as a source, or the reason why its elements cannot be read."""
+def make_torch_source(tensor: Tensor) -> TorchTensor | str | None:
+    """Return the tensor as a source, or the reason why its elements cannot be read.
+
+    Of a distributed tensor the source is the local part; None on a rank that has no part of it.
+    """
     tensor = unwrap_tensor(tensor)
     reason = _explain_unreadable(tensor)
-    return reason if reason else TorchTensor(tensor, _read_version(tensor))
+    if not reason:
+        return TorchTensor(tensor, _read_version(tensor))
+    shard = find_local_shard(tensor) if reason == _UNSUPPORTED_CLASS else None
+    if shard is None:
+        return reason
+    return None if shard.is_outside else _read_elements(shard.tensor, shard.layout)
+
+
+def _read_elements(tensor: Tensor, layout: TensorLayout | None) -> TorchTensor | str:
+    reason = _explain_unreadable(tensor)
+    return reason if reason else TorchTensor(tensor, _read_version(tensor), layout)
 
 
 def find_dtype_name(tensor: Tensor) -> str:
@@ -250,6 +264,7 @@ def _format_dtype(kind: torch.dtype) -> str:
 
 
 _EAGER_TYPES = (Tensor, Parameter)
+_UNSUPPORTED_CLASS = "unsupported_tensor_class"
 # Looked up for every tensor of a step: a plain dictionary is fastest.
 _DTYPE_NAMES = {getattr(torch, name): name for name in ELEMENT_TYPES if hasattr(torch, name)}
 
@@ -284,8 +299,8 @@ def _explain_unreadable(tensor: Tensor) -> str:
     ):
         return ""
     if not has_own_elements(tensor):
-        # Among them fake, distributed and jagged tensors.
-        return "unsupported_tensor_class"
+        # Among them fake and jagged tensors.
+        return _UNSUPPORTED_CLASS
     if tensor.layout is not torch.strided:
         return "unsupported_sparse"
     if tensor.is_nested or tensor.is_quantized:
