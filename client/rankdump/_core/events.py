@@ -53,12 +53,12 @@ class UnseenReason(str, Enum):
 
 
 UNSEEN_REASON_TEXTS: dict[str, str] = {
-    UnseenReason.BACKEND_CALL: "they were called on the backend itself, past torch's operators",
+    UnseenReason.BACKEND_CALL: "the script called the backend itself, past torch's operators",
     UnseenReason.PYTHON_GROUP: "a class in Python implements the group",
-    UnseenReason.CUDA_GRAPH: "they were captured into a CUDA graph, whose replays are not seen",
-    UnseenReason.UNREADABLE_CALL: "their arguments could not be read; a warning names the error",
+    UnseenReason.CUDA_GRAPH: "a CUDA graph captured the call, and its replays are not seen",
+    UnseenReason.UNREADABLE_CALL: "the call could not be read; a warning of the rank has the error",
 }
-"""Continuation of a sentence, by reason; the reasons of a newer rank may not be among them."""
+"""By reason; those of a newer rank may not be among them."""
 
 
 @dataclass(frozen=True, slots=True)

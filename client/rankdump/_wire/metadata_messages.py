@@ -63,7 +63,9 @@ def events_to_wire(events: EventColumns, *, names: bool = True) -> events_pb2.Ev
         stalled_us=events.stalled_us,
         sent_us=events.sent_us,
         unseen=[
-            events_pb2.UnseenCollectives(**make_fields(each, replace=True))
+            events_pb2.UnseenCollectives(
+                group=make_sendable(each.group), **make_fields(each, "group", replace=True)
+            )
             for each in events.unseen
         ],
         count=len(events),

@@ -16,6 +16,8 @@ from rankdump._core.events import (
     EventKind,
     ProcessGroup,
     RankEvent,
+    UnseenCollectives,
+    UnseenReason,
 )
 from rankdump._core.recorder_protocol import CollectiveCall, StartedEvent
 from rankdump._recorder.event_trace import OPEN_AFTER_US, STALL_REPORT_US, EventTrace
@@ -302,3 +304,15 @@ def test_operators_and_collectives_are_in_one_batch():
     assert operator == RankEvent(2, 0, 1, 1, "a", EventKind.OPERATOR, 0, 1)
     assert (message.kind, message.group, message.sequence) == (EventKind.SEND, "g", 5)
     assert (message.element_count, message.dtype, message.peer) == (10, "float32", 1)
+
+
+def test_unseen_collectives_are_sent_without_an_event(trace):
+    """They belong to the running iteration, are sent once, and are counted for the run."""
+    trace.begin_iteration(4)
+    trace.add_unseen("0", UnseenReason.BACKEND_CALL, 2)
+    taken = trace.take_events()
+    assert len(taken) == 0
+    assert taken.unseen == (UnseenCollectives(4, "0", 2, "backend_call"),)
+    assert trace.take_events() is None
+    trace.add_unseen("0", UnseenReason.BACKEND_CALL, 1)
+    assert trace.unseen_count == {"backend_call": 3}

@@ -261,6 +261,9 @@ class ProcessGroupObserver:
     ) -> None:
         call.group = dist.ProcessGroup.unbox(arguments[operator.group])
         self._unseen.compare(call.group)
+        if operator.kind.is_collective and not collective_recorder.is_armed:
+            collective_recorder.count_collective(describe_group(call.group))
+            return
         request = self._make_request(operator, arguments, caller, call)
         call.pending = collective_recorder.begin(request)
 

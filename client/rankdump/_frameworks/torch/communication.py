@@ -128,6 +128,15 @@ class CollectiveRecorder:
         """Whether a recorder is registered."""
         return bool(self._listeners)
 
+    @property
+    def is_armed(self) -> bool:
+        """Whether a recorder keeps events now."""
+        return any(recorder.armed for recorder, _ in self._listeners)
+
+    def count_collective(self, group: ProcessGroup) -> None:
+        """Number a collective of an iteration in which no recorder keeps it."""
+        self._sequences.next_number(group.name)
+
     def begin(self, request: CollectiveRequest) -> PendingCollective:
         """Number a request, and start its event in every armed recorder."""
         if request.kind.is_collective:
