@@ -27,7 +27,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
     MixedPrecisionPolicy,
+    ShardingStrategy,
     fully_shard,
 )
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -47,6 +49,7 @@ from rankdump._core.rank_identity import RankIdentity
 
 STEPS = 2
 WIDTH, HIDDEN, ROWS = 6, 12, 4
+CPU = torch.device("cpu")
 
 
 class Block(nn.Module):
@@ -102,7 +105,7 @@ class Job:
             return
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if local.numel():
-            data = local.detach().contiguous().numpy()
+            data = _copy(local)
             digest = hashlib.sha256(data.tobytes()).hexdigest()
             self.digests.append([self.iteration, name, list(data.shape), digest])
 
@@ -151,7 +154,12 @@ def _read(tensor: Tensor) -> Tensor:
 
 
 def _gather(tensor: Tensor) -> np.ndarray:
-    return _read(tensor).numpy().copy()
+    return _copy(_read(tensor))
+
+
+def _copy(tensor: Tensor) -> np.ndarray:
+    # numpy would pin the storage, which FSDP resizes.
+    return tensor.detach().clone(memory_format=torch.contiguous_format).numpy()
 
 
 SCENARIOS: dict[str, Callable[[Job], None]] = {}
@@ -180,6 +188,60 @@ def shard_fully(net: Any, mesh: Any, **options: Any) -> Any:
     for block in (net.first, net.second):
         fully_shard(block, mesh=mesh, **options)
     return fully_shard(net, mesh=mesh, **options)
+
+
+def wrap_flat(net: Any, **options: Any) -> Any:
+    for name in ("first", "second"):
+        setattr(net, name, FullyShardedDataParallel(getattr(net, name), device_id=CPU, **options))
+    return FullyShardedDataParallel(net, device_id=CPU, **options)
+
+
+def list_clean(model: nn.Module) -> Callable[[], Iterator[tuple[str, Tensor]]]:
+    def named() -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in model.named_parameters():
+            yield name.replace("_fsdp_wrapped_module.", ""), parameter
+
+    return named
+
+
+@scenario
+def fsdp1_flat(job: Job) -> None:
+    model = wrap_flat(Net())
+    job.train(model, list_clean(model))
+    for module in FullyShardedDataParallel.fsdp_modules(model):
+        flat: Any = module._handle.flat_param
+        name = next(name for name, each in list_clean(model)() if each is flat)
+        for title, shard in ((name, flat.detach()), (f"Gradients/{name}", flat.grad)):
+            whole = torch.empty(shard.numel() * dist.get_world_size())
+            dist.all_gather_single(whole, shard)
+            job.full[title] = whole[: flat._unpadded_unsharded_size.numel()].numpy()
+
+
+@scenario
+def fsdp1_orig(job: Job) -> None:
+    model = wrap_flat(Net(), use_orig_params=True)
+    job.train(model, list_clean(model))
+    with FullyShardedDataParallel.summon_full_params(model, writeback=False, with_grads=True):
+        for name, parameter in list_clean(model)():
+            job.full[name] = _gather(parameter)
+            assert parameter.grad is not None
+            job.full[f"Gradients/{name}"] = _gather(parameter.grad)
+
+
+@scenario
+def fsdp1_hybrid(job: Job) -> None:
+    options: dict[str, Any] = {
+        "device_mesh": plane_mesh("replicate", "shard"),
+        "sharding_strategy": ShardingStrategy.HYBRID_SHARD,
+        "use_orig_params": True,
+    }
+    model = wrap_flat(Net(), **options)
+    job.train(model, list_clean(model))
+    with FullyShardedDataParallel.summon_full_params(model, writeback=False, with_grads=True):
+        for name, parameter in list_clean(model)():
+            job.full[name] = _gather(parameter)
+            assert parameter.grad is not None
+            job.full[f"Gradients/{name}"] = _gather(parameter.grad)
 
 
 @scenario

@@ -190,7 +190,7 @@ def test_every_message_has_its_other_end(run: CollectiveRun) -> None:
 
 def test_findings_name_only_what_was_not_seen(run: CollectiveRun) -> None:
     if run.name != "backend_calls":
-        assert run.order.findings == []
+        assert not run.order.findings
         return
     (finding,) = run.order.findings
     assert (finding.kind, finding.iteration) == (FindingKind.COLLECTIVES_NOT_SEEN, 1)

@@ -25,6 +25,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.torch]
 
 TWO_RANKS = (
     "ddp",
+    "fsdp1_flat",
+    "fsdp1_orig",
     "fsdp2",
     "fsdp2_bf16",
     "fsdp2_accumulation",
@@ -33,9 +35,9 @@ TWO_RANKS = (
     "tp_sp",
     "redistribute",
 )
-FOUR_RANKS = ("hsdp", "fsdp2_tp")
+FOUR_RANKS = ("fsdp1_hybrid", "hsdp", "fsdp2_tp")
 PARAMETERS = {
-    "ddp": 14,
+    "fsdp1_flat": 3,
     "redistribute": 2,
 }
 """Parameters of a scenario's model; 14 by default."""
@@ -77,13 +79,14 @@ class ShardedRun:
     """What the ranks of a scenario said, and what is in its tree."""
 
     def __init__(self, folder: Path, name: str, world: int) -> None:
-        self.world = world
+        self.name, self.world = name, world
         self.reports: list[dict[str, Any]] = [
             json.loads((folder / name / f"rank_{rank}.json").read_text()) for rank in range(world)
         ]
         self.full = dict(np.load(folder / name / "full.npz"))
         self.tree = folder / name / "tree"
         self.dump = rankdump.open(self.tree)
+        self.source = LayoutSource.FSDP1 if "fsdp1" in name else LayoutSource.DTENSOR
         self.parameters = PARAMETERS.get(name, 14)
 
     def entries(self) -> Iterator[Entry]:
@@ -164,15 +167,25 @@ def find_places(layout: TensorLayout, shape: tuple[int, ...]) -> tuple[Any, ...]
 
 def test_shards_tile_the_whole_tensor(run: ShardedRun) -> None:
     """Every element is written as often as there are replicas, and equals the gathered one."""
-    for name, shards in run.last_shards().items():
+    found = run.last_shards()
+    # Parameters that no style of tensor parallelism names stay plain; DDP's all are.
+    plain = {"ddp": 28, "tp": 12}.get(run.name, 0)
+    assert len(run.full) - len(found) == plain
+    for name, shards in found.items():
         whole = run.full[name]
         joined, count = np.zeros_like(whole), np.zeros(whole.shape, int)
         for array, layout in shards:
-            assert layout.source is LayoutSource.DTENSOR
+            assert layout.source is run.source
             assert layout.global_shape == whole.shape
             if layout.is_partial:
                 joined += array
                 count += 1
+                continue
+            if layout.flat_range:
+                begin, end = layout.flat_range
+                joined.ravel()[begin:end] = array[: end - begin]
+                count.ravel()[begin:end] += 1
+                assert len(array) == end - begin + layout.padding
                 continue
             place = find_places(layout, array.shape)
             joined[place] = array

@@ -16,7 +16,9 @@ from rankdump._core.events import UnseenReason
 from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import (
+    UNDIVIDED_PASS,
     CollectiveCall,
+    ForwardPass,
     IterationHook,
     StartedEvent,
     TensorObservation,
@@ -38,6 +40,7 @@ class TakenTensor:
     shape: tuple[int, ...]
     data: bytes
     constant: bool = False
+    forward_pass: ForwardPass = UNDIVIDED_PASS
 
     @property
     def array(self) -> np.ndarray:
@@ -76,6 +79,7 @@ class FakeRecorder:
     nodes: dict[str, GraphNode] = field(default_factory=dict)
     parameters: dict[str, GraphParameter] = field(default_factory=dict)
     wants_arguments: bool = False
+    declared_pass: ForwardPass = UNDIVIDED_PASS
     configured: dict[str, dict[str, str]] = field(default_factory=dict)
     asked: int = 0
     position: int = 0
@@ -109,6 +113,7 @@ class FakeRecorder:
                     source.shape,
                     bytes(data),
                     observation.constant,
+                    observation.forward_pass,
                 )
             )
 
@@ -150,7 +155,12 @@ class FakeRecorder:
             return begun
 
     def finish_event(
-        self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
+        self,
+        begun: StartedEvent,
+        *,
+        name: str = "",
+        collective: CollectiveCall | None = None,
+        failed: bool = False,
     ) -> None:
         with self.lock:
             del self.open[begun.position]

@@ -19,6 +19,7 @@ from rankdump._cli.tree_contents import (
     describe_entries,
     describe_key,
     describe_parallelism,
+    describe_tree_drops,
     explain_no_match,
     format_overview,
     format_tensors,
@@ -95,6 +96,7 @@ def _print_listing(
         tables = format_count(len(tree.tables), name_tables(tree))
         taken = format_bytes(sum(table.stored_bytes for table in tree.tables))
         print_lines([f"statistics in {tables}, {taken} on disk: see rankdump stats"])
+    print_lines(describe_tree_drops(tree))
     faults = reader.faults(tree)
     print_lines(finding for finding in reader.findings(tree) if finding not in faults)
     print_lines([row.damage for row in rows if row.damage], err=True)
@@ -127,7 +129,7 @@ def _listing_as_json(tree: Tree, rows: list[ListedTensor], count: int) -> dict[s
         "table_count": len(tree.tables),
         "table_bytes": sum(table.stored_bytes for table in tree.tables),
         "foreign_files": tree.foreign,
-        "findings": reader.findings(tree),
+        "findings": [*describe_tree_drops(tree), *reader.findings(tree)],
         "tensors": [_row_as_json(row) for row in rows],
     }
 

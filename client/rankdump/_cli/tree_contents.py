@@ -4,7 +4,7 @@ about a tree. Prints nothing; reads the tree, and the headers of files that no m
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
@@ -16,11 +16,19 @@ from rankdump._analysis.reader.query import Named, Query, ranges
 from rankdump._analysis.reader.tensor_loader import Facts, facts
 from rankdump._analysis.reader.tree import Entry, Tree
 from rankdump._cli.output import TableColumn, format_table, number_columns
-from rankdump._cli.text_format import format_count, format_ratio, format_scope_name, format_shape
+from rankdump._cli.text_format import (
+    format_count,
+    format_ratio,
+    format_scope_name,
+    format_shape,
+    name_models,
+)
+from rankdump._core.drop_reasons import count_lost, describe_drops
 from rankdump._core.manifest import ManifestRecord
-from rankdump._core.record import TensorKey, TensorSide
+from rankdump._core.record import BUFFER_ARGUMENT, TensorKey, TensorSide, name_argument
 from rankdump._core.units import format_bytes
 from rankdump._layout.dump_folders import ROOT_FORMS
+from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 from rankdump.errors import CorruptedError
 
 MAX_GROUPS_SHOWN = 40
@@ -38,7 +46,8 @@ _TENSOR_COLUMNS = (
     TableColumn("dtype"),
     *number_columns("shape", "size"),
 )
-_PARALLEL_COLUMNS: Mapping[str, Callable[[ManifestRecord], str]] = {
+_RECORD_COLUMNS: Mapping[str, Callable[[ManifestRecord], str]] = {
+    "name": lambda record: name_argument(record.argument),
     "micro-batch": lambda record: "" if record.microbatch is None else str(record.microbatch),
     "phase": lambda record: record.phase,
     "layout": lambda record: str(record.layout or ""),
@@ -74,7 +83,7 @@ def describe_entries(entries: Iterable[Entry]) -> list[ListedTensor]:
 
 def format_overview(tree: Tree, *, width: int) -> list[str]:
     """Return one line per rank and iteration, or per rank where there are too many iterations."""
-    complete = {(m.status.rank, m.status.iteration) for m in tree.manifests}
+    complete = _count_losses(tree)
     places = tree.entries.by_place()
     ranks = dict.fromkeys(place.rank for place in places)
     if len(places) <= MAX_GROUPS_SHOWN:
@@ -98,7 +107,7 @@ def format_tensors(
     """
     extra = [
         (TableColumn(title), get_text)
-        for title, get_text in _PARALLEL_COLUMNS.items()
+        for title, get_text in _RECORD_COLUMNS.items()
         if any(get_text(record) for row in rows if (record := row.entry.record))
     ]
     columns = (
@@ -107,7 +116,8 @@ def format_tensors(
         *(_DIGEST_COLUMNS if marks is not None else ()),
     )
     lines: list[str] = []
-    for where, group in groupby(rows, key=lambda row: format_place(row.entry.key)):
+    models = name_models((row.entry.key.graph, row.entry.op_name) for row in rows)
+    for where, group in groupby(rows, key=lambda row: format_place(row.entry.key, models)):
         if lines:
             lines.append("")
         lines.append(where)
@@ -136,11 +146,15 @@ def count_same_contents(entries: Iterable[Entry], marks: Mapping[TensorContent, 
     return f"{format_count(marked, 'tensor')} with a mark, {len(marks):,} different"
 
 
-def format_place(key: TensorKey) -> str:
-    """Return rank, iteration, net and graph of a tensor, as the heading of its group."""
+def format_place(key: TensorKey, models: Mapping[int, str] | None = None) -> str:
+    """Return rank, iteration, net and graph of a tensor, as the heading of its group.
+
+    `models` are names of models by graph, where there are several.
+    """
     when = "constants" if key.constant else f"iteration {key.iteration}"
     net = f", net {key.net_name}, graph {key.graph}" if key.net_name else ""
-    return f"rank {key.rank}, {when}{net}"
+    model = (models or {}).get(key.graph, "")
+    return f"rank {key.rank}, {when}{net}{f', model {model}' if model else ''}"
 
 
 def read_tree(
@@ -156,6 +170,35 @@ def read_tree(
     if not tree.ranks:
         raise CorruptedError(explain_no_tree(tree))
     return tree
+
+
+def describe_tree_drops(tree: Tree) -> list[str]:
+    """Return one sentence for each drop reason, with the ranks that lost tensors for it."""
+    by_rank: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    for manifest in tree.manifests:
+        by_rank[manifest.status.rank].update(manifest.status.dropped)
+    by_text: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, dropped in sorted(by_rank.items()):
+        for text in describe_drops(dropped):
+            by_text[text].append(rank)
+    return [
+        f"{'rank' if len(own) == 1 else 'ranks'} {ranges(own)}: {text}"
+        for text, own in by_text.items()
+    ]
+
+
+def count_tree_drops(tree: Tree) -> int:
+    """Return how many tensors that the plan selects are not in the tree."""
+    return sum(_count_losses(tree).values())
+
+
+def _count_losses(tree: Tree) -> Mapping[tuple[int, int], int]:
+    """Return how many tensors were lost, by rank and iteration that is complete."""
+    found: Counter[tuple[int, int]] = Counter()
+    for manifest in tree.manifests:
+        status = manifest.status
+        found[status.rank, status.iteration] += count_lost(status.dropped)
+    return found
 
 
 def explain_no_tree(tree: Tree) -> str:
@@ -186,7 +229,9 @@ def explain_no_match(held: Sequence[Named]) -> str:
     )
 
 
-def _overview_row(rank: int, group: Iterable[Entry], complete: set[tuple[int, int]]) -> list[str]:
+def _overview_row(
+    rank: int, group: Iterable[Entry], complete: Mapping[tuple[int, int], int]
+) -> list[str]:
     iterations: set[int] = set()
     operators: set[tuple[int | None, str]] = set()
     count = inputs = bytes_in = stored = 0
@@ -211,14 +256,17 @@ def _overview_row(rank: int, group: Iterable[Entry], complete: set[tuple[int, in
         format_bytes(bytes_in) if known else "-",
         format_bytes(stored),
         format_ratio(bytes_in, stored) if known else "-",
-        _format_state(iterations, unfinished),
+        _format_state(iterations, unfinished, sum(complete.get((rank, i), 0) for i in iterations)),
     ]
 
 
-def _format_state(iterations: set[int], unfinished: list[int]) -> str:
+def _format_state(iterations: set[int], unfinished: list[int], lost: int) -> str:
+    missing = f"{lost:,} dropped" if lost else ""
     if not unfinished:
-        return "complete" if iterations else "-"
-    return "incomplete" if len(iterations) == 1 else f"incomplete: {ranges(unfinished)}"
+        # All tensors of the plan are there, or it is not complete.
+        return missing or ("complete" if iterations else "-")
+    state = "incomplete" if len(iterations) == 1 else f"incomplete: {ranges(unfinished)}"
+    return ", ".join(filter(None, (state, missing)))
 
 
 def _tensor_row(row: ListedTensor) -> list[str]:
@@ -230,7 +278,9 @@ def _tensor_row(row: ListedTensor) -> list[str]:
     )
     key = entry.key
     return [
-        format_operator(entry.op_type, entry.op_name),
+        format_operator(
+            entry.op_type, entry.op_name, entry.record.argument if entry.record else ""
+        ),
         key.side.value,
         str(key.slot),
         dtype,
@@ -273,8 +323,13 @@ def describe_key(tensor: Named) -> dict[str, object]:
     }
 
 
-def format_operator(op_type: str, op_name: str) -> str:
-    """Return the name of an operator, with its type unless the name contains it."""
+def format_operator(op_type: str, op_name: str, argument: str = "") -> str:
+    """Return the name of an operator, with its type unless the name contains it.
+
+    A buffer, which has the type of parameters in a tree, is known by its argument.
+    """
+    if op_type == PARAMETER_OP_TYPE and argument == BUFFER_ARGUMENT:
+        op_type = "Buffer"
     name = format_scope_name(op_name)
     # Without a manifest, a name has `_` in place of the `/` of the scope.
     has_type = name.rpartition("/")[2].startswith(op_type) or f"_{op_type}-" in name

@@ -22,6 +22,7 @@ from rankdump._core.graph import GraphNode, SourceLine, TensorType
 from rankdump._core.plan import StatisticPrecision
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import (
+    UNDIVIDED_PASS,
     DeferredStatistics,
     DeviceCopier,
     Recorder,
@@ -226,7 +227,10 @@ class ArrayOperatorRecorder:
             operator.outputs[slot] = TensorType(source.dtype, source.shape)
         if wanted:
             state = _is_weight(op_type, op_name)
-            self._recorder.observe(TensorObservation(*place, "", source, state=state))
+            forward = UNDIVIDED_PASS if state else self._recorder.declared_pass
+            self._recorder.observe(
+                TensorObservation(*place, "", source, state, forward_pass=forward)
+            )
 
     def record_constant(self, name: str, array: Any, graph: int) -> None:
         """Record a constant in the first armed iteration from now on."""

@@ -8,6 +8,7 @@ from support.tensor_layouts import shard_rows
 
 from rankdump._cli.command_group import run_command_line
 from rankdump._cli.tree_contents import describe_entries, format_overview
+from rankdump._core.drop_reasons import describe_drops
 from rankdump._core.record import TensorSide
 from rankdump.reader import walk
 
@@ -342,3 +343,21 @@ def test_ls_and_show_have_the_part_of_a_shard(tree, capsys):
     assert shown["offset"].strip() == "(2,0)"
     assert shown["mesh"].strip() == "world (2) of ranks 0-1"
     assert json.loads(told(capsys, "show", path, "--json")[1])["layout"]["source"] == "dtensor"
+
+
+def test_ls_never_calls_an_iteration_with_drops_complete(tree, capsys):
+    """It says how many are missing and why, and so does `stats`, which cannot know those."""
+    for rank in (0, 1):
+        tree.tensor(rank, 0, "Default/fc-Dense/MatMul-op0", np.ones(2, np.float32))
+        tree.complete(rank, 0, dropped={"disk_full": 2})
+    tree.tensor(0, 1, "Default/fc-Dense/MatMul-op0", np.ones(2, np.float32))
+    tree.complete(0, 1)
+    _, out, _ = told(capsys, "ls", tree.root)
+    sentence = f"ranks 0-1: {describe_drops({'disk_full': 2})[0]}"
+    states = [line.split()[-1] for line in out.splitlines()[1:4]]
+    assert states == ["dropped", "complete", "dropped"]
+    assert out.splitlines()[1].endswith("  2 dropped")
+    assert sentence in out.splitlines()
+    _, out, _ = told(capsys, "stats", tree.root, "--nonfinite")
+    assert "all of them are finite, but 4 tensors of the plan are not in the tree:" in out
+    assert sentence in out.splitlines()

@@ -27,6 +27,7 @@ from rankdump._analysis.compare.report import (
     ComparisonSettings,
     DumpedProgram,
     ElementTolerances,
+    ProgramPlace,
 )
 from rankdump._analysis.compare.tensor_pairs import pair_program_tensors, pair_programs
 from rankdump._analysis.reader.dump import Dump, open_dump
@@ -94,8 +95,8 @@ def compare(
             _select_side(_open_dump(source, opened), filters, own_rank, own_step, notes)
             for source, own_rank, own_step in ((a, rank_a, iteration_a), (b, rank_b, iteration_b))
         ]
-    rows, ranks = _compare_programs(sides[0], sides[1], settings, notes, processes, dask, progress)
-    of_all, of_ranks = find_origins(rows, ComparedDumps(sides[0].dump, sides[1].dump, ranks))
+    rows, places = _compare_programs(sides[0], sides[1], settings, notes, processes, dask, progress)
+    of_all, of_ranks = find_origins(rows, ComparedDumps(sides[0].dump, sides[1].dump, places))
     return ComparisonReport(
         a=sides[0].label,
         b=sides[1].label,
@@ -105,6 +106,7 @@ def compare(
         rank_origins=of_ranks,
         notes=tuple(dict.fromkeys(notes)),
         seconds=time.monotonic() - started,
+        places_of_b=places,
     )
 
 
@@ -187,8 +189,8 @@ def _compare_programs(
     processes: int | None,
     dask: str,
     progress: Callable[[int, int], None] | None,
-) -> tuple[list[ComparisonRow], dict[int, int]]:
-    """Return the rows of a report, and the rank of b compared with each rank of a."""
+) -> tuple[list[ComparisonRow], dict[ProgramPlace, ProgramPlace]]:
+    """Return the rows of a report, and the places of b by those of a where they differ."""
     noted: list[str] = []
     gone = {"gone_a": a.dump.retired, "gone_b": b.dump.retired}
     programs = pair_programs(a.programs, b.programs, noted, **gone)
@@ -204,4 +206,5 @@ def _compare_programs(
     rows = [each.make_row(outcome) for each, outcome in zip(pairs, measured, strict=True)]
     # Sorting is stable: the tensors of a call stay together.
     rows.sort(key=attrgetter("iteration", "position", "rank"))
-    return resolve_nonfinite_rows(rows), {one.rank: other.rank for one, other in programs}
+    placed = [((a.rank, a.iteration), (b.rank, b.iteration)) for a, b in programs]
+    return resolve_nonfinite_rows(rows), {own: other for own, other in placed if own != other}

@@ -148,6 +148,10 @@ class Dump:
         """Return the part of this dump that the filters select; ConfigError for a bad filter."""
         return Dump(self._source, (*self._queries, selected(filters))) if filters else self
 
+    def matching(self, query: Query) -> Dump:
+        """Return the part of this dump that a query selects."""
+        return self if query.empty else Dump(self._source, (*self._queries, query))
+
     def of_job(self, job_id: str) -> Dump:
         """Return the dump of one of several jobs; CorruptedError lists the jobs if it has none."""
         if not find_other_sessions(self.root, job_id):

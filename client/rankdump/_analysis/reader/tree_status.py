@@ -1,5 +1,6 @@
-"""Status of a tree without a daemon: balances of iterations, missing ranks and iterations, and
-damage. Reads no more than a walk with `balances_only`; never a tensor.
+"""Status of a tree without a daemon: sessions as their files state them, balances of iterations,
+missing ranks and iterations, and damage. Reads no more than a walk with `balances_only`, and the
+session files; never a tensor.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from rankdump._analysis.reader.manifests import retired_sentences
 from rankdump._analysis.reader.query import group_ranks, missing_ranges, ranges
+from rankdump._analysis.reader.session_files import read_tree_sessions
 from rankdump._analysis.reader.tree import Table, Tree
 from rankdump._analysis.reader.tree_walk import walk
 from rankdump._core.manifest import Manifest
@@ -33,7 +35,7 @@ def status_of(tree: Tree) -> StatusView:
     complete = [manifest.status for manifest in tree.manifests]
     unfinished = _unfinished_iterations(tree)
     return StatusView(
-        sessions=_session_statuses(tree.manifests),
+        sessions=_session_statuses(tree),
         iterations=_add_table_bytes((*complete, *unfinished), tree.tables),
         load=_disk_load(tree.root),
         roots=(str(tree.root),),
@@ -88,7 +90,21 @@ def _tree_findings(tree: Tree) -> tuple[str, ...]:
     )
 
 
-def _session_statuses(manifests: tuple[Manifest, ...]) -> tuple[SessionStatus, ...]:
+def _session_statuses(tree: Tree) -> tuple[SessionStatus, ...]:
+    """Return the sessions in files, and those that only manifests know, which count as closed."""
+    filed = [each.status for each in read_tree_sessions(tree.root, tree.job_id)]
+    if not tree.whole:
+        filed = [status for status in filed if status.rank in tree.ranks]
+    known = {(status.job_id, status.session_id, status.rank) for status in filed}
+    older = (
+        status
+        for status in _sessions_of_manifests(tree.manifests)
+        if (status.job_id, status.session_id, status.rank) not in known
+    )
+    return (*older, *filed)
+
+
+def _sessions_of_manifests(manifests: tuple[Manifest, ...]) -> tuple[SessionStatus, ...]:
     seen = Counter((m.status.job_id, m.status.session_id, m.status.rank) for m in manifests)
     first = {(m.status.job_id, m.status.session_id, m.status.rank): m for m in manifests}
     return tuple(
@@ -120,6 +136,9 @@ def _unfinished_iterations(tree: Tree) -> list[IterationStatus]:
         if _has_one_iteration(table) and (table.rank, table.iteration) not in complete:
             stored[table.rank, table.iteration] += 0  # listed even without files
     jobs = {m.status.rank: m.status.job_id for m in tree.manifests}
+    # The newest session of a rank writes, whatever other jobs have left in the tree.
+    newest = (each.status for each in read_tree_sessions(tree.root, tree.job_id))
+    jobs |= {status.rank: status.job_id for status in newest}
     # A rank without a complete iteration has no job id; in a tree of one job it is that job's.
     only = next(iter(jobs.values())) if len(set(jobs.values())) == 1 else ""
     return [

@@ -71,7 +71,7 @@ class WorkWatcher:
             try:
                 result = original(work, *args, **kwargs)
             except BaseException as error:
-                watcher.end_wait(work)
+                watcher.fail_wait(work)
                 hide_frame(error)
                 raise
             watcher.end_wait(work)
@@ -118,6 +118,10 @@ class WorkWatcher:
         else:
             self._by_memory[_find_memory(tensors[0])] = pending
 
+    def fail_wait(self, work: dist.Work) -> None:
+        """Note that a wait for the work has failed."""
+        collective_recorder.fail(self._pending.pop(id(work), None))
+
     def end_wait(self, work: dist.Work) -> None:
         """Note that a wait for the work has returned."""
         pending = self._pending.pop(id(work), None)
@@ -151,8 +155,13 @@ class WorkWatcher:
             return False
         identity = id(work)
 
-        def done(_: object) -> None:
-            collective_recorder.end(pending)
+        def done(ended: Any) -> None:
+            try:
+                ended.value()
+            except Exception:
+                collective_recorder.fail(pending)
+            else:
+                collective_recorder.end(pending)
             if self._pending.get(identity) is pending:
                 self._pending.pop(identity, None)
 
@@ -226,7 +235,7 @@ class ProcessGroupObserver:
         try:
             self._unseen.skip(begun.group)
             if begun.pending is not None and raised:
-                collective_recorder.end(begun.pending)
+                collective_recorder.fail(begun.pending)
             elif begun.pending is not None:
                 self._watch_work(begun, begun.pending, result)
         except Exception as error:

@@ -8,8 +8,9 @@ made once for each and then looked up. Other tensors never come here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -34,6 +35,28 @@ from rankdump._frameworks.torch.internals import disable_observation
 _MAX_LAYOUTS = 1 << 14
 _MAX_MESHES = 1 << 8
 _REPLICATE = MeshPlacement(PlacementKind.REPLICATE)
+
+
+LayoutFinder: TypeAlias = "Callable[[tuple[int, ...]], TensorLayout | None]"
+"""Returns the layout of a tensor from the shape that it has now."""
+
+
+class CheckedLayout:
+    """Layout of a tensor that keeps its shape in nearly all iterations; found once for a shape."""
+
+    def __init__(self, find_layout: LayoutFinder) -> None:
+        self._find_layout = find_layout
+        self._shape: tuple[int, ...] | None = None
+        self._layout: TensorLayout | None = None
+
+    def __call__(self, shape: tuple[int, ...]) -> TensorLayout | None:
+        """Return the layout; None if there is none that agrees with the shape."""
+        if shape != self._shape:
+            layout = self._find_layout(shape)
+            # The agent rejects a record whose layout contradicts itself.
+            valid = layout is not None and not find_layout_fault(layout, shape)
+            self._shape, self._layout = shape, layout if valid else None
+        return self._layout
 
 
 class LocalShard(NamedTuple):

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, strided
 
 from rankdump._core.record import TensorSide
+from rankdump._core.recorder_protocol import UNDIVIDED_PASS, ForwardPass
 from rankdump._frameworks.operator_names import OperatorCallNames, OperatorScope
 from rankdump._frameworks.torch.internals import (
     find_saving_hook,
@@ -140,6 +141,8 @@ class TorchOperatorCall:
     watched_slots: set[tuple[TensorSide, int]] = field(default_factory=lambda: set())
     """Slots whose gradients the forward call itself watches."""
     arrivals: GradientArrivals = field(default_factory=GradientArrivals)
+    forward_pass: ForwardPass = UNDIVIDED_PASS
+    """Pass of the call, its recomputation and its gradients."""
 
     @property
     def names(self) -> OperatorCallNames:

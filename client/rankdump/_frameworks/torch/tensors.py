@@ -6,8 +6,8 @@ the tensor, the random state, the autograd graph or what a user's dispatch mode 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -17,7 +17,13 @@ from torch.nn import Parameter
 from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.plan import StatisticPrecision
 from rankdump._core.record import TensorSide
-from rankdump._core.recorder_protocol import DeferredStatistics, DeviceCopier, TensorVersion
+from rankdump._core.recorder_protocol import (
+    UNDIVIDED_PASS,
+    DeferredStatistics,
+    DeviceCopier,
+    ForwardPass,
+    TensorVersion,
+)
 from rankdump._core.tensor_layout import TensorLayout
 from rankdump._frameworks.model_observer import ModelObserver
 from rankdump._frameworks.operator_names import CallLeaf
@@ -30,7 +36,8 @@ from rankdump._frameworks.torch.internals import (
     read_version,
     unwrap_tensor,
 )
-from rankdump._frameworks.torch.layouts import find_local_shard
+from rankdump._frameworks.torch.layouts import LayoutFinder, find_local_shard
+from rankdump._frameworks.torch.model_parallel import select_partition
 from rankdump.errors import ProtocolError
 
 MAX_SMALL_BYTES = 1 << 16
@@ -321,7 +328,12 @@ class TorchObserver(ModelObserver):
     """Observer of one attached torch model."""
 
     def record_tensors(
-        self, op_type: str, op_name: str, side: TensorSide, leaves: Iterable[CallLeaf]
+        self,
+        op_type: str,
+        op_name: str,
+        side: TensorSide,
+        leaves: Iterable[CallLeaf],
+        forward_pass: ForwardPass = UNDIVIDED_PASS,
     ) -> None:
         """Record the tensors among the leaves of one side of an operator."""
         if not self.recorder.is_wanted(self.graph, op_name, side):
@@ -329,17 +341,45 @@ class TorchObserver(ModelObserver):
         for leaf in leaves:
             if isinstance(leaf.value, Tensor):
                 self.record_tensor(
-                    op_type, op_name, side, leaf.slot, leaf.argument, make_torch_source, leaf.value
+                    op_type,
+                    op_name,
+                    side,
+                    leaf.slot,
+                    leaf.argument,
+                    make_torch_source,
+                    leaf.value,
+                    forward_pass=forward_pass,
                 )
 
     def record_state(
-        self, name: str, argument: str, tensor: Tensor, *, constant: bool = False
+        self,
+        name: str,
+        argument: str,
+        tensor: Tensor,
+        *,
+        constant: bool = False,
+        find_layout: LayoutFinder | None = None,
     ) -> None:
         """Record a parameter or buffer with its current value."""
-        self.record_parameter(
-            name, argument, make_torch_source, tensor, state=True, constant=constant
-        )
+        read = _choose_reader(find_layout)
+        self.record_parameter(name, argument, read, tensor, state=True, constant=constant)
 
-    def record_gradient(self, name: str, tensor: Tensor) -> None:
+    def record_gradient(
+        self, name: str, tensor: Tensor, find_layout: LayoutFinder | None = None
+    ) -> None:
         """Record the gradient of a parameter as the output of its own operator."""
-        self.record_parameter(name, "grad", make_torch_source, tensor)
+        self.record_parameter(name, "grad", _choose_reader(find_layout), tensor)
+
+
+def _choose_reader(
+    find_layout: LayoutFinder | None,
+) -> Callable[[Tensor], TorchTensor | str | None]:
+    return make_torch_source if find_layout is None else partial(_read_part, find_layout)
+
+
+def _read_part(find_layout: LayoutFinder, tensor: Tensor) -> TorchTensor | str | None:
+    """Return a tensor as a source, with the layout of a plain tensor that is only a part."""
+    source = make_torch_source(select_partition(tensor))
+    if isinstance(source, TorchTensor) and source.layout is None:
+        source.layout = find_layout(source.shape)
+    return source
