@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from rankdump._core.events import UnseenReason
 from rankdump._frameworks.torch.ddp import BucketCounter, find_backward
+from rankdump._frameworks.torch.model_hook import attach_model
 from rankdump._frameworks.torch.unseen_collectives import (
     UnseenCollectiveCounter,
     is_captured,
@@ -92,3 +93,27 @@ def test_only_the_engine_itself_reduces_buckets() -> None:
     one = [(None, ""), "bucket-0/", "bucket-1/", "bucket-0/", "used-parameters/"]
     assert found == one * 2
     assert counter.make_scope("0", None, "float32") == ""
+
+
+def test_failing_recorder_does_not_fail_the_collective(alone, recorder, monkeypatch) -> None:
+    """The call is reported as not seen, and torch is restored at the end."""
+
+    def fail(**about: object) -> None:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(recorder, "start_event", fail)
+    hook = attach_model(torch.nn.Linear(1, 1), recorder, 0)
+    hook.iteration_begins(0, armed=True)
+    assert has_kernel()
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [1.0, 1.0]
+    hook.iteration_ends(0, armed=True)
+    assert recorder.unseen == [("", UnseenReason.UNREADABLE_CALL, 1)]
+    assert recorder.warnings == ["a collective could not be recorded: ValueError: broken"]
+    hook.detach()
+    assert not has_kernel()
+
+
+def has_kernel() -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "BackendSelect")
