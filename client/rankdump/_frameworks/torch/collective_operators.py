@@ -29,7 +29,7 @@ from rankdump._core.events import EventKind
 
 @dataclass(frozen=True, slots=True)
 class CollectiveOperator:
-    """Kind and arguments of an operator, by their places; torch 2.1 to 2.13 have the same."""
+    """Kind and arguments of an operator, by their places, as in torch 2.13."""
 
     kind: EventKind
     group: int
@@ -38,20 +38,16 @@ class CollectiveOperator:
     """Place of the tensors whose element count is reported: it is equal on all members."""
     peer: int | None = None
     """Place of the rank in the group at the other end of a message."""
-    inputs: int | None = None
-    """Place of the tensors that are read."""
-    outputs: int | None = None
-    """Place of the tensors that are written."""
 
 
 def _in_place(kind: EventKind) -> CollectiveOperator:
-    return CollectiveOperator(kind, 1, sized=0, inputs=0, outputs=0)
+    return CollectiveOperator(kind, 1, sized=0)
 
 
-_GATHER = CollectiveOperator(EventKind.ALL_GATHER, 2, sized=1, inputs=1, outputs=0)
-_REDUCE_SCATTER = CollectiveOperator(EventKind.REDUCE_SCATTER, 2, sized=1, inputs=1, outputs=0)
+_GATHER = CollectiveOperator(EventKind.ALL_GATHER, 2, sized=1)
+_REDUCE_SCATTER = CollectiveOperator(EventKind.REDUCE_SCATTER, 2, sized=1)
 # Members may exchange parts of different sizes, so there is no common count.
-_ALL_TO_ALL = CollectiveOperator(EventKind.ALL_TO_ALL, 2, inputs=1, outputs=0)
+_ALL_TO_ALL = CollectiveOperator(EventKind.ALL_TO_ALL, 2)
 _BARRIER = CollectiveOperator(EventKind.BARRIER, 1)
 COLLECTIVE_OPERATORS = {
     "allreduce_": _in_place(EventKind.ALL_REDUCE),
@@ -65,15 +61,15 @@ COLLECTIVE_OPERATORS = {
     "reduce_scatter_": _REDUCE_SCATTER,
     "_reduce_scatter_base_": _REDUCE_SCATTER,
     "reduce_scatter_tensor_coalesced_": _REDUCE_SCATTER,
-    "gather_": CollectiveOperator(EventKind.GATHER, 2, sized=1, inputs=1, outputs=0),
-    "scatter_": CollectiveOperator(EventKind.SCATTER, 2, sized=0, inputs=1, outputs=0),
+    "gather_": CollectiveOperator(EventKind.GATHER, 2, sized=1),
+    "scatter_": CollectiveOperator(EventKind.SCATTER, 2, sized=0),
     "alltoall_": _ALL_TO_ALL,
     "alltoall_base_": _ALL_TO_ALL,
     "barrier": _BARRIER,
     "monitored_barrier_": _BARRIER,
-    "send": CollectiveOperator(EventKind.SEND, 1, sized=0, peer=2, inputs=0),
-    "recv_": CollectiveOperator(EventKind.RECV, 1, sized=0, peer=2, outputs=0),
-    "recv_any_source_": CollectiveOperator(EventKind.RECV, 1, sized=0, outputs=0),
+    "send": CollectiveOperator(EventKind.SEND, 1, sized=0, peer=2),
+    "recv_": CollectiveOperator(EventKind.RECV, 1, sized=0, peer=2),
+    "recv_any_source_": CollectiveOperator(EventKind.RECV, 1, sized=0),
 }
 """Operators of the namespace `c10d` (torch/csrc/distributed/c10d/Ops.cpp), by name."""
 
