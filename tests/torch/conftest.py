@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rankdump._core.element_types import get_element_type
+from rankdump._core.events import UnseenReason
 from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import (
@@ -72,6 +73,7 @@ class FakeRecorder:
     settlements: list[tuple[str, bool]] = field(default_factory=list)
     settled_with: dict[str, int] = field(default_factory=dict)
     """Tensors of an operator that were there when it was settled."""
+    unseen: list[tuple[str, UnseenReason, int]] = field(default_factory=list)
     marks: list[frozenset[str]] = field(default_factory=list)
     is_describing: bool = False
     nodes: dict[str, GraphNode] = field(default_factory=dict)
@@ -170,6 +172,9 @@ class FakeRecorder:
 
     def record_group_timeout(self, timeout: GroupTimeout) -> None:
         self.limits[timeout.group] = timeout
+
+    def report_unseen_collectives(self, group: str, reason: UnseenReason, count: int) -> None:
+        self.unseen.append((group, reason, count))
 
     def warn_once(self, message: str) -> None:
         if message not in self.warnings:

@@ -16,6 +16,7 @@ import os
 import pickle
 import sys
 import time
+import traceback
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -23,6 +24,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.distributed import all_reduce  # as a script that ran before us has it
 from torch.nn.parallel import DistributedDataParallel
@@ -327,26 +329,50 @@ def buckets(rank: int, world: int) -> Result:
     return result
 
 
-def raising(rank: int, world: int) -> Result:
-    """A bucket whose reduction cannot even begin."""
-    recorder = FakeRecorder()
-    ddp = DistributedDataParallel(Net())
-    hook = attach_model(ddp, recorder, 0)
-    hook.iteration_begins(0, armed=True)
+def find_files(error: BaseException) -> list[str]:
+    """Return the files of an error's traceback, and of the errors behind it."""
+    found = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    for behind in (error.__cause__, error.__context__):
+        found += find_files(behind) if behind is not None else []
+    return found
 
-    def refused(*args: object, **kwargs: object) -> None:
-        raise RuntimeError("no")
 
+def fail(rank: int, recorder: FakeRecorder | None) -> dict[str, object]:
+    """Fail in collectives, when they are called and when they are waited for."""
+    short = [dist.new_group([0, 1], timeout=timedelta(seconds=0.5)) for _ in range(2)]
+    ddp = DistributedDataParallel(Net(), process_group=short[0])
+    hook = attach_model(ddp, recorder, 0) if recorder is not None else None
+    if hook is not None:
+        hook.iteration_begins(0, armed=True)
     loss = ddp(torch.zeros(1, dtype=torch.int64)).sum()
-    dist.ProcessGroup.allreduce = refused
-    result: Result = {}
-    try:
-        loss.backward()
-    except RuntimeError as error:
-        result["error"] = str(error).splitlines()[0]
-    result["open"] = sorted(recorder.open)
-    result["events"] = events(recorder)
+    mixed = [torch.ones(1), torch.ones(1, dtype=torch.int64)]
+    calls: dict[str, Callable[[], object]] = {
+        "called": lambda: dist.group.WORLD.allreduce(mixed),
+        "functional": lambda: functional.all_reduce(torch.ones(1), "no such operation", short[1]),
+    }
+    if rank == 0:  # rank 1 never comes
+        calls["waited"] = lambda: all_reduce(torch.ones(1), group=short[1])
+        calls["bucket"] = loss.backward
+    result: dict[str, object] = {}
+    if recorder is not None:
+        events(recorder)
+    for name, call in calls.items():
+        try:
+            call()
+        except Exception as error:
+            result[name] = find_files(error)
+    while recorder is not None and recorder.open:
+        time.sleep(0.01)  # the last one is ended by a thread of gloo
+    if hook is not None:
+        hook.detach()
+    dist.barrier()
     return result
+
+
+def raising(rank: int, world: int) -> Result:
+    recorder = FakeRecorder()
+    plain, seen = fail(rank, None), fail(rank, recorder)
+    return {"plain": plain, "seen": seen, "kinds": [event[0] for event in events(recorder)]}
 
 
 # -- a session of its own

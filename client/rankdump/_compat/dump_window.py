@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from rankdump._compat.dump_request import ApiCallScope, ApiDumpRequest
-from rankdump._core.events import CallOutcome
+from rankdump._core.events import CallOutcome, UnseenReason
 from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.rank_identity import RankIdentity
 from rankdump._core.record import TensorSide
@@ -88,6 +88,9 @@ class NullRecorder:
 
     def record_group_timeout(self, timeout: GroupTimeout) -> None:
         """Do nothing."""
+
+    def report_unseen_collectives(self, group: str, reason: UnseenReason, count: int) -> None:
+        """Do nothing: an API dump has no order."""
 
     def warn_once(self, message: str) -> None:
         """Do nothing."""

@@ -54,6 +54,37 @@ class ProcessGroup:
     ranks: tuple[int, ...]
 
 
+class UnseenReason(str, Enum):
+    """Why collectives that a rank executed are not among its events."""
+
+    BACKEND_CALL = "backend_call"
+    PYTHON_GROUP = "python_group"
+    CUDA_GRAPH = "cuda_graph"
+    UNREADABLE_CALL = "unreadable_call"
+
+
+UNSEEN_REASON_TEXTS: dict[str, str] = {
+    UnseenReason.BACKEND_CALL: "the script called the backend itself, past torch's operators",
+    UnseenReason.PYTHON_GROUP: "a class in Python implements the group",
+    UnseenReason.CUDA_GRAPH: "a CUDA graph captured the call, and its replays are not seen",
+    UnseenReason.UNREADABLE_CALL: "the call could not be read; a warning of the rank has the error",
+}
+"""By reason; those of a newer rank may not be among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnseenCollectives:
+    """Collectives of one iteration that a rank executed and that are not among its events."""
+
+    iteration: int
+    group: str
+    """Name of the process group; empty when it is not known."""
+    count: int
+    """0 when the number is not known."""
+    reason: str
+    """A value of `UnseenReason`, or one that a newer version added."""
+
+
 OPEN_END_POSITION = (1 << 63) - 1
 """End position of an event that is not complete; its `end_us` is its start. A complete event is
 reported again at the same position, and replaces the first report. So is one that has failed: it
@@ -132,6 +163,8 @@ class EventColumns:
     sent_us: int = 0
     """When the batch was sent, on the rank's clock; 0 when unknown. All events that began a second
     earlier have been reported."""
+    unseen: tuple[UnseenCollectives, ...] = ()
+    """Collectives that are in no batch; their iteration may have no event in this one."""
 
     def __len__(self) -> int:
         return len(self.columns["position"])
@@ -188,6 +221,8 @@ class FindingKind(str, Enum):
     """Events came after their iteration was published, and are not in the order."""
     UNPUBLISHED = "unpublished"
     """The order of an iteration could not be written."""
+    COLLECTIVES_NOT_SEEN = "collectives_not_seen"
+    """Ranks executed collectives that are not in the order."""
     TWO_TREES = "two_trees"
     """Ranks of one job dump into different trees: its order is in one of them."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from rankdump._core.events import CallOutcome, EventKind, ProcessGroup
+from rankdump._core.events import CallOutcome, EventKind, ProcessGroup, UnseenReason
 from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.plan import StatisticPrecision
 from rankdump._core.record import TensorSide
@@ -335,6 +335,10 @@ class Recorder(Protocol):
 
     def record_group_timeout(self, timeout: GroupTimeout) -> None:
         """Record the timeout that a process group was made with; may be repeated."""
+        ...
+
+    def report_unseen_collectives(self, group: str, reason: UnseenReason, count: int) -> None:
+        """Note that collectives of this iteration are not among the events; 0: unknown number."""
         ...
 
     def warn_once(self, message: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -19,6 +20,8 @@ from rankdump._core.events import (
     EventColumns,
     EventKind,
     ProcessGroup,
+    UnseenCollectives,
+    UnseenReason,
 )
 from rankdump._core.recorder_protocol import CollectiveCall, StartedEvent
 from rankdump._shm.event_journal import EventJournal
@@ -84,8 +87,11 @@ class EventTrace:
         self._unreported: dict[int, StartedEvent] = {}
         """By position: returned neither as complete nor as open."""
         self._groups: dict[str, ProcessGroup] = {}
+        self._unseen: list[UnseenCollectives] = []
         self._stall_sent_us = 0
         self._journal: EventJournal | None = None
+        self.unseen_count: Counter[str] = Counter()
+        """Collectives of the whole run that are not among the events, by reason."""
 
     def use_journal(self, journal: EventJournal | None) -> None:
         """Write every event to a journal from now on, beginning with those that were not taken."""
@@ -157,6 +163,12 @@ class EventTrace:
             journal.end_event(begun, end, end_us, outcome)
         return len(self._ended) >= FLUSH_EVENTS
 
+    def add_unseen(self, group: str, reason: UnseenReason, count: int) -> None:
+        """Report collectives of the running iteration that are not among the events."""
+        self.unseen_count[reason.value] += count
+        if self._keeps:
+            self._unseen.append(UnseenCollectives(self._running, group, count, reason.value))
+
     def take_events(self) -> EventColumns | None:
         """Return events that are complete, and overdue ones that are open; None without any.
 
@@ -169,14 +181,17 @@ class EventTrace:
             # Complete events first, so that no batch has an event twice.
             rows = self._take_complete_rows()
             rows += self._take_open_rows()
-            if not rows and stalled_us - self._stall_sent_us < STALL_REPORT_US:
+            unseen, self._unseen = tuple(self._unseen), []
+            few_stalls = stalled_us - self._stall_sent_us < STALL_REPORT_US
+            if not rows and not unseen and few_stalls:
                 return None
             self._stall_sent_us = stalled_us
             self._sent_position = max(self._sent_position, *(row[2] for row in rows), 0)
             calls = (row[-1] for row in rows if row[-1] is not _NO_COLLECTIVE)
             self._groups.update((call.group.name, call.group) for call in calls)
             groups = tuple(self._groups.values())
-        return replace(_make_columns(rows, groups), stalled_us=stalled_us, sent_us=sent_us)
+        columns = _make_columns(rows, groups)
+        return replace(columns, stalled_us=stalled_us, sent_us=sent_us, unseen=unseen)
 
     def _take_complete_rows(self) -> list[_EventRow]:
         # The list object stays the same: another thread may be about to append to it.

@@ -211,7 +211,12 @@ class DumpPipeline:
         self.refused = self._client.link is LinkState.REFUSED
         counters = self._counters
         run = make_run_facts(
-            self._device, self._iteration_state, self._filter, counters, refused=self.refused
+            self._device,
+            self._iteration_state,
+            self._filter,
+            counters,
+            refused=self.refused,
+            unseen_collectives=dict(self._trace.unseen_count),
         )
         retired_in = self._iteration_state.retired_in
         summary = summarize_run(self._plan, run, self._filter.unmatched, retired_in=retired_in)

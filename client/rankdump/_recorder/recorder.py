@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from rankdump._core.events import CallOutcome
+from rankdump._core.events import CallOutcome, UnseenReason
 from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import (
@@ -210,6 +210,10 @@ class DumpRecorder:
     def record_group_timeout(self, timeout: GroupTimeout) -> None:
         """Record the timeout of a process group in use."""
         self._on_limit(timeout)
+
+    def report_unseen_collectives(self, group: str, reason: UnseenReason, count: int) -> None:
+        """Note collectives of this iteration that are not among the events."""
+        self._trace.add_unseen(group, reason, count)
 
     def warn_once(self, message: str) -> None:
         """Log a warning once."""

@@ -4,9 +4,10 @@ terms of the user's configuration format. Pure: no clock, no disk, no network.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+from rankdump._core.events import UNSEEN_REASON_TEXTS
 from rankdump._core.plan import DumpPlan
 from rankdump._core.selection import decide_device
 from rankdump._recorder.iteration_state import IterationCounters, IterationState
@@ -55,6 +56,8 @@ class RunFacts:
     """The script used `dump_start` or `dump_stop`."""
     refused: bool = False
     """The agent rejected the rank, so an empty dump is not due to the plan."""
+    unseen_collectives: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Collectives that are not in the order, by reason; 0 when the number is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,7 @@ def make_run_facts(
     counters: IterationCounters,
     *,
     refused: bool,
+    unseen_collectives: Mapping[str, int],
 ) -> RunFacts:
     """Return the facts of a run."""
     return RunFacts(
@@ -155,6 +159,7 @@ def make_run_facts(
         marked=selection.has_marks,
         switched=iteration_state.switched,
         refused=refused,
+        unseen_collectives=unseen_collectives,
     )
 
 
@@ -173,6 +178,10 @@ def summarize_run(
             warnings.insert(0, f"nothing was dumped: {cause.reason}")
         else:
             remarks.append(cause.reason)
+    if run.unseen_collectives:
+        unseen = describe_unseen(run.unseen_collectives)
+        warnings.append(unseen)
+        notes.append(unseen)
     if retired_in is not None:
         limit = plan.selection.overflow_limit
         reached = (
@@ -181,6 +190,15 @@ def summarize_run(
         remarks.append(reached)
         notes.append(reached)
     return RunSummary(tuple(warnings), tuple(remarks), tuple(notes))
+
+
+def describe_unseen(counts: Mapping[str, int]) -> str:
+    """Return one sentence about the collectives that are not in the order."""
+    parts = [
+        f"{f'{count} collectives' if count else 'collectives'} ({UNSEEN_REASON_TEXTS[reason]})"
+        for reason, count in sorted(counts.items())
+    ]
+    return f"not in the execution order: {', '.join(parts)}"
 
 
 def _describe_unused(plan: DumpPlan, entry: UnmatchedEntry) -> str:

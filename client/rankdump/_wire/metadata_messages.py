@@ -17,6 +17,7 @@ from rankdump._core.events import (
     EventColumns,
     EventKind,
     ProcessGroup,
+    UnseenCollectives,
 )
 from rankdump._core.graph import (
     GraphPart,
@@ -27,6 +28,7 @@ from rankdump._core.session_protocol import CallStacks, KernelArguments, Operato
 from rankdump._wire.message_fields import (
     NUMBER_LIMIT,
     check_count,
+    check_numbers,
     check_text,
     from_message,
     make_fields,
@@ -42,6 +44,7 @@ MAX_EVENT_NAMES = 1 << 16
 MAX_PROCESS_GROUPS = 1 << 12
 MAX_GROUP_MEMBERS = 1 << 20
 """Ranks of all groups of one message."""
+MAX_UNSEEN_ENTRIES = 1 << 12
 _CALL_COLUMNS = (
     "group",
     "sequence",
@@ -70,6 +73,12 @@ def events_to_wire(events: EventColumns, *, names: bool = True) -> events_pb2.Ev
         ],
         stalled_us=events.stalled_us,
         sent_us=events.sent_us,
+        unseen=[
+            events_pb2.UnseenCollectives(
+                group=make_sendable(each.group), **make_fields(each, "group", replace=True)
+            )
+            for each in events.unseen
+        ],
         count=len(events),
         calls=calls.astype(f"<{_INDEX_TYPE}").tobytes(),
         position=columns["position"].astype("<u8").tobytes(),
@@ -115,7 +124,17 @@ def events_from_wire(
         if count and columns[field].max() >= len(names):
             raise ProtocolError(f"the event column {field} points past {len(names)} names")
     groups = tuple(ProcessGroup(g.name, tuple(g.ranks)) for g in message.groups)
-    return EventColumns(names, groups, columns, message.stalled_us, message.sent_us)
+    unseen = _read_unseen(message)
+    return EventColumns(names, groups, columns, message.stalled_us, message.sent_us, unseen)
+
+
+def _read_unseen(message: events_pb2.EventColumns) -> tuple[UnseenCollectives, ...]:
+    check_count("entries of unseen collectives", len(message.unseen), MAX_UNSEEN_ENTRIES)
+    for each in message.unseen:
+        check_text("unseen collectives of a group with a name", each.group)
+        check_text("unseen collectives with a reason", each.reason)
+        check_numbers("unseen collectives", (each.iteration, each.count))
+    return tuple(from_message(UnseenCollectives, each) for each in message.unseen)
 
 
 def _check_event_texts(message: events_pb2.EventColumns) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from rankdump._core.element_types import convert_to_stored, get_element_type
+from rankdump._core.events import UnseenReason
 from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import (
@@ -117,6 +118,9 @@ class Recorder:
     ) -> None:
         self.open.remove(begun.name)
         self.events.append(begun.name)
+
+    def report_unseen_collectives(self, group: str, reason: UnseenReason, count: int) -> None:
+        raise AssertionError("no group is used")
 
     def warn_once(self, message: str) -> None:
         if message not in self.warnings:

@@ -17,6 +17,8 @@ from rankdump._core.events import (
     EventKind,
     ProcessGroup,
     RankEvent,
+    UnseenCollectives,
+    UnseenReason,
 )
 from rankdump._core.recorder_protocol import CollectiveCall, StartedEvent
 from rankdump._recorder.event_trace import OPEN_AFTER_US, STALL_REPORT_US, EventTrace
@@ -360,3 +362,13 @@ def test_trace_without_journal_writes_nowhere(slab):
     trace.use_journal(None)
     trace.finish_event(trace.start_event(graph=0, name="Net"))
     assert read_events(slab) == []
+def test_unseen_collectives_are_sent_without_an_event(trace):
+    """They belong to the running iteration, are sent once, and are counted for the run."""
+    trace.begin_iteration(4)
+    trace.add_unseen("0", UnseenReason.BACKEND_CALL, 2)
+    taken = trace.take_events()
+    assert len(taken) == 0
+    assert taken.unseen == (UnseenCollectives(4, "0", 2, "backend_call"),)
+    assert trace.take_events() is None
+    trace.add_unseen("0", UnseenReason.BACKEND_CALL, 1)
+    assert trace.unseen_count == {"backend_call": 3}

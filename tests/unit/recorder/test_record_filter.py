@@ -72,6 +72,19 @@ def run(**facts) -> RunFacts:
     return replace(whole, **facts)
 
 
+def test_summary_names_collectives_that_were_not_seen() -> None:
+    facts = run(tensors_kept=1, unseen_collectives={"python_group": 0, "backend_call": 2})
+    said = summarize_run(a_plan(), facts, [], retired_in=None)
+    assert (
+        said.warnings
+        == said.notes
+        == (
+            "not in the execution order: 2 collectives (the script called the backend itself, past "
+            "torch's operators), collectives (a class in Python implements the group)",
+        )
+    )
+
+
 def test_summary_of_a_rejected_rank_does_not_blame_its_plan() -> None:
     """Law: operators that did not run after the rejection are no fault of the configuration."""
     plan = a_plan(operators=operators(names=("x",)))

@@ -30,6 +30,7 @@ from rankdump._core.events import (
     EventKind,
     ProcessGroup,
     RankEvent,
+    UnseenCollectives,
 )
 from rankdump._core.record import (
     MAX_FRAME_ROWS,
@@ -389,6 +390,21 @@ def test_event_columns_round_trip(batch: list[RankEvent], groups: tuple[ProcessG
     back = events_from_wire(message)
     assert same_columns(back, columns)
     assert {field: column.dtype for field, column in back.columns.items()} == EVENT_COLUMN_TYPES
+
+
+def test_unseen_collectives_round_trip():
+    """Names are the user's: any text arrives, and a reason of a newer version is kept."""
+    unseen = (UnseenCollectives(3, "0", 2, "backend_call"), UnseenCollectives(4, "a\0b", 0, "new"))
+    sent = replace(EventColumns.from_events([]), unseen=unseen)
+    back = events_from_wire(events_to_wire(sent)).unseen
+    assert back == (unseen[0], replace(unseen[1], group="a\ufffdb"))
+
+
+def test_too_many_unseen_collectives_are_rejected():
+    one = UnseenCollectives(3, "0", 2, "backend_call")
+    sent = replace(EventColumns.from_events([]), unseen=(one,) * ((1 << 12) + 1))
+    with pytest.raises(ProtocolError, match="4097 entries of unseen collectives"):
+        events_from_wire(events_to_wire(sent))
 
 
 def test_event_columns_of_an_empty_message_are_empty():

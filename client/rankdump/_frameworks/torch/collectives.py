@@ -1,11 +1,11 @@
-"""Patched methods of torch's process group, which report every collective call, the completion of
-asynchronous ones, and the subscription of one model to them.
+"""Collectives and messages of this process: each call of torch's operators becomes an event, which
+ends with its work, and a model subscribes to them.
 
-At this level it does not matter how a script imported `all_reduce`. Calls that never pass
-through Python are not seen: those inside compiled regions, and those of torch's own C++.
 Arguments, results and errors are passed through unchanged. The future of a work reports its end.
 A work without a future (messages, with gloo) ends when it is waited for, or at the latest when
-the script releases it; it is never kept alive.
+the script releases it; it is never kept alive. A script has the work from a method of its process
+group, and these methods are patched to see it; works of C++ end with their futures, or with
+the wait for their tensor.
 """
 
 from __future__ import annotations
@@ -15,14 +15,19 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from types import FrameType
 from typing import Any
-from weakref import ref
 
 import torch.distributed as dist
-from torch.nn import Module
+from torch import Tensor
 
-from rankdump._core.events import CallOutcome, EventKind
+from rankdump._core.events import CallOutcome, EventKind, UnseenReason
 from rankdump._core.recorder_protocol import Recorder
+from rankdump._frameworks.torch.collective_operators import (
+    CollectiveOperator,
+    CollectiveOperatorPatch,
+    hide_frame,
+)
 from rankdump._frameworks.torch.communication import (
     ANY_SOURCE,
     CollectiveRequest,
@@ -33,12 +38,13 @@ from rankdump._frameworks.torch.communication import (
     list_tensors,
     read_group_timeout,
 )
-from rankdump._frameworks.torch.ddp import observe_buckets
-from rankdump._frameworks.torch.internals import find_running_ddp
+from rankdump._frameworks.torch.ddp import BucketCounter
+from rankdump._frameworks.torch.internals import disable_function_modes
 from rankdump._frameworks.torch.module_hooks import run_shielded
 from rankdump._frameworks.torch.tensors import TorchObserver
+from rankdump._frameworks.torch.unseen_collectives import UnseenCollectiveCounter, is_captured
 
-# The work is a C++ class whose stubs are partial.
+# The work and the process group are C++ classes whose stubs are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
@@ -51,6 +57,8 @@ class WorkWatcher:
 
     def __init__(self) -> None:
         self._pending: dict[int, PendingCollective] = {}
+        self._by_memory: dict[int, PendingCollective] = {}
+        """Works of C++ without a future, by the memory of their tensor."""
         self._replaced: tuple[object, object] | None = None
 
     def install(self) -> None:
@@ -62,8 +70,9 @@ class WorkWatcher:
         def wait(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
             try:
                 result = original(work, *args, **kwargs)
-            except BaseException:
+            except BaseException as error:
                 watcher.fail_wait(work)
+                hide_frame(error)
                 raise
             watcher.end_wait(work)
             return result
@@ -77,6 +86,8 @@ class WorkWatcher:
         if self._replaced is not None and vars(_work_class)["wait"] is self._replaced[1]:
             _work_class.wait = self._replaced[0]
         self._replaced = None
+        for memory in list(self._by_memory):
+            collective_recorder.end(self._by_memory.pop(memory, None))
 
     def watch_work(self, work: Any, pending: PendingCollective) -> None:
         """Finish the event when the work is complete; without a work it is complete already."""
@@ -86,8 +97,26 @@ class WorkWatcher:
             # No recorder has the event: only its number matters, known perhaps only at the end.
             if pending.sequence is None:
                 self._add_pending(work, pending)
-        elif not _finish_by_future(work, pending):
+        elif self._finish_by_future(work, pending):
+            # A wait may return before the callbacks of the future have run.
+            if pending.is_open:
+                self._pending[id(work)] = pending
+        else:
             self._add_pending(work, pending)
+
+    def watch_native_work(
+        self, work: Any, pending: PendingCollective, tensors: Sequence[Tensor]
+    ) -> None:
+        """Finish the event of a work that only C++ has.
+
+        On an accelerator it ends when it is queued, and a message when its tensor is waited for.
+        """
+        if not pending.begun or self._finish_by_future(work, pending):
+            return
+        if pending.request.kind.is_collective or not tensors:
+            collective_recorder.end(pending)
+        else:
+            self._by_memory[_find_memory(tensors[0])] = pending
 
     def fail_wait(self, work: dist.Work) -> None:
         """Note that a wait for the work has failed."""
@@ -107,6 +136,11 @@ class WorkWatcher:
         outcome = CallOutcome.UNKNOWN if on_device else CallOutcome.COMPLETE
         collective_recorder.end(pending, sender, outcome)
 
+    def end_tensor_wait(self, tensor: Tensor) -> None:
+        """Note that a wait for the work of a tensor has returned."""
+        if self._by_memory:
+            collective_recorder.end(self._by_memory.pop(_find_memory(tensor), None))
+
     def _add_pending(self, work: dist.Work, pending: PendingCollective) -> None:
         self._pending[id(work)] = pending
         weakref.finalize(work, self._end_released, id(work)).atexit = False
@@ -114,26 +148,32 @@ class WorkWatcher:
     def _end_released(self, identity: int) -> None:
         collective_recorder.end(self._pending.pop(identity, None))
 
-
-def _finish_by_future(work: dist.Work, pending: PendingCollective) -> bool:
-    """Let the work's future finish the event; return False without a usable future."""
-    if pending.request.on_device or not pending.request.kind.is_collective:
-        return False
-    try:
-        future = work.get_future()
-    except RuntimeError:
-        return False
-
-    def done(ended: Any) -> None:
+    def _finish_by_future(self, work: dist.Work, pending: PendingCollective) -> bool:
+        """Let the work's future finish the event; return False without a usable future."""
+        if pending.request.on_device or not pending.request.kind.is_collective:
+            return False
         try:
-            ended.value()
-        except Exception:
-            collective_recorder.fail(pending)
-        else:
-            collective_recorder.end(pending, outcome=CallOutcome.COMPLETE)
+            future = work.get_future()
+        except RuntimeError:
+            return False
+        identity = id(work)
 
-    future.add_done_callback(done)
-    return True
+        def done(ended: Any) -> None:
+            try:
+                ended.value()
+            except Exception:
+                collective_recorder.fail(pending)
+            else:
+                collective_recorder.end(pending, outcome=CallOutcome.COMPLETE)
+            if self._pending.get(identity) is pending:
+                self._pending.pop(identity, None)
+
+        future.add_done_callback(done)
+        return True
+
+
+def _find_memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _find_sender(work: Any, pending: PendingCollective) -> int | None:
@@ -144,120 +184,242 @@ def _find_sender(work: Any, pending: PendingCollective) -> int | None:
     return request.group.ranks[work._source_rank()]
 
 
-# The process group is a C++ class whose stubs are partial.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
+@dataclass(slots=True, eq=False)
+class OperatorCall:
+    """An operator that is being executed, from its begin to its end."""
+
+    group: dist.ProcessGroup | None = None
+    pending: PendingCollective | None = None
+    """None after an error of ours."""
+    tensors: Sequence[Tensor] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveMethod:
-    """Kind and arguments of a method of the process group."""
+class CallState(threading.local):
+    """What a thread is doing now."""
 
-    kind: EventKind
-    size_argument: int | None = None
-    """Index of the argument whose element count is reported: it is equal on all members."""
-    peer_argument: int | None = None
+    depth = 0
+    """Number of operators around this one: a backend may be made of other groups."""
+    events: list[PendingCollective] | None = None
+    """Events whose works a patched method is about to return; None outside of such a method."""
 
 
-_GATHER_METHOD = CollectiveMethod(EventKind.ALL_GATHER, 1)
-_SCATTER_METHOD = CollectiveMethod(EventKind.REDUCE_SCATTER, 1)
-COLLECTIVE_METHODS = {
-    "allreduce": CollectiveMethod(EventKind.ALL_REDUCE, 0),
-    "allreduce_coalesced": CollectiveMethod(EventKind.ALL_REDUCE, 0),
-    "broadcast": CollectiveMethod(EventKind.BROADCAST, 0),
-    "reduce": CollectiveMethod(EventKind.REDUCE, 0),
-    "allgather": _GATHER_METHOD,
-    "allgather_coalesced": _GATHER_METHOD,
-    "allgather_into_tensor_coalesced": _GATHER_METHOD,
-    "all_gather_single": _GATHER_METHOD,
-    "all_gather_single_coalesced": _GATHER_METHOD,
-    "_allgather_base": _GATHER_METHOD,
-    "reduce_scatter": _SCATTER_METHOD,
-    "reduce_scatter_single": _SCATTER_METHOD,
-    "reduce_scatter_single_coalesced": _SCATTER_METHOD,
-    "reduce_scatter_tensor_coalesced": _SCATTER_METHOD,
-    "_reduce_scatter_base": _SCATTER_METHOD,
-    "gather": CollectiveMethod(EventKind.GATHER, 1),
-    "scatter": CollectiveMethod(EventKind.SCATTER, 0),
-    # Members may exchange parts of different sizes, so there is no common count.
-    "alltoall": CollectiveMethod(EventKind.ALL_TO_ALL),
-    "alltoall_base": CollectiveMethod(EventKind.ALL_TO_ALL),
-    "all_to_all_single": CollectiveMethod(EventKind.ALL_TO_ALL),
-    "barrier": CollectiveMethod(EventKind.BARRIER),
-    "monitored_barrier": CollectiveMethod(EventKind.BARRIER),
-    "send": CollectiveMethod(EventKind.SEND, 0, 1),
-    "recv": CollectiveMethod(EventKind.RECV, 0, 1),
-    "recv_anysource": CollectiveMethod(EventKind.RECV, 0),
-}
-"""By name; each version of torch has some of them, newer versions under two names."""
+class ProcessGroupObserver:
+    """Makes events of the calls of operators; implements `OperatorListener`."""
+
+    def __init__(self, work_watcher: WorkWatcher, unseen: UnseenCollectiveCounter) -> None:
+        self._work_watcher = work_watcher
+        self._unseen = unseen
+        self._buckets = BucketCounter()
+        self.calls = CallState()
+
+    def begin_operator(
+        self, operator: CollectiveOperator, arguments: Sequence[Any], caller: FrameType | None
+    ) -> OperatorCall | None:
+        """Begin the event of a call; None inside another one."""
+        self.calls.depth += 1
+        if self.calls.depth > 1:
+            return None
+        call = OperatorCall()
+        try:
+            with disable_function_modes():
+                self._begin(operator, arguments, caller, call)
+        except Exception as error:
+            collective_recorder.report_failure(error)
+            self._unseen.add("", UnseenReason.UNREADABLE_CALL)
+        return call
+
+    def end_operator(
+        self, begun: OperatorCall | None, result: object, *, raised: bool = False
+    ) -> None:
+        """Let the work of a call end its event."""
+        self.calls.depth -= 1
+        if begun is None or begun.group is None:
+            return
+        try:
+            self._unseen.skip(begun.group)
+            if begun.pending is not None and raised:
+                collective_recorder.fail(begun.pending)
+            elif begun.pending is not None:
+                self._watch_work(begun, begun.pending, result)
+        except Exception as error:
+            collective_recorder.report_failure(error)
+            collective_recorder.end(begun.pending)
+
+    def end_tensor_wait(self, tensor: Tensor) -> None:
+        """End the message that a functional collective's tensor stood for."""
+        try:
+            self._work_watcher.end_tensor_wait(tensor)
+        except Exception as error:
+            collective_recorder.report_failure(error)
+
+    def _watch_work(self, call: OperatorCall, pending: PendingCollective, result: object) -> None:
+        if self.calls.events is not None:
+            self.calls.events.append(pending)
+            return
+        # An operator returns its work alone or last, and a monitored barrier nothing.
+        last = result[-1] if isinstance(result, (tuple, list)) else result
+        if last is None:
+            collective_recorder.end(pending)
+        else:
+            work = dist.Work.unbox(last)  # pyright: ignore[reportArgumentType]
+            self._work_watcher.watch_native_work(work, pending, call.tensors)
+
+    def _begin(
+        self,
+        operator: CollectiveOperator,
+        arguments: Sequence[Any],
+        caller: FrameType | None,
+        call: OperatorCall,
+    ) -> None:
+        call.group = dist.ProcessGroup.unbox(arguments[operator.group])
+        self._unseen.compare(call.group)
+        if operator.kind.is_collective and not collective_recorder.is_armed:
+            collective_recorder.count_collective(describe_group(call.group))
+            return
+        request = self._make_request(operator, arguments, caller, call)
+        call.pending = collective_recorder.begin(request)
+
+    def _make_request(
+        self,
+        operator: CollectiveOperator,
+        arguments: Sequence[Any],
+        caller: FrameType | None,
+        call: OperatorCall,
+    ) -> CollectiveRequest:
+        group = call.group
+        assert group is not None
+        members = describe_group(group)
+        sized = () if operator.sized is None else list_tensors(arguments[operator.sized])
+        element_count, dtype = count_elements(sized)
+        call.tensors = sized
+        shown = sized or list_tensors(arguments[0])
+        device = shown[0].device if shown else None
+        if is_captured(device):
+            self._unseen.add(members.name, UnseenReason.CUDA_GRAPH)
+        peer = ANY_SOURCE
+        if operator.peer is not None:
+            peer = members.ranks[int(arguments[operator.peer])]
+        # A method of the process group is Python's; other calls may be those of a reducer.
+        is_native = operator.kind is EventKind.ALL_REDUCE and self.calls.events is None
+        return CollectiveRequest(
+            kind=operator.kind,
+            group=members,
+            rank=members.ranks[group.rank()],
+            element_count=element_count,
+            dtype=dtype,
+            peer=peer,
+            scope=self._buckets.make_scope(members.name, caller, dtype) if is_native else "",
+            on_device=device is not None and device.type != "cpu",
+            timeout=read_group_timeout(group, device),
+        )
+
+
+WORK_METHODS = (
+    "allreduce",
+    "allreduce_coalesced",
+    "broadcast",
+    "reduce",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "_allgather_base",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "_reduce_scatter_base",
+    "gather",
+    "scatter",
+    "alltoall",
+    "alltoall_base",
+    "all_to_all_single",
+    "barrier",
+    "send",
+    "recv",
+    "recv_anysource",
+)
+"""Methods of a process group that return a work; each version of torch has some of them, newer
+versions under two names."""
 
 
 class ProcessGroupPatch:
-    """Patch of the methods, in place while there is a listener."""
+    """Observation of this process's groups, in place while there is a listener."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._replaced: dict[str, tuple[object, object]] = {}
         self._work_watcher = WorkWatcher()
+        self._unseen = UnseenCollectiveCounter()
+        self._observer = ProcessGroupObserver(self._work_watcher, self._unseen)
+        self._operators = CollectiveOperatorPatch(self._observer)
 
     def add_recorder(self, recorder: Recorder, graph: int) -> None:
         """Report collectives to a recorder from now on."""
         collective_recorder.add_listener(recorder, graph)
-        self.install_methods()
+        self.install()
 
     def remove_recorder(self, recorder: Recorder, graph: int) -> None:
-        """Stop reporting to a recorder; removing the last one restores the methods."""
+        """Stop reporting to a recorder; removing the last one restores torch."""
         collective_recorder.remove_listener(recorder, graph)
         with self._lock:
             if not collective_recorder.has_listeners:
                 self._restore()
 
-    def install_methods(self) -> None:
-        """Replace the methods once torch.distributed is in use."""
+    def install(self) -> None:
+        """Observe operators and methods once torch.distributed is in use."""
         if not (dist.is_available() and dist.is_initialized()):
             return
         with self._lock:
             if self._replaced:
                 return
+            self._unseen.restart()
             self._work_watcher.install()
-            for name, method in COLLECTIVE_METHODS.items():
+            for name in WORK_METHODS:
                 # The attribute in the class dict binds; the one read from the class does not.
                 original = vars(dist.ProcessGroup).get(name)
                 if original is not None:
-                    ours = self._wrap_method(getattr(dist.ProcessGroup, name), method)
+                    ours = self._wrap_method(getattr(dist.ProcessGroup, name))
                     self._replaced[name] = (original, ours)
                     setattr(dist.ProcessGroup, name, ours)
+            self._operators.install()
+
+    def report_unseen(self) -> None:
+        """Report the collectives of this iteration that were not seen."""
+        if self._replaced:
+            for (group, reason), count in self._unseen.take().items():
+                collective_recorder.report_unseen(group, reason, count)
 
     def _restore(self) -> None:
+        self._operators.remove()
         for name, (original, ours) in self._replaced.items():
-            # Code that replaced ours keeps calling it: without listeners it only counts.
+            # Code that replaced ours keeps calling it: without kernels it does nothing.
             if vars(dist.ProcessGroup).get(name) is ours:
                 setattr(dist.ProcessGroup, name, original)
         self._replaced.clear()
         self._work_watcher.remove()
 
-    def _wrap_method(
-        self, original: Callable[..., Any], method: CollectiveMethod
-    ) -> Callable[..., Any]:
+    def _wrap_method(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        calls = self._observer.calls
+
         @wraps(original)
-        def observed(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-            if collective_recorder.is_nested:
-                return original(group, *args, **kwargs)
-            pending = _begin_collective(group, method, (*args, *kwargs.values()))
+        def return_work(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> Any:
+            outer, calls.events = calls.events, []
             try:
-                with collective_recorder.suppress_nested():
-                    work = original(group, *args, **kwargs)
-            except BaseException:
-                collective_recorder.fail(pending)
+                work = original(group, *args, **kwargs)
+            except BaseException as error:
+                hide_frame(error)
                 raise
-            self._end(work, pending)
+            finally:
+                events, calls.events = calls.events or [], outer
+            for pending in events:
+                self._watch_work(work, pending)
             return work
 
-        return observed
+        return return_work
 
-    def _end(self, work: Any, pending: PendingCollective | None) -> None:
-        if pending is None:
-            return
+    def _watch_work(self, work: Any, pending: PendingCollective) -> None:
         try:
             self._work_watcher.watch_work(work, pending)
         except Exception as error:
@@ -265,64 +427,28 @@ class ProcessGroupPatch:
             collective_recorder.end(pending)
 
 
-def _begin_collective(
-    group: dist.ProcessGroup, method: CollectiveMethod, arguments: Sequence[object]
-) -> PendingCollective | None:
-    """Begin the event of a call; None after an internal error, which must not reach the call."""
-    try:
-        members = describe_group(group)
-        sized = None if method.size_argument is None else arguments[method.size_argument]
-        tensors = list_tensors(sized)
-        element_count, dtype = count_elements(tensors)
-        peer = ANY_SOURCE
-        if method.peer_argument is not None:
-            peer = members.ranks[int(str(arguments[method.peer_argument]))]
-        rank = members.ranks[group.rank()]
-        device = tensors[0].device if tensors else None
-        return collective_recorder.begin(
-            CollectiveRequest(
-                kind=method.kind,
-                group=members,
-                rank=rank,
-                element_count=element_count,
-                dtype=dtype,
-                peer=peer,
-                on_device=device is not None and device.type != "cpu",
-                timeout=read_group_timeout(group, device),
-            )
-        )
-    except Exception as error:
-        collective_recorder.report_failure(error)
-        return None
-
-
 process_group_patch = ProcessGroupPatch()
-"""Patch of this process."""
+"""Observation of this process."""
 
 
 class CollectiveSubscription:
     """Subscription of one model, also while not armed: all ranks must count alike."""
 
-    def __init__(self, model: Module, observer: TorchObserver) -> None:
+    def __init__(self, observer: TorchObserver) -> None:
         self._observer = observer
         self._is_subscribed = False
-        self._outer_ddp: ref[Module] | None = None
         if dist.is_available():
-            run_shielded(self._subscribe, observer.report_failure, model)
+            run_shielded(self._subscribe, observer.report_failure)
 
-    def refresh_methods(self) -> None:
-        """Patch the methods if torch.distributed has come into use."""
+    def refresh(self) -> None:
+        """Observe torch.distributed if it has come into use."""
         if self._is_subscribed:
-            run_shielded(process_group_patch.install_methods, self._observer.report_failure)
+            run_shielded(process_group_patch.install, self._observer.report_failure)
 
-    def find_outer_ddp(self) -> None:
-        """Find a DDP wrapper that was added later: it is visible only while it runs."""
-        outer_ddp = find_running_ddp() if self._is_subscribed else None
-        if outer_ddp is not None and (
-            self._outer_ddp is None or self._outer_ddp() is not outer_ddp
-        ):
-            self._outer_ddp = ref(outer_ddp)
-            observe_buckets(outer_ddp)
+    def report_unseen(self) -> None:
+        """Report the collectives of this iteration that were not seen."""
+        if self._is_subscribed:
+            run_shielded(process_group_patch.report_unseen, self._observer.report_failure)
 
     def set_recorder(self, recorder: Recorder) -> None:
         """Report to this recorder from now on."""
@@ -338,7 +464,6 @@ class CollectiveSubscription:
             self._is_subscribed = False
             process_group_patch.remove_recorder(self._observer.recorder, self._observer.graph)
 
-    def _subscribe(self, model: Module) -> None:
+    def _subscribe(self) -> None:
         process_group_patch.add_recorder(self._observer.recorder, self._observer.graph)
         self._is_subscribed = True
-        observe_buckets(model)

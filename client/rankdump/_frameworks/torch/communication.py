@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 import weakref
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rankdump._core.events import CallOutcome, EventKind, ProcessGroup
+from rankdump._core.events import CallOutcome, EventKind, ProcessGroup, UnseenReason
 from rankdump._core.recorder_protocol import CollectiveCall, Recorder, StartedEvent
 from rankdump._core.timeouts import GroupTimeout
 from rankdump._frameworks.model_observer import find_script_line
@@ -88,6 +86,11 @@ class PendingCollective:
     sequences: CollectiveCounter
     _open: list[None] = field(default_factory=lambda: [None])
 
+    @property
+    def is_open(self) -> bool:
+        """Whether no end was reported yet."""
+        return bool(self._open)
+
     def record_end(
         self, peer: int | None = None, outcome: CallOutcome = CallOutcome.UNKNOWN
     ) -> None:
@@ -125,7 +128,6 @@ class CollectiveRecorder:
     def __init__(self) -> None:
         self._sequences = CollectiveCounter()
         self._listeners: list[tuple[Recorder, int]] = []
-        self._nesting = threading.local()
 
     def add_listener(self, recorder: Recorder, graph: int) -> None:
         """Add a recorder; one that several models share receives each event once."""
@@ -144,18 +146,13 @@ class CollectiveRecorder:
         return bool(self._listeners)
 
     @property
-    def is_nested(self) -> bool:
-        """Whether this thread is inside a call that was already counted."""
-        return getattr(self._nesting, "depth", 0) > 0
+    def is_armed(self) -> bool:
+        """Whether a recorder keeps events now."""
+        return any(recorder.armed for recorder, _ in self._listeners)
 
-    @contextmanager
-    def suppress_nested(self) -> Generator[None]:
-        """Count no call that is made within the block."""
-        self._nesting.depth = getattr(self._nesting, "depth", 0) + 1
-        try:
-            yield
-        finally:
-            self._nesting.depth -= 1
+    def count_collective(self, group: ProcessGroup) -> None:
+        """Number a collective of an iteration in which no recorder keeps it."""
+        self._sequences.next_number(group.name)
 
     def begin(self, request: CollectiveRequest) -> PendingCollective:
         """Number a request, and start its event in every armed recorder."""
@@ -197,6 +194,12 @@ class CollectiveRecorder:
         for recorder, _ in self._listeners:
             recorder.warn_once(message)
 
+    def report_unseen(self, group: str, reason: UnseenReason, count: int) -> None:
+        """Report collectives that were executed and not seen, once to every armed recorder."""
+        for recorder in {id(each): each for each, _ in self._listeners}.values():
+            if recorder.armed:
+                recorder.report_unseen_collectives(group, reason, count)
+
     def report_failure(self, error: Exception) -> None:
         """Report that a collective could not be recorded."""
         self.warn_once(f"a collective could not be recorded: {type(error).__name__}: {error}")
@@ -220,9 +223,16 @@ class CollectiveRecorder:
         return list(started.values())
 
 
+_known_groups: weakref.WeakKeyDictionary[Any, ProcessGroup] = weakref.WeakKeyDictionary()
+
+
 def describe_group(group: dist.ProcessGroup) -> ProcessGroup:
     """Return the name and the global ranks of a process group of torch."""
-    return ProcessGroup(str(group.group_name), tuple(dist.get_process_group_ranks(group)))
+    known = _known_groups.get(group)
+    if known is None:
+        known = ProcessGroup(str(group.group_name), tuple(dist.get_process_group_ranks(group)))
+        _known_groups[group] = known
+    return known
 
 
 def count_elements(tensors: Iterable[Tensor]) -> tuple[int, str]:

@@ -427,7 +427,7 @@ class TorchModelHook:
         self._installed: ModuleHooks | None = None
         self._structure: list[object] | None = None
         self._iteration = -1
-        self._collectives = CollectiveSubscription(model, self._observer)
+        self._collectives = CollectiveSubscription(self._observer)
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
         """Install the hooks for an armed iteration, remove them for any other.
@@ -439,11 +439,12 @@ class TorchModelHook:
             self._call_log.restart()
             self._pass_finder.restart()
             self._parameters.restart()
-        self._collectives.refresh_methods()
+        self._collectives.refresh()
         run_shielded(self._arm if armed else self._disarm, self._observer.report_failure)
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
         """Record parameters, buffers, and gradients that no optimizer used."""
+        self._collectives.report_unseen()
         if armed:
             run_shielded(self._mark_reporter.report_changed_marks, self._observer.report_failure)
             run_shielded(self._parameters.record_all, self._observer.report_failure)

@@ -107,6 +107,7 @@ class EventColumns(google.protobuf.message.Message):
     PEER_FIELD_NUMBER: builtins.int
     STALL_US_FIELD_NUMBER: builtins.int
     SENT_US_FIELD_NUMBER: builtins.int
+    UNSEEN_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
     STREAM_SOURCE_FIELD_NUMBER: builtins.int
     OUTCOME_FIELD_NUMBER: builtins.int
@@ -182,6 +183,10 @@ class EventColumns(google.protobuf.message.Message):
 
     @property
     def groups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ProcessGroup]: ...
+    @property
+    def unseen(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___UnseenCollectives]:
+        """Collectives that the rank executed and that are in no batch."""
+
     def __init__(
         self,
         *,
@@ -206,13 +211,41 @@ class EventColumns(google.protobuf.message.Message):
         peer: builtins.bytes = ...,
         stall_us: builtins.bytes = ...,
         sent_us: builtins.int = ...,
+        unseen: collections.abc.Iterable[global___UnseenCollectives] | None = ...,
         source: builtins.bytes = ...,
         stream_source: builtins.bytes = ...,
         outcome: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["calls", b"calls", "count", b"count", "dtype", b"dtype", "element_count", b"element_count", "end_position", b"end_position", "end_us", b"end_us", "graph", b"graph", "group", b"group", "groups", b"groups", "iteration", b"iteration", "kind", b"kind", "name", b"name", "names", b"names", "outcome", b"outcome", "peer", b"peer", "position", b"position", "sent_us", b"sent_us", "sequence", b"sequence", "source", b"source", "stall_us", b"stall_us", "stalled_us", b"stalled_us", "start_us", b"start_us", "stream", b"stream", "stream_source", b"stream_source"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["calls", b"calls", "count", b"count", "dtype", b"dtype", "element_count", b"element_count", "end_position", b"end_position", "end_us", b"end_us", "graph", b"graph", "group", b"group", "groups", b"groups", "iteration", b"iteration", "kind", b"kind", "name", b"name", "names", b"names", "outcome", b"outcome", "peer", b"peer", "position", b"position", "sent_us", b"sent_us", "sequence", b"sequence", "source", b"source", "stall_us", b"stall_us", "stalled_us", b"stalled_us", "start_us", b"start_us", "stream", b"stream", "stream_source", b"stream_source", "unseen", b"unseen"]) -> None: ...
 
 global___EventColumns = EventColumns
+
+@typing.final
+class UnseenCollectives(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ITERATION_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    iteration: builtins.int
+    group: builtins.str
+    """Name of the process group; empty when it is not known."""
+    count: builtins.int
+    """0 when the number is not known."""
+    reason: builtins.str
+    """As in rankdump._core.events.UnseenReason, or one that a newer version added."""
+    def __init__(
+        self,
+        *,
+        iteration: builtins.int = ...,
+        group: builtins.str = ...,
+        count: builtins.int = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "group", b"group", "iteration", b"iteration", "reason", b"reason"]) -> None: ...
+
+global___UnseenCollectives = UnseenCollectives
 
 @typing.final
 class Timeouts(google.protobuf.message.Message):

@@ -51,6 +51,7 @@ from rankdumpd.coordinator.merge.difference_findings import (
 )
 from rankdumpd.coordinator.merge.ended_ranks import build_ended_findings
 from rankdumpd.coordinator.merge.event_table import NEVER_ENDED, EventTable, build_event_table
+from rankdumpd.coordinator.merge.unseen_findings import build_unseen_findings
 
 _STRETCH_ELEMENTS = 1 << 17
 """Approximate number of elements that are sorted at once: the rows that they point to stay in the
@@ -251,6 +252,7 @@ def merge_iteration(view: IterationView) -> GlobalOrder:
     absence = CallAbsences.analyze(table, match, missing)
     findings = (
         *_build_conflict_findings(table),
+        *build_unseen_findings(view.events),
         *build_gap_findings(gaps),
         *build_difference_findings(table, match, sequence),
         *build_ended_findings(table, match, absence, view),

@@ -96,7 +96,7 @@ class PendingIteration:
     def find_last_positions(self) -> dict[int, int]:
         """Return the last position of each rank."""
         return {
-            rank: max(int(batch.columns["position"].max()) for batch in batches)
+            rank: max(int(batch.columns["position"].max(initial=0)) for batch in batches)
             for rank, batches in self.events.items()
         }
 
@@ -107,6 +107,9 @@ def split_by_iteration(columns: EventColumns) -> IterationParts:
 
 
 def _iter_iteration_parts(columns: EventColumns) -> Iterator[tuple[int, EventColumns]]:
+    if columns.unseen:
+        yield from _iter_unseen_parts(columns)
+        columns = dataclasses.replace(columns, unseen=())
     numbers = columns.columns["iteration"]
     if not len(numbers):
         return
@@ -120,6 +123,14 @@ def _iter_iteration_parts(columns: EventColumns) -> Iterator[tuple[int, EventCol
     for chosen in np.split(order, starts):
         part = {name: column[chosen] for name, column in columns.columns.items()}
         yield int(numbers[chosen[0]]), dataclasses.replace(columns, columns=part)
+
+
+def _iter_unseen_parts(columns: EventColumns) -> Iterator[tuple[int, EventColumns]]:
+    """Yield parts without events: the iteration of unseen collectives may have none here."""
+    empty = {name: column[:0] for name, column in columns.columns.items()}
+    for iteration in sorted({each.iteration for each in columns.unseen}):
+        unseen = tuple(each for each in columns.unseen if each.iteration == iteration)
+        yield iteration, dataclasses.replace(columns, columns=empty, unseen=unseen)
 
 
 MAX_FINDINGS = 1000
@@ -265,12 +276,13 @@ class ReportedJob:
         run = self.published.run
         for iteration, whole in parts:
             part = self.published.select_unknown(iteration, rank, start, whole)
-            if not len(part):
+            if not len(part) and not part.unseen:
                 continue
             if has_left or not self.needs_iteration(iteration):
-                self.published.count_late(
-                    run - 1 if has_left else run, iteration, rank, start, part
-                )
+                if len(part):
+                    self.published.count_late(
+                        run - 1 if has_left else run, iteration, rank, start, part
+                    )
             else:
                 root = next(iter(self.roots), "")
                 pending = self.pending.setdefault(

@@ -15,6 +15,7 @@ from rankdump._core.events import (
     FindingKind,
     ProcessGroup,
     RankEvent,
+    UnseenCollectives,
 )
 from rankdump._core.status import (
     AgentLoad,
@@ -694,3 +695,22 @@ def test_last_events_stay_known_when_an_agent_restarts(gather, agent) -> None:
     agent.report(sessions=(agent.session(1, SessionState.LOST),))
     (view,) = gather.list_unpublished("j")[1]
     assert view.lost == {1: False}
+def test_unseen_collectives_reach_their_iteration_without_an_event(gather, agent):
+    """A batch names those of iterations of which it has no event, and they are never late."""
+    unseen = tuple(UnseenCollectives(iteration, "0", 2, "backend_call") for iteration in (0, 1))
+    source, columns = agent.events(0, 1)
+    report = (source, dataclasses.replace(columns, unseen=unseen))
+    agent.report(events=(report,))
+    for iteration in (0, 1):
+        agent.report(
+            events=tuple(agent.events(rank, iteration, first=5 * iteration + 3) for rank in (0, 1)),
+            iterations=tuple(agent.done(rank, iteration) for rank in (0, 1)),
+        )
+        (view,) = (each for each in gather.list_unpublished("j")[1] if each.iteration == iteration)
+        found = {rank: [e for b in own for e in b.unseen] for rank, own in view.events.items()}
+        assert found == {0: [unseen[iteration]], 1: []}
+        assert published(gather) == iteration
+    empty = {name: column[:0] for name, column in columns.columns.items()}
+    agent.report(events=((source, dataclasses.replace(report[1], columns=empty)),))
+    assert gather.build_fleet_view(now_s=0.0).jobs["j"].findings == ()
+    assert published(gather) is None

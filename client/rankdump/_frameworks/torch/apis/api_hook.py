@@ -89,10 +89,8 @@ class TorchApiHook:
         self._observer = TorchObserver(recorder, graph)
         self._sites = CallSites(filtered=options.filter_stack)
         self._recorder = TorchApiRecorder(self._observer, options, self._sites)
-        self._collectives = CollectiveSubscription(model, self._observer)
-        self._calls = TorchApiCallObserver(
-            self._observer, self._sites, self._recorder, self._collectives.find_outer_ddp
-        )
+        self._collectives = CollectiveSubscription(self._observer)
+        self._calls = TorchApiCallObserver(self._observer, self._sites, self._recorder)
         self._optimizer_pause = OptimizerPause(self._calls)
         self._operators = OperatorPatch()
         self._installed: ModuleHooks | None = None
@@ -111,11 +109,12 @@ class TorchApiHook:
         if iteration != self._iteration:
             self._iteration = iteration
             self._recorder.restart()
-        self._collectives.refresh_methods()
+        self._collectives.refresh()
         self._refresh()
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
         """Remove the hooks from tensors of the iteration."""
+        self._collectives.report_unseen()
         run_shielded(self._recorder.remove_hooks, self._observer.report_failure)
 
     def detach(self) -> None:

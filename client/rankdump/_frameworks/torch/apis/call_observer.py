@@ -190,10 +190,7 @@ class TorchApiCallObserver:
         observer: TorchObserver,
         sites: CallSites,
         recorder: TorchApiRecorder,
-        model_called: Callable[[], None],
     ) -> None:
-        """`model_called` is called when a call of the model itself begins."""
-        self._model_called = model_called
         self.mode = ApiMode(self)
         self._observer = observer
         self._sites = sites
@@ -251,8 +248,6 @@ class TorchApiCallObserver:
         role = self._find_role(operator)
         frame = OpenApiModuleCall(operator, role, find_handled_error())
         frames.append(frame)
-        if not role.layer:
-            self._model_called()
         if role.hides_inner_calls:
             frame.is_mode_removed = remove_mode(self.mode)
         if role.api is not None:
