@@ -125,6 +125,14 @@ class SessionStatus:
     device_target: str = ""
     selected: str = ""
     """The iterations its plan selects, as a configuration writes them: `0|5-8`, `all`."""
+    attempt: int = 0
+    """Number of the attempt of the job that the rank's process belongs to."""
+    is_elastic: bool = False
+    """The launcher restarts all ranks together."""
+    started_us: int = 0
+    """When the rank began it, on the clock of its records; 0 when it is not known."""
+    raised_in: int | None = None
+    """The iteration in which an error ended it; None when none did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +162,8 @@ class IterationStatus:
     first_position: int = 0
     last_position: int = 0
     """Positions in the rank's program that belong to it; both 0 when that is not known."""
+    attempt: int = 0
+    """Number of the attempt that ran it."""
 
     @property
     def is_balanced(self) -> bool:
@@ -299,3 +309,5 @@ class OrderEntry:
     """Type of the elements."""
     peer: int = -1
     """Global rank at the other end of a send or receive."""
+    attempt: int = 0
+    """Number of the attempt that ran it."""
