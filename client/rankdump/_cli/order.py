@@ -22,14 +22,16 @@ from rankdump._cli.output import (
     number_columns,
     print_lines,
     print_table,
+    without_attempts,
 )
 from rankdump._cli.text_format import format_count, format_scope_name
 from rankdump._core.events import EventKind, Finding
 from rankdump._core.status import OrderEntry
+from rankdump.errors import CorruptedError
 
 _DEFAULT_LINES = 40
 _COLUMNS = (
-    *number_columns("position", "iteration"),
+    *number_columns("position", "attempt", "iteration"),
     TableColumn("ranks", is_flexible=True),
     TableColumn("name", is_flexible=True),
     *number_columns("start ms", "took ms"),
@@ -53,6 +55,7 @@ def order(
     coordinator: str | None,
     query: Query,
     job_id: str,
+    attempt: int | None,
     findings_only: bool,
     limit: int | None,
     as_json: bool,
@@ -66,18 +69,27 @@ def order(
     if tree and coordinator:
         raise click.UsageError("TREE and --coordinator cannot be combined")
     source = (
-        _read_tree_order(tree, job_id, query)
+        _read_tree_order(tree, job_id, query, attempt)
         if tree
         else _fetch_coordinator_order(coordinator, job_id, query)
     )
-    entries = () if findings_only else (e for e in source.entries if _matches_entry(query, e))
-    found = [finding for finding in source.findings if _matches_finding(query, finding)]
+    entries = (e for e in source.entries if _matches_entry(query, e))
+    entries = (e for e in entries if not findings_only and attempt in (None, e.attempt))
+    found = [
+        finding
+        for finding in source.findings
+        if attempt in (None, finding.attempt) and _matches_finding(query, finding)
+    ]
     if as_json:
         _print_json(islice(entries, limit or None), found)
     else:
         if not findings_only:
             _print_entries(iter(entries), _DEFAULT_LINES if limit is None else limit)
-        print_lines(map(_format_finding, found) if found else ["the merge has no findings"])
+        several = any(finding.attempt for finding in source.findings) or len(source.attempts) > 1
+        print_lines(
+            [_format_finding(finding, several=several) for finding in found]
+            or ["the merge has no findings"]
+        )
         print_lines(source.notes)
     return int(findings_only and bool(found))
 
@@ -103,14 +115,18 @@ class _OrderSource:
     entries: Iterator[OrderEntry]
     findings: tuple[Finding, ...]
     notes: tuple[str, ...] = ()
+    attempts: tuple[int, ...] = ()
 
 
-def _read_tree_order(tree: Path, job_id: str, query: Query) -> _OrderSource:
+def _read_tree_order(tree: Path, job_id: str, query: Query, attempt: int | None) -> _OrderSource:
     published = reader.read_order(tree, job_id=job_id)
-    entries = published.entries(graph=query.graph, iterations=query.iterations)
+    if attempt is not None and attempt not in published.attempts:
+        known = ", ".join(map(str, published.attempts))
+        raise CorruptedError(f"{tree}: no order of attempt {attempt}; known: {known}")
+    entries = published.entries(graph=query.graph, iterations=query.iterations, attempt=attempt)
     others = ", ".join(published.others)
     notes = (f"orders of other jobs are in {others}: --job ID selects one",) if others else ()
-    return _OrderSource(entries, published.findings, notes)
+    return _OrderSource(entries, published.findings, notes, published.attempts)
 
 
 def _fetch_coordinator_order(coordinator: str | None, job_id: str, query: Query) -> _OrderSource:
@@ -148,9 +164,10 @@ def _print_json(entries: Iterable[OrderEntry], found: Iterable[Finding]) -> None
     click.echo(f'\n], "findings": {json.dumps(findings, indent=1)}}}')
 
 
-def _format_finding(finding: Finding) -> str:
+def _format_finding(finding: Finding, *, several: bool) -> str:
     so_far = ", so far" if finding.provisional else ""
-    return f"{finding.kind.value}{so_far}: {finding.text}"
+    attempt = f", attempt {finding.attempt}" if several else ""
+    return f"{finding.kind.value}{attempt}{so_far}: {finding.text}"
 
 
 def format_entries(entries: list[OrderEntry], *, width: int) -> list[str]:
@@ -159,6 +176,7 @@ def format_entries(entries: list[OrderEntry], *, width: int) -> list[str]:
     rows = [
         [
             str(entry.position),
+            str(entry.attempt),
             str(entry.iteration),
             _format_ranks(entry),
             _format_name(entry),
@@ -167,7 +185,8 @@ def format_entries(entries: list[OrderEntry], *, width: int) -> list[str]:
         ]
         for entry in entries
     ]
-    return format_table(_COLUMNS, rows, width=width)
+    attempts = [entry.attempt for entry in entries]
+    return format_table(*without_attempts(_COLUMNS, rows, attempts), width=width)
 
 
 def _operator_type(op_name: str) -> str:

@@ -4,42 +4,57 @@ sentences about problems and their causes. Pure: no terminal, no daemon.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from rankdump._analysis.reader.query import ranges
-from rankdump._cli.output import TableColumn, format_table, number_columns
+from rankdump._cli.output import TableColumn, format_table, number_columns, without_attempts
 from rankdump._cli.text_format import format_count, format_ratio, format_reasons
+from rankdump._core.attempts import describe_crash
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus, StatusView
 from rankdump._core.units import format_bytes
+from rankdump.errors import CorruptedError
 
 MAX_RANKS_SHOWN = 64
 _STATUS_COLUMNS = (
-    TableColumn("rank", is_right_aligned=True),
+    *number_columns("rank", "attempt"),
     TableColumn("state"),
     *number_columns("iterations", "expected", "stored", "linked", "degraded", "dropped"),
     *number_columns("bytes in", "on disk", "ratio"),
 )
 _SUMMARY_COLUMNS = number_columns(
-    "rank", "iterations", "tensors", "linked", "bytes in", "on disk", "ratio", "dropped"
+    "rank", "attempt", "iterations", "tensors", "linked", "bytes in", "on disk", "ratio", "dropped"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class RankTally:
-    """One rank of one job over all its iterations."""
+    """One rank in one attempt of a job, over all its iterations."""
 
     job_id: str
     rank: int
+    attempt: int
     sessions: tuple[SessionStatus, ...]
     iterations: tuple[IterationStatus, ...]
+    is_followed: bool = False
+    """Whether the rank has a later attempt."""
 
     @property
     def state(self) -> str:
         """State of its last session; empty when only its tensors are known."""
+        if self.crash:
+            return "crashed"
         return self.sessions[-1].state.value if self.sessions else ""
+
+    @property
+    def crash(self) -> str:
+        """How it ended with an error, as `crashed in iteration 2`; empty if it did not."""
+        if not self.sessions:
+            return ""
+        last = self.sessions[-1]
+        return describe_crash(last, self.iterations, is_followed=self.is_followed)
 
     @property
     def iterations_seen(self) -> int:
@@ -82,18 +97,39 @@ class IterationTotals:
 
 
 def tally_ranks(view: StatusView) -> tuple[RankTally, ...]:
-    """Return one tally per job and rank, sorted by both."""
-    places = {(s.job_id, s.rank) for s in view.sessions}
-    places |= {(i.job_id, i.rank) for i in view.iterations}
-    sessions: dict[tuple[str, int], list[SessionStatus]] = {place: [] for place in places}
-    iterations: dict[tuple[str, int], list[IterationStatus]] = {place: [] for place in places}
+    """Return one tally per job, rank and attempt, sorted by these."""
+    sessions: defaultdict[tuple[str, int, int], list[SessionStatus]] = defaultdict(list)
+    iterations: defaultdict[tuple[str, int, int], list[IterationStatus]] = defaultdict(list)
     for session in view.sessions:
-        sessions[session.job_id, session.rank].append(session)
+        sessions[session.job_id, session.rank, session.attempt].append(session)
     for iteration in view.iterations:
-        iterations[iteration.job_id, iteration.rank].append(iteration)
+        iterations[iteration.job_id, iteration.rank, iteration.attempt].append(iteration)
+    places = sorted({*sessions, *iterations})
+    last = {(job_id, rank): attempt for job_id, rank, attempt in places}
     return tuple(
-        RankTally(*place, tuple(sessions[place]), tuple(iterations[place]))
-        for place in sorted(places)
+        RankTally(
+            *place,
+            tuple(sessions.get(place, ())),
+            tuple(iterations.get(place, ())),
+            is_followed=place[2] < last[place[:2]],
+        )
+        for place in places
+    )
+
+
+def select_attempt(view: StatusView, attempt: int) -> StatusView:
+    """Return the view with the sessions, balances and findings of an attempt.
+
+    CorruptedError lists the attempts if there is no such one.
+    """
+    known = sorted({each.attempt for each in (*view.sessions, *view.iterations)})
+    if attempt not in known:
+        raise CorruptedError(f"no attempt {attempt}; known: {', '.join(map(str, known)) or 'none'}")
+    return replace(
+        view,
+        sessions=tuple(each for each in view.sessions if each.attempt == attempt),
+        iterations=tuple(each for each in view.iterations if each.attempt == attempt),
+        order_findings=tuple(each for each in view.order_findings if each.attempt == attempt),
     )
 
 
@@ -134,9 +170,12 @@ def _explain_empty_view(view: StatusView) -> list[str]:
 def format_status_sentences(view: StatusView) -> tuple[str, ...]:
     """Return sentences about problems; ranks with the same problem share one."""
     by_text: dict[str, list[int]] = {}
-    for tally in tally_ranks(view):
+    tallies = tally_ranks(view)
+    several = any(tally.attempt for tally in tallies)
+    for tally in tallies:
+        attempt = f"attempt {tally.attempt}: " if several else ""
         for text in _rank_sentences(tally):
-            by_text.setdefault(text, []).append(tally.rank)
+            by_text.setdefault(f"{attempt}{text}", []).append(tally.rank)
     own = [
         f"{'rank' if len(set(ranks)) == 1 else 'ranks'} {ranges(ranks)}: {text}"
         for text, ranks in by_text.items()
@@ -148,6 +187,7 @@ def format_status_sentences(view: StatusView) -> tuple[str, ...]:
 def _rank_sentences(tally: RankTally) -> list[str]:
     texts = [f"nothing dumped: {s.excluded}" for s in tally.sessions if s.excluded]
     texts += [note for s in tally.sessions for note in s.notes if note != s.excluded]
+    texts += [tally.crash] if tally.crash else []
     if tally.state == SessionState.LOST.value:
         kept = (
             "the records received until then are kept"
@@ -185,8 +225,10 @@ def format_status_table(
         if len(groups) > 1:
             lines += ["", f"job {job or '(unknown)'}"]
         rows = [_status_row(str(tally.rank), tally.state, (tally,)) for tally in ranks]
+        rows = _bound_rows(rows, ranks, _status_row, most)
         lines += format_table(
-            _STATUS_COLUMNS, _bound_rows(rows, ranks, _status_row, most), width=width
+            *without_attempts(_STATUS_COLUMNS, rows, (tally.attempt for tally in ranks)),
+            width=width,
         )
     return lines
 
@@ -204,9 +246,9 @@ def format_summary_table(view: StatusView, *, width: int) -> list[str]:
     """Return a table of what was collected from each rank."""
     ranks = tally_ranks(view)
     rows = [_summary_row(str(tally.rank), tally.state, (tally,)) for tally in ranks]
-    return format_table(
-        _SUMMARY_COLUMNS, _bound_rows(rows, ranks, _summary_row, MAX_RANKS_SHOWN), width=width
-    )
+    rows = _bound_rows(rows, ranks, _summary_row, MAX_RANKS_SHOWN)
+    attempts = (tally.attempt for tally in ranks)
+    return format_table(*without_attempts(_SUMMARY_COLUMNS, rows, attempts), width=width)
 
 
 def _group_by_job(ranks: Iterable[RankTally]) -> dict[str, list[RankTally]]:
@@ -231,6 +273,7 @@ def _status_row(title: str, state: str, ranks: tuple[RankTally, ...]) -> list[st
     sums = _sum_ranks(ranks)
     return [
         title,
+        _format_attempt(ranks),
         state,
         _format_iterations(ranks),
         *(f"{n:,}" for n in (sums.expected, sums.stored, sums.linked, sums.degraded, sums.dropped)),
@@ -242,12 +285,18 @@ def _summary_row(title: str, _state: str, ranks: tuple[RankTally, ...]) -> list[
     sums = _sum_ranks(ranks)
     return [
         title,
+        _format_attempt(ranks),
         _format_iterations(ranks),
         f"{sums.kept:,}",
         f"{sums.linked:,}",
         *_format_sizes(sums),
         f"{sums.dropped:,}",
     ]
+
+
+def _format_attempt(ranks: tuple[RankTally, ...]) -> str:
+    """Return the attempt of a row; empty for the sum of all."""
+    return str(ranks[0].attempt) if len(ranks) == 1 else ""
 
 
 def _sum_ranks(ranks: tuple[RankTally, ...]) -> IterationTotals:

@@ -26,6 +26,7 @@ from rankdump._cli.output import (
     number_columns,
     print_lines,
     print_table,
+    without_attempts,
 )
 from rankdump._cli.text_format import format_count, to_json_value
 from rankdump._cli.tree_contents import (
@@ -47,7 +48,11 @@ _COLUMNS = (
     TableColumn("dtype"),
     *_STATISTIC_COLUMNS,
 )
-_SORTED_COLUMNS = (*number_columns("rank", "iteration"), *_COLUMNS[:2], *_STATISTIC_COLUMNS)
+_SORTED_COLUMNS = (
+    *number_columns("rank", "attempt", "iteration"),
+    *_COLUMNS[:2],
+    *_STATISTIC_COLUMNS,
+)
 _SORT_KEYS: dict[str, Callable[[Surveyed], float | None]] = {
     "min": lambda row: None if row.minimum is None else -row.minimum,
     "max": lambda row: row.maximum,
@@ -115,6 +120,7 @@ def stats(
     tree: Path,
     query: Query,
     job_id: str,
+    attempt: int | None,
     nonfinite: bool,
     by: str,
     limit: int | None,
@@ -125,18 +131,18 @@ def stats(
     Statistics are read from a table where there is one, and computed from the tensors otherwise.
     Exit code 1 when something is damaged or there is no tree, but not for NaN and infinities.
     """
-    found = read_tree(tree, query, job_id)
+    found = read_tree(tree, query, job_id, attempt)
     survey, seen = Survey(found, query, decide=nonfinite), _SurveyCounts()
     rows = (row for row in seen.count_rows(survey) if row.finite is False or not nonfinite)
     ordered = (
         rows if by == "order" else iter(sorted(rows, key=lambda row: _extreme_sort_key(row, by)))
     )
     if as_json:
-        listed = [_row_as_json(row) for row in islice(ordered, limit or None)]
+        listed = [_row_as_json(row, found) for row in islice(ordered, limit or None)]
         deque(ordered, maxlen=0)  # counts the rows that are not listed
         click.echo(json.dumps(_totals_as_json(found, survey, seen) | {"tensors": listed}, indent=1))
     else:
-        _print_tables(ordered, _DEFAULT_TENSORS if limit is None else limit or None, by=by)
+        _print_tables(found, ordered, _DEFAULT_TENSORS if limit is None else limit or None, by=by)
         passed = replace(seen)  # the next line reads one row more
         cut = next(ordered, None) is not None
         if nonfinite:
@@ -161,15 +167,17 @@ def _execution_sort_key(row: Surveyed) -> tuple[int, int, int]:
     return row.key.iteration, row.key.timestamp_us, row.key.rank
 
 
-def _print_tables(rows: Iterator[Surveyed], limit: int | None, *, by: str) -> None:
+def _print_tables(tree: Tree, rows: Iterator[Surveyed], limit: int | None, *, by: str) -> None:
     """Print tables, each followed by a blank line; holds one group of the tree at a time."""
     width = measure_width()
     shown = islice(rows, limit)
     if by != "order":
-        lines = format_table(_SORTED_COLUMNS, [_sorted_cells(row) for row in shown], width=width)
+        cells = [_sorted_cells(row, tree) for row in shown]
+        table = without_attempts(_SORTED_COLUMNS, cells, tree.attempts)
+        lines = format_table(*table, width=width)
         print_table([*lines, ""] if len(lines) > 1 else [])
         return
-    for where, group in groupby(shown, key=lambda row: format_place(row.key)):
+    for where, group in groupby(shown, key=lambda row: format_place(row.key, tree)):
         print_lines([where])
         print_table([*format_table(_COLUMNS, [_row_cells(row) for row in group], width=width), ""])
 
@@ -184,9 +192,10 @@ def _row_cells(row: Surveyed) -> list[str]:
     ]
 
 
-def _sorted_cells(row: Surveyed) -> list[str]:
+def _sorted_cells(row: Surveyed, tree: Tree) -> list[str]:
     when = "-" if row.key.constant else str(row.key.iteration)
-    return [str(row.key.rank), when, *_row_cells(row)[:2], *_statistic_cells(row)]
+    attempt = str(tree.find_attempt(row.key))
+    return [str(row.key.rank), attempt, when, *_row_cells(row)[:2], *_statistic_cells(row)]
 
 
 def _statistic_cells(row: Surveyed) -> list[str]:
@@ -202,7 +211,10 @@ def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[s
     if not seen.count:
         return [
             explain_no_match(
-                reader.named(read_tree(tree.root, job_id=tree.job_id), lambda tensor: True)
+                reader.named(
+                    read_tree(tree.root, job_id=tree.job_id, attempt=tree.attempt),
+                    lambda tensor: True,
+                )
             )
         ]
     source = f"from {name_tables(tree)}s"
@@ -212,7 +224,7 @@ def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[s
     if seen.first_nonfinite is not None and whole:
         lines.append(
             f"{format_count(seen.nonfinite_rows, 'tensor')} not finite; "
-            f"{_describe_first_nonfinite(seen.first_nonfinite)}"
+            f"{_describe_first_nonfinite(seen.first_nonfinite, tree)}"
         )
     elif whole and not seen.undecided_rows and not seen.damages:
         lines.append("all of them are finite")
@@ -224,13 +236,14 @@ def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[s
     return lines
 
 
-def _describe_first_nonfinite(row: Surveyed) -> str:
+def _describe_first_nonfinite(row: Surveyed, tree: Tree) -> str:
     when = "constant" if row.key.constant else f"iteration {row.key.iteration}"
+    attempt = f", attempt {tree.find_attempt(row.key)}" if any(tree.attempts) else ""
     counts = ((row.nans, "NaN"), (row.infinities, "infinite"))
     parts = ", ".join(f"{count:,} {word}" for count, word in counts if count)
     return (
-        f"first non-finite: rank {row.key.rank}, {when}, {row.key.side.value} {row.key.slot} "
-        f"of {row.op_name}" + (f" ({parts})" if parts else "")
+        f"first non-finite: rank {row.key.rank}{attempt}, {when}, {row.key.side.value} "
+        f"{row.key.slot} of {row.op_name}" + (f" ({parts})" if parts else "")
     )
 
 
@@ -240,12 +253,14 @@ def _totals_as_json(tree: Tree, survey: Survey, seen: _SurveyCounts) -> dict[str
         "tensor_count": seen.count,
         "nonfinite_count": seen.nonfinite_rows,
         "undecided_count": seen.undecided_rows,
-        "first_nonfinite": _row_as_json(seen.first_nonfinite) if seen.first_nonfinite else None,
+        "first_nonfinite": _row_as_json(seen.first_nonfinite, tree)
+        if seen.first_nonfinite
+        else None,
         "problems": [*seen.damages, *survey.problems, *tree.problems],
     }
 
 
-def _row_as_json(row: Surveyed) -> dict[str, object]:
+def _row_as_json(row: Surveyed, tree: Tree) -> dict[str, object]:
     values = {
         "max": row.maximum,
         "min": row.minimum,
@@ -256,7 +271,7 @@ def _row_as_json(row: Surveyed) -> dict[str, object]:
     }
     return {
         "path": row.path,
-        **describe_key(row),
+        **describe_key(row, tree),
         "dtype": row.dtype,
         "shape": row.shape,
         "source": "tensor" if row.computed else "statistic.csv",

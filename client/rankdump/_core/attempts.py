@@ -1,4 +1,4 @@
-"""Attempts of a job: the number of each, the sessions of a rank that belong to it, and how it ended.
+"""Attempts of a job: their numbers, the sessions of a rank that belong to each, and how they ended.
 Pure: no clock, no disk, no network.
 
 An attempt is what runs between two starts of a rank's process. torchrun counts the restarts of a

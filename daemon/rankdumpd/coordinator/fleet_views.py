@@ -141,6 +141,8 @@ class IterationView:
     """Time up to which each rank is known; without ranks that reported nothing."""
     provisional: bool = False
     """Whether the iteration still runs, so that missing events may arrive."""
+    attempt: int = 0
+    """Number of the attempt that ran it."""
 
 
 @dataclass(frozen=True, slots=True)

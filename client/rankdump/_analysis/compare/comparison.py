@@ -31,7 +31,7 @@ from rankdump._analysis.compare.report import (
 from rankdump._analysis.compare.tensor_pairs import pair_program_tensors, pair_programs
 from rankdump._analysis.reader.dump import Dump, open_dump
 from rankdump._analysis.reader.manifests import retired_sentences
-from rankdump._analysis.reader.query import Filters
+from rankdump._analysis.reader.query import Filters, ranges
 from rankdump._analysis.reader.tree_walk import collector_paused
 from rankdump.errors import ConfigError, CorruptedError
 
@@ -58,6 +58,8 @@ def compare(
     rank_b: int | None = None,
     iteration_a: int | None = None,
     iteration_b: int | None = None,
+    attempt_a: int | None = None,
+    attempt_b: int | None = None,
     rtol: float = 1e-4,
     atol: float = 1e-4,
     equal_nan: bool = False,
@@ -74,8 +76,10 @@ def compare(
     `a` and `b` are trees of any layout, or parts of one selected with `where`; `b` is the
     reference. With `rank_a` and `rank_b`, or `iteration_a` and `iteration_b`, two ranks or
     iterations are compared, also of one tree; filters are those of `Dump.where` (`rank`, `graph`,
-    `iteration`, `operator`, `op_type`, `side`) and apply to both sides. Two elements are close when
-    `abs(a - b) <= atol + rtol * abs(b)`; NaN equals NaN only with `equal_nan`.
+    `iteration`, `operator`, `op_type`, `side`, `attempt`) and apply to both sides. Of a job that
+    was restarted the last attempt is compared, unless `attempt`, `attempt_a` or `attempt_b` selects
+    another. Two elements are close when `abs(a - b) <= atol + rtol * abs(b)`; NaN equals NaN only
+    with `equal_nan`.
 
     `match` names the rules that pair calls, in their order, and `mapping` is a file of names (lines
     `name_a,name_b`, or a JSON object) or a mapping of names; its rule is applied first. `processes`
@@ -91,8 +95,11 @@ def compare(
     opened: dict[str, Dump] = {}
     with collector_paused():
         sides = [
-            _select_side(_open_dump(source, opened), filters, own_rank, own_step, notes)
-            for source, own_rank, own_step in ((a, rank_a, iteration_a), (b, rank_b, iteration_b))
+            _select_side(_open_dump(source, opened), filters, own, notes)
+            for source, own in (
+                (a, {"rank": rank_a, "iteration": iteration_a, "attempt": attempt_a}),
+                (b, {"rank": rank_b, "iteration": iteration_b, "attempt": attempt_b}),
+            )
         ]
     rows, ranks = _compare_programs(sides[0], sides[1], settings, notes, processes, dask, progress)
     of_all, of_ranks = find_origins(rows, ComparedDumps(sides[0].dump, sides[1].dump, ranks))
@@ -137,11 +144,15 @@ def _open_dump(source: DumpSource, opened: dict[str, Dump]) -> Dump:
 
 
 def _select_side(
-    dump: Dump, common: Filters, rank: int | None, iteration: int | None, notes: list[str]
+    dump: Dump, common: Filters, own: Mapping[str, int | None], notes: list[str]
 ) -> _DumpSide:
     given = {name: value for name, value in common.items() if value is not None}
-    own = {"rank": rank, "iteration": iteration}
     given.update((name, value) for name, value in own.items() if value is not None)
+    if "attempt" not in given and dump.has_several_attempts:
+        last = dump.attempts[-1]
+        given["attempt"] = last
+        others = ranges(dump.attempts[:-1])
+        notes.append(f"{dump.root}: attempt {last}, the last one, is compared; not {others}")
     label = str(dump.root) + "".join(f" {name} {given[name]}" for name in own if name in given)
     filters = cast("Filters", given)
     left = dump.where(**filters) if filters else dump
