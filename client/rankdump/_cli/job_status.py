@@ -42,7 +42,7 @@ def format_job_status(view: StatusView, *, width: int) -> list[str]:
     if not (view.merges or view.agents):
         return []
     tables = format_job_tables(view, width=width)
-    found = (format_timeout_hints(view.hints), format_findings(view.order_findings))
+    found = (format_timeout_hints(view.hints), _format_view_findings(view))
     return [*tables, *_separate_parts(found)]
 
 
@@ -60,7 +60,13 @@ def format_job_tables(view: StatusView, *, width: int) -> list[str]:
 
 def format_job_findings(view: StatusView) -> list[str]:
     """Return the timeout hints and the findings of the merge."""
-    return [*format_timeout_hints(view.hints), *format_findings(view.order_findings)]
+    return [*format_timeout_hints(view.hints), *_format_view_findings(view)]
+
+
+def _format_view_findings(view: StatusView) -> list[str]:
+    """Return the first findings of the merge in a view."""
+    attempts = (session.attempt for session in view.sessions)
+    return format_findings(view.order_findings, attempts=attempts)
 
 
 def _separate_parts(parts: Iterable[list[str]]) -> Iterator[str]:
@@ -110,9 +116,14 @@ def format_urgent_hints(hints: Iterable[TimeoutHint]) -> list[str]:
     ]
 
 
-def format_findings(findings: tuple[Finding, ...], *, where: str = "") -> list[str]:
-    """Return the first findings of the merge; `where` is the tree that has the others."""
-    several = any(finding.attempt for finding in findings)
+def format_findings(
+    findings: tuple[Finding, ...], *, where: str = "", attempts: Iterable[int] = ()
+) -> list[str]:
+    """Return the first findings of the merge; `where` is the tree that has the others.
+
+    `attempts` are those of the job; where there are several, each finding names its own.
+    """
+    several = any((*attempts, *(finding.attempt for finding in findings)))
     shown = [
         f"{finding.kind.value}{f', attempt {finding.attempt}' if several else ''}: {finding.text}"
         for finding in findings[:_MAX_FINDINGS_SHOWN]

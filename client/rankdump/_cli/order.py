@@ -84,7 +84,9 @@ def order(
         _print_json(islice(entries, limit or None), found)
     else:
         if not findings_only:
-            _print_entries(iter(entries), _DEFAULT_LINES if limit is None else limit)
+            attempts = source.attempts if attempt is None else ()
+            most = _DEFAULT_LINES if limit is None else limit
+            _print_entries(iter(entries), most, attempts)
         several = any(finding.attempt for finding in source.findings) or len(source.attempts) > 1
         print_lines(
             [_format_finding(finding, several=several) for finding in found]
@@ -138,13 +140,17 @@ def _fetch_coordinator_order(coordinator: str | None, job_id: str, query: Query)
     return _OrderSource(fetch_order(address, job_id=job_id, graph=query.graph), findings)
 
 
-def _print_entries(entries: Iterator[OrderEntry], limit: int) -> None:
+def _print_entries(
+    entries: Iterator[OrderEntry], limit: int, attempts: tuple[int, ...] = ()
+) -> None:
     shown = list(islice(entries, limit or None))
     if shown:
-        print_table(format_entries(shown, width=measure_width()))
+        print_table(format_entries(shown, width=measure_width(), attempts=attempts))
     cut = bool(limit) and next(entries, None) is not None
     print_lines(
-        ["... more lines: --limit 0 shows all, --iteration, --op and --rank select"] if cut else []
+        ["... more lines: --limit 0 shows all, --iteration, --op, --rank and --attempt select"]
+        if cut
+        else []
     )
     # The coordinator counts events of ranks; here a collective of all ranks is one line.
     events = format_count(sum(len(entry.ranks) for entry in shown), "event")
@@ -170,8 +176,13 @@ def _format_finding(finding: Finding, *, several: bool) -> str:
     return f"{finding.kind.value}{attempt}{so_far}: {finding.text}"
 
 
-def format_entries(entries: list[OrderEntry], *, width: int) -> list[str]:
-    """Return the entries as a table, with times in milliseconds since the first start."""
+def format_entries(
+    entries: list[OrderEntry], *, width: int, attempts: tuple[int, ...] = ()
+) -> list[str]:
+    """Return the entries as a table, with times in milliseconds since the first start.
+
+    `attempts` are those of the whole order, of which the entries may be a part.
+    """
     first_us = min(entry.start_us for entry in entries)
     rows = [
         [
@@ -185,8 +196,8 @@ def format_entries(entries: list[OrderEntry], *, width: int) -> list[str]:
         ]
         for entry in entries
     ]
-    attempts = [entry.attempt for entry in entries]
-    return format_table(*without_attempts(_COLUMNS, rows, attempts), width=width)
+    numbers = (*attempts, *(entry.attempt for entry in entries))
+    return format_table(*without_attempts(_COLUMNS, rows, numbers), width=width)
 
 
 def _operator_type(op_name: str) -> str:

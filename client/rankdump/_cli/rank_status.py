@@ -173,9 +173,11 @@ def format_status_sentences(view: StatusView) -> tuple[str, ...]:
     tallies = tally_ranks(view)
     several = any(tally.attempt for tally in tallies)
     for tally in tallies:
-        attempt = f"attempt {tally.attempt}: " if several else ""
-        for text in _rank_sentences(tally):
-            by_text.setdefault(f"{attempt}{text}", []).append(tally.rank)
+        attempt = f"attempt {tally.attempt}" if several else ""
+        texts = [f"{attempt}: {text}" if several else text for text in _rank_sentences(tally)]
+        crash = [f"{attempt} {tally.crash}".lstrip()] if tally.crash else []
+        for text in (*crash, *texts):
+            by_text.setdefault(text, []).append(tally.rank)
     own = [
         f"{'rank' if len(set(ranks)) == 1 else 'ranks'} {ranges(ranks)}: {text}"
         for text, ranks in by_text.items()
@@ -187,7 +189,6 @@ def format_status_sentences(view: StatusView) -> tuple[str, ...]:
 def _rank_sentences(tally: RankTally) -> list[str]:
     texts = [f"nothing dumped: {s.excluded}" for s in tally.sessions if s.excluded]
     texts += [note for s in tally.sessions for note in s.notes if note != s.excluded]
-    texts += [tally.crash] if tally.crash else []
     if tally.state == SessionState.LOST.value:
         kept = (
             "the records received until then are kept"
@@ -199,7 +200,8 @@ def _rank_sentences(tally: RankTally) -> list[str]:
         lost = format_count(sum(tally.dropped.values()), "tensor")
         texts.append(f"{lost} dropped: {format_reasons(tally.dropped)}")
     unfinished = [i.iteration for i in tally.iterations if not i.complete]
-    if unfinished and tally.state != SessionState.OPEN.value:
+    is_explained = len(unfinished) == 1 and bool(tally.crash)
+    if unfinished and tally.state != SessionState.OPEN.value and not is_explained:
         texts.append(f"iteration {ranges(unfinished)} is not complete")
     unbalanced = [i.iteration for i in tally.iterations if i.complete and not i.is_balanced]
     if unbalanced:

@@ -86,7 +86,7 @@ def format_overview(tree: Tree, *, width: int) -> list[str]:
     for number, (rank, attempt, entries) in enumerate(parts):
         own = (number,) if len(parts) <= MAX_GROUPS_SHOWN else ()
         groups.setdefault((rank, attempt, *own), []).append(entries)
-    shown = list(groups.items())[:MAX_GROUPS_SHOWN]
+    shown = sorted(groups.items())[:MAX_GROUPS_SHOWN]
     rows = [
         [str(rank), str(attempt), *_overview_cells(tree, rank, attempt, chain(*own))]
         for (rank, attempt, *_), own in shown

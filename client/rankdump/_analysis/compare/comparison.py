@@ -76,30 +76,27 @@ def compare(
     `a` and `b` are trees of any layout, or parts of one selected with `where`; `b` is the
     reference. With `rank_a` and `rank_b`, or `iteration_a` and `iteration_b`, two ranks or
     iterations are compared, also of one tree; filters are those of `Dump.where` (`rank`, `graph`,
-    `iteration`, `operator`, `op_type`, `side`, `attempt`) and apply to both sides. Of a job that
-    was restarted the last attempt is compared, unless `attempt`, `attempt_a` or `attempt_b` selects
-    another. Two elements are close when `abs(a - b) <= atol + rtol * abs(b)`; NaN equals NaN only
-    with `equal_nan`.
+    `iteration`, `operator`, `op_type`, `side`, `attempt`) and apply to both sides. Of a restarted
+    job the last attempt is compared unless one is selected. Two elements are close when
+    `abs(a - b) <= atol + rtol * abs(b)`; NaN equals NaN only with `equal_nan`.
 
     `match` names the rules that pair calls, in their order, and `mapping` is a file of names (lines
     `name_a,name_b`, or a JSON object) or a mapping of names; its rule is applied first. `processes`
     bounds the local pool, and `dask` is the address of a scheduler whose workers see both trees.
-    `progress` takes the number of pairs compared and the total.
-
-    ConfigError for a setting that is not allowed, CorruptedError when there is nothing to compare.
-    Files that cannot be read become rows or notes of the report.
+    `progress` takes the number of pairs compared and the total. ConfigError for a setting that is
+    not allowed, CorruptedError when there is nothing to compare. Files that cannot be read become
+    rows or notes of the report.
     """
     started = time.monotonic()
     settings = _make_settings(ElementTolerances(rtol, atol, equal_nan), match, mapping, msaccucmp)
     notes: list[str] = []
     opened: dict[str, Dump] = {}
+    own_a = {"rank": rank_a, "iteration": iteration_a, "attempt": attempt_a}
+    own_b = {"rank": rank_b, "iteration": iteration_b, "attempt": attempt_b}
     with collector_paused():
         sides = [
-            _select_side(_open_dump(source, opened), filters, own, notes)
-            for source, own in (
-                (a, {"rank": rank_a, "iteration": iteration_a, "attempt": attempt_a}),
-                (b, {"rank": rank_b, "iteration": iteration_b, "attempt": attempt_b}),
-            )
+            _select_side(_open_dump(each, opened), filters, own, notes)
+            for each, own in ((a, own_a), (b, own_b))
         ]
     rows, ranks = _compare_programs(sides[0], sides[1], settings, notes, processes, dask, progress)
     of_all, of_ranks = find_origins(rows, ComparedDumps(sides[0].dump, sides[1].dump, ranks))
@@ -148,12 +145,12 @@ def _select_side(
 ) -> _DumpSide:
     given = {name: value for name, value in common.items() if value is not None}
     given.update((name, value) for name, value in own.items() if value is not None)
+    several = ""
     if "attempt" not in given and dump.has_several_attempts:
-        last = dump.attempts[-1]
-        given["attempt"] = last
-        others = ranges(dump.attempts[:-1])
-        notes.append(f"{dump.root}: attempt {last}, the last one, is compared; not {others}")
+        given["attempt"] = dump.attempts[-1]
+        several = f" (the last of attempts {ranges(dump.attempts)})"
     label = str(dump.root) + "".join(f" {name} {given[name]}" for name in own if name in given)
+    label += several
     filters = cast("Filters", given)
     left = dump.where(**filters) if filters else dump
     notes.extend(left.problems)
