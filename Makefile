@@ -8,7 +8,7 @@ PROTOS := $(wildcard proto/rankdump/*/v1/*.proto)
 PROTO_TOOLS := grpcio-tools==1.62.3 mypy-protobuf==3.6.0 setuptools==75.8.0
 SOURCES := client daemon tests bench examples checks
 
-.PHONY: setup demo test test-fast test-pythons coverage test-mindspore test-deploy soak deb release check proto \
+.PHONY: setup demo test test-fast test-pythons coverage test-mindspore test-frameworks test-deploy soak deb release check proto \
   proto-check schema bench bench-peers peers fuzz clean
 
 setup: .venv/ready
@@ -144,6 +144,22 @@ build/mindspore-venv/ready: pyproject.toml
 
 test-mindspore: build/mindspore-venv/ready
 	CI=true build/mindspore-venv/bin/python -m pytest tests/mindspore
+
+# The integrations in the real frameworks, which need two gigabytes. DeepSpeed has no wheel, but is
+# built without compiling anything.
+FRAMEWORKS := transformers==5.23.0 lightning==2.6.6 accelerate==1.15.0 torchtitan==0.3.0
+build/frameworks-venv/ready: pyproject.toml
+	$(PYTHON) -m venv build/frameworks-venv
+	build/frameworks-venv/bin/python -m pip install $(WHEELS) torch==2.13.0 setuptools wheel
+	build/frameworks-venv/bin/python -m pip install $(WHEELS) $(FRAMEWORKS) pytest pytest-timeout \
+	  hypothesis
+	DS_BUILD_OPS=0 build/frameworks-venv/bin/python -m pip install --quiet --no-build-isolation \
+	  deepspeed==0.19.8
+	build/frameworks-venv/bin/python -m pip install --quiet -e '.[daemon]'
+	touch $@
+
+test-frameworks: build/frameworks-venv/ready
+	CI=true build/frameworks-venv/bin/python -m pytest tests/frameworks
 
 # The Debian package, for hosts that systemd runs. It is built by debhelper from what git knows, with
 # Debian's Python and wheels from PyPI (apt-get install debhelper python3-pip python3-venv).

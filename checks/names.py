@@ -30,8 +30,9 @@ GLOSSARY = frozenset(
         *("Shape", "Workspace"),
     }
 )
-# Nouns of the field that end like participles: a ring, a listing, a pairing of two sides.
-_NOUNS = frozenset({"embedded", "listing", "pairing", "ring"})
+# Nouns of the field that end like participles: a ring, a listing, a pairing of two sides; and names
+# of frameworks.
+_NOUNS = frozenset({"deepspeed", "embedded", "lightning", "listing", "pairing", "ring"})
 _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z0-9]+|[A-Z]+")
 
 

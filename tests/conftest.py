@@ -24,7 +24,7 @@ settings.load_profile("no deadlines")
 _ON_ANY_DISK = ("RANKDUMPD_AGENT__KEEP_FREE_RATIO", "RANKDUMPD_AGENT__KEEP_FREE_INODES_RATIO")
 """What daemons of tests do is not to depend on how full the disk of this machine is."""
 
-_PROCESSES = {"integration", "faults"}
+_PROCESSES = {"integration", "faults", "jobs"}
 """Folders of tests that start processes."""
 
 

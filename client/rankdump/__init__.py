@@ -31,6 +31,7 @@ __all__ = [
     "dump_start",
     "dump_stop",
     "limit",
+    "microbatch",
     "open",
     "set_dump",
     "step",
@@ -38,6 +39,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from rankdump import acl as acl
+    from rankdump import integrations as integrations
     from rankdump import migrator as migrator
     from rankdump import tf as tf
     from rankdump._analysis.compare.comparison import compare as compare
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from rankdump._session import dump_start as dump_start
     from rankdump._session import dump_stop as dump_stop
     from rankdump._session import limit as limit
+    from rankdump._session import microbatch as microbatch
     from rankdump._session import set_dump as set_dump
     from rankdump._session import step as step
 
@@ -54,7 +57,7 @@ if TYPE_CHECKING:
 else:
     _MODULE_OF_NAME = {"compare": "_analysis.compare.comparison", "open": "reader"}
     """Modules of the public names that are not in `_session`."""
-    _MODULES = ("acl", "migrator", "tf")
+    _MODULES = ("acl", "integrations", "migrator", "tf")
 
     def __getattr__(name: str) -> object:
         """Load a public name on first use: readers of trees need neither sessions nor gRPC."""

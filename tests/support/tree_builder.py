@@ -16,6 +16,7 @@ from rankdump._core.record import TensorKey, TensorSide
 from rankdump._core.session_protocol import RecordHead
 from rankdump._core.statistics import DEFAULT_STATISTICS, compute_statistic_texts
 from rankdump._core.status import IterationStatus
+from rankdump._core.tensor_layout import TensorLayout
 from rankdump._layout import statistic_tables
 from rankdump._layout import tree_paths as layout
 from rankdump._layout.profile import DEFAULT_PROFILE, Profile
@@ -50,13 +51,17 @@ class TreeBuilder:
         op_type: str = "",
         constant: bool = False,
         tabled: bool = False,
+        tensor_layout: TensorLayout | None = None,
+        microbatch: int | None = None,
+        phase: str = "",
     ) -> Path:
         """Write one tensor; `dtype` is the original type where it differs from the stored one.
 
         With `tabled` its row as well, as `saved_data: full` does.
         """
         head = self._head(rank, iteration, op_name, values, side, slot, graph, dtype, op_type)
-        head = replace(head, kind=head.kind._replace(constant=constant))
+        parallel = {"layout": tensor_layout, "microbatch": microbatch, "phase": phase}
+        head = replace(head, kind=head.kind._replace(constant=constant, **parallel))
         element = self.profile.make_element_token(head.kind.dtype, self.device_target)
         packer = get_codec(codec)
         place = layout.make_mindspore_place(
@@ -147,6 +152,9 @@ class TreeBuilder:
                 bytes_in=head.byte_count,
                 bytes_stored=bytes_stored,
                 digest=digest,
+                microbatch=head.kind.microbatch,
+                phase=head.kind.phase,
+                layout=head.kind.layout,
             )
         )
 

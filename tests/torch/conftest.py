@@ -15,7 +15,9 @@ from rankdump._core.element_types import get_element_type
 from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import (
+    UNDIVIDED_PASS,
     CollectiveCall,
+    ForwardPass,
     IterationHook,
     StartedEvent,
     TensorObservation,
@@ -37,6 +39,7 @@ class TakenTensor:
     shape: tuple[int, ...]
     data: bytes
     constant: bool = False
+    forward_pass: ForwardPass = UNDIVIDED_PASS
 
     @property
     def array(self) -> np.ndarray:
@@ -74,6 +77,7 @@ class FakeRecorder:
     nodes: dict[str, GraphNode] = field(default_factory=dict)
     parameters: dict[str, GraphParameter] = field(default_factory=dict)
     wants_arguments: bool = False
+    declared_pass: ForwardPass = UNDIVIDED_PASS
     configured: dict[str, dict[str, str]] = field(default_factory=dict)
     asked: int = 0
     position: int = 0
@@ -107,6 +111,7 @@ class FakeRecorder:
                     source.shape,
                     bytes(data),
                     observation.constant,
+                    observation.forward_pass,
                 )
             )
 
@@ -148,7 +153,12 @@ class FakeRecorder:
             return begun
 
     def finish_event(
-        self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
+        self,
+        begun: StartedEvent,
+        *,
+        name: str = "",
+        collective: CollectiveCall | None = None,
+        failed: bool = False,
     ) -> None:
         with self.lock:
             del self.open[begun.position]

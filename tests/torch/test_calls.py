@@ -413,7 +413,7 @@ def test_failing_hook_never_reaches_training(recorder, observed, monkeypatch) ->
         result = model(x)
         result.sum().backward()
     assert torch.equal(result, expected)
-    assert {reason for _, _, reason in recorder.lost} == {"hook_failed"}
+    assert {reason for _, _, reason in recorder.lost} == {"internal_error"}
     assert not recorder.taken
     assert len(recorder.warnings) == 1
 

@@ -165,3 +165,18 @@ def test_export_and_trace_contain_no_hooks(recorder, observed) -> None:
     assert torch.equal(traced(x), model(x))
     text = str(program.graph) + str(traced.inlined_graph)
     assert "copy_" not in text
+
+
+def test_operators_of_a_compiled_region_are_seen_where_it_runs_eagerly(recorder, observed) -> None:
+    """What the warning about compiled regions advises."""
+    model = made(Net)
+    model.body.compile(backend="eager")
+    x = torch.randn(2, 4)
+    inner = "Default/network-Net/body-Sequential/0-Linear/Linear-op0"
+    with observed(model, recorder):
+        model(x)
+        assert inner not in recorder.names
+    assert any("set_stance('force_eager')" in text for text in recorder.warnings)
+    with observed(model, recorder), torch.compiler.set_stance("force_eager"):
+        model(x)
+    assert inner in recorder.names

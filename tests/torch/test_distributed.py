@@ -143,7 +143,7 @@ def test_process_group_patch_is_shared_and_removed_with_the_last_model(pair) -> 
 
 
 def test_collectives_that_raise_end_their_events(pair) -> None:
-    """A collective that timed out is complete, because no rank waits for it any more."""
+    """A collective that timed out is over, because no rank waits for it any more."""
     assert pair[0]["timed out"] == (["RuntimeError"] * 2, ["ALL_REDUCE", "RECV", "BARRIER"])
     assert pair[1]["timed out"] == ([], ["BARRIER"])
     assert [seen["open"] for seen in pair] == [[], []]

@@ -129,6 +129,32 @@ def test_parameter_gradients_are_those_that_the_optimizer_uses(recorder, observe
     assert np.array_equal(weight.array, (before - 0.5 * used).numpy())
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_parameter_gradients_of_a_closure_are_those_of_its_own_step(
+    recorder, observed, named
+) -> None:
+    """Law: the gradients of the step before, which the closure clears, are not this step's."""
+    model, x = Net(), torch.randn(2, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    (model(x) * 100).sum().backward()
+    stale = model.first.weight.grad.clone()
+    found: list[Tensor] = []
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = model(x).sum()
+        loss.backward()
+        found.append(model.first.weight.grad.clone())
+        return loss.item()
+
+    with observed(model, recorder):
+        optimizer.step(closure=closure) if named else optimizer.step(closure)
+        optimizer.zero_grad()
+    recorded = recorder.one("Gradients/first.weight", "output").array
+    assert np.array_equal(recorded, found[-1].numpy())
+    assert not np.array_equal(recorded, stale.numpy())
+
+
 def test_parameter_gradients_without_an_optimizer_are_read_at_the_end(recorder, observed) -> None:
     """A hand-written update leaves its gradients to the end of the iteration."""
     model, other = nn.Linear(2, 1), nn.Linear(2, 1)

@@ -17,6 +17,7 @@ from rankdump import reader
 from rankdump._analysis.compare import report_json, report_text
 from rankdump._analysis.compare.api_tables import build_api_tables, write_api_tables
 from rankdump._analysis.compare.comparison import compare
+from rankdump._analysis.compare.kind_summary import format_kinds
 from rankdump._analysis.compare.report import (
     CONSTANTS_ITERATION,
     ComparisonReport,
@@ -27,6 +28,7 @@ from rankdump._analysis.compare.report import (
 from rankdump._analysis.compare.report_summary import (
     collect_suspect_keys,
     find_unmatched_calls,
+    get_own_place,
     list_other_origins,
     make_call_key,
     max_absolute,
@@ -87,14 +89,20 @@ def find_tree_part(path: Path) -> TreePart:
 
 
 def format_origins(report: ComparisonReport) -> list[str]:
-    """Return the lines about origins: those of the whole job first, then those of other ranks."""
-    lines = [line for origin in report.origins for line in _format_origin(origin, report)]
-    if not any(origin.kind == "difference" for origin in report.origins):
-        lines = [report_text.describe_missing_origin(report), *lines]
+    """Return the lines about origins of the whole job; those of non-finite values lead."""
+    nonfinite, differences = report_text.list_leading_origins(report)
+    lines = [line for each in (*nonfinite, *differences) for line in _format_origin(each, report)]
+    missing = [] if differences else [report_text.describe_missing_origin(report)]
+    types = report_text.describe_dtype_differences(report)
+    return [*lines, *missing, *([types] if types else [])]
+
+
+def format_rank_origins(report: ComparisonReport) -> list[str]:
+    """Return the lines about origins on single ranks that are not those of the whole job."""
+    lines: list[str] = []
     for origin in list_other_origins(report):
         lines += _format_rank_origin(origin)
-    types = report_text.describe_dtype_differences(report)
-    return [*lines, *([types] if types else [])]
+    return lines
 
 
 def format_report_totals(report: ComparisonReport) -> list[str]:
@@ -124,7 +132,11 @@ def format_rows(
         *([TableColumn("")] if marked else []),
         *(number_columns("rank") if ranked else ()),
         *(number_columns("iteration") if dated else ()),
-        *(TableColumn("operator", is_flexible=True), TableColumn("place"), TableColumn("verdict")),
+        *(
+            TableColumn("operator", is_flexible=True),
+            TableColumn("place", is_flexible=True),
+            TableColumn("verdict"),
+        ),
         *(_MEASURE_COLUMNS if measured else ()),
         *([TableColumn("statistic differences")] if has_statistics else []),
     )
@@ -139,7 +151,7 @@ def format_rows(
             ),
             *(
                 report_text.format_call_name(row, format_scope_name),
-                row.slot_name,
+                row.place_name,
                 row.outcome.verdict.value,
             ),
             *(_format_measures(row) if measured else []),
@@ -154,7 +166,7 @@ def format_remarks(rows: Sequence[ComparisonRow], *, everything: bool = False) -
     """Return one sentence for each row that has findings."""
     remarks = [
         f"{report_text.format_call_name(row, format_scope_name)}, rank {row.rank}, "
-        f"{row.slot_name}: {report_text.join_findings(row)}"
+        f"{row.place_name}: {report_text.join_findings(row)}"
         for row in rows
         if row.outcome.findings
     ]
@@ -167,7 +179,7 @@ def format_extra_measures(rows: Sequence[ComparisonRow]) -> list[str]:
     """Return one sentence with msaccucmp's measures for each row that has them."""
     return [
         f"{report_text.format_call_name(row, format_scope_name)}, rank {row.rank}, "
-        f"{row.slot_name}: "
+        f"{row.place_name}: "
         + ", ".join(
             f"{name} {report_text.format_number(value)}"
             for name, value in row.outcome.extra.items()
@@ -180,7 +192,8 @@ def format_extra_measures(rows: Sequence[ComparisonRow]) -> list[str]:
 def format_unmatched(report: ComparisonReport, *, everything: bool = False) -> list[str]:
     """Return one sentence for each side that has calls without a partner."""
     return [
-        f"only in {side}: {_list_calls(calls, None if everything else _MAX_UNMATCHED_SHOWN)}"
+        f"only in {side}: "
+        f"{_list_calls(calls, report, None if everything else _MAX_UNMATCHED_SHOWN)}"
         for side, calls in find_unmatched_calls(report.rows).items()
         if calls
     ]
@@ -246,15 +259,16 @@ def _format_measures(row: ComparisonRow) -> list[str]:
     ]
 
 
-def _list_calls(calls: Sequence[ComparisonRow], most: int | None) -> str:
+def _list_calls(calls: Sequence[ComparisonRow], report: ComparisonReport, most: int | None) -> str:
     names: list[str] = []
     by_name = sorted(calls, key=lambda row: (row.name_a, row.name_b))
     groups = [list(group) for _, group in groupby(by_name, key=lambda r: (r.name_a, r.name_b))]
     groups.sort(key=lambda group: (group[0].iteration, group[0].position))
     for group in groups[:most]:
         own = group[0]
-        where = f"rank {ranges(row.rank for row in group)}"
-        iterations = report_text.format_iterations(row.iteration for row in group)
+        places = [get_own_place(row, report) for row in group]
+        where = f"rank {ranges(rank for rank, _ in places)}"
+        iterations = report_text.format_iterations(iteration for _, iteration in places)
         names.append(
             f"{shorten_text(format_scope_name(own.name_a or own.name_b), 60)} ({where}, "
             f"{iterations})"
@@ -333,10 +347,12 @@ def print_report_json(report: ComparisonReport) -> None:
 
 
 def print_report(report: ComparisonReport, *, everything: bool, limit: int | None) -> None:
-    """Print a report: origins, counts, the selected rows, then remarks and notes."""
+    """Print a report: origins, kinds, counts, the selected rows, then remarks and notes."""
     most = (None if everything else _DEFAULT_ROWS) if limit is None else limit or None
     rows = select_excerpt(report, most, everything=everything)
-    print_lines([*format_origins(report), "", *format_report_totals(report)])
+    kinds, alone = format_kinds(report.rows, format_scope_name), format_rank_origins(report)
+    parts = (format_origins(report), kinds, alone, format_report_totals(report))
+    print_lines([line for part in parts for line in (*part, "") if part][:-1])
     if rows:
         print_lines([""])
         print_table(format_rows(rows, report, width=measure_width()))

@@ -9,6 +9,8 @@ from pathlib import Path
 import click
 
 from rankdump import reader
+from rankdump._cli.job_status import format_causes
+from rankdump._cli.live_tree import fetch_live_hints, find_live_job
 from rankdump._cli.options import TREE_PATH, resolve_coordinator_address
 from rankdump._cli.output import (
     TableColumn,
@@ -41,7 +43,8 @@ _COLUMNS = (
 def hints(tree: Path | None, job_id: str | None, coordinator: str | None, as_json: bool) -> int:
     """Show how close each process group comes to its timeout.
 
-    The hints are read from TREE, or from the coordinator when no TREE is given. Exit code 1 when
+    The hints are those of the job in TREE, from its coordinator while it runs; without TREE they
+    come from the coordinator. Exit code 1 when
     half of a timeout is used, or is expected to be.
     """
     if tree and coordinator:
@@ -56,7 +59,9 @@ def hints(tree: Path | None, job_id: str | None, coordinator: str | None, as_jso
 
 def _read_hints(tree: Path | None, coordinator: str | None, job_id: str) -> tuple[TimeoutHint, ...]:
     if tree is not None:
-        return reader.read_hints(tree, job_id)
+        job = find_live_job(tree, job_id)
+        live = fetch_live_hints(job) if job else None
+        return reader.read_hints(tree, job_id) if live is None else live
     # Imported on use: loading gRPC takes longer than reading a tree.
     from rankdump._cli.daemon_client import fetch_timeout_hints
 
@@ -98,4 +103,5 @@ def _hint_sentences(found: Sequence[TimeoutHint]) -> list[str]:
     for hint in found:
         sentences.append(f"{hint.level.value}: {hint.reason}")
         sentences += [f"  {line}" for line in hint.settings]
+    sentences += format_causes(found, ())
     return sentences

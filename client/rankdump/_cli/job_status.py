@@ -42,7 +42,10 @@ def format_job_status(view: StatusView, *, width: int) -> list[str]:
     if not (view.merges or view.agents):
         return []
     tables = format_job_tables(view, width=width)
-    found = (format_timeout_hints(view.hints), _format_view_findings(view))
+    found = (
+        [*format_timeout_hints(view.hints), *format_causes(view.hints, view.order_findings)],
+        _format_view_findings(view),
+    )
     return [*tables, *_separate_parts(found)]
 
 
@@ -60,7 +63,11 @@ def format_job_tables(view: StatusView, *, width: int) -> list[str]:
 
 def format_job_findings(view: StatusView) -> list[str]:
     """Return the timeout hints and the findings of the merge."""
-    return [*format_timeout_hints(view.hints), *_format_view_findings(view)]
+    return [
+        *format_timeout_hints(view.hints),
+        *format_causes(view.hints, view.order_findings),
+        *_format_view_findings(view),
+    ]
 
 
 def _format_view_findings(view: StatusView) -> list[str]:
@@ -103,12 +110,19 @@ def format_timeout_hints(hints: Iterable[TimeoutHint]) -> list[str]:
     ]
 
 
+def format_causes(hints: Iterable[TimeoutHint], findings: Iterable[Finding]) -> list[str]:
+    """Return a line for each cause that no longer timeout cures, unless a finding states it."""
+    known = {finding.text for finding in findings}
+    causes = dict.fromkeys(hint.cause for hint in hints if hint.cause)
+    return [f"a longer timeout does not help: {cause}" for cause in causes if cause not in known]
+
+
 def format_urgent_hints(hints: Iterable[TimeoutHint]) -> list[str]:
     """Return the hints that call for action, with the settings to change."""
     return [
         line
         for hint in hints
-        if hint.level is not HintLevel.OK
+        if hint.level is not HintLevel.OK and not hint.cause
         for line in (
             f"timeout {hint.level.value}: {hint.reason}",
             *(f"  set: {setting}" for setting in hint.settings),

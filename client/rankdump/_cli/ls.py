@@ -18,6 +18,8 @@ from rankdump._cli.tree_contents import (
     count_same_contents,
     describe_entries,
     describe_key,
+    describe_parallelism,
+    describe_tree_drops,
     explain_no_match,
     format_overview,
     format_tensors,
@@ -25,6 +27,7 @@ from rankdump._cli.tree_contents import (
     name_tables,
     read_tree,
 )
+from rankdump._core.json_values import make_plain
 from rankdump._core.units import format_bytes
 
 _OVERVIEW_TENSORS = 10
@@ -59,7 +62,8 @@ def ls(
     kept = found.entries if query.empty else found.entries.where(query.keeps)
     if as_json:
         rows = describe_entries(kept[: limit or None])
-        click.echo(json.dumps(_listing_as_json(found, rows, len(kept)), indent=1))
+        body = _listing_as_json(found, rows, len(kept))
+        click.echo(json.dumps(body, indent=1, default=make_plain))
     else:
         brief = query.empty and limit is None and not job_id and attempt is None
         shown = (
@@ -99,6 +103,7 @@ def _print_listing(
         tables = format_count(len(tree.tables), name_tables(tree))
         taken = format_bytes(sum(table.stored_bytes for table in tree.tables))
         print_lines([f"statistics in {tables}, {taken} on disk: see rankdump stats"])
+    print_lines(describe_tree_drops(tree))
     faults = reader.faults(tree)
     print_lines(finding for finding in reader.findings(tree) if finding not in faults)
     print_lines([row.damage for row in rows if row.damage], err=True)
@@ -132,7 +137,7 @@ def _listing_as_json(tree: Tree, rows: list[ListedTensor], count: int) -> dict[s
         "table_count": len(tree.tables),
         "table_bytes": sum(table.stored_bytes for table in tree.tables),
         "foreign_files": tree.foreign,
-        "findings": reader.findings(tree),
+        "findings": [*describe_tree_drops(tree), *reader.findings(tree)],
         "tensors": [_row_as_json(row, tree) for row in rows],
     }
 
@@ -151,5 +156,6 @@ def _row_as_json(row: ListedTensor, tree: Tree) -> dict[str, object]:
         "file_bytes": entry.stored_bytes,
         "codec": entry.codec,
         "digest": record.digest if record else "",
+        **(describe_parallelism(record) if record else {}),
         "damage": row.damage,
     }

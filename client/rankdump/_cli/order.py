@@ -5,7 +5,7 @@ merge.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,6 +14,13 @@ import click
 
 from rankdump import reader
 from rankdump._analysis.reader.query import Query, ranges
+from rankdump._cli.live_tree import (
+    LiveJob,
+    fetch_live_findings,
+    fetch_live_status,
+    find_live_job,
+    find_unpublished_iterations,
+)
 from rankdump._cli.options import TREE_PATH, add_operator_query_options, resolve_coordinator_address
 from rankdump._cli.output import (
     TableColumn,
@@ -24,7 +31,7 @@ from rankdump._cli.output import (
     print_table,
     without_attempts,
 )
-from rankdump._cli.text_format import format_count, format_scope_name
+from rankdump._cli.text_format import format_count, format_scope_name, name_models
 from rankdump._core.events import EventKind, Finding
 from rankdump._core.status import OrderEntry
 from rankdump.errors import CorruptedError
@@ -62,8 +69,9 @@ def order(
 ) -> int:
     """Show the merged execution order of all ranks.
 
-    The order is read from TREE, or from the coordinator when no TREE is given. Without --job, it
-    is the order of the job that published last. --rank selects the entries in which that rank took
+    It is the order of the job in TREE, from its coordinator while it runs, with iterations that are
+    not published yet; without TREE it comes from the coordinator. Without --job, it is the order
+    of the job that runs or published last. --rank selects the entries in which that rank took
     part. With --findings, the exit code is 1 when there is a finding.
     """
     if tree and coordinator:
@@ -121,6 +129,10 @@ class _OrderSource:
 
 
 def _read_tree_order(tree: Path, job_id: str, query: Query, attempt: int | None) -> _OrderSource:
+    job = find_live_job(tree, job_id)
+    live = _fetch_live_order(job, query) if job else None
+    if live is not None:
+        return live
     published = reader.read_order(tree, job_id=job_id)
     if attempt is not None and attempt not in published.attempts:
         known = ", ".join(map(str, published.attempts))
@@ -128,7 +140,32 @@ def _read_tree_order(tree: Path, job_id: str, query: Query, attempt: int | None)
     entries = published.entries(graph=query.graph, iterations=query.iterations, attempt=attempt)
     others = ", ".join(published.others)
     notes = (f"orders of other jobs are in {others}: --job ID selects one",) if others else ()
+    absent = find_unpublished_iterations(tree, published, job_id)
+    if absent:
+        notes = (f"{_name_iterations(absent)} not published: no daemon of the job answers", *notes)
     return _OrderSource(entries, published.findings, notes, published.attempts)
+
+
+def _fetch_live_order(job: LiveJob, query: Query) -> _OrderSource | None:
+    """Return the order of a running job from its coordinator; None when that does not answer."""
+    # Imported on use: loading gRPC takes longer than reading a tree.
+    from rankdump._cli.daemon_client import fetch_order
+
+    findings = fetch_live_findings(job)
+    if findings is None:
+        return None
+    view = fetch_live_status(job)
+    unpublished = [at for merge in view.merges for at in merge.unpublished] if view else []
+    notes = (
+        f"{_name_iterations(unpublished)} not published yet: shown is what its ranks have reported",
+    )
+    entries = fetch_order(job.coordinator, job_id=job.job_id, graph=query.graph)
+    return _OrderSource(entries, findings, notes if unpublished else ())
+
+
+def _name_iterations(iterations: Sequence[int]) -> str:
+    several = len(set(iterations)) > 1
+    return f"iteration{'s' * several} {ranges(iterations)} {'are' if several else 'is'}"
 
 
 def _fetch_coordinator_order(coordinator: str | None, job_id: str, query: Query) -> _OrderSource:
@@ -183,6 +220,7 @@ def format_entries(
 
     `attempts` are those of the whole order, of which the entries may be a part.
     """
+    models = name_models((entry.graph, entry.name) for entry in entries)
     first_us = min(entry.start_us for entry in entries)
     rows = [
         [
@@ -190,7 +228,7 @@ def format_entries(
             str(entry.attempt),
             str(entry.iteration),
             _format_ranks(entry),
-            _format_name(entry),
+            _format_name(entry, models.get(entry.graph, "")),
             f"{(entry.start_us - first_us) / 1000:.3f}",
             f"{(entry.end_us - entry.start_us) / 1000:.3f}",
         ]
@@ -205,8 +243,8 @@ def _operator_type(op_name: str) -> str:
     return op_name.rpartition("/")[2].rpartition("-op")[0]
 
 
-def _format_name(entry: OrderEntry) -> str:
-    name = format_scope_name(entry.name)
+def _format_name(entry: OrderEntry, model: str) -> str:
+    name = format_scope_name(entry.name, model)
     return name if entry.kind is EventKind.OPERATOR else f"{entry.kind.name.lower()} {name}"
 
 

@@ -4,6 +4,8 @@ sentences about problems and their causes. Pure: no terminal, no daemon.
 
 from __future__ import annotations
 
+import re
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -11,13 +13,22 @@ from typing import TypeAlias
 
 from rankdump._analysis.reader.query import ranges
 from rankdump._cli.output import TableColumn, format_table, number_columns, without_attempts
-from rankdump._cli.text_format import format_count, format_ratio, format_reasons
+from rankdump._cli.text_format import format_count, format_ratio
 from rankdump._core.attempts import describe_crash
-from rankdump._core.status import IterationStatus, SessionState, SessionStatus, StatusView
-from rankdump._core.units import format_bytes
+from rankdump._core.drop_reasons import describe_drops
+from rankdump._core.status import (
+    IterationStatus,
+    RankWait,
+    SessionState,
+    SessionStatus,
+    StatusView,
+)
+from rankdump._core.units import format_bytes, format_duration
 from rankdump.errors import CorruptedError
 
 MAX_RANKS_SHOWN = 64
+MIN_SHOWN_WAIT_US = 2_000_000
+"""A shorter wait is not shown: every collective waits for its last member."""
 _STATUS_COLUMNS = (
     *number_columns("rank", "attempt"),
     TableColumn("state"),
@@ -40,6 +51,8 @@ class RankTally:
     iterations: tuple[IterationStatus, ...]
     is_followed: bool = False
     """Whether the rank has a later attempt."""
+    wait: RankWait | None = None
+    """The call that it waits in; None when it waits in none, or that is not known."""
 
     @property
     def state(self) -> str:
@@ -55,6 +68,22 @@ class RankTally:
             return ""
         last = self.sessions[-1]
         return describe_crash(last, self.iterations, is_followed=self.is_followed)
+
+    @property
+    def described_state(self) -> str:
+        """State for people: how long an open session has waited, and where another has ended."""
+        if self.crash:
+            return self.crash
+        if self.state == SessionState.OPEN.value:
+            if self.wait is None or self.wait.waited_us < MIN_SHOWN_WAIT_US:
+                return self.state
+            verb = "hangs" if self.wait.stuck else "waits"
+            return f"{verb} {format_duration(self.wait.waited_us)}"
+        unfinished = [each.iteration for each in self.iterations if not each.complete]
+        if not self.state or not unfinished:
+            return self.state
+        verb = "ended" if self.state == SessionState.CLOSED.value else self.state
+        return f"{verb} in iteration {max(unfinished)}"
 
     @property
     def iterations_seen(self) -> int:
@@ -105,6 +134,7 @@ def tally_ranks(view: StatusView) -> tuple[RankTally, ...]:
     for iteration in view.iterations:
         iterations[iteration.job_id, iteration.rank, iteration.attempt].append(iteration)
     places = sorted({*sessions, *iterations})
+    waits = {(wait.job_id, wait.rank): wait for wait in view.waits}
     last = {(job_id, rank): attempt for job_id, rank, attempt in places}
     return tuple(
         RankTally(
@@ -112,6 +142,7 @@ def tally_ranks(view: StatusView) -> tuple[RankTally, ...]:
             tuple(sessions.get(place, ())),
             tuple(iterations.get(place, ())),
             is_followed=place[2] < last[place[:2]],
+            wait=waits.get(place[:2]) if place[2] == last[place[:2]] else None,
         )
         for place in places
     )
@@ -182,8 +213,52 @@ def format_status_sentences(view: StatusView) -> tuple[str, ...]:
         f"{'rank' if len(set(ranks)) == 1 else 'ranks'} {ranges(ranks)}: {text}"
         for text, ranks in by_text.items()
     ]
-    others = (finding for finding in view.findings if finding not in own)
-    return (*_explain_empty_view(view), *own, *others)
+    others = merge_rank_sentences(finding for finding in view.findings if finding not in own)
+    return (*_explain_empty_view(view), *own, *_format_waits(view), *others)
+
+
+_RANK_SENTENCE = re.compile(r"rank (\d+)((?:: | ended | and )?.*)", re.DOTALL)
+
+
+def merge_rank_sentences(sentences: Iterable[str]) -> list[str]:
+    """Return sentences about ranks; those that differ in the rank only are one with all of them.
+
+    >>> merge_rank_sentences(["rank 1 ended within iteration 3", "rank 0 ended within iteration 3"])
+    ['ranks 0-1 ended within iteration 3']
+    """
+    by_text: dict[str, list[int]] = {}
+    for sentence in sentences:
+        found = _RANK_SENTENCE.fullmatch(sentence)
+        rank, text = (int(found[1]), found[2]) if found else (-1, sentence)
+        by_text.setdefault(text, []).append(rank)
+    return [
+        text if ranks[0] < 0 else f"rank{'s' * (len(set(ranks)) > 1)} {ranges(ranks)}{text}"
+        for text, ranks in by_text.items()
+    ]
+
+
+def _format_waits(view: StatusView) -> list[str]:
+    """Return a sentence for each call that ranks wait in, with the ranks that have not arrived."""
+    by_call: dict[tuple[object, ...], list[RankWait]] = {}
+    for wait in view.waits:
+        if wait.waited_us >= MIN_SHOWN_WAIT_US:
+            key = (wait.job_id, wait.iteration, wait.group, wait.sequence, wait.name, wait.absent)
+            by_call.setdefault(key, []).append(wait)
+    return [_describe_call_wait(waits) for waits in by_call.values()]
+
+
+def _describe_call_wait(waits: list[RankWait]) -> str:
+    first = min(waits, key=lambda wait: (wait.start_us, wait.rank))
+    ranks = [wait.rank for wait in waits]
+    who = f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {ranges(ranks)} have"
+    since = time.strftime("%H:%M:%S", time.localtime(first.start_us / 1e6))
+    source = f" at {first.source}" if first.source else ""
+    absent = f" for rank{'s' * (len(first.absent) > 1)} {ranges(first.absent)}"
+    return (
+        f"{who} waited since {since} ({format_duration(first.waited_us)}) in {first.kind} number "
+        f"{first.sequence} of group {first.group!r} in iteration {first.iteration}{source}"
+        f"{absent if first.absent else ', where every member has arrived'}"
+    )
 
 
 def _rank_sentences(tally: RankTally) -> list[str]:
@@ -196,9 +271,7 @@ def _rank_sentences(tally: RankTally) -> list[str]:
             else "no record had been received"
         )
         texts.append(f"the connection ended before the session was closed; {kept}")
-    if sum(tally.dropped.values()):
-        lost = format_count(sum(tally.dropped.values()), "tensor")
-        texts.append(f"{lost} dropped: {format_reasons(tally.dropped)}")
+    texts += describe_drops(tally.dropped)
     unfinished = [i.iteration for i in tally.iterations if not i.complete]
     is_explained = len(unfinished) == 1 and bool(tally.crash)
     if unfinished and tally.state != SessionState.OPEN.value and not is_explained:
@@ -226,7 +299,7 @@ def format_status_table(
             continue
         if len(groups) > 1:
             lines += ["", f"job {job or '(unknown)'}"]
-        rows = [_status_row(str(tally.rank), tally.state, (tally,)) for tally in ranks]
+        rows = [_status_row(str(tally.rank), tally.described_state, (tally,)) for tally in ranks]
         rows = _bound_rows(rows, ranks, _status_row, most)
         lines += format_table(
             *without_attempts(_STATUS_COLUMNS, rows, (tally.attempt for tally in ranks)),

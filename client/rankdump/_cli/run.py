@@ -18,13 +18,14 @@ import click
 
 from rankdump import reader
 from rankdump._cli.daemon_client import drain_agent, fetch_agent_status
-from rankdump._cli.job_status import format_findings, format_urgent_hints
+from rankdump._cli.job_status import format_causes, format_findings, format_urgent_hints
 from rankdump._cli.options import TREE_PATH
 from rankdump._cli.output import measure_width, print_lines, print_table
 from rankdump._cli.plan_fit import check_plan_fit
 from rankdump._cli.rank_status import format_status_sentences, format_summary_table, sum_iterations
 from rankdump._cli.signal_handlers import handle_signals
 from rankdump._config import config_file
+from rankdump._core.events import Finding
 from rankdump._core.plan import DumpPlan
 from rankdump._core.rank_identity import WARNED_VARIABLE
 from rankdump._core.status import StatusView
@@ -166,6 +167,7 @@ def run(
             return 1
     job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}"
     with exit_on_signals(), run_embedded_daemon(job_id, keep_log=keep_daemon_log) as daemon:
+        print_lines([_describe_start(plan, daemon.address)], err=True)
         code = run_job(command, _set_daemon_variables(environ, daemon.address, job_id))
         view = _collect_status(daemon, plan)
         died = not daemon.alive
@@ -173,6 +175,14 @@ def run(
     for root in _roots(plan, view):
         print_lines(_describe_findings(root, job_id), err=True)
     return code
+
+
+def _describe_start(plan: DumpPlan | None, address: str) -> str:
+    """Return the line at the start of a job: where its dump goes, and how to ask about it."""
+    if plan is None or not plan.enabled:
+        return f"rankdump: daemon at {address}"
+    root = plan.output.root
+    return f"rankdump: tree {root}, daemon at {address}; while it runs: rankdump status {root}"
 
 
 def _without_native_dump(environ: Mapping[str, str], plan: DumpPlan) -> dict[str, str]:
@@ -258,12 +268,14 @@ def _describe_findings(root: str, job_id: str) -> list[str]:
     Both are read from the tree: the daemon publishes the rest of them when it stops.
     """
     lines: list[str] = []
+    found: tuple[Finding, ...] = ()
     # Neither file exists when nothing was published.
     with suppress(CorruptedError):
         order = reader.read_order(Path(root), job_id=job_id)
         lines += format_findings(order.findings, where=root, attempts=order.attempts)
     with suppress(CorruptedError):
-        lines += format_urgent_hints(reader.read_hints(Path(root), job_id))
+        hints = reader.read_hints(Path(root), job_id)
+        lines += [*format_urgent_hints(hints), *format_causes(hints, found)]
     return lines
 
 

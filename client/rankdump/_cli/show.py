@@ -16,7 +16,10 @@ from rankdump._analysis.reader.tensor_loader import Facts
 from rankdump._analysis.reader.tensor_statistics import Statistics
 from rankdump._analysis.reader.tree import Described, Entry
 from rankdump._cli.output import print_lines
-from rankdump._cli.text_format import format_shape, to_json_value
+from rankdump._cli.text_format import format_layout, format_shape, to_json_value
+from rankdump._cli.tree_contents import describe_parallelism
+from rankdump._core.json_values import make_plain
+from rankdump._core.tensor_layout import TensorLayout
 from rankdump._core.units import format_bytes
 from rankdump.errors import CorruptedError, UnsupportedError
 
@@ -80,7 +83,7 @@ def show(file: Path, only: str | None, as_json: bool) -> int:
         objects, damage = _tensor_objects(tensors)
         one = len(objects) == 1 and (only is not None or not names[0])
         body = objects[0] if one else {"file": str(file), "tensors": objects}
-        click.echo(json.dumps(body, indent=1))
+        click.echo(json.dumps(body, indent=1, default=make_plain))
         return 1 if damage else 0
     damage = False
     for at, tensor in enumerate(tensors):
@@ -171,6 +174,7 @@ def _tensor_facts(tensor: _ShownTensor, array: npt.NDArray[Any] | None) -> dict[
     facts |= {"side": key.side.value, "slot": key.slot, "timestamp_us": key.timestamp_us}
     if record:
         facts |= {"argument": record.argument, "digest": record.digest}
+        facts |= describe_parallelism(record)
     return facts
 
 
@@ -181,6 +185,9 @@ def _fact_pairs(facts: dict[str, object]) -> list[tuple[str, str]]:
             continue
         if name in ("shape", "original_shape"):
             text = format_shape(cast("tuple[int, ...]", value))
+        elif isinstance(value, TensorLayout):
+            pairs += format_layout(value)
+            continue
         elif isinstance(value, int) and "bytes" in name:
             text = f"{format_bytes(value)} ({value:,})"
         else:

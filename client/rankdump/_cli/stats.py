@@ -1,9 +1,10 @@
-"""Command `rankdump stats`: statistics of the tensors of a tree, and the tensors that are not
-finite.
+"""Command `rankdump stats`: statistics of the tensors of a tree, and the first cause of tensors
+that are not finite, with its consequences.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
 from collections import deque
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -28,18 +30,26 @@ from rankdump._cli.output import (
     print_table,
     without_attempts,
 )
-from rankdump._cli.text_format import format_count, to_json_value
+from rankdump._cli.text_format import format_count, format_scope_name, to_json_value
 from rankdump._cli.tree_contents import (
+    count_tree_drops,
     describe_key,
+    describe_tree_drops,
     explain_no_match,
     format_operator,
     format_place,
     name_tables,
     read_tree,
 )
+from rankdump._core.record import name_argument
 from rankdump._core.statistics import format_statistic_number
 
+if TYPE_CHECKING:
+    from rankdump._analysis.compare.report import DivergenceOrigin
+
 _DEFAULT_TENSORS = 100
+_DEFAULT_CONSEQUENCES = 20
+_MAX_CAUSES = 5
 _MORE_SENTENCE = f"... and more: {FILTER_HINT}; --limit 0 shows all"
 _STATISTIC_COLUMNS = number_columns("min", "max", "mean", "l2norm", "nan", "inf")
 _COLUMNS = (
@@ -75,6 +85,8 @@ class _SurveyCounts:
     nonfinite_rows: int = 0
     first_nonfinite: Surveyed | None = None
     """The first tensor, in execution order, that is not finite."""
+    first_iteration: int | None = None
+    """First iteration with a tensor that is not finite; None when only constants are not."""
     damages: list[str] = field(default_factory=list[str])
 
     @property
@@ -92,6 +104,10 @@ class _SurveyCounts:
                 self.damages.append(row.damage)
             if row.finite is False:
                 self.nonfinite_rows += 1
+                if not row.key.constant:
+                    known = self.first_iteration
+                    at = row.key.iteration
+                    self.first_iteration = at if known is None else min(known, at)
                 if self.first_nonfinite is None or _execution_sort_key(row) < _execution_sort_key(
                     self.first_nonfinite
                 ):
@@ -129,7 +145,10 @@ def stats(
     """Show statistics of the tensors of a tree.
 
     Statistics are read from a table where there is one, and computed from the tensors otherwise.
-    Exit code 1 when something is damaged or there is no tree, but not for NaN and infinities.
+    With --nonfinite, the first cause of NaN and infinities comes first: the operator with finite
+    inputs and an output that is not, with rank, iteration and source line; tensors that are not
+    finite follow in execution order. Exit code 1 when something is damaged or there is no tree,
+    but not for NaN and infinities.
     """
     found = read_tree(tree, query, job_id, attempt)
     survey, seen = Survey(found, query, decide=nonfinite), _SurveyCounts()
@@ -140,14 +159,20 @@ def stats(
     if as_json:
         listed = [_row_as_json(row, found) for row in islice(ordered, limit or None)]
         deque(ordered, maxlen=0)  # counts the rows that are not listed
-        click.echo(json.dumps(_totals_as_json(found, survey, seen) | {"tensors": listed}, indent=1))
+        totals = _totals_as_json(found, survey, seen)
+        cause = _find_cause(found, query, seen) if nonfinite else None
+        click.echo(json.dumps(totals | _cause_as_json(cause) | {"tensors": listed}, indent=1))
+    elif nonfinite:
+        _print_nonfinite(
+            found, ordered, seen, limit, by=by, find=lambda: _find_cause(found, query, seen)
+        )
+        print_lines(_format_sentences(found, seen, whole=True))
+        print_lines([*seen.damages, *survey.problems, *found.problems], err=True)
     else:
         _print_tables(found, ordered, _DEFAULT_TENSORS if limit is None else limit or None, by=by)
         passed = replace(seen)  # the next line reads one row more
         cut = next(ordered, None) is not None
-        if nonfinite:
-            deque(ordered, maxlen=0)
-        whole = not cut or nonfinite or by != "order"
+        whole = not cut or by != "order"
         counts = seen if whole else passed
         print_lines(
             [*_format_sentences(found, counts, whole=whole), *([_MORE_SENTENCE] if cut else [])]
@@ -161,6 +186,90 @@ def _extreme_sort_key(row: Surveyed, by: str) -> tuple[bool, bool, float]:
     if value is None or math.isnan(value):
         return value is None, value is None, 0.0
     return False, True, -value
+
+
+def _find_cause(tree: Tree, query: Query, seen: _SurveyCounts) -> DivergenceOrigin | None:
+    """Return where NaN or infinity starts among the selected tensors; None without any."""
+    if seen.first_iteration is None:
+        return None
+    # Imported on use: importing a comparison takes longer than reading a small tree.
+    from rankdump._analysis.compare.nonfinite_cause import find_first_cause
+
+    dump = reader.open(tree.root).of_job(tree.job_id).matching(query)
+    dump = dump.where(iteration=seen.first_iteration)
+    if tree.attempt is not None:
+        dump = dump.where(attempt=tree.attempt)
+    return find_first_cause(dump, [])
+
+
+def _print_nonfinite(
+    tree: Tree,
+    rows: Iterator[Surveyed],
+    seen: _SurveyCounts,
+    limit: int | None,
+    *,
+    by: str,
+    find: Callable[[], DivergenceOrigin | None],
+) -> None:
+    """Print the first cause, then the first tensors that are not finite, and how many follow."""
+    most = _DEFAULT_CONSEQUENCES if limit is None else limit
+    if by != "order":
+        shown = list(islice(rows, most or None))
+        deque(rows, maxlen=0)  # counts the others
+    elif most:
+        shown = heapq.nsmallest(most, rows, key=_execution_sort_key)
+    else:
+        shown = sorted(rows, key=_execution_sort_key)
+    if not shown:
+        return
+    cause = find()
+    if cause is not None:
+        print_lines([*_format_cause(cause), ""])
+    cells = [_sorted_cells(row, tree) for row in shown]
+    table = without_attempts(_SORTED_COLUMNS, cells, tree.attempts)
+    print_table(format_table(*table, width=measure_width()))
+    left = seen.nonfinite_rows - len(shown)
+    more = f"... {format_count(left, 'more tensor')} not finite: --limit 0 lists all"
+    print_lines([*([more] if left else []), ""])
+
+
+def _format_cause(cause: DivergenceOrigin) -> list[str]:
+    from rankdump._analysis.compare import report_text
+
+    suspects = cause.suspects[:_MAX_CAUSES]
+    starts = "NaN or infinity starts at" if cause.certain else "NaN or infinity may start at"
+    lines: list[str] = []
+    for each in suspects:
+        lines += [
+            f"{starts} {format_scope_name(each.name_a)}",
+            f"  {report_text.format_ranks_and_moment(each, [each.rank])}",
+            f"  {each.reason}",
+        ]
+        line = report_text.format_innermost_line(each.source)
+        lines += [f"  {line}"] if line else []
+    left = len(cause.suspects) - len(suspects)
+    lines += [f"... and {format_count(left, 'more candidate')}"] if left else []
+    return [*lines, *([f"  not certain: {cause.ambiguity}"] if cause.ambiguity else [])]
+
+
+def _cause_as_json(cause: DivergenceOrigin | None) -> dict[str, object]:
+    if cause is None:
+        return {"first_cause": None}
+    suspects = [
+        {
+            "rank": each.rank,
+            "iteration": each.iteration,
+            "op_type": each.op_type,
+            "op_name": each.name_a,
+            "backward": each.backward,
+            "reason": each.reason,
+            "source": [
+                {"file": line.file, "line": line.line, "code": line.code} for line in each.source
+            ],
+        }
+        for each in cause.suspects
+    ]
+    return {"first_cause": {"certain": cause.certain, "why": cause.ambiguity, "suspects": suspects}}
 
 
 def _execution_sort_key(row: Surveyed) -> tuple[int, int, int]:
@@ -183,10 +292,10 @@ def _print_tables(tree: Tree, rows: Iterator[Surveyed], limit: int | None, *, by
 
 
 def _row_cells(row: Surveyed) -> list[str]:
-    tensor = f"{row.key.side.value} {row.key.slot}"
+    tensor = f"{row.key.side.value} {row.key.slot} {name_argument(row.argument)}"
     return [
-        format_operator(row.op_type, row.op_name),
-        tensor,
+        format_operator(row.op_type, row.op_name, row.argument),
+        tensor.rstrip(),
         row.dtype or "damaged",
         *_statistic_cells(row),
     ]
@@ -227,7 +336,11 @@ def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[s
             f"{_describe_first_nonfinite(seen.first_nonfinite, tree)}"
         )
     elif whole and not seen.undecided_rows and not seen.damages:
+        lost = count_tree_drops(tree)
         lines.append("all of them are finite")
+        if lost:
+            lines[-1] += f", but {format_count(lost, 'tensor')} of the plan are not in the tree:"
+            lines += describe_tree_drops(tree)
     if seen.undecided_rows:
         lines.append(
             f"{format_count(seen.undecided_rows, 'tensor')} may not be finite: "

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,14 @@ from pathlib import Path
 import click
 
 from rankdump import reader
+from rankdump._analysis.reader.session_files import read_tree_sessions
 from rankdump._cli.job_status import format_job_status, format_resource_usage
+from rankdump._cli.live_tree import (
+    add_other_jobs,
+    fetch_live_status,
+    find_live_job,
+    mark_ended_sessions,
+)
 from rankdump._cli.options import TREE_PATH, resolve_agent_address, resolve_coordinator_address
 from rankdump._cli.output import measure_width, print_lines, print_table
 from rankdump._cli.rank_status import (
@@ -24,6 +32,7 @@ from rankdump._cli.rank_status import (
 from rankdump._cli.tree_contents import read_tree
 from rankdump._core.status import StatusView
 from rankdump._core.timeouts import hint_to_json
+from rankdump.errors import CorruptedError
 
 
 @click.command()
@@ -51,9 +60,10 @@ def status(
 ) -> int:
     """Show the status of every rank.
 
-    The status is read from the manifests of TREE when it is given; from the coordinator of the job
-    when an option or RANKDUMP_COORDINATOR names one; else from the agent of this host. Exit code 3
-    when no daemon answers, and 1 when tensors of an iteration are not accounted for.
+    With TREE it comes from the daemons of the job that runs there, and after its end from its
+    files. Without, it comes from the coordinator of the job when an option or RANKDUMP_COORDINATOR
+    names one; else from the agent of this host. Exit code 3 when no daemon answers, and 1 when
+    tensors of an iteration are not accounted for.
     """
     if as_json and watch:
         raise click.UsageError("--json and --watch cannot be combined")
@@ -93,7 +103,7 @@ def _status_source(
     tree: Path | None, agent: str | None, coordinator: str | None, job_id: str
 ) -> Callable[[], StatusView]:
     if tree is not None:
-        return lambda: reader.status_of(read_tree(tree, job_id=job_id, balances_only=True))
+        return lambda: _read_tree_status(tree, job_id)
     # Imported on use: loading gRPC takes longer than reading a tree.
     from rankdump._cli.daemon_client import fetch_agent_status, fetch_job_status
 
@@ -103,3 +113,19 @@ def _status_source(
         return lambda: fetch_job_status(address, job_id=job_id)
     address = resolve_agent_address(agent)
     return lambda: fetch_agent_status(address)
+
+
+def _read_tree_status(tree: Path, job_id: str) -> StatusView:
+    """Return the live status of the job that runs in a tree, else the status in its files."""
+    job = find_live_job(tree, job_id)
+    live = fetch_live_status(job) if job else None
+    try:
+        walked = reader.status_of(read_tree(tree, job_id=job_id, balances_only=True))
+    except CorruptedError:
+        # The ranks of a job that has just begun have no folders yet.
+        if live is None:
+            raise
+        return live
+    if live is not None:
+        return add_other_jobs(live, walked)
+    return mark_ended_sessions(walked, read_tree_sessions(tree, job_id), socket.gethostname())

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from rich.cells import cell_len, set_cell_size
 
+from rankdump._analysis.reader.query import ranges
+from rankdump._core.tensor_layout import TensorLayout
 from rankdump._core.units import format_bytes as format_bytes
 
 _ELLIPSIS = "..."
 _TOP_SCOPES = ("Default", "Gradients", "Recompute")
+_MODEL_CLASS = re.compile(r"(?:^|/)network-([^/]+)")
 
 
 def format_ratio(bytes_in: int, bytes_stored: int) -> str:
@@ -54,8 +59,31 @@ def shorten_text(text: str, width: int) -> str:
     return head + _ELLIPSIS + tail
 
 
-def format_scope_name(op_name: str) -> str:
+def name_models(named: Iterable[tuple[int, str]]) -> dict[int, str]:
+    """Return the names of models by graph, from pairs of graph and operator; empty for one model.
+
+    >>> name_models([(0, "Default/network-G/0-Linear/Linear-op0"), (1, "Default/network-D/D-op0")])
+    {0: 'G', 1: 'D'}
+    """
+    found: dict[int, str] = {}
+    for graph, op_name in named:
+        if not found.get(graph):
+            known = _MODEL_CLASS.search(op_name)
+            found[graph] = known[1] if known else ""
+    if len(found) < 2:
+        return {}
+    often = Counter(found.values())
+    return {
+        graph: name if often[name] == 1 else f"{name}[{graph}]"
+        for graph, name in found.items()
+        if name
+    }
+
+
+def format_scope_name(op_name: str, model: str = "") -> str:
     """Return a short scope name: the modules' own names, then the operator.
+
+    With the name of a model, that comes first, except for the call of the model itself.
 
     >>> format_scope_name("Gradients/Default/network-Net/encoder-Encoder/0-Linear/Linear-op0")
     'Gradients/encoder.0/Linear-op0'
@@ -65,7 +93,7 @@ def format_scope_name(op_name: str) -> str:
     modules = [
         part for part in scope if part not in _TOP_SCOPES and not part.startswith("network-")
     ]
-    path = ".".join(map(_module_name, modules))
+    path = ".".join([*([model] if model and modules else []), *map(_module_name, modules)])
     return "/".join([*marks, *([path] if path else []), operator])
 
 
@@ -82,3 +110,18 @@ def wrap_text(text: str, width: int | None) -> list[str]:
     return textwrap.wrap(
         text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
+
+
+def format_layout(layout: TensorLayout) -> list[tuple[str, str]]:
+    """Return the lines about a layout: what they are about, and the text."""
+    mesh, flat = layout.mesh, layout.flat_range
+    part = f"; elements {flat[0]:,} to {flat[1]:,} of the flattened tensor" if flat else ""
+    name = f"{mesh.name} " if mesh.name else ""
+    return [
+        ("layout", f"{layout} (from {layout.source.value})"),
+        ("global shape", format_shape(layout.global_shape)),
+        ("offset", format_shape(layout.global_offset) + part),
+        ("mesh", f"{name}{format_shape(mesh.shape)} of ranks {ranges(mesh.list_ranks())}"),
+        *([("padding", f"{layout.padding:,} elements")] if layout.padding else []),
+        *([("logical name", layout.logical_name)] if layout.logical_name else []),
+    ]

@@ -4,8 +4,8 @@ about a tree. Prints nothing; reads the tree, and the headers of files that no m
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
@@ -17,10 +17,19 @@ from rankdump._analysis.reader.tensor_loader import Facts, facts
 from rankdump._analysis.reader.tree import Entries, Entry, Tree
 from rankdump._analysis.reader.tree_status import split_attempts
 from rankdump._cli.output import TableColumn, format_table, number_columns, without_attempts
-from rankdump._cli.text_format import format_count, format_ratio, format_scope_name, format_shape
-from rankdump._core.record import TensorKey, TensorSide
+from rankdump._cli.text_format import (
+    format_count,
+    format_ratio,
+    format_scope_name,
+    format_shape,
+    name_models,
+)
+from rankdump._core.drop_reasons import count_lost, describe_drops
+from rankdump._core.manifest import ManifestRecord
+from rankdump._core.record import BUFFER_ARGUMENT, TensorKey, TensorSide, name_argument
 from rankdump._core.units import format_bytes
 from rankdump._layout.dump_folders import ROOT_FORMS
+from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 from rankdump.errors import CorruptedError
 
 MAX_GROUPS_SHOWN = 40
@@ -46,6 +55,13 @@ _TENSOR_COLUMNS = (
     TableColumn("dtype"),
     *number_columns("shape", "size"),
 )
+_RECORD_COLUMNS: Mapping[str, Callable[[ManifestRecord], str]] = {
+    "name": lambda record: name_argument(record.argument),
+    "micro-batch": lambda record: "" if record.microbatch is None else str(record.microbatch),
+    "phase": lambda record: record.phase,
+    "layout": lambda record: str(record.layout or ""),
+}
+"""Columns that are shown where a tensor of the listing has a value in them."""
 _DIGEST_COLUMNS = (TableColumn("digest"), TableColumn("same"))
 _DIGEST_DIGITS = 12
 _EMPTY_QUERY = Query()
@@ -76,6 +92,7 @@ def describe_entries(entries: Iterable[Entry]) -> list[ListedTensor]:
 
 def format_overview(tree: Tree, *, width: int) -> list[str]:
     """Return one line per rank and iteration, or per rank where there are too many iterations."""
+    complete = _count_losses(tree)
     places = tree.entries.by_place()
     parts = [
         (place.rank, attempt, entries)
@@ -88,7 +105,7 @@ def format_overview(tree: Tree, *, width: int) -> list[str]:
         groups.setdefault((rank, attempt, *own), []).append(entries)
     shown = sorted(groups.items())[:MAX_GROUPS_SHOWN]
     rows = [
-        [str(rank), str(attempt), *_overview_cells(tree, rank, attempt, chain(*own))]
+        [str(rank), str(attempt), *_overview_cells(chain(*own), complete[rank, attempt])]
         for (rank, attempt, *_), own in shown
     ]
     if len(groups) > MAX_GROUPS_SHOWN:
@@ -107,13 +124,30 @@ def format_tensors(
 
     With marks, lines also have the digest and the mark of the content.
     """
-    columns = (*_TENSOR_COLUMNS, *(_DIGEST_COLUMNS if marks is not None else ()))
+    extra = [
+        (TableColumn(title), get_text)
+        for title, get_text in _RECORD_COLUMNS.items()
+        if any(get_text(record) for row in rows if (record := row.entry.record))
+    ]
+    columns = (
+        *_TENSOR_COLUMNS,
+        *(column for column, _ in extra),
+        *(_DIGEST_COLUMNS if marks is not None else ()),
+    )
     lines: list[str] = []
-    for where, group in groupby(rows, key=lambda row: format_place(row.entry.key, tree)):
+    models = name_models((row.entry.key.graph, row.entry.op_name) for row in rows)
+    for where, group in groupby(rows, key=lambda row: format_place(row.entry.key, tree, models)):
         if lines:
             lines.append("")
         lines.append(where)
-        cells = [[*_tensor_row(row), *_digest_cells(row.entry, marks)] for row in group]
+        cells = [
+            [
+                *_tensor_row(row),
+                *(get_text(row.entry.record) if row.entry.record else "" for _, get_text in extra),
+                *_digest_cells(row.entry, marks),
+            ]
+            for row in group
+        ]
         lines += format_table(columns, cells, width=width)
     return lines
 
@@ -131,12 +165,16 @@ def count_same_contents(entries: Iterable[Entry], marks: Mapping[TensorContent, 
     return f"{format_count(marked, 'tensor')} with a mark, {len(marks):,} different"
 
 
-def format_place(key: TensorKey, tree: Tree) -> str:
-    """Return rank, attempt, iteration, net and graph of a tensor, as the heading of its group."""
+def format_place(key: TensorKey, tree: Tree, models: Mapping[int, str] | None = None) -> str:
+    """Return rank, attempt, iteration, net and graph of a tensor, as the heading of its group.
+
+    `models` are names of models by graph, where there are several.
+    """
     when = "constants" if key.constant else f"iteration {key.iteration}"
     net = f", net {key.net_name}, graph {key.graph}" if key.net_name else ""
+    model = (models or {}).get(key.graph, "")
     attempt = f", attempt {tree.find_attempt(key)}" if any(tree.attempts) else ""
-    return f"rank {key.rank}{attempt}, {when}{net}"
+    return f"rank {key.rank}{attempt}, {when}{net}{f', model {model}' if model else ''}"
 
 
 def read_tree(
@@ -157,6 +195,35 @@ def read_tree(
     if not tree.ranks:
         raise CorruptedError(explain_no_tree(tree))
     return tree
+
+
+def describe_tree_drops(tree: Tree) -> list[str]:
+    """Return one sentence for each drop reason, with the ranks that lost tensors for it."""
+    by_rank: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    for manifest in tree.manifests:
+        by_rank[manifest.status.rank].update(manifest.status.dropped)
+    by_text: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, dropped in sorted(by_rank.items()):
+        for text in describe_drops(dropped):
+            by_text[text].append(rank)
+    return [
+        f"{'rank' if len(own) == 1 else 'ranks'} {ranges(own)}: {text}"
+        for text, own in by_text.items()
+    ]
+
+
+def count_tree_drops(tree: Tree) -> int:
+    """Return how many tensors that the plan selects are not in the tree."""
+    return sum(lost for losses in _count_losses(tree).values() for lost in losses.values())
+
+
+def _count_losses(tree: Tree) -> defaultdict[tuple[int, int], Counter[int]]:
+    """Return how many tensors of complete iterations were lost, by rank and attempt."""
+    found: defaultdict[tuple[int, int], Counter[int]] = defaultdict(Counter)
+    for manifest in tree.manifests:
+        status = manifest.status
+        found[status.rank, status.attempt][status.iteration] += count_lost(status.dropped)
+    return found
 
 
 def explain_no_tree(tree: Tree) -> str:
@@ -187,7 +254,11 @@ def explain_no_match(held: Sequence[Named]) -> str:
     )
 
 
-def _overview_cells(tree: Tree, rank: int, attempt: int, group: Iterable[Entry]) -> list[str]:
+def _overview_cells(group: Iterable[Entry], complete: Mapping[int, int]) -> list[str]:
+    """Return the cells of a row after rank and attempt.
+
+    `complete` has the number of lost tensors of each complete iteration.
+    """
     iterations: set[int] = set()
     operators: set[tuple[int | None, str]] = set()
     count = inputs = bytes_in = stored = 0
@@ -202,11 +273,6 @@ def _overview_cells(tree: Tree, rank: int, attempt: int, group: Iterable[Entry])
         known = known and length is not None
         bytes_in += length or 0
         stored += entry.taken_bytes
-    complete = {
-        m.status.iteration
-        for m in tree.manifests
-        if (m.status.rank, m.status.attempt) == (rank, attempt)
-    }
     unfinished = [i for i in iterations if i not in complete]
     return [
         ranges(iterations) or "constants",
@@ -216,14 +282,17 @@ def _overview_cells(tree: Tree, rank: int, attempt: int, group: Iterable[Entry])
         format_bytes(bytes_in) if known else "-",
         format_bytes(stored),
         format_ratio(bytes_in, stored) if known else "-",
-        _format_state(iterations, unfinished),
+        _format_state(iterations, unfinished, sum(complete.get(i, 0) for i in iterations)),
     ]
 
 
-def _format_state(iterations: set[int], unfinished: list[int]) -> str:
+def _format_state(iterations: set[int], unfinished: list[int], lost: int) -> str:
+    missing = f"{lost:,} dropped" if lost else ""
     if not unfinished:
-        return "complete" if iterations else "-"
-    return "incomplete" if len(iterations) == 1 else f"incomplete: {ranges(unfinished)}"
+        # All tensors of the plan are there, or it is not complete.
+        return missing or ("complete" if iterations else "-")
+    state = "incomplete" if len(iterations) == 1 else f"incomplete: {ranges(unfinished)}"
+    return ", ".join(filter(None, (state, missing)))
 
 
 def _tensor_row(row: ListedTensor) -> list[str]:
@@ -235,7 +304,9 @@ def _tensor_row(row: ListedTensor) -> list[str]:
     )
     key = entry.key
     return [
-        format_operator(entry.op_type, entry.op_name),
+        format_operator(
+            entry.op_type, entry.op_name, entry.record.argument if entry.record else ""
+        ),
         key.side.value,
         str(key.slot),
         dtype,
@@ -256,6 +327,12 @@ def _digest_cells(entry: Entry, marks: Mapping[TensorContent, str] | None) -> li
     return [content[0][:_DIGEST_DIGITS], marks.get(content, "")] if content else ["-", ""]
 
 
+def describe_parallelism(record: ManifestRecord) -> dict[str, object]:
+    """Return the fields of JSON about micro-batch, phase and layout, those that there are."""
+    fields = {"microbatch": record.microbatch, "phase": record.phase, "layout": record.layout}
+    return {name: value for name, value in fields.items() if value not in (None, "")}
+
+
 def describe_key(tensor: Named, tree: Tree) -> dict[str, object]:
     """Return the JSON form of the key of a tensor, with the raw names."""
     key = tensor.key
@@ -273,8 +350,13 @@ def describe_key(tensor: Named, tree: Tree) -> dict[str, object]:
     }
 
 
-def format_operator(op_type: str, op_name: str) -> str:
-    """Return the name of an operator, with its type unless the name contains it."""
+def format_operator(op_type: str, op_name: str, argument: str = "") -> str:
+    """Return the name of an operator, with its type unless the name contains it.
+
+    A buffer, which has the type of parameters in a tree, is known by its argument.
+    """
+    if op_type == PARAMETER_OP_TYPE and argument == BUFFER_ARGUMENT:
+        op_type = "Buffer"
     name = format_scope_name(op_name)
     # Without a manifest, a name has `_` in place of the `/` of the scope.
     has_type = name.rpartition("/")[2].startswith(op_type) or f"_{op_type}-" in name

@@ -12,6 +12,7 @@ from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.rank_identity import RankIdentity
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import (
+    UNDIVIDED_PASS,
     CollectiveCall,
     IterationHook,
     Recorder,
@@ -31,6 +32,7 @@ class NullRecorder:
     armed = False
     is_describing = False
     wants_arguments = False
+    declared_pass = UNDIVIDED_PASS
 
     def begin_call(self, graph: int, op_name: str) -> None:
         """Do nothing."""
@@ -74,7 +76,12 @@ class NullRecorder:
         return StartedEvent(0, 0, graph, name, collective, 0)
 
     def finish_event(
-        self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
+        self,
+        begun: StartedEvent,
+        *,
+        name: str = "",
+        collective: CollectiveCall | None = None,
+        failed: bool = False,
     ) -> None:
         """Do nothing."""
 

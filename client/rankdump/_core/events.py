@@ -45,7 +45,8 @@ class ProcessGroup:
 
 OPEN_END_POSITION = (1 << 63) - 1
 """End position of an event that is not complete; its `end_us` is its start. A complete event is
-reported again at the same position, and replaces the first report."""
+reported again at the same position, and replaces the first report. So is one that has failed: it
+stays incomplete, and its `end_us` is the time of the failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,8 @@ class RankEvent:
     stall_us: int = 0
     """Of a collective or message: time for which dumping had held the rank up since its session
     began, when it started."""
+    source: str = ""
+    """Of a collective or message: `file:line` of the script that made it; empty when unknown."""
 
 
 EVENT_COLUMN_TYPES: dict[str, str] = {
@@ -93,8 +96,10 @@ EVENT_COLUMN_TYPES: dict[str, str] = {
     "dtype": "u4",
     "peer": "i4",
     "stall_us": "u8",
+    "source": "u4",
 }
-"""Column names and their element types; `name`, `group` and `dtype` index the string table."""
+"""Column names and their element types; TEXT_COLUMNS index the string table."""
+TEXT_COLUMNS = ("name", "group", "dtype", "source")
 
 EventColumn: TypeAlias = npt.NDArray[Any]
 
@@ -121,11 +126,10 @@ class EventColumns:
     def from_events(events: list[RankEvent], groups: tuple[ProcessGroup, ...] = ()) -> EventColumns:
         """Gather events into columns."""
         table = {"": 0}
-        texts = ("name", "group", "dtype")
         columns: dict[str, EventColumn] = {}
         for field, code in EVENT_COLUMN_TYPES.items():
             values = [getattr(event, field) for event in events]
-            if field in texts:
+            if field in TEXT_COLUMNS:
                 values = [table.setdefault(text, len(table)) for text in values]
             columns[field] = np.array(values, dtype=code)
         return EventColumns(tuple(table), groups, columns)
@@ -133,7 +137,7 @@ class EventColumns:
     def to_events(self) -> list[RankEvent]:
         """Return the events one by one; for tests and small batches."""
         lists = {field: column.tolist() for field, column in self.columns.items()}
-        for field in ("name", "group", "dtype"):
+        for field in TEXT_COLUMNS:
             lists[field] = [self.names[index] for index in lists[field]]
         lists["kind"] = [EventKind(kind) for kind in lists["kind"]]
         return [RankEvent(**dict(zip(lists, row))) for row in zip(*lists.values())]  # noqa: B905

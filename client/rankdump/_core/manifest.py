@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import chain
@@ -21,14 +21,21 @@ from typing import Any, NamedTuple, get_type_hints
 
 from rankdump._core.json_values import make_plain, read_json
 from rankdump._core.status import IterationStatus
+from rankdump._core.tensor_layout import TensorLayout
 from rankdump.errors import CorruptedError
 
 MANIFEST_VERSION = 1
 # Some 5 MB, of the 100 that an idle agent may take.
 _MAX_REMEMBERED_KINDS = 1 << 14
 _quote_text = json.encoder.encode_basestring_ascii
-_DEFAULT_FIELDS = {"timestamp_us": 0, "member": ""}
-"""Fields that are absent in manifests of the first versions."""
+_DEFAULT_FIELDS: Mapping[str, Any] = {
+    "timestamp_us": 0,
+    "member": "",
+    "microbatch": None,
+    "phase": "",
+    "layout": None,
+}
+"""Fields that are absent in manifests of older versions, or where a record has none."""
 _RECORDS_MARK = b', "records": [\n'
 _CHECKSUM_PATTERN = re.compile(rb', "crc32": ([0-9]{1,10})\}\Z')
 _UNREADABLE_ERRORS = (
@@ -61,6 +68,12 @@ class ManifestRecord(NamedTuple):
     """xxh3-128 of the elements as the framework held them, hexadecimal."""
     member: str = ""
     """Side and slot, `input.0`, where the path or the time is that of a whole operator."""
+    microbatch: int | None = None
+    """Number of the micro-batch within the iteration; None when it is not divided."""
+    phase: str = ""
+    """`eval` or `no_grad` for a forward pass that trains nothing; else empty."""
+    layout: TensorLayout | None = None
+    """Which part of a logical tensor it is; in the file the place among the head's `layouts`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +103,7 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """Return the file's bytes."""
-        head = {
+        head: dict[str, Any] = {
             "version": MANIFEST_VERSION,
             "status": _make_plain_status(self.status),
             "world_size": self.world_size,
@@ -98,8 +111,12 @@ class Manifest:
             "host": self.host,
             **({"session": self.session} if self.session else {}),
         }
+        layouts = {each.layout: 0 for each in self.records if each.layout is not None}
+        if layouts:
+            head["layouts"] = [*layouts]
+            layouts = {layout: number for number, layout in enumerate(layouts)}
         # One record a line: as readable as an indented file, and ten times as fast to make.
-        lines = ",\n".join(map(_format_record, self.records))
+        lines = ",\n".join(_format_record(record, layouts) for record in self.records)
         body = f'{json.dumps(head, default=make_plain)[:-1]}, "records": [\n{lines}\n]'.encode()
         return body + f', "crc32": {zlib.crc32(body)}}}'.encode()
 
@@ -136,7 +153,10 @@ def _parse_manifest(body: dict[str, Any]) -> Manifest:
         world_size=body["world_size"],
         device=body["device"],
         host=body["host"],
-        records=_parse_records(body["records"]),
+        records=_parse_records(
+            body["records"],
+            [read_json(TensorLayout, each, minimum=0) for each in body.get("layouts", ())],
+        ),
         session=None if session is None else read_json(ManifestSession, session, minimum=0),
     )
 
@@ -157,18 +177,26 @@ def is_intact(data: bytes) -> bool:
     return seal is None or zlib.crc32(data[: seal.start()]) == int(seal[1])
 
 
-def _parse_records(bodies: list[Any]) -> tuple[ManifestRecord, ...]:
+def _parse_records(
+    bodies: list[Any], layouts: Sequence[TensorLayout]
+) -> tuple[ManifestRecord, ...]:
     """Return the records, checked column by column; ValueError names a field of another type.
 
     A check of each field of each record would be a fifth of what opening a tree takes.
     """
+    present = set(chain.from_iterable(bodies))
     columns: dict[str, list[Any]] = {}
     for name, kind in _get_record_types().items():
-        columns[name] = _check_column(name, kind, _read_column(bodies, name))
-    extra = set(chain.from_iterable(bodies)).difference(columns)
+        if name in _DEFAULT_FIELDS and name not in present:
+            columns[name] = [_DEFAULT_FIELDS[name]] * len(bodies)
+        else:
+            columns[name] = _check_column(name, kind, _read_column(bodies, name))
+    extra = present.difference(columns)
     if extra:
         raise ValueError(f"a record has the unknown field {min(extra)[:60]!r}")
     columns["shape"] = list(map(tuple, columns["shape"]))
+    if "layout" in present:
+        columns["layout"] = [_get_layout(number, layouts) for number in columns["layout"]]
     return tuple(map(ManifestRecord._make, zip(*columns.values(), strict=True)))
 
 
@@ -176,6 +204,12 @@ def _read_column(bodies: list[Any], name: str) -> list[Any]:
     if name in _DEFAULT_FIELDS:
         return [body.get(name, _DEFAULT_FIELDS[name]) for body in bodies]
     return [body[name] for body in bodies]
+
+
+def _get_layout(number: int | None, layouts: Sequence[TensorLayout]) -> TensorLayout | None:
+    if number is not None and number >= len(layouts):
+        raise ValueError(f"a record has layout {number}, and the manifest has {len(layouts)}")
+    return None if number is None else layouts[number]
 
 
 @cache
@@ -196,6 +230,10 @@ def _is_count_column(column: list[Any]) -> bool:
     return set(map(type, column)) <= {int} and min(column, default=0) >= 0
 
 
+def _is_optional_count_column(column: list[Any]) -> bool:
+    return _is_count_column([value for value in column if value is not None])
+
+
 def _is_shape_column(column: list[Any]) -> bool:
     return set(map(type, column)) <= {list} and _is_count_column([*chain.from_iterable(column)])
 
@@ -203,22 +241,30 @@ def _is_shape_column(column: list[Any]) -> bool:
 _COLUMN_CHECKS: Mapping[Any, tuple[Callable[[list[Any]], bool], str]] = {
     str: (lambda column: set(map(type, column)) <= {str}, "a string"),
     int: (_is_count_column, "a count"),
+    int | None: (_is_optional_count_column, "a count"),
+    TensorLayout | None: (_is_optional_count_column, "the place of a layout"),
     tuple[int, ...]: (_is_shape_column, "a list of counts"),
 }
 """For a type that a field is declared to be, whether values of JSON are of it, and what it is."""
 
 
-def _format_record(record: ManifestRecord) -> str:
+def _format_record(record: ManifestRecord, layouts: Mapping[TensorLayout, int]) -> str:
     # As `json.dumps` writes it. Only what differs from one iteration to the next is made anew:
     # a step has thousands of records.
     kind = _format_record_kind(
         record.op_type, record.op_name, record.argument, record.dtype, record.shape
     )
-    member = f', "member": {_quote_text(record.member)}' if record.member else ""
+    rest = f', "member": {_quote_text(record.member)}' if record.member else ""
+    if record.microbatch is not None:
+        rest += f', "microbatch": {record.microbatch}'
+    if record.phase:
+        rest += f', "phase": {_quote_text(record.phase)}'
+    if record.layout is not None:
+        rest += f', "layout": {layouts[record.layout]}'
     return (
         f'{{"path": {_quote_text(record.path)}, "timestamp_us": {record.timestamp_us}, {kind}, '
         f'"bytes_in": {record.bytes_in}, "bytes_stored": {record.bytes_stored}, '
-        f'"digest": {_quote_text(record.digest)}{member}}}'
+        f'"digest": {_quote_text(record.digest)}{rest}}}'
     )
 
 

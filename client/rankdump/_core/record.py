@@ -72,6 +72,26 @@ def sanitize_line(name: str) -> str:
     return "".join(c if c.isprintable() else "_" for c in name)
 
 
+BUFFER_ARGUMENT = "buffer"
+"""Argument of a module's buffer, which has the operator type of parameters in a tree."""
+_CALL_PLACES = frozenset(("args", "kwargs", "out", "input", "output"))
+"""First components of an argument that is a place in a call."""
+
+
+def name_argument(argument: str) -> str:
+    """Return the name that an argument has in its call; empty for one that only has a number.
+
+    >>> name_argument("kwargs.labels"), name_argument("out.loss"), name_argument("out.0")
+    ('labels', 'loss', '')
+    """
+    head, *parts = argument.partition(":")[0].split(".")
+    if head not in _CALL_PLACES:
+        return ""
+    while parts and parts[0].isdigit():
+        del parts[0]
+    return sanitize_line(".".join(parts))
+
+
 MAX_FRAME_ROWS = 1024
 """Most rows of one frame."""
 

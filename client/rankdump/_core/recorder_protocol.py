@@ -140,6 +140,19 @@ class DeferredStatistics(Protocol):
         ...
 
 
+class ForwardPass(NamedTuple):
+    """Forward pass that a call belongs to; gradients belong to that of their forward call."""
+
+    microbatch: int | None = None
+    """Number of the micro-batch within the iteration; None when it is not divided."""
+    phase: str = ""
+    """One of `PASS_PHASES`."""
+
+
+UNDIVIDED_PASS = ForwardPass()
+"""Training pass over a whole batch, and the pass of what belongs to none, such as parameters."""
+
+
 class TensorObservation(NamedTuple):
     """One tensor that an operator read or wrote; owned by the training job.
 
@@ -159,6 +172,7 @@ class TensorObservation(NamedTuple):
     """A weight, buffer or constant that is read outside of any operator's call."""
     constant: bool = False
     """It never changes, so it is kept once for its graph."""
+    forward_pass: ForwardPass = UNDIVIDED_PASS
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +213,8 @@ class CollectiveCall:
     dtype: str = ""
     peer: int = -1
     """Global rank at the other end of a send or receive."""
+    source: str = ""
+    """`file:line` of the script that made the call; empty when it is not known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -225,6 +241,11 @@ class Recorder(Protocol):
     @property
     def armed(self) -> bool:
         """Whether the plan selects the iteration that runs now on this rank."""
+        ...
+
+    @property
+    def declared_pass(self) -> ForwardPass:
+        """The micro-batch that the script declared last in this iteration, if any."""
         ...
 
     def begin_call(self, graph: int, op_name: str) -> None:
@@ -299,11 +320,17 @@ class Recorder(Protocol):
         ...
 
     def finish_event(
-        self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
+        self,
+        begun: StartedEvent,
+        *,
+        name: str = "",
+        collective: CollectiveCall | None = None,
+        failed: bool = False,
     ) -> None:
         """Record an event begun earlier as complete now; from any thread.
 
-        Name and collective are given when they were not known at the start.
+        Name and collective are given when they were not known at the start. A collective that has
+        failed is over on this rank, but not complete.
         """
         ...
 

@@ -249,6 +249,32 @@ class MergeStatus:
     pending_events: int = 0
     lag_s: float = 0.0
     """Seconds since the oldest unpublished event arrived; 0 when all are published."""
+    unpublished: tuple[int, ...] = ()
+    """Iterations that are not published yet, the first few of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankWait:
+    """A collective or message that a rank has entered and not left."""
+
+    job_id: str
+    rank: int
+    iteration: int
+    kind: str
+    """As EventKind's name in lower case."""
+    name: str
+    group: str
+    sequence: int
+    start_us: int
+    """Microseconds since the epoch on the coordinator's clock."""
+    waited_us: int
+    """From then until now."""
+    source: str = ""
+    """`file:line` of the script that made the call; empty when it is not known."""
+    absent: tuple[int, ...] = ()
+    """Ranks that have not arrived, the first few of them."""
+    stuck: bool = False
+    """It is part of a deadlock or a mismatch, so it cannot end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +298,8 @@ class StatusView:
     memory: MemoryStatus = field(default_factory=MemoryStatus)
     needs: tuple[JobNeed, ...] = ()
     ledger: LedgerStatus = field(default_factory=LedgerStatus)
+    waits: tuple[RankWait, ...] = ()
+    """From coordinators only: the call that each rank waits in."""
 
 
 @dataclass(frozen=True, slots=True)

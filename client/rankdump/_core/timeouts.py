@@ -114,6 +114,9 @@ class TimeoutHint:
     """Settings to change, a line each; empty for no change."""
     reason: str
     """One sentence: which rank waited for which, how long, of which limit, and why the settings."""
+    cause: str = ""
+    """Why the wait does not end, such as a deadlock: a longer timeout does not help, and there are
+    no settings. Empty for other waits."""
 
     @property
     def share(self) -> float:
@@ -147,6 +150,6 @@ def hint_to_json(hint: TimeoutHint) -> dict[str, Any]:
 def hint_from_json(value: Any) -> TimeoutHint:
     """Read a hint back; CorruptedError names what is wrong with it."""
     try:
-        return read_json(TimeoutHint, value, unknown=True)
+        return read_json(TimeoutHint, value, defaults=True, unknown=True)
     except ValueError as error:
         raise CorruptedError(f"not a hint: {error!r}") from None

@@ -22,6 +22,7 @@ from rankdump._core.graph import GraphNode, SourceLine, TensorType
 from rankdump._core.plan import StatisticPrecision
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import (
+    UNDIVIDED_PASS,
     DeferredStatistics,
     DeviceCopier,
     Recorder,
@@ -198,8 +199,13 @@ class _OpenArrayOperator:
 class ArrayOperatorRecorder:
     """The operators of one session; each thread has one open at most."""
 
-    def __init__(self, recorder: Recorder, source_of: Callable[[Any], TensorSource | str]) -> None:
-        """`source_of` returns the source of an array, or the reason why it cannot be read."""
+    def __init__(
+        self, recorder: Recorder, source_of: Callable[[Any], TensorSource | str | None]
+    ) -> None:
+        """`source_of` returns the source of an array, or the reason why it cannot be read.
+
+        It returns None for an array of which this rank has no part.
+        """
         self._recorder = recorder
         self._source_of = source_of
         self._operators: dict[int, _OpenArrayOperator] = {}
@@ -221,7 +227,10 @@ class ArrayOperatorRecorder:
             operator.outputs[slot] = TensorType(source.dtype, source.shape)
         if wanted:
             state = _is_weight(op_type, op_name)
-            self._recorder.observe(TensorObservation(*place, "", source, state=state))
+            forward = UNDIVIDED_PASS if state else self._recorder.declared_pass
+            self._recorder.observe(
+                TensorObservation(*place, "", source, state, forward_pass=forward)
+            )
 
     def record_constant(self, name: str, array: Any, graph: int) -> None:
         """Record a constant in the first armed iteration from now on."""
@@ -271,7 +280,10 @@ class ArrayOperatorRecorder:
     def _make_source(
         self, place: tuple[int, str, str, TensorSide, int], array: Any, *, wanted: bool
     ) -> TensorSource | None:
-        """Return the source of an array; count one that cannot be read if it is wanted."""
+        """Return the source of an array, if this rank has a part of it that can be read.
+
+        One that cannot be read is counted if it is wanted.
+        """
         try:
             source = self._source_of(array)
             if not isinstance(source, str):

@@ -15,6 +15,8 @@ from typing import Any
 from rankdump._core.graph import SourceLine
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import (
+    UNDIVIDED_PASS,
+    ForwardPass,
     Recorder,
     StartedEvent,
     TensorObservation,
@@ -24,7 +26,7 @@ from rankdump._frameworks.operator_names import PARAMETER_TYPE
 
 _logger = logging.getLogger(__name__)
 
-HOOK_FAILED = "hook_failed"
+HOOK_FAILED = "internal_error"
 """Drop reason of a tensor after an internal error of rankdump."""
 BACKWARD_SIDE = {TensorSide.INPUT: TensorSide.OUTPUT, TensorSide.OUTPUT: TensorSide.INPUT}
 """Side of a backward operator by side of its forward: its inputs are gradients of outputs."""
@@ -65,20 +67,26 @@ class ModelObserver:
         side: TensorSide,
         slot: int,
         argument: str,
-        read: Callable[[Any], TensorSource | str],
+        read: Callable[[Any], TensorSource | str | None],
         value: object,
         *,
         state: bool = False,
         constant: bool = False,
+        forward_pass: ForwardPass = UNDIVIDED_PASS,
     ) -> None:
-        """Record the source that `read` returns; count a loss if it returns a reason."""
+        """Record the source that `read` returns; count a loss if it returns a reason.
+
+        Without either this rank has no part of the tensor.
+        """
         place = (self.graph, op_type, op_name, side, slot)
         try:
             source = read(value)
             if isinstance(source, str):
                 self.recorder.count_loss(*place, source)
-                return
-            self.recorder.observe(TensorObservation(*place, argument, source, state, constant))
+            elif source is not None:
+                self.recorder.observe(
+                    TensorObservation(*place, argument, source, state, constant, forward_pass)
+                )
         except Exception as error:
             self.recorder.count_loss(*place, HOOK_FAILED)
             self.report_failure(error)
@@ -87,7 +95,7 @@ class ModelObserver:
         self,
         name: str,
         argument: str,
-        read: Callable[[Any], TensorSource | str],
+        read: Callable[[Any], TensorSource | str | None],
         tensor: object,
         *,
         state: bool = False,
@@ -138,6 +146,21 @@ MAX_SOURCE_LINES = 30
 """Frames kept, the innermost ones."""
 _MAX_LINE_CHARACTERS = 1000
 _RANKDUMP_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
+
+
+def find_script_line(*, besides: tuple[str, ...] = ()) -> str:
+    """Return `file:line` of the innermost frame of the user's program; empty without one.
+
+    Frames are left out as `capture_source_lines` does. No file is read.
+    """
+    left_out = (_RANKDUMP_FOLDER, "<", *besides)
+    frame = inspect.currentframe()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(left_out):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 def capture_source_lines(*, besides: tuple[str, ...] = ()) -> tuple[SourceLine, ...]:

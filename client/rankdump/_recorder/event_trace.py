@@ -111,13 +111,21 @@ class EventTrace:
         return begun
 
     def finish_event(
-        self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
+        self,
+        begun: StartedEvent,
+        *,
+        name: str = "",
+        collective: CollectiveCall | None = None,
+        failed: bool = False,
     ) -> bool:
-        """Record an event as complete now; return whether enough events wait to be sent."""
+        """Record an event as complete now; return whether enough events wait to be sent.
+
+        One that has failed is returned as open, with the time of its failure as its end.
+        """
         if not self._keeps:
             return False
         # If two threads start events at once, the smaller position may be stored.
-        end = max(begun.position, self._position)
+        end = OPEN_END_POSITION if failed else max(begun.position, self._position)
         call = collective or begun.collective
         self._ended.append((begun, end, self._clock_us(), name or begun.name, call))
         return len(self._ended) >= FLUSH_EVENTS
@@ -196,9 +204,13 @@ def _make_columns(rows: Sequence[_EventRow], groups: tuple[ProcessGroup, ...]) -
     found.update(zip(_NUMBER_FIELDS, numbers, strict=True))
     found["name"] = [table.setdefault(name, len(table)) for name in names]
     if any(call is not _NO_COLLECTIVE for call in calls):
-        for field in ("group", "dtype"):
-            texts = [call.group.name if field == "group" else call.dtype for call in calls]
-            found[field] = [table.setdefault(text, len(table)) for text in texts]
+        texts = {
+            "group": [call.group.name for call in calls],
+            "dtype": [call.dtype for call in calls],
+            "source": [call.source for call in calls],
+        }
+        for field, values in texts.items():
+            found[field] = [table.setdefault(text, len(table)) for text in values]
         for field in ("kind", "sequence", "element_count", "peer"):
             found[field] = [getattr(call, field) for call in calls]
     usual = {"kind": int(EventKind.OPERATOR), "peer": _NO_COLLECTIVE.peer}

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from threading import get_ident
 
 from rankdump._core.plan import DumpPlan
+from rankdump._core.recorder_protocol import UNDIVIDED_PASS, ForwardPass
 from rankdump._core.selection import decide_device, decide_iteration
 from rankdump._core.session_protocol import IterationEnd
 
@@ -31,10 +32,8 @@ class IterationState:
         self._touched = False  # armed at some time in the running iteration
         self.iteration = plan.selection.initial_iteration
         """The iteration that runs now."""
-        self.microbatch: int | None = None
-        """Number of the micro-batch that runs now; None when the iteration is not divided."""
-        self.phase = ""
-        """`eval` or `no_grad` while a forward pass that trains nothing runs; else empty."""
+        self.declared_pass = UNDIVIDED_PASS
+        """The micro-batch that the script declared last in this iteration, if any."""
         self.armed = False
         """Whether tensors of this iteration are kept now."""
         self.active = False
@@ -62,7 +61,7 @@ class IterationState:
         """Make this the running iteration."""
         self.iteration = iteration
         self.active = self._touched = False
-        self.microbatch = None
+        self.declared_pass = UNDIVIDED_PASS
         self._arm()
 
     def end(self, *, ran: bool) -> bool:
@@ -73,6 +72,10 @@ class IterationState:
         self.iterations_armed += self._touched
         self._described = self._described or self._touched
         return self._touched
+
+    def set_microbatch(self, index: int) -> None:
+        """Give what the script runs from now on in this iteration the number of a micro-batch."""
+        self.declared_pass = ForwardPass(index)
 
     def set_dumping(self, on: bool) -> None:
         """Dump from now on, or no longer, whatever iterations the plan names."""

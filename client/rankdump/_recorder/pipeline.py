@@ -172,6 +172,10 @@ class DumpPipeline:
             return
         self._metadata_sender.end_iteration(iteration, span)
 
+    def set_microbatch(self, index: int) -> None:
+        """Set the number of the micro-batch that the script runs from now on."""
+        self._iteration_state.set_microbatch(index)
+
     def set_dumping(self, on: bool) -> None:
         """Dump from now on, or no longer, whatever iterations the plan names."""
         self._iteration_state.set_dumping(on)

@@ -20,6 +20,7 @@ from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.plan import UNNAMED_MODEL, DumpPlan
 from rankdump._core.record import StatisticRows, TensorKind, TensorSide
 from rankdump._core.recorder_protocol import (
+    ForwardPass,
     PlacementResult,
     StagedRecord,
     TensorObservation,
@@ -112,7 +113,7 @@ class RecordNamer:
         # In an API dump each call has its own name, so no name repeats.
         self._remembers = layout.api_files is None
         self._models: dict[int, str] = {}
-        self._kinds: dict[tuple[int, str, TensorSide, int, int | None, str], TensorKind] = {}
+        self._kinds: dict[tuple[int, str, TensorSide, int, ForwardPass], TensorKind] = {}
 
     def name_model(self, graph: int, name: str) -> None:
         """Set the name of a graph's model; kinds with the old name are forgotten."""
@@ -123,21 +124,15 @@ class RecordNamer:
         """Return the name of a graph's model."""
         return self._net_name or self._models.get(graph, UNNAMED_MODEL)
 
-    def find_kind(
-        self,
-        observation: TensorObservation,
-        source: TensorSource,
-        microbatch: int | None = None,
-        phase: str = "",
-    ) -> TensorKind:
+    def find_kind(self, observation: TensorObservation, source: TensorSource) -> TensorKind:
         """Return the kind of an observation's tensor, or of a sample of it, read by `source`.
 
         The same object is returned while type and shape stay the same, if names repeat.
         """
         if not self._remembers:
-            return self._make_kind(observation, source, microbatch, phase)
+            return self._make_kind(observation, source)
         side, slot = observation.side, observation.slot
-        place = (observation.graph, observation.op_name, side, slot, microbatch, phase)
+        place = (observation.graph, observation.op_name, side, slot, observation.forward_pass)
         known = self._kinds.get(place)
         if (
             known is not None
@@ -149,7 +144,7 @@ class RecordNamer:
             and known.layout == source.layout
         ):
             return known
-        kind = self._make_kind(observation, source, microbatch, phase)
+        kind = self._make_kind(observation, source)
         return remember(self._kinds, place, kind, _MAX_REMEMBERED_NAMES)
 
     def stamp(self, kind: TensorKind, iteration: int) -> int:
@@ -175,13 +170,7 @@ class RecordNamer:
             switched_on,
         )
 
-    def _make_kind(
-        self,
-        observation: TensorObservation,
-        source: TensorSource,
-        microbatch: int | None,
-        phase: str,
-    ) -> TensorKind:
+    def _make_kind(self, observation: TensorObservation, source: TensorSource) -> TensorKind:
         graph, op_type, op_name, side, slot, argument, *_ = observation
         return TensorKind(
             graph,
@@ -196,8 +185,7 @@ class RecordNamer:
             observation.constant,
             self.get_model_name(graph),
             source.layout,
-            microbatch,
-            phase,
+            *observation.forward_pass,
         )
 
 
@@ -378,7 +366,7 @@ class RecordBuilder:
         if self._sample_elements:
             source = self._take_sample(source)
         state = self._iteration_state
-        kind = self._namer.find_kind(observation, source, state.microbatch, state.phase)
+        kind = self._namer.find_kind(observation, source)
         if self._no_elements:
             row = self._make_row(kind, source)
             return self.make_loss(kind.op_name, NO_STATISTICS) if row is None else row

@@ -10,7 +10,12 @@ from dataclasses import replace
 
 from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.record import TensorSide
-from rankdump._core.recorder_protocol import CollectiveCall, StartedEvent, TensorObservation
+from rankdump._core.recorder_protocol import (
+    CollectiveCall,
+    ForwardPass,
+    StartedEvent,
+    TensorObservation,
+)
 from rankdump._core.session_protocol import OperatorArguments
 from rankdump._core.timeouts import GroupTimeout
 from rankdump._layout.profile import OperatorAliases, make_gradient_alias
@@ -73,6 +78,11 @@ class DumpRecorder:
     def wants_arguments(self) -> bool:
         """Whether arguments of operators are kept in this iteration."""
         return self._keeps_arguments and self._iteration_state.armed
+
+    @property
+    def declared_pass(self) -> ForwardPass:
+        """The micro-batch that the script declared last in this iteration, if any."""
+        return self._iteration_state.declared_pass
 
     # -- tensors
 
@@ -179,11 +189,16 @@ class DumpRecorder:
         )
 
     def finish_event(
-        self, begun: StartedEvent, *, name: str = "", collective: CollectiveCall | None = None
+        self,
+        begun: StartedEvent,
+        *,
+        name: str = "",
+        collective: CollectiveCall | None = None,
+        failed: bool = False,
     ) -> None:
-        """Record a started event as complete now; from any thread."""
+        """Record a started event as complete or failed now; from any thread."""
         name = self._resolve_name(name) if name else ""
-        if self._trace.finish_event(begun, name=name, collective=collective):
+        if self._trace.finish_event(begun, name=name, collective=collective, failed=failed):
             self._on_events()
 
     def record_group_timeout(self, timeout: GroupTimeout) -> None:

@@ -77,7 +77,7 @@ def explain_empty_dump(plan: DumpPlan, run: RunFacts) -> EmptyDumpCause | None:
         return EmptyDumpCause(early)
     if not run.operators_seen:
         return EmptyDumpCause(
-            "no operator was observed: is the model that runs the one given to attach()?"
+            "no operator was observed: call rankdump.attach(model) with the model that runs"
         )
     if not run.operators_selected:
         return EmptyDumpCause(_explain_no_match(plan, run))

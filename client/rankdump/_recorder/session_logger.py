@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Iterable, Mapping
 
+from rankdump._core.drop_reasons import explain_drop
 from rankdump._core.log_once import LogOnce
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._transport.connection import LinkState
@@ -89,7 +90,8 @@ class SessionLogger:
 
     def warn_lost_tensor(self, reason: str, op_name: str) -> None:
         """Log the first loss for each reason."""
-        message = f"tensors are dropped ({reason}); the first belongs to {op_name}"
+        cause, remedy = explain_drop(reason)
+        message = f"tensors are dropped ({reason}), the first of {op_name}: {cause}; {remedy}"
         self.warn_once(message, about=f"lost {reason}")
 
     def log_link_change(self, link: LinkState, reason: str, *, closing: bool) -> None:

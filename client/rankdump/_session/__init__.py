@@ -4,7 +4,24 @@ rank, and its dump from start to end.
 
 from __future__ import annotations
 
-from rankdump._session.default_session import attach, dump_start, dump_stop, limit, set_dump, step
+from rankdump._session.default_session import (
+    attach,
+    dump_start,
+    dump_stop,
+    limit,
+    microbatch,
+    set_dump,
+    step,
+)
 from rankdump._session.rank_session import Session
 
-__all__ = ["Session", "attach", "dump_start", "dump_stop", "limit", "set_dump", "step"]
+__all__ = [
+    "Session",
+    "attach",
+    "dump_start",
+    "dump_stop",
+    "limit",
+    "microbatch",
+    "set_dump",
+    "step",
+]

@@ -8,7 +8,7 @@ Other ways to configure dumps may replace the default session.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsIndex
 
 from rankdump._core.plan import DumpPlan
 from rankdump._session.framework_adapters import (
@@ -92,6 +92,11 @@ def step(iteration: int | None = None) -> None:
         _step_listener(iteration)
 
 
+def microbatch(index: SupportsIndex) -> None:
+    """Begin a micro-batch of the running iteration; `step` ends the last one."""
+    _get_session().microbatch(index)
+
+
 def dump_start() -> None:
     """Dump from now on, whatever iterations the configuration names; devices and operators stay.
 
@@ -129,6 +134,11 @@ def set_step_listener(begins: Callable[[int | None], None]) -> None:
     """Set the listener that receives every iteration that the script begins."""
     global _step_listener
     _step_listener = begins
+
+
+def open_default_session() -> Session:
+    """Return the default session; it is opened if it is not open yet, or was closed."""
+    return _get_session()
 
 
 def is_environment_session_active() -> bool:

@@ -95,8 +95,10 @@ def mark_model(target: object, enabled: object) -> None:
     torch.set_dump(target, enabled)
 
 
-def make_array_source(array: Any) -> TensorSource | str:
+def make_array_source(array: Any) -> TensorSource | str | None:
     """Return the source of an array, or the reason why it cannot be read.
+
+    None for a distributed tensor of which this rank has no part.
 
     A torch tensor is read by torch's adapter: numpy has no bfloat16 and rejects tensors with
     gradients.

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, SupportsIndex, cast
 
 from rankdump._core.plan import DumpPlan, plan_to_json
 from rankdump._core.rank_identity import (
@@ -85,6 +85,22 @@ def never_raises(method: Callable[_P, None]) -> Callable[_P, None]:
             _logger.exception("rankdump: internal error in %s", method.__name__)
 
     return guarded
+
+
+MAX_MICROBATCH = (1 << 32) - 1
+"""Largest number of a micro-batch; records have 32 bits for it."""
+
+
+def parse_microbatch(index: object) -> int | str:
+    """Return the number of a micro-batch, or a text that says what is wrong with it."""
+    try:
+        number = -1 if isinstance(index, bool) else cast("SupportsIndex", index).__index__()
+    except (AttributeError, TypeError, ValueError):  # an object, or a tensor that is no number
+        number = -1
+    if 0 <= number <= MAX_MICROBATCH:
+        return number
+    given = f"{index!r}"[:60]
+    return f"microbatch({given}) is not allowed; allowed: a whole number from 0 to {MAX_MICROBATCH}"
 
 
 class Session:
@@ -182,6 +198,23 @@ class Session:
         self._begun_by_script = given is not None
         self._notify_hooks(pipeline)
         self._raise_losses(pipeline)
+
+    @never_raises
+    def microbatch(self, index: SupportsIndex) -> None:
+        """Begin a micro-batch of the running iteration; `step` ends the last one.
+
+        Forward passes from now on have this number, and so do their gradients, whenever these
+        arrive. It replaces the number that a pipeline schedule or `no_sync` gives.
+        """
+        pipeline = self._pipeline
+        if pipeline is None:
+            return
+        number = parse_microbatch(index)
+        if isinstance(number, str):
+            pipeline.recorder.warn_once(number)
+            return
+        self._array_operators.end_operators()
+        pipeline.set_microbatch(number)
 
     @never_raises
     def dump(

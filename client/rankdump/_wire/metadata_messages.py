@@ -11,6 +11,7 @@ import numpy as np
 
 from rankdump._core.events import (
     EVENT_COLUMN_TYPES,
+    TEXT_COLUMNS,
     EventColumn,
     EventColumns,
     EventKind,
@@ -40,7 +41,7 @@ MAX_EVENT_NAMES = 1 << 16
 MAX_PROCESS_GROUPS = 1 << 12
 MAX_GROUP_MEMBERS = 1 << 20
 """Ranks of all groups of one message."""
-_CALL_COLUMNS = ("group", "sequence", "element_count", "dtype", "peer", "stall_us")
+_CALL_COLUMNS = ("group", "sequence", "element_count", "dtype", "peer", "stall_us", "source")
 """Columns of collectives and messages only; operators have zeros or _OPERATOR_DEFAULTS."""
 _COMMON_COLUMNS = tuple(field for field in EVENT_COLUMN_TYPES if field not in _CALL_COLUMNS)
 _OPERATOR_DEFAULTS = {"peer": -1}
@@ -92,11 +93,13 @@ def events_from_wire(
     calls = _unpack_column("calls", message.calls, _INDEX_TYPE, len(message.calls) // 4)
     if not np.array_equal(calls, np.flatnonzero(kinds != int(EventKind.OPERATOR))):
         raise ProtocolError(f"{len(calls)} calls, which do not match the kinds of the events")
+    own_names = bool(message.names) or texts is None
     for field in _CALL_COLUMNS:
         columns[field] = np.full(count, _OPERATOR_DEFAULTS.get(field, 0), EVENT_COLUMN_TYPES[field])
-        columns[field][calls] = _read_column(message, field, len(calls))
+        sent = "stream_source" if field == "source" and not own_names else field
+        columns[field][calls] = _read_column(message, sent, len(calls), field)
     names: Sequence[str] = tuple(message.names) or texts or ("",)
-    for field in ("name", "group", "dtype"):
+    for field in TEXT_COLUMNS:
         if count and columns[field].max() >= len(names):
             raise ProtocolError(f"the event column {field} points past {len(names)} names")
     groups = tuple(ProcessGroup(g.name, tuple(g.ranks)) for g in message.groups)
@@ -117,8 +120,12 @@ def _pack_column(column: EventColumn, code: str) -> bytes:
     return column.astype(f"<{code}").tobytes() if column.any() else b""
 
 
-def _read_column(message: events_pb2.EventColumns, field: str, count: int) -> EventColumn:
-    column = _unpack_column(field, getattr(message, field), EVENT_COLUMN_TYPES[field], count)
+def _read_column(
+    message: events_pb2.EventColumns, sent: str, count: int, field: str = ""
+) -> EventColumn:
+    """Read a field of the message as the column `field`, by default of the same name."""
+    field = field or sent
+    column = _unpack_column(field, getattr(message, sent), EVENT_COLUMN_TYPES[field], count)
     if EVENT_COLUMN_TYPES[field] == "u8" and column.max(initial=0) >= NUMBER_LIMIT:
         raise ProtocolError(f"the event column {field} has a number over {NUMBER_LIMIT - 1}")
     return column

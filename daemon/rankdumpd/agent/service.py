@@ -34,6 +34,7 @@ from rankdumpd.agent.retention.manager import AuditCallback, RetentionManager, n
 from rankdumpd.agent.session.openings import NEVER_OPEN_NOTE, FinalBalance, SessionOpenings
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.session.registry import SessionRegistry
+from rankdumpd.agent.session.session_files import SessionFiles
 from rankdumpd.agent.shm.ring_registry import RingRegistry
 from rankdumpd.agent.shm.slab_folder import (
     SlabFolder,
@@ -88,16 +89,18 @@ class SessionNotifier:
         ledger: AgentLedger,
         reporter: CoordinatorReporter,
         limits: Callable[[RankSession], list[str]],
+        files: SessionFiles,
     ) -> None:
         """`limits` returns why tensors of a session are dropped at present."""
         self._registry, self._ledger, self._reporter = registry, ledger, reporter
-        self._limits = limits
+        self._limits, self._files = limits, files
         self._lock = threading.Lock()
         self._wordings: dict[tuple[str, str], str] = {}
 
     def report_session(self, session: RankSession) -> None:
         """Report a session to the coordinator, and send the warnings of its job to the session."""
         self._reporter.session(session.status(), str(session.storage.tree.root))
+        self._files.update(session)
         job_id = session.request.job_id
         audit = self._reporter.warnings(job_id)
         limits = (self._find_first_wording(job_id, text) for text in self._limits(session))
@@ -195,8 +198,13 @@ class DumpAgent(Component):
 
     def _make_parts(self, settings: AgentSettings, audit: AuditCallback) -> None:
         """Make the parts that depend on the registry."""
+        self._session_files = SessionFiles(settings.listen, settings.coordinator)
         self._notifier = SessionNotifier(
-            self._registry, self._ledger, self._reporter, self._limits.warnings
+            self._registry,
+            self._ledger,
+            self._reporter,
+            self._limits.warnings,
+            self._session_files,
         )
         self._overview = AgentOverview(
             *(self._registry, self._limits, self._slabs, self._reporter),
@@ -205,7 +213,11 @@ class DumpAgent(Component):
         )
         self._openings = SessionOpenings(self._registry.open, self._accept_balance)
         self._actions = PostCommitActions(
-            self._ledger, self._reporter, counters=self._counters, usage=self._usage
+            self._ledger,
+            self._reporter,
+            counters=self._counters,
+            usage=self._usage,
+            on_end=self._session_files.update,
         )
         self._committer = FrameCommitter(
             *(self._ledger, self._registry, self._actions, self._budget),
@@ -253,6 +265,7 @@ class DumpAgent(Component):
         CorruptedError when the ledger is damaged.
         """
         retention = self._ledger.retention
+        self._session_files.start()
         self._usage.restore(retention.list_usage(), retention.counts())
         resume_sessions(self._registry, self._actions, self._notifier.report_session)
         self._ledger.check()
@@ -296,9 +309,10 @@ class DumpAgent(Component):
         written = self._workers.stop(max(0.0, deadline - time.monotonic()))
         committed = self._committer.stop(max(_STOP_TIMEOUT_S / 2, deadline - time.monotonic()))
         kept = self._retention.stop(_STOP_TIMEOUT_S / 2)
+        stated = self._session_files.stop(_STOP_TIMEOUT_S / 2)
         self._reporter.stop()
         # A running commit uses the ledger, and elements in slabs may still be read.
-        if written and committed and kept:
+        if written and committed and kept and stated:
             for part in (self._rings, self._registry, self._ledger):
                 part.close()
         else:

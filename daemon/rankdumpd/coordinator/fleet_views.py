@@ -15,9 +15,13 @@ from rankdump._core.status import (
     EventSource,
     IterationStatus,
     MergeStatus,
+    RankWait,
     SessionStatus,
 )
 from rankdump._core.timeouts import RankTimeouts, TimeoutHint
+
+DEADLOCK_TEXT = "deadlock: "
+"""Begins the sentence of a cycle of calls that cannot end, after the number of its iteration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +165,8 @@ class JobView:
     findings: tuple[Finding, ...]
     more_findings: int
     """Number of omitted findings; the file of the job has them."""
+    waits: tuple[RankWait, ...] = ()
+    """The call that each rank waits in."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -183,6 +183,7 @@ def _write_ledger(state_dir: Path, sessions: list[SessionLedgerRows]) -> None:
         for each in sessions:
             db.execute(f"INSERT INTO sessions VALUES ({_build_placeholders(10)})", each.session)
             db.executemany(f"INSERT INTO records VALUES {RECORD_PLACES}", each.records)
+            db.executemany("INSERT OR IGNORE INTO layouts VALUES (?, ?)", each.layouts)
             db.executemany(f"INSERT INTO iterations VALUES ({_build_placeholders(9)})", each.ends)
             db.executemany(f"INSERT INTO retired VALUES ({_build_placeholders(6)})", each.retired)
         db.execute("COMMIT")

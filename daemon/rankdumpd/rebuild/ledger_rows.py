@@ -16,7 +16,7 @@ from rankdump._layout.dump_folders import find_folder
 from rankdumpd.agent.ledger import rows
 from rankdumpd.agent.records import FrameId, RecordStatus
 
-LedgerRow: TypeAlias = "tuple[str | int | bytes, ...]"
+LedgerRow: TypeAlias = "tuple[str | int | bytes | None, ...]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class SessionLedgerRows:
     records: tuple[LedgerRow, ...]
     ends: tuple[LedgerRow, ...]
     retired: tuple[LedgerRow, ...] = ()
+    layouts: tuple[LedgerRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,14 @@ def build_session_rows(
     reached = max([reached, *map(_last_sequence, found.hidden)])
     progress = (state, reached, len(ordered), "[]", graphs_json, "", 0)
     session = (request.session_id, json.dumps(fields), request.plan_json, *progress)
-    return SessionLedgerRows(session, tuple(records), tuple(ends), tuple(_iter_retired_rows(found)))
+    layouts = {each.layout for m in ordered for each in m.records if each.layout is not None}
+    return SessionLedgerRows(
+        session,
+        tuple(records),
+        tuple(ends),
+        tuple(_iter_retired_rows(found)),
+        tuple(map(rows.make_layout_row, layouts)),
+    )
 
 
 def _last_sequence(manifest: Manifest) -> int:
@@ -162,6 +170,9 @@ def _build_record_row(
         *("", ""),  # its row of statistics is in the table
         record.member,
         *(0, "", ""),  # its rows are joined already, or never will be
+        record.microbatch,
+        record.phase,
+        rows.make_layout_row(record.layout)[0] if record.layout is not None else 0,
     )
 
 

@@ -20,7 +20,12 @@ import numpy as np
 from rankdump._core.element_types import convert_to_stored, get_element_type
 from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.record import TensorSide
-from rankdump._core.recorder_protocol import StartedEvent, TensorObservation
+from rankdump._core.recorder_protocol import (
+    UNDIVIDED_PASS,
+    ForwardPass,
+    StartedEvent,
+    TensorObservation,
+)
 from rankdump._core.timeouts import GroupTimeout
 
 ms: Any = import_module("mindspore")
@@ -35,6 +40,7 @@ class Recorder:
     armed: bool = True
     is_describing: bool = False
     wants_arguments: bool = False
+    declared_pass: ForwardPass = UNDIVIDED_PASS
     taken: list[dict[str, Any]] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     open: list[str] = field(default_factory=list)
@@ -69,6 +75,7 @@ class Recorder:
                 "shape": list(source.shape),
                 "values": [value.item() for value in values],
                 "state": observation.state,
+                "microbatch": observation.forward_pass.microbatch,
             }
         )
 
@@ -105,7 +112,9 @@ class Recorder:
         self.open.append(name)
         return StartedEvent(0, 0, graph, name, collective, 0)
 
-    def finish_event(self, begun: StartedEvent, *, name: str = "", collective: Any = None) -> None:
+    def finish_event(
+        self, begun: StartedEvent, *, name: str = "", collective: Any = None, failed: bool = False
+    ) -> None:
         self.open.remove(begun.name)
         self.events.append(begun.name)
 

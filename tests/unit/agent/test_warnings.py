@@ -11,6 +11,7 @@ from rankdump._core.session_protocol import Acknowledgement, SessionRequest
 from rankdumpd.agent.ingress.push_stream import StreamMailbox
 from rankdumpd.agent.service import SessionNotifier
 from rankdumpd.agent.session.rank_session import RankSession
+from rankdumpd.agent.session.session_files import SessionFiles
 
 
 @pytest.fixture
@@ -80,7 +81,11 @@ def test_ranks_of_a_job_get_the_first_wording_of_a_limit(make_request):
     nobody: Any = None
     desk: Any = Desk()
     telling = SessionNotifier(
-        nobody, nobody, desk, lambda session: [f"disk of /dump: {next(free)} free"]
+        nobody,
+        nobody,
+        desk,
+        lambda session: [f"disk of /dump: {next(free)} free"],
+        SessionFiles("", ""),
     )
     heard: list[tuple[str, ...]] = []
     for rank, job in enumerate(["a", "a", "b", "a"]):

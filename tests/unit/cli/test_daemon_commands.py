@@ -127,7 +127,12 @@ def test_status_shows_the_view_of_the_agent(address, capsys, monkeypatch):
     out = capsys.readouterr().out
     row = "3 lost 1/1 5 3 1 0 1 4.00 KiB 1.00 KiB 4.00x"
     assert " ".join(out.splitlines()[1].split()) == row
-    for words in ("1 tensor dropped: disk_low 1", "something odd", "2 tensors", "/data/tree"):
+    for words in (
+        "1 tensor dropped (disk_low): free space on the disk",
+        "something odd",
+        "2 tensors",
+        "/data/tree",
+    ):
         assert words in out
 
 

@@ -70,6 +70,52 @@ def test_diff_of_equal_dumps_succeeds(a, capsys):
     assert "32 pairs of tensors: 32 equal" in out
 
 
+def test_diff_names_the_own_rank_and_iteration_of_side_b(tmp_path, capsys):
+    """Also of calls that only b has; rows keep the numbers of a, and a script can join both."""
+    tree = TreeBuilder(tmp_path / "tree")
+    for rank, iteration, bad in ((1, 5, 1.0), (0, 3, np.nan)):
+        tree.tensor(rank, iteration, NAMES[0], np.ones(4, np.float32), side=TensorSide.INPUT)
+        tree.tensor(rank, iteration, NAMES[0], np.array([1, bad], np.float32))
+        if rank == 0:
+            tree.tensor(rank, iteration, "Default/extra-Tanh/Tanh-op0", np.ones(2, np.float32))
+        tree.complete(rank, iteration)
+    numbers = ("--rank-a", "1", "--rank-b", "0", "--iteration-a", "5", "--iteration-b", "3")
+    code, out, _ = told(capsys, tree.root, tree.root, *numbers)
+    lines = out.splitlines()
+    assert code == 1
+    assert lines[:2] == [
+        "NaN or infinity in b starts at fc0/Linear-op0",
+        "  rank 0, iteration 3, forward",
+    ]
+    assert "only in b: 1 call: extra/Tanh-op0 (rank 0, iteration 3)" in lines
+    assert sum(line.startswith(">") for line in lines) == 2
+    found = json.loads(told(capsys, tree.root, tree.root, *numbers, "--json")[1])
+    (suspect,) = next(each for each in found["origins"] if each["kind"] == "nonfinite")["suspects"]
+    assert (suspect["rank"], suspect["iteration"], suspect["row_place"]) == (0, 3, [1, 5])
+
+
+def test_diff_has_one_line_for_each_kind_of_tensor(tmp_path, capsys):
+    """Batches of different sizes have no activation in common, but the same parameters."""
+    roots = []
+    for rows in (2, 4):
+        tree = TreeBuilder(tmp_path / str(rows))
+        tree.tensor(0, 0, NAMES[0], np.ones((rows, 8), np.float32), side=TensorSide.INPUT)
+        tree.tensor(0, 0, NAMES[0], np.ones((rows, 4), np.float32))
+        gradient = np.full(4, rows, np.float32)
+        tree.tensor(0, 0, "Gradients/fc0.bias", gradient, op_type="Parameter")
+        tree.tensor(0, 0, "fc0.bias", np.ones(4, np.float32), op_type="Parameter")
+        tree.complete(0, 0, world_size=1)
+        roots.append(tree.root)
+    _, out, _ = told(capsys, *roots)
+    parameters = next(at for at, line in enumerate(out.splitlines()) if "parameters" in line)
+    assert out.splitlines()[parameters : parameters + 4] == [
+        "parameters   1 pair: 1 equal",
+        "gradients    1 pair: 1 different; by at most 2 (fc0.bias, rank 0, iteration 0)",
+        "activations  2 pairs: 2 shape; first extent 2 in a and 4 in b, as with other batches",
+        "",
+    ]
+
+
 def test_diff_applies_tolerances(a, b, capsys):
     assert told(capsys, a, b, "--atol", "0.01")[0] == 0
     code, out, _ = told(capsys, a, b, "--atol", "0", "--rtol", "1e-3")
@@ -81,7 +127,8 @@ def test_diff_limits_rows(a, b, capsys):
     _, out, _ = told(capsys, a, b, "--limit", "4")
     assert "... 10 more rows: --limit 0 lists all that differ, --all every one" in out
     _, out, _ = told(capsys, a, b, "--limit", "0")
-    assert sum("Linear-op0" in line and "put.0" in line for line in out.splitlines()) == 14
+    table = out.partition("verdict")[2]
+    assert sum("Linear-op0" in line and "put.0" in line for line in table.splitlines()) == 14
     _, out, _ = told(capsys, a, b, "--all")
     assert sum("Linear-op0" in line and "put.0" in line for line in out.splitlines()) >= 32
 

@@ -40,23 +40,26 @@ def test_format_origins_lists_other_origins_of_ranks():
     elsewhere = origin(suspect(5, 2, reason="its output differs", source=()))
     made = report(rank_origins=(origin(suspect()), elsewhere))
     assert view.format_origins(made)[1] == "  rank 0, iteration 0, forward"
-    assert view.format_origins(made)[4:] == [
+    assert view.format_rank_origins(made) == [
         "on rank 2 alone: starts at layers.5/Linear-op0, iteration 0, forward",
         "  its output differs",
     ]
 
 
 def test_format_origins_names_the_side_of_nonfinite_values():
-    """It is said beside the difference, or without one."""
+    """It leads, whether or not values differ elsewhere."""
     found = origin(
         suspect(2, 1, reason="its input is finite; 3 NaN in output.0"), kind="nonfinite", side="a"
     )
     lines = view.format_origins(report(agreeing().rows, origins=(found,), rank_origins=(found,)))
-    assert lines[:3] == [
-        "nothing differs",
+    assert lines[:2] == [
         "NaN or infinity in a starts at layers.2/Linear-op0",
         "  rank 1, iteration 0, forward",
     ]
+    assert lines[-1] == "nothing differs"
+    both = report(origins=(origin(suspect()), found), rank_origins=(found,))
+    assert view.format_origins(both)[0] == lines[0]
+    assert view.format_origins(both)[-4] == "the difference starts at layers.3/Linear-op0"
 
 
 def test_format_rows_prints_a_table():

@@ -9,6 +9,7 @@ from rankdump._cli.rank_status import (
     sum_iterations,
     tally_ranks,
 )
+from rankdump._core.drop_reasons import describe_drops
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus, StatusView
 
 
@@ -53,7 +54,7 @@ def test_tally_ranks_sums_iterations():
 def test_status_sentences_name_each_reason_once():
     """Equal reasons share one sentence, and no loss is without one."""
     assert format_status_sentences(VIEW) == (
-        "rank 0: 3 tensors dropped: disk_low 3",
+        f"rank 0: {describe_drops({'disk_low': 3})[0]}",
         "ranks 1-2: nothing dumped: support_device [0] excludes this rank's device 1",
         "rank 3: no operator matched 'Foo'",
         "rank 3: the connection ended before the session was closed; the records received "

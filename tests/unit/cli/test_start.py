@@ -49,7 +49,7 @@ def test_dir_lists_public_names_before_use():
     """`dir(rankdump)` and tab completion know what is loaded on use."""
     code = (
         "import rankdump\n"
-        "names = {*rankdump.__all__, 'acl', 'migrator', 'tf'}\n"
+        "names = {*rankdump.__all__, 'acl', 'integrations', 'migrator', 'tf'}\n"
         "assert names <= set(dir(rankdump)), dir(rankdump)\n"
         "for name in names: getattr(rankdump, name)\n"
         "from rankdump import *; attach, open, compare\n"

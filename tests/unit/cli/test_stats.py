@@ -68,13 +68,20 @@ def test_stats_nonfinite_names_the_first_in_execution_order(grown, capsys):
     """Only those; the first is the one of the lowest iteration, whichever rank had it."""
     code, out, _ = told(capsys, "stats", grown.root, "--nonfinite")
     assert code == 0
-    rows = [row for row in cells(out) if "float32" in row]
-    assert [row[0] for row in rows] == [
-        "fc1/Linear-op0",
-        "fc2/Linear-op0",
-        "fc1/Linear-op0",
-        "fc1/Linear-op0",
-        "fc2/Linear-op0",
+    lines = out.splitlines()
+    assert lines[:3] == [
+        "NaN or infinity may start at fc1/Linear-op0",
+        "  rank 1, iteration 0, forward",
+        "  output.0 holds NaN or infinity",
+    ]
+    assert lines[3].startswith("  not certain: no inputs were dumped")
+    rows = [row for row in cells(out) if row[3:5] == ["output", "0"]]
+    assert [(int(row[0]), int(row[1]), row[2]) for row in rows] == [
+        (1, 0, "fc1/Linear-op0"),
+        (0, 1, "fc1/Linear-op0"),
+        (0, 1, "fc2/Linear-op0"),
+        (1, 1, "fc1/Linear-op0"),
+        (1, 1, "fc2/Linear-op0"),
     ]
     first = f"first non-finite: rank 1, iteration 0, output 0 of {NAMES[1]}"
     assert f"5 tensors not finite; {first}" in out
@@ -83,13 +90,45 @@ def test_stats_nonfinite_names_the_first_in_execution_order(grown, capsys):
 def test_stats_limit_does_not_hide_the_first_nonfinite(grown, capsys):
     """What is not shown is counted all the same."""
     _, out, _ = told(capsys, "stats", grown.root, "--nonfinite", "--limit", "1")
-    assert sum("float32" in line for line in out.splitlines()) == 1
+    assert sum("output 0" in line for line in out.splitlines()) == 2
     assert "5 tensors not finite; first non-finite: rank 1, iteration 0" in out
-    assert "... and more" in out
+    assert "... 4 more tensors not finite: --limit 0 lists all" in out
     _, out, _ = told(capsys, "stats", grown.root, "--limit", "1")
     assert "finite" not in out
     assert "statistics of 1 tensor:" in out
     assert "... and more" in out
+
+
+def test_stats_names_the_operator_that_turned_finite_inputs_into_nan(tree, capsys):
+    """Its consequences come after it, in the order in which the ranks ran them."""
+    for rank in (0, 1):
+        values = np.ones(4, np.float32)
+        for at, name in enumerate(NAMES):
+            tree.tensor(rank, 2, name, values, side=TensorSide.INPUT)
+            values = values * np.float32(np.nan if rank and at == 1 else 2)
+            tree.tensor(rank, 2, name, values)
+        tree.complete(rank, 2)
+    code, out, _ = told(capsys, "stats", tree.root, "--nonfinite", "--limit", "2")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[:4] == [
+        "NaN or infinity starts at fc1/Linear-op0",
+        "  rank 1, iteration 2, forward",
+        "  its inputs are finite, and output.0 holds NaN or infinity",
+        "",
+    ]
+    assert [row[2:5] for row in cells(out)[5:7]] == [
+        ["fc1/Linear-op0", "output", "0"],
+        ["fc2/Linear-op0", "input", "0"],
+    ]
+    assert lines[7] == "... 1 more tensor not finite: --limit 0 lists all"
+    (suspect,) = json.loads(told(capsys, "stats", tree.root, "--nonfinite", "--json")[1])[
+        "first_cause"
+    ]["suspects"]
+    assert (suspect["rank"], suspect["op_name"]) == (1, NAMES[1])
+    _, out, _ = told(capsys, "stats", tree.root, "--nonfinite", "--rank", "0")
+    assert "starts at" not in out
+    assert out.splitlines()[-1] == "all of them are finite"
 
 
 @pytest.mark.parametrize(

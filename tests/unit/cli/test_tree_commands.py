@@ -4,9 +4,11 @@ import json
 
 import numpy as np
 import pytest
+from support.tensor_layouts import shard_rows
 
 from rankdump._cli.command_group import run_command_line
 from rankdump._cli.tree_contents import describe_entries, format_overview
+from rankdump._core.drop_reasons import describe_drops
 from rankdump._core.record import TensorSide
 from rankdump.reader import walk
 
@@ -308,3 +310,54 @@ def test_unavailable_daemon_is_code_3(tmp_path, capsys):
         code, _, err = told(capsys, *command, f"unix:{tmp_path}/none.sock")
         assert (code, err.count("\n")) == (3, 1)
         assert "none.sock" in err
+
+
+def test_ls_and_show_have_the_part_of_a_shard(tree, capsys):
+    """Columns of micro-batch, phase and layout appear where a tensor of the listing has them."""
+    tree.tensor(0, 0, "fc/A-op0", VALUES)
+    assert "  layout" not in told(capsys, "ls", tree.root)[1]
+    path = tree.tensor(
+        1,
+        0,
+        "fc/Linear-op0",
+        VALUES,
+        tensor_layout=shard_rows(1, 2, (4, 3)),
+        microbatch=3,
+        phase="eval",
+    )
+    tree.complete(0, 0)
+    tree.complete(1, 0)
+    _, out, _ = told(capsys, "ls", tree.root, "--limit", 0)
+    titles = [line.split() for line in out.splitlines() if line.startswith("operator")]
+    assert titles[0][-3:] == ["micro-batch", "phase", "layout"]
+    (line,) = (line for line in out.splitlines() if "Linear-op0" in line)
+    assert line.endswith("3            eval   dp 1/2 Shard(0) of [4, 3]")
+    held = json.loads(told(capsys, "ls", tree.root, "--json")[1])["tensors"]
+    assert "layout" not in held[0]
+    assert held[1]["microbatch"] == 3
+    assert held[1]["phase"] == "eval"
+    assert held[1]["layout"]["global_offset"] == [2, 0]
+    _, out, _ = told(capsys, "show", path)
+    shown = dict(line.split(": ", 1) for line in out.splitlines())
+    assert shown["layout"].strip() == "dp 1/2 Shard(0) of [4, 3] (from dtensor)"
+    assert shown["offset"].strip() == "(2,0)"
+    assert shown["mesh"].strip() == "world (2) of ranks 0-1"
+    assert json.loads(told(capsys, "show", path, "--json")[1])["layout"]["source"] == "dtensor"
+
+
+def test_ls_never_calls_an_iteration_with_drops_complete(tree, capsys):
+    """It says how many are missing and why, and so does `stats`, which cannot know those."""
+    for rank in (0, 1):
+        tree.tensor(rank, 0, "Default/fc-Dense/MatMul-op0", np.ones(2, np.float32))
+        tree.complete(rank, 0, dropped={"disk_full": 2})
+    tree.tensor(0, 1, "Default/fc-Dense/MatMul-op0", np.ones(2, np.float32))
+    tree.complete(0, 1)
+    _, out, _ = told(capsys, "ls", tree.root)
+    sentence = f"ranks 0-1: {describe_drops({'disk_full': 2})[0]}"
+    states = [line.split()[-1] for line in out.splitlines()[1:4]]
+    assert states == ["dropped", "complete", "dropped"]
+    assert out.splitlines()[1].endswith("  2 dropped")
+    assert sentence in out.splitlines()
+    _, out, _ = told(capsys, "stats", tree.root, "--nonfinite")
+    assert "all of them are finite, but 4 tensors of the plan are not in the tree:" in out
+    assert sentence in out.splitlines()

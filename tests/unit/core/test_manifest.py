@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tensor_layouts import layouts, shard_rows
 
 from rankdump._core.manifest import (
     Manifest,
@@ -44,6 +45,9 @@ manifests = st.builds(
     records=st.lists(
         st.builds(
             ManifestRecord,
+            microbatch=st.none() | counts,
+            phase=texts,
+            layout=st.none() | layouts((2, 3)),
             path=texts,
             timestamp_us=counts,
             op_type=texts,
@@ -92,6 +96,19 @@ def test_manifest_that_is_truncated_is_rejected():
 
 
 STATUS_NUMBERS = ("rank", "iteration", "expected", "stored", "linked", "bytes_in", "bytes_stored")
+
+
+def test_manifest_has_each_layout_once():
+    """Records refer to layouts by number: a layout of thousands of records is one object."""
+    layouts = [shard_rows(0, row, (8, 3)) for row in (0, 2, 0)]
+    records = tuple(RECORD._replace(layout=layout) for layout in layouts)
+    manifest = Manifest(STATUS, 2, 0, "host", (RECORD, *records))
+    body = json.loads(manifest.to_json())
+    assert len(body["layouts"]) == 2
+    assert [each.get("layout") for each in body["records"]] == [None, 0, 1, 0]
+    assert Manifest.from_json(manifest.to_json()) == manifest
+
+
 RECORD_NUMBERS = ("timestamp_us", "bytes_in", "bytes_stored")
 RECORD_TEXTS = ("path", "op_type", "op_name", "argument", "dtype", "digest")
 NO_COUNTS = (None, "1", -1, 1.5, True, [1])
@@ -124,6 +141,13 @@ NO_COUNTS = (None, "1", -1, 1.5, True, [1])
         (("session",), {"pid": 1}),
         (("records", 0, "shape"), [2, "3"]),
         (("records", 0, "shape"), [-1]),
+        (("records", 0, "microbatch"), -1),
+        (("records", 0, "microbatch"), "1"),
+        (("records", 0, "phase"), 1),
+        (("records", 0, "layout"), 0),
+        (("records", 0, "layout"), {}),
+        (("layouts",), [1]),
+        (("layouts",), [{"source": "dtensor"}]),
     ],
 )
 def test_manifest_with_impossible_fields_is_rejected(path: tuple[Any, ...], value: object):

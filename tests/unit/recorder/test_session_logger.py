@@ -6,6 +6,7 @@ import uuid
 
 import pytest
 
+from rankdump._core.drop_reasons import DROP_EXPLANATIONS
 from rankdump._core.rank_identity import RankIdentity, make_session_request
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._recorder.session_logger import SessionLogger
@@ -31,7 +32,8 @@ def test_warning_is_logged_once_for_each_text_or_subject(session_logger, caplog)
         session_logger.warn_lost_tensor("buffer_full", name)
     assert said(caplog) == [
         "about a",
-        "tensors are dropped (buffer_full); the first belongs to a",
+        "tensors are dropped (buffer_full), the first of a: "
+        + "; ".join(DROP_EXPLANATIONS["buffer_full"]),
         "about b",
     ]
 

@@ -69,6 +69,7 @@ def test_public_names_of_rankdump():
         "dump_start",
         "dump_stop",
         "limit",
+        "microbatch",
         "open",
         "set_dump",
         "step",
@@ -312,7 +313,7 @@ def test_strings_and_objects_are_counted_and_logged_once(running, tmp_path, capl
     assert (end.expected, dict(end.dropped)) == (8, {"unsupported_dtype": 7})
     assert [r.op_name for r in records(running)] == ["a"]
     assert (
-        caplog.text.count("tensors are dropped (unsupported_dtype); the first belongs to p0") == 1
+        caplog.text.count("tensors are dropped (unsupported_dtype), the first of p0: no file") == 1
     )
     assert len(caplog.records) == 2, "the first one, and the sum at the end"
 

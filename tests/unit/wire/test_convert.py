@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.record_heads import head_of
+from support.tensor_layouts import layouts, shard_rows
 from support.wire_round_trip import (
     blobs,
     lines,
@@ -42,10 +42,6 @@ from rankdump._core.record import (
 from rankdump._core.session_protocol import RecordHead, SessionEnd, SessionGrant, SessionRequest
 from rankdump._core.tensor_layout import (
     LayoutSource,
-    MeshPlacement,
-    PlacementKind,
-    TensorLayout,
-    make_rank_mesh,
 )
 from rankdump._wire import session_messages
 from rankdump._wire.message_fields import NUMBER_LIMIT
@@ -116,37 +112,6 @@ def test_session_grant_round_trip(grant: SessionGrant):
 
 counts = st.integers(0, NUMBER_LIMIT - 1)
 other_types = texts.filter(lambda name: name not in ELEMENT_TYPES)
-placements = st.builds(
-    MeshPlacement, st.sampled_from(PlacementKind), uint32, uint32, st.text(max_size=9)
-)
-
-
-@st.composite
-def kinds_with_layouts(draw: st.DrawFn) -> TensorKind:
-    """A block somewhere in a tensor, on a mesh of up to three dimensions."""
-    kind = draw(tensor_kinds)
-    room = draw(st.lists(st.integers(0, 99), min_size=len(kind.shape), max_size=len(kind.shape)))
-    offset = tuple(draw(st.integers(0, extent)) for extent in room)
-    shape = tuple(min(extent, NUMBER_LIMIT >> 1) for extent in kind.shape)
-    mesh_shape = tuple(draw(st.lists(st.integers(1, 4), max_size=3)))
-    names = tuple(draw(st.sampled_from(["", "dp", "tp"])) for _ in mesh_shape)
-    layout = TensorLayout(
-        draw(st.sampled_from(LayoutSource)),
-        tuple(map(sum, zip(shape, room, strict=True))),
-        offset,
-        make_rank_mesh(
-            draw(st.text(max_size=9)),
-            names,
-            mesh_shape,
-            draw(st.permutations(range(prod(mesh_shape)))),
-        ),
-        tuple(draw(st.integers(0, extent - 1)) for extent in mesh_shape),
-        tuple(draw(placements) for _ in mesh_shape),
-        logical_name=draw(texts),
-    )
-    return kind._replace(shape=shape, layout=layout)
-
-
 tensor_kinds = st.builds(
     TensorKind,
     layout=st.none(),
@@ -166,6 +131,13 @@ tensor_kinds = st.builds(
 )
 
 
+@st.composite
+def kinds_with_layouts(draw: st.DrawFn) -> TensorKind:
+    kind = draw(tensor_kinds)
+    shape = tuple(min(extent, NUMBER_LIMIT >> 1) for extent in kind.shape)
+    return kind._replace(shape=shape, layout=draw(layouts(shape)))
+
+
 @given(kind=tensor_kinds | kinds_with_layouts())
 def test_tensor_kind_round_trip(kind: TensorKind):
     """What is the same in every iteration comes back, from the same bytes each time."""
@@ -176,10 +148,8 @@ def test_tensor_kind_round_trip(kind: TensorKind):
     assert session_messages.kind_to_wire(kind) == data
 
 
-MESH = make_rank_mesh("world", ("dp",), (2,), (0, 1))
-LAYOUT = TensorLayout(
-    LayoutSource.DTENSOR, (4,), (2,), MESH, (1,), (MeshPlacement(PlacementKind.SHARD, 0),)
-)
+LAYOUT = shard_rows(1, 2, (4,))
+MESH = LAYOUT.mesh
 FLAT = replace(LAYOUT, source=LayoutSource.FSDP1, flat_range=(2, 4))
 
 

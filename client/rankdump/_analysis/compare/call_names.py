@@ -99,6 +99,10 @@ _KIND_PREFIX = re.compile(
 )
 _CALL_NUMBER = re.compile(r"(?:-op[0-9]+(?:_[0-9]+)?|_[0-9]+)$")
 _PATH_COMPONENT = re.compile(r"[^/.]+")
+_SHARDED_CLASS_PREFIX = re.compile(r"(?<![A-Za-z0-9])(?:FSDP(?=[A-Za-z_])|Replicate(?=[A-Z_]))+")
+"""Prefix of the classes that torch makes on the fly (torch.distributed.fsdp.fully_shard and
+torch.distributed._composable.replicate_with_fsdp: `FSDP{class}`, `Replicate{class}`).
+"""
 
 _NAME_SEPARATOR = re.compile(r"[/._]")
 _MAPPING_FORMS = "lines `name_a,name_b`, or a JSON object of such names"
@@ -106,9 +110,19 @@ _MAPPING_FORMS = "lines `name_a,name_b`, or a JSON object of such names"
 
 @lru_cache(maxsize=1 << 12)
 def normalize_operator_type(op_type: str) -> str:
-    """Return the common name of a type: `Dense`, `NN_Linear` and `Linear` have the same."""
-    plain = _KIND_PREFIX.sub("", op_type, count=1).lower().replace("_", "")
+    """Return the common name of a type: as `Linear` for `Dense` and `FSDPLinear`."""
+    plain = strip_sharded_classes(_KIND_PREFIX.sub("", op_type, count=1)).lower().replace("_", "")
     return OPERATOR_SYNONYMS.get(plain, plain)
+
+
+@lru_cache(maxsize=1 << 14)
+def strip_sharded_classes(name: str) -> str:
+    """Return a name or type with the classes that a module had before it was sharded.
+
+    >>> strip_sharded_classes("Default/network-FSDPNet/0-FSDPBlock/FSDPBlock-op0")
+    'Default/network-Net/0-Block/Block-op0'
+    """
+    return _SHARDED_CLASS_PREFIX.sub("", name)
 
 
 def get_operator_family(call: DumpedCall) -> OperatorFamily:

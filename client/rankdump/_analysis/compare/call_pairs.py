@@ -29,6 +29,7 @@ from rankdump._analysis.compare.call_names import (
     is_numbered_call,
     list_call_shapes,
     parse_module_path,
+    strip_sharded_classes,
 )
 from rankdump._analysis.compare.report import (
     CallPair,
@@ -268,6 +269,7 @@ def check_pairing_rules(rules: Iterable[str]) -> tuple[PairingRule, ...]:
 def _pair_same_names(pairing: PairingState) -> None:
     """Pair calls of the same name, the nth call with the nth.
 
+    The prefixes of classes that sharding made are ignored for calls that have no partner otherwise.
     Names that count the calls of an API are shifted when one side has an extra call, so they are
     used only for families that have the same names on both sides.
     """
@@ -283,6 +285,9 @@ def _pair_same_names(pairing: PairingState) -> None:
     pairing.pair_equal_keys("exact", named(lambda call: (call.graph, call.op_name)))
     pairing.pair_equal_keys("exact", named(lambda call: call.op_name))
     pairing.pair_equal_keys("exact", named(lambda call: sanitize_name(call.op_name)))
+    pairing.pair_equal_keys(
+        "exact", named(lambda call: strip_sharded_classes(sanitize_name(call.op_name)))
+    )
 
 
 def _find_alike_families(pairing: PairingState) -> set[OperatorFamily]:

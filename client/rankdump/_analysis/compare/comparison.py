@@ -27,6 +27,7 @@ from rankdump._analysis.compare.report import (
     ComparisonSettings,
     DumpedProgram,
     ElementTolerances,
+    ProgramPlace,
 )
 from rankdump._analysis.compare.tensor_pairs import pair_program_tensors, pair_programs
 from rankdump._analysis.reader.dump import Dump, open_dump
@@ -84,8 +85,7 @@ def compare(
     `name_a,name_b`, or a JSON object) or a mapping of names; its rule is applied first. `processes`
     bounds the local pool, and `dask` is the address of a scheduler whose workers see both trees.
     `progress` takes the number of pairs compared and the total. ConfigError for a setting that is
-    not allowed, CorruptedError when there is nothing to compare. Files that cannot be read become
-    rows or notes of the report.
+    not allowed, CorruptedError when nothing can be compared. Unreadable files become rows or notes.
     """
     started = time.monotonic()
     settings = _make_settings(ElementTolerances(rtol, atol, equal_nan), match, mapping, msaccucmp)
@@ -98,8 +98,8 @@ def compare(
             _select_side(_open_dump(each, opened), filters, own, notes)
             for each, own in ((a, own_a), (b, own_b))
         ]
-    rows, ranks = _compare_programs(sides[0], sides[1], settings, notes, processes, dask, progress)
-    of_all, of_ranks = find_origins(rows, ComparedDumps(sides[0].dump, sides[1].dump, ranks))
+    rows, places = _compare_programs(sides[0], sides[1], settings, notes, processes, dask, progress)
+    of_all, of_ranks = find_origins(rows, ComparedDumps(sides[0].dump, sides[1].dump, places))
     return ComparisonReport(
         a=sides[0].label,
         b=sides[1].label,
@@ -109,6 +109,7 @@ def compare(
         rank_origins=of_ranks,
         notes=tuple(dict.fromkeys(notes)),
         seconds=time.monotonic() - started,
+        places_of_b=places,
     )
 
 
@@ -195,8 +196,8 @@ def _compare_programs(
     processes: int | None,
     dask: str,
     progress: Callable[[int, int], None] | None,
-) -> tuple[list[ComparisonRow], dict[int, int]]:
-    """Return the rows of a report, and the rank of b compared with each rank of a."""
+) -> tuple[list[ComparisonRow], dict[ProgramPlace, ProgramPlace]]:
+    """Return the rows of a report, and the places of b by those of a where they differ."""
     noted: list[str] = []
     gone = {"gone_a": a.dump.retired, "gone_b": b.dump.retired}
     programs = pair_programs(a.programs, b.programs, noted, **gone)
@@ -212,4 +213,5 @@ def _compare_programs(
     rows = [each.make_row(outcome) for each, outcome in zip(pairs, measured, strict=True)]
     # Sorting is stable: the tensors of a call stay together.
     rows.sort(key=attrgetter("iteration", "position", "rank"))
-    return resolve_nonfinite_rows(rows), {one.rank: other.rank for one, other in programs}
+    placed = [((a.rank, a.iteration), (b.rank, b.iteration)) for a, b in programs]
+    return resolve_nonfinite_rows(rows), {own: other for own, other in placed if own != other}

@@ -99,7 +99,7 @@ def build_row_columns(rows: Sequence[ComparisonRow], spelt: NameShortener) -> Pa
         "position": [row.position for row in rows],
         "direction": [_format_direction(row) for row in rows],
         "operator": [report_text.format_call_name(row, spelt) for row in rows],
-        "place": [row.slot_name for row in rows],
+        "place": [row.place_name for row in rows],
         "verdict": [row.outcome.verdict.value for row in rows],
         "max abs": [max_absolute(row) for row in rows],
         **{
@@ -126,7 +126,7 @@ def build_operator_columns(
         "direction": [_format_direction(row) for row in worst],
         "operator": [report_text.format_call_name(row, spelt) for row in worst],
         "worst verdict": [row.outcome.verdict.value for row in worst],
-        "at": [row.slot_name for row in worst],
+        "at": [row.place_name for row in worst],
         "tensors": [each.tensors for each in operators],
         "differing": [each.differing for each in operators],
         "error": [each.error for each in operators],
@@ -148,7 +148,7 @@ def build_point_columns(
         "operator": [
             f"{report_text.format_call_name(row, str)}, {_format_direction(row)}" for row in worst
         ],
-        "place": [row.slot_name for row in worst],
+        "place": [row.place_name for row in worst],
         "verdict": [row.outcome.verdict.value for row in worst],
         "error": [report_text.format_number(each.error) for each in operators],
         "cosine": [report_text.format_cosine(each.cosine) for each in operators],

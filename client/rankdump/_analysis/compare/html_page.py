@@ -23,10 +23,12 @@ from rankdump._analysis.compare.html_widgets import (
     draw_histograms,
     draw_operator_chart,
 )
+from rankdump._analysis.compare.kind_summary import format_kinds
 from rankdump._analysis.compare.report import ComparisonReport, DivergenceOrigin, SuspectCall
 from rankdump._analysis.compare.report_summary import (
     collect_suspect_keys,
     find_unmatched_calls,
+    get_own_place,
     list_other_origins,
     select_worst_rows,
     summarize_operators,
@@ -139,9 +141,12 @@ def render_page(
 
 
 def _render_lead(report: ComparisonReport) -> str:
-    blocks = [_render_origin(origin, report) for origin in report.origins]
-    if not any(origin.kind == "difference" for origin in report.origins):
-        blocks.insert(0, f"<h2>{escape(report_text.describe_missing_origin(report))}</h2>")
+    nonfinite, differences = report_text.list_leading_origins(report)
+    blocks = [_render_origin(origin, report) for origin in nonfinite]
+    blocks += [_render_origin(origin, report) for origin in differences]
+    if not differences:
+        blocks.append(f"<h2>{escape(report_text.describe_missing_origin(report))}</h2>")
+    blocks.append(_render_lines(format_kinds(report.rows, str)))
     types = report_text.describe_dtype_differences(report)
     blocks += [f"<p>{escape(types)}</p>"] if types else []
     others = list_other_origins(report)
@@ -179,8 +184,9 @@ def _render_unmatched(report: ComparisonReport) -> str:
     parts: list[str] = []
     for side, calls in find_unmatched_calls(report.rows).items():
         names = [
-            f"{report_text.format_call_name(row, str)} (rank {row.rank}, iteration {row.iteration})"
+            f"{report_text.format_call_name(row, str)} (rank {rank}, iteration {iteration})"
             for row in calls
+            for rank, iteration in [get_own_place(row, report)]
         ]
         if names:
             heading = f"<h3>Only in {side}: {len(names):,}</h3>"

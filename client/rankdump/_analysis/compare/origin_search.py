@@ -36,6 +36,7 @@ from rankdump._analysis.compare.report import (
     ComparisonRow,
     DivergenceOrigin,
     DumpedTensor,
+    ProgramPlace,
     SuspectCall,
 )
 from rankdump._analysis.reader.coordinator_files import read_order
@@ -60,21 +61,28 @@ class ComparedDumps:
 
     a: Dump
     b: Dump
-    ranks: Mapping[int, int]
-    """Rank of b by the rank of a that it was compared with."""
+    places: Mapping[ProgramPlace, ProgramPlace] = field(
+        default_factory=dict[ProgramPlace, ProgramPlace]
+    )
+    """Rank and iteration of b by those of a that they were compared with, where they differ."""
     stacks: dict[tuple[str, int], _CallStacks] = field(
         default_factory=dict["tuple[str, int]", "_CallStacks"]
     )
 
     def find_stack(self, row: ComparisonRow, question: OriginQuestion) -> tuple[SourceLine, ...]:
         """Return the stack of a call, preferably from the dump that the question is about."""
-        sides = [("a", row.name_a, row.rank), ("b", row.name_b, self.ranks.get(row.rank, row.rank))]
+        rank, _ = self.find_place_of_b(row)
+        sides = [("a", row.name_a, row.rank), ("b", row.name_b, rank)]
         for side, name, rank in reversed(sides) if question.side == "b" else sides:
             known = self._stacks(side, rank)
             for each in (name, strip_scope_prefix(name)):
                 if each in known:
                     return known[each]
         return ()
+
+    def find_place_of_b(self, row: ComparisonRow) -> ProgramPlace:
+        """Return rank and iteration of the call on side b."""
+        return self.places.get((row.rank, row.iteration), (row.rank, row.iteration))
 
     def read_merged_order(
         self, found: Sequence[RankOrigin], question: OriginQuestion
@@ -84,7 +92,7 @@ class ComparedDumps:
         wanted = IterationSelection("", tuple((step, step) for step in steps if step >= 0))
         # Suspects have the ranks and names of a, unless the question is about b.
         asked = (self.b,) if question.side == "b" else (self.a, self.b)
-        if any(rank != other for rank, other in self.ranks.items()):
+        if self.places:
             asked = () if question.side == "b" else (self.a,)
         for dump in asked:
             try:
@@ -135,18 +143,27 @@ def _build_suspects(
 ) -> tuple[SuspectCall, ...]:
     also = describe_differing_weights(found, rows)
     return tuple(
-        SuspectCall(
-            rank=step.first_row.rank,
-            iteration=step.first_row.iteration,
-            position=step.first_row.position,
-            op_type=step.first_row.op_type,
-            name_a=step.first_row.name_a,
-            name_b=step.first_row.name_b,
-            backward=step.first_row.backward,
-            reason=reason + (also if at == 0 else ""),
-            source=sides.find_stack(step.first_row, found.question),
-        )
+        _build_suspect(step.first_row, reason + (also if at == 0 else ""), found.question, sides)
         for at, (step, reason) in enumerate(zip(found.calls, found.reasons, strict=True))
+    )
+
+
+def _build_suspect(
+    row: ComparisonRow, reason: str, question: OriginQuestion, sides: ComparedDumps
+) -> SuspectCall:
+    own = row.rank, row.iteration
+    rank, iteration = sides.find_place_of_b(row) if question.side == "b" else own
+    return SuspectCall(
+        rank=rank,
+        iteration=iteration,
+        position=row.position,
+        op_type=row.op_type,
+        name_a=row.name_a,
+        name_b=row.name_b,
+        backward=row.backward,
+        reason=reason,
+        source=sides.find_stack(row, question),
+        row_place=None if (rank, iteration) == own else own,
     )
 
 

@@ -147,7 +147,10 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
         known = a.statistics or b.statistics or a.dtype == "bool"
         return _build_unread_outcome(TensorVerdict.EQUAL, a, b) if known else _SAME_DIGEST
     if a.shape is not None and b.shape is not None and not _is_comparable(a.shape, b.shape):
-        return _build_unread_outcome(TensorVerdict.SHAPE, a, b, _format_shapes(a.shape, b.shape))
+        outcome = _build_unread_outcome(TensorVerdict.SHAPE, a, b, _format_shapes(a.shape, b.shape))
+        # The elements still show whether they are finite, as with batches of different sizes.
+        unknown = outcome.nonfinite_a is None or outcome.nonfinite_b is None
+        return None if unknown and a.entry is not None and b.entry is not None else outcome
     if a.entry is None and b.entry is None:
         return compare_pair_statistics(a, b, settings.tolerances, _list_findings(a, b))
     return None

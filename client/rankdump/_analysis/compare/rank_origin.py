@@ -130,7 +130,7 @@ def describe_unmatched_call(
 
 def describe_unknown_inputs(rows: Sequence[ComparisonRow], question: OriginQuestion) -> str:
     """Name the inputs that are not known to be good or bad."""
-    places = ", ".join(row.slot_name for row in rows[:3])
+    places = ", ".join(row.place_name for row in rows[:3])
     if question.kind == "nonfinite":
         return f"whether {places} was finite is not known"
     return f"{places} could not be compared"
@@ -172,16 +172,16 @@ def _describe_good_inputs(inputs: Sequence[ComparisonRow], question: OriginQuest
 def _describe_bad_tensor(row: ComparisonRow, question: OriginQuestion) -> str:
     outcome = row.outcome
     if question.kind == "nonfinite":
-        return f"{row.slot_name} holds NaN or infinity{_describe_nonfinite_count(row, question)}"
+        return f"{row.place_name} holds NaN or infinity{_describe_nonfinite_count(row, question)}"
     if outcome.verdict is TensorVerdict.SHAPE:
         a, b = row.pair.a, row.pair.b
         shapes = f": {a.shape} and {b.shape}" if a and b and a.shape and b.shape else ""
-        return f"{row.slot_name} has another shape{shapes}"
+        return f"{row.place_name} has another shape{shapes}"
     if outcome.verdict is TensorVerdict.NAN:
         count = outcome.measures.nonfinite_apart if outcome.measures else 0
         places = f" at {count:,} {'place' if count == 1 else 'places'}" if count else ""
-        return f"{row.slot_name} is NaN or infinite on one side alone{places}"
-    return f"{row.slot_name} differs{_describe_amount(row)}{_describe_dtypes(row)}"
+        return f"{row.place_name} is NaN or infinite on one side alone{places}"
+    return f"{row.place_name} differs{_describe_amount(row)}{_describe_dtypes(row)}"
 
 
 def _describe_dtypes(row: ComparisonRow) -> str:

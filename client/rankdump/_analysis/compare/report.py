@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from rankdump._analysis.reader.tree import Entry
 from rankdump._core.graph import SourceLine
-from rankdump._core.record import TensorSide
+from rankdump._core.record import TensorSide, name_argument
 
 NO_STATISTICS: Mapping[str, float] = {}
 """Statistics of a tensor without known statistics."""
@@ -29,6 +29,8 @@ PairingRule = Literal["exact", "mapping", "type", "sequence", ""]
 DTYPE_FINDING_PREFIX = "dtype "
 """Start of a finding about the element types of the two sides."""
 OriginKind: TypeAlias = Literal["difference", "nonfinite"]
+ProgramPlace: TypeAlias = "tuple[int, int]"
+"""Rank and iteration of a program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +209,7 @@ class ComparisonRow(NamedTuple):
     """One line of a report: a pair of tensors of a pair of calls."""
 
     rank: int
-    """Rank of side a; of side b where a has no partner."""
+    """Rank, like the iteration, of side a; `ComparisonReport.places_of_b` has those of side b."""
     iteration: int
     """CONSTANTS_ITERATION for constants."""
     position: int
@@ -227,12 +229,20 @@ class ComparisonRow(NamedTuple):
         tensor = self.pair.a or self.pair.b
         return tensor.slot_name if tensor is not None else ""
 
+    @property
+    def place_name(self) -> str:
+        """`input.0`, with the name of an argument that has one: `output.0 (loss)`."""
+        named = [name_argument(each.argument) for each in (self.pair.a, self.pair.b) if each]
+        name = next(filter(None, named), "")
+        return f"{self.slot_name} ({name})" if name else self.slot_name
+
 
 @dataclass(frozen=True, slots=True)
 class SuspectCall:
     """A call that may be the origin."""
 
     rank: int
+    """Rank, like the iteration, of the dump that the origin is about: of side b where that is."""
     iteration: int
     position: int
     op_type: str
@@ -243,6 +253,8 @@ class SuspectCall:
     """One sentence about its inputs and outputs, and the amount of the difference."""
     source: tuple[SourceLine, ...] = ()
     """Call stack, outermost first; empty when the tree has none."""
+    row_place: ProgramPlace | None = None
+    """Rank and iteration of the call in the rows of the report, where they are others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +302,10 @@ class ComparisonReport:
     notes: tuple[str, ...] = ()
     """Sentences about ranks and iterations of one side only, and about damage."""
     seconds: float = 0.0
+    places_of_b: Mapping[ProgramPlace, ProgramPlace] = field(
+        default_factory=dict[ProgramPlace, ProgramPlace]
+    )
+    """Rank and iteration of side b by those of side a, where they differ."""
 
     @property
     def agrees(self) -> bool:

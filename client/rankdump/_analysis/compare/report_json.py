@@ -72,7 +72,12 @@ def _convert_origin(origin: DivergenceOrigin) -> dict[str, object]:
 
 
 def _convert_suspect(suspect: SuspectCall) -> dict[str, object]:
-    return {**asdict(suspect), "iteration": _convert_iteration(suspect.iteration)}
+    found = {**asdict(suspect), "iteration": _convert_iteration(suspect.iteration)}
+    place = found.pop("row_place")
+    if place is not None:
+        rank, iteration = place
+        found["row_place"] = [rank, _convert_iteration(iteration)]
+    return found
 
 
 def _convert_iteration(number: int) -> int | None:

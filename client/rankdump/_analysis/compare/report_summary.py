@@ -14,6 +14,7 @@ from rankdump._analysis.compare.report import (
     ComparisonReport,
     ComparisonRow,
     DivergenceOrigin,
+    ProgramPlace,
     SuspectCall,
     TensorVerdict,
 )
@@ -72,7 +73,10 @@ def summarize_operators(rows: Iterable[ComparisonRow]) -> list[OperatorSummary]:
 
 def make_call_key(called: ComparisonRow | SuspectCall) -> CallKey:
     """Return the key of a pair of calls, unique in a report."""
-    return called.rank, called.iteration, called.position, called.name_a, called.name_b
+    place = called.rank, called.iteration
+    if isinstance(called, SuspectCall) and called.row_place is not None:
+        place = called.row_place
+    return *place, called.position, called.name_a, called.name_b
 
 
 def find_unmatched_calls(rows: Iterable[ComparisonRow]) -> Mapping[str, list[ComparisonRow]]:
@@ -82,6 +86,12 @@ def find_unmatched_calls(rows: Iterable[ComparisonRow]) -> Mapping[str, list[Com
         if bool(row.name_a) != bool(row.name_b):
             found["a" if row.name_a else "b"].setdefault(make_call_key(row), row)
     return {side: list(calls.values()) for side, calls in found.items()}
+
+
+def get_own_place(row: ComparisonRow, report: ComparisonReport) -> ProgramPlace:
+    """Return rank and iteration of a row: of side b where only b has the call."""
+    place = row.rank, row.iteration
+    return place if row.name_a else report.places_of_b.get(place, place)
 
 
 def max_absolute(row: ComparisonRow) -> float:

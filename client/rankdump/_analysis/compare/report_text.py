@@ -63,13 +63,14 @@ def describe_origin(origin: DivergenceOrigin) -> str:
 
 
 def format_call_name(called: ComparisonRow | SuspectCall, spelt: Callable[[str], str]) -> str:
-    """Return the name of a pair of calls; both names where they differ.
+    """Return the name of a pair of calls; both names where they differ as they are spelt.
 
     The second name of an API call lacks the direction, which both have in common.
     """
     if called.name_a and called.name_b and called.name_a != called.name_b:
         api = parse_call_name(called.name_b)
-        return f"{spelt(called.name_a)} (b: {spelt(api.stem if api else called.name_b)})"
+        own, other = spelt(called.name_a), spelt(api.stem if api else called.name_b)
+        return own if own == other else f"{own} (b: {other})"
     return spelt(called.name_a or called.name_b)
 
 
@@ -105,6 +106,14 @@ def format_innermost_line(source: tuple[SourceLine, ...]) -> str:
     return f"{line.file}:{line.line}  {line.code}".rstrip()
 
 
+def list_leading_origins(
+    report: ComparisonReport,
+) -> tuple[list[DivergenceOrigin], list[DivergenceOrigin]]:
+    """Return the origins of non-finite values, which lead a report, and those of a difference."""
+    nonfinite = [origin for origin in report.origins if origin.kind == "nonfinite"]
+    return nonfinite, [origin for origin in report.origins if origin.kind != "nonfinite"]
+
+
 def describe_missing_origin(report: ComparisonReport) -> str:
     """Return one sentence for a report without an origin."""
     counts = count_verdicts(report.rows)
@@ -137,7 +146,7 @@ def describe_dtype_differences(report: ComparisonReport) -> str:
     first, what = found[0]
     pairs = "1 pair" if len(found) == 1 else f"{len(found):,} pairs"
     where = (
-        f"{first.slot_name} of {format_call_name(first, str)}, rank {first.rank}, "
+        f"{first.place_name} of {format_call_name(first, str)}, rank {first.rank}, "
         f"{format_moment(first)}"
     )
     return f"types differ in {pairs} of tensors, first {what}: {where}"

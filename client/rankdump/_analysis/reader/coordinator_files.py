@@ -5,6 +5,7 @@ the timeout hints. Reads only these; the entries of an order are read while they
 from __future__ import annotations
 
 import heapq
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,10 @@ class PublishedOrder:
         )
         parts = [_read_entries(path, iterations) for path in paths]
         return heapq.merge(*parts, key=lambda entry: entry.position)
+
+    def read_last_entries(self) -> list[OrderEntry]:
+        """Return the last entry of each graph; reads only the ends of the files."""
+        return [entry for entry in map(_read_last_entry, self.paths) if entry is not None]
 
 
 def read_order(root: Path, *, job_id: str = "") -> PublishedOrder:
@@ -136,6 +141,22 @@ def _read_entries(path: Path, iterations: IterationSelection | None) -> Iterator
                 yield parse_order_line(line, attempt)
         except (CorruptedError, ValueError, IndexError) as error:
             raise CorruptedError(f"{path}, line {number}: {error}") from None
+
+
+_TAIL_BYTES = 1 << 16
+"""Longer than an order line of some thousand ranks."""
+
+
+def _read_last_entry(path: Path) -> OrderEntry | None:
+    """Return the last complete entry of an order file; None without one."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read().split(b"\n")
+        return parse_order_line(lines[-2].decode())
+    except (OSError, CorruptedError, ValueError, IndexError):
+        return None
 
 
 def _read_findings(path: Path) -> tuple[Finding, ...]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from rankdump._analysis.reader.manifests import find_other_sessions
 from rankdump._analysis.reader.query import Named, Query, selected
+from rankdump._analysis.reader.shard_join import TensorShard, join_shards, plan_join
 from rankdump._analysis.reader.source_lines import (
     Frame,
     find_backward_name,
@@ -36,6 +37,7 @@ from rankdump._analysis.reader.tree_files import FolderIndex
 from rankdump._analysis.reader.tree_walk import find_root, walk
 from rankdump._core.plan import IterationSelection
 from rankdump._core.record import TensorKey
+from rankdump._core.tensor_layout import TensorLayout
 from rankdump._layout import tree_paths
 from rankdump._layout.dump_folders import ROOT_FORMS
 from rankdump._layout.profile import PROFILES
@@ -158,6 +160,10 @@ class Dump:
         source = self._source if attempt is None else self._source.of_attempt(int(attempt))
         return Dump(source, (*self._queries, query))
 
+    def matching(self, query: Query) -> Dump:
+        """Return the part of this dump that a query selects."""
+        return self if query.empty else Dump(self._source, (*self._queries, query))
+
     def of_job(self, job_id: str) -> Dump:
         """Return the dump of one of several jobs; CorruptedError lists the jobs if it has none."""
         if not find_other_sessions(self.root, job_id):
@@ -232,8 +238,13 @@ class Dump:
         *,
         format: str = "",  # noqa: A002 - the word for it in every file and tool
         attempt: int | None = None,
+        full: bool = False,
     ) -> npt.NDArray[Any]:
         """Return a tensor as a read-only array; bfloat16 as float32.
+
+        With `full`, a shard is joined with those of the other ranks of its mesh to the logical
+        tensor, whatever ranks the filters select; a tensor without a layout is returned as it is.
+        Partial values are reduced in float64.
 
         A tensor of a bin file has its shape on the device. With `format`, for example `NCHW`, it
         is converted and cropped to the original shape in the header. As in CANN's own tool, that
@@ -241,13 +252,16 @@ class Dump:
 
         A key may have raw names. Its time stamp selects one of several runs, by default the last;
         `attempt` restricts them to those of one attempt.
-        CorruptedError when there is no such tensor or its file is damaged; UnsupportedError for
-        elements that are not numbers, and for unsupported formats.
+        CorruptedError when there is no such tensor, its file is damaged, or its shards do not
+        cover the logical tensor; UnsupportedError for elements that are not numbers, and for
+        unsupported formats and reductions.
         """
-        if isinstance(tensor, Entry):
-            entry = tensor
-        else:
-            entry = (self if attempt is None else self.where(attempt=attempt))._entry(tensor)
+        if attempt is not None and not isinstance(tensor, Entry):
+            return self.where(attempt=attempt).load(tensor, format=format, full=full)
+        entry = tensor if isinstance(tensor, Entry) else self._entry(tensor)
+        record = entry.record
+        if full and record is not None and record.layout is not None:
+            return self._join_shards(entry, record.layout)
         return load_entry(entry, tensor_format=format)
 
     def statistics(self, **filters: Unpack[Filters]) -> list[Figures]:
@@ -283,6 +297,24 @@ class Dump:
                     if backward:
                         found.setdefault(backward, operator.frames)
         return found
+
+    def _join_shards(self, entry: Entry, layout: TensorLayout) -> npt.NDArray[Any]:
+        """Return the logical tensor of which an entry is a shard."""
+        every = Dump(self._source)
+        entries = {entry.key.rank: entry}
+        for rank in layout.mesh.list_ranks():
+            key = entry.key._replace(rank=rank)
+            found = every._keyed(place_in_time_of(key)).get(_without_time(key), ())
+            if found and rank not in entries:
+                entries[rank] = max(found, key=lambda each: each.key.timestamp_us)
+        shards = [
+            TensorShard(rank, record.shape, record.layout, record.digest)
+            for rank, each in entries.items()
+            if (record := each.record) is not None and record.layout is not None
+        ]
+        name = f"{entry.op_name} {entry.key.side.value} {entry.key.slot}"
+        plan = plan_join(shards, name=name)
+        return join_shards(plan, lambda rank: load_entry(entries[rank]), name=name)
 
     @property
     def _tree(self) -> Tree:

@@ -103,6 +103,8 @@ class Surveyed:
     infinities: int | None = None
     damage: str = ""
     """Reason why there are no statistics."""
+    argument: str = ""
+    """Place of the tensor in its call; empty when unknown."""
 
 
 class Survey:
@@ -180,6 +182,7 @@ def _survey_row(row: Figures, entry: Entry | None) -> Surveyed:
         l2norm=row.number("l2norm"),
         nans=nans,
         infinities=None if low is None or high is None else low + high,
+        argument=row.record.argument if row.record else "",
     )
 
 
@@ -218,4 +221,5 @@ def _empty_survey(entry: Entry, known: Facts, *, damage: str = "") -> Surveyed:
         path=entry.relative,
         computed=True,
         damage=damage,
+        argument=entry.record.argument if entry.record else "",
     )

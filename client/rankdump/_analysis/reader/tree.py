@@ -327,7 +327,7 @@ class _EntryColumns:
             if record is not None:
                 digest = _pack_digest(record.digest)
                 raw, sizes = record[2:4], record[7:9]
-                recorded = *record[4:7], record.member, bool(digest)
+                recorded = *record[4:7], bool(digest), *record[10:]
             numbers = key.timestamp_us, entry.stored_bytes, *sizes
             if max(numbers) > _MAX_COLUMN_NUMBER or (
                 record is not None and not _is_restorable(entry, record, digest)
@@ -368,12 +368,12 @@ class _EntryColumns:
         )
         record = None
         if recorded is not None:
-            spelt, dtype, shape, part_of, digested = recorded
+            spelt, dtype, shape, digested, *rest = recorded
             start = row * _DIGEST_BYTES
             digest = self.digests[start : start + _DIGEST_BYTES].hex() if digested else ""
             record = ManifestRecord(
                 *(relative, stamp, raw[0], raw[1], spelt, dtype, shape),
-                *(self.bytes_in[row], self.bytes_stored[row], digest, part_of),
+                *(self.bytes_in[row], self.bytes_stored[row], digest, *rest),
             )
         return Entry(self.root, relative, key, self.stored_bytes[row], record, member, described)
 

@@ -1,5 +1,6 @@
-"""Status of a tree without a daemon: balances of iterations, missing ranks and iterations, and
-damage. Reads no more than a walk with `balances_only`; never a tensor.
+"""Status of a tree without a daemon: sessions as their files state them, balances of iterations,
+missing ranks and iterations, and damage. Reads no more than a walk with `balances_only`, and the
+session files; never a tensor.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TypeAlias
 
 from rankdump._analysis.reader.manifests import retired_sentences
 from rankdump._analysis.reader.query import group_ranks, missing_ranges, ranges
+from rankdump._analysis.reader.session_files import read_tree_sessions
 from rankdump._analysis.reader.tree import Entries, Table, Tree
 from rankdump._analysis.reader.tree_walk import walk
 from rankdump._core.manifest import Manifest
@@ -91,14 +93,28 @@ def _tree_findings(tree: Tree) -> tuple[str, ...]:
 
 
 def _session_statuses(tree: Tree) -> tuple[SessionStatus, ...]:
-    """Return the listed sessions, and those that only manifests name, by job and rank."""
+    """Return the listed sessions, those in files, and those that only manifests know.
+
+    The last ones count as closed.
+    """
     listed = [record.session for record in tree.sessions]
-    known = {(session.rank, session.session_id) for session in listed}
-    named = _sessions_of_manifests(
-        tuple(m for m in tree.manifests if (m.status.rank, m.status.session_id) not in known)
+    known = {(each.job_id, each.session_id, each.rank) for each in listed}
+    filed = [
+        status
+        for each in read_tree_sessions(tree.root, tree.job_id)
+        if (status := each.status).attempt == (tree.attempt or status.attempt)
+        and (tree.whole or status.rank in tree.ranks)
+        and (status.job_id, status.session_id, status.rank) not in known
+    ]
+    known |= {(status.job_id, status.session_id, status.rank) for status in filed}
+    older = (
+        status
+        for status in _sessions_of_manifests(tree.manifests)
+        if (status.job_id, status.session_id, status.rank) not in known
     )
     # Sorting is stable: sessions of a rank stay in the order in which it had them.
-    return tuple(sorted((*named, *listed), key=lambda each: (each.job_id, each.rank)))
+    ordered = sorted(listed, key=lambda each: (each.job_id, each.rank))
+    return (*older, *filed, *ordered)
 
 
 def _sessions_of_manifests(manifests: tuple[Manifest, ...]) -> tuple[SessionStatus, ...]:
@@ -136,7 +152,9 @@ def _unfinished_iterations(tree: Tree) -> list[IterationStatus]:
     found = {place: status for place, status in listed.items() if place not in complete}
     stored, size = _count_unfinished_files(tree, complete | found.keys())
     jobs = {m.status.rank: m.status.job_id for m in tree.manifests}
-    jobs |= {record.session.rank: record.session.job_id for record in tree.sessions}
+    # The newest session of a rank writes, whatever other jobs have left in the tree.
+    newest = (each.status for each in read_tree_sessions(tree.root, tree.job_id))
+    jobs |= {status.rank: status.job_id for status in newest}
     # A rank without a complete iteration has no job id; in a tree of one job it is that job's.
     only = next(iter(jobs.values())) if len(set(jobs.values())) == 1 else ""
     for (rank, iteration, attempt), count in stored.items():

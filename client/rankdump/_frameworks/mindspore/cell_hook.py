@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from rankdump._core.graph import GraphNode, SourceLine
 from rankdump._core.record import TensorSide
-from rankdump._core.recorder_protocol import Recorder, StartedEvent
+from rankdump._core.recorder_protocol import ForwardPass, Recorder, StartedEvent
 from rankdump._frameworks.mindspore.backward import (
     MindSporeGradientObserver,
     MindSporeParameterObserver,
@@ -146,6 +146,7 @@ class MindSporeCellCall:
 
     scope: OperatorScope
     names: OperatorCallNames
+    forward_pass: ForwardPass
     arrived_slots: set[tuple[TensorSide, int]] = field(default_factory=set[tuple[TensorSide, int]])
 
 
@@ -301,7 +302,7 @@ class MindSporeCellHook(MindSporeCallListener):
             if observer.recorder.is_describing
             else ()
         )
-        self._record_tensors(scope.op_type, name, TensorSide.INPUT, leaves)
+        self._record_tensors(call, name, TensorSide.INPUT, leaves)
         self._watch_gradients(call, TensorSide.INPUT, leaves)
         return _OpenCellCall(
             call, name, observer.start_event(name), len(leaves), source, arguments or {}
@@ -310,7 +311,8 @@ class MindSporeCellHook(MindSporeCallListener):
     def _number_call(self, scope: OperatorScope) -> MindSporeCellCall:
         number = self._numbers.get(scope, 0)
         self._numbers[scope] = number + 1
-        return MindSporeCellCall(scope, scope.call_names(number))
+        forward_pass = self._observer.recorder.declared_pass
+        return MindSporeCellCall(scope, scope.call_names(number), forward_pass)
 
     def _record_returned_gradients(self, call: CompiledCall, result: object) -> None:
         self._parameters.record_returned_gradients(match_returned_gradients(call, result))
@@ -326,7 +328,7 @@ class MindSporeCellHook(MindSporeCallListener):
         observer, call = self._observer, opened.call
         try:
             if not raised:
-                self._record_tensors(call.scope.op_type, opened.name, TensorSide.OUTPUT, leaves)
+                self._record_tensors(call, opened.name, TensorSide.OUTPUT, leaves)
                 self._watch_gradients(call, TensorSide.OUTPUT, leaves)
         finally:
             observer.recorder.finish_event(opened.begun)
@@ -346,20 +348,21 @@ class MindSporeCellHook(MindSporeCallListener):
         self._observer.recorder.describe(self._observer.graph, node)
 
     def _record_tensors(
-        self, op_type: str, name: str, side: TensorSide, leaves: Sequence[CallLeaf]
+        self, call: MindSporeCellCall, name: str, side: TensorSide, leaves: Sequence[CallLeaf]
     ) -> None:
         if not self._observer.is_selected(name, side):
             return
         for leaf in leaves:
             if is_tensor(leaf.value):
                 self._observer.record_tensor(
-                    op_type,
+                    call.scope.op_type,
                     name,
                     side,
                     leaf.slot,
                     leaf.argument,
                     make_mindspore_source,
                     leaf.value,
+                    forward_pass=call.forward_pass,
                 )
 
     def _watch_gradients(
@@ -392,7 +395,7 @@ class MindSporeCellHook(MindSporeCallListener):
         if not call.arrived_slots:
             self._observer.record_event(name)
         call.arrived_slots.add(place)
-        self._record_tensors(call.scope.op_type, name, BACKWARD_SIDE[side], [leaf])
+        self._record_tensors(call, name, BACKWARD_SIDE[side], [leaf])
         self._observer.end_call(name)
 
 

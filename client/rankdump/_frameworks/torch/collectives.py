@@ -61,9 +61,12 @@ class WorkWatcher:
         @wraps(original)
         def wait(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
             try:
-                return original(work, *args, **kwargs)
-            finally:
-                watcher.end_wait(work)
+                result = original(work, *args, **kwargs)
+            except BaseException:
+                watcher.fail_wait(work)
+                raise
+            watcher.end_wait(work)
+            return result
 
         # The attribute in the class dict binds; `original`, read from the class, does not.
         self._replaced = (vars(_work_class)["wait"], wait)
@@ -85,6 +88,10 @@ class WorkWatcher:
                 self._add_pending(work, pending)
         elif not _finish_by_future(work, pending):
             self._add_pending(work, pending)
+
+    def fail_wait(self, work: dist.Work) -> None:
+        """Note that a wait for the work has failed."""
+        collective_recorder.fail(self._pending.pop(id(work), None))
 
     def end_wait(self, work: dist.Work) -> None:
         """Note that a wait for the work has returned."""
@@ -114,8 +121,13 @@ def _finish_by_future(work: dist.Work, pending: PendingCollective) -> bool:
     except RuntimeError:
         return False
 
-    def done(_: object) -> None:
-        collective_recorder.end(pending)
+    def done(ended: Any) -> None:
+        try:
+            ended.value()
+        except Exception:
+            collective_recorder.fail(pending)
+        else:
+            collective_recorder.end(pending)
 
     future.add_done_callback(done)
     return True
@@ -233,7 +245,7 @@ class ProcessGroupPatch:
                 with collective_recorder.suppress_nested():
                     work = original(group, *args, **kwargs)
             except BaseException:
-                self._end(None, pending)
+                collective_recorder.fail(pending)
                 raise
             self._end(work, pending)
             return work

@@ -9,12 +9,14 @@ waited for. A timeout that the backend does not reveal is unknown.
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import weakref
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -24,6 +26,7 @@ from torch import Tensor
 from rankdump._core.events import EventKind, ProcessGroup
 from rankdump._core.recorder_protocol import CollectiveCall, Recorder, StartedEvent
 from rankdump._core.timeouts import GroupTimeout
+from rankdump._frameworks.model_observer import find_script_line
 from rankdump._frameworks.torch.tensors import find_dtype_name
 
 # torch.distributed's stubs leave group names and ranks partly unknown.
@@ -31,6 +34,7 @@ from rankdump._frameworks.torch.tensors import find_dtype_name
 
 
 ANY_SOURCE = -1
+_TORCH_FOLDERS = (f"{Path(torch.__file__).parent}{os.sep}",)
 
 _OPERATION_TITLES = {
     kind: "".join(word.capitalize() for word in kind.name.split("_")) for kind in EventKind
@@ -69,6 +73,8 @@ class CollectiveRequest:
     """Its tensors are on an accelerator, whose works do not report their end to the host."""
     timeout: GroupTimeout | None = None
     """Timeout of the group, if known."""
+    source: str = ""
+    """`file:line` of the script that makes the call, if known."""
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +106,15 @@ class PendingCollective:
         )
         for recorder, begun in self.begun:
             recorder.finish_event(begun, name=name, collective=what)
+
+    def record_failure(self) -> None:
+        """Record that the call has failed; it is not complete on any member."""
+        try:
+            self._open.pop()
+        except IndexError:
+            return
+        for recorder, begun in self.begun:
+            recorder.finish_event(begun, failed=True)
 
 
 class CollectiveRecorder:
@@ -142,6 +157,8 @@ class CollectiveRecorder:
 
     def begin(self, request: CollectiveRequest) -> PendingCollective:
         """Number a request, and start its event in every armed recorder."""
+        if any(recorder.armed for recorder, _ in self._listeners):
+            request = replace(request, source=find_script_line(besides=_TORCH_FOLDERS))
         if request.kind.is_collective:
             number = self._sequences.next_number(request.group.name)
         elif request.peer == ANY_SOURCE:
@@ -157,6 +174,14 @@ class CollectiveRecorder:
         try:
             if pending is not None:
                 pending.record_end(peer)
+        except Exception as error:
+            self.report_failure(error)
+
+    def fail(self, pending: PendingCollective | None) -> None:
+        """Record the failure of a request that was begun; never raises."""
+        try:
+            if pending is not None:
+                pending.record_failure()
         except Exception as error:
             self.report_failure(error)
 
@@ -219,6 +244,7 @@ def _make_collective(request: CollectiveRequest, peer: int, sequence: int | None
         element_count=request.element_count,
         dtype=request.dtype,
         peer=peer,
+        source=request.source,
     )
 
 

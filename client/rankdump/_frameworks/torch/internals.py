@@ -1,11 +1,14 @@
 """Private interfaces of torch that the adapter depends on, each with its behaviour if this torch
-lacks it; those of process groups are in `communication` and `ddp`.
+lacks it; those of process groups are in `communication` and `ddp`, of pipelines in
+`pipeline_stages`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import FrameType
 from typing import Any
 
 import torch
@@ -206,6 +209,48 @@ def read_pre_hooks(module: Module) -> dict[int, Callable[..., Any]]:
 def find_running_ddp() -> Module | None:
     """Return the innermost DistributedDataParallel whose forward runs now; None without one."""
     return getattr(DistributedDataParallel, "_active_ddp_module", None)
+
+
+def is_syncing_module(module: Module) -> bool:
+    """Return whether a module is a DDP or FSDP that reduces gradients."""
+    own = vars(module)
+    return (
+        "require_backward_grad_sync" in own
+        or "_sync_gradients" in own
+        or hasattr(type(module), "set_requires_gradient_sync")
+    )
+
+
+def has_deferred_sync(module: Module) -> bool:
+    """Return whether a DDP or FSDP accumulates gradients without reducing them now.
+
+    `no_sync` sets an attribute of DDP and of the first FSDP; `set_requires_gradient_sync` sets one
+    of each parameter group of `fully_shard`.
+    """
+    own = vars(module)
+    if own.get("require_backward_grad_sync") is False or own.get("_sync_gradients") is False:
+        return True
+    find_state = getattr(type(module), "_get_fsdp_state", None)
+    if find_state is None:
+        return False
+    state = find_state(module)
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:  # torch 2.12 and older have one group a module
+        groups = (getattr(state, "_fsdp_param_group", None),)
+    return any(getattr(group, "reduce_grads", True) is False for group in groups)
+
+
+_apply_code: Any = getattr(torch.autograd.Function.apply, "__code__", None)
+
+
+def is_inside_function() -> bool:
+    """Return whether this thread runs the forward of an autograd function written in Python."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is _apply_code:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def read_next_node_number() -> int:

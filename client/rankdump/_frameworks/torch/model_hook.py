@@ -17,15 +17,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
 from torch.nn import Module, Parameter
 from torch.utils.hooks import RemovableHandle
 
 from rankdump._core.record import TensorSide
-from rankdump._core.recorder_protocol import IterationHook, Recorder, StartedEvent
+from rankdump._core.recorder_protocol import ForwardPass, IterationHook, Recorder, StartedEvent
 from rankdump._frameworks.model_observer import BACKWARD_SIDE
 from rankdump._frameworks.operator_names import CallLeaf, list_call_leaves, list_result_leaves
 from rankdump._frameworks.torch.collectives import CollectiveSubscription
+from rankdump._frameworks.torch.forward_passes import ForwardPassFinder, continue_pass
 from rankdump._frameworks.torch.graph_description import GraphDescriber, NodeDraft
 from rankdump._frameworks.torch.internals import (
     find_backward_step,
@@ -102,7 +103,9 @@ class ModuleGradientObserver:
             observer.record_event(name)
             if self._describer.is_active:
                 run_shielded(self._describer.describe_gradient, self.report_failure, call)
-        observer.record_tensors(call.scope.op_type, name, BACKWARD_SIDE[side], [leaf])
+        backward_side = BACKWARD_SIDE[side]
+        op_type, forward_pass = call.scope.op_type, call.forward_pass
+        observer.record_tensors(op_type, name, backward_side, [leaf], forward_pass)
         if call.arrivals.is_complete:
             observer.end_call(name)
 
@@ -180,6 +183,9 @@ class OpenModuleCall:
     """Whether the call is a recomputation."""
     prior_error: int
     """Identity of the error that the script was already handling."""
+    forward_pass: ForwardPass
+    has_grad: bool
+    """Whether gradients were on when the call began."""
     begun: StartedEvent | None = None
     inner_error: ErrorFingerprint | None = None
     """Error that left a call inside this one."""
@@ -212,8 +218,10 @@ class ModuleCallObserver:
         gradients: ModuleGradientObserver,
         describer: GraphDescriber,
         mark_reporter: ModuleMarkReporter,
+        pass_finder: ForwardPassFinder,
     ) -> None:
         self._observer = observer
+        self._pass_finder = pass_finder
         self._call_log = call_log
         self._gradients = gradients
         self._describer = describer
@@ -237,16 +245,22 @@ class ModuleCallObserver:
             return
         self._mark_reporter.report_changed_marks()
         frames = self._frames()
-        if frames and _is_inside_boundary(frames[-1].operator, operator):
+        around = frames[-1] if frames else None
+        error, has_grad = find_handled_error(), is_grad_enabled()
+        if around is not None and _is_inside_boundary(around.operator, operator):
             frames.append(
-                OpenModuleCall(
-                    operator, None, is_recomputation=False, prior_error=find_handled_error()
-                )
+                OpenModuleCall(operator, None, False, error, around.forward_pass, has_grad)
             )
             return
         leaves = list_call_leaves(args, kwargs)
         call, again = self._number_call(operator, leaves)
-        frame = OpenModuleCall(operator, call, again, find_handled_error())
+        if not again:
+            # Nearly all calls inherit their pass, so this is not left to a function.
+            if around is not None and around.has_grad is has_grad:
+                call.forward_pass = around.forward_pass
+            else:
+                call.forward_pass = self._find_pass(operator, around, has_grad)
+        frame = OpenModuleCall(operator, call, again, error, call.forward_pass, has_grad)
         frames.append(frame)
         graph = self._observer.graph
         try:
@@ -293,7 +307,9 @@ class ModuleCallObserver:
         if recorder.wants_arguments and not frame.is_recomputation:
             values = read_module_arguments(frame.operator.module)
             recorder.record_arguments(self._observer.graph, op_type, frame.name, values)
-        self._observer.record_tensors(op_type, frame.name, TensorSide.INPUT, leaves)
+        self._observer.record_tensors(
+            op_type, frame.name, TensorSide.INPUT, leaves, frame.forward_pass
+        )
         self._gradients.watch_gradients(
             call, TensorSide.INPUT, leaves, again=frame.is_recomputation
         )
@@ -301,7 +317,9 @@ class ModuleCallObserver:
     def _record_outputs(self, frame: OpenModuleCall, leaves: Sequence[CallLeaf]) -> None:
         if frame.call is not None:
             op_type = frame.call.scope.op_type
-            self._observer.record_tensors(op_type, frame.name, TensorSide.OUTPUT, leaves)
+            self._observer.record_tensors(
+                op_type, frame.name, TensorSide.OUTPUT, leaves, frame.forward_pass
+            )
             self._gradients.watch_gradients(
                 frame.call, TensorSide.OUTPUT, leaves, again=frame.is_recomputation
             )
@@ -355,6 +373,14 @@ class ModuleCallObserver:
             if frame.begun is not None:
                 self._observer.recorder.finish_event(frame.begun)
 
+    def _find_pass(
+        self, operator: ModuleOperator, around: OpenModuleCall | None, has_grad: bool
+    ) -> ForwardPass:
+        if around is None:
+            recorder = self._observer.recorder
+            return self._pass_finder.begin_pass(operator, recorder, has_grad=has_grad)
+        return continue_pass(around.forward_pass, has_grad=has_grad)
+
     def _number_call(
         self, operator: ModuleOperator, leaves: Sequence[CallLeaf]
     ) -> tuple[TorchOperatorCall, bool]:
@@ -387,8 +413,14 @@ class TorchModelHook:
         self._describer = GraphDescriber(self._observer)
         self._gradients = ModuleGradientObserver(self._observer, self._describer)
         self._mark_reporter = ModuleMarkReporter(model, self._observer)
+        self._pass_finder = ForwardPassFinder()
         self._calls = ModuleCallObserver(
-            self._observer, self._call_log, self._gradients, self._describer, self._mark_reporter
+            self._observer,
+            self._call_log,
+            self._gradients,
+            self._describer,
+            self._mark_reporter,
+            self._pass_finder,
         )
         self._parameters = TorchParameterObserver(model, self._observer)
         self._installed: ModuleHooks | None = None
@@ -404,6 +436,7 @@ class TorchModelHook:
         if iteration != self._iteration:
             self._iteration = iteration
             self._call_log.restart()
+            self._pass_finder.restart()
             self._parameters.restart()
         self._collectives.refresh_methods()
         run_shielded(self._arm if armed else self._disarm, self._observer.report_failure)
@@ -427,6 +460,7 @@ class TorchModelHook:
     def _arm(self) -> None:
         self._calls.restart()
         self._describer.clear()
+        self._pass_finder.watch_stages()
         structure = read_structure(self._model)
         self._parameters.start(structure)
         # The installed hooks keep alive the objects whose identities are in the structure.
@@ -445,9 +479,11 @@ class TorchModelHook:
         if self._installed is None or not self._installed.tree.same_as(tree):
             self._uninstall()
             self._installed = ModuleHooks(tree, self._calls)
+        self._pass_finder.start(self._model, tree)
 
     def _disarm(self) -> None:
         self._uninstall()
+        self._pass_finder.stop()
         self._calls.restart()
         self._parameters.stop()
         self._gradients.remove_leaf_hooks()

@@ -37,7 +37,9 @@ _WRAPPER_ATTRIBUTES = {
 
 SCRIPTED_WARNING = "modules compiled by torch.jit are not observed, only the modules around them"
 COMPILED_WARNING = (
-    "operators inside a region compiled by torch.compile are not seen, only its boundary"
+    "operators inside a region compiled by torch.compile are not seen, only its boundary; to see "
+    "them, run the dumped iterations in torch.compiler.set_stance('force_eager'), or the whole job "
+    "with TORCH_COMPILE_DISABLE=1"
 )
 FUSED_WARNING = (
     "a TransformerEncoderLayer in eval mode is not observed: a hook would switch off its fused "
@@ -135,9 +137,33 @@ def iterate_own_tensors(module: Module) -> Iterator[tuple[str, Tensor]]:
 
 def find_class_name(module: Module) -> str:
     """Return the class name of a module; for a wrapper that of the module inside."""
+    return _find_original_class(type(unwrap_module(module))).__name__
+
+
+def unwrap_module(module: Module) -> Module:
+    """Return the module inside all wrappers."""
     while (inner := _find_wrapped(module)) is not None:
         module = inner
-    return type(module).__name__
+    return module
+
+
+_SHARDED_BASES = ("FSDPModule", "ReplicateModule", "DDP")
+"""Classes that `fully_shard` and `replicate` put in front of a module's own class."""
+
+
+def _find_original_class(kind: type) -> type:
+    """Return the class that a module had before torch gave it one with another behaviour.
+
+    Such a class is made for each module's class, with the behaviour and that class as its bases
+    (torch.distributed.fsdp.fully_shard, torch.distributed._composable.replicate).
+    """
+    while (
+        len(kind.__bases__) > 1
+        and kind.__bases__[0].__name__ in _SHARDED_BASES
+        and kind.__bases__[0].__module__.startswith("torch.distributed.")
+    ):
+        kind = kind.__bases__[1]
+    return kind
 
 
 class _ModuleWalk:

@@ -2,8 +2,10 @@
 that the script marked with `set_dump`.
 
 A gradient is read when an optimizer's step begins: after accumulation, reduction, unscaling and
-clipping. Without an optimizer of torch it is read at the end of the iteration. A buffer that is
-not part of the model's state is a constant and is recorded once. Marks keep no module alive.
+clipping. A step with a closure computes the gradients itself (Lightning's do, and LBFGS), so they
+are read when it ends. Without an optimizer of torch they are read at the end of the iteration. A
+buffer that is not part of the model's state is a constant and is recorded once. Marks keep no
+module alive.
 """
 
 from __future__ import annotations
@@ -15,13 +17,17 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils.hooks import RemovableHandle
 
 from rankdump._core.record import TensorSide
 from rankdump._frameworks.model_observer import check_mark_state, make_mark_target_error
 from rankdump._frameworks.operator_names import make_gradient_name
 from rankdump._frameworks.torch.internals import is_tracing, read_structure
+from rankdump._frameworks.torch.layouts import LayoutFinder
 from rankdump._frameworks.torch.module_hooks import exclude_from_compilation, run_shielded
 from rankdump._frameworks.torch.module_tree import (
     BufferLocation,
@@ -30,7 +36,10 @@ from rankdump._frameworks.torch.module_tree import (
     iterate_buffer_locations,
     iterate_buffers,
     iterate_chosen_names,
-    iterate_parameters,
+)
+from rankdump._frameworks.torch.parameter_layouts import (
+    find_parameter_layouts,
+    iterate_sharded_parameters,
 )
 from rankdump._frameworks.torch.tensors import TorchObserver
 
@@ -47,11 +56,12 @@ class TorchParameterObserver:
         self._observer = observer
         self._named: list[tuple[str, str, Parameter]] = []
         self._gradients: dict[int, str] = {}
+        self._layouts: dict[int, LayoutFinder] = {}
         self._buffers: list[BufferLocation] = []
         self._structure: list[object] | None = None
         self._recorded: set[str] = set()
         self._constants: set[str] = set()
-        self._handle: RemovableHandle | None = None
+        self._handles: list[RemovableHandle] = []
 
     def restart(self) -> None:
         """Forget which gradients were recorded, because an iteration begins."""
@@ -60,22 +70,25 @@ class TorchParameterObserver:
     def start(self, structure: list[object] | None) -> None:
         """Observe optimizers from now on; `structure` is the model's, or None."""
         self._refresh(structure)
-        if self._handle is None:
-            self._handle = register_optimizer_step_pre_hook(self._before_step)
+        if not self._handles:
+            self._handles = [
+                register_optimizer_step_pre_hook(self._before_step),
+                register_optimizer_step_post_hook(self._after_step),
+            ]
 
     def stop(self) -> None:
         """Stop observing optimizers."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
         # No tensor is kept alive while nothing is observed.
         self._named, self._buffers = [], []
-        self._gradients = {}
+        self._gradients, self._layouts = {}, {}
         self._structure = None
 
     def iterate_named(self) -> Iterator[tuple[str, Tensor]]:
         """Yield parameters, then buffers, each once with its dotted name."""
-        yield from iterate_parameters(self._model)
+        yield from iterate_sharded_parameters(self._model)
         for name, buffer, _ in iterate_buffers(self._model):
             yield name, buffer
 
@@ -84,7 +97,8 @@ class TorchParameterObserver:
         for _, gradient, parameter in self._named:
             self._record_gradient(gradient, parameter)
         for name, _, parameter in self._named:
-            self._observer.record_state(name, "parameter", parameter)
+            find_layout = self._layouts.get(id(parameter))
+            self._observer.record_state(name, "parameter", parameter, find_layout=find_layout)
         self._refresh(read_structure(self._model))
         for place in self._buffers:
             if place.persistent:
@@ -98,14 +112,20 @@ class TorchParameterObserver:
         if structure is not None and structure == self._structure:
             return
         self._structure = structure
-        named = iterate_parameters(self._model)
+        named = list(iterate_sharded_parameters(self._model))
+        self._layouts = find_parameter_layouts(self._model, named)
         self._named = [(name, make_gradient_name(name), parameter) for name, parameter in named]
         self._gradients = {id(parameter): gradient for _, gradient, parameter in self._named}
         self._buffers = list(iterate_buffer_locations(self._model))
 
     @exclude_from_compilation
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not is_tracing():
+        if not (is_tracing() or _has_closure(args, kwargs)):
+            run_shielded(self._record_step_gradients, self._observer.report_failure, optimizer)
+
+    @exclude_from_compilation
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if _has_closure(args, kwargs) and not is_tracing():
             run_shielded(self._record_step_gradients, self._observer.report_failure, optimizer)
 
     def _record_step_gradients(self, optimizer: Optimizer) -> None:
@@ -121,12 +141,17 @@ class TorchParameterObserver:
         gradient = parameter.grad
         if gradient is not None and name not in self._recorded:
             self._recorded.add(name)
-            self._observer.record_gradient(name, gradient)
+            self._observer.record_gradient(name, gradient, self._layouts.get(id(parameter)))
 
     def _record_constant(self, name: str, buffer: Tensor) -> None:
         if name not in self._constants and self._observer.is_selected(name, TensorSide.OUTPUT):
             self._constants.add(name)
             self._observer.record_state(name, "buffer", buffer, constant=True)
+
+
+def _has_closure(args: Any, kwargs: Any) -> bool:
+    """Return whether a step got a closure; `args` begins with the optimizer itself."""
+    return kwargs.get("closure") is not None or any(callable(each) for each in args[1:])
 
 
 class ModuleMarks:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, strided
 
 from rankdump._core.record import TensorSide
+from rankdump._core.recorder_protocol import UNDIVIDED_PASS, ForwardPass
 from rankdump._frameworks.operator_names import OperatorCallNames, OperatorScope
 from rankdump._frameworks.torch.internals import (
     find_saving_hook,
@@ -29,6 +30,7 @@ from rankdump._frameworks.torch.internals import (
     read_version,
     unwrap_tensor,
 )
+from rankdump._frameworks.torch.layouts import strip_distribution
 
 
 class TensorFingerprint(NamedTuple):
@@ -51,8 +53,12 @@ class TensorFingerprint(NamedTuple):
 
 def compute_fingerprint(tensor: Tensor | None) -> TensorFingerprint | None:
     """Return a tensor's fingerprint; None if it has no address or counts no versions."""
-    if tensor is None or unwrap_tensor(tensor) is not tensor or not has_own_elements(tensor):
+    if tensor is None or unwrap_tensor(tensor) is not tensor:
         return None
+    if not has_own_elements(tensor):
+        tensor = strip_distribution(tensor)
+        if not has_own_elements(tensor):
+            return None
     if tensor.is_inference() or tensor.layout is not strided or tensor.is_meta:
         return None
     address = tensor.data_ptr()
@@ -135,6 +141,8 @@ class TorchOperatorCall:
     watched_slots: set[tuple[TensorSide, int]] = field(default_factory=lambda: set())
     """Slots whose gradients the forward call itself watches."""
     arrivals: GradientArrivals = field(default_factory=GradientArrivals)
+    forward_pass: ForwardPass = UNDIVIDED_PASS
+    """Pass of the call, its recomputation and its gradients."""
 
     @property
     def names(self) -> OperatorCallNames:

@@ -6,8 +6,8 @@ the tensor, the random state, the autograd graph or what a user's dispatch mode 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -17,7 +17,13 @@ from torch.nn import Parameter
 from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.plan import StatisticPrecision
 from rankdump._core.record import TensorSide
-from rankdump._core.recorder_protocol import DeferredStatistics, DeviceCopier, TensorVersion
+from rankdump._core.recorder_protocol import (
+    UNDIVIDED_PASS,
+    DeferredStatistics,
+    DeviceCopier,
+    ForwardPass,
+    TensorVersion,
+)
 from rankdump._core.tensor_layout import TensorLayout
 from rankdump._frameworks.model_observer import ModelObserver
 from rankdump._frameworks.operator_names import CallLeaf
@@ -30,6 +36,8 @@ from rankdump._frameworks.torch.internals import (
     read_version,
     unwrap_tensor,
 )
+from rankdump._frameworks.torch.layouts import LayoutFinder, find_local_shard
+from rankdump._frameworks.torch.model_parallel import select_partition
 from rankdump.errors import ProtocolError
 
 MAX_SMALL_BYTES = 1 << 16
@@ -217,7 +225,7 @@ class TorchTensor:
         with disable_function_modes():
             if is_shrunk(self.tensor):
                 return "storage_freed"
-            return make_torch_source(self.tensor)
+            return _read_elements(self.tensor, self.layout)
 
     def start_statistics(
         self, items: tuple[str, ...], precision: StatisticPrecision
@@ -232,11 +240,24 @@ class TorchTensor:
         return memoryview(buffer).cast("B")
 
 
-def make_torch_source(tensor: Tensor) -> TorchTensor | str:
-    """Return the tensor as a source, or the reason why its elements cannot be read."""
+def make_torch_source(tensor: Tensor) -> TorchTensor | str | None:
+    """Return the tensor as a source, or the reason why its elements cannot be read.
+
+    Of a distributed tensor the source is the local part; None on a rank that has no part of it.
+    """
     tensor = unwrap_tensor(tensor)
     reason = _explain_unreadable(tensor)
-    return reason if reason else TorchTensor(tensor, _read_version(tensor))
+    if not reason:
+        return TorchTensor(tensor, _read_version(tensor))
+    shard = find_local_shard(tensor) if reason == _UNSUPPORTED_CLASS else None
+    if shard is None:
+        return reason
+    return None if shard.is_outside else _read_elements(shard.tensor, shard.layout)
+
+
+def _read_elements(tensor: Tensor, layout: TensorLayout | None) -> TorchTensor | str:
+    reason = _explain_unreadable(tensor)
+    return reason if reason else TorchTensor(tensor, _read_version(tensor), layout)
 
 
 def find_dtype_name(tensor: Tensor) -> str:
@@ -250,6 +271,7 @@ def _format_dtype(kind: torch.dtype) -> str:
 
 
 _EAGER_TYPES = (Tensor, Parameter)
+_UNSUPPORTED_CLASS = "unsupported_tensor_class"
 # Looked up for every tensor of a step: a plain dictionary is fastest.
 _DTYPE_NAMES = {getattr(torch, name): name for name in ELEMENT_TYPES if hasattr(torch, name)}
 
@@ -284,8 +306,8 @@ def _explain_unreadable(tensor: Tensor) -> str:
     ):
         return ""
     if not has_own_elements(tensor):
-        # Among them fake, distributed and jagged tensors.
-        return "unsupported_tensor_class"
+        # Among them fake and jagged tensors.
+        return _UNSUPPORTED_CLASS
     if tensor.layout is not torch.strided:
         return "unsupported_sparse"
     if tensor.is_nested or tensor.is_quantized:
@@ -306,7 +328,12 @@ class TorchObserver(ModelObserver):
     """Observer of one attached torch model."""
 
     def record_tensors(
-        self, op_type: str, op_name: str, side: TensorSide, leaves: Iterable[CallLeaf]
+        self,
+        op_type: str,
+        op_name: str,
+        side: TensorSide,
+        leaves: Iterable[CallLeaf],
+        forward_pass: ForwardPass = UNDIVIDED_PASS,
     ) -> None:
         """Record the tensors among the leaves of one side of an operator."""
         if not self.recorder.is_wanted(self.graph, op_name, side):
@@ -314,17 +341,45 @@ class TorchObserver(ModelObserver):
         for leaf in leaves:
             if isinstance(leaf.value, Tensor):
                 self.record_tensor(
-                    op_type, op_name, side, leaf.slot, leaf.argument, make_torch_source, leaf.value
+                    op_type,
+                    op_name,
+                    side,
+                    leaf.slot,
+                    leaf.argument,
+                    make_torch_source,
+                    leaf.value,
+                    forward_pass=forward_pass,
                 )
 
     def record_state(
-        self, name: str, argument: str, tensor: Tensor, *, constant: bool = False
+        self,
+        name: str,
+        argument: str,
+        tensor: Tensor,
+        *,
+        constant: bool = False,
+        find_layout: LayoutFinder | None = None,
     ) -> None:
         """Record a parameter or buffer with its current value."""
-        self.record_parameter(
-            name, argument, make_torch_source, tensor, state=True, constant=constant
-        )
+        read = _choose_reader(find_layout)
+        self.record_parameter(name, argument, read, tensor, state=True, constant=constant)
 
-    def record_gradient(self, name: str, tensor: Tensor) -> None:
+    def record_gradient(
+        self, name: str, tensor: Tensor, find_layout: LayoutFinder | None = None
+    ) -> None:
         """Record the gradient of a parameter as the output of its own operator."""
-        self.record_parameter(name, "grad", make_torch_source, tensor)
+        self.record_parameter(name, "grad", _choose_reader(find_layout), tensor)
+
+
+def _choose_reader(
+    find_layout: LayoutFinder | None,
+) -> Callable[[Tensor], TorchTensor | str | None]:
+    return make_torch_source if find_layout is None else partial(_read_part, find_layout)
+
+
+def _read_part(find_layout: LayoutFinder, tensor: Tensor) -> TorchTensor | str | None:
+    """Return a tensor as a source, with the layout of a plain tensor that is only a part."""
+    source = make_torch_source(select_partition(tensor))
+    if isinstance(source, TorchTensor) and source.layout is None:
+        source.layout = find_layout(source.shape)
+    return source

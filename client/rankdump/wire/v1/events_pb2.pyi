@@ -107,6 +107,8 @@ class EventColumns(google.protobuf.message.Message):
     PEER_FIELD_NUMBER: builtins.int
     STALL_US_FIELD_NUMBER: builtins.int
     SENT_US_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    STREAM_SOURCE_FIELD_NUMBER: builtins.int
     stalled_us: builtins.int
     """Time for which dumping had held the rank up since its session began, when this was sent."""
     count: builtins.int
@@ -160,6 +162,15 @@ class EventColumns(google.protobuf.message.Message):
     """
     sent_us: builtins.int
     """When this was sent, on the rank's clock; 0 when it does not say."""
+    source: builtins.bytes
+    """"file:line" of the script that made each call; empty when it is not known.
+    4, index into `names`
+    """
+    stream_source: builtins.bytes
+    """The same as indexes into the texts of the stream, from an agent to a coordinator. An agent that
+    does not know `source` passes it on unchanged, so a coordinator must not read that field.
+    4
+    """
     @property
     def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Empty: the texts that the stream has sent before."""
@@ -190,8 +201,10 @@ class EventColumns(google.protobuf.message.Message):
         peer: builtins.bytes = ...,
         stall_us: builtins.bytes = ...,
         sent_us: builtins.int = ...,
+        source: builtins.bytes = ...,
+        stream_source: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["calls", b"calls", "count", b"count", "dtype", b"dtype", "element_count", b"element_count", "end_position", b"end_position", "end_us", b"end_us", "graph", b"graph", "group", b"group", "groups", b"groups", "iteration", b"iteration", "kind", b"kind", "name", b"name", "names", b"names", "peer", b"peer", "position", b"position", "sent_us", b"sent_us", "sequence", b"sequence", "stall_us", b"stall_us", "stalled_us", b"stalled_us", "start_us", b"start_us", "stream", b"stream"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["calls", b"calls", "count", b"count", "dtype", b"dtype", "element_count", b"element_count", "end_position", b"end_position", "end_us", b"end_us", "graph", b"graph", "group", b"group", "groups", b"groups", "iteration", b"iteration", "kind", b"kind", "name", b"name", "names", b"names", "peer", b"peer", "position", b"position", "sent_us", b"sent_us", "sequence", b"sequence", "source", b"source", "stall_us", b"stall_us", "stalled_us", b"stalled_us", "start_us", b"start_us", "stream", b"stream", "stream_source", b"stream_source"]) -> None: ...
 
 global___EventColumns = EventColumns
 

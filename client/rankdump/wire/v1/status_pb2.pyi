@@ -247,6 +247,7 @@ class StatusView(google.protobuf.message.Message):
     MEMORY_FIELD_NUMBER: builtins.int
     NEEDS_FIELD_NUMBER: builtins.int
     LEDGER_FIELD_NUMBER: builtins.int
+    WAITS_FIELD_NUMBER: builtins.int
     @property
     def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SessionStatus]: ...
     @property
@@ -283,6 +284,10 @@ class StatusView(google.protobuf.message.Message):
     def needs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobNeed]: ...
     @property
     def ledger(self) -> global___LedgerStatus: ...
+    @property
+    def waits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankWait]:
+        """Calls that ranks wait in; from coordinators only."""
+
     def __init__(
         self,
         *,
@@ -300,11 +305,69 @@ class StatusView(google.protobuf.message.Message):
         memory: global___MemoryStatus | None = ...,
         needs: collections.abc.Iterable[global___JobNeed] | None = ...,
         ledger: global___LedgerStatus | None = ...,
+        waits: collections.abc.Iterable[global___RankWait] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["ledger", b"ledger", "load", b"load", "memory", b"memory"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agents", b"agents", "disks", b"disks", "findings", b"findings", "hints", b"hints", "iterations", b"iterations", "ledger", b"ledger", "load", b"load", "memory", b"memory", "merges", b"merges", "needs", b"needs", "order_findings", b"order_findings", "roots", b"roots", "sessions", b"sessions", "usage", b"usage"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "disks", b"disks", "findings", b"findings", "hints", b"hints", "iterations", b"iterations", "ledger", b"ledger", "load", b"load", "memory", b"memory", "merges", b"merges", "needs", b"needs", "order_findings", b"order_findings", "roots", b"roots", "sessions", b"sessions", "usage", b"usage", "waits", b"waits"]) -> None: ...
 
 global___StatusView = StatusView
+
+@typing.final
+class RankWait(google.protobuf.message.Message):
+    """A collective or message that a rank has entered and not left."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    ITERATION_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    GROUP_FIELD_NUMBER: builtins.int
+    SEQUENCE_FIELD_NUMBER: builtins.int
+    START_US_FIELD_NUMBER: builtins.int
+    WAITED_US_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    ABSENT_FIELD_NUMBER: builtins.int
+    STUCK_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    rank: builtins.int
+    iteration: builtins.int
+    kind: builtins.str
+    """As in TimeoutHint."""
+    name: builtins.str
+    group: builtins.str
+    sequence: builtins.int
+    start_us: builtins.int
+    """Microseconds since the epoch on the coordinator's clock, and from then until now."""
+    waited_us: builtins.int
+    source: builtins.str
+    """"file:line" of the script that made the call; empty when it is not known."""
+    stuck: builtins.bool
+    """It is part of a deadlock or a mismatch, so it cannot end."""
+    @property
+    def absent(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Ranks that have not arrived, the first few of them."""
+
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        rank: builtins.int = ...,
+        iteration: builtins.int = ...,
+        kind: builtins.str = ...,
+        name: builtins.str = ...,
+        group: builtins.str = ...,
+        sequence: builtins.int = ...,
+        start_us: builtins.int = ...,
+        waited_us: builtins.int = ...,
+        source: builtins.str = ...,
+        absent: collections.abc.Iterable[builtins.int] | None = ...,
+        stuck: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["absent", b"absent", "group", b"group", "iteration", b"iteration", "job_id", b"job_id", "kind", b"kind", "name", b"name", "rank", b"rank", "sequence", b"sequence", "source", b"source", "start_us", b"start_us", "stuck", b"stuck", "waited_us", b"waited_us"]) -> None: ...
+
+global___RankWait = RankWait
 
 @typing.final
 class DiskStatus(google.protobuf.message.Message):
@@ -529,6 +592,7 @@ class MergeStatus(google.protobuf.message.Message):
     PENDING_ITERATIONS_FIELD_NUMBER: builtins.int
     PENDING_EVENTS_FIELD_NUMBER: builtins.int
     LAG_S_FIELD_NUMBER: builtins.int
+    UNPUBLISHED_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     published_iterations: builtins.int
     published_events: builtins.int
@@ -536,6 +600,10 @@ class MergeStatus(google.protobuf.message.Message):
     pending_events: builtins.int
     lag_s: builtins.float
     """Since the oldest event that is not published came; 0 when all are."""
+    @property
+    def unpublished(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Iterations that are not published yet, the first few of them."""
+
     def __init__(
         self,
         *,
@@ -545,8 +613,9 @@ class MergeStatus(google.protobuf.message.Message):
         pending_iterations: builtins.int = ...,
         pending_events: builtins.int = ...,
         lag_s: builtins.float = ...,
+        unpublished: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "lag_s", b"lag_s", "pending_events", b"pending_events", "pending_iterations", b"pending_iterations", "published_events", b"published_events", "published_iterations", b"published_iterations"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "lag_s", b"lag_s", "pending_events", b"pending_events", "pending_iterations", b"pending_iterations", "published_events", b"published_events", "published_iterations", b"published_iterations", "unpublished", b"unpublished"]) -> None: ...
 
 global___MergeStatus = MergeStatus
 
@@ -657,6 +726,7 @@ class TimeoutHint(google.protobuf.message.Message):
     PROJECTED_ITERATION_FIELD_NUMBER: builtins.int
     SETTINGS_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    CAUSE_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     group: builtins.str
     backend: builtins.str
@@ -680,6 +750,8 @@ class TimeoutHint(google.protobuf.message.Message):
     """
     projected_iteration: builtins.int
     reason: builtins.str
+    cause: builtins.str
+    """Why the wait does not end, so that a longer timeout does not help; empty for other waits."""
     @property
     def limit(self) -> global___TimeoutLimit:
         """In force: the tightest one that covers the wait; absent when none is known."""
@@ -714,8 +786,9 @@ class TimeoutHint(google.protobuf.message.Message):
         projected_iteration: builtins.int = ...,
         settings: collections.abc.Iterable[builtins.str] | None = ...,
         reason: builtins.str = ...,
+        cause: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["limit", b"limit"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["backend", b"backend", "dump_us", b"dump_us", "first_rank", b"first_rank", "group", b"group", "iteration", b"iteration", "job_id", b"job_id", "kind", b"kind", "last_rank", b"last_rank", "level", b"level", "limit", b"limit", "limits", b"limits", "name", b"name", "projected_iteration", b"projected_iteration", "projected_us", b"projected_us", "reason", b"reason", "sequence", b"sequence", "settings", b"settings", "spread_us", b"spread_us", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["backend", b"backend", "cause", b"cause", "dump_us", b"dump_us", "first_rank", b"first_rank", "group", b"group", "iteration", b"iteration", "job_id", b"job_id", "kind", b"kind", "last_rank", b"last_rank", "level", b"level", "limit", b"limit", "limits", b"limits", "name", b"name", "projected_iteration", b"projected_iteration", "projected_us", b"projected_us", "reason", b"reason", "sequence", b"sequence", "settings", b"settings", "spread_us", b"spread_us", "waiting", b"waiting"]) -> None: ...
 
 global___TimeoutHint = TimeoutHint

@@ -203,6 +203,9 @@ def _make_record(kind: TensorKind, timestamp_us: int, layout: Layout) -> Manifes
         bytes_stored=0,
         digest="",
         member=format_member(kind.side, kind.slot) if layout.shares_timestamps else "",
+        microbatch=kind.microbatch,
+        phase=kind.phase,
+        layout=kind.layout,
     )
 
 

@@ -210,9 +210,11 @@ class PostCommitActions:
         *,
         counters: MetricCounters,
         usage: DumpUsage | None = None,
+        on_end: Callable[[RankSession], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._ledger, self._reporter = ledger, reporter
+        """`on_end` is called for a session that its rank has ended."""
+        self._ledger, self._reporter, self._on_end = ledger, reporter, on_end
         self._counters, self._clock = counters, clock
         self._usage = usage or DumpUsage()
         self._retries = RetrySchedule(FIRST_RETRY_S, LAST_RETRY_S)
@@ -286,7 +288,7 @@ class PostCommitActions:
                 self._report_end(declared.frame_id, status)
             elif isinstance(declaration, SessionEnd):
                 session.close_by_rank(declaration)
-                self._reporter.session(session.status(), str(session.storage.tree.root))
+                self._report_session_end(session)
 
     def _write_metadata(self, session: RankSession) -> None:
         if session.has_metadata:
@@ -425,7 +427,12 @@ class PostCommitActions:
                 self._ledger.enter_session_end(declared.frame_id, end)
         except sqlite3.Error as error:
             handle_failure(session, "the end of the session is not recorded", error, declared)
+        self._report_session_end(session)
+
+    def _report_session_end(self, session: RankSession) -> None:
         self._reporter.session(session.status(), str(session.storage.tree.root))
+        if self._on_end is not None:
+            self._on_end(session)
 
 
 def record_session_end(session: RankSession) -> None:

@@ -33,8 +33,13 @@ _INSERT_BATCH_ROWS = 64
 _BATCH_PLACES = ", ".join([rows.RECORD_PLACES] * _INSERT_BATCH_ROWS)
 
 
-def _insert_records(base: sqlite3.Connection, records: list[tuple[str | int, ...]]) -> None:
+def _insert_records(base: sqlite3.Connection, outcomes: Collection[RecordOutcome]) -> None:
     """Insert rows of records; the row of a known number is not changed."""
+    layouts = {layout for each in outcomes if (layout := each.head.kind.layout) is not None}
+    base.executemany(
+        "INSERT OR IGNORE INTO layouts VALUES (?, ?)", map(rows.make_layout_row, layouts)
+    )
+    records = [*map(rows.make_record_row, outcomes)]
     # In batches: every step of SQLite releases the GIL, and acquiring it again from busy threads
     # costs more than the row.
     whole = len(records) // _INSERT_BATCH_ROWS * _INSERT_BATCH_ROWS
@@ -45,6 +50,10 @@ def _insert_records(base: sqlite3.Connection, records: list[tuple[str | int, ...
     base.executemany(query + rows.RECORD_PLACES, records[whole:])
 
 
+# Run at a start only: there are few layouts, and looking for one takes a pass over the records.
+_DELETE_UNUSED_LAYOUTS = (
+    "DELETE FROM layouts WHERE number NOT IN (SELECT DISTINCT layout FROM records)"
+)
 _INSERT_AWAY = "INSERT OR IGNORE INTO away VALUES (?, ?, 0)"
 _MARK_APPLIED = "UPDATE declarations SET applied = 1 WHERE session_id = ? AND sequence = ?"
 
@@ -79,6 +88,7 @@ class AgentLedger(LedgerReader):
             self.retention = RetiredIterations(path, self._select, self._transaction, now_us)
             with self._transaction() as base:
                 base.execute(retention.INSERT_CLOSED_SESSIONS, (now_us(),))
+                base.execute(_DELETE_UNUSED_LAYOUTS)
         except RankdumpError as error:
             os.close(self._guard)
             if isinstance(error, UnavailableError):
@@ -127,7 +137,7 @@ class AgentLedger(LedgerReader):
 
     def commit(
         self,
-        outcomes: Iterable[RecordOutcome],
+        outcomes: Collection[RecordOutcome],
         row_results: Iterable[StatisticRowsResult],
         declared: Collection[MetadataFrame],
         watermarks: Mapping[str, int],
@@ -136,7 +146,7 @@ class AgentLedger(LedgerReader):
     ) -> None:
         """Enter frames in one transaction; the row of a known number is not changed."""
         with self._transaction(synced=synced) as base:
-            _insert_records(base, [rows.make_record_row(outcome) for outcome in outcomes])
+            _insert_records(base, outcomes)
             base.executemany(
                 "INSERT OR IGNORE INTO figures VALUES (?, ?, ?, ?, ?, ?, ?)",
                 map(rows.make_statistics_row, row_results),

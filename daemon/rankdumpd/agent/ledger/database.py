@@ -12,7 +12,7 @@ from typing import Protocol
 
 from rankdumpd.server import state_files
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Version of the tables below, in the file's `user_version`; the first version was 0."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
@@ -51,8 +51,15 @@ CREATE TABLE IF NOT EXISTS records (
     whole TEXT NOT NULL DEFAULT '',        -- its operator's file; empty when there is none
     whole_name TEXT NOT NULL DEFAULT '',   -- full name of that file, where it has a short one
     joined INTEGER NOT NULL DEFAULT 0,     -- that file holds it, and path is gone
+    microbatch INTEGER,                    -- NULL where the iteration is not divided
+    phase TEXT NOT NULL DEFAULT '',        -- of its forward pass, where that trains nothing
+    layout INTEGER NOT NULL DEFAULT 0,     -- number of its layout; 0: it is a whole tensor
     PRIMARY KEY (session_id, sequence)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS layouts (
+    number INTEGER PRIMARY KEY,      -- a digest of the body
+    body TEXT NOT NULL               -- JSON
+);
 CREATE INDEX IF NOT EXISTS records_by_iteration ON records (session_id, iteration);
 CREATE TABLE IF NOT EXISTS figures (
     session_id TEXT NOT NULL,
@@ -161,6 +168,12 @@ ALTER TABLE records ADD COLUMN joined INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE sessions ADD COLUMN secret_hash TEXT NOT NULL DEFAULT '';
 ALTER TABLE sessions ADD COLUMN opened_us INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE iterations ADD COLUMN ended_us INTEGER NOT NULL DEFAULT 0;
+""",
+    # Version 6 added layouts, which is a table that is made like every missing one.
+    5: """
+ALTER TABLE records ADD COLUMN microbatch INTEGER;
+ALTER TABLE records ADD COLUMN phase TEXT NOT NULL DEFAULT '';
+ALTER TABLE records ADD COLUMN layout INTEGER NOT NULL DEFAULT 0;
 """,
 }
 """Statements that bring the tables of a version to the next one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 from rankdump._core.events import EventColumns
 from rankdump._core.graph import GraphPart
+from rankdump._core.json_values import make_plain, read_json
 from rankdump._core.manifest import ManifestRecord
 from rankdump._core.record import StatisticRows
 from rankdump._core.session_protocol import (
@@ -21,6 +23,7 @@ from rankdump._core.session_protocol import (
     SessionRequest,
 )
 from rankdump._core.status import SessionState
+from rankdump._core.tensor_layout import TensorLayout
 from rankdump._core.timeouts import RankTimeouts
 from rankdump._layout.tree_paths import FilePlace
 from rankdump.errors import CorruptedError
@@ -133,15 +136,18 @@ SESSION_COLUMNS = "request, plan, state, watermark, iterations_seen, notes, grap
 FRAME_COLUMNS = "sequence, body, refused"
 KEPT_COLUMNS = (
     "sequence, graph, CASE joined WHEN 0 THEN path ELSE whole END, timestamp_us, op_type, op_name,"
-    " argument, dtype, shape, bytes_in, bytes_stored, digest, member"
+    " argument, dtype, shape, bytes_in, bytes_stored, digest, member, microbatch, phase,"
+    " CASE layout WHEN 0 THEN NULL ELSE (SELECT body FROM layouts WHERE number = layout) END"
 )
 """With the fields of a ManifestRecord, in their order."""
 _SHAPE_INDEX = ManifestRecord._fields.index("shape")
+_LAYOUT_INDEX = ManifestRecord._fields.index("layout")
 MEMBER_COLUMNS = (
     "sequence, path, whole, whole_name, head_bytes, bytes_stored, joined, timestamp_us, op_name,"
     " member, dtype, shape, bytes_in"
 )
-RECORD_PLACES = f"({', '.join('?' * 22)}, 0)"
+RECORD_PLACES = f"({', '.join('?' * 22)}, 0, ?, ?, ?)"
+_MAX_REMEMBERED_LAYOUTS = 1 << 13
 _NO_MEMBER = OperatorMembership("")
 _LIMIT = 1 << 63
 
@@ -170,7 +176,21 @@ def read_session_row(row: tuple[Any, ...]) -> LedgerSessionRow:
         raise CorruptedError(f"the ledger has a session that cannot be read: {error}") from None
 
 
-def make_record_row(outcome: RecordOutcome) -> tuple[str | int, ...]:
+@lru_cache(maxsize=_MAX_REMEMBERED_LAYOUTS)
+def make_layout_row(layout: TensorLayout) -> tuple[int, str]:
+    """Return the columns of a layout; its number is a digest, so that equal ones share a row."""
+    body = json.dumps(layout, default=make_plain)
+    digest = hashlib.blake2b(body.encode(), digest_size=8).digest()
+    # SQLite has signed integers, and 0 stands for no layout.
+    return int.from_bytes(digest, "big", signed=True) or 1, body
+
+
+@lru_cache(maxsize=_MAX_REMEMBERED_LAYOUTS)
+def _read_layout(body: str) -> TensorLayout:
+    return read_json(TensorLayout, json.loads(body), minimum=0)
+
+
+def make_record_row(outcome: RecordOutcome) -> tuple[str | int | None, ...]:
     """Return a record's columns."""
     head, kind = outcome.head, outcome.head.kind
     row, member = outcome.row, outcome.membership or _NO_MEMBER
@@ -197,6 +217,9 @@ def make_record_row(outcome: RecordOutcome) -> tuple[str | int, ...]:
         member.head_bytes,
         member.whole.path if member.whole else "",
         member.whole.mapped_from if member.whole else "",
+        kind.microbatch,
+        kind.phase,
+        make_layout_row(kind.layout)[0] if kind.layout is not None else 0,
     )
 
 
@@ -204,6 +227,8 @@ def read_stored_record(row: tuple[Any, ...]) -> StoredRecord:
     """Return a record from the columns of KEPT_COLUMNS."""
     sequence, graph, *fields = row
     fields[_SHAPE_INDEX] = _parse_shape(fields[_SHAPE_INDEX])
+    if fields[_LAYOUT_INDEX] is not None:
+        fields[_LAYOUT_INDEX] = _read_layout(fields[_LAYOUT_INDEX])
     return StoredRecord(sequence, graph, ManifestRecord(*fields))
 
 

@@ -55,6 +55,8 @@ class StreamTextTable:
         calls = len(columns.calls) // 4
         for field, count in (("name", columns.count), ("group", calls), ("dtype", calls)):
             setattr(columns, field, _map_indexes(getattr(columns, field), count, places))
+        columns.stream_source = _map_indexes(columns.source, calls, places)
+        columns.ClearField("source")
         columns.ClearField("names")
 
     def _find_indexes(self, names: Iterable[str]) -> npt.NDArray[Any]:

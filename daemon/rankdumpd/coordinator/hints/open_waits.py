@@ -16,6 +16,7 @@ from rankdump._core.events import (
     EventKind,
     ProcessGroup,
 )
+from rankdump._core.status import RankWait
 from rankdump._core.timeouts import TimeoutHint
 from rankdump._core.units import format_duration
 from rankdumpd.coordinator.fleet_views import IterationView, JobFacts, RankCoverage
@@ -87,6 +88,37 @@ class _OpenCall:
     peer: int
     start_us: int
     stall_us: int
+    source: str
+
+
+_MAX_ABSENT_RANKS = 64
+
+
+def find_rank_waits(view: IterationView, now_us: int) -> tuple[RankWait, ...]:
+    """Return the call that each rank waits in: its last event, if that is not complete."""
+    ranks = {rank: _RankCalls(rank, batches) for rank, batches in view.events.items()}
+    waits: list[RankWait] = []
+    for rank, calls in sorted(ranks.items()):
+        call = calls.find_last_call()
+        if call is None:
+            continue
+        absent = _find_absent_ranks(call, ranks, view.excluded)
+        waits.append(
+            RankWait(
+                job_id=view.job_id,
+                rank=rank,
+                iteration=view.iteration,
+                kind=call.kind.name.lower(),
+                name=call.name,
+                group=call.group.name,
+                sequence=min(call.sequence, OPEN_END_POSITION),
+                start_us=max(0, call.start_us),
+                waited_us=max(0, now_us - call.start_us),
+                source=call.source,
+                absent=tuple(absent[:_MAX_ABSENT_RANKS]),
+            )
+        )
+    return tuple(waits)
 
 
 def find_open_waits(
@@ -209,18 +241,23 @@ class _RankCalls:
                 if columns["kind"][row] != int(EventKind.OPERATOR):
                     pending[int(columns["position"][row])] = (batch, row)
         for position, (batch, row) in pending.items():
-            if not self._is_complete(position):
+            if not self._is_over(position):
                 yield self._build_open_call(batch, row)
 
-    def _is_complete(self, position: int) -> bool:
-        """Return whether the call at a position was reported again, as complete."""
-        return any(
-            (
-                batch.columns["end_position"][batch.columns["position"] == position]
-                != OPEN_END_POSITION
-            ).any()
-            for batch in self._batches
-        )
+    def find_last_call(self) -> _OpenCall | None:
+        """Return the open call that is the last event of this rank; None without one."""
+        last = max((int(b.columns["position"].max(initial=0)) for b in self._batches), default=0)
+        return next((call for call in self.iter_open_calls() if call.position == last), None)
+
+    def _is_over(self, position: int) -> bool:
+        """Return whether the call at a position was reported again, as complete or as failed."""
+        for batch in self._batches:
+            columns = batch.columns
+            own = np.flatnonzero(columns["position"] == position)
+            complete = columns["end_position"][own] != OPEN_END_POSITION
+            if (complete | (columns["end_us"][own] > columns["start_us"][own])).any():
+                return True
+        return False
 
     def has_started(self, call: _OpenCall, kinds: tuple[int, int]) -> bool:
         """Return whether this rank has begun its part of a call."""
@@ -289,4 +326,5 @@ class _RankCalls:
             peer=int(columns["peer"]),
             start_us=int(columns["start_us"]),
             stall_us=int(columns["stall_us"]),
+            source=batch.names[int(columns["source"])],
         )

@@ -53,14 +53,17 @@ _MAX_WARNINGS = 8
 """Limit for jobs with thousands of groups; those nearest to their limits get a warning."""
 
 WarningKey: TypeAlias = tuple[str, str, int, float]
-"""Group, state of its wait, late rank and step of the share; each gets one warning."""
+"""Group, state of its wait, late rank and step of the share; each gets one warning.
+
+A wait that does not end has its cause in place of the group."""
 _NO_WARNINGS: Mapping[WarningKey, str] = MappingProxyType({})
 
 
 def build_warnings(
     hints: Iterable[TimeoutHint], known: Mapping[WarningKey, str] = _NO_WARNINGS
 ) -> dict[WarningKey, str]:
-    """Return a line for each hint whose limit is half used, or will be; nearest first.
+    """Return a line for each cause of waits that do not end, and for each other hint whose limit is
+    half used, or will be; nearest first.
 
     A key that is in `known` keeps its text.
     """
@@ -68,9 +71,13 @@ def build_warnings(
         hints, key=lambda hint: (-find_reached_step(hint.share), hint.job_id, hint.group)
     )
     warnings: dict[WarningKey, str] = {}
+    for cause in dict.fromkeys(hint.cause for hint in nearest if hint.cause):
+        if len(warnings) < _MAX_WARNINGS:
+            warnings[cause, "stuck", 0, 0.0] = f"{cause}; a longer timeout does not help"
     for hint in nearest:
         if (
-            hint.level is not HintLevel.OK
+            not hint.cause
+            and hint.level is not HintLevel.OK
             and hint.limit is not None
             and len(warnings) < _MAX_WARNINGS
         ):

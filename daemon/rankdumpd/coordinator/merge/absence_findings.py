@@ -212,31 +212,23 @@ def _prune_dead_ends(after: dict[int, set[int]]) -> bool:
 
 
 def build_cycle_findings(
-    table: EventTable, match: CallMatch, sequence: CallOrder, standing: Sequence[tuple[int, ...]]
+    table: EventTable, match: CallMatch, sequence: CallOrder
 ) -> Iterator[Finding]:
-    """Yield a finding for each cycle of calls: those that ended, and those `standing` still.
-
-    For cycles that ended it names the call that comes first in the order.
-    """
+    """Yield a finding for each cycle of calls that ended, with the call that goes first."""
     for cycle in sequence.cycles:
-        yield _build_cycle_finding(
-            table, match, sequence, cycle, "the oldest goes first in the order: "
-        )
-    for cycle in standing:
-        yield _build_cycle_finding(
-            table, match, sequence, cycle, "none of them can continue; the oldest call is "
-        )
+        yield _build_cycle_finding(table, match, sequence, cycle)
 
 
 def _build_cycle_finding(
-    table: EventTable, match: CallMatch, sequence: CallOrder, cycle: tuple[int, ...], oldest: str
+    table: EventTable, match: CallMatch, sequence: CallOrder, cycle: tuple[int, ...]
 ) -> Finding:
     steps = "; then ".join(describe_call(table, match, call).text for call in (*cycle, cycle[0]))
     first = describe_call(table, match, min(cycle, key=sequence.index.__getitem__))
     members = [member for call in cycle for member in match.list_members(call)]
     return build_call_finding(
         FindingKind.CYCLE,
-        f"ranks wait for each other in a circle: {steps}; {oldest}{first.text}",
+        f"ranks wait for each other in a circle: {steps}; "
+        f"the oldest goes first in the order: {first.text}",
         first,
         ranks=tuple(sorted(set(table.members["rank"][members].tolist()))),
     )

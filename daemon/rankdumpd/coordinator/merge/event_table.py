@@ -45,10 +45,12 @@ def find_program_order(position: EventColumn) -> EventColumn | None:
 def drop_repeated_events(events: Mapping[str, EventColumn]) -> tuple[EventColumn, tuple[int, ...]]:
     """Return the order with one event of each position, and the positions with different events.
 
-    A complete event replaces an open one; otherwise the first one counts.
+    A complete event replaces an open one, and one that has failed replaces one that waited then;
+    otherwise the first one counts.
     """
     position, opened = events["position"], events["end_position"] == OPEN_END_POSITION
-    order = np.lexsort((opened, position))
+    failures_us = np.where(opened, events["end_us"], 0)
+    order = np.lexsort((-failures_us, opened, position))
     repeat = np.flatnonzero(position[order][1:] == position[order][:-1]) + 1
     again, kept = order[repeat], np.delete(order, repeat)
     first = kept[np.searchsorted(position[kept], position[again])]
@@ -149,10 +151,11 @@ _EVENT_FIELDS = (
     "end_us",
     "stream",
 )
-_CALL_FIELDS = ("group", "sequence", "element_count", "dtype", "peer", "stall_us")
+_CALL_FIELDS = ("group", "sequence", "element_count", "dtype", "peer", "stall_us", "source")
 _COLUMN_TYPES = EVENT_COLUMN_TYPES | {
     "name": "i4",
     "dtype": "i4",
+    "source": "i4",
     "group": "i4",
     "rank": "i8",
     "row": "i8",
@@ -244,7 +247,8 @@ class _EventTableBuilder:
         for batch in batches:
             own = np.flatnonzero(batch.columns["kind"] != int(EventKind.OPERATOR))
             part = {field: batch.columns[field][own] for field in _CALL_FIELDS}
-            part["dtype"] = self._texts.translate(batch.names, part["dtype"])
+            for field in ("dtype", "source"):
+                part[field] = self._texts.translate(batch.names, part[field])
             part["group"] = self._groups.translate(rank, batch, part["group"])
             parts.append(part)
         return {field: _concatenate([part[field] for part in parts]) for field in _CALL_FIELDS}

@@ -44,6 +44,7 @@ from rankdumpd.coordinator.merge.call_order import (
     sequence_calls,
 )
 from rankdumpd.coordinator.merge.clock_correction import correct_times, find_clock_corrections
+from rankdumpd.coordinator.merge.deadlock_findings import build_deadlock_findings
 from rankdumpd.coordinator.merge.difference_findings import (
     build_difference_findings,
     build_program_findings,
@@ -252,7 +253,8 @@ def merge_iteration(view: IterationView) -> GlobalOrder:
         *build_gap_findings(gaps),
         *build_difference_findings(table, match, sequence),
         *build_absence_findings(table, match, absence, view),
-        *build_cycle_findings(table, match, sequence, absence.cycles),
+        *build_deadlock_findings(table, match, absence),
+        *build_cycle_findings(table, match, sequence),
         *build_program_findings(table, gaps, view),
     )
     return GlobalOrder(

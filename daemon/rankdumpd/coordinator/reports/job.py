@@ -24,6 +24,7 @@ from rankdump._core.status import (
     EventSource,
     IterationStatus,
     MergeStatus,
+    RankWait,
     SessionState,
     SessionStatus,
 )
@@ -154,6 +155,8 @@ class ReportedJob:
         self.hint_state = ""
         self.hints: tuple[TimeoutHint, ...] = ()
         self.warnings: tuple[str, ...] = ()
+        self.waits: tuple[RankWait, ...] = ()
+        """The call that each rank waits in."""
         self.findings: list[Finding] = []
         self.more_findings = 0
         self._first: dict[tuple[str, str], int] = {}
@@ -457,6 +460,7 @@ def build_job_view(job: ReportedJob, *, now_s: float) -> JobView:
         hints=job.hints,
         findings=tuple(list_job_findings(job)),
         more_findings=job.more_findings,
+        waits=job.waits,
     )
 
 
@@ -464,6 +468,9 @@ def list_job_findings(job: ReportedJob) -> list[Finding]:
     """Return the findings about published iterations, then those about late events and trees."""
     late = job.published.build_late_findings(MAX_FINDINGS)
     return [*job.findings, *late, *job.build_tree_findings()]
+
+
+_MAX_UNPUBLISHED = 16
 
 
 def _merge_status(job: ReportedJob, *, now_s: float) -> MergeStatus:
@@ -476,4 +483,5 @@ def _merge_status(job: ReportedJob, *, now_s: float) -> MergeStatus:
         pending_iterations=len(unpublished),
         pending_events=sum(pending.count for pending in unpublished),
         lag_s=max(0.0, now_s - oldest),
+        unpublished=tuple(pending.iteration for pending in unpublished[:_MAX_UNPUBLISHED]),
     )

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from rankdump._core.events import Finding
-from rankdump._core.status import AgentLoad, AgentStatus, ClockEstimate
+from rankdump._core.status import AgentLoad, AgentStatus, ClockEstimate, RankWait
 from rankdump._core.timeouts import TimeoutHint
 from rankdump.errors import ExhaustedError
 from rankdumpd.coordinator.fleet_views import (
@@ -398,6 +398,13 @@ class ReportStore:
             if job is not None:
                 job.hints, job.warnings = hints, warnings
             return changed
+
+    def set_waits(self, job_id: str, waits: tuple[RankWait, ...]) -> None:
+        """Set the calls that the ranks of a job wait in."""
+        with self._lock:
+            job = self._jobs.get(job_id)
+            if job is not None:
+                job.waits = waits
 
     def collect_changes(self, *, now_s: float, now_us: int) -> dict[object, StateRow]:
         """Return the rows to write; call `mark_committed` or `restore_changes` afterwards."""

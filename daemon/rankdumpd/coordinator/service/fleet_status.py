@@ -94,6 +94,7 @@ def build_status_view(fleet: FleetView, jobs: Sequence[JobView], problem: str) -
         merges=tuple(job.merge for job in jobs),
         hints=tuple(hint for job in jobs for hint in job.hints),
         order_findings=tuple(findings[-_MAX_FINDINGS:]),
+        waits=tuple(wait for job in jobs for wait in job.waits),
     )
 
 

@@ -16,14 +16,22 @@ from dataclasses import dataclass, replace
 
 from rankdump._core.backoff import RetrySchedule
 from rankdump._core.events import Finding, FindingKind
+from rankdump._core.status import RankWait
 from rankdump._core.timeouts import TimeoutHint
 from rankdump.errors import ExhaustedError
 from rankdumpd.coordinator.execution_order import GlobalOrder
 from rankdumpd.coordinator.fleet_views import IterationView, PublicationResult
 from rankdumpd.coordinator.hints.assessment import build_hints
-from rankdumpd.coordinator.hints.open_waits import find_open_waits
+from rankdumpd.coordinator.hints.open_waits import find_open_waits, find_rank_waits
 from rankdumpd.coordinator.hints.rank_warnings import WarningKey, build_warnings
 from rankdumpd.coordinator.hints.spread_history import HintState, update_hint_state
+from rankdumpd.coordinator.hints.wait_causes import (
+    STANDING_KINDS,
+    explain_hint,
+    mark_stuck_waits,
+    may_be_stuck,
+    select_standing_findings,
+)
 from rankdumpd.coordinator.merge.absence_findings import describe_ranks
 from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
 from rankdumpd.coordinator.publish.publisher import OrderPublisher, write_findings
@@ -102,6 +110,58 @@ MAX_REMEMBERED_WARNINGS = 256
 """Warnings of a job whose texts are kept."""
 
 
+class StandingCauses:
+    """Findings about calls that do not end, of running and of published iterations of each job."""
+
+    def __init__(self, store: ReportStore) -> None:
+        self._store = store
+        self._merged: dict[tuple[str, int], tuple[int, tuple[Finding, ...]]] = {}
+        """Number of events that were merged, and the findings, by job and running iteration."""
+        self._standing: dict[tuple[str, int], tuple[Finding, ...]] = {}
+        """Those findings whose ranks have all waited for long."""
+
+    def update(self, views: Sequence[IterationView], *, now_us: int) -> None:
+        """Search running iterations; an iteration is merged only if a rank may be stuck in it."""
+        before, self._merged, self._standing = self._merged, {}, {}
+        waits_by_job: defaultdict[str, list[RankWait]] = defaultdict(list)
+        for view in views:
+            key, waits = (view.job_id, view.iteration), find_rank_waits(view, now_us)
+            standing: tuple[Finding, ...] = ()
+            if may_be_stuck(waits):
+                self._merged[key] = self._merge(view, before.get(key))
+                standing = select_standing_findings(self._merged[key][1], waits)
+                self._standing[key] = standing
+            waits_by_job[view.job_id] += mark_stuck_waits(waits, standing)
+        for job_id in self._store.list_job_ids():
+            self._store.set_waits(job_id, tuple(waits_by_job[job_id]))
+
+    def list_findings(self, job_id: str) -> list[Finding]:
+        """Return the findings of a job, those of running iterations first."""
+        running = [
+            finding
+            for (job, _), found in self._standing.items()
+            for finding in found
+            if job == job_id
+        ]
+        published = self._store.list_findings(job_id)
+        return [*running, *(each for each in published if each.kind in STANDING_KINDS)]
+
+    def forget_iteration(self, view: IterationView) -> None:
+        """Forget the findings of an iteration that is published."""
+        self._merged.pop((view.job_id, view.iteration), None)
+        self._standing.pop((view.job_id, view.iteration), None)
+
+    @staticmethod
+    def _merge(
+        view: IterationView, before: tuple[int, tuple[Finding, ...]] | None
+    ) -> tuple[int, tuple[Finding, ...]]:
+        count = sum(len(batch) for batches in view.events.values() for batch in batches)
+        if before is not None and before[0] == count:
+            return before
+        found = (each for each in merge_iteration(view).findings if each.kind in STANDING_KINDS)
+        return count, tuple(found)
+
+
 class HintUpdater:
     """Keeps the hints of all jobs up to date; for one thread at a time."""
 
@@ -110,6 +170,8 @@ class HintUpdater:
         self._store, self._roots = store, roots
         self._states: dict[str, HintState] = {}
         self._open: dict[str, tuple[TimeoutHint, ...]] = {}
+        self._causes = StandingCauses(store)
+        self._roots_by_job: dict[str, str] = {}
         self._written: dict[str, tuple[str, ...]] = {}
         self._warnings: dict[str, dict[WarningKey, str]] = {}
 
@@ -135,10 +197,15 @@ class HintUpdater:
         state = self._states[view.job_id] = update_hint_state(before, order, view.stalls)
         return state.to_json()
 
-    def update_published(self, job_id: str, root: str) -> None:
+    def update_published(self, view: IterationView) -> None:
         """Update the hints of a job after an iteration, and write them beside the dump."""
+        job_id = view.job_id
         try:
-            self._refresh(job_id, root)
+            # The calls of a published iteration wait no longer.
+            waits = self._open.get(job_id, ())
+            self._open[job_id] = tuple(w for w in waits if w.iteration != view.iteration)
+            self._causes.forget_iteration(view)
+            self._refresh(job_id, view.root)
         except Exception:
             # An error in the hints must not undo the publication of the iteration.
             _logger.exception("job %s: hints could not be updated", job_id, extra={"job": job_id})
@@ -146,9 +213,10 @@ class HintUpdater:
     def update_open_waits(self, *, now_us: int, now_s: float) -> None:
         """Update the hints about open waits, and remove those of waits that are over."""
         found: defaultdict[str, list[TimeoutHint]] = defaultdict(list)
-        roots: dict[str, str] = {}
-        for view in self._store.list_waiting_iterations(now_s=now_s):
-            roots[view.job_id] = view.root
+        views = self._store.list_waiting_iterations(now_s=now_s)
+        self._causes.update(views, now_us=now_us)
+        for view in views:
+            self._roots_by_job[view.job_id] = view.root
             state = self._states.get(view.job_id)
             found[view.job_id] += find_open_waits(
                 view, self._store.build_job_facts(view.job_id), now_us, state
@@ -157,18 +225,23 @@ class HintUpdater:
             waits = tuple(found.get(job_id, ()))
             if waits != self._open.get(job_id, ()):
                 self._open[job_id] = waits
-                self._refresh(job_id, roots.get(job_id, ""))
+                self._refresh(job_id, self._roots_by_job.get(job_id, ""))
         self._open = {job_id: waits for job_id, waits in self._open.items() if waits}
 
     def forget_job(self, job_id: str) -> None:
         """Forget the hints of a job."""
-        for known in (self._states, self._open, self._written, self._warnings):
+        for known in (self._states, self._open, self._written, self._warnings, self._roots_by_job):
             known.pop(job_id, None)
 
     def _refresh(self, job_id: str, root: str = "") -> None:
         state = self._states.get(job_id, HintState())
-        published = build_hints(state, self._store.build_job_facts(job_id))
-        hints = (*published, *self._open.get(job_id, ()))
+        facts = self._store.build_job_facts(job_id)
+        published = build_hints(state, facts)
+        causes = self._causes.list_findings(job_id)
+        hints = tuple(
+            explain_hint(hint, causes, facts.sessions)
+            for hint in (*published, *self._open.get(job_id, ()))
+        )
         known = self._warnings.get(job_id, {})
         lines = build_warnings(hints, known)
         self._warnings[job_id] = dict([*(known | lines).items()][-MAX_REMEMBERED_WARNINGS:])
@@ -282,7 +355,7 @@ class IterationPublisher:
             self._counters.add("rankdump_coordinator_lost_iterations_total")
         self._store.finish_publication(view.job_id, result)
         self._state.write_changes()
-        self._hints.update_published(view.job_id, view.root)
+        self._hints.update_published(view)
         if self._retries.forget(view.job_id):
             del self._delayed[view.job_id]
             _logger.warning(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.tensor_layouts import shard_rows
 
 from rankdump._core.graph import GraphPart, OperatorGraph
 from rankdump._core.record import StatisticRows, TensorSide
@@ -282,6 +283,33 @@ def test_migration_from_version_3_keeps_table_of_rows(tmp_path, make_request):
     assert paths == ["p", "p"]
     assert ledger.members("session", 0, before=9) == []
     ledger.close()
+
+
+def test_ledger_keeps_each_layout_once(tmp_path, make_request, stored):
+    """Records have it back with micro-batch and phase; a start removes layouts without records."""
+    ledger = AgentLedger(tmp_path / "state")
+    ledger.open_session(make_request())
+    fields = {"layout": shard_rows(1, 2, (4,)), "microbatch": 0, "phase": "eval"}
+    sent = [stored(number) for number in (1, 2, 3)]
+    sent[:2] = [
+        replace(each, head=replace(each.head, kind=each.head.kind._replace(**fields)))
+        for each in sent[:2]
+    ]
+    commit(ledger, sent)
+    kept = [each.record for each in ledger.kept("session", 0) if isinstance(each, StoredRecord)]
+    assert [(each.layout, each.microbatch, each.phase) for each in kept] == [
+        (fields["layout"], 0, "eval"),
+        (fields["layout"], 0, "eval"),
+        (None, None, ""),
+    ]
+    ledger.close()
+    with contextlib.closing(sqlite3.connect(ledger.path)) as base:
+        assert base.execute("SELECT count(*) FROM layouts").fetchone() == (1,)
+        base.execute("DELETE FROM records")
+        base.commit()
+    AgentLedger(tmp_path / "state").close()
+    with contextlib.closing(sqlite3.connect(ledger.path)) as base:
+        assert base.execute("SELECT count(*) FROM layouts").fetchone() == (0,)
 
 
 def test_members_have_operator_file_once_joined(ledger, make_request, stored):

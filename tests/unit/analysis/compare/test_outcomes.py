@@ -106,6 +106,13 @@ def test_shapes_that_differ_in_extents_of_one_are_comparable(tmp_path):
     assert verdict(tmp_path, ONES, ONES[0]).verdict is TensorVerdict.SHAPE
 
 
+def test_tensors_of_different_shapes_are_known_to_be_finite_or_not(tmp_path):
+    """Batches of different sizes hide no NaN."""
+    found = verdict(tmp_path, [1, 2, NAN], [1, 2])
+    assert found.verdict is TensorVerdict.SHAPE
+    assert (found.nonfinite_a, found.nonfinite_b) == (True, False)
+
+
 def test_shapes_are_read_from_files(tmp_path):
     each = pair(tmp_path, "x", np.array([[NAN, 1]], np.float32), np.array([[2, 1, 0]], np.float32))
     assert each.a is not None

@@ -14,6 +14,7 @@ from rankdump._analysis.compare.call_names import (
     normalize_operator_type,
     parse_module_path,
     read_name_mapping,
+    strip_sharded_classes,
 )
 from rankdump._analysis.compare.call_pairs import check_pairing_rules, pair_calls
 from rankdump._analysis.compare.report import ComparisonSettings
@@ -49,6 +50,47 @@ def test_exact_rule_equates_the_spelling_of_files():
     spelt = CONV.replace("/", "_")
     found = pair_calls(program(CONV, RELU), program(call(spelt, "Conv2d"), RELU), DEFAULT)
     assert names(found)[0] == (CONV, spelt, "exact")
+
+
+@pytest.mark.parametrize(
+    "spelt", [lambda name: name, lambda name: name.replace("/", "_")], ids=["scopes", "files"]
+)
+def test_exact_rule_ignores_classes_that_sharding_made(spelt):
+    """Two calls of each name, and one whose own class begins with the prefix already."""
+    plain = (
+        "Default/network-Net/Net-op0",
+        "Default/network-Net/layers-ModuleList/0-Block/Block-op0",
+        "Default/network-Net/layers-ModuleList/0-Block/up-Linear/Linear-op0",
+        "Default/network-Net/tail-FSDPTail/FSDPTail-op0",
+        "Gradients/Default/network-Net/Net-op0",
+    )
+    sharded = (
+        "Default/network-FSDPNet/FSDPNet-op0",
+        "Default/network-FSDPNet/layers-ModuleList/0-FSDPBlock/FSDPBlock-op0",
+        "Default/network-FSDPNet/layers-ModuleList/0-FSDPBlock/up-Linear/Linear-op0",
+        "Default/network-FSDPNet/tail-FSDPFSDPTail/FSDPFSDPTail-op0",
+        "Gradients/Default/network-FSDPNet/FSDPNet-op0",
+    )
+    a = program(*(call(spelt(name), _type_of(name)) for name in sharded))
+    b = program(*(call(spelt(name), _type_of(name)) for name in plain))
+    assert names(pair_calls(a, b, DEFAULT)) == [
+        (spelt(own), spelt(other), "exact") for own, other in zip(sharded, plain, strict=True)
+    ]
+
+
+def _type_of(name: str) -> str:
+    return name.rpartition("/")[2].partition("-")[0]
+
+
+def test_strip_sharded_classes_leaves_other_names():
+    for name in (
+        "Default/network-Net/fsdp-Linear/Linear-op0",
+        "MyFSDPBlock",
+        "Replication",
+        "FSDP",
+    ):
+        assert strip_sharded_classes(name) == name
+    assert strip_sharded_classes("ReplicateLinear") == "Linear"
 
 
 def api(*apis: str, start: int = 0) -> list[str]:

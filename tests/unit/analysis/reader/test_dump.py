@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.tensor_layouts import shard_rows
 from support.tree_builder import TreeBuilder
 
 from rankdump import reader
@@ -179,3 +180,51 @@ def test_open_of_another_folder_is_an_error_in_one_line(tmp_path):
     root = grown(tmp_path).root
     with pytest.raises(CorruptedError, match=f"did you mean {re.escape(str(root))}"):
         reader.open(root / "rank_0")
+
+
+def sharded(root: Path) -> tuple[TreeBuilder, np.ndarray]:
+    """A weight of five rows on two ranks, in two micro-batches of one iteration."""
+    tree = TreeBuilder(root / "tree")
+    weight = np.arange(15, dtype=np.float32).reshape(5, 3)
+    for rank, rows in enumerate((slice(0, 3), slice(3, 5))):
+        for iteration in (0, 1):
+            tree.tensor(
+                rank,
+                iteration,
+                LINEAR,
+                weight[rows] + iteration,
+                tensor_layout=shard_rows(rank, rows.start, (5, 3)),
+                microbatch=iteration,
+                phase="eval",
+            )
+            tree.tensor(rank, iteration, CONV, weight)
+            tree.complete(rank, iteration)
+    return tree, weight
+
+
+def test_load_full_joins_the_shards_of_all_ranks(tmp_path):
+    """By entry and by key, whatever rank is selected; a whole tensor is returned as it is."""
+    tree, weight = sharded(tmp_path)
+    dump = reader.open(tree.root).where(rank=1)
+    (shard,) = dump.tensors(iteration=1, operator=LINEAR)
+    assert shard.record is not None
+    assert (shard.record.layout, shard.record.microbatch, shard.record.phase) == (
+        shard_rows(1, 3, (5, 3)),
+        1,
+        "eval",
+    )
+    assert dump.load(shard).shape == (2, 3)
+    assert dump.load(shard, full=True).tolist() == (weight + 1).tolist()
+    assert dump.load(shard.key, full=True).tolist() == (weight + 1).tolist()
+    (whole,) = dump.tensors(iteration=1, operator=CONV)
+    assert dump.load(whole, full=True).tolist() == weight.tolist()
+
+
+def test_load_full_names_the_rank_without_a_shard(tmp_path):
+    tree, _ = sharded(tmp_path)
+    for path in tree.root.glob("rank_0/Net/0/1/*Linear*"):
+        path.unlink()
+    dump = reader.open(tree.root)
+    (shard,) = dump.tensors(rank=1, iteration=1, operator=LINEAR)
+    with pytest.raises(CorruptedError, match="output 0: its shards cover 6 of 15 elements; rank 0"):
+        dump.load(shard, full=True)

@@ -1,0 +1,207 @@
+"""Join of the shards of a logical tensor: which shards a join needs, where each of them belongs,
+and whether they cover the tensor. Planning is pure; `join_shards` reads one array at a time.
+
+Replicas are one block, partial values of a block are reduced in float64, and blocks are placed by
+their global offset, or by their range where a tensor was flattened first.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rankdump._core.shard_ranges import find_block_ranges
+from rankdump._core.tensor_layout import PlacementKind, TensorLayout
+from rankdump.errors import CorruptedError, UnsupportedError
+
+_Array: TypeAlias = "npt.NDArray[Any]"
+_REDUCTIONS: Mapping[str, Callable[..., _Array]] = {
+    "sum": np.add,
+    "avg": np.add,
+    "product": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+}
+"""Functions that reduce partial values; an average is divided at the end."""
+_MAX_RANKS_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TensorShard:
+    """The part of a logical tensor that one rank recorded."""
+
+    rank: int
+    shape: tuple[int, ...]
+    layout: TensorLayout
+    digest: str = ""
+    """Of its elements; empty when unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinBlock:
+    """A part of the logical tensor, and the ranks whose arrays are reduced to it."""
+
+    ranks: tuple[int, ...]
+    """One rank for each partial value; a single one where the value is not partial."""
+    layout: TensorLayout
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinPlan:
+    """How shards become the logical tensor."""
+
+    shape: tuple[int, ...]
+    blocks: tuple[JoinBlock, ...]
+    different_replicas: tuple[tuple[int, ...], ...] = ()
+    """Ranks that hold the same part with different elements; the first one is used."""
+
+
+def plan_join(shards: Sequence[TensorShard], *, name: str) -> JoinPlan:
+    """Return how the shards of all ranks join; `name` is for errors.
+
+    CorruptedError when they contradict each other, or do not cover the tensor exactly.
+    """
+    first = shards[0].layout
+    shapes = {shard.layout.global_shape for shard in shards}
+    if len(shapes) > 1:
+        raise CorruptedError(f"{name}: its shards have the global shapes {sorted(shapes)}")
+    blocks: list[JoinBlock] = []
+    different: list[tuple[int, ...]] = []
+    for parts in _group_by_block(shards).values():
+        different += [
+            tuple(replica.rank for replica in replicas)
+            for replicas in parts.values()
+            if len({replica.digest for replica in replicas}) > 1
+        ]
+        used = [replicas[0] for _, replicas in sorted(parts.items())]
+        _check_partial_values(used, name)
+        ranks = tuple(shard.rank for shard in used)
+        blocks.append(JoinBlock(ranks, used[0].layout, used[0].shape))
+    _check_coverage(blocks, shards, name)
+    return JoinPlan(first.global_shape, tuple(blocks), tuple(different))
+
+
+def join_shards(plan: JoinPlan, load: Callable[[int], _Array], *, name: str) -> _Array:
+    """Return the logical tensor, read-only; `load` returns the array of a rank.
+
+    Replicas that differ are a warning that names their ranks.
+    """
+    for ranks in plan.different_replicas:
+        warnings.warn(
+            f"{name}: ranks {_format_ranks(ranks)} hold the same part with different elements; "
+            f"those of rank {ranks[0]} are used",
+            stacklevel=3,
+        )
+    result: _Array | None = None
+    for block in plan.blocks:
+        array = _reduce_partial_values(block, load)
+        if result is None:
+            result = np.empty(plan.shape, array.dtype)
+        layout = block.layout
+        if layout.flat_range:
+            begin, end = layout.flat_range
+            result.reshape(-1)[begin:end] = array.reshape(-1)[: end - begin]
+        else:
+            result[_select_block(layout, block.shape)] = array
+    assert result is not None
+    result.flags.writeable = False
+    return result
+
+
+def _group_by_block(
+    shards: Sequence[TensorShard],
+) -> dict[tuple[object, ...], dict[tuple[int, ...], list[TensorShard]]]:
+    """Return the replicas of each partial value of each block, by rank."""
+    found: defaultdict[tuple[object, ...], dict[tuple[int, ...], list[TensorShard]]] = defaultdict(
+        dict
+    )
+    for shard in sorted(shards, key=lambda each: each.rank):
+        layout = shard.layout
+        block = (layout.global_offset, layout.flat_range, shard.shape)
+        partial = tuple(
+            at
+            for at, placement in zip(layout.coordinate, layout.placements, strict=True)
+            if placement.kind is PlacementKind.PARTIAL
+        )
+        found[block].setdefault(partial, []).append(shard)
+    return found
+
+
+def _check_partial_values(used: Sequence[TensorShard], name: str) -> None:
+    """Raise unless every partial value of a block is there, with one way to reduce them."""
+    layout = used[0].layout
+    partial = [
+        (extent, placement.reduction)
+        for extent, placement in zip(layout.mesh.shape, layout.placements, strict=True)
+        if placement.kind is PlacementKind.PARTIAL
+    ]
+    expected = prod(extent for extent, _ in partial)
+    if len(used) != expected:
+        ranks = _format_ranks([shard.rank for shard in used])
+        raise CorruptedError(
+            f"{name}: {expected} partial values make a block, but only rank {ranks} recorded one"
+        )
+    reductions = {reduction for _, reduction in partial}
+    if len(reductions) > 1 or not reductions <= set(_REDUCTIONS):
+        raise UnsupportedError(
+            f"{name}: partial values with the reduction {', '.join(sorted(reductions))} cannot be "
+            f"joined; allowed: one of {', '.join(_REDUCTIONS)}"
+        )
+
+
+def _check_coverage(blocks: Sequence[JoinBlock], shards: Sequence[TensorShard], name: str) -> None:
+    """Raise unless the blocks cover each element once."""
+    shape = shards[0].layout.global_shape
+    covered: npt.NDArray[np.uint8] = np.zeros(shape, np.uint8)
+    for block in blocks:
+        layout = block.layout
+        if layout.flat_range:
+            covered.reshape(-1)[slice(*layout.flat_range)] += 1
+        else:
+            covered[_select_block(layout, block.shape)] += 1
+    if covered.size and covered.max() > 1:
+        raise CorruptedError(f"{name}: its shards overlap")
+    holes = covered.size - int(np.count_nonzero(covered))
+    if holes:
+        missing = sorted({*shards[0].layout.mesh.list_ranks()} - {each.rank for each in shards})
+        where = f"; rank {_format_ranks(missing)} recorded none" if missing else ""
+        raise CorruptedError(
+            f"{name}: its shards cover {covered.size - holes} of {covered.size} elements{where}"
+        )
+
+
+def _select_block(layout: TensorLayout, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """Return the indices of a block: slices, or arrays where a strided shard has several ranges."""
+    ranges = find_block_ranges(layout, shape)
+    if all(len(each) <= 1 for each in ranges):
+        return tuple(slice(each[0].start, each[0].stop) for each in ranges)
+    return np.ix_(*(np.concatenate([np.asarray(part) for part in each]) for each in ranges))
+
+
+def _reduce_partial_values(block: JoinBlock, load: Callable[[int], _Array]) -> _Array:
+    first = load(block.ranks[0])
+    if len(block.ranks) == 1:
+        return first
+    reduction = next(each.reduction for each in block.layout.placements if each.reduction)
+    is_exact = first.dtype.kind in "biu"
+    kind: Any = first.dtype if is_exact else np.result_type(first.dtype, np.float64)
+    total: _Array = first.astype(kind)
+    for rank in block.ranks[1:]:
+        _REDUCTIONS[reduction](total, load(rank), out=total)
+    if reduction == "avg":
+        total = total / len(block.ranks)
+    return total.astype(first.dtype)
+
+
+def _format_ranks(ranks: Sequence[int]) -> str:
+    named = ", ".join(map(str, ranks[:_MAX_RANKS_NAMED]))
+    more = len(ranks) - _MAX_RANKS_NAMED
+    return f"{named} and {more} more" if more > 0 else named

@@ -1,0 +1,177 @@
+"""Answers of the daemons of a tree's running job: its session files name them. A daemon that does
+not answer, or does not know the job, has ended; the tree is read then. Imports gRPC on use.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rankdump import reader
+from rankdump._analysis.reader.coordinator_files import PublishedOrder
+from rankdump._analysis.reader.query import ranges
+from rankdump._analysis.reader.session_files import read_tree_sessions
+from rankdump._core.daemon_endpoint import is_socket_address
+from rankdump._core.events import Finding
+from rankdump._core.status import SessionState, SessionStatus, StatusView
+from rankdump._core.timeouts import TimeoutHint
+from rankdump._core.tree_session import TreeSession, list_addresses, select_running_sessions
+from rankdump.errors import RankdumpError
+
+_ANSWER_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class LiveJob:
+    """Running job of a tree, and the daemons that can be asked about it."""
+
+    job_id: str
+    coordinator: str
+    """Address; empty when there is none, or it cannot be reached from this host."""
+    agents: tuple[str, ...]
+
+
+def find_live_job(tree: Path, job_id: str = "") -> LiveJob | None:
+    """Return the running job of a tree whose daemon may answer; None when every job has ended."""
+    running = select_running_sessions(read_tree_sessions(tree, job_id))
+    if not running:
+        return None
+    coordinator, agents = list_addresses(running, socket.gethostname())
+    alive = tuple(filter(_has_socket, agents))
+    coordinator = coordinator if _has_socket(coordinator) else ""
+    if not (coordinator or alive):
+        return None
+    return LiveJob(running[0].status.job_id, coordinator, alive)
+
+
+def _has_socket(address: str) -> bool:
+    """Return whether a daemon may listen at an address; a removed socket needs no connection."""
+    if not address:
+        return False
+    return not is_socket_address(address) or Path(address.removeprefix("unix:")).exists()
+
+
+def fetch_live_status(job: LiveJob) -> StatusView | None:
+    """Return the status of a running job; None when no daemon answers that knows it."""
+    # Imported on use: loading gRPC takes longer than reading a tree.
+    from rankdump._cli.daemon_client import fetch_agent_status, fetch_job_status
+
+    if job.coordinator:
+        try:
+            return fetch_job_status(job.coordinator, job_id=job.job_id, timeout_s=_ANSWER_TIMEOUT_S)
+        except RankdumpError:
+            pass  # the agents know their own ranks
+    views: list[StatusView] = []
+    for address in job.agents:
+        try:
+            view = fetch_agent_status(address, timeout_s=_ANSWER_TIMEOUT_S)
+        except RankdumpError:
+            continue
+        own = _restrict_to_job(view, job.job_id)
+        if own.sessions:
+            views.append(own)
+    if not views:
+        return None
+    return replace(
+        views[0],
+        sessions=tuple(each for view in views for each in view.sessions),
+        iterations=tuple(each for view in views for each in view.iterations),
+        findings=tuple(dict.fromkeys(each for view in views for each in view.findings)),
+    )
+
+
+def _restrict_to_job(view: StatusView, job_id: str) -> StatusView:
+    return replace(
+        view,
+        sessions=tuple(each for each in view.sessions if each.job_id == job_id),
+        iterations=tuple(each for each in view.iterations if each.job_id == job_id),
+    )
+
+
+def add_other_jobs(live: StatusView, tree: StatusView) -> StatusView:
+    """Return a live view with the other jobs that the tree has."""
+    own = {each.job_id for each in live.sessions}
+    return replace(
+        live,
+        sessions=(*(each for each in tree.sessions if each.job_id not in own), *live.sessions),
+        iterations=(
+            *(each for each in tree.iterations if each.job_id and each.job_id not in own),
+            *live.iterations,
+        ),
+    )
+
+
+def fetch_live_findings(job: LiveJob) -> tuple[Finding, ...] | None:
+    """Return the findings of a running job; None when its coordinator does not answer."""
+    from rankdump._cli.daemon_client import fetch_order_findings
+
+    if not job.coordinator:
+        return None
+    try:
+        return fetch_order_findings(job.coordinator, job_id=job.job_id, timeout_s=_ANSWER_TIMEOUT_S)
+    except RankdumpError:
+        return None
+
+
+def fetch_live_hints(job: LiveJob) -> tuple[TimeoutHint, ...] | None:
+    """Return the hints of a running job; None when its coordinator does not answer."""
+    from rankdump._cli.daemon_client import fetch_timeout_hints
+
+    if not job.coordinator:
+        return None
+    try:
+        return fetch_timeout_hints(job.coordinator, job_id=job.job_id, timeout_s=_ANSWER_TIMEOUT_S)
+    except RankdumpError:
+        return None
+
+
+def mark_ended_sessions(view: StatusView, files: Sequence[TreeSession], host: str) -> StatusView:
+    """Return a view of a tree whose daemons do not answer, with the sessions that this ended.
+
+    A session that its file calls open has ended with its agent, if that ran on this host; of an
+    agent of another host that is not known.
+    """
+    filed = {each.status.session_id: each for each in files}
+    gone: list[int] = []
+    unknown: dict[str, list[int]] = {}
+    sessions: list[SessionStatus] = []
+    for status in view.sessions:
+        file = filed.get(status.session_id)
+        if file is not None and status.state is SessionState.OPEN:
+            if file.agent_host == host:
+                gone.append(status.rank)
+                status = replace(status, state=SessionState.LOST)
+            else:
+                unknown.setdefault(file.agent_host, []).append(status.rank)
+        sessions.append(status)
+    findings = list(view.findings)
+    if gone:
+        findings.append(f"{_name_ranks(gone)}: the agent ended while the session was open")
+    findings += (
+        f"{_name_ranks(ranks)}: the agent runs on host {name} and cannot be asked from here; the "
+        "state is the one that it wrote last"
+        for name, ranks in unknown.items()
+    )
+    return replace(view, sessions=tuple(sessions), findings=tuple(findings))
+
+
+def _name_ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' * (len(set(ranks)) > 1)} {ranges(ranks)}"
+
+
+def find_unpublished_iterations(
+    tree: Path, published: PublishedOrder, job_id: str = ""
+) -> tuple[int, ...]:
+    """Return the iterations whose tensors the job of an order has in a tree, after the last one in
+    that order.
+    """
+    last = max((entry.iteration for entry in published.read_last_entries()), default=-1)
+    files = read_tree_sessions(tree, job_id)
+    if not files:
+        return ()
+    own = files[-1].status.job_id
+    walked = reader.status_of(reader.walk(tree, balances_only=True, job_id=job_id or own))
+    mine = (each for each in walked.iterations if each.job_id == own)
+    return tuple(sorted({each.iteration for each in mine if each.iteration > last}))

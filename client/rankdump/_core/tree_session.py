@@ -1,0 +1,98 @@
+"""Session files of a tree: the state of each session that wrote to it, and the addresses of its
+daemons, so that a reader of the tree finds the live job. Pure: names, JSON and selection.
+
+They are in the folder `.rankdump/sessions` of the root, one JSON file for each session, which the
+agent of the rank replaces when the state changes. A file states what was true when it was written:
+after the end of its agent an open session is no longer open, so a reader asks the agent first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rankdump._core.daemon_endpoint import is_socket_address
+from rankdump._core.json_values import make_plain, read_json
+from rankdump._core.status import SessionState, SessionStatus
+from rankdump._core.tree_root import STATE_FOLDER
+from rankdump.errors import CorruptedError
+
+SESSIONS_FOLDER = f"{STATE_FOLDER}/sessions"
+MAX_FILE_BYTES = 1 << 20
+"""A larger file is not a session file."""
+_VERSION = 1
+_DIGEST_BYTES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class TreeSession:
+    """One session file."""
+
+    status: SessionStatus
+    changed_us: int = 0
+    """When its state changed last, in microseconds since the epoch on the agent's clock."""
+    agent: str = ""
+    """Address of its agent; empty when the agent has none that others can use."""
+    coordinator: str = ""
+    """Address of the coordinator that the agent reports to; empty without one."""
+    agent_host: str = ""
+    """Name of the agent's host, where a `unix:` address is valid."""
+
+
+def make_session_file_name(status: SessionStatus) -> str:
+    """Return the name of the file of a session: its rank, and a digest of its ids."""
+    key = f"{status.job_id}\0{status.session_id}".encode(errors="surrogateescape")
+    digest = hashlib.blake2b(key, digest_size=_DIGEST_BYTES).hexdigest()
+    return f"rank_{status.rank}.{digest}.json"
+
+
+def format_tree_session(session: TreeSession) -> str:
+    """Return the contents of a session file."""
+    body = {"version": _VERSION, **make_plain(session)}
+    return json.dumps(body, default=make_plain) + "\n"
+
+
+def parse_tree_session(text: str) -> TreeSession:
+    """Read a session file back; CorruptedError names what is wrong with it."""
+    try:
+        body = json.loads(text)
+        if body["version"] != _VERSION:
+            raise CorruptedError(f"version {body['version']!r} of a session file is not supported")
+        return read_json(TreeSession, body, defaults=True, unknown=True)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise CorruptedError(f"not a session file: {error!r}") from None
+
+
+def select_running_sessions(
+    sessions: Iterable[TreeSession], job_id: str = ""
+) -> tuple[TreeSession, ...]:
+    """Return the sessions of the job that changed last and has not ended; empty without one.
+
+    With an id only that job counts. A job has ended when the newest session of each rank is closed.
+    """
+    own = [each for each in sessions if job_id in ("", each.status.job_id)]
+    newest: dict[tuple[str, int], TreeSession] = {}
+    for each in sorted(own, key=lambda each: each.changed_us):
+        newest[each.status.job_id, each.status.rank] = each
+    running = [each for each in newest.values() if each.status.state is not SessionState.CLOSED]
+    if not running:
+        return ()
+    job = max(running, key=lambda each: each.changed_us).status.job_id
+    return tuple(each for each in own if each.status.job_id == job)
+
+
+def list_addresses(sessions: Sequence[TreeSession], host: str) -> tuple[str, tuple[str, ...]]:
+    """Return the address of the coordinator, and those of the agents, that can be asked from a
+    host; empty where there is none.
+    """
+    near = sorted(sessions, key=lambda each: each.changed_us, reverse=True)
+    coordinators = (_keep_reachable(each.coordinator, each.agent_host, host) for each in near)
+    agents = (_keep_reachable(each.agent, each.agent_host, host) for each in near)
+    return next(filter(None, coordinators), ""), tuple(dict.fromkeys(filter(None, agents)))
+
+
+def _keep_reachable(address: str, agent_host: str, host: str) -> str:
+    """Return an address, or nothing for a socket of another host."""
+    return "" if is_socket_address(address) and agent_host != host else address

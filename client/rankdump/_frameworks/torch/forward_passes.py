@@ -1,0 +1,147 @@
+"""Forward pass that a call of an attached model belongs to: number of its micro-batch, and phase.
+
+Both are found where an outermost call begins; calls inside it inherit them. A micro-batch has the
+number that the script declared, else the chunk of a pipeline schedule, else the number of the
+training pass in an iteration that accumulates gradients without communication. The number is never
+guessed from several passes in one iteration, which a GAN has too (decision 111).
+"""
+
+from __future__ import annotations
+
+import threading
+
+from torch.nn import Module
+
+from rankdump._core.recorder_protocol import UNDIVIDED_PASS, ForwardPass, Recorder
+from rankdump._frameworks.operator_names import OperatorScope
+from rankdump._frameworks.torch.internals import (
+    find_running_ddp,
+    has_deferred_sync,
+    is_inside_function,
+    is_syncing_module,
+)
+from rankdump._frameworks.torch.module_tree import ModuleOperator, ModuleTree, unwrap_module
+from rankdump._frameworks.torch.pipeline_stages import pipeline_stage_patch
+
+
+def choose_microbatch(
+    *, declared: int | None, chunk: int | None, accumulated: int | None
+) -> tuple[int | None, str]:
+    """Return the number of the micro-batch that begins, and the reason for it."""
+    if declared is not None:
+        return declared, "declared by the script"
+    if chunk is not None:
+        return chunk, "chunk of a pipeline schedule"
+    if accumulated is not None:
+        return accumulated, "pass of an accumulation"
+    return None, "not divided"
+
+
+def decide_phase(*, is_eval: bool, has_grad: bool, in_function: bool) -> tuple[str, str]:
+    """Return the phase of a call, and the reason for it.
+
+    `in_function` tells whether the call begins in the forward of an autograd function, where torch
+    switches gradients off and the function itself computes them.
+    """
+    if is_eval:
+        return "eval", "the outermost module is in eval mode"
+    if has_grad:
+        return "", "gradients are on"
+    if in_function:
+        return "", "an autograd function computes the gradients"
+    return "no_grad", "gradients are off"
+
+
+def continue_pass(around: ForwardPass, *, has_grad: bool) -> ForwardPass:
+    """Return the pass of a call inside one of another gradient mode."""
+    is_eval = around.phase == "eval"
+    phase, _ = decide_phase(
+        is_eval=is_eval,
+        has_grad=has_grad,
+        in_function=not (is_eval or has_grad) and is_inside_function(),
+    )
+    return around if phase == around.phase else around._replace(phase=phase)
+
+
+class AccumulationCounter:
+    """Counts training passes of the attached model in one iteration; safe for several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pass_count = 0
+        self._accumulates = False
+
+    def restart(self) -> None:
+        """Count from 0, because an iteration begins."""
+        with self._lock:
+            self._pass_count = 0
+            self._accumulates = False
+
+    def count_pass(self, *, deferred: bool) -> int | None:
+        """Count a pass; return its number if this or an earlier one deferred communication."""
+        with self._lock:
+            number = self._pass_count
+            self._pass_count += 1
+            self._accumulates = self._accumulates or deferred
+            return number if self._accumulates else None
+
+
+class ForwardPassFinder:
+    """Finds the forward pass of outermost calls of one attached model."""
+
+    def __init__(self) -> None:
+        self._counter = AccumulationCounter()
+        self._root: OperatorScope | None = None
+        self._syncing: list[Module] = []
+
+    def restart(self) -> None:
+        """Forget the passes, because an iteration begins."""
+        self._counter.restart()
+
+    def start(self, model: Module, tree: ModuleTree) -> None:
+        """Find passes of this model from now on."""
+        self._root = tree.operators[0].scope if tree.operators else None
+        self._syncing = [module for module in model.modules() if is_syncing_module(module)]
+
+    def watch_stages(self) -> None:
+        """Number the chunks of pipeline schedules until `stop`."""
+        pipeline_stage_patch.add_user(self)
+
+    def stop(self) -> None:
+        """Restore the methods of pipeline stages, and forget the model's modules."""
+        pipeline_stage_patch.remove_user(self)
+        self._syncing = []
+
+    def begin_pass(
+        self, operator: ModuleOperator, recorder: Recorder, *, has_grad: bool
+    ) -> ForwardPass:
+        """Return the pass of an outermost call."""
+        is_eval = not unwrap_module(operator.module).training
+        phase, _ = decide_phase(
+            is_eval=is_eval,
+            has_grad=has_grad,
+            in_function=not (is_eval or has_grad) and is_inside_function(),
+        )
+        # The script may have imported torch's pipelines since the iteration began.
+        pipeline_stage_patch.install_methods()
+        chunk = pipeline_stage_patch.running_chunk
+        number, _ = choose_microbatch(
+            declared=recorder.declared_pass.microbatch,
+            chunk=chunk,
+            accumulated=self._count_pass(operator) if chunk is None and not phase else None,
+        )
+        if number is None and not phase:
+            return UNDIVIDED_PASS
+        return ForwardPass(number, phase)
+
+    def _count_pass(self, operator: ModuleOperator) -> int | None:
+        """Count a pass of the model itself; return its number if gradients are accumulated."""
+        if operator.scope != self._root:
+            return None
+        return self._counter.count_pass(deferred=self._is_sync_deferred())
+
+    def _is_sync_deferred(self) -> bool:
+        outer = find_running_ddp()
+        if outer is not None and has_deferred_sync(outer):
+            return True
+        return any(map(has_deferred_sync, self._syncing))

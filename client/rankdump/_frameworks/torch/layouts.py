@@ -1,0 +1,216 @@
+"""Local elements of tensors that torch distributes over ranks, and the layout that describes which
+part of the whole tensor they are. Never communicates: no collective is started, and only one whose
+own result is read is waited for.
+
+A layout depends only on the specification of a DTensor and the shape of its local tensor; it is
+made once for each and then looked up. Other tensors never come here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from rankdump._core.bounded_cache import look_up, remember
+from rankdump._core.shard_ranges import find_ranges, list_cuts, order_cuts
+from rankdump._core.tensor_layout import (
+    LayoutSource,
+    MeshPlacement,
+    PlacementKind,
+    RankMesh,
+    TensorLayout,
+    find_layout_fault,
+    make_rank_mesh,
+)
+from rankdump._frameworks.torch.internals import disable_observation
+
+# DTensor's specification and meshes are private to torch or partly typed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+_MAX_LAYOUTS = 1 << 14
+_MAX_MESHES = 1 << 8
+_REPLICATE = MeshPlacement(PlacementKind.REPLICATE)
+
+
+LayoutFinder: TypeAlias = "Callable[[tuple[int, ...]], TensorLayout | None]"
+"""Returns the layout of a tensor from the shape that it has now."""
+
+
+class CheckedLayout:
+    """Layout of a tensor that keeps its shape in nearly all iterations; found once for a shape."""
+
+    def __init__(self, find_layout: LayoutFinder) -> None:
+        self._find_layout = find_layout
+        self._shape: tuple[int, ...] | None = None
+        self._layout: TensorLayout | None = None
+
+    def __call__(self, shape: tuple[int, ...]) -> TensorLayout | None:
+        """Return the layout; None if there is none that agrees with the shape."""
+        if shape != self._shape:
+            layout = self._find_layout(shape)
+            # The agent rejects a record whose layout contradicts itself.
+            valid = layout is not None and not find_layout_fault(layout, shape)
+            self._shape, self._layout = shape, layout if valid else None
+        return self._layout
+
+
+class LocalShard(NamedTuple):
+    """The elements of a distributed tensor on this rank."""
+
+    tensor: Tensor
+    layout: TensorLayout | None
+    """None where the tensor's specification contradicts its elements."""
+    is_outside: bool = False
+    """Whether this rank is not in the tensor's mesh, and so has no part of it."""
+
+
+def is_distributed(tensor: Tensor) -> bool:
+    """Return whether this module finds the local elements of a tensor."""
+    return _find_class(type(tensor)) != ""
+
+
+def find_local_shard(tensor: Tensor) -> LocalShard | None:
+    """Return the local elements of a distributed tensor; None if it is not one.
+
+    The result of a functional collective that still runs is waited for: its elements cannot be
+    read otherwise. An accelerator's stream waits, not the host. The job's own wait then finds the
+    collective complete.
+    """
+    kind = _find_class(type(tensor))
+    if not kind:
+        return None
+    with disable_observation():
+        if kind == _ASYNC_TENSOR:
+            return LocalShard(_wait_for_elements(tensor), None)
+        distributed: Any = tensor
+        spec, local = distributed._spec, distributed._local_tensor
+        if spec.mesh.get_coordinate() is None:
+            return LocalShard(local, None, is_outside=True)
+        if _find_class(type(local)) == _ASYNC_TENSOR:
+            local = _wait_for_elements(local)
+    return LocalShard(local, _look_up_layout(spec, tuple(local.shape)))
+
+
+def strip_distribution(tensor: Tensor) -> Tensor:
+    """Return the local tensor of a DTensor, without waiting for it; any other tensor unchanged."""
+    distributed: Any = tensor
+    return distributed._local_tensor if _find_class(type(tensor)) == _DTENSOR else tensor
+
+
+_DTENSOR, _ASYNC_TENSOR = "DTensor", "AsyncCollectiveTensor"
+
+
+@lru_cache(maxsize=1 << 8)
+def _find_class(kind: type) -> str:
+    """Return which of the two classes a class is or derives from, else nothing.
+
+    By name: a job that uses neither need not import them.
+    """
+    for base in kind.__mro__:
+        if base.__name__ in (_DTENSOR, _ASYNC_TENSOR) and base.__module__.startswith(
+            "torch.distributed."
+        ):
+            return base.__name__
+    return ""
+
+
+def _wait_for_elements(tensor: Any) -> Tensor:
+    return torch.ops._c10d_functional.wait_tensor(tensor.elem)
+
+
+class _DescribedShard(NamedTuple):
+    """Layout of a specification; a cache must tell that there is none from a miss."""
+
+    layout: TensorLayout | None
+
+
+_layouts: dict[tuple[object, tuple[int, ...]], _DescribedShard] = {}
+_meshes: dict[object, RankMesh] = {}
+
+
+def _look_up_layout(spec: Any, shape: tuple[int, ...]) -> TensorLayout | None:
+    # A specification remembers its hash, and each result of an operator has the same object.
+    key = (spec, shape)
+    known = _layouts.get(key)
+    if known is None:
+        known = _DescribedShard(describe_spec(spec, shape))
+        remember(_layouts, key, known, _MAX_LAYOUTS)
+    return known.layout
+
+
+def describe_spec(spec: Any, shape: tuple[int, ...]) -> TensorLayout | None:
+    """Return the layout of a local tensor of that shape under a DTensorSpec.
+
+    None if the specification contradicts the shape, as after `DTensor.from_local` with parts of
+    any size.
+    """
+    with disable_observation():
+        mesh = look_up(_meshes, spec.mesh, lambda: describe_mesh(spec.mesh), _MAX_MESHES)
+    return make_block_layout(
+        LayoutSource.DTENSOR,
+        tuple(spec.tensor_meta.shape),
+        shape,
+        mesh,
+        tuple(spec.mesh.get_coordinate()),
+        tuple(map(_describe_placement, spec.placements)),
+    )
+
+
+def describe_mesh(mesh: Any) -> RankMesh:
+    """Return a DeviceMesh as a value; its name is made of those of its dimensions."""
+    names = mesh.mesh_dim_names or ("",) * mesh.ndim
+    return make_rank_mesh(
+        "_".join(filter(None, names)), names, tuple(mesh.shape), mesh.mesh.flatten().tolist()
+    )
+
+
+def make_block_layout(
+    source: LayoutSource,
+    global_shape: tuple[int, ...],
+    shape: tuple[int, ...],
+    mesh: RankMesh,
+    coordinate: tuple[int, ...],
+    placements: tuple[MeshPlacement, ...],
+    logical_name: str = "",
+) -> TensorLayout | None:
+    """Return the layout of a local tensor of that shape; None if the placements contradict it.
+
+    The offset of a strided shard is that of its first element.
+    """
+    if len(shape) != len(global_shape):
+        return None
+    offsets: list[int] = []
+    for dimension, (extent, held) in enumerate(zip(global_shape, shape, strict=True)):
+        cuts = list_cuts(dimension, mesh.shape, coordinate, placements)
+        ordered = order_cuts(cuts)
+        # The parts of FSDP2 that are uneven follow the order of the cuts, DTensor's do not.
+        for tried in (cuts,) if ordered is None else (ordered, cuts):
+            ranges = find_ranges(extent, tried)
+            if sum(map(len, ranges)) == held:
+                offsets.append(ranges[0].start if ranges else extent)
+                break
+        else:
+            return None
+    layout = TensorLayout(
+        source, global_shape, tuple(offsets), mesh, coordinate, placements, (), 0, logical_name
+    )
+    # The agent rejects a record whose layout contradicts itself.
+    return None if find_layout_fault(layout, shape) else layout
+
+
+def _describe_placement(placement: Any) -> MeshPlacement:
+    kind = type(placement).__name__
+    if kind in ("_StridedShard", "StridedShard"):
+        return MeshPlacement(
+            PlacementKind.STRIDED_SHARD, placement.dim, int(placement.split_factor)
+        )
+    if placement.is_shard():
+        return MeshPlacement(PlacementKind.SHARD, placement.dim)
+    if placement.is_partial():
+        return MeshPlacement(PlacementKind.PARTIAL, reduction=str(placement.reduce_op))
+    return _REPLICATE

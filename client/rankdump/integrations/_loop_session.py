@@ -1,0 +1,121 @@
+"""Session of a training loop that a framework owns: it is opened, with the loop's models, where the
+first step begins, and closed where the loop ends.
+
+A session that the script opened stays the script's: it is neither closed here, nor are models
+attached to it if it has some. No internal error reaches the loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, ParamSpec
+
+from rankdump._core.log_once import LogOnce
+from rankdump._core.rank_identity import identify_rank
+from rankdump._session import Session, default_session
+from rankdump.errors import ExhaustedError
+
+_logger = logging.getLogger("rankdump")
+_log_once = LogOnce(_logger)
+
+_P = ParamSpec("_P")
+_CONFIGURATION_VARIABLES = ("RANKDUMP_CONFIG", "MINDSPORE_DUMP_CONFIG")
+
+
+def shield(method: Callable[_P, None]) -> Callable[_P, None]:
+    """Keep errors of a callback from the loop: each kind is logged once.
+
+    Only the ExhaustedError of a strict plan is raised.
+    """
+
+    @wraps(method)
+    def shielded(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        try:
+            method(*args, **kwargs)
+        except ExhaustedError:
+            raise
+        except Exception as error:
+            place = getattr(method, "__qualname__", repr(method))
+            if _log_once.is_new(f"{place} {type(error).__name__}"):
+                _logger.exception("rankdump: internal error in %s; data may be missing", place)
+
+    return shielded
+
+
+class LoopSession:
+    """Session of one loop. Without a configuration it is off, and a step costs a few branches."""
+
+    def __init__(self, user: str, session: Session | None = None) -> None:
+        """`user` is the integration, for the log; `session` is the script's own, if it has one."""
+        self._user = user
+        self._given = session
+        self._session: Session | None = None
+        self._is_own = False
+
+    @property
+    def session(self) -> Session:
+        """The session; one that is off before `open`."""
+        return self._session or Session()
+
+    @shield
+    def open(self, models: Iterable[Any]) -> None:
+        """Open the session and attach the models, unless that was done."""
+        if self._session is not None:
+            return
+        self._session = self._given or self._find_default()
+        if not self._session.models:
+            for model in models:
+                self._session.attach(model)
+        if self._given is None and not self._session.active:
+            self._report_missing_configuration()
+
+    @shield
+    def begin_step(self, iteration: int, models: Iterable[Any], *, accumulates: bool) -> None:
+        """Begin the step of the optimizer with this number, from 0.
+
+        With `accumulates` its micro-batches are numbered, and the first one begins.
+        """
+        self.open(models)
+        session = self._session
+        if session is None or session.closed:  # by the script, which wants no more
+            return
+        if self._given is None:
+            default_session.step(iteration)  # also reaches an API dump
+        else:
+            session.step(iteration)
+        if accumulates:
+            self.begin_microbatch(0)
+
+    @shield
+    def begin_microbatch(self, index: int) -> None:
+        """Begin a micro-batch of the running step, from 0."""
+        if self._session is not None:
+            self._session.microbatch(index)
+
+    @shield
+    def close(self) -> None:
+        """Close the session if this loop opened it; a later step opens another one."""
+        session = self._session
+        if session is not None and self._is_own:
+            self._session = None
+            session.close()
+
+    def _find_default(self) -> Session:
+        was_open = default_session.is_environment_session_active()
+        session = default_session.open_default_session()
+        self._is_own = not was_open and default_session.is_environment_session_active()
+        return session
+
+    def _report_missing_configuration(self) -> None:
+        # A configuration that cannot be used was reported when the session was made.
+        if any(os.environ.get(name) for name in _CONFIGURATION_VARIABLES):
+            return
+        if identify_rank(os.environ, tree="").rank == 0:
+            _log_once.log(
+                logging.WARNING,
+                f"rankdump: {self._user} dumps nothing, because there is no configuration: name it "
+                f"in RANKDUMP_CONFIG, or start the job with `rankdump run --config FILE`",
+            )

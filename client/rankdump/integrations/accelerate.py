@@ -1,0 +1,54 @@
+"""Attachment to a loop with Hugging Face accelerate, after `prepare`.
+
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    rankdump.integrations.accelerate.attach(accelerator, model)
+
+An iteration is one step of the optimizer, also where several batches are accumulated: each
+`with accelerator.accumulate(model)` is a micro-batch. Without `accumulate`, a micro-batch ends with
+`accelerator.backward`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rankdump._session import Session
+from rankdump.integrations._loop_session import shield
+from rankdump.integrations._object_checks import (
+    check_models,
+    check_owner,
+    notify_after,
+    notify_before,
+)
+from rankdump.integrations._watched_loop import WatchedLoop
+
+__all__ = ["attach"]
+
+_MEMBERS = ("accumulate", "backward", "end_training", "sync_gradients")
+
+
+def attach(
+    accelerator: Any, *models: Any, session: Session | None = None, first_step: int = 0
+) -> Session:
+    """Observe prepared models, and count the steps of their optimizers from now on.
+
+    The session is by default that of the environment, and `accelerator.end_training` closes it; one
+    that is given stays open. `first_step` is the number of the first step, such as after a resume.
+    TypeError for an object that is no Accelerator, or a model that cannot be observed.
+    """
+    caller = f"{__name__}.attach"
+    check_owner(caller, accelerator, _MEMBERS, "an accelerate.Accelerator")
+    check_models(caller, models)
+    loop = WatchedLoop(__name__, session, first_step=first_step)
+    loop.begin(models, models)
+    if loop.session.active:
+
+        @shield
+        def begin_entry() -> None:
+            # The flag is that of the micro-batch before, until `accumulate` is entered.
+            loop.begin_entry(ends_step=accelerator.sync_gradients)
+
+        notify_before(accelerator, "accumulate", begin_entry)
+        notify_after(accelerator, "backward", loop.end_backward)
+        notify_before(accelerator, "end_training", loop.end)
+    return loop.session

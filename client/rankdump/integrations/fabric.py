@@ -1,0 +1,38 @@
+"""Attachment to a loop with Lightning Fabric, after `setup`.
+
+    model, optimizer = fabric.setup(model, optimizer)
+    rankdump.integrations.fabric.attach(fabric, model)
+
+An iteration is one step of the optimizer, a micro-batch ends with `fabric.backward`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rankdump._session import Session
+from rankdump.integrations._object_checks import check_models, check_owner, notify_after
+from rankdump.integrations._watched_loop import WatchedLoop
+
+__all__ = ["attach"]
+
+
+def attach(
+    fabric: Any, *models: Any, session: Session | None = None, first_step: int = 0
+) -> Session:
+    """Observe models that `fabric.setup` returned, and count the steps of their optimizers.
+
+    The session is by default that of the environment; close it to end the last step before the
+    script ends. `first_step` is the number of the first step, such as after a resume. TypeError for
+    an object that is no Fabric, or a model that cannot be observed.
+    """
+    caller = f"{__name__}.attach"
+    check_owner(caller, fabric, ("backward", "setup"), "a lightning.Fabric")
+    check_models(caller, models)
+    # Fabric's wrapper would be in the name of every operator.
+    observed = [getattr(model, "module", model) for model in models]
+    loop = WatchedLoop(__name__, session, first_step=first_step)
+    loop.begin(observed, models)
+    if loop.session.active:
+        notify_after(fabric, "backward", loop.end_backward)
+    return loop.session

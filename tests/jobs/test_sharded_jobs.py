@@ -1,0 +1,198 @@
+"""Jobs whose parameters are sharded: losses, drops, the shards of every rank, and their layouts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankdump
+from rankdump._analysis.reader.tree import Entry
+from rankdump._core.record import TensorSide
+from rankdump._core.shard_ranges import find_ranges, list_cuts, order_cuts
+from rankdump._core.tensor_layout import LayoutSource, TensorLayout
+from rankdump.reader import status
+
+pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.torch]
+
+TWO_RANKS = (
+    "ddp",
+    "fsdp1_flat",
+    "fsdp1_orig",
+    "fsdp2",
+    "fsdp2_bf16",
+    "fsdp2_accumulation",
+    "fsdp2_checkpointing",
+    "tp",
+    "tp_sp",
+    "redistribute",
+)
+FOUR_RANKS = ("fsdp1_hybrid", "hsdp", "fsdp2_tp")
+PARAMETERS = {
+    "fsdp1_flat": 3,
+    "redistribute": 2,
+}
+"""Parameters of a scenario's model; 14 by default."""
+E2E_SETTINGS = {"enable": True, "trans_flag": True}
+RUN_S = 240
+
+
+def run_job(folder: Path, world: int, names: tuple[str, ...]) -> Path:
+    """Run the scenarios with an agent that has everything when the command returns."""
+    common = {
+        "dump_mode": 0,
+        "path": str(folder / "unused"),
+        "net_name": "Net",
+        "iteration": "all",
+        "saved_data": "tensor",
+        "input_output": 0,
+        "kernels": [],
+        "support_device": [*range(world)],
+    }
+    config = folder / "data_dump.json"
+    config.write_text(
+        json.dumps({"common_dump_settings": common, "e2e_dump_settings": E2E_SETTINGS})
+    )
+    command = [sys.executable, "-m", "rankdump", "run", "--config", str(config), "--"]
+    command += [sys.executable, str(Path(__file__).with_name("sharded_job.py"))]
+    done = subprocess.run(
+        [*command, str(world), str(folder), *names],
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder / "log.txt").write_text(done.stderr)
+    return folder
+
+
+class ShardedRun:
+    """What the ranks of a scenario said, and what is in its tree."""
+
+    def __init__(self, folder: Path, name: str, world: int) -> None:
+        self.name, self.world = name, world
+        self.reports: list[dict[str, Any]] = [
+            json.loads((folder / name / f"rank_{rank}.json").read_text()) for rank in range(world)
+        ]
+        self.full = dict(np.load(folder / name / "full.npz"))
+        self.tree = folder / name / "tree"
+        self.dump = rankdump.open(self.tree)
+        self.source = LayoutSource.FSDP1 if "fsdp1" in name else LayoutSource.DTENSOR
+        self.parameters = PARAMETERS.get(name, 14)
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield the values and gradients of parameters."""
+        for entry in self.dump.tensors(op_type="Parameter"):
+            if entry.record is not None and entry.key.side is TensorSide.OUTPUT:
+                yield entry
+
+    def last_shards(self) -> dict[str, list[tuple[np.ndarray, TensorLayout]]]:
+        """Return the shards of each tensor in the last iteration."""
+        found: dict[str, list[tuple[np.ndarray, TensorLayout]]] = defaultdict(list)
+        for entry in self.entries():
+            if entry.key.iteration == 1 and entry.record is not None and entry.record.layout:
+                found[entry.op_name].append((self.dump.load(entry), entry.record.layout))
+        return found
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_job(tmp_path_factory.mktemp("two"), 2, TWO_RANKS)
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_job(tmp_path_factory.mktemp("four"), 4, FOUR_RANKS)
+
+
+@pytest.fixture(params=[*((name, 2) for name in TWO_RANKS), *((name, 4) for name in FOUR_RANKS)])
+def run(request: pytest.FixtureRequest) -> ShardedRun:
+    name, world = request.param
+    folder: Path = request.getfixturevalue("two_ranks" if world == 2 else "four_ranks")
+    return ShardedRun(folder, name, world)
+
+
+def test_training_is_the_same_with_a_dump(run: ShardedRun) -> None:
+    """Losses, parameters and gradients are bit-identical on every rank."""
+    for report in run.reports:
+        assert report["plain"] == report["dumped"]
+        assert len(report["plain"]) == 2
+        assert report["same"]
+
+
+def test_nothing_is_dropped(run: ShardedRun) -> None:
+    found = status(run.tree).iterations
+    assert len(found) == 2 * run.world
+    assert all(each.complete and each.is_balanced and not each.dropped for each in found)
+
+
+def test_every_shard_is_what_the_job_computed(run: ShardedRun) -> None:
+    """Each parameter and gradient of each rank and iteration, and no other."""
+    found = {
+        (entry.key.rank, entry.key.iteration, entry.op_name): hashlib.sha256(
+            run.dump.load(entry).tobytes()
+        ).hexdigest()
+        for entry in run.entries()
+    }
+    expected = {
+        (rank, iteration, name): digest
+        for rank, report in enumerate(run.reports)
+        for iteration, name, _, digest in report["digests"]
+    }
+    assert found == expected
+    assert {name for _, _, name in found} == set(run.full)
+    assert len(run.full) == 2 * run.parameters
+
+
+def find_places(layout: TensorLayout, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """Return where a local tensor lies in the whole one, as an index."""
+    ranges = []
+    for dimension, extent in enumerate(layout.global_shape):
+        cuts = list_cuts(dimension, layout.mesh.shape, layout.coordinate, layout.placements)
+        held = find_ranges(extent, order_cuts(cuts) or cuts)
+        assert len(held) == 1
+        assert held[0].start == layout.global_offset[dimension]
+        ranges.append(slice(held[0].start, held[0].start + shape[dimension]))
+    return tuple(ranges)
+
+
+def test_shards_tile_the_whole_tensor(run: ShardedRun) -> None:
+    """Every element is written as often as there are replicas, and equals the gathered one."""
+    found = run.last_shards()
+    # Parameters that no style of tensor parallelism names stay plain; DDP's all are.
+    plain = {"ddp": 28, "tp": 12}.get(run.name, 0)
+    assert len(run.full) - len(found) == plain
+    for name, shards in found.items():
+        whole = run.full[name]
+        joined, count = np.zeros_like(whole), np.zeros(whole.shape, int)
+        for array, layout in shards:
+            assert layout.source is run.source
+            assert layout.global_shape == whole.shape
+            if layout.is_partial:
+                joined += array
+                count += 1
+                continue
+            if layout.flat_range:
+                begin, end = layout.flat_range
+                joined.ravel()[begin:end] = array[: end - begin]
+                count.ravel()[begin:end] += 1
+                assert len(array) == end - begin + layout.padding
+                continue
+            place = find_places(layout, array.shape)
+            joined[place] = array
+            count[place] += 1
+        assert len(set(count.ravel())) == 1, name
+        assert count.min() >= 1
+        if not any(layout.is_partial for _, layout in shards):
+            np.testing.assert_array_equal(joined, whole, name)
+        else:
+            np.testing.assert_allclose(joined, whole, rtol=1e-6)
