@@ -273,7 +273,7 @@ def _rank_sentences(tally: RankTally) -> list[str]:
         texts.append(f"the connection ended before the session was closed; {kept}")
     texts += describe_drops(tally.dropped)
     unfinished = [i.iteration for i in tally.iterations if not i.complete]
-    is_explained = len(unfinished) == 1 and bool(tally.crash)
+    is_explained = tally.crash == f"crashed in iteration {ranges(unfinished)}"
     if unfinished and tally.state != SessionState.OPEN.value and not is_explained:
         texts.append(f"iteration {ranges(unfinished)} is not complete")
     unbalanced = [i.iteration for i in tally.iterations if i.complete and not i.is_balanced]

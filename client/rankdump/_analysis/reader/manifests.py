@@ -249,7 +249,6 @@ def restrict_to_job(tree: Tree, job_id: str) -> Tree:
         tree,
         ranks=tuple(sorted(ranks)),
         tables=tuple(filter(may_hold, tree.tables)),
-        sessions=tuple(each for each in tree.sessions if each.session.job_id == job_id),
         job_id=job_id,
     )
 
@@ -263,11 +262,8 @@ def restrict_to_attempt(tree: Tree, attempt: int) -> Tree:
     if attempt not in tree.attempts:
         known = ", ".join(map(str, tree.attempts))
         raise CorruptedError(f"{tree.root}: the tree has no attempt {attempt}; known: {known}")
-    sessions = tuple(each for each in tree.sessions if each.session.attempt == attempt)
-    ranks = {each.session.rank for each in sessions} | {m.status.rank for m in tree.manifests}
-    return replace(
-        tree,
-        ranks=tuple(rank for rank in tree.ranks if rank in ranks or not tree.sessions),
-        sessions=sessions,
-        attempt=attempt,
-    )
+    tree = replace(tree, attempt=attempt)
+    ranks = {each.session.rank for each in tree.own_sessions}
+    ranks.update(manifest.status.rank for manifest in tree.manifests)
+    kept = tuple(rank for rank in tree.ranks if rank in ranks or not tree.sessions)
+    return replace(tree, ranks=kept)

@@ -188,7 +188,7 @@ class Tree:
     job_id: str = ""
     """Job of the tensors, if they are restricted to one of several."""
     sessions: tuple[SessionRecord, ...] = ()
-    """Sessions of the ranks, in the order in which each rank had them; empty in older trees."""
+    """All sessions of the ranks, in the order in which each rank had them; empty in older trees."""
     attempt: int | None = None
     """Attempt of the tensors, if they are restricted to one."""
 
@@ -198,10 +198,20 @@ class Tree:
         return SessionPeriods(record.session for record in self.sessions)
 
     @property
+    def own_sessions(self) -> tuple[SessionRecord, ...]:
+        """The sessions of its job and its attempt, if it is restricted to them."""
+        return tuple(
+            record
+            for record in self.sessions
+            if self.job_id in ("", record.session.job_id)
+            and self.attempt in (None, record.session.attempt)
+        )
+
+    @property
     def attempts(self) -> tuple[int, ...]:
         """Numbers of the attempts in it, ascending; 0 where nothing numbers them."""
         found = {m.status.attempt for m in self.manifests}
-        found.update(record.session.attempt for record in self.sessions)
+        found.update(record.session.attempt for record in self.own_sessions)
         return tuple(sorted(found)) or (0,)
 
     def find_attempt(self, key: TensorKey) -> int:

@@ -97,7 +97,7 @@ def _session_statuses(tree: Tree) -> tuple[SessionStatus, ...]:
 
     The last ones count as closed.
     """
-    listed = [record.session for record in tree.sessions]
+    listed = [record.session for record in tree.own_sessions]
     known = {(each.job_id, each.session_id, each.rank) for each in listed}
     filed = [
         status
@@ -146,7 +146,7 @@ def _unfinished_iterations(tree: Tree) -> list[IterationStatus]:
     complete = {(m.status.rank, m.status.iteration, m.status.attempt) for m in tree.manifests}
     listed = {
         (status.rank, status.iteration, status.attempt): status
-        for record in tree.sessions
+        for record in tree.own_sessions
         for status in record.unfinished
     }
     found = {place: status for place, status in listed.items() if place not in complete}
