@@ -111,7 +111,7 @@ def rank(short_folder) -> DumpedJob:
     folder = short_folder / "plain"
     folder.mkdir()
     script = f"{sys.executable} {HERE / 'restarted_rank.py'}"
-    return run_job(folder, "sh", "-c", f"{script} 100 1; {script} 200")
+    return run_job(folder, "sh", "-c", f"{script} {folder}/tree 100 1; {script} {folder}/tree 200")
 
 
 def tally(view: dict[str, Any], attempt: int) -> dict[str, int]:
