@@ -19,9 +19,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from rankdump._codec.file_codec import get_codec
 from rankdump._core import npy_format
+from rankdump._core.attempts import SESSIONS_FILE, SessionRecord
 from rankdump._core.events import EventColumns, EventKind, RankEvent
 from rankdump._core.manifest import Manifest
 from rankdump._core.plan import DeliverySettings, IterationSelection, TensorSelection
+from rankdump._core.status import SessionState
 from rankdump._wire.metadata_messages import events_to_wire
 from rankdump.wire.v1 import agent_pb2, status_pb2
 
@@ -294,6 +296,21 @@ class TestSessionResumption:
         view = rank.status()
         assert view.sessions[0].state == status_pb2.SESSION_STATE_LOST
         assert view.findings == ["rank 0 ended within iteration 0, with 1 tensor in the tree"]
+
+    def test_end_of_lost_rank_is_listed_in_its_tree(self, make_agent, make_rank, frames):
+        """With what is left of its iteration, also when the agent stops at once."""
+        agent = make_agent()
+        rank = make_rank(agent.address)
+        rank.open()
+        stream = rank.push().send(frames.record(1, ARRAY))
+        stream.wait_acknowledged(1)
+        assert stream.finish() is grpc.StatusCode.OK
+        agent.stop()
+        lines = (rank.root / "rank_0" / ".dump_metadata" / SESSIONS_FILE).read_text().splitlines()
+        begun, *_, ended = map(SessionRecord.from_line, lines)
+        assert (begun.session.state, begun.unfinished) == (SessionState.OPEN, ())
+        assert ended.session.state is SessionState.LOST
+        assert [(each.iteration, each.stored) for each in ended.unfinished] == [(0, 1)]
 
 
 class TestSessionOpening:

@@ -32,6 +32,12 @@ _TOLERANCE_RANGE = click.FloatRange(min=0)
     help="Iteration of A; with --iteration-b, compares two different iterations.",
 )
 @click.option("--iteration-b", type=_NUMBER_RANGE, help="Iteration of B.")
+@click.option(
+    "--attempt-a", type=_NUMBER_RANGE, help="Attempt of the job in A; default: the last one."
+)
+@click.option(
+    "--attempt-b", type=_NUMBER_RANGE, help="Attempt of the job in B; default: the last one."
+)
 @click.option("--job-a", metavar="ID", default="", help="Job in A.")
 @click.option("--job-b", metavar="ID", default="", help="Job in B.")
 @click.option(

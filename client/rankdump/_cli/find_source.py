@@ -36,14 +36,21 @@ _MAX_NAMES_SHOWN = 5
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def find_source(
-    *, tree: Path, line: str, query: Query, job_id: str, limit: int | None, as_json: bool
+    *,
+    tree: Path,
+    line: str,
+    query: Query,
+    job_id: str,
+    attempt: int | None,
+    limit: int | None,
+    as_json: bool,
 ) -> int:
     """Show which operators came from a line of the script.
 
     LINE is FILE:NUMBER, where the end of the path is enough, or a part of the line's text. The
     operators are found in the graphs of the tree (graphs/*.ir) and listed with their files.
     """
-    found = read_tree(tree, query, job_id)
+    found = read_tree(tree, query, job_id, attempt)
     every = reader.graph_files(tree, found.ranks)
     graphs = [g for g in every if query.keeps_place(g.rank, g.graph, None, dated=False)]
     if not graphs:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from rankdump._cli.output import TableColumn, format_table, number_columns
+from rankdump._cli.output import TableColumn, format_table, number_columns, without_attempts
 from rankdump._cli.rank_status import sum_iterations
 from rankdump._cli.text_format import format_count, format_reasons
 from rankdump._core.events import Finding
@@ -27,7 +27,7 @@ _MAX_ITERATIONS_SHOWN = 6
 _MAX_AGENTS_SHOWN = 6
 _MAX_FINDINGS_SHOWN = 5
 _ITERATION_COLUMNS = (
-    *number_columns("iteration", "ranks", "expected", "stored", "linked", "degraded"),
+    *number_columns("attempt", "iteration", "ranks", "expected", "stored", "linked", "degraded"),
     *number_columns("on disk", "stall"),
     TableColumn("dropped", is_flexible=True),
 )
@@ -44,7 +44,7 @@ def format_job_status(view: StatusView, *, width: int) -> list[str]:
     tables = format_job_tables(view, width=width)
     found = (
         [*format_timeout_hints(view.hints), *format_causes(view.hints, view.order_findings)],
-        format_findings(view.order_findings),
+        _format_view_findings(view),
     )
     return [*tables, *_separate_parts(found)]
 
@@ -66,8 +66,14 @@ def format_job_findings(view: StatusView) -> list[str]:
     return [
         *format_timeout_hints(view.hints),
         *format_causes(view.hints, view.order_findings),
-        *format_findings(view.order_findings),
+        *_format_view_findings(view),
     ]
+
+
+def _format_view_findings(view: StatusView) -> list[str]:
+    """Return the first findings of the merge in a view."""
+    attempts = (session.attempt for session in view.sessions)
+    return format_findings(view.order_findings, attempts=attempts)
 
 
 def _separate_parts(parts: Iterable[list[str]]) -> Iterator[str]:
@@ -124,9 +130,18 @@ def format_urgent_hints(hints: Iterable[TimeoutHint]) -> list[str]:
     ]
 
 
-def format_findings(findings: tuple[Finding, ...], *, where: str = "") -> list[str]:
-    """Return the first findings of the merge; `where` is the tree that has the others."""
-    shown = [f"{finding.kind.value}: {finding.text}" for finding in findings[:_MAX_FINDINGS_SHOWN]]
+def format_findings(
+    findings: tuple[Finding, ...], *, where: str = "", attempts: Iterable[int] = ()
+) -> list[str]:
+    """Return the first findings of the merge; `where` is the tree that has the others.
+
+    `attempts` are those of the job; where there are several, each finding names its own.
+    """
+    several = any((*attempts, *(finding.attempt for finding in findings)))
+    shown = [
+        f"{finding.kind.value}{f', attempt {finding.attempt}' if several else ''}: {finding.text}"
+        for finding in findings[:_MAX_FINDINGS_SHOWN]
+    ]
     more = len(findings) - len(shown)
     if more > 0:
         command = f"rankdump order {where} --findings" if where else "rankdump order --findings"
@@ -135,16 +150,24 @@ def format_findings(findings: tuple[Finding, ...], *, where: str = "") -> list[s
 
 
 def _iteration_table(view: StatusView, width: int) -> list[str]:
-    by_iteration: dict[tuple[str, int], list[IterationStatus]] = {}
+    by_iteration: dict[tuple[str, int, int], list[IterationStatus]] = {}
     for each in view.iterations:
-        by_iteration.setdefault((each.job_id, each.iteration), []).append(each)
+        place = each.job_id, each.attempt, each.iteration
+        by_iteration.setdefault(place, []).append(each)
     if not by_iteration:
         return []
     ranks = Counter(job_id for job_id, _ in {(s.job_id, s.rank) for s in view.sessions})
     last = sorted(by_iteration)[-_MAX_ITERATIONS_SHOWN:]
-    rows = [_iteration_row(place[1], ranks[place[0]], by_iteration[place]) for place in last]
+    rows = [
+        [
+            str(attempt),
+            *_iteration_row(number, ranks[job_id], by_iteration[job_id, attempt, number]),
+        ]
+        for job_id, attempt, number in last
+    ]
     earlier = len(by_iteration) - len(last)
-    lines = format_table(_ITERATION_COLUMNS, rows, width=width)
+    attempts = (attempt for _, attempt, _ in by_iteration)
+    lines = format_table(*without_attempts(_ITERATION_COLUMNS, rows, attempts), width=width)
     return [*lines, *([f"and {format_count(earlier, 'earlier iteration')}"] if earlier else [])]
 
 

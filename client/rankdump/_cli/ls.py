@@ -43,7 +43,14 @@ _DEFAULT_TENSORS = 100
 @click.option("--digest", "digests", is_flag=True, help="Show digests, and mark equal tensors.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def ls(
-    *, tree: Path, query: Query, job_id: str, limit: int | None, digests: bool, as_json: bool
+    *,
+    tree: Path,
+    query: Query,
+    job_id: str,
+    attempt: int | None,
+    limit: int | None,
+    digests: bool,
+    as_json: bool,
 ) -> int:
     """List the tensors of a tree.
 
@@ -51,14 +58,14 @@ def ls(
     with the same bytes, type and shape have the same mark. Exit code 1 when something in the tree
     is damaged, or the folder is not a tree.
     """
-    found = read_tree(tree, query, job_id)
+    found = read_tree(tree, query, job_id, attempt)
     kept = found.entries if query.empty else found.entries.where(query.keeps)
     if as_json:
         rows = describe_entries(kept[: limit or None])
         body = _listing_as_json(found, rows, len(kept))
         click.echo(json.dumps(body, indent=1, default=make_plain))
     else:
-        brief = query.empty and limit is None and not job_id
+        brief = query.empty and limit is None and not job_id and attempt is None
         shown = (
             _OVERVIEW_TENSORS
             if brief
@@ -79,7 +86,7 @@ def _print_listing(
         print_table(format_overview(tree, width=width))
         print_lines(["", f"first {format_count(len(rows), 'tensor')}:"])
     marks = mark_same_contents(kept) if digests else None
-    for line in format_tensors(rows, width=width, marks=marks):
+    for line in format_tensors(tree, rows, width=width, marks=marks):
         click.echo(line)
     left = len(kept) - len(rows)
     if left:
@@ -90,7 +97,7 @@ def _print_listing(
     if marks is not None:
         print_lines([count_same_contents(kept, marks)])
     if not kept:
-        every = read_tree(tree.root, job_id=tree.job_id).entries
+        every = read_tree(tree.root, job_id=tree.job_id, attempt=tree.attempt).entries
         print_lines([explain_no_match(every)] if every else [])
     if tree.tables:
         tables = format_count(len(tree.tables), name_tables(tree))
@@ -125,21 +132,22 @@ def _listing_as_json(tree: Tree, rows: list[ListedTensor], count: int) -> dict[s
         "root": str(tree.root),
         "ranks": tree.ranks,
         "ranks_are_devices": tree.by_device,
+        "attempts": tree.attempts,
         "tensor_count": count,
         "table_count": len(tree.tables),
         "table_bytes": sum(table.stored_bytes for table in tree.tables),
         "foreign_files": tree.foreign,
         "findings": [*describe_tree_drops(tree), *reader.findings(tree)],
-        "tensors": [_row_as_json(row) for row in rows],
+        "tensors": [_row_as_json(row, tree) for row in rows],
     }
 
 
-def _row_as_json(row: ListedTensor) -> dict[str, object]:
+def _row_as_json(row: ListedTensor, tree: Tree) -> dict[str, object]:
     entry, record = row.entry, row.entry.record
     return {
         "path": entry.relative,
         "member": entry.member,
-        **describe_key(entry),
+        **describe_key(entry, tree),
         "argument": record.argument if record else entry.key.argument,
         "dtype": row.facts.dtype if row.facts else None,
         "shape": row.facts.shape if row.facts else None,

@@ -29,7 +29,7 @@ DEFAULT_COORDINATOR = "127.0.0.1:7421"
 TREE_PATH = click.Path(exists=True, file_okay=False, path_type=Path)
 """A dump tree: the folder that contains the folders of ranks, times or devices."""
 
-FILTER_HINT = "--rank, --graph, --iteration, --op, --op-regex, --job, --side select"
+FILTER_HINT = "--rank, --graph, --iteration, --op, --op-regex, --job, --attempt, --side select"
 
 
 def parse_iterations_option(
@@ -104,6 +104,11 @@ _SELECTION_OPTIONS: Mapping[str, Callable[[Callable[..., int]], Callable[..., in
         help="Only operators whose name contains a match of this expression.",
     ),
     "job_id": click.option("--job", "job_id", metavar="ID", default="", help="Only this job."),
+    "attempt": click.option(
+        "--attempt",
+        type=click.IntRange(min=0),
+        help="Only this attempt of a job that was restarted.",
+    ),
     "side": click.option(
         "--side", type=click.Choice(["input", "output"]), help="Only inputs, or only outputs."
     ),

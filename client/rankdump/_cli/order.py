@@ -29,14 +29,16 @@ from rankdump._cli.output import (
     number_columns,
     print_lines,
     print_table,
+    without_attempts,
 )
 from rankdump._cli.text_format import format_count, format_scope_name, name_models
 from rankdump._core.events import EventKind, Finding
 from rankdump._core.status import OrderEntry
+from rankdump.errors import CorruptedError
 
 _DEFAULT_LINES = 40
 _COLUMNS = (
-    *number_columns("position", "iteration"),
+    *number_columns("position", "attempt", "iteration"),
     TableColumn("ranks", is_flexible=True),
     TableColumn("name", is_flexible=True),
     *number_columns("start ms", "took ms"),
@@ -60,6 +62,7 @@ def order(
     coordinator: str | None,
     query: Query,
     job_id: str,
+    attempt: int | None,
     findings_only: bool,
     limit: int | None,
     as_json: bool,
@@ -74,18 +77,29 @@ def order(
     if tree and coordinator:
         raise click.UsageError("TREE and --coordinator cannot be combined")
     source = (
-        _read_tree_order(tree, job_id, query)
+        _read_tree_order(tree, job_id, query, attempt)
         if tree
         else _fetch_coordinator_order(coordinator, job_id, query)
     )
-    entries = () if findings_only else (e for e in source.entries if _matches_entry(query, e))
-    found = [finding for finding in source.findings if _matches_finding(query, finding)]
+    entries = (e for e in source.entries if _matches_entry(query, e))
+    entries = (e for e in entries if not findings_only and attempt in (None, e.attempt))
+    found = [
+        finding
+        for finding in source.findings
+        if attempt in (None, finding.attempt) and _matches_finding(query, finding)
+    ]
     if as_json:
         _print_json(islice(entries, limit or None), found)
     else:
         if not findings_only:
-            _print_entries(iter(entries), _DEFAULT_LINES if limit is None else limit)
-        print_lines(map(_format_finding, found) if found else ["the merge has no findings"])
+            attempts = source.attempts if attempt is None else ()
+            most = _DEFAULT_LINES if limit is None else limit
+            _print_entries(iter(entries), most, attempts)
+        several = any(finding.attempt for finding in source.findings) or len(source.attempts) > 1
+        print_lines(
+            [_format_finding(finding, several=several) for finding in found]
+            or ["the merge has no findings"]
+        )
         print_lines(source.notes)
     return int(findings_only and bool(found))
 
@@ -111,21 +125,25 @@ class _OrderSource:
     entries: Iterator[OrderEntry]
     findings: tuple[Finding, ...]
     notes: tuple[str, ...] = ()
+    attempts: tuple[int, ...] = ()
 
 
-def _read_tree_order(tree: Path, job_id: str, query: Query) -> _OrderSource:
+def _read_tree_order(tree: Path, job_id: str, query: Query, attempt: int | None) -> _OrderSource:
     job = find_live_job(tree, job_id)
     live = _fetch_live_order(job, query) if job else None
     if live is not None:
         return live
     published = reader.read_order(tree, job_id=job_id)
-    entries = published.entries(graph=query.graph, iterations=query.iterations)
+    if attempt is not None and attempt not in published.attempts:
+        known = ", ".join(map(str, published.attempts))
+        raise CorruptedError(f"{tree}: no order of attempt {attempt}; known: {known}")
+    entries = published.entries(graph=query.graph, iterations=query.iterations, attempt=attempt)
     others = ", ".join(published.others)
     notes = (f"orders of other jobs are in {others}: --job ID selects one",) if others else ()
     absent = find_unpublished_iterations(tree, published, job_id)
     if absent:
         notes = (f"{_name_iterations(absent)} not published: no daemon of the job answers", *notes)
-    return _OrderSource(entries, published.findings, notes)
+    return _OrderSource(entries, published.findings, notes, published.attempts)
 
 
 def _fetch_live_order(job: LiveJob, query: Query) -> _OrderSource | None:
@@ -159,13 +177,17 @@ def _fetch_coordinator_order(coordinator: str | None, job_id: str, query: Query)
     return _OrderSource(fetch_order(address, job_id=job_id, graph=query.graph), findings)
 
 
-def _print_entries(entries: Iterator[OrderEntry], limit: int) -> None:
+def _print_entries(
+    entries: Iterator[OrderEntry], limit: int, attempts: tuple[int, ...] = ()
+) -> None:
     shown = list(islice(entries, limit or None))
     if shown:
-        print_table(format_entries(shown, width=measure_width()))
+        print_table(format_entries(shown, width=measure_width(), attempts=attempts))
     cut = bool(limit) and next(entries, None) is not None
     print_lines(
-        ["... more lines: --limit 0 shows all, --iteration, --op and --rank select"] if cut else []
+        ["... more lines: --limit 0 shows all, --iteration, --op, --rank and --attempt select"]
+        if cut
+        else []
     )
     # The coordinator counts events of ranks; here a collective of all ranks is one line.
     events = format_count(sum(len(entry.ranks) for entry in shown), "event")
@@ -185,18 +207,25 @@ def _print_json(entries: Iterable[OrderEntry], found: Iterable[Finding]) -> None
     click.echo(f'\n], "findings": {json.dumps(findings, indent=1)}}}')
 
 
-def _format_finding(finding: Finding) -> str:
+def _format_finding(finding: Finding, *, several: bool) -> str:
     so_far = ", so far" if finding.provisional else ""
-    return f"{finding.kind.value}{so_far}: {finding.text}"
+    attempt = f", attempt {finding.attempt}" if several else ""
+    return f"{finding.kind.value}{attempt}{so_far}: {finding.text}"
 
 
-def format_entries(entries: list[OrderEntry], *, width: int) -> list[str]:
-    """Return the entries as a table, with times in milliseconds since the first start."""
+def format_entries(
+    entries: list[OrderEntry], *, width: int, attempts: tuple[int, ...] = ()
+) -> list[str]:
+    """Return the entries as a table, with times in milliseconds since the first start.
+
+    `attempts` are those of the whole order, of which the entries may be a part.
+    """
     models = name_models((entry.graph, entry.name) for entry in entries)
     first_us = min(entry.start_us for entry in entries)
     rows = [
         [
             str(entry.position),
+            str(entry.attempt),
             str(entry.iteration),
             _format_ranks(entry),
             _format_name(entry, models.get(entry.graph, "")),
@@ -205,7 +234,8 @@ def format_entries(entries: list[OrderEntry], *, width: int) -> list[str]:
         ]
         for entry in entries
     ]
-    return format_table(_COLUMNS, rows, width=width)
+    numbers = (*attempts, *(entry.attempt for entry in entries))
+    return format_table(*without_attempts(_COLUMNS, rows, numbers), width=width)
 
 
 def _operator_type(op_name: str) -> str:

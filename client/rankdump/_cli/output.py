@@ -32,6 +32,17 @@ class TableColumn:
     """Texts are shortened in the middle when the row is too wide."""
 
 
+def without_attempts(
+    columns: Sequence[TableColumn], rows: list[list[str]], attempts: Iterable[int]
+) -> tuple[tuple[TableColumn, ...], list[list[str]]]:
+    """Return a table without its column of attempts if there was only the first one."""
+    if any(attempts):
+        return tuple(columns), rows
+    at = [column.title for column in columns].index("attempt")
+    rest = [[*row[:at], *row[at + 1 :]] for row in rows]
+    return (*columns[:at], *columns[at + 1 :]), rest
+
+
 def format_table(
     columns: Sequence[TableColumn], rows: Sequence[Sequence[str]], *, width: int
 ) -> list[str]:

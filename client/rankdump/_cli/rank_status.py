@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from rankdump._analysis.reader.query import ranges
-from rankdump._cli.output import TableColumn, format_table, number_columns
+from rankdump._cli.output import TableColumn, format_table, number_columns, without_attempts
 from rankdump._cli.text_format import format_count, format_ratio
+from rankdump._core.attempts import describe_crash
 from rankdump._core.drop_reasons import describe_drops
 from rankdump._core.status import (
     IterationStatus,
@@ -23,40 +24,56 @@ from rankdump._core.status import (
     StatusView,
 )
 from rankdump._core.units import format_bytes, format_duration
+from rankdump.errors import CorruptedError
 
 MAX_RANKS_SHOWN = 64
 MIN_SHOWN_WAIT_US = 2_000_000
 """A shorter wait is not shown: every collective waits for its last member."""
 _STATUS_COLUMNS = (
-    TableColumn("rank", is_right_aligned=True),
+    *number_columns("rank", "attempt"),
     TableColumn("state"),
     *number_columns("iterations", "expected", "stored", "linked", "degraded", "dropped"),
     *number_columns("bytes in", "on disk", "ratio"),
 )
 _SUMMARY_COLUMNS = number_columns(
-    "rank", "iterations", "tensors", "linked", "bytes in", "on disk", "ratio", "dropped"
+    "rank", "attempt", "iterations", "tensors", "linked", "bytes in", "on disk", "ratio", "dropped"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class RankTally:
-    """One rank of one job over all its iterations."""
+    """One rank in one attempt of a job, over all its iterations."""
 
     job_id: str
     rank: int
+    attempt: int
     sessions: tuple[SessionStatus, ...]
     iterations: tuple[IterationStatus, ...]
+    is_followed: bool = False
+    """Whether the rank has a later attempt."""
     wait: RankWait | None = None
     """The call that it waits in; None when it waits in none, or that is not known."""
 
     @property
     def state(self) -> str:
         """State of its last session; empty when only its tensors are known."""
+        if self.crash:
+            return "crashed"
         return self.sessions[-1].state.value if self.sessions else ""
+
+    @property
+    def crash(self) -> str:
+        """How it ended with an error, as `crashed in iteration 2`; empty if it did not."""
+        if not self.sessions:
+            return ""
+        last = self.sessions[-1]
+        return describe_crash(last, self.iterations, is_followed=self.is_followed)
 
     @property
     def described_state(self) -> str:
         """State for people: how long an open session has waited, and where another has ended."""
+        if self.crash:
+            return self.crash
         if self.state == SessionState.OPEN.value:
             if self.wait is None or self.wait.waited_us < MIN_SHOWN_WAIT_US:
                 return self.state
@@ -119,19 +136,41 @@ def _describe_end(session: SessionStatus) -> str:
 
 
 def tally_ranks(view: StatusView) -> tuple[RankTally, ...]:
-    """Return one tally per job and rank, sorted by both."""
-    places = {(s.job_id, s.rank) for s in view.sessions}
-    places |= {(i.job_id, i.rank) for i in view.iterations}
-    sessions: dict[tuple[str, int], list[SessionStatus]] = {place: [] for place in places}
-    iterations: dict[tuple[str, int], list[IterationStatus]] = {place: [] for place in places}
+    """Return one tally per job, rank and attempt, sorted by these."""
+    sessions: defaultdict[tuple[str, int, int], list[SessionStatus]] = defaultdict(list)
+    iterations: defaultdict[tuple[str, int, int], list[IterationStatus]] = defaultdict(list)
     for session in view.sessions:
-        sessions[session.job_id, session.rank].append(session)
+        sessions[session.job_id, session.rank, session.attempt].append(session)
     for iteration in view.iterations:
-        iterations[iteration.job_id, iteration.rank].append(iteration)
+        iterations[iteration.job_id, iteration.rank, iteration.attempt].append(iteration)
+    places = sorted({*sessions, *iterations})
     waits = {(wait.job_id, wait.rank): wait for wait in view.waits}
+    last = {(job_id, rank): attempt for job_id, rank, attempt in places}
     return tuple(
-        RankTally(*place, tuple(sessions[place]), tuple(iterations[place]), waits.get(place))
-        for place in sorted(places)
+        RankTally(
+            *place,
+            tuple(sessions.get(place, ())),
+            tuple(iterations.get(place, ())),
+            is_followed=place[2] < last[place[:2]],
+            wait=waits.get(place[:2]) if place[2] == last[place[:2]] else None,
+        )
+        for place in places
+    )
+
+
+def select_attempt(view: StatusView, attempt: int) -> StatusView:
+    """Return the view with the sessions, balances and findings of an attempt.
+
+    CorruptedError lists the attempts if there is no such one.
+    """
+    known = sorted({each.attempt for each in (*view.sessions, *view.iterations)})
+    if attempt not in known:
+        raise CorruptedError(f"no attempt {attempt}; known: {', '.join(map(str, known)) or 'none'}")
+    return replace(
+        view,
+        sessions=tuple(each for each in view.sessions if each.attempt == attempt),
+        iterations=tuple(each for each in view.iterations if each.attempt == attempt),
+        order_findings=tuple(each for each in view.order_findings if each.attempt == attempt),
     )
 
 
@@ -172,8 +211,13 @@ def _explain_empty_view(view: StatusView) -> list[str]:
 def format_status_sentences(view: StatusView) -> tuple[str, ...]:
     """Return sentences about problems; ranks with the same problem share one."""
     by_text: dict[str, list[int]] = {}
-    for tally in tally_ranks(view):
-        for text in _rank_sentences(tally):
+    tallies = tally_ranks(view)
+    several = any(tally.attempt for tally in tallies)
+    for tally in tallies:
+        attempt = f"attempt {tally.attempt}" if several else ""
+        texts = [f"{attempt}: {text}" if several else text for text in _rank_sentences(tally)]
+        crash = [f"{attempt} {tally.crash}".lstrip()] if tally.crash else []
+        for text in (*crash, *texts):
             by_text.setdefault(text, []).append(tally.rank)
     own = [
         f"{'rank' if len(set(ranks)) == 1 else 'ranks'} {ranges(ranks)}: {text}"
@@ -242,7 +286,8 @@ def _rank_sentences(tally: RankTally) -> list[str]:
         texts.append(f"{how} before the session was closed; {kept}")
     texts += describe_drops(tally.dropped)
     unfinished = [i.iteration for i in tally.iterations if not i.complete]
-    if unfinished and tally.state != SessionState.OPEN.value:
+    is_explained = tally.crash == f"crashed in iteration {ranges(unfinished)}"
+    if unfinished and tally.state != SessionState.OPEN.value and not is_explained:
         texts.append(f"iteration {ranges(unfinished)} is not complete")
     unbalanced = [i.iteration for i in tally.iterations if i.complete and not i.is_balanced]
     if unbalanced:
@@ -268,8 +313,10 @@ def format_status_table(
         if len(groups) > 1:
             lines += ["", f"job {job or '(unknown)'}"]
         rows = [_status_row(str(tally.rank), tally.described_state, (tally,)) for tally in ranks]
+        rows = _bound_rows(rows, ranks, _status_row, most)
         lines += format_table(
-            _STATUS_COLUMNS, _bound_rows(rows, ranks, _status_row, most), width=width
+            *without_attempts(_STATUS_COLUMNS, rows, (tally.attempt for tally in ranks)),
+            width=width,
         )
     return lines
 
@@ -287,9 +334,9 @@ def format_summary_table(view: StatusView, *, width: int) -> list[str]:
     """Return a table of what was collected from each rank."""
     ranks = tally_ranks(view)
     rows = [_summary_row(str(tally.rank), tally.state, (tally,)) for tally in ranks]
-    return format_table(
-        _SUMMARY_COLUMNS, _bound_rows(rows, ranks, _summary_row, MAX_RANKS_SHOWN), width=width
-    )
+    rows = _bound_rows(rows, ranks, _summary_row, MAX_RANKS_SHOWN)
+    attempts = (tally.attempt for tally in ranks)
+    return format_table(*without_attempts(_SUMMARY_COLUMNS, rows, attempts), width=width)
 
 
 def _group_by_job(ranks: Iterable[RankTally]) -> dict[str, list[RankTally]]:
@@ -314,6 +361,7 @@ def _status_row(title: str, state: str, ranks: tuple[RankTally, ...]) -> list[st
     sums = _sum_ranks(ranks)
     return [
         title,
+        _format_attempt(ranks),
         state,
         _format_iterations(ranks),
         *(f"{n:,}" for n in (sums.expected, sums.stored, sums.linked, sums.degraded, sums.dropped)),
@@ -325,12 +373,18 @@ def _summary_row(title: str, _state: str, ranks: tuple[RankTally, ...]) -> list[
     sums = _sum_ranks(ranks)
     return [
         title,
+        _format_attempt(ranks),
         _format_iterations(ranks),
         f"{sums.kept:,}",
         f"{sums.linked:,}",
         *_format_sizes(sums),
         f"{sums.dropped:,}",
     ]
+
+
+def _format_attempt(ranks: tuple[RankTally, ...]) -> str:
+    """Return the attempt of a row; empty for the sum of all."""
+    return str(ranks[0].attempt) if len(ranks) == 1 else ""
 
 
 def _sum_ranks(ranks: tuple[RankTally, ...]) -> IterationTotals:

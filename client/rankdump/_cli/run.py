@@ -271,8 +271,8 @@ def _describe_findings(root: str, job_id: str) -> list[str]:
     found: tuple[Finding, ...] = ()
     # Neither file exists when nothing was published.
     with suppress(CorruptedError):
-        found = reader.read_order(Path(root), job_id=job_id).findings
-        lines += format_findings(found, where=root)
+        order = reader.read_order(Path(root), job_id=job_id)
+        lines += format_findings(order.findings, where=root, attempts=order.attempts)
     with suppress(CorruptedError):
         hints = reader.read_hints(Path(root), job_id)
         lines += [*format_urgent_hints(hints), *format_causes(hints, found)]

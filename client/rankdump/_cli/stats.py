@@ -28,6 +28,7 @@ from rankdump._cli.output import (
     number_columns,
     print_lines,
     print_table,
+    without_attempts,
 )
 from rankdump._cli.text_format import format_count, format_scope_name, to_json_value
 from rankdump._cli.tree_contents import (
@@ -57,7 +58,11 @@ _COLUMNS = (
     TableColumn("dtype"),
     *_STATISTIC_COLUMNS,
 )
-_SORTED_COLUMNS = (*number_columns("rank", "iteration"), *_COLUMNS[:2], *_STATISTIC_COLUMNS)
+_SORTED_COLUMNS = (
+    *number_columns("rank", "attempt", "iteration"),
+    *_COLUMNS[:2],
+    *_STATISTIC_COLUMNS,
+)
 _SORT_KEYS: dict[str, Callable[[Surveyed], float | None]] = {
     "min": lambda row: None if row.minimum is None else -row.minimum,
     "max": lambda row: row.maximum,
@@ -131,6 +136,7 @@ def stats(
     tree: Path,
     query: Query,
     job_id: str,
+    attempt: int | None,
     nonfinite: bool,
     by: str,
     limit: int | None,
@@ -144,26 +150,26 @@ def stats(
     finite follow in execution order. Exit code 1 when something is damaged or there is no tree,
     but not for NaN and infinities.
     """
-    found = read_tree(tree, query, job_id)
+    found = read_tree(tree, query, job_id, attempt)
     survey, seen = Survey(found, query, decide=nonfinite), _SurveyCounts()
     rows = (row for row in seen.count_rows(survey) if row.finite is False or not nonfinite)
     ordered = (
         rows if by == "order" else iter(sorted(rows, key=lambda row: _extreme_sort_key(row, by)))
     )
     if as_json:
-        listed = [_row_as_json(row) for row in islice(ordered, limit or None)]
+        listed = [_row_as_json(row, found) for row in islice(ordered, limit or None)]
         deque(ordered, maxlen=0)  # counts the rows that are not listed
         totals = _totals_as_json(found, survey, seen)
-        cause = _find_cause(tree, query, job_id, seen) if nonfinite else None
+        cause = _find_cause(found, query, seen) if nonfinite else None
         click.echo(json.dumps(totals | _cause_as_json(cause) | {"tensors": listed}, indent=1))
     elif nonfinite:
         _print_nonfinite(
-            ordered, seen, limit, by=by, find=lambda: _find_cause(tree, query, job_id, seen)
+            found, ordered, seen, limit, by=by, find=lambda: _find_cause(found, query, seen)
         )
         print_lines(_format_sentences(found, seen, whole=True))
         print_lines([*seen.damages, *survey.problems, *found.problems], err=True)
     else:
-        _print_tables(ordered, _DEFAULT_TENSORS if limit is None else limit or None, by=by)
+        _print_tables(found, ordered, _DEFAULT_TENSORS if limit is None else limit or None, by=by)
         passed = replace(seen)  # the next line reads one row more
         cut = next(ordered, None) is not None
         whole = not cut or by != "order"
@@ -182,20 +188,22 @@ def _extreme_sort_key(row: Surveyed, by: str) -> tuple[bool, bool, float]:
     return False, True, -value
 
 
-def _find_cause(
-    root: Path, query: Query, job_id: str, seen: _SurveyCounts
-) -> DivergenceOrigin | None:
+def _find_cause(tree: Tree, query: Query, seen: _SurveyCounts) -> DivergenceOrigin | None:
     """Return where NaN or infinity starts among the selected tensors; None without any."""
     if seen.first_iteration is None:
         return None
     # Imported on use: importing a comparison takes longer than reading a small tree.
     from rankdump._analysis.compare.nonfinite_cause import find_first_cause
 
-    dump = reader.open(root).of_job(job_id).matching(query).where(iteration=seen.first_iteration)
+    dump = reader.open(tree.root).of_job(tree.job_id).matching(query)
+    dump = dump.where(iteration=seen.first_iteration)
+    if tree.attempt is not None:
+        dump = dump.where(attempt=tree.attempt)
     return find_first_cause(dump, [])
 
 
 def _print_nonfinite(
+    tree: Tree,
     rows: Iterator[Surveyed],
     seen: _SurveyCounts,
     limit: int | None,
@@ -217,10 +225,9 @@ def _print_nonfinite(
     cause = find()
     if cause is not None:
         print_lines([*_format_cause(cause), ""])
-    lines = format_table(
-        _SORTED_COLUMNS, [_sorted_cells(row) for row in shown], width=measure_width()
-    )
-    print_table(lines)
+    cells = [_sorted_cells(row, tree) for row in shown]
+    table = without_attempts(_SORTED_COLUMNS, cells, tree.attempts)
+    print_table(format_table(*table, width=measure_width()))
     left = seen.nonfinite_rows - len(shown)
     more = f"... {format_count(left, 'more tensor')} not finite: --limit 0 lists all"
     print_lines([*([more] if left else []), ""])
@@ -269,15 +276,17 @@ def _execution_sort_key(row: Surveyed) -> tuple[int, int, int]:
     return row.key.iteration, row.key.timestamp_us, row.key.rank
 
 
-def _print_tables(rows: Iterator[Surveyed], limit: int | None, *, by: str) -> None:
+def _print_tables(tree: Tree, rows: Iterator[Surveyed], limit: int | None, *, by: str) -> None:
     """Print tables, each followed by a blank line; holds one group of the tree at a time."""
     width = measure_width()
     shown = islice(rows, limit)
     if by != "order":
-        lines = format_table(_SORTED_COLUMNS, [_sorted_cells(row) for row in shown], width=width)
+        cells = [_sorted_cells(row, tree) for row in shown]
+        table = without_attempts(_SORTED_COLUMNS, cells, tree.attempts)
+        lines = format_table(*table, width=width)
         print_table([*lines, ""] if len(lines) > 1 else [])
         return
-    for where, group in groupby(shown, key=lambda row: format_place(row.key)):
+    for where, group in groupby(shown, key=lambda row: format_place(row.key, tree)):
         print_lines([where])
         print_table([*format_table(_COLUMNS, [_row_cells(row) for row in group], width=width), ""])
 
@@ -292,9 +301,10 @@ def _row_cells(row: Surveyed) -> list[str]:
     ]
 
 
-def _sorted_cells(row: Surveyed) -> list[str]:
+def _sorted_cells(row: Surveyed, tree: Tree) -> list[str]:
     when = "-" if row.key.constant else str(row.key.iteration)
-    return [str(row.key.rank), when, *_row_cells(row)[:2], *_statistic_cells(row)]
+    attempt = str(tree.find_attempt(row.key))
+    return [str(row.key.rank), attempt, when, *_row_cells(row)[:2], *_statistic_cells(row)]
 
 
 def _statistic_cells(row: Surveyed) -> list[str]:
@@ -310,7 +320,10 @@ def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[s
     if not seen.count:
         return [
             explain_no_match(
-                reader.named(read_tree(tree.root, job_id=tree.job_id), lambda tensor: True)
+                reader.named(
+                    read_tree(tree.root, job_id=tree.job_id, attempt=tree.attempt),
+                    lambda tensor: True,
+                )
             )
         ]
     source = f"from {name_tables(tree)}s"
@@ -320,7 +333,7 @@ def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[s
     if seen.first_nonfinite is not None and whole:
         lines.append(
             f"{format_count(seen.nonfinite_rows, 'tensor')} not finite; "
-            f"{_describe_first_nonfinite(seen.first_nonfinite)}"
+            f"{_describe_first_nonfinite(seen.first_nonfinite, tree)}"
         )
     elif whole and not seen.undecided_rows and not seen.damages:
         lost = count_tree_drops(tree)
@@ -336,13 +349,14 @@ def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[s
     return lines
 
 
-def _describe_first_nonfinite(row: Surveyed) -> str:
+def _describe_first_nonfinite(row: Surveyed, tree: Tree) -> str:
     when = "constant" if row.key.constant else f"iteration {row.key.iteration}"
+    attempt = f", attempt {tree.find_attempt(row.key)}" if any(tree.attempts) else ""
     counts = ((row.nans, "NaN"), (row.infinities, "infinite"))
     parts = ", ".join(f"{count:,} {word}" for count, word in counts if count)
     return (
-        f"first non-finite: rank {row.key.rank}, {when}, {row.key.side.value} {row.key.slot} "
-        f"of {row.op_name}" + (f" ({parts})" if parts else "")
+        f"first non-finite: rank {row.key.rank}{attempt}, {when}, {row.key.side.value} "
+        f"{row.key.slot} of {row.op_name}" + (f" ({parts})" if parts else "")
     )
 
 
@@ -352,12 +366,14 @@ def _totals_as_json(tree: Tree, survey: Survey, seen: _SurveyCounts) -> dict[str
         "tensor_count": seen.count,
         "nonfinite_count": seen.nonfinite_rows,
         "undecided_count": seen.undecided_rows,
-        "first_nonfinite": _row_as_json(seen.first_nonfinite) if seen.first_nonfinite else None,
+        "first_nonfinite": _row_as_json(seen.first_nonfinite, tree)
+        if seen.first_nonfinite
+        else None,
         "problems": [*seen.damages, *survey.problems, *tree.problems],
     }
 
 
-def _row_as_json(row: Surveyed) -> dict[str, object]:
+def _row_as_json(row: Surveyed, tree: Tree) -> dict[str, object]:
     values = {
         "max": row.maximum,
         "min": row.minimum,
@@ -368,7 +384,7 @@ def _row_as_json(row: Surveyed) -> dict[str, object]:
     }
     return {
         "path": row.path,
-        **describe_key(row),
+        **describe_key(row, tree),
         "dtype": row.dtype,
         "shape": row.shape,
         "source": "tensor" if row.computed else "statistic.csv",

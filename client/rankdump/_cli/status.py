@@ -24,7 +24,11 @@ from rankdump._cli.live_tree import (
 )
 from rankdump._cli.options import TREE_PATH, resolve_agent_address, resolve_coordinator_address
 from rankdump._cli.output import measure_width, print_lines, print_table
-from rankdump._cli.rank_status import format_status_sentences, format_status_table
+from rankdump._cli.rank_status import (
+    format_status_sentences,
+    format_status_table,
+    select_attempt,
+)
 from rankdump._cli.tree_contents import read_tree
 from rankdump._core.status import StatusView
 from rankdump._core.timeouts import hint_to_json
@@ -38,6 +42,11 @@ from rankdump.errors import CorruptedError
     "--coordinator", metavar="ADDRESS", help="Coordinator to ask; default: RANKDUMP_COORDINATOR."
 )
 @click.option("--job", "job_id", metavar="ID", default="", help="Only this job.")
+@click.option(
+    "--attempt",
+    type=click.IntRange(min=0),
+    help="Only this attempt of a job that was restarted.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 @click.option("--watch", is_flag=True, help="Refresh every second until Ctrl-C.")
 def status(
@@ -45,6 +54,7 @@ def status(
     agent: str | None,
     coordinator: str | None,
     job_id: str,
+    attempt: int | None,
     as_json: bool,
     watch: bool,
 ) -> int:
@@ -61,7 +71,8 @@ def status(
         raise click.UsageError("TREE, --agent and --coordinator cannot be combined")
     if agent and job_id:
         raise click.UsageError("--agent and --job cannot be combined")
-    look = _status_source(tree, agent, coordinator, job_id)
+    source = _status_source(tree, agent, coordinator, job_id)
+    look = source if attempt is None else lambda: select_attempt(source(), attempt)
     if watch:
         # Imported on use: `rich.live` takes longer to load than a status to print.
         from rankdump._cli.live_status import watch_status

@@ -14,8 +14,9 @@ from typing import TypeAlias
 from rankdump import reader
 from rankdump._analysis.reader.query import Named, Query, ranges
 from rankdump._analysis.reader.tensor_loader import Facts, facts
-from rankdump._analysis.reader.tree import Entry, Tree
-from rankdump._cli.output import TableColumn, format_table, number_columns
+from rankdump._analysis.reader.tree import Entries, Entry, Tree
+from rankdump._analysis.reader.tree_status import split_attempts
+from rankdump._cli.output import TableColumn, format_table, number_columns, without_attempts
 from rankdump._cli.text_format import (
     format_count,
     format_ratio,
@@ -35,7 +36,15 @@ MAX_GROUPS_SHOWN = 40
 _MAX_OPERATORS_NAMED = 3
 _OVERVIEW_COLUMNS = (
     *number_columns(
-        "rank", "iteration", "operators", "inputs", "outputs", "bytes in", "on disk", "ratio"
+        "rank",
+        "attempt",
+        "iteration",
+        "operators",
+        "inputs",
+        "outputs",
+        "bytes in",
+        "on disk",
+        "ratio",
     ),
     TableColumn("state"),
 )
@@ -85,23 +94,33 @@ def format_overview(tree: Tree, *, width: int) -> list[str]:
     """Return one line per rank and iteration, or per rank where there are too many iterations."""
     complete = _count_losses(tree)
     places = tree.entries.by_place()
-    ranks = dict.fromkeys(place.rank for place in places)
-    if len(places) <= MAX_GROUPS_SHOWN:
-        groups = [(place.rank, [entries]) for place, entries in places.items()]
-    else:
-        groups = [(rank, [places[p] for p in places if p.rank == rank]) for rank in ranks]
+    parts = [
+        (place.rank, attempt, entries)
+        for place, whole in places.items()
+        for attempt, entries in split_attempts(tree, whole)
+    ]
+    groups: dict[tuple[int, ...], list[Entries]] = {}
+    for number, (rank, attempt, entries) in enumerate(parts):
+        own = (number,) if len(parts) <= MAX_GROUPS_SHOWN else ()
+        groups.setdefault((rank, attempt, *own), []).append(entries)
+    shown = sorted(groups.items())[:MAX_GROUPS_SHOWN]
     rows = [
-        _overview_row(rank, chain(*parts), complete) for rank, parts in groups[:MAX_GROUPS_SHOWN]
+        [str(rank), str(attempt), *_overview_cells(chain(*own), complete[rank, attempt])]
+        for (rank, attempt, *_), own in shown
     ]
     if len(groups) > MAX_GROUPS_SHOWN:
         rows.append(["..." for _ in _OVERVIEW_COLUMNS])
-    return format_table(_OVERVIEW_COLUMNS, rows, width=width)
+    return format_table(*without_attempts(_OVERVIEW_COLUMNS, rows, tree.attempts), width=width)
 
 
 def format_tensors(
-    rows: Sequence[ListedTensor], *, width: int, marks: Mapping[TensorContent, str] | None = None
+    tree: Tree,
+    rows: Sequence[ListedTensor],
+    *,
+    width: int,
+    marks: Mapping[TensorContent, str] | None = None,
 ) -> list[str]:
-    """Return one line per tensor under a line for each rank and iteration.
+    """Return one line per tensor under a line for each rank, attempt and iteration.
 
     With marks, lines also have the digest and the mark of the content.
     """
@@ -117,7 +136,7 @@ def format_tensors(
     )
     lines: list[str] = []
     models = name_models((row.entry.key.graph, row.entry.op_name) for row in rows)
-    for where, group in groupby(rows, key=lambda row: format_place(row.entry.key, models)):
+    for where, group in groupby(rows, key=lambda row: format_place(row.entry.key, tree, models)):
         if lines:
             lines.append("")
         lines.append(where)
@@ -146,25 +165,31 @@ def count_same_contents(entries: Iterable[Entry], marks: Mapping[TensorContent, 
     return f"{format_count(marked, 'tensor')} with a mark, {len(marks):,} different"
 
 
-def format_place(key: TensorKey, models: Mapping[int, str] | None = None) -> str:
-    """Return rank, iteration, net and graph of a tensor, as the heading of its group.
+def format_place(key: TensorKey, tree: Tree, models: Mapping[int, str] | None = None) -> str:
+    """Return rank, attempt, iteration, net and graph of a tensor, as the heading of its group.
 
     `models` are names of models by graph, where there are several.
     """
     when = "constants" if key.constant else f"iteration {key.iteration}"
     net = f", net {key.net_name}, graph {key.graph}" if key.net_name else ""
     model = (models or {}).get(key.graph, "")
-    return f"rank {key.rank}, {when}{net}{f', model {model}' if model else ''}"
+    attempt = f", attempt {tree.find_attempt(key)}" if any(tree.attempts) else ""
+    return f"rank {key.rank}{attempt}, {when}{net}{f', model {model}' if model else ''}"
 
 
 def read_tree(
-    root: Path, query: Query = _EMPTY_QUERY, job_id: str = "", *, balances_only: bool = False
+    root: Path,
+    query: Query = _EMPTY_QUERY,
+    job_id: str = "",
+    attempt: int | None = None,
+    *,
+    balances_only: bool = False,
 ) -> Tree:
-    """Return the tree in a folder, restricted to a query and a job, as `reader.walk` reads it.
+    """Return the tree in a folder, restricted to a query, a job and an attempt.
 
-    CorruptedError where the folder is not a tree or the job is not in it.
+    CorruptedError where the folder is not a tree, or the job or the attempt is not in it.
     """
-    tree = reader.walk(root, query, balances_only=balances_only, job_id=job_id)
+    tree = reader.walk(root, query, balances_only=balances_only, job_id=job_id, attempt=attempt)
     if not (tree.entries or tree.tables or tree.manifests):
         reader.check_ours(root)
     if not tree.ranks:
@@ -189,15 +214,15 @@ def describe_tree_drops(tree: Tree) -> list[str]:
 
 def count_tree_drops(tree: Tree) -> int:
     """Return how many tensors that the plan selects are not in the tree."""
-    return sum(_count_losses(tree).values())
+    return sum(lost for losses in _count_losses(tree).values() for lost in losses.values())
 
 
-def _count_losses(tree: Tree) -> Mapping[tuple[int, int], int]:
-    """Return how many tensors were lost, by rank and iteration that is complete."""
-    found: Counter[tuple[int, int]] = Counter()
+def _count_losses(tree: Tree) -> defaultdict[tuple[int, int], Counter[int]]:
+    """Return how many tensors of complete iterations were lost, by rank and attempt."""
+    found: defaultdict[tuple[int, int], Counter[int]] = defaultdict(Counter)
     for manifest in tree.manifests:
         status = manifest.status
-        found[status.rank, status.iteration] += count_lost(status.dropped)
+        found[status.rank, status.attempt][status.iteration] += count_lost(status.dropped)
     return found
 
 
@@ -229,9 +254,11 @@ def explain_no_match(held: Sequence[Named]) -> str:
     )
 
 
-def _overview_row(
-    rank: int, group: Iterable[Entry], complete: Mapping[tuple[int, int], int]
-) -> list[str]:
+def _overview_cells(group: Iterable[Entry], complete: Mapping[int, int]) -> list[str]:
+    """Return the cells of a row after rank and attempt.
+
+    `complete` has the number of lost tensors of each complete iteration.
+    """
     iterations: set[int] = set()
     operators: set[tuple[int | None, str]] = set()
     count = inputs = bytes_in = stored = 0
@@ -246,9 +273,8 @@ def _overview_row(
         known = known and length is not None
         bytes_in += length or 0
         stored += entry.taken_bytes
-    unfinished = [i for i in iterations if (rank, i) not in complete]
+    unfinished = [i for i in iterations if i not in complete]
     return [
-        str(rank),
         ranges(iterations) or "constants",
         f"{len(operators):,}",
         f"{inputs:,}",
@@ -256,7 +282,7 @@ def _overview_row(
         format_bytes(bytes_in) if known else "-",
         format_bytes(stored),
         format_ratio(bytes_in, stored) if known else "-",
-        _format_state(iterations, unfinished, sum(complete.get((rank, i), 0) for i in iterations)),
+        _format_state(iterations, unfinished, sum(complete.get(i, 0) for i in iterations)),
     ]
 
 
@@ -307,11 +333,12 @@ def describe_parallelism(record: ManifestRecord) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value not in (None, "")}
 
 
-def describe_key(tensor: Named) -> dict[str, object]:
+def describe_key(tensor: Named, tree: Tree) -> dict[str, object]:
     """Return the JSON form of the key of a tensor, with the raw names."""
     key = tensor.key
     return {
         "rank": key.rank,
+        "attempt": tree.find_attempt(key),
         "net_name": key.net_name,
         "graph": key.graph,
         "iteration": None if key.constant else key.iteration,

@@ -246,3 +246,5 @@ class Finding:
     """Position of that operator in the program of the first of the ranks; -1 for none."""
     provisional: bool = False
     """The iteration still runs, so what is missing may yet arrive."""
+    attempt: int = 0
+    """Number of the attempt that ran the iteration."""

@@ -10,7 +10,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankdump._core.events import EventKind, Finding
 from rankdump._core.json_values import make_plain, read_json
@@ -62,12 +62,27 @@ ORDER_HEADER = ",".join(ORDER_COLUMNS) + "\n"
 
 _MAX_TAG_CHARACTERS = 40
 _CONTROL_CHARACTERS = dict.fromkeys((*range(32), 127), " ")
-_ORDER_NAME = re.compile(r"execution_order_graph_(0|[1-9][0-9]{0,9})(?:\.([^.]+))?\.csv")
+_ORDER_NAME = re.compile(
+    r"execution_order_graph_(0|[1-9][0-9]{0,9})(?:_attempt_([1-9][0-9]{0,9}))?(?:\.([^.]+))?\.csv"
+)
 
 
-def make_order_file_name(graph: int, suffix: str = "csv") -> str:
-    """Return the name of a graph's order: a `csv` file, or a folder of `parquet` or `trace`."""
-    return f"execution_order_graph_{graph}.{suffix}"
+class OrderFileName(NamedTuple):
+    """Parts of the name of an order file."""
+
+    graph: int
+    tag: str
+    """Tag of the job; empty for the one that has the plain names."""
+    attempt: int = 0
+
+
+def make_order_file_name(graph: int, suffix: str = "csv", attempt: int = 0) -> str:
+    """Return the name of a graph's order: a `csv` file, or a folder of `parquet` or `trace`.
+
+    Attempts after the first have files of their own, because they run iterations again.
+    """
+    number = f"_attempt_{attempt}" if attempt else ""
+    return f"execution_order_graph_{graph}{number}.{suffix}"
 
 
 def make_trace_file_name(iteration: int) -> str:
@@ -80,10 +95,10 @@ def make_parquet_file_name(iteration: int) -> str:
     return f"iteration_{iteration}.parquet"
 
 
-def parse_order_file_name(file_name: str) -> tuple[int, str] | None:
-    """Return the graph and the job's tag that an order file is named after; None for others."""
+def parse_order_file_name(file_name: str) -> OrderFileName | None:
+    """Return what an order file is named after; None for other files."""
     found = _ORDER_NAME.fullmatch(file_name)
-    return (int(found[1]), found[2] or "") if found else None
+    return OrderFileName(int(found[1]), found[3] or "", int(found[2] or 0)) if found else None
 
 
 def make_job_tag(job_id: str) -> str:
@@ -133,12 +148,12 @@ def format_order_line(entry: OrderEntry) -> str:
     return ",".join(map(str, cells)) + "\n"
 
 
-def parse_order_line(line: str) -> OrderEntry:
-    """Read a line; CorruptedError names the line and the fault."""
+def parse_order_line(line: str, attempt: int = 0) -> OrderEntry:
+    """Read a line of the file of an attempt; CorruptedError names the line and the fault."""
     try:
         (cells,) = csv.reader(io.StringIO(line, newline=""), strict=True)
         row = zip(_CELL_READERS.items(), cells, strict=True)
-        return OrderEntry(**{name: read(cell) for (name, read), cell in row})
+        return OrderEntry(**{name: read(cell) for (name, read), cell in row}, attempt=attempt)
     except KeyError as error:
         what = f"no kind {error.args[0]!r}"
     except (ValueError, csv.Error) as error:

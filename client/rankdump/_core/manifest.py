@@ -105,7 +105,7 @@ class Manifest:
         """Return the file's bytes."""
         head: dict[str, Any] = {
             "version": MANIFEST_VERSION,
-            "status": self.status,
+            "status": _make_plain_status(self.status),
             "world_size": self.world_size,
             "device": self.device,
             "host": self.host,
@@ -144,8 +144,9 @@ def _parse_manifest(body: dict[str, Any]) -> Manifest:
         raise ValueError(f"version {body['version']}, but this reader supports {MANIFEST_VERSION}")
     for name, kind in (("world_size", int), ("device", int), ("host", str)):
         _check_column(name, kind, [body[name]])
-    # Manifests of the first versions have neither stall nor positions.
-    unsaid = {"stall_us": 0, "first_position": 0, "last_position": 0}
+    # Manifests of the first versions have neither stall nor positions, and those of a first
+    # attempt do not number it.
+    unsaid = {"stall_us": 0, "first_position": 0, "last_position": 0, "attempt": 0}
     session = body.get("session")
     return Manifest(
         status=read_json(IterationStatus, unsaid | body["status"], minimum=0),
@@ -158,6 +159,13 @@ def _parse_manifest(body: dict[str, Any]) -> Manifest:
         ),
         session=None if session is None else read_json(ManifestSession, session, minimum=0),
     )
+
+
+def _make_plain_status(status: IterationStatus) -> dict[str, Any]:
+    plain = make_plain(status)
+    if not status.attempt:  # versions without attempts read the manifests of a first one
+        del plain["attempt"]
+    return plain
 
 
 def is_intact(data: bytes) -> bool:

@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import sys
+import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from rankdump.errors import ConfigError
 JOB_VARIABLE = "RANKDUMP_JOB_ID"
 """Variable with the id of the job, which overrides the launcher's."""
 _ELASTIC_VARIABLE = "TORCHELASTIC_RUN_ID"
+_RESTART_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 _NO_ELASTIC_RUN = "none"
 """Run id of torchrun without `--rdzv-id`."""
 # Number of the job's processes on this host.
@@ -167,6 +169,7 @@ _WORLD_SIZE_VARIABLES = ("WORLD_SIZE", "RANK_SIZE", "OMPI_COMM_WORLD_SIZE", "SLU
 _DEVICE_VARIABLES = ("DEVICE_ID", "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 _MAX_VARIABLE_CHARACTERS = 256
 _SECRET_BYTES = 32
+_PROCESS_US = time.time_ns() // 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +183,8 @@ class RankIdentity:
     job_id: str = "job"
     spans_hosts: bool = False
     """Whether the job may have ranks on other hosts."""
+    restarts: int | None = None
+    """How often the launcher had restarted all ranks; None when it does not count that."""
 
 
 def identify_rank(environ: Mapping[str, str], tree: str) -> RankIdentity:
@@ -205,7 +210,14 @@ def identify_rank(environ: Mapping[str, str], tree: str) -> RankIdentity:
             host=socket.gethostname(),
         ),
         spans_hosts=is_multi_host(environ, world_size=size),
+        restarts=find_restarts(environ),
     )
+
+
+def find_restarts(environ: Mapping[str, str]) -> int | None:
+    """Return how often torchrun had restarted all ranks; None without its count."""
+    text = environ.get(_RESTART_VARIABLE, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 def find_process_group() -> tuple[int, int] | None:
@@ -256,6 +268,10 @@ def make_session_request(
         plan_json=plan_json,
         config_source=config_source,
         secret=secrets.token_bytes(_SECRET_BYTES),
+        attempt=identity.restarts or 0,
+        is_elastic=identity.restarts is not None,
+        started_us=time.time_ns() // 1000,
+        process_us=_PROCESS_US,
     )
 
 

@@ -40,6 +40,14 @@ class SessionRequest:
     """Chosen by the client, and required to resume the session; inside the agent its SHA-256."""
     slab_version: int = 0
     """Newest format of a slab that the rank can write; 0 from clients without a journal."""
+    attempt: int = 0
+    """How often the launcher had restarted the job; inside the agent the number of the attempt."""
+    is_elastic: bool = False
+    """The launcher restarts all ranks together, and `attempt` is its count."""
+    started_us: int = 0
+    """When the rank began the session, on the clock of its records; 0 from older clients."""
+    process_us: int = 0
+    """When its process loaded the library: with host and pid it names the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +171,8 @@ class SessionEnd:
 
     iterations_seen: int
     notes: tuple[str, ...] = ()
+    raised_in: int | None = None
+    """The iteration in which an error ended the session; None when none did."""
 
 
 MetadataItem: TypeAlias = (

@@ -130,6 +130,14 @@ class SessionStatus:
     last_events_known: bool = False
     """Whether a lost session is known to the end: its process is gone, and what that had in shared
     memory was read. Otherwise its last events may be missing."""
+    attempt: int = 0
+    """Number of the attempt of the job that the rank's process belongs to."""
+    is_elastic: bool = False
+    """The launcher restarts all ranks together."""
+    started_us: int = 0
+    """When the rank began it, on the clock of its records; 0 when it is not known."""
+    raised_in: int | None = None
+    """The iteration in which an error ended it; None when none did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +167,8 @@ class IterationStatus:
     first_position: int = 0
     last_position: int = 0
     """Positions in the rank's program that belong to it; both 0 when that is not known."""
+    attempt: int = 0
+    """Number of the attempt that ran it."""
 
     @property
     def is_balanced(self) -> bool:
@@ -332,3 +342,5 @@ class OrderEntry:
     """Type of the elements."""
     peer: int = -1
     """Global rank at the other end of a send or receive."""
+    attempt: int = 0
+    """Number of the attempt that ran it."""

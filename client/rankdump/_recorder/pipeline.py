@@ -197,8 +197,11 @@ class DumpPipeline:
 
     # -- the end
 
-    def close(self) -> None:
-        """End the session: deliver buffered data, and log what was lost."""
+    def close(self, *, raised: bool = False) -> None:
+        """End the session: deliver buffered data, and log what was lost.
+
+        `raised` states that an error ends it, in the running iteration.
+        """
         if self._in_child:
             return
         self._iteration_state.disable()
@@ -220,7 +223,9 @@ class DumpPipeline:
         )
         retired_in = self._iteration_state.retired_in
         summary = summarize_run(self._plan, run, self._filter.unmatched, retired_in=retired_in)
-        self._send_buffer.submit(SessionEnd(self._iteration_state.iterations_seen, summary.notes))
+        state = self._iteration_state
+        raised_in = state.iteration if raised else None
+        self._send_buffer.submit(SessionEnd(state.iterations_seen, summary.notes, raised_in))
         left = self._client.close(self._plan.delivery.block_timeout_s)
         if left:
             self._counters.count_undelivered(left, NOT_TAKEN_BY_AGENT)

@@ -414,7 +414,7 @@ class Session:
         if ended:
             self._end_iteration(pipeline, ran=self._begun_by_script)
         self._hooks.detach()
-        pipeline.close()
+        pipeline.close(raised=raised)
         self.undelivered, self.refused = pipeline.undelivered, pipeline.refused
         if not raised:  # a propagating error of the script is not replaced
             self._raise_losses(pipeline)

@@ -216,7 +216,8 @@ def session_request_from_wire(message: agent_pb2.OpenSessionRequest) -> SessionR
         raise ProtocolError(
             f"rank {message.rank} of {message.world_size}: the rank must be below the world size"
         )
-    check_numbers(f"session of rank {message.rank}", (message.pid,))
+    numbers = message.pid, message.started_us, message.process_us
+    check_numbers(f"session of rank {message.rank}", numbers)
     _check_job_id(message.job_id)
     check_text("session id", message.session_id, MAX_JOB_ID_CHARACTERS)
     check_count("bytes of a plan", len(message.plan_json), _MAX_PLAN_BYTES)
@@ -356,7 +357,7 @@ _METADATA_READERS: Mapping[str, Callable[[Any], MetadataItem]] = {
     "graph_part": graph_part_from_wire,
     "kernel_arguments": arguments_from_wire,
     "call_stacks": stacks_from_wire,
-    "session_end": lambda end: SessionEnd(end.iterations_seen, make_notes_printable(end.notes)),
+    "session_end": lambda end: from_message(SessionEnd, end, notes=make_notes_printable(end.notes)),
 }
 
 

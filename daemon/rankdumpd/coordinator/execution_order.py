@@ -60,6 +60,8 @@ class GlobalOrder:
     skews: Mapping[str, int] = field(default_factory=dict[str, int])
     """Microseconds added to the last times of each clock whose ranks left their collectives before
     or after the others; without clocks that needed no correction."""
+    attempt: int = 0
+    """Number of the attempt that ran the iteration."""
 
     def __len__(self) -> int:
         return len(self.columns["call"])
@@ -85,6 +87,7 @@ class GlobalOrder:
             end_us=end,
             rank_positions=(place,),
             streams=(stream,),
+            attempt=self.attempt,
         )
 
     def call_entry(self, position: int, call: int) -> OrderEntry:
@@ -111,4 +114,5 @@ class GlobalOrder:
             element_count=elements,
             dtype=self.names[dtype],
             peer=peer,
+            attempt=self.attempt,
         )

@@ -148,6 +148,8 @@ class IterationView:
     have ended, and of which every event is known."""
     provisional: bool = False
     """Whether the iteration still runs, so that missing events may arrive."""
+    attempt: int = 0
+    """Number of the attempt that ran it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,7 @@ def _build_request(found: SessionManifests, root: str) -> SessionRequest:
         device_target=session.device_target if session else "",
         plan_json=session.plan.encode() if session else plan,
         config_source=b"",
+        attempt=status.attempt,
     )
 
 

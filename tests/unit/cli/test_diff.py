@@ -261,6 +261,7 @@ def test_diff_passes_its_options_to_compare(a, b, tmp_path, capsys, monkeypatch)
         capsys,
         *(a, b, "--equal-nan", "--match", "exact,sequence", "--map", names, "--msaccucmp"),
         *("--processes", "3", "--dask", "tcp://host:1", "--iteration", "0|2-3", "--rtol", "0.5"),
+        *("--attempt", "1", "--attempt-b", "2"),
     )
     assert asked == {
         "rank": None,
@@ -270,6 +271,9 @@ def test_diff_passes_its_options_to_compare(a, b, tmp_path, capsys, monkeypatch)
         "iteration": "0|2-3",
         "iteration_a": None,
         "iteration_b": None,
+        "attempt": 1,
+        "attempt_a": None,
+        "attempt_b": 2,
         "operator": None,
         "side": None,
         "rtol": 0.5,

@@ -32,7 +32,7 @@ from rankdump._analysis.compare.report import (
 from rankdump._analysis.compare.tensor_pairs import pair_program_tensors, pair_programs
 from rankdump._analysis.reader.dump import Dump, open_dump
 from rankdump._analysis.reader.manifests import retired_sentences
-from rankdump._analysis.reader.query import Filters
+from rankdump._analysis.reader.query import Filters, ranges
 from rankdump._analysis.reader.tree_walk import collector_paused
 from rankdump.errors import ConfigError, CorruptedError
 
@@ -59,6 +59,8 @@ def compare(
     rank_b: int | None = None,
     iteration_a: int | None = None,
     iteration_b: int | None = None,
+    attempt_a: int | None = None,
+    attempt_b: int | None = None,
     rtol: float = 1e-4,
     atol: float = 1e-4,
     equal_nan: bool = False,
@@ -75,25 +77,26 @@ def compare(
     `a` and `b` are trees of any layout, or parts of one selected with `where`; `b` is the
     reference. With `rank_a` and `rank_b`, or `iteration_a` and `iteration_b`, two ranks or
     iterations are compared, also of one tree; filters are those of `Dump.where` (`rank`, `graph`,
-    `iteration`, `operator`, `op_type`, `side`) and apply to both sides. Two elements are close when
+    `iteration`, `operator`, `op_type`, `side`, `attempt`) and apply to both sides. Of a restarted
+    job the last attempt is compared unless one is selected. Two elements are close when
     `abs(a - b) <= atol + rtol * abs(b)`; NaN equals NaN only with `equal_nan`.
 
     `match` names the rules that pair calls, in their order, and `mapping` is a file of names (lines
     `name_a,name_b`, or a JSON object) or a mapping of names; its rule is applied first. `processes`
     bounds the local pool, and `dask` is the address of a scheduler whose workers see both trees.
-    `progress` takes the number of pairs compared and the total.
-
-    ConfigError for a setting that is not allowed, CorruptedError when there is nothing to compare.
-    Files that cannot be read become rows or notes of the report.
+    `progress` takes the number of pairs compared and the total. ConfigError for a setting that is
+    not allowed, CorruptedError when nothing can be compared. Unreadable files become rows or notes.
     """
     started = time.monotonic()
     settings = _make_settings(ElementTolerances(rtol, atol, equal_nan), match, mapping, msaccucmp)
     notes: list[str] = []
     opened: dict[str, Dump] = {}
+    own_a = {"rank": rank_a, "iteration": iteration_a, "attempt": attempt_a}
+    own_b = {"rank": rank_b, "iteration": iteration_b, "attempt": attempt_b}
     with collector_paused():
         sides = [
-            _select_side(_open_dump(source, opened), filters, own_rank, own_step, notes)
-            for source, own_rank, own_step in ((a, rank_a, iteration_a), (b, rank_b, iteration_b))
+            _select_side(_open_dump(each, opened), filters, own, notes)
+            for each, own in ((a, own_a), (b, own_b))
         ]
     rows, places = _compare_programs(sides[0], sides[1], settings, notes, processes, dask, progress)
     of_all, of_ranks = find_origins(rows, ComparedDumps(sides[0].dump, sides[1].dump, places))
@@ -139,12 +142,16 @@ def _open_dump(source: DumpSource, opened: dict[str, Dump]) -> Dump:
 
 
 def _select_side(
-    dump: Dump, common: Filters, rank: int | None, iteration: int | None, notes: list[str]
+    dump: Dump, common: Filters, own: Mapping[str, int | None], notes: list[str]
 ) -> _DumpSide:
     given = {name: value for name, value in common.items() if value is not None}
-    own = {"rank": rank, "iteration": iteration}
     given.update((name, value) for name, value in own.items() if value is not None)
+    several = ""
+    if "attempt" not in given and dump.has_several_attempts:
+        given["attempt"] = dump.attempts[-1]
+        several = f" (the last of attempts {ranges(dump.attempts)})"
     label = str(dump.root) + "".join(f" {name} {given[name]}" for name in own if name in given)
+    label += several
     filters = cast("Filters", given)
     left = dump.where(**filters) if filters else dump
     notes.extend(left.problems)

@@ -16,6 +16,7 @@ from rankdump._core.execution_order import (
     GLOBAL_ORDER_FOLDER,
     ORDER_HEADER,
     ORDER_JOB_FILE,
+    OrderFileName,
     add_job_tag,
     make_job_tag,
     make_order_file_name,
@@ -37,20 +38,36 @@ class PublishedOrder:
     """Execution order of one job; its entries are read when they are iterated."""
 
     paths: tuple[Path, ...]
-    """The order file of each graph, sorted by graph."""
+    """The order file of each graph and attempt, sorted by graph."""
     findings: tuple[Finding, ...]
     """Findings of the merge: mismatches, missing members, cycles."""
     others: tuple[str, ...] = ()
     """Names of the order files of other jobs in the same tree."""
 
+    @property
+    def attempts(self) -> tuple[int, ...]:
+        """Numbers of the attempts that it has entries of, ascending."""
+        return tuple(sorted({_parse_name(path).attempt for path in self.paths}))
+
     def entries(
-        self, *, graph: int | None = None, iterations: IterationSelection | None = None
+        self,
+        *,
+        graph: int | None = None,
+        iterations: IterationSelection | None = None,
+        attempt: int | None = None,
     ) -> Iterator[OrderEntry]:
         """Yield the entries of all graphs by position; reads no further than the caller iterates.
 
+        Positions go on from one attempt of the job to the next.
+
         CorruptedError names the invalid file and line.
         """
-        paths = (path for path in self.paths if graph in (None, _graph_and_tag(path)[0]))
+        names = {path: _parse_name(path) for path in self.paths}
+        paths = (
+            path
+            for path, name in names.items()
+            if graph in (None, name.graph) and attempt in (None, name.attempt)
+        )
         parts = [_read_entries(path, iterations) for path in paths]
         return heapq.merge(*parts, key=lambda entry: entry.position)
 
@@ -68,12 +85,12 @@ def read_order(root: Path, *, job_id: str = "") -> PublishedOrder:
     if not found:
         raise CorruptedError(_explain_missing_order(root))
     latest = max(found, key=lambda path: path.stat().st_mtime_ns)
-    tag = _job_tag(folder, job_id) if job_id else _graph_and_tag(latest)[1]
-    own = [path for path in found if _graph_and_tag(path)[1] == tag]
+    tag = _job_tag(folder, job_id) if job_id else _parse_name(latest).tag
+    own = [path for path in found if _parse_name(path).tag == tag]
     if not own:
         raise CorruptedError(f"{folder}: no order of job {job_id!r} has been published")
     return PublishedOrder(
-        paths=tuple(sorted(own, key=_graph_and_tag)),
+        paths=tuple(sorted(own, key=_parse_name)),
         findings=_read_findings(folder / add_job_tag(FINDINGS_FILE, tag)),
         others=tuple(sorted(path.name for path in set(found) - set(own))),
     )
@@ -105,11 +122,12 @@ def _job_tag(folder: Path, job_id: str) -> str:
     return "" if owner == job_id else make_job_tag(job_id)
 
 
-def _graph_and_tag(path: Path) -> tuple[int, str]:
-    return parse_order_file_name(path.name) or (-1, "")
+def _parse_name(path: Path) -> OrderFileName:
+    return parse_order_file_name(path.name) or OrderFileName(-1, "")
 
 
 def _read_entries(path: Path, iterations: IterationSelection | None) -> Iterator[OrderEntry]:
+    attempt = _parse_name(path).attempt
     for number, line in _read_lines(path):
         if number == 1:
             if line != ORDER_HEADER:
@@ -120,7 +138,7 @@ def _read_entries(path: Path, iterations: IterationSelection | None) -> Iterator
         try:
             # Most lines of a long file are skipped by their second field.
             if iterations is None or int(line.split(",", 2)[1]) in iterations:
-                yield parse_order_line(line)
+                yield parse_order_line(line, attempt)
         except (CorruptedError, ValueError, IndexError) as error:
             raise CorruptedError(f"{path}, line {number}: {error}") from None
 

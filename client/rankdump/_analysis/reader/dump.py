@@ -103,9 +103,10 @@ def open_dump(path: str | PathLike[str]) -> Dump:
 class _TreeCache:
     """Cache of the parts of a tree that were read, shared by all dumps selected from it."""
 
-    def __init__(self, root: Path, job_id: str = "") -> None:
-        self.root, self._job_id = root, job_id
+    def __init__(self, root: Path, job_id: str = "", attempt: int | None = None) -> None:
+        self.root, self.job_id, self.attempt = root, job_id, attempt
         self._trees: dict[tuple[Query, ...], Tree] = {}
+        self._attempts: dict[int, _TreeCache] = {}
 
     def tree(self, queries: tuple[Query, ...]) -> Tree:
         """Return a tree with at least the places that the queries select."""
@@ -113,7 +114,14 @@ class _TreeCache:
         for count in range(len(places) + 1):  # a tree of fewer queries contains this one
             if places[:count] in self._trees:
                 return self._trees[places[:count]]
-        return self._trees.setdefault(places, walk(self.root, *places, job_id=self._job_id))
+        tree = walk(self.root, *places, job_id=self.job_id, attempt=self.attempt)
+        return self._trees.setdefault(places, tree)
+
+    def of_attempt(self, attempt: int) -> _TreeCache:
+        """Return the cache for an attempt of the same job."""
+        if attempt == self.attempt:
+            return self
+        return self._attempts.setdefault(attempt, _TreeCache(self.root, self.job_id, attempt))
 
 
 class Dump:
@@ -123,7 +131,7 @@ class Dump:
 
     All filters are the keywords of `where`: `rank`, `graph`, `iteration` (a number, or text such
     as `0|2-3`), `operator` (a glob over name or type, or a compiled expression found anywhere in
-    the name), `op_type` (a glob), `side`.
+    the name), `op_type` (a glob), `side`, `attempt` (of a job that was restarted).
     """
 
     def __init__(self, source: _TreeCache, queries: tuple[Query, ...] = ()) -> None:
@@ -146,7 +154,11 @@ class Dump:
 
     def where(self, **filters: Unpack[Filters]) -> Dump:
         """Return the part of this dump that the filters select; ConfigError for a bad filter."""
-        return Dump(self._source, (*self._queries, selected(filters))) if filters else self
+        if not filters:
+            return self
+        query, attempt = selected(filters), filters.get("attempt")
+        source = self._source if attempt is None else self._source.of_attempt(int(attempt))
+        return Dump(source, (*self._queries, query))
 
     def matching(self, query: Query) -> Dump:
         """Return the part of this dump that a query selects."""
@@ -156,7 +168,24 @@ class Dump:
         """Return the dump of one of several jobs; CorruptedError lists the jobs if it has none."""
         if not find_other_sessions(self.root, job_id):
             return self
-        return Dump(_TreeCache(self.root, job_id), self._queries)
+        return Dump(_TreeCache(self.root, job_id, self._source.attempt), self._queries)
+
+    @property
+    def attempts(self) -> tuple[int, ...]:
+        """Attempts of the job, ascending; a job that was not restarted has attempt 0 alone."""
+        return self._tree.attempts
+
+    @property
+    def has_several_attempts(self) -> bool:
+        """Whether tensors of several attempts of one job are selected."""
+        return self._source.attempt is None and len(self.attempts) > 1 and len(self.jobs) == 1
+
+    @property
+    def jobs(self) -> tuple[str, ...]:
+        """Ids of the jobs that dumped into the tree."""
+        found = {each.status.job_id for each in self._tree.manifests}
+        found.update(record.session.job_id for record in self._tree.own_sessions)
+        return tuple(sorted(found))
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -208,6 +237,7 @@ class Dump:
         tensor: TensorKey | Entry,
         *,
         format: str = "",  # noqa: A002 - the word for it in every file and tool
+        attempt: int | None = None,
         full: bool = False,
     ) -> npt.NDArray[Any]:
         """Return a tensor as a read-only array; bfloat16 as float32.
@@ -220,11 +250,14 @@ class Dump:
         is converted and cropped to the original shape in the header. As in CANN's own tool, that
         shape is used unchanged, so `format` should be the original format of the operator.
 
-        A key may have raw names. Its time stamp selects one of several runs, by default the last.
+        A key may have raw names. Its time stamp selects one of several runs, by default the last;
+        `attempt` restricts them to those of one attempt.
         CorruptedError when there is no such tensor, its file is damaged, or its shards do not
         cover the logical tensor; UnsupportedError for elements that are not numbers, and for
         unsupported formats and reductions.
         """
+        if attempt is not None and not isinstance(tensor, Entry):
+            return self.where(attempt=attempt).load(tensor, format=format, full=full)
         entry = tensor if isinstance(tensor, Entry) else self._entry(tensor)
         record = entry.record
         if full and record is not None and record.layout is not None:
@@ -239,7 +272,7 @@ class Dump:
         dump = self.where(**filters)
         if not self._tree.tables:
             return []
-        known = TableRecords(self.root, self._tree.job_id)
+        known = TableRecords(self._tree)
         return [
             row
             for table in self._tree.tables

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from rankdump._analysis.reader.query import group_ranks
 from rankdump._analysis.reader.tree import Table, Tree
+from rankdump._core.attempts import SESSIONS_FILE, SessionRecord, merge_records
 from rankdump._core.manifest import RETIRED_FILE, Manifest, ManifestRecord, RetiredIteration
 from rankdump._core.status import IterationStatus
 from rankdump._layout.dump_folders import DumpFolder, find_folder
@@ -23,6 +24,7 @@ from rankdump._layout.file_name import NUMBER_PATTERN
 from rankdump._layout.tree_paths import MANIFEST_FOLDER, METADATA_FOLDER
 from rankdump.errors import CorruptedError
 
+_T = TypeVar("_T")
 StatusAndRecord: TypeAlias = "tuple[IterationStatus, ManifestRecord]"
 """The status of an iteration, and one record of it."""
 _MANIFEST_NAME = re.compile(rf"iteration_({NUMBER_PATTERN})\.(.*)\.json", re.S)
@@ -151,21 +153,46 @@ def read_retired_iterations(
     """Return the retired iterations of ranks; adds a problem for each unreadable list or line."""
     found: set[RetiredIteration] = set()
     for rank in ranks:
-        path = root / rank / METADATA_FOLDER / RETIRED_FILE
-        try:
-            lines = path.read_bytes().decode(errors="replace").split("\n")
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            problems.append(f"{path}: cannot be read: {error.strerror}")
-            continue
-        # After the last line end there is nothing, or a line that is being written.
-        for line in lines[:-1]:
-            try:
-                found.add(RetiredIteration.from_line(line))
-            except CorruptedError as error:
-                problems.append(f"{path}: {error}")
+        lines = _read_lines(root / rank / METADATA_FOLDER / RETIRED_FILE, problems)
+        found.update(_parse_each(lines, RetiredIteration.from_line, problems))
     return frozenset(found)
+
+
+def _read_lines(path: Path, problems: list[str]) -> list[tuple[Path, str]]:
+    """Return the complete lines of a list with its path; adds a problem if it is unreadable."""
+    try:
+        lines = path.read_bytes().decode(errors="replace").split("\n")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        problems.append(f"{path}: cannot be read: {error.strerror}")
+        return []
+    # After the last line end there is nothing, or a line that is being written.
+    return [(path, line) for line in lines[:-1]]
+
+
+def _parse_each(
+    lines: Iterable[tuple[Path, str]], parse: Callable[[str], _T], problems: list[str]
+) -> Iterator[_T]:
+    for path, line in lines:
+        try:
+            yield parse(line)
+        except CorruptedError as error:
+            problems.append(f"{path}: {error}")
+
+
+def read_session_records(
+    root: Path, ranks: Iterable[str], problems: list[str]
+) -> tuple[SessionRecord, ...]:
+    """Return the sessions of rank folders, each as its last line has it.
+
+    Adds a problem for each unreadable list or line; older versions wrote no list.
+    """
+    found: list[SessionRecord] = []
+    for rank in ranks:
+        lines = _read_lines(root / rank / METADATA_FOLDER / SESSIONS_FILE, problems)
+        found += merge_records(_parse_each(lines, SessionRecord.from_line, problems))
+    return tuple(found)
 
 
 def retired_sentences(gone: Iterable[tuple[int, int]]) -> list[str]:
@@ -176,28 +203,34 @@ def retired_sentences(gone: Iterable[tuple[int, int]]) -> list[str]:
     ]
 
 
-def find_other_sessions(root: Path, job_id: str) -> frozenset[tuple[str, str]]:
-    """Return the sessions of all jobs except one; empty without a job, or if it is the only one.
+def find_other_sessions(
+    root: Path, job_id: str, attempt: int | None = None
+) -> frozenset[tuple[str, str]]:
+    """Return the sessions with manifests that are of another job or attempt.
 
-    The first readable manifest of a session names its job. CorruptedError lists the jobs when
-    `job_id` is not one of them.
+    Empty without a job and an attempt. The first readable manifest of a session names both.
+    CorruptedError lists the jobs when `job_id` is not one of them.
     """
-    if not job_id:
+    if not job_id and attempt is None:
         return frozenset()
     files: defaultdict[tuple[str, str], list[ManifestFileName]] = defaultdict(list)
     for rank in list_rank_folders(root):
         for file in list_manifest_files(root, rank, []):
             files[file.session].append(file)
-    jobs = {
-        session: manifest.status.job_id
+    first = {
+        session: manifest.status
         for session, own in files.items()
         if (manifest := next(read_manifests(own, [], balances_only=True), None)) is not None
     }
-    there = sorted(set(jobs.values()))
-    if job_id not in there:
+    there = sorted({status.job_id for status in first.values()})
+    if job_id and job_id not in there:
         known = f"known: {', '.join(map(repr, there))}" if there else "no manifest names a job"
         raise CorruptedError(f"{root}: the tree has no dump of job {job_id!r}; {known}")
-    return frozenset(session for session, job in jobs.items() if job != job_id)
+    return frozenset(
+        session
+        for session, status in first.items()
+        if job_id not in ("", status.job_id) or attempt not in (None, status.attempt)
+    )
 
 
 def restrict_to_job(tree: Tree, job_id: str) -> Tree:
@@ -218,3 +251,19 @@ def restrict_to_job(tree: Tree, job_id: str) -> Tree:
         tables=tuple(filter(may_hold, tree.tables)),
         job_id=job_id,
     )
+
+
+def restrict_to_attempt(tree: Tree, attempt: int) -> Tree:
+    """Return the tree with only the sessions and ranks of an attempt; so are its entries.
+
+    Tables stay, because attempts share them. CorruptedError lists the attempts when the tree does
+    not have this one.
+    """
+    if attempt not in tree.attempts:
+        known = ", ".join(map(str, tree.attempts))
+        raise CorruptedError(f"{tree.root}: the tree has no attempt {attempt}; known: {known}")
+    tree = replace(tree, attempt=attempt)
+    ranks = {each.session.rank for each in tree.own_sessions}
+    ranks.update(manifest.status.rank for manifest in tree.manifests)
+    kept = tuple(rank for rank in tree.ranks if rank in ranks or not tree.sessions)
+    return replace(tree, ranks=kept)

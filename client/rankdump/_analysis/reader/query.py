@@ -26,6 +26,7 @@ _FILTER_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "operator": ((str, re.Pattern), "a glob, or an expression of re.compile"),
     "op_type": ((str,), "a glob"),
     "side": ((str,), '"input" or "output"'),
+    "attempt": ((Integral,), "a number"),
 }
 
 
@@ -61,6 +62,8 @@ class Filters(TypedDict, total=False):
     """A glob over the whole type."""
     side: str
     """`input` or `output`."""
+    attempt: int
+    """Of a job that was restarted; it selects sessions, and is no part of a `Query`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,9 +229,9 @@ class TableRecords:
     and for tables without a rank those of the whole tree.
     """
 
-    def __init__(self, root: Path, job_id: str = "") -> None:
-        """With a job, only the records of that job are found."""
-        self._root, self.job_id = root, job_id
+    def __init__(self, tree: Tree) -> None:
+        """Only records of the tree's job and attempt are found, if it is restricted to them."""
+        self._tree, self._root, self.job_id = tree, tree.root, tree.job_id
         self._place: tuple[str, int | None] | None = None
         """Folder of the rank and iteration whose records are held."""
         self._by_time: dict[tuple[int, int, str], StatusAndRecord] = {}
@@ -246,6 +246,17 @@ class TableRecords:
         """Return the records for an info file, which has no time stamps, by tensor name."""
         self._load(table)
         return self._by_name
+
+    def is_selected(self, row: Figures, table: Table) -> bool:
+        """Return whether a row is of the job and the attempt."""
+        attempt = self._tree.attempt
+        if self.job_id or (table.info and attempt is not None):
+            return row.record is not None
+        key = row.key
+        return (
+            attempt is None
+            or self._tree.periods.find_attempt(key.rank, key.timestamp_us) == attempt
+        )
 
     def _load(self, table: Table) -> None:
         base = table.relative.partition("/")[0]
@@ -263,7 +274,13 @@ class TableRecords:
         ]
         # The walk of the tree reports unreadable manifests.
         every = read_manifests(files, [])
-        manifests = [m for m in every if self.job_id in ("", m.status.job_id)]
+        attempt = self._tree.attempt
+        manifests = [
+            manifest
+            for manifest in every
+            if self.job_id in ("", manifest.status.job_id)
+            and attempt in (None, manifest.status.attempt)
+        ]
         self._by_time = {
             (manifest.status.rank, record.timestamp_us, record.member): (manifest.status, record)
             for manifest in manifests
@@ -277,8 +294,7 @@ def read_table_rows(table: Table, known: TableRecords) -> Iterator[Figures]:
 
     An incomplete last line is also an error, raised after all other rows.
     """
-    every = _read_every_row(table, known)
-    return (row for row in every if row.record is not None) if known.job_id else every
+    return (row for row in _read_every_row(table, known) if known.is_selected(row, table))
 
 
 def _read_every_row(table: Table, known: TableRecords) -> Iterator[Figures]:
@@ -364,7 +380,7 @@ def named(tree: Tree, keeps: Callable[[Entry | Figures], bool]) -> Sequence[Entr
     tables = [table for table in tree.tables if table.folder not in filed]
     if not tables:
         return entries
-    known = TableRecords(tree.root, tree.job_id)
+    known = TableRecords(tree)
     # An info file has a line for every tensor, including those with a file.
     has_file = {_call_of_key(entry.key) for entry in entries if entry.key.argument}
     tabled = (

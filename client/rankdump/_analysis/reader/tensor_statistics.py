@@ -114,7 +114,7 @@ class Survey:
         """With `decide`, tensors whose row does not show whether they are finite are computed."""
         self.problems: list[str] = []
         self._query, self._decide = query, decide
-        self._known = TableRecords(tree.root, tree.job_id)
+        self._known = TableRecords(tree)
         self._entries = tree.entries.where(query.keeps).by_place()
         self._tables: defaultdict[PlaceInTime, list[Table]] = defaultdict(list)
         self._infos: list[Table] = []

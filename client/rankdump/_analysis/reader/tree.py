@@ -13,6 +13,7 @@ import math
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, pairwise
 from operator import eq
 from pathlib import Path
@@ -22,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankdump._codec.file_codec import select_codec
+from rankdump._core.attempts import SessionPeriods, SessionRecord
 from rankdump._core.manifest import Manifest, ManifestRecord, RetiredIteration
 from rankdump._core.record import TensorKey
 from rankdump._core.statistics import STATISTIC_TITLES
@@ -160,7 +162,7 @@ class Table:
         return self.relative.rpartition("/")[0]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, so that the periods are computed once
 class Tree:
     """Result of a walk."""
 
@@ -185,6 +187,38 @@ class Tree:
     """False when only the selected ranks, graphs or iterations were read."""
     job_id: str = ""
     """Job of the tensors, if they are restricted to one of several."""
+    sessions: tuple[SessionRecord, ...] = ()
+    """All sessions of the ranks, in the order in which each rank had them; empty in older trees."""
+    attempt: int | None = None
+    """Attempt of the tensors, if they are restricted to one."""
+
+    @cached_property
+    def periods(self) -> SessionPeriods:
+        """The session of each rank at each time."""
+        return SessionPeriods(record.session for record in self.sessions)
+
+    @property
+    def own_sessions(self) -> tuple[SessionRecord, ...]:
+        """The sessions of its job and its attempt, if it is restricted to them."""
+        return tuple(
+            record
+            for record in self.sessions
+            if self.job_id in ("", record.session.job_id)
+            and self.attempt in (None, record.session.attempt)
+        )
+
+    @property
+    def attempts(self) -> tuple[int, ...]:
+        """Numbers of the attempts in it, ascending; 0 where nothing numbers them."""
+        found = {m.status.attempt for m in self.manifests}
+        found.update(record.session.attempt for record in self.own_sessions)
+        return tuple(sorted(found)) or (0,)
+
+    def find_attempt(self, key: TensorKey) -> int:
+        """Return the attempt that a tensor belongs to."""
+        if self.attempt is not None:
+            return self.attempt
+        return self.periods.find_attempt(key.rank, key.timestamp_us)
 
     @property
     def gone(self) -> set[tuple[int, int]]:

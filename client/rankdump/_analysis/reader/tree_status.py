@@ -6,14 +6,16 @@ session files; never a tensor.
 from __future__ import annotations
 
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 from rankdump._analysis.reader.manifests import retired_sentences
 from rankdump._analysis.reader.query import group_ranks, missing_ranges, ranges
 from rankdump._analysis.reader.session_files import read_tree_sessions
-from rankdump._analysis.reader.tree import Table, Tree
+from rankdump._analysis.reader.tree import Entries, Table, Tree
 from rankdump._analysis.reader.tree_walk import walk
 from rankdump._core.manifest import Manifest
 from rankdump._core.status import (
@@ -91,17 +93,28 @@ def _tree_findings(tree: Tree) -> tuple[str, ...]:
 
 
 def _session_statuses(tree: Tree) -> tuple[SessionStatus, ...]:
-    """Return the sessions in files, and those that only manifests know, which count as closed."""
-    filed = [each.status for each in read_tree_sessions(tree.root, tree.job_id)]
-    if not tree.whole:
-        filed = [status for status in filed if status.rank in tree.ranks]
-    known = {(status.job_id, status.session_id, status.rank) for status in filed}
+    """Return the listed sessions, those in files, and those that only manifests know.
+
+    The last ones count as closed.
+    """
+    listed = [record.session for record in tree.own_sessions]
+    known = {(each.job_id, each.session_id, each.rank) for each in listed}
+    filed = [
+        status
+        for each in read_tree_sessions(tree.root, tree.job_id)
+        if (status := each.status).attempt == (tree.attempt or status.attempt)
+        and (tree.whole or status.rank in tree.ranks)
+        and (status.job_id, status.session_id, status.rank) not in known
+    ]
+    known |= {(status.job_id, status.session_id, status.rank) for status in filed}
     older = (
         status
         for status in _sessions_of_manifests(tree.manifests)
         if (status.job_id, status.session_id, status.rank) not in known
     )
-    return (*older, *filed)
+    # Sorting is stable: sessions of a rank stay in the order in which it had them.
+    ordered = sorted(listed, key=lambda each: (each.job_id, each.rank))
+    return (*older, *filed, *ordered)
 
 
 def _sessions_of_manifests(manifests: tuple[Manifest, ...]) -> tuple[SessionStatus, ...]:
@@ -118,48 +131,88 @@ def _sessions_of_manifests(manifests: tuple[Manifest, ...]) -> tuple[SessionStat
             pid=0,
             state=SessionState.CLOSED,
             iterations_seen=seen[job, session, rank],
+            attempt=manifest.status.attempt,
         )
         for (job, session, rank), manifest in sorted(first.items())
     )
 
 
+_AttemptPlace: TypeAlias = "tuple[int, int, int]"
+"""Rank, iteration and attempt."""
+
+
 def _unfinished_iterations(tree: Tree) -> list[IterationStatus]:
-    # Iterations that are being removed are not unfinished.
-    complete = {(m.status.rank, m.status.iteration) for m in tree.manifests} | tree.gone
-    stored: Counter[tuple[int, int]] = Counter()
-    size: Counter[tuple[int, int]] = Counter()
-    for (rank, dated, iteration), entries in tree.entries.by_place().items():
-        if dated and (rank, iteration) not in complete:
-            stored[rank, iteration] = len(entries)
-            size[rank, iteration] = entries.stored_bytes
-    for table in tree.tables:
-        if _has_one_iteration(table) and (table.rank, table.iteration) not in complete:
-            stored[table.rank, table.iteration] += 0  # listed even without files
+    """Return the iterations without a manifest: as their session ended, else what is in files."""
+    complete = {(m.status.rank, m.status.iteration, m.status.attempt) for m in tree.manifests}
+    listed = {
+        (status.rank, status.iteration, status.attempt): status
+        for record in tree.own_sessions
+        for status in record.unfinished
+    }
+    found = {place: status for place, status in listed.items() if place not in complete}
+    stored, size = _count_unfinished_files(tree, complete | found.keys())
     jobs = {m.status.rank: m.status.job_id for m in tree.manifests}
     # The newest session of a rank writes, whatever other jobs have left in the tree.
     newest = (each.status for each in read_tree_sessions(tree.root, tree.job_id))
     jobs |= {status.rank: status.job_id for status in newest}
     # A rank without a complete iteration has no job id; in a tree of one job it is that job's.
     only = next(iter(jobs.values())) if len(set(jobs.values())) == 1 else ""
-    return [
-        IterationStatus(
+    for (rank, iteration, attempt), count in stored.items():
+        found[rank, iteration, attempt] = IterationStatus(
             job_id=jobs.get(rank, only),
             session_id="",
             rank=rank,
             iteration=iteration,
             complete=False,
             stored=count,
-            bytes_stored=size[rank, iteration],
+            bytes_stored=size[rank, iteration, attempt],
+            attempt=attempt,
         )
-        for (rank, iteration), count in sorted(stored.items())
-    ]
+    return [found[place] for place in sorted(found)]
+
+
+def _count_unfinished_files(
+    tree: Tree, known: Collection[_AttemptPlace]
+) -> tuple[Counter[_AttemptPlace], Counter[_AttemptPlace]]:
+    """Return the number and the bytes of the files of each iteration that is not known."""
+    stored: Counter[_AttemptPlace] = Counter()
+    size: Counter[_AttemptPlace] = Counter()
+    # Iterations that are being removed are not unfinished.
+    gone, ended = tree.gone, {(rank, iteration) for rank, iteration, _ in known}
+    for (rank, dated, iteration), entries in tree.entries.by_place().items():
+        if not dated or (rank, iteration) in gone:
+            continue
+        for attempt, own in split_attempts(tree, entries):
+            if (rank, iteration, attempt) not in known:
+                stored[rank, iteration, attempt] += len(own)
+                size[rank, iteration, attempt] += own.stored_bytes
+    for table in tree.tables:
+        place = table.rank, table.iteration
+        if _has_one_iteration(table) and place not in ended and place not in gone:
+            stored[(*place, tree.attempts[-1])] += 0  # listed even without files
+    return stored, size
+
+
+def split_attempts(tree: Tree, entries: Entries) -> list[tuple[int, Entries]]:
+    """Return the tensors of a place by attempt; they are sorted by time, and so by attempt."""
+    if len(tree.attempts) == 1:
+        return [(tree.attempts[0], entries)]
+    found = [tree.find_attempt(entry.key) for entry in entries]
+    starts = [at for at, each in enumerate(found) if not at or found[at - 1] != each]
+    ends = (*starts[1:], len(found))
+    return [(found[low], entries[low:high]) for low, high in zip(starts, ends, strict=True)]
 
 
 def _unfinished_sentences(tree: Tree) -> list[str]:
-    places = ((each.rank, each.iteration) for each in _unfinished_iterations(tree))
+    several = any(tree.attempts)
+    places: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for each in _unfinished_iterations(tree):
+        places[each.attempt].append((each.rank, each.iteration))
     return [
-        f"{tree.unit} {ranks}: iteration {iterations} has tensors but no manifest: not complete"
-        for iterations, ranks in group_ranks(places).items()
+        f"{tree.unit} {ranks}{f', attempt {attempt}' if several else ''}: iteration {iterations} "
+        f"has tensors but no manifest: not complete"
+        for attempt, own in sorted(places.items())
+        for iterations, ranks in group_ranks(own).items()
     ]
 
 

@@ -25,6 +25,8 @@ from rankdump._analysis.reader.manifests import (
     list_rank_folders,
     read_manifests,
     read_retired_iterations,
+    read_session_records,
+    restrict_to_attempt,
     restrict_to_job,
 )
 from rankdump._analysis.reader.query import Query
@@ -36,6 +38,7 @@ from rankdump._analysis.reader.tree_files import (
     read_entries,
     read_long_names,
 )
+from rankdump._core.attempts import SessionPeriods
 from rankdump._core.manifest import Manifest, RetiredIteration
 from rankdump._layout.dump_folders import (
     MAX_TREE_DEPTH,
@@ -73,16 +76,23 @@ class _WalkBatch:
 
 
 @collector_paused()
-def walk(root: Path, *queries: Query, balances_only: bool = False, job_id: str = "") -> Tree:
+def walk(
+    root: Path,
+    *queries: Query,
+    balances_only: bool = False,
+    job_id: str = "",
+    attempt: int | None = None,
+) -> Tree:
     """Return the tree below a root; a root that is not a folder is a problem, not an error.
 
     Folders that the queries exclude are not entered. With `balances_only`, neither are iterations
     with a manifest and files: only their balances are read. With `job_id`, the dumps of other jobs
-    are left out; CorruptedError when the tree has no dump of that job.
+    are left out, with `attempt` those of other attempts; CorruptedError when the tree has no dump
+    of that job or attempt.
     """
     places = FolderIndex(root, queries)
     places.find_folders()
-    reading = _TreeReader(places, balances_only, job_id)
+    reading = _TreeReader(places, balances_only, job_id, attempt)
     entries = Entries.of(root, reading.read_batches())
     gone = {
         each
@@ -100,14 +110,18 @@ def walk(root: Path, *queries: Query, balances_only: bool = False, job_id: str =
         by_device=not reading.rank_folders,
         retired=frozenset(gone),
         whole=all(query.places.empty for query in queries),
+        sessions=reading.sessions,
     )
-    return restrict_to_job(tree, job_id) if reading.other_sessions else tree
+    tree = restrict_to_job(tree, job_id) if job_id and reading.other_sessions else tree
+    return tree if attempt is None else restrict_to_attempt(tree, attempt)
 
 
 class _TreeReader:
     """Reads the entries of a tree in batches, and collects manifests and tables."""
 
-    def __init__(self, places: FolderIndex, balances_only: bool, job_id: str) -> None:
+    def __init__(
+        self, places: FolderIndex, balances_only: bool, job_id: str, attempt: int | None
+    ) -> None:
         self.manifests: list[Manifest] = []
         """Without their records."""
         self.tables: list[Table] = []
@@ -117,13 +131,16 @@ class _TreeReader:
         """Names of the folders of ranks."""
         self._device = any(folder.device for folder in folders.values())
         self._devices: set[int] = set()
-        self.other_sessions = find_other_sessions(places.root, job_id)
-        """Sessions of other jobs, which are left out."""
+        self.other_sessions = find_other_sessions(places.root, job_id, attempt)
+        """Sessions of other jobs or attempts, which are left out."""
+        self._job_id, self._attempt = job_id, attempt
         wanted = [
             n for n in self.rank_folders if self._device or places.selects_rank(folders[n].rank)
         ]
         named = {name: list_manifest_files(places.root, name, places.problems) for name in wanted}
         self._stepped = any(named.values())
+        self.sessions = read_session_records(places.root, wanted, places.problems)
+        self._periods = SessionPeriods(record.session for record in self.sessions)
         self._files = {
             name: [file for file in files if file.session not in self.other_sessions]
             for name, files in named.items()
@@ -174,7 +191,7 @@ class _TreeReader:
                 dated[file.iteration].manifests.append(file)
         constants = TreeManifests()
         for at in sorted(dated):
-            if self.other_sessions and not dated[at].manifests:
+            if self.other_sessions and self._attempt is None and not dated[at].manifests:
                 continue
             dated[at].is_complete = True
             yield self._read(dated[at], constants)
@@ -198,8 +215,8 @@ class _TreeReader:
             places.list_leaf(leaf)
         self.tables += collect_tables(places, known)
         files, places.files = places.files, []
-        if self.other_sessions:
-            files = [file for file in files if known.has_path(file.relative)]
+        if self.other_sessions or self._attempt is not None:
+            files = [file for file in files if self._is_selected(file, known)]
         absent, places.missing_files = places.missing_files, []
         # With manifests, the rows are not checked: a dropped tensor has one as well.
         if not self._stepped:
@@ -212,6 +229,16 @@ class _TreeReader:
         if self._device:
             self._devices = {known.rank_of(folder) for folder in places.folders.values()}
         return sorted(entries, key=execution_sort_key)
+
+    def _is_selected(self, file: TensorFile, known: TreeManifests) -> bool:
+        """Return whether a file is of the job and the attempt: by its manifest, else its time."""
+        if known.has_path(file.relative) or self._attempt is None:
+            return known.has_path(file.relative)
+        rank = known.rank_of(file.folder)
+        session = self._periods.find_session(rank, file.file_name.timestamp_us)
+        if session is None:
+            return self._attempt == 0 and not self.other_sessions
+        return session.attempt == self._attempt and self._job_id in ("", session.job_id)
 
     def _missed(self, known: TreeManifests) -> Iterator[str]:
         """Yield a sentence for each missing file that a manifest names in the selected folders."""

@@ -57,6 +57,10 @@ class OpenSessionRequest(google.protobuf.message.Message):
     SECRET_FIELD_NUMBER: builtins.int
     LEFT_FIELD_NUMBER: builtins.int
     SLAB_VERSION_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    IS_ELASTIC_FIELD_NUMBER: builtins.int
+    STARTED_US_FIELD_NUMBER: builtins.int
+    PROCESS_US_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     session_id: builtins.str
     """Chosen by the client; unique for ever."""
@@ -80,6 +84,15 @@ class OpenSessionRequest(google.protobuf.message.Message):
     """Chosen by the client and told to nobody else: who resumes the session has to know it."""
     slab_version: builtins.int
     """Newest format of a slab that the client can write; 0 before there was a journal of events."""
+    attempt: builtins.int
+    """How often the launcher had restarted the job before."""
+    is_elastic: builtins.bool
+    """The launcher restarts all ranks together, and `attempt` is its count."""
+    started_us: builtins.int
+    """When the rank began the session, and when its process loaded the library. Microseconds since
+    the epoch on the rank's clock; 0: not known.
+    """
+    process_us: builtins.int
     @property
     def left(self) -> global___FrameBatch:
         """Set by a rank that waits for its session no longer: what it would have sent, its tensors as
@@ -104,9 +117,13 @@ class OpenSessionRequest(google.protobuf.message.Message):
         secret: builtins.bytes = ...,
         left: global___FrameBatch | None = ...,
         slab_version: builtins.int = ...,
+        attempt: builtins.int = ...,
+        is_elastic: builtins.bool = ...,
+        started_us: builtins.int = ...,
+        process_us: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["left", b"left"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["config_source", b"config_source", "device", b"device", "device_target", b"device_target", "framework", b"framework", "host", b"host", "job_id", b"job_id", "left", b"left", "pid", b"pid", "plan_json", b"plan_json", "rank", b"rank", "secret", b"secret", "session_id", b"session_id", "slab_version", b"slab_version", "wants_slab", b"wants_slab", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "config_source", b"config_source", "device", b"device", "device_target", b"device_target", "framework", b"framework", "host", b"host", "is_elastic", b"is_elastic", "job_id", b"job_id", "left", b"left", "pid", b"pid", "plan_json", b"plan_json", "process_us", b"process_us", "rank", b"rank", "secret", b"secret", "session_id", b"session_id", "slab_version", b"slab_version", "started_us", b"started_us", "wants_slab", b"wants_slab", "world_size", b"world_size"]) -> None: ...
 
 global___OpenSessionRequest = OpenSessionRequest
 
@@ -969,7 +986,10 @@ class SessionEnd(google.protobuf.message.Message):
 
     ITERATIONS_SEEN_FIELD_NUMBER: builtins.int
     NOTES_FIELD_NUMBER: builtins.int
+    RAISED_IN_FIELD_NUMBER: builtins.int
     iterations_seen: builtins.int
+    raised_in: builtins.int
+    """The iteration in which an error ended the session; absent when none did."""
     @property
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
@@ -977,8 +997,11 @@ class SessionEnd(google.protobuf.message.Message):
         *,
         iterations_seen: builtins.int = ...,
         notes: collections.abc.Iterable[builtins.str] | None = ...,
+        raised_in: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["iterations_seen", b"iterations_seen", "notes", b"notes"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_raised_in", b"_raised_in", "raised_in", b"raised_in"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_raised_in", b"_raised_in", "iterations_seen", b"iterations_seen", "notes", b"notes", "raised_in", b"raised_in"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_raised_in", b"_raised_in"]) -> typing.Literal["raised_in"] | None: ...
 
 global___SessionEnd = SessionEnd
 

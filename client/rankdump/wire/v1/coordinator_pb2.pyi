@@ -416,6 +416,7 @@ class OrderEntry(google.protobuf.message.Message):
     ELEMENT_COUNT_FIELD_NUMBER: builtins.int
     DTYPE_FIELD_NUMBER: builtins.int
     PEER_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
     position: builtins.int
     graph: builtins.int
     iteration: builtins.int
@@ -430,6 +431,8 @@ class OrderEntry(google.protobuf.message.Message):
     dtype: builtins.str
     peer: builtins.int
     """Global rank at the other end of a message; -1 for all else."""
+    attempt: builtins.int
+    """Number of the attempt that ran it."""
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     @property
@@ -461,8 +464,9 @@ class OrderEntry(google.protobuf.message.Message):
         element_count: builtins.int = ...,
         dtype: builtins.str = ...,
         peer: builtins.int = ...,
+        attempt: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dtype", b"dtype", "element_count", b"element_count", "end_us", b"end_us", "graph", b"graph", "group", b"group", "iteration", b"iteration", "kind", b"kind", "missing", b"missing", "name", b"name", "peer", b"peer", "position", b"position", "rank_positions", b"rank_positions", "ranks", b"ranks", "sequence", b"sequence", "start_us", b"start_us", "streams", b"streams"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "dtype", b"dtype", "element_count", b"element_count", "end_us", b"end_us", "graph", b"graph", "group", b"group", "iteration", b"iteration", "kind", b"kind", "missing", b"missing", "name", b"name", "peer", b"peer", "position", b"position", "rank_positions", b"rank_positions", "ranks", b"ranks", "sequence", b"sequence", "start_us", b"start_us", "streams", b"streams"]) -> None: ...
 
 global___OrderEntry = OrderEntry
 

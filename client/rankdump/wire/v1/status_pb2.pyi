@@ -64,6 +64,10 @@ class SessionStatus(google.protobuf.message.Message):
     SELECTED_FIELD_NUMBER: builtins.int
     ENDED_BY_FIELD_NUMBER: builtins.int
     LAST_EVENTS_KNOWN_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    IS_ELASTIC_FIELD_NUMBER: builtins.int
+    STARTED_US_FIELD_NUMBER: builtins.int
+    RAISED_IN_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     session_id: builtins.str
     rank: builtins.int
@@ -87,6 +91,14 @@ class SessionStatus(google.protobuf.message.Message):
     """Of a lost session: its process is gone, and everything that it did is known. Otherwise its last
     events may be missing.
     """
+    attempt: builtins.int
+    """Number of the attempt of the job that the rank's process belongs to."""
+    is_elastic: builtins.bool
+    """The launcher restarts all ranks together."""
+    started_us: builtins.int
+    """When the rank began it, on the clock of its records; 0 when that is not known."""
+    raised_in: builtins.int
+    """The iteration in which an error ended it; absent when none did."""
     @property
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What the session itself wants people to read, such as operators that never matched."""
@@ -110,8 +122,14 @@ class SessionStatus(google.protobuf.message.Message):
         selected: builtins.str = ...,
         ended_by: builtins.str = ...,
         last_events_known: builtins.bool = ...,
+        attempt: builtins.int = ...,
+        is_elastic: builtins.bool = ...,
+        started_us: builtins.int = ...,
+        raised_in: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["device", b"device", "device_target", b"device_target", "ended_by", b"ended_by", "excluded", b"excluded", "framework", b"framework", "host", b"host", "iterations_seen", b"iterations_seen", "job_id", b"job_id", "last_events_known", b"last_events_known", "notes", b"notes", "pid", b"pid", "rank", b"rank", "selected", b"selected", "session_id", b"session_id", "state", b"state", "world_size", b"world_size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_raised_in", b"_raised_in", "raised_in", b"raised_in"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_raised_in", b"_raised_in", "attempt", b"attempt", "device", b"device", "device_target", b"device_target", "ended_by", b"ended_by", "excluded", b"excluded", "framework", b"framework", "host", b"host", "is_elastic", b"is_elastic", "iterations_seen", b"iterations_seen", "job_id", b"job_id", "last_events_known", b"last_events_known", "notes", b"notes", "pid", b"pid", "raised_in", b"raised_in", "rank", b"rank", "selected", b"selected", "session_id", b"session_id", "started_us", b"started_us", "state", b"state", "world_size", b"world_size"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_raised_in", b"_raised_in"]) -> typing.Literal["raised_in"] | None: ...
 
 global___SessionStatus = SessionStatus
 
@@ -152,6 +170,7 @@ class IterationStatus(google.protobuf.message.Message):
     STALL_US_FIELD_NUMBER: builtins.int
     FIRST_POSITION_FIELD_NUMBER: builtins.int
     LAST_POSITION_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     session_id: builtins.str
     rank: builtins.int
@@ -168,6 +187,8 @@ class IterationStatus(google.protobuf.message.Message):
     first_position: builtins.int
     """Positions in the rank's program that belong to it, first to last; both 0 when that is not known."""
     last_position: builtins.int
+    attempt: builtins.int
+    """Number of the attempt that ran it."""
     @property
     def dropped(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]: ...
     def __init__(
@@ -188,8 +209,9 @@ class IterationStatus(google.protobuf.message.Message):
         stall_us: builtins.int = ...,
         first_position: builtins.int = ...,
         last_position: builtins.int = ...,
+        attempt: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes_in", b"bytes_in", "bytes_stored", b"bytes_stored", "complete", b"complete", "degraded", b"degraded", "dropped", b"dropped", "expected", b"expected", "first_position", b"first_position", "iteration", b"iteration", "job_id", b"job_id", "last_position", b"last_position", "linked", b"linked", "rank", b"rank", "session_id", b"session_id", "stall_us", b"stall_us", "stored", b"stored"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "bytes_in", b"bytes_in", "bytes_stored", b"bytes_stored", "complete", b"complete", "degraded", b"degraded", "dropped", b"dropped", "expected", b"expected", "first_position", b"first_position", "iteration", b"iteration", "job_id", b"job_id", "last_position", b"last_position", "linked", b"linked", "rank", b"rank", "session_id", b"session_id", "stall_us", b"stall_us", "stored", b"stored"]) -> None: ...
 
 global___IterationStatus = IterationStatus
 
@@ -622,6 +644,7 @@ class Finding(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     POSITION_FIELD_NUMBER: builtins.int
     PROVISIONAL_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
     kind: builtins.str
     """As in rankdump.contract.findings.FindingKind."""
     iteration: builtins.int
@@ -635,6 +658,8 @@ class Finding(google.protobuf.message.Message):
     """Place in the program of the first of the ranks; -1 when it is not about one."""
     provisional: builtins.bool
     """The iteration still runs: what is missing may come."""
+    attempt: builtins.int
+    """Number of the attempt that ran the iteration."""
     @property
     def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
     def __init__(
@@ -649,8 +674,9 @@ class Finding(google.protobuf.message.Message):
         name: builtins.str = ...,
         position: builtins.int = ...,
         provisional: builtins.bool = ...,
+        attempt: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["group", b"group", "iteration", b"iteration", "kind", b"kind", "name", b"name", "position", b"position", "provisional", b"provisional", "ranks", b"ranks", "sequence", b"sequence", "text", b"text"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "group", b"group", "iteration", b"iteration", "kind", b"kind", "name", b"name", "position", b"position", "provisional", b"provisional", "ranks", b"ranks", "sequence", b"sequence", "text", b"text"]) -> None: ...
 
 global___Finding = Finding
 

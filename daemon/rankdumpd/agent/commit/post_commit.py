@@ -241,7 +241,9 @@ class PostCommitActions:
             if session.pending.is_suspended and session.request.session_id in due:
                 session.pending.resume()
                 found.append(session)
-            elif not session.has_metadata and not session.pending.is_suspended:
+            elif not session.pending.is_suspended and (
+                not session.has_metadata or session.is_end_due
+            ):
                 found.append(session)
         return found
 
@@ -254,6 +256,7 @@ class PostCommitActions:
             self._postpone(session, str(error))
             return True
         if done and session.pending.is_complete:
+            record_session_end(session)
             session.pending.problem = ""
             if self._retries.forget(session.request.session_id):
                 request = session.request
@@ -430,6 +433,20 @@ class PostCommitActions:
         self._reporter.session(session.status(), str(session.storage.tree.root))
         if self._on_end is not None:
             self._on_end(session)
+
+
+def record_session_end(session: RankSession) -> None:
+    """Add the end of a session to the list in its tree, if it has ended since the last line."""
+    if not session.is_end_due:
+        return
+    folder = session.storage.layout.rank_folder(session.request.rank)
+    record = session.make_end_record()
+    try:
+        rank_files.append_session(session.storage.tree, folder, record)
+    except OSError as error:
+        if state_files.is_transient(error):
+            session.keep_end_due()
+        handle_failure(session, "the end of the session is not in its tree", error)
 
 
 def _are_rows_written(session: RankSession, frame_id: FrameId) -> bool:

@@ -81,6 +81,7 @@ class IterationTally:
             stall_us=_limit_count(self.stall_us),
             first_position=self.positions[0],
             last_position=self.positions[1],
+            attempt=request.attempt,
         )
 
     def _keep(self, fate: RecordStatus, count: int) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from rankdump._core import selection
+from rankdump._core.attempts import SessionRecord, number_attempt
 from rankdump._core.plan import DumpPlan
 from rankdump._core.session_protocol import IterationEnd, SessionEnd, SessionRequest
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus
@@ -90,6 +91,10 @@ def make_session_status(
         framework=request.framework,
         device_target=request.device_target,
         selected=plan.selection.iterations.text,
+        attempt=request.attempt,
+        is_elastic=request.is_elastic,
+        started_us=request.started_us,
+        raised_in=end.raised_in,
     )
 
 
@@ -160,6 +165,8 @@ class RankSession:
         self._process_ended = False
         """Whether its process has ended, and all it left was handled."""
         self._last_events_known = False
+        self._is_end_due = False
+        """Whether its end, or what came after it, is not in the list of sessions yet."""
 
     def restore(
         self,
@@ -212,7 +219,7 @@ class RankSession:
     @property
     def over(self) -> bool:
         """Whether no work of the session is left."""
-        done = self._ring is None and self.pending.is_complete
+        done = self._ring is None and self.pending.is_complete and not self._is_end_due
         return self.idle and done and self.status().state is not SessionState.OPEN
 
     @property
@@ -273,6 +280,7 @@ class RankSession:
             self.pending.add(declared)
             self._progress.add(settled)
             self._in_flight.difference_update(settled)
+            self._is_end_due = self._find_state() is not SessionState.OPEN
 
     def adjust_stored_bytes(self, iteration: int, more_bytes: int) -> None:
         """Count a change in size of stored tensors."""
@@ -293,6 +301,22 @@ class RankSession:
         """Close the session: the rank has nothing more to send."""
         with self._lock:
             self._end, self._process = end, None
+            self._is_end_due = True
+
+    @property
+    def is_end_due(self) -> bool:
+        """Whether it has ended and its end is not in the list of sessions yet."""
+        return self._is_end_due and (self.closed or self.idle)
+
+    def make_end_record(self) -> SessionRecord:
+        """Return the record of its end, which is due no more."""
+        self._is_end_due = False
+        unfinished = tuple(each for each in self.iterations() if not each.complete)
+        return SessionRecord(self.status(), self.request.process_us, unfinished)
+
+    def keep_end_due(self) -> None:
+        """Note that the record of its end could not be written."""
+        self._is_end_due = True
 
     def add_finding(self, sentence: str) -> bool:
         """Remember a finding about this session; return whether it is new."""
@@ -343,7 +367,7 @@ class RankSession:
         with self._lock:
             self.request = dataclasses.replace(request, plan_json=self.request.plan_json)
             self.token = secrets.token_bytes(16)
-            self._expected = True
+            self._expected, self._is_end_due = True, False
             self._process_ended = self._last_events_known = False
             self._process, self._ended_by = None, ""
 
@@ -370,6 +394,7 @@ class RankSession:
                 return False
             self._listener = None
             self._expected = False
+            self._is_end_due = self._end is None
             return True
 
     def mark_lost(self) -> None:
@@ -433,6 +458,16 @@ class RankSession:
         ]
 
 
+def number_request(session: RankSession, request: SessionRequest) -> SessionRequest:
+    """Return the request of a new session with the number of its attempt."""
+    storage = session.storage
+    try:
+        earlier = rank_files.read_sessions(storage.tree, storage.layout.rank_folder(request.rank))
+    except OSError:
+        earlier = []  # the launcher's count has to do
+    return dataclasses.replace(request, attempt=number_attempt(request, earlier))
+
+
 def prepare_tree(session: RankSession, request: SessionRequest) -> None:
     """Lock the tree, and write the metadata of a rank if it is missing.
 
@@ -440,6 +475,12 @@ def prepare_tree(session: RankSession, request: SessionRequest) -> None:
     """
     storage = session.storage
     storage.lock.acquire()
+    status = make_session_status(request, session.plan, SessionState.OPEN, SessionEnd(0))
+    rank_files.append_session(
+        storage.tree,
+        storage.layout.rank_folder(request.rank),
+        SessionRecord(status, request.process_us),
+    )
     if storage.layout.api_files is not None:
         storage.tree.make(
             f"{storage.layout.rank_folder(request.rank)}/{storage.layout.api_files.folder}"

@@ -43,7 +43,12 @@ from rankdump.errors import (
 from rankdumpd.agent.declarations import reread_metadata_frame
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.ledger.rows import LedgerSessionRow
-from rankdumpd.agent.session.rank_session import RankSession, SessionListener, prepare_tree
+from rankdumpd.agent.session.rank_session import (
+    RankSession,
+    SessionListener,
+    number_request,
+    prepare_tree,
+)
 from rankdumpd.server import state_files
 from rankdumpd.server.logs import build_log_fields
 from rankdumpd.server.metrics import MetricCounters
@@ -285,7 +290,11 @@ class SessionRegistry:
             # Without the lock, so that a busy disk does not block other ranks. The root is checked
             # first, because the session's storage looks at the tree at once.
             trees.check_root(plan.output.root, self._roots, resolve=os.path.realpath)
-            session = session or RankSession(request, plan)
+            if session is None:
+                session = RankSession(request, plan)
+                request = number_request(session, request)
+            else:
+                request = dataclasses.replace(request, attempt=session.request.attempt)
             _prepare_tree(session, request)
             with self._lock:
                 self._check_open()

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from rankdump._core.attempts import SESSIONS_FILE, SessionRecord
 from rankdump._core.manifest import Manifest, make_manifest_name
 from rankdump._core.plan import UNNAMED_MODEL, DumpPlan, TensorSelection
 from rankdump._core.record import sanitize_line, sanitize_name
@@ -24,6 +25,7 @@ from rankdump._layout.api_files import (
 from rankdump._layout.profile import Profile
 from rankdump._layout.tree_layouts import DEFAULT_LAYOUT
 from rankdump._layout.tree_paths import MAX_NAME_BYTES, FilePlace
+from rankdump.errors import CorruptedError
 from rankdumpd.agent.storage.tree import DumpTree
 
 _DEBUG_MODES = {"always": 0, "overflow": 3, "exception": 4}
@@ -175,6 +177,20 @@ def write_manifest(tree: DumpTree, rank_folder: str, manifest: Manifest) -> None
     status = manifest.status
     name = make_manifest_name(status.iteration, status.session_id)
     tree.put(f"{rank_folder}/{layout.MANIFEST_FOLDER}", name, (manifest.to_json(),), mark=name)
+
+
+def append_session(tree: DumpTree, rank_folder: str, record: SessionRecord) -> None:
+    """Add a line about the beginning or the end of a session."""
+    tree.append_lines(f"{rank_folder}/{layout.METADATA_FOLDER}", SESSIONS_FILE, (record.to_line(),))
+
+
+def read_sessions(tree: DumpTree, rank_folder: str) -> list[SessionRecord]:
+    """Return the readable lines about sessions of a rank."""
+    records: list[SessionRecord] = []
+    for line in tree.lines(f"{rank_folder}/{layout.METADATA_FOLDER}", SESSIONS_FILE):
+        with contextlib.suppress(CorruptedError):
+            records.append(SessionRecord.from_line(line))
+    return records
 
 
 def _order_folder(rank: int) -> str:

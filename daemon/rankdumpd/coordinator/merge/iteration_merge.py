@@ -269,6 +269,7 @@ def merge_iteration(view: IterationView) -> GlobalOrder:
         calls=collect_ordered_calls(table, match, sequence, missing),
         findings=tuple(_add_iteration(finding, view) for finding in findings),
         skews={clock: int(correction.levels[-1]) for clock, correction in corrections.items()},
+        attempt=view.attempt,
     )
 
 
@@ -291,4 +292,5 @@ def _add_iteration(finding: Finding, view: IterationView) -> Finding:
         iteration=view.iteration,
         text=f"iteration {view.iteration}: {finding.text}",
         provisional=view.provisional,
+        attempt=view.attempt,
     )

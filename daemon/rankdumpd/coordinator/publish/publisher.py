@@ -4,6 +4,7 @@ Every graph has a CSV file that grows, and for each iteration a Parquet table an
 published offsets, which the caller keeps, hold the committed size of each growing file. A committed
 line is never edited, and an iteration is written as a whole or not at all.
 
+Attempts of a job after the first have files of their own, and positions go on from one to the next.
 Plain file names belong to the first job that publishes into a tree, which `execution_order.job`
 names; other jobs have their tag in the names. Bytes after the committed ones are the remains of a
 crash. Without offsets, when the state was lost, existing lines are kept except those of the
@@ -78,11 +79,12 @@ def open_order_folder(
     *,
     roots: Sequence[str] = (),
     iteration: int = -1,
+    attempt: int = 0,
 ) -> OrderFolder:
     """Return the folder of a job; CorruptedError, RejectedError, UnavailableError or OSError.
 
-    `roots` are the folders that trees may be in, anywhere when empty; `iteration` is the one that
-    is to be written, if any.
+    `roots` are the folders that trees may be in, anywhere when empty; `iteration` of `attempt` is
+    the one that is to be written, if any.
     """
     if not root:
         raise UnavailableError(f"no agent has reported the tree of job {job_id!r}")
@@ -92,7 +94,8 @@ def open_order_folder(
     make_tree_folder(folder)
     tag = "" if _claim_folder(folder / ORDER_JOB_FILE, job_id) == job_id else make_job_tag(job_id)
     if offsets is None or offsets.root != root:
-        return _recover_folder(folder, tag, iteration, 0 if offsets is None else offsets.position)
+        position = 0 if offsets is None else offsets.position
+        return _recover_folder(folder, tag, (iteration, attempt), position)
     sizes = {
         name: size
         for name, size in offsets.sizes.items()
@@ -123,7 +126,8 @@ def _list_order_files(folder: Path, tag: str) -> list[str]:
     """Return the growing files of a job that exist, sorted by name."""
     findings = add_job_tag(FINDINGS_FILE, tag)
     names = sorted(path.name for path in folder.iterdir())
-    return [n for n in names if n == findings or (parse_order_file_name(n) or (0, None))[1] == tag]
+    parsed = {name: parse_order_file_name(name) for name in names}
+    return [n for n, parts in parsed.items() if n == findings or (parts and parts.tag == tag)]
 
 
 def _has_committed_bytes(path: Path, size_bytes: int) -> bool:
@@ -147,14 +151,18 @@ def _check_order_file(path: Path) -> None:
         )
 
 
-def _recover_folder(folder: Path, tag: str, iteration: int, position: int) -> OrderFolder:
-    """Return the folder with its files truncated before torn lines and lines of `iteration`."""
+def _recover_folder(folder: Path, tag: str, written: tuple[int, int], position: int) -> OrderFolder:
+    """Return the folder with its files truncated before torn lines and those of an iteration.
+
+    `written` are the iteration and its attempt.
+    """
     sizes: dict[str, int] = {}
     for name in _list_order_files(folder, tag):
         _check_order_file(folder / name)
-        is_order = parse_order_file_name(name) is not None
-        number = _parse_order_line if is_order else _parse_finding_line
-        size, next_position = _measure_whole_lines(folder / name, number, iteration)
+        parts = parse_order_file_name(name)
+        is_order = parts is not None
+        numbers = _parse_finding_line if parts is None else _OrderLineNumbers(parts.attempt)
+        size, next_position = _measure_whole_lines(folder / name, numbers, written)
         position = max(position, next_position)
         if size > is_order * len(_HEADER):
             sizes[name] = size
@@ -164,23 +172,32 @@ def _recover_folder(folder: Path, tag: str, iteration: int, position: int) -> Or
     return OrderFolder(folder, tag, sizes, position)
 
 
-_LineNumbers = Callable[[bytes], tuple[int, int]]
+_LineNumbers = Callable[[bytes], tuple[tuple[int, int], int]]
+"""Returns the iteration of a line with its attempt, and the position of the next line."""
 
 
-def _parse_order_line(line: bytes) -> tuple[int, int]:
-    """Return the iteration of a line, and the position of the next line."""
-    if line == _HEADER:
-        return -1, 0
-    position, iteration, _ = line.split(b",", 2)
-    return int(iteration), int(position) + 1
+@dataclass(frozen=True, slots=True)
+class _OrderLineNumbers:
+    """Reads the numbers of lines in the order file of an attempt."""
+
+    attempt: int
+
+    def __call__(self, line: bytes) -> tuple[tuple[int, int], int]:
+        if line == _HEADER:
+            return (-1, self.attempt), 0
+        position, iteration, _ = line.split(b",", 2)
+        return (int(iteration), self.attempt), int(position) + 1
 
 
-def _parse_finding_line(line: bytes) -> tuple[int, int]:
-    return parse_finding_line(line.decode(errors="replace")).iteration, 0
+def _parse_finding_line(line: bytes) -> tuple[tuple[int, int], int]:
+    finding = parse_finding_line(line.decode(errors="replace"))
+    return (finding.iteration, finding.attempt), 0
 
 
-def _measure_whole_lines(path: Path, numbers: _LineNumbers, iteration: int) -> tuple[int, int]:
-    """Return the bytes before a torn last line and the last iteration, and the next position."""
+def _measure_whole_lines(
+    path: Path, numbers: _LineNumbers, written: tuple[int, int]
+) -> tuple[int, int]:
+    """Return the bytes before a torn last line and a written iteration, and the next position."""
     size_bytes = at = next_position = 0
     for line in _iter_whole_lines(path):
         try:
@@ -190,7 +207,7 @@ def _measure_whole_lines(path: Path, numbers: _LineNumbers, iteration: int) -> t
                 f"{path}: {line[:80]!r} is not a line of an execution order"
             ) from None
         at += len(line)
-        if of != iteration:
+        if of != written:
             size_bytes, next_position = at, following
     return size_bytes, next_position
 
@@ -238,7 +255,12 @@ class OrderPublisher:
         """
         try:
             target = open_order_folder(
-                job_id, root, offsets, roots=self._roots, iteration=order.iteration
+                job_id,
+                root,
+                offsets,
+                roots=self._roots,
+                iteration=order.iteration,
+                attempt=order.attempt,
             )
             return self._write(target, order, job_id, root), ""
         except _WRITE_ERRORS as error:
@@ -257,7 +279,7 @@ class OrderPublisher:
         tabled = _count_events(order) <= self._table_events and has_parquet()
         with ExitStack() as undo:
             for graph in list_graphs(order):
-                name = target.name_file(make_order_file_name(graph))
+                name = target.name_file(make_order_file_name(graph, attempt=order.attempt))
                 size = sizes.get(name, 0)
                 undo.callback(
                     _undo_step,
@@ -317,9 +339,9 @@ def read_published_entries(
 ) -> Iterator[OrderEntry]:
     """Yield the committed entries in order, of one graph or of all."""
     parts = [
-        _read_entries(Path(offsets.root) / GLOBAL_ORDER_FOLDER / name, size)
+        _read_entries(Path(offsets.root) / GLOBAL_ORDER_FOLDER / name, size, named.attempt)
         for name, size in offsets.sizes.items()
-        if (named := parse_order_file_name(name)) and graph in (None, named[0])
+        if (named := parse_order_file_name(name)) and graph in (None, named.graph)
     ]
     return heapq.merge(*parts, key=lambda entry: entry.position)
 
@@ -348,13 +370,17 @@ def _write_iteration_files(
 ) -> None:
     """Write the table and the trace of an iteration."""
     if tabled:
-        folder = target.folder / target.name_file(make_order_file_name(graph, "parquet"))
+        folder = target.folder / target.name_file(
+            make_order_file_name(graph, "parquet", order.attempt)
+        )
         path = folder / make_parquet_file_name(order.iteration)
         tree_files.make_tree_folder(folder)
         undo.callback(_undo_step, path.unlink)
         write_parquet_table(path, order, graph, target.position)
     if traced:
-        folder = target.folder / target.name_file(make_order_file_name(graph, "trace"))
+        folder = target.folder / target.name_file(
+            make_order_file_name(graph, "trace", order.attempt)
+        )
         path = folder / make_trace_file_name(order.iteration)
         tree_files.make_tree_folder(folder)
         undo.callback(_undo_step, path.unlink)
@@ -367,13 +393,13 @@ def _undo_step(step: Callable[[], None]) -> None:
         step()
 
 
-def _read_entries(path: Path, size_bytes: int) -> Iterator[OrderEntry]:
+def _read_entries(path: Path, size_bytes: int, attempt: int) -> Iterator[OrderEntry]:
     try:
         with open(path, "rb", opener=tree_files.open_without_links) as file:
             at = len(file.readline())
             while at < size_bytes and (line := file.readline()):
                 at += len(line)
-                yield parse_order_line(line.decode(errors="replace"))
+                yield parse_order_line(line.decode(errors="replace"), attempt)
     except OSError as error:
         raise UnavailableError(f"execution order cannot be read: {error}") from None
     except CorruptedError as error:

@@ -64,6 +64,8 @@ class PendingIteration:
     """Time at which its last report arrived."""
     root: str = ""
     """Tree of the job when its first events arrived; empty when none was reported yet."""
+    attempt: int = 0
+    """Number of the attempt that ran it."""
     events: dict[int, list[EventColumns]] = field(default_factory=dict[int, list[EventColumns]])
     """Batches of each rank."""
     starts: dict[int, int] = field(default_factory=dict[int, int])
@@ -202,7 +204,8 @@ class ReportedJob:
         self.ranks.update_session(session, origin[0])
         # A session that ended does not belong to a run that another rank has begun since.
         if session.state is SessionState.OPEN:
-            self._enter_run(session.rank, self.ranks.count_earlier_starts(session.rank))
+            start = self.ranks.count_earlier_starts(session.rank)
+            self._enter_run(session.rank, start, session.session_id)
         agent_id, number = origin
         first = self._first.setdefault((session.session_id, agent_id), number)
         self.rows["session", session.session_id] = SessionStatusRow(
@@ -272,24 +275,39 @@ class ReportedJob:
             newest_us = columns.sent_us or int(columns.columns["end_us"].max(initial=0))
             if newest_us:
                 self.ranks.update_known_until(rank, newest_us - MAX_REPORT_DELAY_US)
-            self._enter_run(rank, start)
+            self._enter_run(rank, start, source.session_id)
         run = self.published.run
         for iteration, whole in parts:
             part = self.published.select_unknown(iteration, rank, start, whole)
             if not len(part) and not part.unseen:
                 continue
-            if has_left or not self.needs_iteration(iteration):
-                if len(part):
-                    self.published.count_late(
-                        run - 1 if has_left else run, iteration, rank, start, part
-                    )
+            if has_left:
+                attempt = self.ranks.get_attempt(source.session_id)
+                pending = self._find_earlier_iteration(iteration, attempt)
             else:
-                root = next(iter(self.roots), "")
-                pending = self.pending.setdefault(
-                    iteration, PendingIteration(iteration, run, now_s, now_s, root)
-                )
+                pending = self._get_or_add_iteration(iteration, now_s=now_s)
+            if pending is None:
+                late_run = run - 1 if has_left else run
+                if len(part):
+                    self.published.count_late(late_run, iteration, rank, start, part)
+            else:
                 part, origin = dataclasses.replace(part, groups=groups), (agent_id, number)
                 pending.add(rank, part, start=start, origin=origin, now_s=now_s)
+
+    def _get_or_add_iteration(self, iteration: int, *, now_s: float) -> PendingIteration | None:
+        """Return an iteration of the present run; None when it is published."""
+        if not self.needs_iteration(iteration):
+            return None
+        root = next(iter(self.roots), "")
+        run, attempt = self.published.run, self.published.attempt
+        return self.pending.setdefault(
+            iteration, PendingIteration(iteration, run, now_s, now_s, root, attempt)
+        )
+
+    def _find_earlier_iteration(self, iteration: int, attempt: int) -> PendingIteration | None:
+        """Return an iteration of an earlier run that is not in publication yet."""
+        place = iteration, attempt
+        return next((p for p in self.earlier_runs if (p.iteration, p.attempt) == place), None)
 
     def find_ready(self, *, now_s: float, deadline_s: float) -> PendingIteration | None:
         """Return the lowest iteration if it is ready, or one that is overdue."""
@@ -350,7 +368,8 @@ class ReportedJob:
         if pending is None:
             return
         self.published.finish_iteration(pending.run, pending.iteration, written=result.written)
-        self.ranks.forget_iteration(pending.iteration)
+        if pending.run == self.published.run:
+            self.ranks.forget_iteration(pending.iteration)
         self.offsets, self.hint_state = result.offsets, result.hint_state
         for finding in result.findings:
             self._add_finding(finding)
@@ -380,9 +399,12 @@ class ReportedJob:
         silent = now_s - self.last_report_s >= silent_s
         return not self.list_unpublished() and (silent or self.ranks.has_ended())
 
-    def _enter_run(self, rank: int, start: int) -> None:
+    def _enter_run(self, rank: int, start: int, session_id: str) -> None:
         """Add a start of a rank to the present run, or begin a new one with it."""
-        if self.published.enter_run(rank, start):
+        attempt = self.ranks.get_attempt(session_id)
+        is_elastic = self.ranks.is_elastic(session_id)
+        if self.published.enter_run(rank, start, attempt, is_elastic=is_elastic):
+            self.ranks.forget_superseded_balances()
             self.earlier_runs += (self.pending[iteration] for iteration in sorted(self.pending))
             self.pending.clear()
 
@@ -420,7 +442,9 @@ def build_iteration_view(
 ) -> IterationView:
     """Return the collected events of an iteration; `clocks` names the clock of each rank."""
     ranks = job.ranks
-    finished = ranks.find_finished(pending.iteration)
+    # What is known of the ranks now does not apply to an iteration of an earlier run.
+    is_over = pending.run != job.published.run
+    finished = set(range(ranks.world_size)) if is_over else ranks.find_finished(pending.iteration)
     late = (rank for rank in range(ranks.world_size) if rank not in finished)
     return IterationView(
         job_id=job.job_id,
@@ -430,11 +454,12 @@ def build_iteration_view(
         excluded=ranks.list_excluded(),
         late=tuple(islice(late, _MAX_LATE_RANKS)),
         late_count=max(0, ranks.world_size - len(finished)),
-        spans=ranks.list_spans(pending.iteration),
+        spans={} if is_over else ranks.list_spans(pending.iteration),
         clocks=clocks,
         stalls=dict(ranks.stalls),
         lost=ranks.list_lost(pending.starts),
         provisional=provisional,
+        attempt=pending.attempt,
     )
 
 

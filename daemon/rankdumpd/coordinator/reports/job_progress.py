@@ -42,6 +42,8 @@ class RankRegistry:
         self._starts: dict[str, int] = {}
         self._done: dict[int, dict[str, IterationStatus]] = {}
         self._done_count = 0
+        self._elastic_attempt = 0
+        """Latest attempt of a launcher that restarts all ranks together."""
 
     def update_session(self, session: SessionStatus, agent_id: str = "") -> None:
         """Update a session with the state that an agent reported."""
@@ -53,6 +55,8 @@ class RankRegistry:
         self._counted.add(name)
         self._newest[session.rank] = name
         self.world_size = session.world_size
+        if session.is_elastic:
+            self._elastic_attempt = max(self._elastic_attempt, session.attempt)
 
     def restore_session(self, session: SessionStatus) -> None:
         """Restore a session that its agent will report again; until then it does not count."""
@@ -110,9 +114,31 @@ class RankRegistry:
         return coverage | dict.fromkeys(closed, RankCoverage(OPEN_END_POSITION))
 
     def has_left(self, rank: int, session_id: str) -> bool:
-        """Return whether a rank has a newer session than this one."""
+        """Return whether a rank has a newer session than this one, or is about to begin one."""
         newest = self._newest.get(rank)
-        return bool(session_id and newest) and session_id != newest
+        is_older = bool(session_id and newest) and session_id != newest
+        return is_older or self._is_superseded(session_id)
+
+    def get_attempt(self, session_id: str) -> int:
+        """Return the attempt of a session; 0 when it has not been reported."""
+        session = self.sessions.get(session_id)
+        return session.attempt if session is not None else 0
+
+    def is_elastic(self, session_id: str) -> bool:
+        """Return whether the launcher of a session restarts all ranks together."""
+        session = self.sessions.get(session_id)
+        return session is not None and session.is_elastic
+
+    def forget_superseded_balances(self) -> None:
+        """Forget which iterations were finished by sessions of earlier attempts."""
+        newest = set(self._newest.values())
+        for iteration, done in list(self._done.items()):
+            left = [name for name in done if name not in newest or self._is_superseded(name)]
+            for name in left:
+                del done[name]
+            self._done_count -= len(left)
+            if not done:
+                del self._done[iteration]
 
     def forget_iteration(self, iteration: int) -> None:
         """Forget which ranks had finished an iteration."""
@@ -124,7 +150,9 @@ class RankRegistry:
         return {
             rank
             for rank, name in self._newest.items()
-            if rank < self.world_size and (name in done or self._has_session_ended(name))
+            if rank < self.world_size
+            and (name in done or self._has_session_ended(name))
+            and not self._is_superseded(name)
         }
 
     def is_finished_by_all(self, iteration: int) -> bool:
@@ -133,7 +161,10 @@ class RankRegistry:
 
     def has_ended(self) -> bool:
         """Return whether there are sessions and all of them have ended."""
-        return bool(self._newest) and all(map(self._has_session_ended, self._newest.values()))
+        return bool(self._newest) and all(
+            self._has_session_ended(name) or self._is_superseded(name)
+            for name in self._newest.values()
+        )
 
     def list_excluded(self) -> frozenset[int]:
         """Return the ranks that the plan leaves out."""
@@ -189,6 +220,13 @@ class RankRegistry:
         ended = session.state is SessionState.CLOSED or session.last_events_known
         return ended or bool(session.excluded)
 
+    def _is_superseded(self, name: str) -> bool:
+        """Return whether all ranks have been restarted since a session began."""
+        session = self.sessions.get(name)
+        return (
+            session is not None and session.is_elastic and session.attempt < self._elastic_attempt
+        )
+
 
 _LAST_POSITION = (1 << 63) - 1
 
@@ -208,6 +246,8 @@ class PublishedIterations:
         """How often each rank of the present run had started over."""
         self.run = 0
         """Number of the present run; a rank that starts over begins a new one."""
+        self.attempt = 0
+        """Number of the attempt that the present run belongs to."""
         self.iterations = 0
         """Number of iterations whose order is in the tree."""
         self.events = 0
@@ -216,18 +256,23 @@ class PublishedIterations:
         """Return whether the present run has published an iteration."""
         return self.run in self._rows.get(iteration, {})
 
-    def enter_run(self, rank: int, start: int) -> bool:
+    def enter_run(
+        self, rank: int, start: int, attempt: int = 0, *, is_elastic: bool = False
+    ) -> bool:
         """Add a start of a rank to the present run; return whether a new run begins with it.
 
-        A new run begins if the present one contains an earlier start of that rank.
+        A new run begins if the present one contains an earlier start of that rank, or if all ranks
+        were restarted since it began.
         """
         before = self._starts.get(rank)
         if before is None:
             before = self._find_published_start(rank, start)
-        is_new = before < start
+        was_restarted = is_elastic and bool(self._starts) and attempt > self.attempt
+        is_new = before < start or was_restarted
         if is_new:
             self.run += 1
             self._starts.clear()
+        self.attempt = max(self.attempt, attempt)
         self._starts[rank] = start if is_new else before
         return is_new
 

@@ -172,7 +172,8 @@ def _check_session(session: SessionStatus) -> SessionStatus:
         raise ProtocolError(
             f"rank {session.rank} is not below the world size of {session.world_size}"
         )
-    check_numbers(f"session of rank {session.rank}", (session.pid, session.iterations_seen))
+    numbers = session.pid, session.iterations_seen, session.started_us, session.raised_in or 0
+    check_numbers(f"session of rank {session.rank}", numbers)
     return dataclasses.replace(
         session,
         host=make_printable(session.host),

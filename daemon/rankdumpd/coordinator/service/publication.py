@@ -103,6 +103,7 @@ _ORDER_FIELDS = (
     "clocks",
     "lost",
     "provisional",
+    "attempt",
 )
 
 
@@ -405,7 +406,7 @@ class IterationPublisher:
             self._counters.add("rankdump_coordinator_published_events_total", len(order))
         findings = [*_build_partial_findings(view), *order.findings]
         if problem:
-            findings.append(Finding(FindingKind.UNPUBLISHED, view.iteration, problem))
+            findings.append(_make_unpublished_finding(view, problem))
         offsets, findings_problem = write_findings(
             findings,
             job_id=view.job_id,
@@ -415,7 +416,7 @@ class IterationPublisher:
         )
         if findings_problem:
             text = f"iteration {view.iteration}: {findings_problem}"
-            findings.append(Finding(FindingKind.UNPUBLISHED, view.iteration, text))
+            findings.append(_make_unpublished_finding(view, text))
         hint_state = self._update_hint_state(order, view)
         return PublicationResult(offsets, written is not None, tuple(findings), hint_state)
 
@@ -436,8 +437,12 @@ class IterationPublisher:
         offsets, hint_state = self._store.get_last_publication(view.job_id)
         problem = f"its order could not be made and its events are lost: {error!r}"
         text = f"iteration {view.iteration}: {problem}"
-        finding = Finding(FindingKind.UNPUBLISHED, view.iteration, text)
+        finding = _make_unpublished_finding(view, text)
         return PublicationResult(offsets, False, (finding,), hint_state)
+
+
+def _make_unpublished_finding(view: IterationView, text: str) -> Finding:
+    return Finding(FindingKind.UNPUBLISHED, view.iteration, text, attempt=view.attempt)
 
 
 def _build_partial_findings(view: IterationView) -> Iterator[Finding]:
@@ -445,4 +450,6 @@ def _build_partial_findings(view: IterationView) -> Iterator[Finding]:
     if view.late_count:
         late = describe_ranks(view.late, view.late_count)
         text = f"iteration {view.iteration}: merged before {late} had finished it"
-        yield Finding(FindingKind.PARTIAL, view.iteration, text, ranks=view.late)
+        yield Finding(
+            FindingKind.PARTIAL, view.iteration, text, ranks=view.late, attempt=view.attempt
+        )

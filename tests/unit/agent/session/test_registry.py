@@ -7,6 +7,7 @@ import sqlite3
 
 import pytest
 
+from rankdump._core.attempts import SessionRecord
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._core.status import SessionState
@@ -36,7 +37,8 @@ class RegistryRig:
         )
 
     def open(self, rank: int, tree: str = "", **more) -> bytes:
-        request = dataclasses.replace(self._request, session_id=f"s{rank}", rank=rank, **more)
+        about = {"session_id": f"s{rank}", "rank": rank} | more
+        request = dataclasses.replace(self._request, **about)
         if tree:
             plan = DumpPlan(output=OutputSettings(root=tree))
             request = dataclasses.replace(request, plan_json=plan_to_json(plan))
@@ -72,6 +74,28 @@ def test_registry_forgets_session_that_never_connects(make_rig):
     with pytest.raises(UnavailableError, match="open it again"):
         rig.registry.connect("s0", late, StreamMailbox())
     rig.registry.connect("s0", rig.open(0), StreamMailbox())
+
+
+def test_registry_numbers_the_attempts_of_a_rank(make_rig, tmp_path):
+    """By processes and the launcher's count; a session that opens again keeps its number."""
+    rig = make_rig()
+
+    def attempt(name: str, **more) -> int:
+        rig.open(0, session_id=name, **more)
+        return rig.registry.get(name).status().attempt
+
+    assert attempt("first", pid=1) == 0
+    assert attempt("second", pid=2) == 1
+    assert attempt("third", pid=3, attempt=5) == 5
+    assert attempt("first", pid=1) == 0
+    assert attempt("within", pid=3, attempt=5) == 5
+    rig.open(1, pid=4)
+    assert rig.registry.get("s1").status().attempt == 0
+    assert rig.ledger.find("second").request.attempt == 1
+    (path,) = (tmp_path / "dump").glob("rank_0/.dump_metadata/sessions.jsonl")
+    records = [SessionRecord.from_line(line) for line in path.read_text().splitlines()]
+    begun = [(record.session.session_id, record.session.attempt) for record in records]
+    assert begun == [("first", 0), ("second", 1), ("third", 5), ("first", 0), ("within", 5)]
 
 
 def test_session_limit_ignores_expired_sessions(make_rig):

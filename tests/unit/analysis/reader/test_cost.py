@@ -97,9 +97,9 @@ def test_part_of_a_dump_is_read_once_on_first_use(tmp_path, monkeypatch):
     tree = grown(tmp_path)
     asked: list[tuple[Query, ...]] = []
 
-    def counted(root: Path, *queries: Query, job_id: str) -> Tree:
+    def counted(root: Path, *queries: Query, job_id: str, attempt: int | None) -> Tree:
         asked.append(queries)
-        return walk(root, *queries, job_id=job_id)
+        return walk(root, *queries, job_id=job_id, attempt=attempt)
 
     monkeypatch.setattr("rankdump._analysis.reader.dump.walk", counted)
     dump = open_dump(tree.root)

@@ -56,7 +56,7 @@ def test_record_without_a_path_is_a_table_row(tree):
     found = walk(tree.root)
     assert found.entries == ()
     assert found.problems == findings(found) == ()
-    (row,) = read_table_rows(found.tables[0], TableRecords(found.root))
+    (row,) = read_table_rows(found.tables[0], TableRecords(found))
     assert row.op_name == "Default/network-Net/a-A/A-op0"
     assert row.key.op_name == "Default_network-Net_a-A_A-op0"
     assert (row.dtype, row.shape, row.data_bytes) == ("float32", (2, 3), 24)
@@ -119,7 +119,7 @@ def test_row_is_finite_by_extremes_or_counts(tree, items, values, finite):
     tree.items = items
     tree.row(0, 0, "Default/a-A/A-op0", values)
     found = walk(tree.root)
-    (row,) = read_table_rows(found.tables[0], TableRecords(found.root))
+    (row,) = read_table_rows(found.tables[0], TableRecords(found))
     assert row.finite is finite
 
 
@@ -129,7 +129,7 @@ def test_null_statistic_is_none(tree):
     path = tree.row(0, 0, "Default/a-A/A-op0", NAN)
     path.write_text(path.read_text().replace("nan,nan,nan", "null,null,null"))
     found = walk(tree.root)
-    (row,) = read_table_rows(found.tables[0], TableRecords(found.root))
+    (row,) = read_table_rows(found.tables[0], TableRecords(found))
     assert row.number("max") is None
     assert row.finite is False
 
@@ -144,7 +144,7 @@ def test_torn_table_is_an_error_with_its_line(tree, tail, words):
     path.write_text(path.read_text() + tail)
     found = walk(tree.root)
     with pytest.raises(CorruptedError, match=rf"statistic\.csv.*{words}"):
-        list(read_table_rows(found.tables[0], TableRecords(found.root)))
+        list(read_table_rows(found.tables[0], TableRecords(found)))
     survey = Survey(found, Query())
     assert len(list(survey)) == (not tail.endswith("\n"))
     assert len(survey.problems) == 1

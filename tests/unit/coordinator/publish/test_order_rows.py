@@ -33,8 +33,11 @@ def test_job_tags_of_similar_job_ids_differ() -> None:
     names = [add_job_tag(make_order_file_name(3), tag) for tag in tags]
     assert len(set(names)) == len(names)
     assert names[0] == "execution_order_graph_3.a_b.csv"
-    assert [parse_order_file_name(name) for name in names] == [(3, tag) for tag in tags]
-    assert parse_order_file_name(make_order_file_name(12)) == (12, "")
+    assert [parse_order_file_name(name) for name in names] == [(3, tag, 0) for tag in tags]
+    assert parse_order_file_name(make_order_file_name(12)) == (12, "", 0)
+    again = make_order_file_name(12, attempt=3)
+    assert parse_order_file_name(again) == (12, "", 3)
+    assert parse_order_file_name(add_job_tag(again, "attempt_1")) == (12, "attempt_1", 3)
     for other in (
         "execution_order.csv",
         "execution_order_graph_x.csv",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import importlib
 import os
 import stat
@@ -152,6 +153,26 @@ def test_publisher_without_offsets_replaces_repeated_iteration(tmp_path) -> None
     write_findings([finding(1)], job_id="j", root=str(tmp_path), offsets=offsets)
     assert [entry.iteration for entry in read_published_entries(appended(tmp_path, 1))] == [1, 1]
     assert FINDINGS_FILE not in contents(tmp_path)
+
+
+def test_attempts_have_files_of_their_own(tmp_path) -> None:
+    """They run the same iterations again; positions go on, and nothing is replaced."""
+    offsets = appended(tmp_path, 1)
+    before = contents(tmp_path)
+    again = dataclasses.replace(order(1), attempt=2)
+    offsets, problem = OrderPublisher().append(
+        again, job_id="j", root=str(tmp_path), offsets=offsets
+    )
+    assert problem == ""
+    assert offsets is not None
+    assert before.items() <= contents(tmp_path).items()
+    entries = [(entry.position, entry.attempt) for entry in read_published_entries(offsets)]
+    assert entries == [(0, 0), (1, 0), (2, 2), (3, 2)]
+    # The state was lost while the iteration of the second attempt was written.
+    OrderPublisher().append(again, job_id="j", root=str(tmp_path), offsets=None)
+    kept = {name: data for name, data in contents(tmp_path).items() if "attempt" not in name}
+    assert kept == before
+    assert len(rows(tmp_path / GLOBAL_ORDER_FOLDER / make_order_file_name(0, attempt=2))) == 1
 
 
 def test_publisher_continues_positions_in_new_tree(tmp_path) -> None:

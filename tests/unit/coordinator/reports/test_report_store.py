@@ -409,7 +409,9 @@ def test_restarted_rank_publishes_earlier_iterations(gather, agent) -> None:
     agent.report(events=(agent.events(0, 1, session="s0", first=7),))
     sealed, running = gather.list_unpublished("j")[1]
     assert (sealed.iteration, running.iteration) == (1, 0)
+    assert names(sealed) == {0: ["Op0", "Op7"]}
     assert published(gather) == 1
+    agent.report(events=(agent.events(0, 1, session="s0", first=8),))
     assert gather.take_next_ready(now_s=0.0) is None
     agent.report(iterations=tuple(agent.done(rank, 0, name=f"again{rank}") for rank in (0, 1)))
     assert published(gather) == 0
@@ -417,6 +419,50 @@ def test_restarted_rank_publishes_earlier_iterations(gather, agent) -> None:
     assert "1 events of rank 0" in finding.text
     view = remembered(commit(gather)).build_fleet_view(now_s=0.0).jobs["j"]
     assert view.merge.published_iterations == 3
+
+
+def elastic(agent: Agent, rank: int, attempt: int) -> SessionStatus:
+    """Return a session whose launcher restarts all ranks together."""
+    return agent.session(rank, name=f"s{rank}.{attempt}", attempt=attempt, is_elastic=True)
+
+
+def test_attempts_of_all_ranks_are_not_mixed(gather) -> None:
+    """Events of rank 1 arrive after rank 0 has been restarted, and rank 1 has not been yet."""
+    agent = Agent(gather)
+    agent.report(sessions=tuple(elastic(agent, rank, 0) for rank in (0, 1)))
+    agent.report(events=(agent.events(0, 0, session="s0.0"),))
+    agent.report(sessions=(elastic(agent, 0, 1),), events=(agent.events(0, 0, session="s0.1"),))
+    agent.report(events=(agent.events(1, 0, session="s1.0", first=5),))
+    first, second = gather.list_unpublished("j")[1]
+    assert (first.attempt, second.attempt) == (0, 1)
+    assert names(first) == {0: ["Op0"], 1: ["Op5"]}
+    assert names(second) == {0: ["Op0"]}
+    assert published(gather) == 0
+    agent.report(iterations=(agent.done(0, 0, name="s0.1"), agent.done(1, 0, name="s1.0")))
+    assert gather.take_next_ready(now_s=0.0) is None, "rank 1 has not begun its second attempt"
+    agent.report(sessions=(elastic(agent, 1, 1),), events=(agent.events(1, 0, session="s1.1"),))
+    agent.report(iterations=(agent.done(1, 0, name="s1.1"),))
+    view = gather.take_next_ready(now_s=0.0)
+    assert (view.attempt, sorted(view.events)) == (1, [0, 1])
+
+
+def test_restart_of_all_ranks_begins_a_run_with_a_rank_that_is_new(gather) -> None:
+    """A job may come back with other ranks: the one that reports first had no attempt before."""
+    agent = Agent(gather, world=3)
+    agent.report(sessions=(elastic(agent, 0, 0),), events=(agent.events(0, 0, session="s0.0"),))
+    agent.report(sessions=(elastic(agent, 2, 1),), events=(agent.events(2, 0, session="s2.1"),))
+    assert [view.attempt for view in gather.list_unpublished("j")[1]] == [0, 1]
+
+
+def test_rank_that_was_not_restarted_goes_on_in_the_next_attempt(gather) -> None:
+    agent = Agent(gather)
+    agent.report(sessions=tuple(agent.session(rank) for rank in (0, 1)))
+    agent.report(events=(agent.events(0, 0, session="s0"), agent.events(1, 0, session="s1")))
+    agent.report(sessions=(agent.session(1, name="again", attempt=1),))
+    agent.report(events=(agent.events(0, 1, session="s0", first=3),))
+    first, second = gather.list_unpublished("j")[1]
+    assert (first.attempt, first.iteration) == (0, 0)
+    assert (second.attempt, second.iteration, sorted(second.events)) == (1, 1, [0])
 
 
 def test_events_without_sessions_wait_for_deadline(gather) -> None:
