@@ -16,7 +16,9 @@ from rankdump._core.tensor_layout import (
 )
 
 _uint32 = st.integers(0, 2**32 - 1)
-_words = st.text(max_size=9)
+_letters = st.characters(exclude_characters="\0")
+"""A NUL is refused in names, where they are sent and where they arrive."""
+_words = st.text(_letters, max_size=9)
 _placements = st.builds(MeshPlacement, st.sampled_from(PlacementKind), _uint32, _uint32, _words)
 
 
@@ -34,7 +36,7 @@ def layouts(draw: st.DrawFn, shape: Sequence[int]) -> TensorLayout:
         make_rank_mesh(draw(_words), names, mesh_shape, ranks),
         tuple(draw(st.integers(0, extent - 1)) for extent in mesh_shape),
         tuple(draw(_placements) for _ in mesh_shape),
-        logical_name=draw(st.text(max_size=20)),
+        logical_name=draw(st.text(_letters, max_size=20)),
     )
 
 

@@ -362,6 +362,8 @@ def test_trace_without_journal_writes_nowhere(slab):
     trace.use_journal(None)
     trace.finish_event(trace.start_event(graph=0, name="Net"))
     assert read_events(slab) == []
+
+
 def test_unseen_collectives_are_sent_without_an_event(trace):
     """They belong to the running iteration, are sent once, and are counted for the run."""
     trace.begin_iteration(4)

@@ -741,6 +741,8 @@ def test_last_events_stay_known_when_an_agent_restarts(gather, agent) -> None:
     agent.report(sessions=(agent.session(1, SessionState.LOST),))
     (view,) = gather.list_unpublished("j")[1]
     assert view.lost == {1: False}
+
+
 def test_unseen_collectives_reach_their_iteration_without_an_event(gather, agent):
     """A batch names those of iterations of which it has no event, and they are never late."""
     unseen = tuple(UnseenCollectives(iteration, "0", 2, "backend_call") for iteration in (0, 1))
