@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -63,8 +62,7 @@ def _dialects() -> list[bytes]:
 
 
 def _tables() -> list[bytes]:
-    head = replace(samples.HEAD, key=samples.KEY)
-    row = statistic_tables.format_statistic_line(head, ("5", "0", "2.5"), DEFAULT_PROFILE)
+    row = statistic_tables.format_statistic_line(samples.HEAD, ("5", "0", "2.5"), DEFAULT_PROFILE)
     whole = f"{statistic_tables.format_statistic_header(_ITEMS)}\n{row}\n"
     line = statistic_tables.format_operator_line(samples.KIND, "ND", "5,0,2.5")
     return [

@@ -10,7 +10,7 @@ from fuzz.input_pieces import chosen, file_of
 
 from rankdump._analysis.reader.source_lines import read_ir_operators, read_stack_operators
 from rankdump._analysis.reader.statistic_tables import TableRecords, read_info, read_table_rows
-from rankdump._analysis.reader.tree import Table
+from rankdump._analysis.reader.tree import Entries, Table, Tree
 from rankdump._core.execution_order import (
     format_finding_line,
     format_order_line,
@@ -33,7 +33,8 @@ def statistics(data: bytes) -> None:
     path = file_of(rest, "statistic.csv")
     operator = _OPERATOR if which else None
     table = Table(path.parent, path.name, 0, "Net", 0, 0, operator=operator)
-    for row in read_table_rows(table, TableRecords(path.parent)):
+    tree = Tree(path.parent, (), Entries.of(path.parent, ()), ())
+    for row in read_table_rows(table, TableRecords(tree)):
         for item in STATISTIC_TITLES:
             row.number(item)
         assert row.finite in (True, False, None)

@@ -36,8 +36,9 @@ def run_rank(way: str, folder: Path, rank: int) -> None:
 
     import rankdump
 
-    store = dist.FileStore(str(folder / "store"), WORLD)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=WORLD
+    )
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
     session = rankdump.attach(model)
@@ -46,6 +47,7 @@ def run_rank(way: str, folder: Path, rank: int) -> None:
     dist.barrier()
     session.step(1)
     done = (folder / f"calls_{rank}.txt").open("w")
+    total = torch.zeros(())
     for number in range(ROUNDS):
         total = model(torch.ones(2, 4)).sum()
         dist.all_reduce(total)

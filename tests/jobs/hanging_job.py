@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,14 +16,14 @@ HANGING_ITERATION = 2
 TIMEOUT = timedelta(seconds=300)
 
 
-def wait_in_two_groups(rank: int, groups: list[dist.ProcessGroup]) -> None:
+def wait_in_two_groups(rank: int, groups: list[Any]) -> None:
     """Call both groups in another order on each rank."""
     first, second = groups if rank == 0 else groups[::-1]
     dist.all_reduce(torch.ones(8), group=first)
     dist.all_reduce(torch.ones(8), group=second)
 
 
-def call_different_operations(rank: int, groups: list[dist.ProcessGroup]) -> None:
+def call_different_operations(rank: int, groups: list[Any]) -> None:
     """Receive on both ranks: one waits for a broadcast, the other for a scatter."""
     if rank == 0:
         dist.broadcast(torch.ones(8), src=1, group=groups[0])
@@ -30,7 +31,7 @@ def call_different_operations(rank: int, groups: list[dist.ProcessGroup]) -> Non
         dist.scatter(torch.ones(8), src=0, group=groups[0])
 
 
-def sleep_on_one_rank(rank: int, groups: list[dist.ProcessGroup]) -> None:
+def sleep_on_one_rank(rank: int, groups: list[Any]) -> None:
     """Let rank 0 wait for rank 1, which calls nothing for long."""
     if rank == 1:
         time.sleep(TIMEOUT.total_seconds())

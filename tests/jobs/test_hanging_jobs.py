@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +98,7 @@ def wait_until(read: Callable[[], str], shows: Callable[[str], bool], log: Path)
 
 
 @contextmanager
-def start_job(folder: Path, case: str, *prefix: str, **environ: str) -> Iterator[HangingJob]:
+def start_job(folder: Path, case: str, *prefix: str, **environ: str) -> Generator[HangingJob]:
     """Start a job that dumps into a tree of that folder, and end it by its process id."""
     common = {
         "dump_mode": 0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ from rankdump._core.tree_session import (
 )
 
 
-def session(rank: int, state: SessionState = SessionState.OPEN, **more: str) -> SessionStatus:
+def session(rank: int, state: SessionState = SessionState.OPEN, **more: Any) -> SessionStatus:
     return SessionStatus("job", f"s{rank}", rank, 3, rank, "host", 7, state, **more)
 
 

@@ -25,6 +25,7 @@ def test_end_of_a_process_is_known_once_its_parent_waited() -> None:
     assert read_process_end(process) == ""
     child.send_signal(signal.SIGABRT)
     child.wait()
+    assert child.stdin is not None
     child.stdin.close()
     assert read_process_end(process) == ("SIGABRT" if KNOWS_ENDS else "")
 

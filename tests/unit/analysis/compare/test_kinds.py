@@ -16,6 +16,7 @@ def _shaped(made, a, b):
 def test_find_tensor_kind_tells_buffers_from_parameters():
     weight = row(0, "output.0", outcome(), name="fc.weight")._replace(op_type="Parameter")
     assert find_tensor_kind(weight) == "parameters"
+    assert weight.pair.a is not None
     held = weight.pair.a._replace(argument="buffer")
     assert find_tensor_kind(weight._replace(pair=TensorPair(None, held))) == "buffers"
     assert find_tensor_kind(weight._replace(backward=True)) == "gradients"

@@ -124,7 +124,7 @@ def test_shard_is_compared_with_its_part_of_the_whole(tmp_path):
     padded = np.array([*whole.reshape(-1)[3:7], -9], np.float32)
     for part, layout in ((whole[2:], rows), (padded, flat)):
         made = pair(tmp_path, "x", part, whole)
-        shard = made.a._replace(entry=_with_layout(made.a, layout))
+        shard = _with_layout(made.a, layout)
         found = compare_pair(TensorPair(shard, made.b), SETTINGS)
         assert found.verdict is TensorVerdict.EQUAL
         assert "compared with the same elements of b" in found.findings[-1]
@@ -132,20 +132,22 @@ def test_shard_is_compared_with_its_part_of_the_whole(tmp_path):
         assert swapped.verdict is TensorVerdict.EQUAL
         assert "compared with the same elements of a" in swapped.findings[-1]
     made = pair(tmp_path, "x", whole[:2], whole)
-    shard = made.a._replace(entry=_with_layout(made.a, rows))
+    shard = _with_layout(made.a, rows)
     found = compare_pair(TensorPair(shard, made.b), SETTINGS)
     assert found.verdict is TensorVerdict.DIFFERENT
     assert found.measures is not None
     assert found.measures.max_absolute == 6
     other = pair(tmp_path, "y", whole[2:], whole[:3])
-    shard = other.a._replace(entry=_with_layout(other.a, rows))
+    shard = _with_layout(other.a, rows)
     assert compare_pair(TensorPair(shard, other.b), SETTINGS).verdict is TensorVerdict.SHAPE
 
 
 def _with_layout(held, layout):
+    assert held is not None
     name, size = held.entry.relative, 4 * int(np.prod(held.shape))
     record = ManifestRecord(name, 1, "Op", "x", "", held.dtype, held.shape, size, 0, "")
-    return held.entry._replace(record=record._replace(layout=layout))
+    entry = held.entry._replace(record=record._replace(layout=layout))
+    return held._replace(entry=entry)
 
 
 def test_shapes_are_read_from_files(tmp_path):
