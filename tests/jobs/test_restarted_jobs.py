@@ -229,7 +229,8 @@ def test_load_takes_the_last_attempt_unless_one_is_given(job):
 def test_diff_compares_last_attempts_unless_one_is_given(job):
     text = job.run("diff", job.tree)
     assert f"a: {job.tree} attempt 1 (the last of attempts 0-1)" in text
-    rows = job.run_json("diff", job.tree, "--attempt-a", 0, "--iteration", 1, code=1)
+    between = ("--attempt-a", 0, "--attempt-b", 1)
+    rows = job.run_json("diff", job.tree, *between, "--iteration", 1, code=1)
     assert rows["agrees"] is False
     dump = reader.open(job.tree)
     assert dump.where(attempt=0).iterations == tuple(range(CRASH_ITERATION + 1))
