@@ -30,7 +30,7 @@ def test_old_tree_is_read_as_by_its_own_version(kept: Path, tmp_path: Path):
 def omit_places_in_b(expected: dict[str, Any]) -> dict[str, Any]:
     """Remove where a call of side b stands: version 0.1.0 gave the rank and iteration of side a."""
     for answer in (each for each in expected.values() if isinstance(each, dict)):
-        for origin in answer.get("origins", ()):
+        for origin in (*answer.get("origins", ()), *answer.get("rank_origins", ())):
             for suspect in origin["suspects"] if origin["side"] == "b" else ():
                 for field in ("rank", "iteration", "source"):
                     del suspect[field]
