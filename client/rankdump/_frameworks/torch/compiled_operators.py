@@ -235,7 +235,10 @@ def _collect_traced(
 
 @torch._dynamo.assume_constant_result
 def _may_insert(graph: int, path: str) -> bool:
-    scope = find_untraceable_scope()
+    try:
+        scope = find_untraceable_scope()
+    except Exception as error:  # an error here would end the compilation, and with it the training
+        scope = f"code that cannot be examined ({type(error).__name__}: {error})"
     if not scope:
         return True
     receiver = compiled_call_receivers.find(graph)

@@ -67,7 +67,7 @@ class CompiledRegionObserver:
         self._operators: dict[str, ModuleOperator] = {}
         self._tickets: dict[int, tuple[TorchOperatorCall, TensorSide]] = {}
         self._lock = threading.Lock()
-        self._has_unseen_scopes = False
+        self._unseen_scopes: set[str] = set()
         compiled_call_receivers.add(observer.graph, self)
 
     @property
@@ -112,10 +112,12 @@ class CompiledRegionObserver:
 
     def report_scope(self, path: str, scope: str) -> None:
         """Report that a module is not observed, because torch allows no operator there."""
-        self._has_unseen_scopes = True
+        if scope in self._unseen_scopes:
+            return
+        self._unseen_scopes.add(scope)
         self._observer.recorder.warn_once(
             f"operators of a compiled region below {scope} are not seen, because torch allows no "
-            f"operator that observes there; the first one is {path}"
+            f"custom operator there; the first one is {path}"
         )
 
     def check_regions(self, tree: ModuleTree) -> None:
@@ -126,7 +128,7 @@ class CompiledRegionObserver:
             if (
                 region.boundary
                 and inside
-                and not self._has_unseen_scopes
+                and not self._unseen_scopes
                 and self._call_log.has_calls(region.scope)
                 and not any(self._call_log.has_calls(o.scope) for o in inside)
             ):

@@ -216,10 +216,14 @@ def find_untraceable_scope() -> str:
     """Return the construct around the traced code where torch allows no operator with an effect.
 
     Empty if there is none. In torch 2.13 compilation fails for such operators below activation
-    checkpointing, control flow and other higher-order operators, and below torch.func.
+    checkpointing, control flow and other higher-order operators, below torch.func, and where DDP
+    splits the graph at its buckets: the first call of a part then returns the effect's token.
     """
     from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.utils import get_optimize_ddp_mode
 
+    if find_running_ddp() is not None and get_optimize_ddp_mode() == "ddp_optimizer":
+        return "DistributedDataParallel, unless torch._dynamo.config.optimize_ddp is False,"
     if _functorch is not None and _functorch.peek_interpreter_stack() is not None:
         return "a transform of torch.func"
     if InstructionTranslator.current_tx().output.current_tracer.parent is not None:

@@ -151,7 +151,7 @@ class ModuleHooks:
         calls: ModuleCallListener,
         make_tracer: Callable[[ModuleOperator], ModuleCallTracer | None] = lambda operator: None,
     ) -> None:
-        """`make_tracer` returns what observes a module inside compiled regions, None for nothing."""
+        """`make_tracer` returns what observes a module inside compiled regions, or None."""
         self.tree = tree
         self._make_tracer = make_tracer
         self._handles: list[RemovableHandle] = []
