@@ -31,8 +31,9 @@ from rankdump._frameworks.operator_names import MAX_DEPTH, CallLeaf
 from rankdump._frameworks.torch.internals import find_untraceable_scope, register_effect
 from rankdump._frameworks.torch.tensors import UNREADABLE_TENSOR
 
-# torch's stubs leave its libraries of operators untyped.
+# torch's stubs leave its libraries of operators untyped, and a traced function has no casts.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
 _READABLE, _WATCHED, _UNREADABLE = "r", "g", "u"
 """States of a traced leaf: read, read together with its gradient, and of a class of its own."""
@@ -184,6 +185,7 @@ class ModuleCallTracer:
         has_grad = torch.is_grad_enabled()
         leaves: list[TracedLeaf] = []
         tensors: list[Tensor] = []
+        watched: list[tuple[Tensor, int, str]] = []
         for slot, (argument, value) in enumerate(found):
             if not isinstance(value, Tensor):
                 continue
@@ -191,11 +193,12 @@ class ModuleCallTracer:
             leaves.append(TracedLeaf(slot, argument, state))
             if state != _UNREADABLE:
                 tensors.append(value)
+            if state == _WATCHED:
+                watched.append((value, slot, argument))
         text = format_side(self._graph, self._path, side, has_grad, leaves)
         ticket = torch.ops.rankdump.observe(tensors, text)
-        for slot, argument, state in leaves:
-            if state == _WATCHED:
-                _watch_gradient(found[slot][1], ticket, slot, argument)
+        for tensor, slot, argument in watched:
+            _watch_gradient(tensor, ticket, slot, argument)
 
 
 def _choose_state(value: Tensor, has_grad: bool) -> str:
@@ -233,7 +236,7 @@ def _collect_traced(
 # Below: functions that run while Dynamo traces, outside of the graph.
 
 
-@torch._dynamo.assume_constant_result
+@torch.compiler.assume_constant_result
 def _may_insert(graph: int, path: str) -> bool:
     try:
         scope = find_untraceable_scope()
@@ -247,7 +250,7 @@ def _may_insert(graph: int, path: str) -> bool:
     return False
 
 
-@torch._dynamo.allow_in_graph
+@torch.compiler.allow_in_graph
 def _watch_gradient(tensor: Tensor, ticket: Tensor, slot: int, argument: str) -> None:
     """Hook a tensor; AOTAutograd traces the hook into the backward, other backends call it."""
 

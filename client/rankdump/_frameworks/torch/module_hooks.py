@@ -130,7 +130,7 @@ class ModuleCallListener(Protocol):
         ...
 
 
-class ModuleCallTracer(Protocol):
+class RegionTracer(Protocol):
     """Puts the observation of a module's calls into the graph that Dynamo traces."""
 
     def trace_arguments(self, args: Sequence[object], kwargs: Mapping[str, object] | None) -> None:
@@ -149,7 +149,7 @@ class ModuleHooks:
         self,
         tree: ModuleTree,
         calls: ModuleCallListener,
-        make_tracer: Callable[[ModuleOperator], ModuleCallTracer | None] = lambda operator: None,
+        make_tracer: Callable[[ModuleOperator], RegionTracer | None] = lambda operator: None,
     ) -> None:
         """`make_tracer` returns what observes a module inside compiled regions, or None."""
         self.tree = tree
@@ -199,7 +199,7 @@ class _OperatorHook:
         self,
         operator: ModuleOperator,
         calls: ModuleCallListener,
-        tracer: ModuleCallTracer | None = None,
+        tracer: RegionTracer | None = None,
     ) -> None:
         self._operator = operator
         self._calls = calls
