@@ -254,6 +254,19 @@ def test_reduced_precision_differs_by_its_rounding(recorder, backend):
     np.testing.assert_allclose(run.losses, without.losses, rtol=2**-6)
 
 
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+def test_graph_of_a_region_has_no_producers_from_reused_memory(recorder, backend):
+    """Of an operator inside, parameters and types are described, and no generated code."""
+    recorder.is_describing = True
+    train(Block, backend, recorder)
+    node = recorder.nodes["Default/network-Block/twice-Linear/Linear-op1"]
+    assert node.inputs == ("", "twice.weight", "twice.bias")
+    assert [kind.shape for kind in node.outputs] == [(ROWS, WIDTH)]
+    files = {line.file for each in recorder.nodes.values() for line in each.source}
+    assert __file__ in files
+    assert not any("eval_with_key" in file or "torchinductor" in file for file in files)
+
+
 def test_unarmed_iterations_record_nothing(recorder):
     model = torch.compile(Block(), backend="aot_eager")
     hook = attach_model(model, recorder, 0, inside_compiled=True)

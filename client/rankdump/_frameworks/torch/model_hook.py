@@ -370,6 +370,8 @@ class ModuleCallObserver:
     def _begin_description(
         self, frame: OpenModuleCall, call: TorchOperatorCall, leaves: Sequence[CallLeaf]
     ) -> None:
+        if frame.is_compiled:
+            leaves = hide_reuse(leaves)
         frame.node_draft = self._describer.begin_call(call, frame.operator.module, leaves)
 
     def _end_frame(
@@ -381,6 +383,7 @@ class ModuleCallObserver:
             return
         if draft is not None:
             module = frame.operator.module
+            leaves = hide_reuse(leaves) if frame.is_compiled else leaves
             ended = self._describer.end_call
             run_shielded(ended, self.report_failure, call, frame.name, module, draft, leaves)
         self._observer.end_call(frame.name, raised=raised)
@@ -439,6 +442,16 @@ class ModuleCallObserver:
 
 def _is_inside_boundary(outer: ModuleOperator, inner: ModuleOperator) -> bool:
     return outer.boundary and not inner.boundary and outer.scope == inner.scope
+
+
+def hide_reuse(leaves: Sequence[CallLeaf]) -> list[CallLeaf]:
+    """Return leaves with other objects for their tensors: compiled code reuses the objects, so
+    that one does not tell which operator made its elements.
+    """
+    return [
+        leaf._replace(value=leaf.value.detach()) if isinstance(leaf.value, Tensor) else leaf
+        for leaf in leaves
+    ]
 
 
 def attach_model(
