@@ -48,6 +48,7 @@ from rankdump._frameworks.torch.module_hooks import (
 )
 from rankdump._frameworks.torch.module_tree import (
     COMPILED_WARNING,
+    INSIDE_COMPILED_HINT,
     ModuleOperator,
     ModuleTree,
     build_module_tree,
@@ -571,8 +572,11 @@ class TorchModelHook:
 
     def _install(self, tree: ModuleTree) -> None:
         for note in tree.notes:
-            if self._regions is None or note != COMPILED_WARNING:
+            if note != COMPILED_WARNING:
                 self._observer.recorder.warn_once(note)
+            elif self._regions is None:
+                hint = "" if explain_uncompilable_observation() else INSIDE_COMPILED_HINT
+                self._observer.recorder.warn_once(note + hint)
         self._mark_reporter.report_marks(tree)
         if self._installed is None or not self._installed.tree.same_as(tree):
             self._uninstall()

@@ -38,9 +38,11 @@ _WRAPPER_ATTRIBUTES = {
 SCRIPTED_WARNING = "modules compiled by torch.jit are not observed, only the modules around them"
 COMPILED_WARNING = (
     "operators inside a region compiled by torch.compile are not seen, only its boundary; to see "
-    "them, attach the model with inside_compiled=True (torch 2.13), run the dumped iterations in "
-    "torch.compiler.set_stance('force_eager'), or the whole job with TORCH_COMPILE_DISABLE=1"
+    "them, run the dumped iterations in torch.compiler.set_stance('force_eager'), or the whole job "
+    "with TORCH_COMPILE_DISABLE=1"
 )
+INSIDE_COMPILED_HINT = ", or attach the model with inside_compiled=True"
+"""Continues that warning where operators inside can be observed."""
 FUSED_WARNING = (
     "a TransformerEncoderLayer in eval mode is not observed: a hook would switch off its fused "
     "path and so change results"
