@@ -381,7 +381,7 @@ def test_hints_are_returned_logged_and_stored(make_host, tmp_path, monkeypatch) 
     monkeypatch.setattr(
         publication,
         "build_warnings",
-        lambda hints, said: {each.reason: each.reason for each in hints},
+        lambda hints, said, causes: {each.reason: each.reason for each in hints},
     )
     host = make_host()
     agent = host.agent("one")

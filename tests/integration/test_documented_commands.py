@@ -224,7 +224,9 @@ def comparing(page: DocumentPage, trained: TrainedTrees) -> None:
     between = "rankdump diff A A --iteration-a 3 --iteration-b 5"
     page.run(between, status=1, says="the difference starts at", A="after")
     page.run("rankdump diff A/rank_1 B/rank_1", both, status=1, says="rank 1")
-    attempts = "tests/jobs/test_restarted_jobs.py::test_diff_compares_last_attempts_unless_one_is_given"
+    attempts = (
+        "tests/jobs/test_restarted_jobs.py::test_diff_compares_last_attempts_unless_one_is_given"
+    )
     page.elsewhere("rankdump diff A A --attempt-a 0 --attempt-b 1", attempts)
     with dask_scheduler() as address:
         dask = "rankdump diff A B --dask tcp://scheduler:8786"
@@ -319,6 +321,7 @@ def order(page: DocumentPage, trained: TrainedTrees) -> None:
     tree = {"TREE": "/data/dump"}
     page.run("rankdump order TREE --iteration 7 --rank 1", tree, says="AllReduce")
     page.run("rankdump order TREE --findings", tree, says="")
+    page.run("rankdump order TREE --attempt 0", tree, says="AllReduce")
     (job,) = (page.folder / "data/dump").glob("global_execution_order/*.job")
     command = "rankdump order TREE --job ID --json"
     page.run(command, tree, says='"entries"', ID=job.read_text().strip())

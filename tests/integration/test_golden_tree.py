@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.golden_trees import FOLDER, answers, asked, beside, missing, restore, sum_of, sums
@@ -23,7 +24,17 @@ def test_old_tree_is_read_as_by_its_own_version(kept: Path, tmp_path: Path):
     tree = restore(kept, tmp_path / kept.name)
     assert sums(tree) == recorded(kept, "sums")
     assert recorded(kept, "answers")["fsck"]["clean"]
-    assert missing(answers(tree), recorded(kept, "answers")) == []
+    assert missing(answers(tree), omit_places_in_b(recorded(kept, "answers"))) == []
+
+
+def omit_places_in_b(expected: dict[str, Any]) -> dict[str, Any]:
+    """Remove where a call of side b stands: version 0.1.0 gave the rank and iteration of side a."""
+    for answer in (each for each in expected.values() if isinstance(each, dict)):
+        for origin in (*answer.get("origins", ()), *answer.get("rank_origins", ())):
+            for suspect in origin["suspects"] if origin["side"] == "b" else ():
+                for field in ("rank", "iteration", "source"):
+                    del suspect[field]
+    return expected
 
 
 def test_restored_tree_has_its_hard_links(tmp_path: Path):

@@ -236,7 +236,8 @@ def test_mismatch_that_hangs_is_named_by_a_service_of_the_host(
     assert log.count("a longer timeout does not help") == 1
     assert not re.search(r"^ +[01] +closed", after, re.MULTILINE)
     assert "has waited" not in after
-    assert "iteration 2 is not published: no daemon of the job answers" in job.run("order")
+    assert re.search(r"^ +[0-9]+ +2 +0-1 +broadcast ", job.run("order"), re.MULTILINE)
+    assert "operation_mismatch: iteration 2: " in job.run("order", "--findings")
 
 
 def test_sleeping_rank_is_waited_for_and_no_deadlock_is_claimed(tmp_path: Path) -> None:

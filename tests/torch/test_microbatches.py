@@ -355,6 +355,7 @@ def test_methods_of_pipelines_are_replaced_only_while_a_model_is_recorded(record
     assert methods() != before
     second.detach()
     assert methods() == before
+    first.detach()
 
 
 class Chunks(stage._PipelineStageBase):  # pyright: ignore[reportUntypedBaseClass]

@@ -90,15 +90,26 @@ def _restrict_to_job(view: StatusView, job_id: str) -> StatusView:
     )
 
 
-def add_other_jobs(live: StatusView, tree: StatusView) -> StatusView:
-    """Return a live view with the other jobs that the tree has."""
+def add_tree_rows(live: StatusView, tree: StatusView) -> StatusView:
+    """Return a live view with what only the tree has: other jobs, and iterations of this one that
+    have not ended, which daemons report when they end.
+    """
     own = {each.job_id for each in live.sessions}
+    reported = {(each.session_id, each.iteration) for each in live.iterations}
+    begun = (
+        each
+        for each in tree.iterations
+        if each.job_id in own
+        and not each.complete
+        and (each.session_id, each.iteration) not in reported
+    )
     return replace(
         live,
         sessions=(*(each for each in tree.sessions if each.job_id not in own), *live.sessions),
         iterations=(
             *(each for each in tree.iterations if each.job_id and each.job_id not in own),
             *live.iterations,
+            *begun,
         ),
     )
 

@@ -17,7 +17,7 @@ from rankdump import reader
 from rankdump._analysis.reader.session_files import read_tree_sessions
 from rankdump._cli.job_status import format_job_status, format_resource_usage
 from rankdump._cli.live_tree import (
-    add_other_jobs,
+    add_tree_rows,
     fetch_live_status,
     find_live_job,
     mark_ended_sessions,
@@ -127,5 +127,5 @@ def _read_tree_status(tree: Path, job_id: str) -> StatusView:
             raise
         return live
     if live is not None:
-        return add_other_jobs(live, walked)
+        return add_tree_rows(live, walked)
     return mark_ended_sessions(walked, read_tree_sessions(tree, job_id), socket.gethostname())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rankdump._cli.live_tree import add_other_jobs, find_live_job, mark_ended_sessions
+from rankdump._cli.live_tree import add_tree_rows, find_live_job, mark_ended_sessions
 from rankdump._cli.rank_status import (
     format_status_sentences,
     format_status_table,
@@ -108,11 +108,24 @@ def test_live_view_keeps_other_jobs_of_the_tree() -> None:
     live = StatusView(sessions=(session(0),))
     other = replace(session(1, SessionState.CLOSED), job_id="old")
     tree = StatusView(sessions=(other, session(0, SessionState.LOST)))
-    merged = add_other_jobs(live, tree)
+    merged = add_tree_rows(live, tree)
     assert [(each.job_id, each.state.value) for each in merged.sessions] == [
         ("old", "closed"),
         ("job", "open"),
     ]
+
+
+def test_live_view_has_the_iterations_that_have_begun() -> None:
+    """Daemons report an iteration when it ends; until then the tree has its tensors."""
+    ended, begun = balance(0, stored=2), balance(1, complete=False, stored=1)
+    live = StatusView(sessions=(session(0),), iterations=(ended,))
+    merged = add_tree_rows(live, StatusView(iterations=(replace(ended, complete=False), begun)))
+    assert merged.iterations == (ended, begun)
+    assert [each.iterations_complete for each in tally_ranks(merged)] == [1]
+
+
+def balance(iteration: int, *, complete: bool = True, stored: int = 0) -> IterationStatus:
+    return IterationStatus("job", "s0", 0, iteration, complete, stored, stored)
 
 
 def test_tree_whose_daemon_has_no_socket_any_more_has_no_live_job(tmp_path: Path) -> None:
