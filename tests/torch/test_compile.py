@@ -14,6 +14,7 @@ from support.armed_iteration import COMPILING
 from torch import Tensor, nn
 
 from rankdump._frameworks.torch.model_hook import attach_model
+from rankdump._frameworks.torch.module_tree import OTHER_COMPILED_WARNING
 
 pytestmark = COMPILING
 
@@ -180,3 +181,20 @@ def test_operators_of_a_compiled_region_are_seen_where_it_runs_eagerly(recorder,
     with observed(model, recorder), torch.compiler.set_stance("force_eager"):
         model(x)
     assert inner in recorder.names
+
+
+@pytest.mark.parametrize("attached", ["inner", "compiled", "plain"])
+def test_model_that_was_compiled_by_another_object_is_a_warning(recorder, attached) -> None:
+    """The hooks of the attached model do not run; a model that itself ran is not warned of."""
+    torch._dynamo.utils.counters.clear()
+    model = made(Net)
+    compiled = torch.compile(model, backend="eager")
+    seen = {"inner": model, "compiled": compiled, "plain": made(Net)}[attached]
+    hook = attach_model(seen, recorder, 0)
+    hook.iteration_begins(0, armed=True)
+    if attached == "plain":
+        seen(torch.ones(2, 4))
+    compiled(torch.ones(2, 4))
+    hook.iteration_ends(0, armed=True)
+    hook.detach()
+    assert (OTHER_COMPILED_WARNING in recorder.warnings) == (attached == "inner")

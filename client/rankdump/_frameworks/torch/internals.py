@@ -186,6 +186,12 @@ def skip_compilation(function: Callable[..., Any]) -> None:
         _eval_frame.skip_code(getattr(function, "__code__", None))
 
 
+def has_compiled_code() -> bool:
+    """Return whether torch.compile has compiled anything in this process."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return bool(counters.get("stats", {}).get("unique_graphs"))
+
+
 def explain_uncompilable_observation() -> str:
     """Return why no operator can observe the inside of compiled regions; empty if it can.
 

@@ -31,6 +31,7 @@ from rankdump._frameworks.torch.graph_description import GraphDescriber, NodeDra
 from rankdump._frameworks.torch.internals import (
     explain_uncompilable_observation,
     find_backward_step,
+    has_compiled_code,
     is_tracing,
     read_structure,
     unwrap_tensor,
@@ -49,9 +50,11 @@ from rankdump._frameworks.torch.module_hooks import (
 from rankdump._frameworks.torch.module_tree import (
     COMPILED_WARNING,
     INSIDE_COMPILED_HINT,
+    OTHER_COMPILED_WARNING,
     ModuleOperator,
     ModuleTree,
     build_module_tree,
+    is_compiled_elsewhere,
     read_module_arguments,
 )
 from rankdump._frameworks.torch.parameters import ModuleMarkReporter, TorchParameterObserver
@@ -527,11 +530,19 @@ class TorchModelHook:
             run_shielded(self._parameters.record_all, self._observer.report_failure)
             # Lazy parameters get their shape only within the iteration.
             run_shielded(self._describe_parameters, self._observer.report_failure)
-            if self._regions is not None and self._installed is not None:
-                tree = self._installed.tree
-                run_shielded(self._regions.check_regions, self._observer.report_failure, tree)
+            run_shielded(self._check_compiled_code, self._observer.report_failure)
         self._describer.clear()
         run_shielded(self._gradients.remove_leaf_hooks, self._observer.report_failure)
+
+    def _check_compiled_code(self) -> None:
+        """Warn of compiled code that runs modules of the model unseen."""
+        if self._installed is None or not has_compiled_code():
+            return
+        tree = self._installed.tree
+        if self._regions is not None:
+            self._regions.check_regions(tree)
+        if is_compiled_elsewhere(tree, self._call_log.has_calls):
+            self._observer.recorder.warn_once(OTHER_COMPILED_WARNING)
 
     @property
     def graph(self) -> int:

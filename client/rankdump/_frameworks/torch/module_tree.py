@@ -43,6 +43,10 @@ COMPILED_WARNING = (
 )
 INSIDE_COMPILED_HINT = ", or attach the model with inside_compiled=True"
 """Continues that warning where operators inside can be observed."""
+OTHER_COMPILED_WARNING = (
+    "no module inside the attached model was observed in a dumped iteration, and torch.compile has "
+    "compiled code of this process: if that is the model's, attach what torch.compile returned"
+)
 FUSED_WARNING = (
     "a TransformerEncoderLayer in eval mode is not observed: a hook would switch off its fused "
     "path and so change results"
@@ -82,6 +86,14 @@ def build_module_tree(model: Module) -> ModuleTree:
     walk = _ModuleWalk()
     walk.visit(model, "", ())
     return ModuleTree(tuple(walk.operators), tuple(sorted(walk.notes)), tuple(walk.fused))
+
+
+def is_compiled_elsewhere(tree: ModuleTree, has_calls: Callable[[OperatorScope], bool]) -> bool:
+    """Return whether the modules of an iteration may have run in compiled code that the tree does
+    not have, because the script compiled the attached model, or one around it.
+    """
+    inside = tree.operators[1:] or tree.operators
+    return COMPILED_WARNING not in tree.notes and not any(has_calls(o.scope) for o in inside)
 
 
 def iterate_parameters(model: Module) -> Iterator[tuple[str, Parameter]]:
