@@ -1,0 +1,196 @@
+"""Ranks of one job whose collectives' tensors are dumped, as it runs under torchrun.
+
+collective_tensor_job.py FOLDER TREE KERNEL...: a gloo job of the tree's world size, once without a
+session and once with one whose plan has KERNEL... in its list, or everything without any. Rank N
+writes FOLDER/TREE.rank_N.json: the losses of both runs, and digests of what it gave to and got from
+each collective of the second run, made from values that it computed without rankdump.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.nn.parallel import DistributedDataParallel
+
+import rankdump
+from rankdump._config.operator_patterns import parse_operators
+from rankdump._core.plan import DumpPlan, OperatorSelection, OutputSettings, TensorSelection
+from rankdump._core.rank_identity import RankIdentity
+
+STEPS = 3
+WIDTH = 6
+
+
+class Job:
+    """One run of the job on this rank."""
+
+    def __init__(self, rank: int, world: int) -> None:
+        self.rank, self.world = rank, world
+        self.step = 0
+        self.digests: list[list[object]] = []
+        self.losses: list[str] = []
+
+    def values(self, rank: int, count: int = 4) -> Tensor:
+        """Return values that differ between steps and ranks."""
+        generator = torch.Generator().manual_seed(100 * self.step + rank)
+        return torch.randn(count, generator=generator)
+
+    def add(self, name: str, side: str, slot: int, values: Tensor) -> None:
+        data = values.detach().clone(memory_format=torch.contiguous_format).numpy().tobytes()
+        digest = hashlib.sha256(data).hexdigest()
+        self.digests.append([self.step, name, side, slot, digest])
+
+
+def every_value(job: Job, count: int = 4) -> list[Tensor]:
+    return [job.values(rank, count) for rank in range(job.world)]
+
+
+def in_place(job: Job) -> Tensor:
+    """An all-reduce that the script waits for in the call, and one that it waits for later."""
+    own, total = job.values(job.rank), torch.stack(every_value(job)).sum(0)
+    tensor = own.clone()
+    dist.all_reduce(tensor)
+    job.add("AllReduce-op0", "input", 0, own)
+    job.add("AllReduce-op0", "output", 0, total)
+    tensor.mul_(3)
+    later = own.clone()
+    work = dist.all_reduce(later, async_op=True)
+    assert work is not None
+    work.wait()
+    job.add("AllReduce-op1", "input", 0, own)
+    job.add("AllReduce-op1", "output", 0, total)
+    later.zero_()
+    return tensor.sum()
+
+
+def gathered(job: Job) -> Tensor:
+    parts = [torch.zeros(4) for _ in range(job.world)]
+    dist.all_gather(parts, job.values(job.rank))
+    job.add("AllGather-op2", "input", 0, job.values(job.rank))
+    for slot, each in enumerate(every_value(job)):
+        job.add("AllGather-op2", "output", slot, each)
+    return torch.stack(parts).sum()
+
+
+def scattered(job: Job) -> Tensor:
+    whole = torch.stack([row * 2 for row in every_value(job)]) + job.rank
+    part = torch.zeros(4)
+    dist.reduce_scatter(part, list(whole.unbind()))
+    for slot, each in enumerate(whole):
+        job.add("ReduceScatter-op3", "input", slot, each)
+    wholes = [torch.stack([row * 2 for row in every_value(job)]) + r for r in range(job.world)]
+    job.add("ReduceScatter-op3", "output", 0, torch.stack(wholes).sum(0)[job.rank])
+    return part.sum()
+
+
+def broadcast(job: Job) -> Tensor:
+    """Only the root has an input; only it has the output of a reduction."""
+    tensor = job.values(job.rank)
+    dist.broadcast(tensor, 1)
+    if job.rank == 1:
+        job.add("Broadcast-op4", "input", 0, job.values(1))
+    job.add("Broadcast-op4", "output", 0, job.values(1))
+    reduced = job.values(job.rank)
+    dist.reduce(reduced, 0)
+    job.add("Reduce-op5", "input", 0, job.values(job.rank))
+    if job.rank == 0:
+        job.add("Reduce-op5", "output", 0, torch.stack(every_value(job)).sum(0))
+    return tensor.sum()
+
+
+def functional_calls(job: Job) -> Tensor:
+    group = dist.group.WORLD
+    assert group is not None
+    total = functional.all_reduce(job.values(job.rank), "sum", group) * 1
+    job.add("AllReduce-op6", "input", 0, job.values(job.rank))
+    job.add("AllReduce-op6", "output", 0, torch.stack(every_value(job)).sum(0))
+    return total.sum()
+
+
+def redistribute(job: Job, mesh: Any) -> Tensor:
+    """A sharded tensor is gathered, a partial one reduced; the DTensors' own values are compared."""
+    own = job.values(job.rank).view(1, 4)
+    whole = DTensor.from_local(own, mesh, [Shard(0)]).redistribute(mesh, [Replicate()]).to_local()
+    job.add("AllGather-op7", "input", 0, own)
+    job.add("AllGather-op7", "output", 0, torch.stack(every_value(job)))
+    summed = DTensor.from_local(own, mesh, [Partial()]).redistribute(mesh, [Replicate()])
+    job.add("AllReduce-op8", "input", 0, own)
+    job.add("AllReduce-op8", "output", 0, torch.stack(every_value(job)).sum(0).view(1, 4))
+    return whole.sum() + summed.to_local().sum()
+
+
+def by_future(job: Job) -> Tensor:
+    """The script waits for the future, where nobody knows when the output may be read."""
+    tensor = job.values(job.rank)
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work is not None
+    work.get_future().wait()
+    return tensor.sum()
+
+
+def run(job: Job, session: rankdump.Session | None) -> None:
+    torch.manual_seed(3)
+    mesh = init_device_mesh("cpu", (job.world,))
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    model = DistributedDataParallel(net)
+    buckets: Callable[[], list[Tensor]] = lambda: [p.grad for p in net.parameters()]  # type: ignore
+    if session is not None:
+        session.attach(model)
+    rows = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(job.rank))
+    for job.step in range(STEPS):
+        if session is not None:
+            session.step(job.step)
+        parts = [
+            each(job) for each in (in_place, gathered, scattered, broadcast, functional_calls)
+        ]
+        parts.append(redistribute(job, mesh))
+        model.zero_grad()
+        loss = model(rows).square().mean()
+        loss.backward()
+        # The reducer reduces a bucket in the order in which gradients become ready.
+        found = torch.cat([each.flatten() for each in buckets()])
+        job.add("bucket-0/AllReduce-op9", "sorted output", 0, found.sort().values)
+        parts.append(by_future(job))
+        with torch.no_grad():
+            for parameter in net.parameters():
+                assert parameter.grad is not None
+                parameter -= 0.1 * parameter.grad
+        whole = torch.stack([loss.detach(), *parts, *(p.detach().sum() for p in net.parameters())])
+        job.losses += [float(each).hex() for each in whole]
+
+
+def main() -> None:
+    folder, tree, kernels = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    plain, dumped = Job(rank, world), Job(rank, world)
+    run(plain, None)
+    operators = parse_operators(kernels) if kernels else OperatorSelection()
+    plan = DumpPlan(
+        OutputSettings(str(folder / tree)), selection=TensorSelection(operators=operators)
+    )
+    with rankdump.Session(plan, identity=RankIdentity(rank, world, job_id=tree)) as session:
+        run(dumped, session)
+    result = {"plain": plain.losses, "dumped": dumped.losses, "digests": dumped.digests}
+    (folder / f"{tree}.rank_{rank}.json").write_text(json.dumps(result))
+    dist.barrier()
+    # Threads of gloo now and then abort an interpreter that is finishing.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
