@@ -1,9 +1,9 @@
-"""Ranks of one job whose collectives' tensors are dumped, as it runs under torchrun.
+"""Ranks of one job whose collectives' tensors are dumped.
 
-collective_tensor_job.py FOLDER TREE KERNEL...: a gloo job of the tree's world size, once without a
-session and once with one whose plan has KERNEL... in its list, or everything without any. Rank N
-writes FOLDER/TREE.rank_N.json: the losses of both runs, and digests of what it gave to and got from
-each collective of the second run, made from values that it computed without rankdump.
+torchrun collective_tensor_job.py FOLDER: a gloo job that trains without a session, and then with
+one for each of SELECTIONS, into FOLDER/TREE. Rank N writes FOLDER/TREE.rank_N.json: the losses of
+both runs, and digests of what it gave to and got from each collective, of values that it computed
+itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import rankdump
-from rankdump._config.operator_patterns import parse_operators
+from rankdump._config.operator_patterns import parse_operator_patterns
 from rankdump._core.plan import DumpPlan, OperatorSelection, OutputSettings, TensorSelection
 from rankdump._core.rank_identity import RankIdentity
 
@@ -40,6 +39,7 @@ class Job:
     def __init__(self, rank: int, world: int) -> None:
         self.rank, self.world = rank, world
         self.step = 0
+        self.kept = torch.zeros(0)
         self.digests: list[list[object]] = []
         self.losses: list[str] = []
 
@@ -79,9 +79,9 @@ def in_place(job: Job) -> Tensor:
 def gathered(job: Job) -> Tensor:
     parts = [torch.zeros(4) for _ in range(job.world)]
     dist.all_gather(parts, job.values(job.rank))
-    job.add("AllGather-op2", "input", 0, job.values(job.rank))
+    job.add("AllGather-op0", "input", 0, job.values(job.rank))
     for slot, each in enumerate(every_value(job)):
-        job.add("AllGather-op2", "output", slot, each)
+        job.add("AllGather-op0", "output", slot, each)
     return torch.stack(parts).sum()
 
 
@@ -90,9 +90,9 @@ def scattered(job: Job) -> Tensor:
     part = torch.zeros(4)
     dist.reduce_scatter(part, list(whole.unbind()))
     for slot, each in enumerate(whole):
-        job.add("ReduceScatter-op3", "input", slot, each)
+        job.add("ReduceScatter-op0", "input", slot, each)
     wholes = [torch.stack([row * 2 for row in every_value(job)]) + r for r in range(job.world)]
-    job.add("ReduceScatter-op3", "output", 0, torch.stack(wholes).sum(0)[job.rank])
+    job.add("ReduceScatter-op0", "output", 0, torch.stack(wholes).sum(0)[job.rank])
     return part.sum()
 
 
@@ -101,13 +101,13 @@ def broadcast(job: Job) -> Tensor:
     tensor = job.values(job.rank)
     dist.broadcast(tensor, 1)
     if job.rank == 1:
-        job.add("Broadcast-op4", "input", 0, job.values(1))
-    job.add("Broadcast-op4", "output", 0, job.values(1))
+        job.add("Broadcast-op0", "input", 0, job.values(1))
+    job.add("Broadcast-op0", "output", 0, job.values(1))
     reduced = job.values(job.rank)
     dist.reduce(reduced, 0)
-    job.add("Reduce-op5", "input", 0, job.values(job.rank))
+    job.add("Reduce-op0", "input", 0, job.values(job.rank))
     if job.rank == 0:
-        job.add("Reduce-op5", "output", 0, torch.stack(every_value(job)).sum(0))
+        job.add("Reduce-op0", "output", 0, torch.stack(every_value(job)).sum(0))
     return tensor.sum()
 
 
@@ -115,20 +115,20 @@ def functional_calls(job: Job) -> Tensor:
     group = dist.group.WORLD
     assert group is not None
     total = functional.all_reduce(job.values(job.rank), "sum", group) * 1
-    job.add("AllReduce-op6", "input", 0, job.values(job.rank))
-    job.add("AllReduce-op6", "output", 0, torch.stack(every_value(job)).sum(0))
+    job.add("AllReduce-op2", "input", 0, job.values(job.rank))
+    job.add("AllReduce-op2", "output", 0, torch.stack(every_value(job)).sum(0))
     return total.sum()
 
 
 def redistribute(job: Job, mesh: Any) -> Tensor:
-    """A sharded tensor is gathered, a partial one reduced; the DTensors' own values are compared."""
+    """A sharded tensor is gathered, a partial one reduced."""
     own = job.values(job.rank).view(1, 4)
     whole = DTensor.from_local(own, mesh, [Shard(0)]).redistribute(mesh, [Replicate()]).to_local()
-    job.add("AllGather-op7", "input", 0, own)
-    job.add("AllGather-op7", "output", 0, torch.stack(every_value(job)))
+    job.add("AllGather-op1", "input", 0, own)
+    job.add("AllGather-op1", "output", 0, torch.stack(every_value(job)))
     summed = DTensor.from_local(own, mesh, [Partial()]).redistribute(mesh, [Replicate()])
-    job.add("AllReduce-op8", "input", 0, own)
-    job.add("AllReduce-op8", "output", 0, torch.stack(every_value(job)).sum(0).view(1, 4))
+    job.add("AllReduce-op3", "input", 0, own)
+    job.add("AllReduce-op3", "output", 0, torch.stack(every_value(job)).sum(0).view(1, 4))
     return whole.sum() + summed.to_local().sum()
 
 
@@ -138,31 +138,30 @@ def by_future(job: Job) -> Tensor:
     work = dist.all_reduce(tensor, async_op=True)
     assert work is not None
     work.get_future().wait()
+    job.kept = tensor
     return tensor.sum()
 
 
 def run(job: Job, session: rankdump.Session | None) -> None:
     torch.manual_seed(3)
     mesh = init_device_mesh("cpu", (job.world,))
-    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+    layers = [nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH)]
+    net = nn.Sequential(*layers)
     model = DistributedDataParallel(net)
-    buckets: Callable[[], list[Tensor]] = lambda: [p.grad for p in net.parameters()]  # type: ignore
     if session is not None:
         session.attach(model)
     rows = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(job.rank))
     for job.step in range(STEPS):
         if session is not None:
             session.step(job.step)
-        parts = [
-            each(job) for each in (in_place, gathered, scattered, broadcast, functional_calls)
-        ]
+        parts = [each(job) for each in (in_place, gathered, scattered, broadcast, functional_calls)]
         parts.append(redistribute(job, mesh))
         model.zero_grad()
         loss = model(rows).square().mean()
         loss.backward()
-        # The reducer reduces a bucket in the order in which gradients become ready.
-        found = torch.cat([each.flatten() for each in buckets()])
-        job.add("bucket-0/AllReduce-op9", "sorted output", 0, found.sort().values)
+        # The order of the gradients in a bucket is the reducer's own.
+        found = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+        job.add("bucket-0/AllReduce-op4", "sorted output", 0, found.sort().values)
         parts.append(by_future(job))
         with torch.no_grad():
             for parameter in net.parameters():
@@ -172,21 +171,35 @@ def run(job: Job, session: rankdump.Session | None) -> None:
         job.losses += [float(each).hex() for each in whole]
 
 
+SELECTIONS: dict[str, list[str]] = {
+    "selected": ["AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce"],
+    "named": ["Default/group-0/AllReduce-op1", "name-regex(.*/bucket-0/.*)"],
+    "everything": [],
+}
+"""Lists of operators, by the tree that gets what they select."""
+
+
+def dump(job: Job, tree: Path, kernels: list[str]) -> None:
+    operators = parse_operator_patterns(kernels, lambda item, text: None)
+    selection = TensorSelection(operators=operators if kernels else OperatorSelection())
+    plan = DumpPlan(OutputSettings(str(tree)), selection=selection)
+    identity = RankIdentity(job.rank, job.world, job_id=tree.name)
+    with rankdump.Session(plan, identity=identity) as session:
+        run(job, session)
+
+
 def main() -> None:
-    folder, tree, kernels = Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
+    folder = Path(sys.argv[1])
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    plain, dumped = Job(rank, world), Job(rank, world)
+    plain = Job(rank, world)
     run(plain, None)
-    operators = parse_operators(kernels) if kernels else OperatorSelection()
-    plan = DumpPlan(
-        OutputSettings(str(folder / tree)), selection=TensorSelection(operators=operators)
-    )
-    with rankdump.Session(plan, identity=RankIdentity(rank, world, job_id=tree)) as session:
-        run(dumped, session)
-    result = {"plain": plain.losses, "dumped": dumped.losses, "digests": dumped.digests}
-    (folder / f"{tree}.rank_{rank}.json").write_text(json.dumps(result))
+    for tree, kernels in SELECTIONS.items():
+        job = Job(rank, world)
+        dump(job, folder / tree, kernels)
+        result = {"plain": plain.losses, "dumped": job.losses, "digests": job.digests}
+        (folder / f"{tree}.rank_{rank}.json").write_text(json.dumps(result))
     dist.barrier()
     # Threads of gloo now and then abort an interpreter that is finishing.
     os._exit(0)

@@ -53,7 +53,7 @@ DROP_EXPLANATIONS: Mapping[str, DropExplanation] = {
         ),
         (
             "not_waited",
-            "the job did not wait for the collective with Work.wait or wait_tensor in the iteration",
+            "no Work.wait or wait_tensor showed when the result of the collective could be read",
             "wait for the work itself, not for its future, or call the collective without async_op",
         ),
         (

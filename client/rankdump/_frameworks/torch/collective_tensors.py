@@ -2,9 +2,10 @@
 outputs when they are known to be complete and the script cannot have changed them yet.
 
 That is where control returns to the script from a wait: of a synchronous call, of `Work.wait`, of
-`wait_tensor`; and at the end of a backward, after the reducer of DistributedDataParallel has waited
-for its buckets. The callback of a future is no such place: a script that waits for the future goes
-on at the same time. Nothing here waits, communicates, or changes a tensor.
+`wait_tensor`; at the end of a backward, after the reducer of DistributedDataParallel has waited for
+its buckets; and at the end of the iteration where nothing else refers to the output. The callback
+of a future is no such place: a script that waits for the future goes on at the same time. Nothing
+here waits, communicates, or changes a tensor.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import Recorder
 from rankdump._core.selection import extract_op_type
 from rankdump._frameworks.operator_names import CallLeaf
-from rankdump._frameworks.torch.internals import disable_function_modes
+from rankdump._frameworks.torch.internals import disable_function_modes, has_only_reference
 from rankdump._frameworks.torch.tensors import TorchObserver
 
 # The engine of autograd is a C++ class without stubs.
@@ -102,6 +103,18 @@ class CollectiveTensorCall:
                     observer.recorder.count_loss(*place, slot, NOT_WAITED)
             observer.end_call(name)
 
+    def settle(self) -> None:
+        """Record outputs that nobody can change any more, such as those of a call in C++.
+
+        A work that still runs refers to its tensors. Those on an accelerator are lost, because no
+        stream may have waited for them.
+        """
+        on_device = any(each.device.type != "cpu" for each in self.outputs)
+        if not on_device and has_only_reference(self.outputs):
+            self.record_outputs()
+        else:
+            self.lose_outputs()
+
     def fail(self) -> None:
         """End the call, which raised and so has no outputs."""
         if self._close():
@@ -156,7 +169,7 @@ class OpenTensorCalls:
         """Add a call that has begun."""
         if call is not None:
             self._calls[id(call)] = call
-        self._lose_released()
+        self._end_released()
 
     def add_work(self, work: Any, call: CollectiveTensorCall) -> None:
         """Let a call end with the wait for its work; a work that is released was not waited for."""
@@ -222,10 +235,10 @@ class OpenTensorCalls:
         except Exception as error:
             self._report_failure(error)
 
-    def lose_all(self) -> None:
-        """Count the outputs of all calls as lost, because their iteration ends."""
+    def end_all(self) -> None:
+        """End all calls, because their iteration ends; outputs that may change are lost."""
         for call in list(self._calls.values()):
-            self.end(call, CollectiveTensorCall.lose_outputs)
+            self.end(call, CollectiveTensorCall.settle)
         self._by_work.clear()
         self._released.clear()
 
@@ -238,9 +251,9 @@ class OpenTensorCalls:
         if call is not None:
             self._released.append(call)
 
-    def _lose_released(self) -> None:
+    def _end_released(self) -> None:
         while self._released:
-            self.end(self._released.pop(), CollectiveTensorCall.lose_outputs)
+            self.end(self._released.pop(), CollectiveTensorCall.settle)
 
 
 def _find_memory(tensor: Tensor) -> int:

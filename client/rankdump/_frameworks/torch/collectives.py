@@ -96,7 +96,7 @@ class WorkWatcher:
         self._replaced = None
         for memory in list(self._by_memory):
             collective_recorder.end(self._by_memory.pop(memory, None))
-        self.open_tensors.lose_all()
+        self.open_tensors.end_all()
 
     def watch_work(self, work: Any, pending: PendingCollective) -> None:
         """Finish the event when the work is complete; without a work it is complete already."""
@@ -329,7 +329,7 @@ class ProcessGroupObserver:
         call.group = dist.ProcessGroup.unbox(arguments[operator.group])
         self._unseen.compare(call.group)
         if operator.kind.is_collective and not collective_recorder.is_armed:
-            collective_recorder.count_collective(describe_group(call.group))
+            collective_recorder.count_collective(describe_group(call.group), operator.kind)
             return
         request = self._make_request(operator, arguments, caller, call)
         operands = _read_operands(operator, arguments, call.group)
@@ -461,7 +461,7 @@ class ProcessGroupPatch:
 
     def end_iteration(self) -> None:
         """Count tensors for which nobody waited in this iteration."""
-        self._work_watcher.open_tensors.lose_all()
+        self._work_watcher.open_tensors.end_all()
 
     def _restore(self) -> None:
         self._operators.remove()

@@ -45,11 +45,14 @@ _OPERATION_TITLES = {
 
 
 CounterKey: TypeAlias = "tuple[object, ...]"
-"""Name of a group; for messages also sender and receiver."""
+"""Name of a group; for names of collectives also kind, for messages sender and receiver."""
 
 
 class CollectiveCounter:
     """Numbers collectives per group, and messages per group, sender and receiver, from 0.
+
+    A name has the number among calls of its kind. Calls of another kind that only some iterations
+    have, such as the broadcasts of the order of buckets, do not shift it.
 
     Counting goes on in iterations that are not armed: all members must agree on the numbers.
     """
@@ -138,7 +141,8 @@ class PendingCollective:
         sequence = _next_message_number(self.sequences, self.request, peer)
         what = _make_collective(self.request, peer, sequence)
         for recorder, begun, start in self.begun:
-            name = format_collective_name(self.request, peer, sequence, start)
+            number = start.number_within(sequence, *_find_name_key(self.request, peer))
+            name = format_collective_name(self.request, peer, number)
             recorder.finish_event(begun, name=name, collective=what, outcome=outcome)
 
     def record_failure(self) -> None:
@@ -195,9 +199,10 @@ class CollectiveRecorder:
         """Whether a recorder keeps events now."""
         return any(recorder.armed for recorder, _ in self._listeners)
 
-    def count_collective(self, group: ProcessGroup) -> None:
+    def count_collective(self, group: ProcessGroup, kind: EventKind) -> None:
         """Number a collective of an iteration in which no recorder keeps it."""
         self._sequences.next_number(group.name)
+        self._sequences.next_number(group.name, kind)
 
     def begin(self, request: CollectiveRequest, operands: CollectiveOperands) -> PendingCollective:
         """Number a request, record its inputs where they are selected, and start its events."""
@@ -205,11 +210,12 @@ class CollectiveRecorder:
             request = replace(request, source=find_script_line(besides=_TORCH_FOLDERS))
         if request.kind.is_collective:
             number = self._sequences.next_number(request.group.name)
+            name_number = self._sequences.next_number(request.group.name, request.kind)
         elif request.peer == ANY_SOURCE:
-            number = None
+            number = name_number = None
         else:
-            number = _next_message_number(self._sequences, request, request.peer)
-        named = self._name_call(request, number)
+            number = name_number = _next_message_number(self._sequences, request, request.peer)
+        named = self._name_call(request, name_number)
         tensors = self._begin_tensors(named, operands)
         begun = self._start_events(named, request, number)
         return PendingCollective(request, number, begun, self._sequences, tensors)
@@ -253,10 +259,12 @@ class CollectiveRecorder:
     def _name_call(self, request: CollectiveRequest, number: int | None) -> list[_NamedCall]:
         """Return each armed recorder once, with the number of its model and the call's name."""
         named: dict[int, _NamedCall] = {}
+        key = _find_name_key(request, request.peer)
         for recorder, graph in self._listeners:
             if recorder.armed and id(recorder) not in named:
                 start = self._iterations.get(id(recorder), _NO_ITERATION)
-                name = format_collective_name(request, request.peer, number, start)
+                within = None if number is None else start.number_within(number, *key)
+                name = format_collective_name(request, request.peer, within)
                 named[id(recorder)] = (recorder, graph, name, start)
         return list(named.values())
 
@@ -301,21 +309,16 @@ def count_elements(tensors: Iterable[Tensor]) -> tuple[int, str]:
     return sum(tensor.numel() for tensor in found), find_dtype_name(found[0]) if found else ""
 
 
-def format_collective_name(
-    request: CollectiveRequest, peer: int, sequence: int | None, start: IterationStart
-) -> str:
+def format_collective_name(request: CollectiveRequest, peer: int, number: int | None) -> str:
     """Return the name of a collective or message, unique within its iteration.
 
-    It has the number within the iteration, so the same call has one name in every iteration. A
+    `number` is the one within the iteration, so the same call has one name in every iteration. A
     message with an unknown sender has no number, and shares its name with others.
     """
     title = _OPERATION_TITLES[request.kind]
-    if sequence is None:
+    if number is None:
         return f"Default/group-{request.group.name}/peer-any/{title}"
-    is_collective = request.kind.is_collective
-    ends = () if is_collective else _order_ends(request, peer)
-    number = start.number_within(sequence, request.group.name, *ends)
-    between = request.scope if is_collective else f"peer-{peer}/"
+    between = request.scope if request.kind.is_collective else f"peer-{peer}/"
     return f"Default/group-{request.group.name}/{between}{title}-op{number}"
 
 
@@ -334,12 +337,15 @@ def _make_collective(request: CollectiveRequest, peer: int, sequence: int | None
 def _next_message_number(
     sequences: CollectiveCounter, request: CollectiveRequest, peer: int
 ) -> int:
-    return sequences.next_number(request.group.name, *_order_ends(request, peer))
+    return sequences.next_number(*_find_name_key(request, peer))
 
 
-def _order_ends(request: CollectiveRequest, peer: int) -> tuple[int, int]:
-    """Return sender and receiver of a message."""
-    return (request.rank, peer) if request.kind is EventKind.SEND else (peer, request.rank)
+def _find_name_key(request: CollectiveRequest, peer: int) -> CounterKey:
+    """Return the key of the number in a name: kind, or sender and receiver of a message."""
+    if request.kind.is_collective:
+        return (request.group.name, request.kind)
+    ends = (request.rank, peer) if request.kind is EventKind.SEND else (peer, request.rank)
+    return (request.group.name, *ends)
 
 
 def list_tensors(value: object, depth: int = 2) -> Sequence[Tensor]:
