@@ -132,6 +132,26 @@ def redistribute(job: Job, mesh: Any) -> Tensor:
     return whole.sum() + summed.to_local().sum()
 
 
+def messages(job: Job) -> Tensor:
+    """A blocking and an asynchronous message to the next rank, the last to the first."""
+    there, back = (job.rank + 1) % job.world, (job.rank - 1) % job.world
+    received = [torch.zeros(4), torch.zeros(4)]
+    if job.rank:
+        dist.recv(received[0], back)
+        dist.send(job.values(job.rank), there)
+    else:
+        dist.send(job.values(job.rank), there)
+        dist.recv(received[0], back)
+    works = [dist.irecv(received[1], back), dist.isend(job.values(job.rank) * 2, there)]
+    for work in works:
+        assert work is not None
+        work.wait()
+    for number, factor in enumerate((1, 2)):
+        job.add(f"peer-{there}/Send-op{number}", "input", 0, job.values(job.rank) * factor)
+        job.add(f"peer-{back}/Recv-op{number}", "output", 0, job.values(back) * factor)
+    return torch.stack(received).sum()
+
+
 def by_future(job: Job) -> Tensor:
     """The script waits for the future, where nobody knows when the output may be read."""
     tensor = job.values(job.rank)
@@ -172,7 +192,7 @@ def run(job: Job, session: rankdump.Session | None) -> None:
 
 
 SELECTIONS: dict[str, list[str]] = {
-    "selected": ["AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce"],
+    "selected": ["AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce", "Send", "Recv"],
     "named": ["Default/group-0/AllReduce-op1", "name-regex(.*/bucket-0/.*)"],
     "everything": [],
 }
