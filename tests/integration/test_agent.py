@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,18 @@ import pytest
 import zstandard
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from support.slab_agents import wait_until
 
+from rankdump._analysis.reader.session_files import read_tree_sessions
 from rankdump._codec.file_codec import get_codec
 from rankdump._core import npy_format
-from rankdump._core.attempts import SESSIONS_FILE, SessionRecord
 from rankdump._core.events import EventColumns, EventKind, RankEvent
 from rankdump._core.manifest import Manifest
 from rankdump._core.plan import DeliverySettings, IterationSelection, TensorSelection
 from rankdump._core.status import SessionState
 from rankdump._wire.metadata_messages import events_to_wire
 from rankdump.wire.v1 import agent_pb2, status_pb2
+from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 
 ARRAY = np.arange(1000, dtype=np.float32).reshape(10, 100)
 
@@ -297,19 +300,43 @@ class TestSessionResumption:
         assert view.sessions[0].state == status_pb2.SESSION_STATE_LOST
         assert view.findings == ["rank 0 ended within iteration 0, with 1 tensor in the tree"]
 
-    def test_end_of_lost_rank_is_listed_in_its_tree(self, make_agent, make_rank, frames):
+    def test_end_of_lost_rank_is_in_its_session_file(self, make_agent, make_rank, frames):
         """With what is left of its iteration, also when the agent stops at once."""
         agent = make_agent()
         rank = make_rank(agent.address)
         rank.open()
+        (begun,) = read_tree_sessions(rank.root)
+        assert (begun.status.state, begun.unfinished) == (SessionState.OPEN, ())
         stream = rank.push().send(frames.record(1, ARRAY))
         stream.wait_acknowledged(1)
         assert stream.finish() is grpc.StatusCode.OK
         agent.stop()
-        lines = (rank.root / "rank_0" / ".dump_metadata" / SESSIONS_FILE).read_text().splitlines()
-        begun, *_, ended = map(SessionRecord.from_line, lines)
-        assert (begun.session.state, begun.unfinished) == (SessionState.OPEN, ())
-        assert ended.session.state is SessionState.LOST
+        (ended,) = read_tree_sessions(rank.root)
+        assert ended.status.state is SessionState.LOST
+        assert [(each.iteration, each.stored) for each in ended.unfinished] == [(0, 1)]
+
+    def test_late_records_of_lost_rank_change_its_session_file(
+        self, make_agent, make_rank, frames, monkeypatch
+    ):
+        """They are committed after the file has the session as lost."""
+        begun, gate, commit = threading.Event(), threading.Event(), AgentLedger.commit
+
+        def commit_late(*arguments, **named):
+            begun.set()
+            assert gate.wait(60)
+            return commit(*arguments, **named)
+
+        monkeypatch.setattr(AgentLedger, "commit", commit_late)
+        rank = make_rank(make_agent().address)
+        rank.open()
+        stream = rank.push().send(frames.record(1, ARRAY))
+        assert begun.wait(60)
+        stream.cut()
+        wait_until(lambda: read_tree_sessions(rank.root)[0].status.state is SessionState.LOST)
+        assert read_tree_sessions(rank.root)[0].unfinished == ()
+        gate.set()
+        wait_until(lambda: read_tree_sessions(rank.root)[0].unfinished)
+        (ended,) = read_tree_sessions(rank.root)
         assert [(each.iteration, each.stored) for each in ended.unfinished] == [(0, 1)]
 
 

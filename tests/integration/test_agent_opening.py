@@ -26,10 +26,10 @@ class BusyDisk:
         self.begun = 0
         self._introduce = registry.prepare_tree
 
-    def introduce(self, session, request) -> None:
+    def introduce(self, session, request, now_us: int) -> None:
         self.begun += 1
         assert self.free.wait(60)
-        self._introduce(session, request)
+        self._introduce(session, request, now_us)
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ def called(root: Path) -> list[str]:
 
 
 def test_step_is_written_as_troubleshooter_writes_it(make_agent, make_rank, record, frames):
-    """Names, modes, lines and stacks; beside them the manifests, and nothing else."""
+    """Names, modes, lines and stacks; beside them manifests and a session file, no other file."""
     rank = make_rank(
         make_agent().address, codec="none", content=ContentSettings("full", ITEMS), output=OUTPUT
     )
@@ -100,8 +100,10 @@ def test_step_is_written_as_troubleshooter_writes_it(make_agent, make_rank, reco
     files = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
     manifests = {name for name in files if "/.dump_metadata/manifest/" in name}
     assert len(manifests) == 2
+    sessions = {name for name in files if name.startswith(".rankdump/sessions/rank_0.")}
+    assert len(sessions) == 1
     files.remove(".rankdump/agent.lock")
-    assert files - manifests == {
+    assert files - manifests - sessions == {
         "rank0/torch_api_dump_info.pkl",
         "rank0/torch_api_dump_stack.json",
         *(f"rank0/torch_api_dump/{line[0]}.npy" for line in info(root)),

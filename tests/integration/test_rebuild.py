@@ -13,9 +13,9 @@ from support.slab_agents import wait_until
 
 from rankdump._analysis.fsck.tree_check import check_tree
 from rankdump._cli.command_group import run_command_line
-from rankdump._core.attempts import SESSIONS_FILE
 from rankdump._core.manifest import Manifest, RetiredIteration
 from rankdump._core.plan import ContentSettings
+from rankdump._core.tree_session import SESSIONS_FOLDER
 from rankdump._wire.status_messages import view_from_wire
 from rankdump.errors import ConfigError, CorruptedError
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
@@ -87,8 +87,8 @@ def test_rebuilt_ledger_equals_the_old_one(make_agent, make_rank, frames, short_
     rank.push().send(*more).wait_acknowledged(len(more))
     assert balances(rank.status())[:3] == old
     now = files(rank.root)
-    # Lists that grow whenever a session opens, or an iteration ends again.
-    kept = {path for path in tree if "global_execution" not in path and SESSIONS_FILE not in path}
+    # A session that opens again changes its file, an iteration that ends again adds a line.
+    kept = {path for path in tree if "global_execution" not in path and SESSIONS_FOLDER not in path}
     assert {path: now[path] for path in kept} == {path: tree[path] for path in kept}
     assert check_tree(rank.root, workers=1).damages == ()
     assert rows(state, "SELECT COUNT(*) FROM records") == [(12,)]

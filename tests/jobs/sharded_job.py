@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     FullyShardedDataParallel,
+    MixedPrecision,
     MixedPrecisionPolicy,
     ShardingStrategy,
     fully_shard,
@@ -44,13 +45,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import rankdump
-from rankdump._core.plan import DumpPlan, OutputSettings
+from rankdump._core.plan import DumpPlan, OutputSettings, TensorSelection
 from rankdump._core.rank_identity import RankIdentity
 
 STEPS = 2
 WIDTH, HIDDEN, ROWS = 6, 12, 4
 CPU = torch.device("cpu")
 STATES = ("exp_avg", "exp_avg_sq")
+FOUND_STATES = ("ddp_unreduced",)
+"""Scenarios whose plan asks for the states of optimizers."""
 
 
 class Block(nn.Module):
@@ -95,6 +98,8 @@ class Job:
     digests: list[list[object]] = field(default_factory=list)
     full: dict[str, np.ndarray] = field(default_factory=dict)
     iteration: int = 0
+    finds_states: bool = False
+    """Whether the plan asks for the states of optimizers, so that the script need not."""
 
     def attach(self, model: nn.Module) -> None:
         if self.session is not None:
@@ -127,10 +132,10 @@ class Job:
         named = named or model.named_parameters
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **(options or {}))
         self.attach(model)
-        if states and self.session is not None:
+        if states and not self.finds_states and self.session is not None:
             self.session.optimizer(optimizer)
         if stages and self.session is not None:
-            self.session.unsharded(model)
+            self.session.data_parallel(model)
         generator = torch.Generator().manual_seed(7 if whole_batch else self.rank)
         for step in range(STEPS):
             if self.session is not None:
@@ -201,6 +206,54 @@ def ddp(job: Job) -> None:
     job.train(DistributedDataParallel(net), net.named_parameters)
 
 
+@scenario
+def ddp_unreduced(job: Job) -> None:
+    net = Net(repeats=True)
+    model = DistributedDataParallel(net, gradient_as_bucket_view=True)
+    job.train(model, net.named_parameters, stages=True, states=True)
+
+
+def accumulate(model: Any) -> Callable[[nn.Module, Tensor], Tensor]:
+    """Return a backward in two parts, of which the second one reduces."""
+
+    def backward(net: nn.Module, rows: Tensor) -> Tensor:
+        with model.no_sync():
+            net(rows).square().mean().backward()
+        loss = net(rows * 2).square().mean()
+        loss.backward()
+        return loss
+
+    return backward
+
+
+@scenario
+def ddp_accumulation(job: Job) -> None:
+    net = Net()
+    model = DistributedDataParallel(net)
+    job.train(model, net.named_parameters, backward=accumulate(model), stages=True)
+
+
+class Twice(nn.Module):
+    """Each parameter is used in two segments, which one backward recomputes one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block(5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.requires_grad_()
+        for _ in range(2):
+            x = checkpoint(self.block, x, use_reentrant=True)
+        return x
+
+
+@scenario
+def ddp_static_graph(job: Job) -> None:
+    net = Twice()
+    model = DistributedDataParallel(net, static_graph=True)
+    job.train(model, net.named_parameters, stages=True)
+
+
 def shard_fully(net: Any, mesh: Any, **options: Any) -> Any:
     for block in (net.first, net.second):
         fully_shard(block, mesh=mesh, **options)
@@ -221,10 +274,15 @@ def list_clean(model: nn.Module) -> Callable[[], Iterator[tuple[str, Tensor]]]:
     return named
 
 
-@scenario
-def fsdp1_flat(job: Job) -> None:
-    model = wrap_flat(Net())
-    job.train(model, list_clean(model))
+def gather_flat(job: Job, model: nn.Module) -> None:
+    with FullyShardedDataParallel.summon_full_params(model, writeback=False, with_grads=True):
+        for name, parameter in list_clean(model)():
+            job.full[name] = _gather(parameter)
+            assert parameter.grad is not None
+            job.full[f"Gradients/{name}"] = _gather(parameter.grad)
+
+
+def gather_flat_shards(job: Job, model: nn.Module) -> None:
     for module in FullyShardedDataParallel.fsdp_modules(model):
         handle: Any = module._handle
         flat = handle.flat_param
@@ -236,14 +294,47 @@ def fsdp1_flat(job: Job) -> None:
 
 
 @scenario
+def fsdp1_flat(job: Job) -> None:
+    model = wrap_flat(Net())
+    job.train(model, list_clean(model))
+    gather_flat_shards(job, model)
+
+
+@scenario
 def fsdp1_orig(job: Job) -> None:
     model = wrap_flat(Net(), use_orig_params=True)
     job.train(model, list_clean(model))
-    with FullyShardedDataParallel.summon_full_params(model, writeback=False, with_grads=True):
-        for name, parameter in list_clean(model)():
-            job.full[name] = _gather(parameter)
-            assert parameter.grad is not None
-            job.full[f"Gradients/{name}"] = _gather(parameter.grad)
+    gather_flat(job, model)
+
+
+@scenario
+def fsdp1_unreduced(job: Job) -> None:
+    model = wrap_flat(Net(repeats=True))
+    job.train(model, list_clean(model), stages=True)
+    gather_flat_shards(job, model)
+
+
+@scenario
+def fsdp1_accumulation(job: Job) -> None:
+    model = wrap_flat(Net(), use_orig_params=True)
+    job.train(model, list_clean(model), backward=accumulate(model), stages=True)
+    gather_flat(job, model)
+
+
+@scenario
+def fsdp1_mixed(job: Job) -> None:
+    """Two forwards before one backward, each with parameters of its own in bfloat16."""
+    policy = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = wrap_flat(Net(repeats=True), use_orig_params=True, mixed_precision=policy)
+
+    def backward(net: nn.Module, rows: Tensor) -> Tensor:
+        loss = sum(net(rows * scale).float().square().mean() for scale in (1, 2))
+        assert isinstance(loss, Tensor)
+        loss.backward()
+        return loss
+
+    job.train(model, list_clean(model), backward=backward, stages=True)
+    gather_flat(job, model)
 
 
 @scenario
@@ -255,11 +346,7 @@ def fsdp1_hybrid(job: Job) -> None:
     }
     model = wrap_flat(Net(), **options)
     job.train(model, list_clean(model))
-    with FullyShardedDataParallel.summon_full_params(model, writeback=False, with_grads=True):
-        for name, parameter in list_clean(model)():
-            job.full[name] = _gather(parameter)
-            assert parameter.grad is not None
-            job.full[f"Gradients/{name}"] = _gather(parameter.grad)
+    gather_flat(job, model)
 
 
 @scenario
@@ -387,8 +474,11 @@ def run_rank(rank: int, world: int, folder: Path, names: list[str]) -> None:
         plain = Job(rank)
         SCENARIOS[name](plain)
         torch.manual_seed(3)
-        plan = DumpPlan(OutputSettings(str(own / "tree")))
-        dumped = Job(rank, rankdump.Session(plan, identity=RankIdentity(rank, world, job_id=name)))
+        finds_states = name in FOUND_STATES
+        selection = TensorSelection(optimizer_states=finds_states)
+        plan = DumpPlan(OutputSettings(str(own / "tree")), selection)
+        session = rankdump.Session(plan, identity=RankIdentity(rank, world, job_id=name))
+        dumped = Job(rank, session, finds_states=finds_states)
         SCENARIOS[name](dumped)
         result = {
             "plain": plain.losses,

@@ -19,6 +19,7 @@ from jobs.restarted_job import CRASH_ITERATION, ITERATIONS, make_batch
 
 import rankdump
 from rankdump import reader
+from rankdump._core.tree_session import SESSIONS_FOLDER
 from rankdump.errors import CorruptedError
 
 pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.torch]
@@ -252,12 +253,11 @@ def test_attempts_of_a_rank_are_told_apart_by_its_processes(rank):
     assert later == [0, 1, 2]
 
 
-def test_attempts_survive_a_lost_list_of_sessions(job, tmp_path):
-    """Trees of tools and older versions have no list: manifests have the number."""
+def test_attempts_survive_lost_session_files(job, tmp_path):
+    """Trees of tools and copies without hidden folders have none: manifests have the number."""
     tree = tmp_path / "tree"
     shutil.copytree(job.tree, tree)
-    for path in tree.glob("rank_*/.dump_metadata/sessions.jsonl"):
-        path.unlink()
+    shutil.rmtree(tree / SESSIONS_FOLDER)
     status = reader.status(tree)
     assert {each.attempt for each in status.sessions} == {0, 1}
     complete = [each for each in status.iterations if each.complete]

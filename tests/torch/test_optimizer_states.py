@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import nn
 import rankdump
 from rankdump._core.record import TensorSide
 from rankdump._frameworks.torch.model_hook import TorchModelHook
-from rankdump._frameworks.torch.optimizer_states import TorchOptimizerHook, is_optimizer
+from rankdump._frameworks.torch.optimizer_states import TorchOptimizerHook
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -23,7 +24,8 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 def record(recorder, optimizer: object, *models: nn.Module) -> dict[str, np.ndarray]:
     hooks = [TorchModelHook(model, recorder, graph) for graph, model in enumerate(models)]
-    hook = TorchOptimizerHook(optimizer, recorder, lambda: hooks)
+    hook = TorchOptimizerHook(recorder, lambda: hooks)
+    assert hook.add_optimizer(optimizer)
     hook.iteration_begins(0, armed=True)
     hook.iteration_ends(0, armed=True)
     hook.detach()
@@ -78,9 +80,84 @@ def test_states_that_are_not_selected_are_not_read(recorder) -> None:
     assert list(record(recorder, optimizer, model)) == ["Optimizer/weight.exp_avg"]
 
 
-def test_anything_with_groups_and_states_is_an_optimizer() -> None:
+def test_anything_with_groups_and_states_is_an_optimizer(recorder) -> None:
     """Libraries wrap optimizers in classes of their own."""
-    assert is_optimizer(SimpleNamespace(param_groups=[], state={}))
-    assert not is_optimizer(nn.Linear(1, 1))
-    assert not is_optimizer(None)
+    hook = TorchOptimizerHook(recorder, list)
+    assert hook.add_optimizer(SimpleNamespace(param_groups=[], state={}))
+    assert not hook.add_optimizer(nn.Linear(1, 1))
+    assert not hook.add_optimizer(None)
     rankdump.Session().optimizer(None)  # off: one branch
+
+
+class FindingHook:
+    """A hook that finds optimizers, and models that are attached."""
+
+    def __init__(self, recorder, *models: nn.Module) -> None:
+        self.recorder = recorder
+        self.models = [TorchModelHook(model, recorder, graph) for graph, model in enumerate(models)]
+        self.hook = TorchOptimizerHook(recorder, lambda: self.models)
+        self.hook.find_optimizers()
+
+    def end(self) -> list[str]:
+        self.recorder.taken.clear()
+        self.hook.iteration_ends(0, armed=True)
+        assert not self.recorder.warnings
+        return sorted(taken.op_name for taken in self.recorder.taken)
+
+
+def sgd(*parameters: nn.Parameter) -> torch.optim.Optimizer:
+    for each in parameters:
+        each.grad = torch.ones_like(each)
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def test_optimizers_that_step_are_found(recorder) -> None:
+    """Also in iterations without a step, and until the hook is detached or they are freed."""
+    model = nn.Linear(3, 2, bias=False)
+    finding, optimizer = FindingHook(recorder, model), sgd(model.weight)
+    assert finding.end() == []
+    optimizer.step()
+    for _ in range(2):
+        assert finding.end() == ["Optimizer/weight.momentum_buffer"]
+    finding.hook.detach()
+    sgd(model.weight).step()
+    del optimizer
+    gc.collect()
+    assert finding.end() == []
+
+
+def test_optimizer_that_the_script_named_is_not_recorded_twice(recorder) -> None:
+    """Neither is one that steps inside of another one."""
+    model = nn.Linear(3, 2, bias=False)
+    finding, optimizer = FindingHook(recorder, model), sgd(model.weight)
+    wrapper = SimpleNamespace(param_groups=optimizer.param_groups, state=optimizer.state)
+    finding.hook.add_optimizer(wrapper)
+    optimizer.step()
+    assert finding.end() == ["Optimizer/weight.momentum_buffer"]
+    finding.hook.detach()
+
+
+def test_optimizers_of_copies_are_found_and_numbered(recorder) -> None:
+    model = nn.Linear(3, 2, dtype=torch.bfloat16)
+    copies = [nn.Parameter(each.detach().float()) for each in model.parameters()]
+    finding, optimizers = FindingHook(recorder, model), [sgd(each) for each in copies]
+    for each in optimizers:
+        each.step()
+    assert finding.end() == [
+        "Optimizer/group-0.0.master",
+        "Optimizer/group-0.0.momentum_buffer",
+        "Optimizer/optimizer-1.group-0.0.master",
+        "Optimizer/optimizer-1.group-0.0.momentum_buffer",
+    ]
+    finding.hook.detach()
+
+
+def test_optimizers_of_other_models_are_left_out(recorder) -> None:
+    """All trainable parameters of the attached model have an optimizer of their own."""
+    model, other = nn.Linear(3, 2, bias=False), nn.Linear(3, 2, bias=False)
+    finding = FindingHook(recorder, model)
+    optimizers = sgd(other.weight), sgd(model.weight)
+    for each in optimizers:
+        each.step()
+    assert finding.end() == ["Optimizer/weight.momentum_buffer"]
+    finding.hook.detach()

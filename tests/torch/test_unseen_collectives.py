@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from rankdump._core.events import UnseenReason
 from rankdump._frameworks.torch.ddp import BucketCounter, find_backward
@@ -118,6 +119,23 @@ def test_failing_recorder_does_not_fail_the_collective(alone, recorder, monkeypa
     assert recorder.warnings == ["a collective could not be recorded: ValueError: broken"]
     hook.detach()
     assert not has_kernel()
+
+
+def test_compiler_does_not_compile_the_observation_of_collectives(alone, recorder) -> None:
+    """Collectives that C++ starts while a compiled model runs are seen as without the compiler."""
+    torch.compiler.reset()
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+    compiled = torch.compile(model, backend="aot_eager")
+    hook = attach_model(compiled, recorder, 0)
+    for iteration in range(2):
+        hook.iteration_begins(iteration, armed=True)
+        compiled(torch.ones(2, 2)).sum().backward()
+        hook.iteration_ends(iteration, armed=True)
+    hook.detach()
+    assert recorder.unseen == []
+    assert not [text for text in recorder.warnings if "could not be recorded" in text]
+    kinds = [each.collective.kind.name for each in recorder.events if each.collective]
+    assert kinds.count("ALL_REDUCE") == 2
 
 
 def has_kernel() -> bool:

@@ -35,7 +35,7 @@ from rankdump._config.acl_section import (
 from rankdump._config.cann_options import make_cann_content, parse_steps
 from rankdump._config.config_section import ConfigNotes, ConfigSection, describe_unknown_key
 from rankdump._config.output_path import PathProbe
-from rankdump._config.rankdump_section import parse_rankdump_section
+from rankdump._config.rankdump_section import add_optimizer_states, parse_rankdump_section
 from rankdump._core.plan import (
     UNNAMED_MODEL,
     ContentSettings,
@@ -241,7 +241,7 @@ def parse_acl_config(
         selection, content = _parse_data_dump(dump, words, environ)
         layout = "cann"
     enabled = selection is not None
-    output, delivery = parse_rankdump_section(
+    own = parse_rankdump_section(
         body,
         file=file,
         output=OutputSettings(
@@ -253,10 +253,10 @@ def parse_acl_config(
         notes=notes,
     )
     return DumpPlan(
-        output=output,
-        selection=selection or TensorSelection(),
+        output=own.output,
+        selection=add_optimizer_states(selection or TensorSelection(), own, notes),
         content=content,
-        delivery=delivery,
+        delivery=own.delivery,
         dialect="acl",
         warnings=notes.texts,
         enabled=enabled,

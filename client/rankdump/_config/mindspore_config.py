@@ -14,7 +14,11 @@ from typing import cast
 
 from rankdump._config.config_section import ConfigNotes, ConfigSection, describe_unknown_key
 from rankdump._config.mindspore_common import CommonSettings, parse_common_settings
-from rankdump._config.rankdump_section import RANKDUMP_SECTION, parse_rankdump_section
+from rankdump._config.rankdump_section import (
+    RANKDUMP_SECTION,
+    add_optimizer_states,
+    parse_rankdump_section,
+)
 from rankdump._core.plan import (
     ContentSettings,
     DumpPlan,
@@ -292,19 +296,19 @@ def parse_mindspore_config(
     section = ConfigSection.from_body(body, COMMON_SECTION, file=file, notes=notes)
     common = parse_common_settings(section, environ, synchronous=e2e.enabled)
     common, e2e = apply_debug_mode(common, e2e, notes)
-    output, delivery = parse_rankdump_section(
+    own = parse_rankdump_section(
         body,
         file=file,
         output=OutputSettings(common.root, common.net_name, file_format=common.file_format),
         notes=notes,
         select_layout=lambda profile: _select_layout(e2e.enabled, acl_dump, profile),
     )
-    content = parse_mindspore_content(section, common, e2e, PROFILES[output.profile])
+    content = parse_mindspore_content(section, common, e2e, PROFILES[own.output.profile])
     return DumpPlan(
-        output=output,
-        selection=_make_selection(common, notes),
+        output=own.output,
+        selection=add_optimizer_states(_make_selection(common, notes), own, notes),
         content=content,
-        delivery=delivery,
+        delivery=own.delivery,
         dialect="mindspore",
         warnings=notes.texts,
     )

@@ -1,4 +1,5 @@
-"""Section `rankdump` of a configuration file: how the tree is packed and delivered. Pure. MindSpore
+"""Section `rankdump` of a configuration file: how the tree is packed and delivered, and what is
+recorded that no dialect has a key for. Pure. MindSpore
 ignores keys it does not know, so one file serves both; here an unknown key is an error.
 """
 
@@ -8,10 +9,15 @@ import difflib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Literal, cast, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 from rankdump._config.config_section import ConfigNotes, ConfigSection
-from rankdump._core.plan import DeliverySettings, FullBufferPolicy, OutputSettings
+from rankdump._core.plan import (
+    DeliverySettings,
+    FullBufferPolicy,
+    OutputSettings,
+    TensorSelection,
+)
 from rankdump._layout.profile import PROFILES
 from rankdump._layout.tree_layouts import LAYOUTS
 
@@ -19,6 +25,7 @@ RANKDUMP_SECTION = "rankdump"
 MAX_BLOCK_TIMEOUT_S = 86_400
 MAX_BUFFER_BYTES = 1 << 40
 
+_STATES_KEY = "optimizer_states"
 _KEYS = (
     "layout",
     "profile",
@@ -30,6 +37,7 @@ _KEYS = (
     "strict",
     "shared_memory",
     "embedded",
+    _STATES_KEY,
     "file_mode",
     "folder_mode",
 )
@@ -39,6 +47,15 @@ _MODE_PATTERN = re.compile(r"0?[0-7]{3}")
 _EMPTY_BODY: dict[str, object] = {RANKDUMP_SECTION: {}}
 
 
+class RankdumpSettings(NamedTuple):
+    """What the section sets."""
+
+    output: OutputSettings
+    delivery: DeliverySettings
+    optimizer_states: bool
+    """Whether the states of optimizers that step are selected as well."""
+
+
 def parse_rankdump_section(
     body: Mapping[str, object],
     *,
@@ -46,8 +63,8 @@ def parse_rankdump_section(
     output: OutputSettings,
     notes: ConfigNotes,
     select_layout: Callable[[str], str] | None = None,
-) -> tuple[OutputSettings, DeliverySettings]:
-    """Return output and delivery; a missing key keeps the given value.
+) -> RankdumpSettings:
+    """Return what the section sets; a missing key keeps the given value.
 
     `select_layout` returns the layout for a profile where the section names none.
     """
@@ -55,7 +72,23 @@ def parse_rankdump_section(
         body if RANKDUMP_SECTION in body else _EMPTY_BODY, RANKDUMP_SECTION, file=file, notes=notes
     )
     _check_keys(section)
-    return _parse_output(section, output, select_layout), _parse_delivery(section)
+    return RankdumpSettings(
+        _parse_output(section, output, select_layout),
+        _parse_delivery(section),
+        section.read_flag(_STATES_KEY, False),
+    )
+
+
+def add_optimizer_states(
+    selection: TensorSelection, settings: RankdumpSettings, notes: ConfigNotes
+) -> TensorSelection:
+    """Return the selection with the states of optimizers, if the section asks for them."""
+    if not settings.optimizer_states:
+        return selection
+    if selection.trigger != "always" or selection.watched or not selection.outputs:
+        reason = "records nothing: only a plan that keeps outputs, without a debug mode, has states"
+        notes.add(f"{RANKDUMP_SECTION}.{_STATES_KEY}", True, reason)
+    return replace(selection, optimizer_states=True)
 
 
 def _check_keys(section: ConfigSection) -> None:

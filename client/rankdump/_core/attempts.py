@@ -3,83 +3,53 @@ Pure: no clock, no disk, no network.
 
 An attempt is what runs between two starts of a rank's process. torchrun counts the restarts of a
 job (`TORCHELASTIC_RESTART_COUNT`); without its count, processes of a rank that begin a session one
-after another are attempts. The agent numbers them and adds a line to
-`rank_N/.dump_metadata/sessions.jsonl` whenever a session begins or ends; the last line of a session
-counts. Records have no attempt of their own: the session that had begun last before the time stamp
-of a record is the one that sent it, because a rank has one session at a time.
+after another are attempts. The agent numbers them; the session files of the tree have the numbers.
+Records have no attempt of their own: the session that had begun last before the time stamp of a
+record is the one that sent it, because a rank has one session at a time.
 """
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import pairwise
 
-from rankdump._core.json_values import make_plain, read_json
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus
-from rankdump.errors import CorruptedError
-
-SESSIONS_FILE = "sessions.jsonl"
+from rankdump._core.tree_session import TreeSession
 
 
-@dataclass(frozen=True, slots=True)
-class SessionRecord:
-    """State of a session when it began or ended."""
-
-    session: SessionStatus
-    process_us: int = 0
-    """When its process loaded the library; 0 when it is not known."""
-    unfinished: tuple[IterationStatus, ...] = ()
-    """Balances of the iterations that had not ended when the session did."""
-
-    def to_line(self) -> str:
-        """Return its line, without a line end."""
-        return json.dumps(self, default=make_plain)
-
-    @staticmethod
-    def from_line(line: str) -> SessionRecord:
-        """Read a line; CorruptedError when it is not valid."""
-        try:
-            return read_json(
-                SessionRecord, json.loads(line), defaults=True, unknown=True, minimum=0
-            )
-        except (ValueError, RecursionError) as error:
-            raise CorruptedError(f"a line of {SESSIONS_FILE} cannot be read: {error}") from None
-
-
-def number_attempt(request: SessionRequest, earlier: Iterable[SessionRecord]) -> int:
+def number_attempt(request: SessionRequest, earlier: Iterable[TreeSession]) -> int:
     """Return the attempt that a new session of a rank belongs to.
 
-    `earlier` are the lines of that rank. A session of another process is another attempt; the
-    launcher's count is exceeded where a whole job was started again under the same id.
+    `earlier` are the session files of that rank. A session of another process is another attempt;
+    the launcher's count is exceeded where a whole job was started again under the same id.
     """
     process = request.host, request.pid, request.process_us
     attempt = request.attempt
-    for record in earlier:
-        known = record.session
+    for each in earlier:
+        known = each.status
         if known.job_id != request.job_id:
             continue
-        same = (known.host, known.pid, record.process_us) == process
+        same = (known.host, known.pid, each.process_us) == process
         if same or known.session_id == request.session_id:
             return known.attempt
         attempt = max(attempt, known.attempt + 1)
     return attempt
 
 
-def merge_records(records: Iterable[SessionRecord]) -> tuple[SessionRecord, ...]:
-    """Return the last record of each session of one rank, in the order in which they began.
+def order_sessions(sessions: Iterable[TreeSession]) -> tuple[TreeSession, ...]:
+    """Return sessions by rank, those of a rank in the order in which they began.
 
     A session without an end that another one followed is lost: its agent ended before it did.
     """
-    last = {record.session.session_id: record for record in records}
-    ordered = sorted(last.values(), key=lambda each: each.session.started_us)
-    for at, record in enumerate(ordered[:-1]):
-        if record.session.state is SessionState.OPEN:
-            lost = replace(record.session, state=SessionState.LOST)
-            ordered[at] = replace(record, session=lost)
+    ordered = sorted(sessions, key=lambda each: (each.status.rank, each.status.started_us))
+    for at, (each, after) in enumerate(pairwise(ordered)):
+        status = each.status
+        if status.state is SessionState.OPEN and status.rank == after.status.rank:
+            ordered[at] = replace(each, status=replace(status, state=SessionState.LOST))
     return tuple(ordered)
 
 

@@ -112,6 +112,8 @@ class TensorSelection:
     """Operators of models by the name of the model's folder, in the place of `operators`."""
     watched: WatchedOperators | None = None
     """With this set, nothing but outputs that are read again is kept."""
+    optimizer_states: bool = False
+    """Find the optimizers that step; otherwise the script names those whose states are read."""
 
     def get_operators(self, model: str) -> OperatorSelection:
         """Return which operators of a model are selected."""
@@ -221,8 +223,9 @@ def plan_from_json(data: bytes) -> DumpPlan:
         body: dict[str, Any] = json.loads(data)
         if body.pop("version") != PLAN_VERSION:
             raise ValueError("its version is not supported")
-        # Older clients do not send it, and no agent needs it.
+        # Older clients do not send these, and no agent needs them.
         body["delivery"] = {"embedded": True} | body["delivery"]
+        body["selection"] = {"optimizer_states": False} | body["selection"]
         plan = read_json(DumpPlan, body, unknown=True)
         _check_output(read_json(OutputSettings, body["output"]))
         _check_selection(plan.selection)

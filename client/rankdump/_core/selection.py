@@ -25,6 +25,10 @@ from rankdump._core.record import TensorSide, sanitize_name
 
 GRADIENTS_PREFIX = "Gradients/"
 """Prefix of the names of operators and tensors of a backward pass."""
+OPTIMIZER_PREFIX = "Optimizer/"
+"""Prefix of the names of states of optimizers."""
+OPTIMIZER_STATE_TYPE = "OptimizerState"
+"""Operator type of these states, which their names do not have."""
 _RECOMPUTE_PREFIX = "Recompute/"
 _NETWORK_PREFIX = "Default/network-"
 _WATCH_SEPARATOR = "_To_"
@@ -98,8 +102,10 @@ def decide_listed_operator(operators: OperatorSelection, op_name: str) -> Select
         else _has_any(operators.names, either)
     ):
         return ACCEPTED_VERDICT
-    kind = extract_op_type(op_name).lower()
-    if any(wanted.lower() in kind for wanted in operators.types):
+    kinds = [extract_op_type(op_name).lower()]
+    if op_name.startswith(OPTIMIZER_PREFIX):
+        kinds.append(OPTIMIZER_STATE_TYPE.lower())
+    if any(wanted.lower() in kind for wanted in operators.types for kind in kinds):
         return ACCEPTED_VERDICT
     return SelectionVerdict(False, "kernels does not select the operator")
 

@@ -1,5 +1,6 @@
-"""Session files of a tree: the state of each session that wrote to it, and the addresses of its
-daemons, so that a reader of the tree finds the live job. Pure: names, JSON and selection.
+"""Session files of a tree: the state of each session that wrote to it, so that the attempts of a
+rank are known, and the addresses of its daemons, so that a reader of the tree finds the live job.
+Pure: names, JSON and selection.
 
 They are in the folder `.rankdump/sessions` of the root, one JSON file for each session, which the
 agent of the rank replaces when the state changes. A file states what was true when it was written:
@@ -11,11 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from rankdump._core.daemon_endpoint import is_socket_address
 from rankdump._core.json_values import make_plain, read_json
-from rankdump._core.status import SessionState, SessionStatus
+from rankdump._core.status import IterationStatus, SessionState, SessionStatus
 from rankdump._core.tree_root import STATE_FOLDER
 from rankdump.errors import CorruptedError
 
@@ -39,13 +41,30 @@ class TreeSession:
     """Address of the coordinator that the agent reports to; empty without one."""
     agent_host: str = ""
     """Name of the agent's host, where a `unix:` address is valid."""
+    process_us: int = 0
+    """When the process of the rank loaded the library; 0 when it is not known."""
+    unfinished: tuple[IterationStatus, ...] = ()
+    """Balances of the iterations that had not ended when the session did."""
+
+
+class DaemonAddresses(NamedTuple):
+    """The fields of a session file that name the daemons of the session."""
+
+    agent: str = ""
+    coordinator: str = ""
+    agent_host: str = ""
+
+
+def make_session_prefix(rank: int) -> str:
+    """Return how the names of the session files of a rank begin."""
+    return f"rank_{rank}."
 
 
 def make_session_file_name(status: SessionStatus) -> str:
     """Return the name of the file of a session: its rank, and a digest of its ids."""
     key = f"{status.job_id}\0{status.session_id}".encode(errors="surrogateescape")
     digest = hashlib.blake2b(key, digest_size=_DIGEST_BYTES).hexdigest()
-    return f"rank_{status.rank}.{digest}.json"
+    return f"{make_session_prefix(status.rank)}{digest}.json"
 
 
 def format_tree_session(session: TreeSession) -> str:
@@ -54,15 +73,29 @@ def format_tree_session(session: TreeSession) -> str:
     return json.dumps(body, default=make_plain) + "\n"
 
 
-def parse_tree_session(text: str) -> TreeSession:
+def parse_tree_session(text: str | bytes) -> TreeSession:
     """Read a session file back; CorruptedError names what is wrong with it."""
     try:
         body = json.loads(text)
         if body["version"] != _VERSION:
             raise CorruptedError(f"version {body['version']!r} of a session file is not supported")
-        return read_json(TreeSession, body, defaults=True, unknown=True)
+        return read_json(TreeSession, body, defaults=True, unknown=True, minimum=0)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CorruptedError(f"not a session file: {error!r}") from None
+
+
+def update_session(before: TreeSession, now: TreeSession) -> TreeSession:
+    """Return what a session file must contain: the same object when nothing has changed.
+
+    What the file has about the end of the session stays: an agent that was restarted since does not
+    know it.
+    """
+    status, known = now.status, before.status
+    if status.state is known.state:
+        raised_in = known.raised_in if status.raised_in is None else status.raised_in
+        ended_by = status.ended_by or known.ended_by
+        now = replace(now, status=replace(status, raised_in=raised_in, ended_by=ended_by))
+    return before if replace(now, changed_us=before.changed_us) == before else now
 
 
 def select_running_sessions(

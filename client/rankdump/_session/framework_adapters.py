@@ -39,31 +39,44 @@ def make_hook(model: Any, recorder: Recorder, *, graph: int) -> IterationHook | 
     return torch.attach_model(model, recorder, graph=graph)
 
 
+class OptimizerHook(IterationHook, Protocol):
+    """Records the states of optimizers."""
+
+    def add_optimizer(self, optimizer: object) -> bool:
+        """Record the states of an optimizer from now on; return whether it is one."""
+        ...
+
+    def find_optimizers(self) -> None:
+        """Record also the states of the optimizers that step from now on."""
+        ...
+
+
 def make_optimizer_hook(
-    optimizer: Any, recorder: Recorder, list_models: Callable[[], Iterable[TensorNameFinder]]
-) -> IterationHook | None:
-    """Return the hook that records the states of an optimizer; None if it is none of torch's.
+    recorder: Recorder, list_models: Callable[[], Iterable[TensorNameFinder]]
+) -> OptimizerHook | None:
+    """Return the hook that records the states of torch's optimizers; None if torch is not in use.
 
     `list_models` returns the attached models, after which states are named.
     """
     if "torch" not in sys.modules:
         return None
-    from rankdump._frameworks.torch.optimizer_states import TorchOptimizerHook, is_optimizer
+    from rankdump._frameworks.torch.optimizer_states import TorchOptimizerHook
 
-    if not is_optimizer(optimizer):
-        return None
-    return TorchOptimizerHook(optimizer, recorder, list_models)
+    return TorchOptimizerHook(recorder, list_models)
 
 
-def make_stage_hook(
+def make_data_parallel_hook(
     model: Any, recorder: Recorder, list_models: Callable[[], Iterable[TensorNameFinder]]
 ) -> IterationHook | None:
-    """Return the hook that records what FSDP2 gathers and reduces; None for no torch module."""
+    """Return the hook that records what data parallelism gathers and reduces in a model.
+
+    None for no torch module.
+    """
     if not is_torch_module(model):
         return None
-    from rankdump._frameworks.torch.fsdp_stages import Fsdp2StageHook
+    from rankdump._frameworks.torch.data_parallel import DataParallelHook
 
-    return Fsdp2StageHook(model, recorder, list_models)
+    return DataParallelHook(model, recorder, list_models)
 
 
 def find_model_name(model: Any) -> str:

@@ -31,11 +31,12 @@ from rankdump._layout.tree_paths import make_folder_name
 from rankdump._session.agent_finder import AgentAddress, default_agent_finder
 from rankdump._session.framework_adapters import (
     HookFactory,
+    OptimizerHook,
     find_model_name,
     make_array_source,
+    make_data_parallel_hook,
     make_hook,
     make_optimizer_hook,
-    make_stage_hook,
 )
 from rankdump._session.plan_source import PlanSource, load_session_config_or_log, resolve_plan
 from rankdump.errors import ExhaustedError, RankdumpError
@@ -152,6 +153,8 @@ class Session:
         self._begun_by_script = False  # by the script, rather than by default
         self._initial_iteration = 0 if plan is None else plan.selection.initial_iteration
         self._strict = plan is not None and plan.delivery.strict
+        self._finds_optimizers = plan is not None and plan.selection.optimizer_states
+        self._optimizers: OptimizerHook | None = None
         self._reported_losses = 0
         self._is_only_rank = False
         self._rank = 0
@@ -281,8 +284,14 @@ class Session:
 
         `name` is its folder if the plan does not name all models; by default its class's name.
         """
-        if self._pipeline is not None:
-            self.observe(partial(make_hook, model), name or find_model_name(model))
+        pipeline = self._pipeline
+        if pipeline is None:
+            return
+        self.observe(partial(make_hook, model), name or find_model_name(model))
+        if self._finds_optimizers:
+            hook = self._get_optimizer_hook(pipeline)
+            if hook is not None:
+                hook.find_optimizers()
 
     @never_raises
     def observe(self, make: HookFactory, name: str) -> None:
@@ -327,30 +336,30 @@ class Session:
         pipeline = self._pipeline
         if pipeline is None:
             return
-        hook = make_optimizer_hook(optimizer, pipeline.recorder, self._hooks.list_models)
-        if hook is None:
+        hook = self._get_optimizer_hook(pipeline)
+        if hook is None or not hook.add_optimizer(optimizer):
             pipeline.recorder.warn_once(
                 f"optimizer of type {format_type(optimizer)} is not allowed; allowed: "
                 f"torch.optim.Optimizer, or an object with its param_groups and state"
             )
-        else:
-            self._hooks.add(hook, pipeline.iteration, pipeline.armed)
 
     @never_raises
-    def unsharded(self, model: Any) -> None:
-        """Record also what FSDP2 gathers and reduces in an attached model, once an iteration.
+    def data_parallel(self, model: Any) -> None:
+        """Record also what data parallelism gathers and reduces in an attached model.
 
-        Parameters as the forward reads them are inputs of the operators of their names, gradients
-        before reduction those of `Gradients/`. Each is as large as the whole parameter. Anything
-        else than a torch module is one warning.
+        `model` is what DistributedDataParallel, FullyShardedDataParallel or `fully_shard` returned,
+        or has such modules in it. Parameters as the forward reads them, after FSDP gathered them,
+        are inputs of the operators of their names; gradients before reduction those of
+        `Gradients/`. Each is as large as the whole parameter. Anything else than a torch module is
+        one warning.
         """
         pipeline = self._pipeline
         if pipeline is None:
             return
-        hook = make_stage_hook(model, pipeline.recorder, self._hooks.list_models)
+        hook = make_data_parallel_hook(model, pipeline.recorder, self._hooks.list_models)
         if hook is None:
             pipeline.recorder.warn_once(
-                f"unsharded({format_type(model)}) is not allowed; allowed: torch.nn.Module"
+                f"data_parallel({format_type(model)}) is not allowed; allowed: torch.nn.Module"
             )
         else:
             self._hooks.add(hook, pipeline.iteration, pipeline.armed)
@@ -458,6 +467,14 @@ class Session:
             self._close(ended=ended, raised=not ended)
         except RankdumpError as error:  # a strict plan; the interpreter is exiting anyway
             _logger.error("rankdump: %s", error)
+
+    def _get_optimizer_hook(self, pipeline: DumpPipeline) -> OptimizerHook | None:
+        if self._optimizers is None:
+            hook = make_optimizer_hook(pipeline.recorder, self._hooks.list_models)
+            if hook is not None:
+                self._optimizers = hook
+                self._hooks.add(hook, pipeline.iteration, pipeline.armed)
+        return self._optimizers
 
     def _end_iteration(self, pipeline: DumpPipeline, *, ran: bool) -> None:
         self._array_operators.end_operators()

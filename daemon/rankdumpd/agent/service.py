@@ -34,7 +34,7 @@ from rankdumpd.agent.retention.manager import AuditCallback, RetentionManager, n
 from rankdumpd.agent.session.openings import NEVER_OPEN_NOTE, FinalBalance, SessionOpenings
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.session.registry import SessionRegistry
-from rankdumpd.agent.session.session_files import SessionFiles
+from rankdumpd.agent.session.session_files import SessionFiles, find_daemons
 from rankdumpd.agent.shm.ring_registry import RingRegistry
 from rankdumpd.agent.shm.slab_folder import (
     SlabFolder,
@@ -192,6 +192,7 @@ class DumpAgent(Component):
             ),
             max_sessions=settings.max_sessions,
             roots=tree_root.split_roots(settings.roots),
+            daemons=find_daemons(settings.listen, settings.coordinator),
             counters=self._counters,
         )
         self._make_parts(settings, audit)
@@ -199,8 +200,6 @@ class DumpAgent(Component):
     def _make_parts(self, settings: AgentSettings, audit: AuditCallback) -> None:
         """Make the parts that depend on the registry."""
         self._session_files = SessionFiles(
-            settings.listen,
-            settings.coordinator,
             on_end=lambda session: self._notifier.report_session(session),
         )
         self._notifier = SessionNotifier(
@@ -221,7 +220,7 @@ class DumpAgent(Component):
             self._reporter,
             counters=self._counters,
             usage=self._usage,
-            on_end=self._session_files.update,
+            on_change=self._session_files.update,
         )
         self._committer = FrameCommitter(
             *(self._ledger, self._registry, self._actions, self._budget),

@@ -146,6 +146,8 @@ class IterationView:
     lost: Mapping[int, bool] = field(default_factory=dict[int, bool])
     """Ranks whose session was lost before they ended it; true for those whose process is known to
     have ended, and of which every event is known."""
+    raised: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Ranks whose session an error ended, and the iteration in which it did."""
     provisional: bool = False
     """Whether the iteration still runs, so that missing events may arrive."""
     attempt: int = 0

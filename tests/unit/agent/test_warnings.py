@@ -85,7 +85,7 @@ def test_ranks_of_a_job_get_the_first_wording_of_a_limit(make_request):
         nobody,
         desk,
         lambda session: [f"disk of /dump: {next(free)} free"],
-        SessionFiles("", ""),
+        SessionFiles(),
     )
     heard: list[tuple[str, ...]] = []
     for rank, job in enumerate(["a", "a", "b", "a"]):

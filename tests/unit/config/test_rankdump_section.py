@@ -38,6 +38,7 @@ def test_rankdump_section_sets_every_field(tmp_path: Path):
             "durability": "synced",
             "strict": True,
             "shared_memory": False,
+            "optimizer_states": True,
             "file_mode": "0640",
             "folder_mode": "770",
         },
@@ -46,6 +47,8 @@ def test_rankdump_section_sets_every_field(tmp_path: Path):
         "/tmp/dump", "LeNet", "mindspore-async", "ms2.0", "none", 0o640, 0o770
     )
     assert plan.delivery == DeliverySettings("drop", 2.0, 4096, "synced", True, False)
+    assert plan.selection.optimizer_states
+    assert not plan.warnings
     assert load_own(tmp_path, {}) == load_common(tmp_path)
 
 
@@ -66,6 +69,7 @@ OWN_REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
     ("durability", (*NOT_TEXT, "maybe"), '"written" or "synced"'),
     ("strict", (0, "no", None), "true or false"),
     ("shared_memory", (0, "no", None), "true or false"),
+    ("optimizer_states", (0, "no", None, ["exp_avg"]), "true or false"),
     ("file_mode", (0o440, "440x", "0o440", "8888", "", "0040", "07777"), "octal text"),
     ("folder_mode", (0o750, "0600", "0070"), "octal text"),
 ]
@@ -100,3 +104,22 @@ def test_rankdump_section_names_the_nearest_key(tmp_path: Path, key: str, neares
     error = refusal(tmp_path, body_of(own={key: 1}))
     assert error.key == f"rankdump.{key}"
     assert error.allowed.endswith(f"nearest: {nearest}")
+
+
+@pytest.mark.parametrize(
+    ("changed", "warned"),
+    [
+        ({"op_debug_mode": 3}, True),
+        ({"op_debug_mode": 4}, True),
+        ({"input_output": 1}, True),
+        ({"input_output": 2}, False),
+    ],
+)
+def test_states_of_optimizers_that_no_plan_keeps_are_a_warning(
+    tmp_path: Path, changed: dict[str, Any], warned: bool
+):
+    """States are outputs, and no operator of theirs overflows or raises."""
+    plan = load_body(tmp_path, body_of(common=changed, own={"optimizer_states": True}))
+    found = [text for text in plan.warnings if text.startswith("rankdump.optimizer_states: True")]
+    assert len(found) == warned
+    assert plan.selection.optimizer_states

@@ -8,15 +8,14 @@ import pytest
 
 from rankdump._core.attempts import (
     SessionPeriods,
-    SessionRecord,
     describe_crash,
-    merge_records,
     number_attempt,
+    order_sessions,
 )
 from rankdump._core.rank_identity import RankIdentity, find_restarts, make_session_request
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus
-from rankdump.errors import CorruptedError
+from rankdump._core.tree_session import TreeSession
 
 
 def make_session(name: str = "s", **more) -> SessionStatus:
@@ -37,8 +36,8 @@ def make_request(name: str = "new", *, pid: int = 9, **more) -> SessionRequest:
     return SessionRequest("j", name, 0, 2, 0, "h", pid, "", "", b"", b"", **more)
 
 
-FIRST = SessionRecord(make_session("a", pid=1, attempt=0), process_us=5)
-SECOND = SessionRecord(make_session("b", pid=2, attempt=1), process_us=6)
+FIRST = TreeSession(make_session("a", pid=1, attempt=0), process_us=5)
+SECOND = TreeSession(make_session("b", pid=2, attempt=1), process_us=6)
 
 
 @pytest.mark.parametrize(
@@ -63,33 +62,22 @@ def test_attempt_number_follows_launcher_and_processes(request_, earlier, expect
 
 
 def test_attempt_number_ignores_other_jobs():
-    other = dataclasses.replace(FIRST, session=make_session("a", job_id="other", attempt=4))
+    other = dataclasses.replace(FIRST, status=make_session("a", job_id="other", attempt=4))
     assert number_attempt(make_request(), [other]) == 0
 
 
-def test_session_record_survives_its_line():
-    unfinished = IterationStatus("j", "a", 0, 2, False, stored=3, dropped={"disk_full": 1})
-    record = SessionRecord(make_session("a", raised_in=2, notes=("n",)), 5, (unfinished,))
-    assert SessionRecord.from_line(record.to_line()) == record
-
-
-@pytest.mark.parametrize("line", ["", "{}", "[]", '{"session": 1}', '{"session": {"rank": -1}}'])
-def test_invalid_session_record_is_rejected(line):
-    with pytest.raises(CorruptedError, match=r"sessions\.jsonl"):
-        SessionRecord.from_line(line)
-
-
-def test_last_record_of_a_session_counts():
+def test_open_session_that_another_followed_is_lost():
+    """Its agent ended before it did; an open session of another rank is as it was."""
     begun = [
-        make_session(n, started_us=at, state=SessionState.OPEN) for at, n in ((7, "b"), (3, "a"))
+        make_session(name, started_us=at, rank=rank, state=SessionState.OPEN)
+        for name, at, rank in (("c", 7, 1), ("b", 7, 0), ("a", 3, 0))
     ]
-    ended = dataclasses.replace(begun[0], state=SessionState.CLOSED)
-    merged = merge_records(map(SessionRecord, (*begun, ended)))
-    assert [(r.session.session_id, r.session.state) for r in merged] == [
-        ("a", SessionState.LOST),  # another session followed, so it is not open
-        ("b", SessionState.CLOSED),
+    ordered = order_sessions(map(TreeSession, begun))
+    assert [(each.status.session_id, each.status.state) for each in ordered] == [
+        ("a", SessionState.LOST),
+        ("b", SessionState.OPEN),
+        ("c", SessionState.OPEN),
     ]
-    assert merge_records([SessionRecord(begun[0])])[0].session.state is SessionState.OPEN
 
 
 def test_record_belongs_to_the_session_begun_last():

@@ -62,6 +62,7 @@ plans = st.builds(
         watched=st.none() | st.builds(WatchedOperators, names, names),
         inputs=st.booleans(),
         outputs=st.booleans(),
+        optimizer_states=st.booleans(),
     ),
     delivery=st.builds(
         DeliverySettings,
@@ -79,6 +80,13 @@ plans = st.builds(
 def test_plan_round_trip(plan: DumpPlan):
     """Every plan comes back as it was."""
     assert plan_from_json(plan_to_json(plan)) == plan
+
+
+def test_plan_of_an_older_client_is_read():
+    """It lacks keys that came later."""
+    body = json.loads(plan_to_json(PLAN))
+    del body["delivery"]["embedded"], body["selection"]["optimizer_states"]
+    assert plan_from_json(json.dumps(body).encode()) == PLAN
 
 
 PLAN = DumpPlan(

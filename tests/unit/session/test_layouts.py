@@ -1,4 +1,4 @@
-"""`layout`, `optimizer` and `unsharded` of a session, with one line for wrong calls."""
+"""`layout`, `optimizer` and `data_parallel` of a session, with one line for wrong calls."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def test_wrong_calls_are_one_line_each(running, caplog) -> None:
         session.layout("fc", side="middle", **HALF)
         session.layout(np.ones(2), **HALF)
         session.optimizer("adam")
-        session.unsharded(3)
+        session.data_parallel(3)
     lines = [record.getMessage() for record in caplog.records]
     starts = [
         "layout of fc: mesh={'tp': 0} is not allowed",
         "layout of fc: side 'middle', slot 0, graph 0 is not allowed",
         "layout of numpy.ndarray: target is not allowed",
         "optimizer of type builtins.str is not allowed",
-        "unsharded(builtins.int) is not allowed; allowed: torch.nn.Module",
+        "data_parallel(builtins.int) is not allowed; allowed: torch.nn.Module",
     ]
     for start in starts:
         (line,) = [line for line in lines if start in line]
@@ -59,7 +59,7 @@ def test_wrong_calls_are_one_line_each(running, caplog) -> None:
     assert not [record for record in caplog.records if record.exc_info]
 
 
-@pytest.mark.parametrize("method", ["optimizer", "unsharded"])
+@pytest.mark.parametrize("method", ["optimizer", "data_parallel"])
 def test_session_that_is_off_ignores_every_call(method: str) -> None:
     getattr(rankdump.Session(), method)(None)
     rankdump.Session().layout(None, global_shape=(), mesh={}, placements={})

@@ -184,7 +184,7 @@ class Dump:
     def jobs(self) -> tuple[str, ...]:
         """Ids of the jobs that dumped into the tree."""
         found = {each.status.job_id for each in self._tree.manifests}
-        found.update(record.session.job_id for record in self._tree.own_sessions)
+        found.update(each.status.job_id for each in self._tree.own_sessions)
         return tuple(sorted(found))
 
     @property

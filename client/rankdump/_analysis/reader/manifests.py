@@ -16,7 +16,6 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from rankdump._analysis.reader.query import group_ranks
 from rankdump._analysis.reader.tree import Table, Tree
-from rankdump._core.attempts import SESSIONS_FILE, SessionRecord, merge_records
 from rankdump._core.manifest import RETIRED_FILE, Manifest, ManifestRecord, RetiredIteration
 from rankdump._core.status import IterationStatus
 from rankdump._layout.dump_folders import DumpFolder, find_folder
@@ -181,20 +180,6 @@ def _parse_each(
             problems.append(f"{path}: {error}")
 
 
-def read_session_records(
-    root: Path, ranks: Iterable[str], problems: list[str]
-) -> tuple[SessionRecord, ...]:
-    """Return the sessions of rank folders, each as its last line has it.
-
-    Adds a problem for each unreadable list or line; older versions wrote no list.
-    """
-    found: list[SessionRecord] = []
-    for rank in ranks:
-        lines = _read_lines(root / rank / METADATA_FOLDER / SESSIONS_FILE, problems)
-        found += merge_records(_parse_each(lines, SessionRecord.from_line, problems))
-    return tuple(found)
-
-
 def retired_sentences(gone: Iterable[tuple[int, int]]) -> list[str]:
     """Return sentences about retired iterations; ranks with the same iterations share one."""
     return [
@@ -263,7 +248,7 @@ def restrict_to_attempt(tree: Tree, attempt: int) -> Tree:
         known = ", ".join(map(str, tree.attempts))
         raise CorruptedError(f"{tree.root}: the tree has no attempt {attempt}; known: {known}")
     tree = replace(tree, attempt=attempt)
-    ranks = {each.session.rank for each in tree.own_sessions}
+    ranks = {each.status.rank for each in tree.own_sessions}
     ranks.update(manifest.status.rank for manifest in tree.manifests)
     kept = tuple(rank for rank in tree.ranks if rank in ranks or not tree.sessions)
     return replace(tree, ranks=kept)

@@ -26,8 +26,8 @@ def read_tree_sessions(root: Path, job_id: str = "") -> tuple[TreeSession, ...]:
         try:
             if path.is_symlink() or path.stat().st_size > MAX_FILE_BYTES:
                 continue
-            session = parse_tree_session(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, CorruptedError):
+            session = parse_tree_session(path.read_bytes())
+        except (OSError, CorruptedError):
             continue
         if job_id in ("", session.status.job_id):
             found.append(session)

@@ -23,10 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rankdump._codec.file_codec import select_codec
-from rankdump._core.attempts import SessionPeriods, SessionRecord
+from rankdump._core.attempts import SessionPeriods
 from rankdump._core.manifest import Manifest, ManifestRecord, RetiredIteration
 from rankdump._core.record import TensorKey
 from rankdump._core.statistics import STATISTIC_TITLES
+from rankdump._core.tree_session import TreeSession
 from rankdump._layout.file_name import FileName
 
 NULL_TEXT = "null"
@@ -187,7 +188,7 @@ class Tree:
     """False when only the selected ranks, graphs or iterations were read."""
     job_id: str = ""
     """Job of the tensors, if they are restricted to one of several."""
-    sessions: tuple[SessionRecord, ...] = ()
+    sessions: tuple[TreeSession, ...] = ()
     """All sessions of the ranks, in the order in which each rank had them; empty in older trees."""
     attempt: int | None = None
     """Attempt of the tensors, if they are restricted to one."""
@@ -195,23 +196,23 @@ class Tree:
     @cached_property
     def periods(self) -> SessionPeriods:
         """The session of each rank at each time."""
-        return SessionPeriods(record.session for record in self.sessions)
+        return SessionPeriods(each.status for each in self.sessions)
 
     @property
-    def own_sessions(self) -> tuple[SessionRecord, ...]:
+    def own_sessions(self) -> tuple[TreeSession, ...]:
         """The sessions of its job and its attempt, if it is restricted to them."""
         return tuple(
-            record
-            for record in self.sessions
-            if self.job_id in ("", record.session.job_id)
-            and self.attempt in (None, record.session.attempt)
+            each
+            for each in self.sessions
+            if self.job_id in ("", each.status.job_id)
+            and self.attempt in (None, each.status.attempt)
         )
 
     @property
     def attempts(self) -> tuple[int, ...]:
         """Numbers of the attempts in it, ascending; 0 where nothing numbers them."""
         found = {m.status.attempt for m in self.manifests}
-        found.update(record.session.attempt for record in self.own_sessions)
+        found.update(each.status.attempt for each in self.own_sessions)
         return tuple(sorted(found)) or (0,)
 
     def find_attempt(self, key: TensorKey) -> int:

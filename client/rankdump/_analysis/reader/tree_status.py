@@ -1,6 +1,6 @@
 """Status of a tree without a daemon: sessions as their files state them, balances of iterations,
-missing ranks and iterations, and damage. Reads no more than a walk with `balances_only`, and the
-session files; never a tensor.
+missing ranks and iterations, and damage. Reads no more than a walk with `balances_only`; never a
+tensor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import TypeAlias
 
 from rankdump._analysis.reader.manifests import retired_sentences
 from rankdump._analysis.reader.query import group_ranks, missing_ranges, ranges
-from rankdump._analysis.reader.session_files import read_tree_sessions
 from rankdump._analysis.reader.tree import Entries, Table, Tree
 from rankdump._analysis.reader.tree_walk import walk
 from rankdump._core.manifest import Manifest
@@ -93,28 +92,16 @@ def _tree_findings(tree: Tree) -> tuple[str, ...]:
 
 
 def _session_statuses(tree: Tree) -> tuple[SessionStatus, ...]:
-    """Return the listed sessions, those in files, and those that only manifests know.
-
-    The last ones count as closed.
-    """
-    listed = [record.session for record in tree.own_sessions]
-    known = {(each.job_id, each.session_id, each.rank) for each in listed}
-    filed = [
-        status
-        for each in read_tree_sessions(tree.root, tree.job_id)
-        if (status := each.status).attempt == (tree.attempt or status.attempt)
-        and (tree.whole or status.rank in tree.ranks)
-        and (status.job_id, status.session_id, status.rank) not in known
-    ]
-    known |= {(status.job_id, status.session_id, status.rank) for status in filed}
+    """Return the sessions with a file, and as closed those that only manifests know."""
+    filed = [each.status for each in tree.own_sessions]
+    known = {(each.job_id, each.session_id, each.rank) for each in filed}
     older = (
         status
         for status in _sessions_of_manifests(tree.manifests)
         if (status.job_id, status.session_id, status.rank) not in known
     )
     # Sorting is stable: sessions of a rank stay in the order in which it had them.
-    ordered = sorted(listed, key=lambda each: (each.job_id, each.rank))
-    return (*older, *filed, *ordered)
+    return (*older, *sorted(filed, key=lambda each: (each.job_id, each.rank)))
 
 
 def _sessions_of_manifests(manifests: tuple[Manifest, ...]) -> tuple[SessionStatus, ...]:
@@ -146,15 +133,14 @@ def _unfinished_iterations(tree: Tree) -> list[IterationStatus]:
     complete = {(m.status.rank, m.status.iteration, m.status.attempt) for m in tree.manifests}
     listed = {
         (status.rank, status.iteration, status.attempt): status
-        for record in tree.own_sessions
-        for status in record.unfinished
+        for session in tree.own_sessions
+        for status in session.unfinished
     }
     found = {place: status for place, status in listed.items() if place not in complete}
     stored, size = _count_unfinished_files(tree, complete | found.keys())
     jobs = {m.status.rank: m.status.job_id for m in tree.manifests}
     # The newest session of a rank writes, whatever other jobs have left in the tree.
-    newest = (each.status for each in read_tree_sessions(tree.root, tree.job_id))
-    jobs |= {status.rank: status.job_id for status in newest}
+    jobs |= {each.status.rank: each.status.job_id for each in tree.own_sessions}
     # A rank without a complete iteration has no job id; in a tree of one job it is that job's.
     only = next(iter(jobs.values())) if len(set(jobs.values())) == 1 else ""
     for (rank, iteration, attempt), count in stored.items():

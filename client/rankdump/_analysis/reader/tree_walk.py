@@ -25,11 +25,11 @@ from rankdump._analysis.reader.manifests import (
     list_rank_folders,
     read_manifests,
     read_retired_iterations,
-    read_session_records,
     restrict_to_attempt,
     restrict_to_job,
 )
 from rankdump._analysis.reader.query import Query
+from rankdump._analysis.reader.session_files import read_tree_sessions
 from rankdump._analysis.reader.tree import Entries, Entry, Table, Tree
 from rankdump._analysis.reader.tree_files import (
     FolderIndex,
@@ -38,7 +38,7 @@ from rankdump._analysis.reader.tree_files import (
     read_entries,
     read_long_names,
 )
-from rankdump._core.attempts import SessionPeriods
+from rankdump._core.attempts import SessionPeriods, order_sessions
 from rankdump._core.manifest import Manifest, RetiredIteration
 from rankdump._layout.dump_folders import (
     MAX_TREE_DEPTH,
@@ -139,8 +139,12 @@ class _TreeReader:
         ]
         named = {name: list_manifest_files(places.root, name, places.problems) for name in wanted}
         self._stepped = any(named.values())
-        self.sessions = read_session_records(places.root, wanted, places.problems)
-        self._periods = SessionPeriods(record.session for record in self.sessions)
+        self.sessions = order_sessions(
+            each
+            for each in read_tree_sessions(places.root)
+            if self._device or places.selects_rank(each.status.rank)
+        )
+        self._periods = SessionPeriods(each.status for each in self.sessions)
         self._files = {
             name: [file for file in files if file.session not in self.other_sessions]
             for name, files in named.items()

@@ -21,6 +21,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 
 from rankdump._core.events import EventKind
+from rankdump._frameworks.torch.internals import skip_compilation
 
 # The dispatcher is a C++ module whose stubs, where there are any, leave much unknown.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -174,6 +175,7 @@ class CollectiveOperatorPatch(Generic[_CallT]):
             self._listener.end_operator(begun, result)
             return result
 
+        skip_compilation(run_collective)
         return run_collective
 
     def _make_wait_kernel(self, packet: Any, below: Any) -> Callable[..., Any]:
@@ -193,6 +195,7 @@ class CollectiveOperatorPatch(Generic[_CallT]):
                 self._running.pop()
                 self._listener.end_tensor_wait(tensor, raised=raised)
 
+        skip_compilation(run_wait)
         return run_wait
 
 

@@ -66,13 +66,18 @@ def find_sharded_parameters(model: Module) -> dict[int, Parameter]:
     return found
 
 
-def iterate_fsdp1_layouts(model: Module) -> Iterator[tuple[Tensor, LayoutFinder]]:
-    """Yield the parameters of FSDP1 with the function that finds their layouts."""
+def iterate_fsdp1_handles(model: Module) -> Iterator[tuple[Module, Any]]:
+    """Yield the modules that FSDP1 wraps a model in, each with the handle of its flat parameter."""
     for module in model.modules():
         handle: Any = getattr(module, "_handle", None)
-        flat: Any = getattr(handle, "flat_param", None)
-        if flat is None or not hasattr(flat, "_shard_param_infos"):
-            continue
+        if hasattr(getattr(handle, "flat_param", None), "_shard_param_infos"):
+            yield module, handle
+
+
+def iterate_fsdp1_layouts(model: Module) -> Iterator[tuple[Tensor, LayoutFinder]]:
+    """Yield the parameters of FSDP1 with the function that finds their layouts."""
+    for module, handle in iterate_fsdp1_handles(model):
+        flat: Any = handle.flat_param
         shard = _FlatShard(module, handle)
         yield flat, shard.find_flat_layout
         originals = [*(flat._params or ()), *(flat._shared_params or ())]

@@ -285,6 +285,14 @@ def find_saving_hook() -> object | None:
     return hooks[0] if hooks else None
 
 
+def find_running_node() -> object | None:
+    """Return the node that this thread's backward runs now; None outside, or if torch is too old.
+
+    It is the same object each time, as long as something keeps it alive.
+    """
+    return _C._current_autograd_node() if hasattr(_C, "_current_autograd_node") else None
+
+
 def find_backward_step() -> tuple[int, int, bool] | None:
     """Return the running task of autograd, its node's number, and whether Python wrote the node.
 
@@ -295,7 +303,7 @@ def find_backward_step() -> tuple[int, int, bool] | None:
     task = _C._current_graph_task_id()
     if task == -1:
         return None
-    node = _C._current_autograd_node() if hasattr(_C, "_current_autograd_node") else None
+    node: Any = find_running_node()
     if node is None:
         return task, -1, False
     function = isinstance(node, torch.autograd.function.BackwardCFunction)

@@ -1,5 +1,6 @@
-"""States that an optimizer keeps for its parameters, recorded at the end of an iteration with the
-values of the parameters: after the last step of the optimizer.
+"""States that optimizers keep for their parameters, recorded at the end of an iteration with the
+values of the parameters: after the last step of the optimizers. The script names an optimizer, or
+the plan asks for those of torch that step.
 
 A state is named after its parameter in an attached model. An optimizer that steps copies of the
 weights has parameters of no model: those are recorded as well, under the number of their group.
@@ -7,24 +8,27 @@ weights has parameters of no model: those are recorded as well, under the number
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import Recorder, TensorNameFinder
+from rankdump._core.selection import OPTIMIZER_PREFIX, OPTIMIZER_STATE_TYPE
+from rankdump._frameworks.torch.internals import is_tracing
 from rankdump._frameworks.torch.layouts import LayoutFinder
-from rankdump._frameworks.torch.module_hooks import run_shielded
+from rankdump._frameworks.torch.module_hooks import exclude_from_compilation, run_shielded
 from rankdump._frameworks.torch.tensors import TorchObserver
 
 # torch's stubs leave an optimizer's groups and states untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
-STATE_TYPE = "OptimizerState"
-"""Operator type of states, by which a plan can select them."""
-_SCOPE = "Optimizer/"
 _COUNTER = "step"
 """State with the number of steps, the same for all parameters of a group."""
 
@@ -38,17 +42,29 @@ class _ParameterPlace(NamedTuple):
 
 
 class TorchOptimizerHook:
-    """Records the states of one optimizer in armed iterations."""
+    """Records the states of optimizers in armed iterations."""
 
     def __init__(
-        self,
-        optimizer: Any,
-        recorder: Recorder,
-        list_models: Callable[[], Iterable[TensorNameFinder]],
+        self, recorder: Recorder, list_models: Callable[[], Iterable[TensorNameFinder]]
     ) -> None:
-        self._optimizer = optimizer
         self._recorder = recorder
         self._list_models = list_models
+        self._declared: list[Any] = []
+        self._found: weakref.WeakKeyDictionary[Optimizer, None] = weakref.WeakKeyDictionary()
+        """Optimizers that have stepped, in the order of their first steps."""
+        self._handle: RemovableHandle | None = None
+
+    def add_optimizer(self, optimizer: object) -> bool:
+        """Record the states of an optimizer from now on; return whether it is one."""
+        if not _is_optimizer(optimizer):
+            return False
+        self._declared.append(optimizer)
+        return True
+
+    def find_optimizers(self) -> None:
+        """Record also the states of the optimizers of torch that step from now on."""
+        if self._handle is None:
+            self._handle = register_optimizer_step_post_hook(self._after_step)
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
         """Do nothing: states are read at the end."""
@@ -60,22 +76,41 @@ class TorchOptimizerHook:
             run_shielded(self._record_states, observer.report_failure)
 
     def detach(self) -> None:
-        """Do nothing: the optimizer was not changed."""
+        """Stop observing steps; the optimizers were not changed."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            handle.remove()
+
+    @exclude_from_compilation
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if optimizer not in self._found and not is_tracing():
+            self._found[optimizer] = None
 
     def _record_states(self) -> None:
         places = self._find_places()
-        observers: dict[int, TorchObserver] = {}
-        for number, parameter in self._iterate_parameters():
-            place = places.get(id(parameter))
-            states = dict(self._optimizer.state.get(parameter, {}))
-            if place is None:
-                place = _ParameterPlace(0, number, None)
-                states["master"] = parameter
-            observer = observers.setdefault(place.graph, TorchObserver(self._recorder, place.graph))
-            for key, value in states.items():
-                if isinstance(value, Tensor) and key != _COUNTER:
-                    name = f"{_SCOPE}{place.name}.{key}"
-                    _record_state(observer, name, str(key), value, parameter, place.find_layout)
+        recorded: set[tuple[int, str]] = set()
+        unnamed = 0
+        for optimizer in self._list_optimizers(places):
+            prefix = f"optimizer-{unnamed}." if unnamed else ""
+            is_unnamed = False
+            for number, parameter in _iterate_parameters(optimizer):
+                place = places.get(id(parameter))
+                states = _list_states(optimizer, parameter, with_master=place is None)
+                # An optimizer may wrap another one, which steps the same parameters.
+                states = {k: v for k, v in states.items() if (id(parameter), k) not in recorded}
+                recorded.update((id(parameter), key) for key in states)
+                is_unnamed = is_unnamed or (place is None and bool(states))
+                place = place or _ParameterPlace(0, prefix + number, None)
+                self._record_parameter(place, parameter, states)
+            unnamed += is_unnamed
+
+    def _record_parameter(
+        self, place: _ParameterPlace, parameter: Tensor, states: dict[str, Tensor]
+    ) -> None:
+        observer = TorchObserver(self._recorder, place.graph)
+        for key, value in states.items():
+            name = f"{OPTIMIZER_PREFIX}{place.name}.{key}"
+            _record_state(observer, name, key, value, parameter, place.find_layout)
 
     def _find_places(self) -> dict[int, _ParameterPlace]:
         return {
@@ -84,10 +119,49 @@ class TorchOptimizerHook:
             for name, tensor in model.iterate_named()
         }
 
-    def _iterate_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        for group, each in enumerate(self._optimizer.param_groups):
-            for number, parameter in enumerate(each["params"]):
-                yield f"group-{group}.{number}", parameter
+    def _list_optimizers(self, places: dict[int, _ParameterPlace]) -> list[Any]:
+        """Return the optimizers that were declared, then those that were found.
+
+        One without a parameter of an attached model steps copies of weights, or the weights of
+        another model. It is taken for the former while attached models have trainable parameters
+        that no optimizer steps.
+        """
+        found = [each for each in self._found if all(each is not d for d in self._declared)]
+        stepped = {
+            id(parameter)
+            for optimizer in (*self._declared, *found)
+            for _, parameter in _iterate_parameters(optimizer)
+        }
+        if not self._has_trainable_besides(stepped):
+            found = [each for each in found if _has_parameter_of(each, places)]
+        return [*self._declared, *found]
+
+    def _has_trainable_besides(self, stepped: set[int]) -> bool:
+        return any(
+            isinstance(tensor, Tensor) and tensor.requires_grad and id(tensor) not in stepped
+            for model in self._list_models()
+            for _, tensor in model.iterate_named()
+        )
+
+
+def _iterate_parameters(optimizer: Any) -> Iterator[tuple[str, Tensor]]:
+    for group, each in enumerate(optimizer.param_groups):
+        for number, parameter in enumerate(each["params"]):
+            yield f"group-{group}.{number}", parameter
+
+
+def _has_parameter_of(optimizer: Any, places: dict[int, _ParameterPlace]) -> bool:
+    return any(id(parameter) in places for _, parameter in _iterate_parameters(optimizer))
+
+
+def _list_states(optimizer: Any, parameter: Tensor, *, with_master: bool) -> dict[str, Tensor]:
+    """Return the tensors that an optimizer keeps for a parameter, by their keys."""
+    states = {
+        str(key): value
+        for key, value in dict(optimizer.state.get(parameter, {})).items()
+        if isinstance(value, Tensor) and key != _COUNTER
+    }
+    return states | {"master": parameter} if with_master else states
 
 
 def _record_state(
@@ -102,10 +176,10 @@ def _record_state(
     if value.shape != parameter.shape:
         find_layout = None
     if observer.is_selected(name, TensorSide.OUTPUT):
-        observer.record_value(STATE_TYPE, name, key, value, find_layout)
+        observer.record_value(OPTIMIZER_STATE_TYPE, name, key, value, find_layout)
 
 
-def is_optimizer(value: object) -> bool:
+def _is_optimizer(value: object) -> bool:
     """Return whether a value has what every optimizer of torch has, also wrapped by a library."""
     groups = getattr(value, "param_groups", None)
     return isinstance(groups, list) and hasattr(getattr(value, "state", None), "get")

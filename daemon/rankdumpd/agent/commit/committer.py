@@ -15,11 +15,10 @@ from typing import TypeAlias
 
 from rankdump._core.record import TensorKind, TensorSide
 from rankdump._core.session_protocol import RecordHead
-from rankdump.errors import RankdumpError, UnavailableError
+from rankdump.errors import UnavailableError
 from rankdumpd.agent.commit.post_commit import (
     PostCommitActions,
     count_frames,
-    record_session_end,
 )
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.limits.usage import DumpUsage, QueueBudget
@@ -282,21 +281,6 @@ class FrameCommitter:
             if running and self._clock() - self._checked_s >= CHECK_INTERVAL_S:
                 self._check()
                 self._checked_s = self._clock()
-        self._record_ends()
-
-    def _record_ends(self) -> None:
-        """Add the ends of sessions to their trees, without retries."""
-        for session in self._registry.list_sessions():
-            try:
-                record_session_end(session)
-            except (OSError, RankdumpError) as error:
-                request = session.request
-                _logger.warning(
-                    "rank %d: its end is not in the tree: %s",
-                    request.rank,
-                    error,
-                    extra=build_log_fields(request),
-                )
 
     def _next_batch(self, *, wait: bool) -> tuple[_FrameBatch, bool]:
         batch = _FrameBatch()

@@ -39,6 +39,7 @@ from rankdumpd.agent.records import (
 from rankdumpd.agent.report.reporter import CoordinatorReporter
 from rankdumpd.agent.session.pending_metadata import ProgramOrder
 from rankdumpd.agent.session.rank_session import RankSession, prepare_tree
+from rankdumpd.agent.session.session_files import read_wall_clock_us
 from rankdumpd.agent.storage import rank_files
 from rankdumpd.agent.storage.graph_files import GraphAssembler, render_graph
 from rankdumpd.agent.storage.statistic_tables import StatisticTables
@@ -210,11 +211,11 @@ class PostCommitActions:
         *,
         counters: MetricCounters,
         usage: DumpUsage | None = None,
-        on_end: Callable[[RankSession], None] | None = None,
+        on_change: Callable[[RankSession], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_end` is called for a session that its rank has ended."""
-        self._ledger, self._reporter, self._on_end = ledger, reporter, on_end
+        """`on_change` is called for a session that has ended: its balances may have changed."""
+        self._ledger, self._reporter, self._on_change = ledger, reporter, on_change
         self._counters, self._clock = counters, clock
         self._usage = usage or DumpUsage()
         self._retries = RetrySchedule(FIRST_RETRY_S, LAST_RETRY_S)
@@ -229,6 +230,8 @@ class PostCommitActions:
         done = session.pending.is_suspended or self._apply_pending(session)
         if session.pending.is_suspended:
             self._report_ends(session)
+        if self._on_change is not None and session.has_ended:
+            self._on_change(session)
         self._reporter.wake()
         session.acknowledge()
         return done
@@ -241,9 +244,7 @@ class PostCommitActions:
             if session.pending.is_suspended and session.request.session_id in due:
                 session.pending.resume()
                 found.append(session)
-            elif not session.pending.is_suspended and (
-                not session.has_metadata or session.is_end_due
-            ):
+            elif not session.has_metadata and not session.pending.is_suspended:
                 found.append(session)
         return found
 
@@ -256,7 +257,6 @@ class PostCommitActions:
             self._postpone(session, str(error))
             return True
         if done and session.pending.is_complete:
-            record_session_end(session)
             session.pending.problem = ""
             if self._retries.forget(session.request.session_id):
                 request = session.request
@@ -294,7 +294,7 @@ class PostCommitActions:
         if session.has_metadata:
             return
         try:
-            prepare_tree(session, session.request)
+            prepare_tree(session, session.request, read_wall_clock_us())
         except OSError as error:
             handle_failure(session, "metadata not written", error)
         session.has_metadata = True
@@ -431,22 +431,6 @@ class PostCommitActions:
 
     def _report_session_end(self, session: RankSession) -> None:
         self._reporter.session(session.status(), str(session.storage.tree.root))
-        if self._on_end is not None:
-            self._on_end(session)
-
-
-def record_session_end(session: RankSession) -> None:
-    """Add the end of a session to the list in its tree, if it has ended since the last line."""
-    if not session.is_end_due:
-        return
-    folder = session.storage.layout.rank_folder(session.request.rank)
-    record = session.make_end_record()
-    try:
-        rank_files.append_session(session.storage.tree, folder, record)
-    except OSError as error:
-        if state_files.is_transient(error):
-            session.keep_end_due()
-        handle_failure(session, "the end of the session is not in its tree", error)
 
 
 def _are_rows_written(session: RankSession, frame_id: FrameId) -> bool:

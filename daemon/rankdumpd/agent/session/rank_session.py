@@ -14,10 +14,11 @@ from collections.abc import Collection, Iterable
 from typing import Protocol
 
 from rankdump._core import selection
-from rankdump._core.attempts import SessionRecord, number_attempt
+from rankdump._core.attempts import number_attempt
 from rankdump._core.plan import DumpPlan
 from rankdump._core.session_protocol import IterationEnd, SessionEnd, SessionRequest
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus
+from rankdump._core.tree_session import DaemonAddresses, TreeSession
 from rankdumpd.agent.ledger.rows import LedgerSessionRow, OutcomeCountRow
 from rankdumpd.agent.records import (
     FileDescriptor,
@@ -33,6 +34,7 @@ from rankdumpd.agent.session.rank_process import open_process, read_process_end
 from rankdumpd.agent.storage import rank_files
 from rankdumpd.agent.storage.graph_files import GraphAssembler
 from rankdumpd.agent.storage.session_storage import make_session_storage
+from rankdumpd.server import state_files
 
 
 class SessionListener(Protocol):
@@ -133,8 +135,13 @@ class CommitProgress:
 class RankSession:
     """One rank's session; safe to use from several threads."""
 
-    def __init__(self, request: SessionRequest, plan: DumpPlan) -> None:
-        self.plan = plan
+    def __init__(
+        self,
+        request: SessionRequest,
+        plan: DumpPlan,
+        daemons: DaemonAddresses = DaemonAddresses(),  # noqa: B008 - it is immutable
+    ) -> None:
+        self.plan, self.daemons = plan, daemons
         self.storage = make_session_storage(request, plan)
         self.has_metadata = True
         """Whether the metadata of the rank is in the tree, or cannot be written."""
@@ -165,8 +172,6 @@ class RankSession:
         self._process_ended = False
         """Whether its process has ended, and all it left was handled."""
         self._last_events_known = False
-        self._is_end_due = False
-        """Whether its end, or what came after it, is not in the list of sessions yet."""
 
     def restore(
         self,
@@ -217,10 +222,15 @@ class RankSession:
         return self._end is not None
 
     @property
+    def has_ended(self) -> bool:
+        """Whether its rank ended it, or is gone."""
+        return self._find_state() is not SessionState.OPEN
+
+    @property
     def over(self) -> bool:
         """Whether no work of the session is left."""
-        done = self._ring is None and self.pending.is_complete and not self._is_end_due
-        return self.idle and done and self.status().state is not SessionState.OPEN
+        done = self._ring is None and self.pending.is_complete
+        return self.idle and done and self.has_ended
 
     @property
     def quiet_rank(self) -> QuietRank | None:
@@ -280,7 +290,6 @@ class RankSession:
             self.pending.add(declared)
             self._progress.add(settled)
             self._in_flight.difference_update(settled)
-            self._is_end_due = self._find_state() is not SessionState.OPEN
 
     def adjust_stored_bytes(self, iteration: int, more_bytes: int) -> None:
         """Count a change in size of stored tensors."""
@@ -301,22 +310,6 @@ class RankSession:
         """Close the session: the rank has nothing more to send."""
         with self._lock:
             self._end, self._process = end, None
-            self._is_end_due = True
-
-    @property
-    def is_end_due(self) -> bool:
-        """Whether it has ended and its end is not in the list of sessions yet."""
-        return self._is_end_due and (self.closed or self.idle)
-
-    def make_end_record(self) -> SessionRecord:
-        """Return the record of its end, which is due no more."""
-        self._is_end_due = False
-        unfinished = tuple(each for each in self.iterations() if not each.complete)
-        return SessionRecord(self.status(), self.request.process_us, unfinished)
-
-    def keep_end_due(self) -> None:
-        """Note that the record of its end could not be written."""
-        self._is_end_due = True
 
     def add_finding(self, sentence: str) -> bool:
         """Remember a finding about this session; return whether it is new."""
@@ -367,7 +360,7 @@ class RankSession:
         with self._lock:
             self.request = dataclasses.replace(request, plan_json=self.request.plan_json)
             self.token = secrets.token_bytes(16)
-            self._expected, self._is_end_due = True, False
+            self._expected = True
             self._process_ended = self._last_events_known = False
             self._process, self._ended_by = None, ""
 
@@ -394,7 +387,6 @@ class RankSession:
                 return False
             self._listener = None
             self._expected = False
-            self._is_end_due = self._end is None
             return True
 
     def mark_lost(self) -> None:
@@ -437,6 +429,17 @@ class RankSession:
                 status, ended_by=self._ended_by, last_events_known=self._last_events_known
             )
 
+    def make_tree_session(self, changed_us: int) -> TreeSession:
+        """Return what its file contains after a change at that time."""
+        iterations = self.iterations() if self.has_ended else []
+        return TreeSession(
+            self.status(),
+            changed_us,
+            *self.daemons,
+            process_us=self.request.process_us,
+            unfinished=tuple(each for each in iterations if not each.complete),
+        )
+
     def _find_state(self) -> SessionState:
         if self._end:
             return SessionState.CLOSED
@@ -460,30 +463,39 @@ class RankSession:
 
 def number_request(session: RankSession, request: SessionRequest) -> SessionRequest:
     """Return the request of a new session with the number of its attempt."""
-    storage = session.storage
     try:
-        earlier = rank_files.read_sessions(storage.tree, storage.layout.rank_folder(request.rank))
+        earlier = rank_files.read_sessions(session.storage.tree, request.rank)
     except OSError:
         earlier = []  # the launcher's count has to do
     return dataclasses.replace(request, attempt=number_attempt(request, earlier))
 
 
-def prepare_tree(session: RankSession, request: SessionRequest) -> None:
-    """Lock the tree, and write the metadata of a rank if it is missing.
+def prepare_tree(session: RankSession, request: SessionRequest, now_us: int) -> None:
+    """Lock the tree, and write the session's file and the metadata of its rank if one is missing.
 
     May be repeated after an OSError.
     """
     storage = session.storage
     storage.lock.acquire()
-    status = make_session_status(request, session.plan, SessionState.OPEN, SessionEnd(0))
-    rank_files.append_session(
-        storage.tree,
-        storage.layout.rank_folder(request.rank),
-        SessionRecord(status, request.process_us),
-    )
+    _create_session_file(session, request, now_us)
     if storage.layout.api_files is not None:
         storage.tree.make(
             f"{storage.layout.rank_folder(request.rank)}/{storage.layout.api_files.folder}"
         )
     else:
         rank_files.write_rank_metadata(storage.tree, request, session.plan, storage.context.profile)
+
+
+def _create_session_file(session: RankSession, request: SessionRequest, now_us: int) -> None:
+    """Write the file of a session at its beginning: the number of the next attempt depends on it.
+
+    Tensors can be written where its folder cannot be, so only a transient error is raised.
+    """
+    status = make_session_status(request, session.plan, SessionState.OPEN, SessionEnd(0))
+    begun = TreeSession(status, now_us, *session.daemons, process_us=request.process_us)
+    try:
+        rank_files.create_session_file(session.storage.tree, begun)
+    except OSError as error:
+        if state_files.is_transient(error):
+            raise
+        session.add_finding(f"rank {request.rank}: its session has no file in the tree: {error}")

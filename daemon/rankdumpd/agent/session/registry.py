@@ -25,6 +25,7 @@ from rankdump._core import tree_root as trees
 from rankdump._core.plan import DumpPlan, plan_from_json
 from rankdump._core.session_protocol import SessionGrant, SessionRequest
 from rankdump._core.status import StatusView
+from rankdump._core.tree_session import DaemonAddresses
 from rankdump._layout.profile import PROFILES
 from rankdump._layout.tree_layouts import LAYOUTS
 from rankdump._wire.message_fields import make_printable
@@ -49,6 +50,7 @@ from rankdumpd.agent.session.rank_session import (
     number_request,
     prepare_tree,
 )
+from rankdumpd.agent.session.session_files import read_wall_clock_us
 from rankdumpd.server import state_files
 from rankdumpd.server.logs import build_log_fields
 from rankdumpd.server.metrics import MetricCounters
@@ -135,8 +137,8 @@ def _find_contradiction(plan: DumpPlan) -> str:
 class SessionRestorer:
     """Restores sessions of an earlier process from the ledger."""
 
-    def __init__(self, ledger: AgentLedger) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: AgentLedger, daemons: DaemonAddresses) -> None:
+        self._ledger, self._daemons = ledger, daemons
 
     def find(self, session_id: str) -> RankSession | None:
         """Return a session as the ledger has it.
@@ -158,7 +160,7 @@ class SessionRestorer:
 
     def _restore(self, row: LedgerSessionRow) -> RankSession:
         session_id = row.request.session_id
-        session = RankSession(row.request, read_checked_plan(row.request))
+        session = RankSession(row.request, read_checked_plan(row.request), self._daemons)
         session.restore(
             row,
             beyond=self._ledger.committed_beyond(session_id, row.watermark),
@@ -229,14 +231,16 @@ class SessionRegistry:
         counters: MetricCounters,
         max_sessions: int = 4096,
         roots: Sequence[str] = (),
+        daemons: DaemonAddresses = DaemonAddresses(),  # noqa: B008 - it is immutable
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Restrict trees to folders below `roots`, if any are given.
 
         `capacity_fault` returns why no session can be added to that many; empty when one can.
+        `daemons` are the addresses for session files.
         """
-        self._ledger = ledger
-        self._restorer = SessionRestorer(ledger)
+        self._ledger, self._daemons = ledger, daemons
+        self._restorer = SessionRestorer(ledger, daemons)
         self._capacity_fault = capacity_fault
         self._max_record_bytes = max_record_bytes
         self._max_sessions, self._roots = max_sessions, roots
@@ -291,7 +295,7 @@ class SessionRegistry:
             # first, because the session's storage looks at the tree at once.
             trees.check_root(plan.output.root, self._roots, resolve=os.path.realpath)
             if session is None:
-                session = RankSession(request, plan)
+                session = RankSession(request, plan, self._daemons)
                 request = number_request(session, request)
             else:
                 request = dataclasses.replace(request, attempt=session.request.attempt)
@@ -459,7 +463,7 @@ def _lock_tree(session: RankSession) -> None:
 
 def _prepare_tree(session: RankSession, request: SessionRequest) -> None:
     try:
-        prepare_tree(session, request)
+        prepare_tree(session, request, read_wall_clock_us())
     except OSError as error:
         message = f"output root {session.plan.output.root!r} cannot be written"
         if not state_files.is_transient(error):

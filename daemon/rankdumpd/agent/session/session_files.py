@@ -1,7 +1,8 @@
 """Writer of the session files of trees, which name the live daemon and the state of every session.
 
-A thread writes them, because a tree's disk may be busy while a rank waits for its answer. A file
-that cannot be written is tried again; nothing else depends on it.
+A thread writes them, because a tree's disk may be busy while a rank waits for its answer; only the
+first state of a session is written before its rank gets an answer. A file that cannot be written is
+tried again. One that does not exist is not made again: its tree may have been removed.
 """
 
 from __future__ import annotations
@@ -14,14 +15,9 @@ from collections.abc import Callable
 
 from rankdump._core.daemon_endpoint import is_socket_address
 from rankdump._core.log_once import LogOnce
-from rankdump._core.status import SessionStatus
-from rankdump._core.tree_session import (
-    SESSIONS_FOLDER,
-    TreeSession,
-    format_tree_session,
-    make_session_file_name,
-)
+from rankdump._core.tree_session import DaemonAddresses
 from rankdumpd.agent.session.rank_session import RankSession
+from rankdumpd.agent.storage import rank_files
 from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.logs import build_log_fields
 
@@ -51,7 +47,14 @@ def find_client_address(listen: str, host: str) -> str:
     return f"{host}:{port}" if name in _ANY_ADDRESS else listen
 
 
-def _read_wall_clock_us() -> int:
+def find_daemons(listen: str, coordinator: str, host: str | None = None) -> DaemonAddresses:
+    """Return the addresses in the session files of an agent on a host, by default on this one."""
+    host = socket.gethostname() if host is None else host
+    return DaemonAddresses(find_client_address(listen, host), coordinator, host)
+
+
+def read_wall_clock_us() -> int:
+    """Return the time in microseconds since the epoch."""
     return time.time_ns() // 1000
 
 
@@ -60,27 +63,17 @@ class SessionFiles:
 
     def __init__(
         self,
-        listen: str,
-        coordinator: str,
         *,
-        host: str | None = None,
         on_end: Callable[[RankSession], None] | None = None,
-        clock_us: Callable[[], int] = _read_wall_clock_us,
+        clock_us: Callable[[], int] = read_wall_clock_us,
     ) -> None:
-        """`listen` and `coordinator` are the addresses of the agent and of its coordinator.
-
-        `on_end` is called when it is known how the process of a lost session ended.
-        """
-        self._on_end = on_end
+        """`on_end` is called when it is known how the process of a lost session ended."""
+        self._on_end, self._clock_us = on_end, clock_us
         self._lost: dict[str, tuple[RankSession, int]] = {}
         """Lost sessions whose process is watched, and since when."""
-        self._host = socket.gethostname() if host is None else host
-        self._agent = find_client_address(listen, self._host)
-        self._coordinator, self._clock_us = coordinator, clock_us
         self._changed = threading.Condition()
         self._waiting: dict[str, tuple[RankSession, int]] = {}
         """Sessions that may have changed, and when, by their ids."""
-        self._written: dict[str, SessionStatus] = {}
         self._stopping = False
         self._failures = LogOnce(_logger)
         self._thread = BackgroundThread(self._run, "rankdumpd-session-files")
@@ -139,26 +132,16 @@ class SessionFiles:
 
     def _write(self, session: RankSession, changed_us: int) -> bool:
         """Write the file of a session if it changed; return False when it is to be tried again."""
-        status = session.status()
+        request, tree = session.request, session.storage.tree
         if session.may_learn_end:
-            self._lost.setdefault(status.session_id, (session, changed_us))
-        if self._written.get(status.session_id) == status:
-            return True
-        name = make_session_file_name(status)
-        content = TreeSession(status, changed_us, self._agent, self._coordinator, self._host)
+            self._lost.setdefault(request.session_id, (session, changed_us))
         try:
-            text = format_tree_session(content).encode(errors="replace")
-            session.storage.tree.put(SESSIONS_FOLDER, name, (text,), mark=name)
+            rank_files.replace_session_file(tree, session.make_tree_session(changed_us))
+        except FileNotFoundError:
+            return True
         except OSError as error:
-            message = f"the session file of rank {status.rank} cannot be written: {error}"
-            root = str(session.storage.tree.root)
-            self._failures.log(logging.WARNING, message, about=root, extra=build_log_fields(status))
+            message = f"the session file of rank {request.rank} cannot be written: {error}"
+            root, extra = str(tree.root), build_log_fields(request)
+            self._failures.log(logging.WARNING, message, about=root, extra=extra)
             return False
-        self._written[status.session_id] = status
-        for earliest in list(self._written)[: len(self._written) - MAX_REMEMBERED_STATES]:
-            del self._written[earliest]
         return True
-
-
-MAX_REMEMBERED_STATES = 4096
-"""Sessions whose last written state is kept; the file of another is written once more."""

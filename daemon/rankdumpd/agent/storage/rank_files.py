@@ -10,11 +10,19 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from rankdump._core.attempts import SESSIONS_FILE, SessionRecord
 from rankdump._core.manifest import Manifest, make_manifest_name
 from rankdump._core.plan import UNNAMED_MODEL, DumpPlan, TensorSelection
 from rankdump._core.record import sanitize_line, sanitize_name
 from rankdump._core.session_protocol import CallStacks, KernelArguments, SessionRequest
+from rankdump._core.tree_session import (
+    SESSIONS_FOLDER,
+    TreeSession,
+    format_tree_session,
+    make_session_file_name,
+    make_session_prefix,
+    parse_tree_session,
+    update_session,
+)
 from rankdump._layout import tree_paths as layout
 from rankdump._layout.api_files import (
     format_stack_entry,
@@ -179,18 +187,40 @@ def write_manifest(tree: DumpTree, rank_folder: str, manifest: Manifest) -> None
     tree.put(f"{rank_folder}/{layout.MANIFEST_FOLDER}", name, (manifest.to_json(),), mark=name)
 
 
-def append_session(tree: DumpTree, rank_folder: str, record: SessionRecord) -> None:
-    """Add a line about the beginning or the end of a session."""
-    tree.append_lines(f"{rank_folder}/{layout.METADATA_FOLDER}", SESSIONS_FILE, (record.to_line(),))
+def create_session_file(tree: DumpTree, session: TreeSession) -> None:
+    """Write the file of a session that has begun, unless it exists."""
+    if not tree.has(SESSIONS_FOLDER, make_session_file_name(session.status)):
+        _put_session(tree, session)
 
 
-def read_sessions(tree: DumpTree, rank_folder: str) -> list[SessionRecord]:
-    """Return the readable lines about sessions of a rank."""
-    records: list[SessionRecord] = []
-    for line in tree.lines(f"{rank_folder}/{layout.METADATA_FOLDER}", SESSIONS_FILE):
-        with contextlib.suppress(CorruptedError):
-            records.append(SessionRecord.from_line(line))
-    return records
+def replace_session_file(tree: DumpTree, session: TreeSession) -> None:
+    """Replace the file of a session if its state or a balance has changed.
+
+    FileNotFoundError when it does not exist: the tree may have been removed.
+    """
+    before = _read_session(tree, make_session_file_name(session.status))
+    now = session if before is None else update_session(before, session)
+    if now is not before:
+        _put_session(tree, now)
+
+
+def read_sessions(tree: DumpTree, rank: int) -> list[TreeSession]:
+    """Return the readable session files of a rank, in no order."""
+    prefix = make_session_prefix(rank)
+    names = [name for name in tree.listing(SESSIONS_FOLDER) if name.startswith(prefix)]
+    return [each for name in names if (each := _read_session(tree, name)) is not None]
+
+
+def _read_session(tree: DumpTree, name: str) -> TreeSession | None:
+    try:
+        return parse_tree_session(tree.read(SESSIONS_FOLDER, name))
+    except CorruptedError:
+        return None
+
+
+def _put_session(tree: DumpTree, session: TreeSession) -> None:
+    name = make_session_file_name(session.status)
+    tree.put(SESSIONS_FOLDER, name, (format_tree_session(session).encode(),), mark=name)
 
 
 def _order_folder(rank: int) -> str:

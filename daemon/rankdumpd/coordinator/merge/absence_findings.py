@@ -387,8 +387,7 @@ def build_absence_findings(
         described = describe_call(table, match, missed[0])
         more = f" and {len(missed) - 1} more after it" if len(missed) > 1 else ""
         if group == _SILENT_RANK:
-            far = " so far" if view.provisional else ""
-            text = f"rank {rank} reported nothing{far} but is expected in {described.text}{more}"
+            text = f"{_describe_silence(rank, view)} but is expected in {described.text}{more}"
             yield build_call_finding(FindingKind.SILENT_RANK, text, described, ranks=(rank,))
         else:
             last, did = _describe_last_operator(table, rank)
@@ -396,10 +395,18 @@ def build_absence_findings(
                 did += (
                     f", and it waits in {describe_call(table, match, absence.waiting[rank]).text}"
                 )
+            elif rank in view.raised:
+                did += f", and an error ended it in iteration {view.raised[rank]}"
             kind, text = _describe_absence(
                 rank, described.text + more, collective=collective, view=view
             )
             yield build_call_finding(kind, f"{text}; {did}", described, ranks=(rank,), last=last)
+
+
+def _describe_silence(rank: int, view: IterationView) -> str:
+    if rank in view.raised:
+        return f"rank {rank} ended with an error in iteration {view.raised[rank]}"
+    return f"rank {rank} reported nothing{' so far' if view.provisional else ''}"
 
 
 def _describe_absence(

@@ -458,6 +458,7 @@ def build_iteration_view(
         clocks=clocks,
         stalls=dict(ranks.stalls),
         lost=ranks.list_lost(pending.starts),
+        raised=ranks.list_raised(pending.starts),
         provisional=provisional,
         attempt=pending.attempt,
     )

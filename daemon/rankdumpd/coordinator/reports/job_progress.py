@@ -187,11 +187,23 @@ class RankRegistry:
         """
         return {
             session.rank: session.last_events_known
-            for name, session in self.sessions.items()
+            for session in self._iter_newest_sessions(starts)
             if session.state is SessionState.LOST
-            and self._starts.get(name)
-            == starts.get(session.rank, self.count_earlier_starts(session.rank))
         }
+
+    def list_raised(self, starts: Mapping[int, int]) -> dict[int, int]:
+        """Return the ranks whose session an error ended, and the iteration; `starts` as above."""
+        return {
+            session.rank: session.raised_in
+            for session in self._iter_newest_sessions(starts)
+            if session.raised_in is not None
+        }
+
+    def _iter_newest_sessions(self, starts: Mapping[int, int]) -> Iterator[SessionStatus]:
+        for name, session in self.sessions.items():
+            newest = starts.get(session.rank, self.count_earlier_starts(session.rank))
+            if self._starts.get(name) == newest:
+                yield session
 
     def set_agent(self, session_id: str, agent_id: str) -> None:
         """Set the agent that reports a session."""

@@ -262,8 +262,9 @@ class HintUpdater:
         texts = tuple(lines.values())
         if not self._store.set_hints(job_id, hints=hints, warnings=texts) or not root:
             return
-        # Open waits grow all the time, so the file is written only when a warning changes.
-        content = (repr(published), *texts)
+        # Open waits grow all the time, so the file is written only when one begins or ends, or a
+        # warning changes.
+        content = (repr(published), *texts, *(hint.group for hint in hints if hint.waiting))
         if self._written.get(job_id) != content:
             self._written[job_id] = content
             problem = write_hints(root, job_id, hints, roots=self._roots)

@@ -7,7 +7,7 @@ import sqlite3
 
 import pytest
 
-from rankdump._core.attempts import SessionRecord
+from rankdump._analysis.reader.session_files import read_tree_sessions
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._core.status import SessionState
@@ -92,10 +92,9 @@ def test_registry_numbers_the_attempts_of_a_rank(make_rig, tmp_path):
     rig.open(1, pid=4)
     assert rig.registry.get("s1").status().attempt == 0
     assert rig.ledger.find("second").request.attempt == 1
-    (path,) = (tmp_path / "dump").glob("rank_0/.dump_metadata/sessions.jsonl")
-    records = [SessionRecord.from_line(line) for line in path.read_text().splitlines()]
-    begun = [(record.session.session_id, record.session.attempt) for record in records]
-    assert begun == [("first", 0), ("second", 1), ("third", 5), ("first", 0), ("within", 5)]
+    found = (each.status for each in read_tree_sessions(tmp_path / "dump"))
+    begun = {each.session_id: each.attempt for each in found}
+    assert begun == {"first": 0, "second": 1, "third": 5, "within": 5, "s1": 0}
 
 
 def test_session_limit_ignores_expired_sessions(make_rig):

@@ -12,8 +12,12 @@ from rankdump._core.plan import DumpPlan, OutputSettings, plan_from_json, plan_t
 from rankdump._core.session_protocol import SessionEnd
 from rankdump._core.status import SessionState
 from rankdump._core.tree_session import SESSIONS_FOLDER
-from rankdumpd.agent.session.rank_session import RankSession
-from rankdumpd.agent.session.session_files import SessionFiles, find_client_address
+from rankdumpd.agent.session.rank_session import RankSession, prepare_tree
+from rankdumpd.agent.session.session_files import (
+    SessionFiles,
+    find_client_address,
+    find_daemons,
+)
 
 SessionMaker = Callable[[Path], RankSession]
 
@@ -24,27 +28,30 @@ def make_session(make_request) -> SessionMaker:
 
     def make(root: Path) -> RankSession:
         text = plan_to_json(DumpPlan(output=OutputSettings(root=str(root))))
-        return RankSession(make_request(plan_json=text), plan_from_json(text))
+        daemons = find_daemons("unix:/a.sock", "c:1", "me")
+        return RankSession(make_request(plan_json=text), plan_from_json(text), daemons)
 
     return make
+
+
+def write_file(files: SessionFiles, session: RankSession) -> None:
+    files.update(session)
+    files.start()
+    assert files.stop(10)
 
 
 def test_session_file_follows_the_state_of_the_session(
     tmp_path: Path, make_session: SessionMaker
 ) -> None:
-    """What waits at the stop is written, and the file names the daemons."""
-    session, files = make_session(tmp_path), SessionFiles("unix:/a.sock", "c:1", host="me")
-    files.update(session)
-    files.start()
-    assert files.stop(10)
+    """It exists before the thread runs and names the daemons; what waits at the stop is written."""
+    session, files = make_session(tmp_path), SessionFiles()
+    prepare_tree(session, session.request, 1)
     (found,) = read_tree_sessions(tmp_path)
     assert (found.agent, found.coordinator, found.agent_host) == ("unix:/a.sock", "c:1", "me")
-    assert found.status == session.status()
+    assert (found.status, found.changed_us) == (session.status(), 1)
     assert found.status.state is SessionState.OPEN
     session.close_by_rank(SessionEnd(4))
-    files.update(session)
-    files.start()
-    assert files.stop(10)
+    write_file(files, session)
     (found,) = read_tree_sessions(tmp_path)
     assert (found.status.state, found.status.iterations_seen) == (SessionState.CLOSED, 4)
 
@@ -53,14 +60,40 @@ def test_session_file_is_written_once_for_each_state(
     tmp_path: Path, make_session: SessionMaker
 ) -> None:
     """An update without a change leaves the file, and the time of the change, as they are."""
-    session, times = make_session(tmp_path), iter(range(10))
-    files = SessionFiles("", "", host="me", clock_us=lambda: next(times))
-    for _ in range(3):
-        files.update(session)
-        files.start()
-        assert files.stop(10)
-    (found,) = read_tree_sessions(tmp_path)
-    assert found.changed_us == 0
+    session = make_session(tmp_path)
+    prepare_tree(session, session.request, 1)
+    for at in (2, 3):
+        prepare_tree(session, session.request, at)
+        write_file(SessionFiles(clock_us=lambda: 4), session)
+        assert read_tree_sessions(tmp_path)[0].changed_us == 1
+    session.mark_lost()
+    for at in (5, 6):
+        write_file(SessionFiles(clock_us=lambda at=at: at), session)
+        assert read_tree_sessions(tmp_path)[0].changed_us == 5
+
+
+def test_damaged_session_file_is_replaced(tmp_path: Path, make_session: SessionMaker) -> None:
+    session = make_session(tmp_path)
+    prepare_tree(session, session.request, 1)
+    (path,) = (tmp_path / SESSIONS_FOLDER).iterdir()
+    path.chmod(0o600)
+    path.write_text("{")
+    write_file(SessionFiles(), session)
+    assert read_tree_sessions(tmp_path)[0].status == session.status()
+
+
+def test_removed_tree_is_not_made_for_a_session_file(
+    tmp_path: Path, make_session: SessionMaker
+) -> None:
+    """Also when the agent has it open."""
+    root = tmp_path / "tree"
+    session = make_session(root)
+    prepare_tree(session, session.request, 1)
+    root.rename(tmp_path / "away")
+    session.mark_lost()
+    write_file(SessionFiles(), session)
+    assert not root.exists()
+    assert read_tree_sessions(tmp_path / "away")[0].status.state is SessionState.OPEN
 
 
 def test_unwritable_tree_does_not_stop_the_agent(
@@ -69,12 +102,21 @@ def test_unwritable_tree_does_not_stop_the_agent(
     """The failure is logged once for the tree."""
     root = tmp_path / "tree"
     root.write_text("a file in place of the folder")
-    session, files = make_session(root), SessionFiles("", "", host="me")
+    session, files = make_session(root), SessionFiles()
     for _ in range(2):
-        files.update(session)
-        files.start()
-        assert files.stop(10)
+        write_file(files, session)
     assert len([each for each in caplog.messages if "session file of rank" in each]) == 1
+
+
+def test_session_without_a_file_is_a_finding(tmp_path: Path, make_session: SessionMaker) -> None:
+    """Its tensors can be written nevertheless."""
+    (tmp_path / ".rankdump").mkdir()
+    (tmp_path / SESSIONS_FOLDER).write_text("a file in place of the folder")
+    session = make_session(tmp_path)
+    prepare_tree(session, session.request, 1)
+    (finding,) = session.findings()
+    assert finding.startswith("rank 0: its session has no file in the tree: ")
+    assert (tmp_path / "rank_0/.dump_metadata/data_dump.json").exists()
 
 
 def test_damaged_session_files_are_left_out(tmp_path: Path) -> None:

@@ -96,6 +96,17 @@ def test_silent_rank_is_one_finding_and_excluded_rank_none() -> None:
     assert all(entry.missing == () for entry in result.entries())
 
 
+def test_absence_of_a_rank_that_an_error_ended_names_the_iteration() -> None:
+    """In the iteration of the error, and in the one that the others had begun."""
+    program = [op(1), coll(2, 0)]
+    (finding,) = merged(program, [op(1)], raised={1: 3}).findings
+    assert finding.kind is FindingKind.MISSING_MEMBER
+    assert finding.text.endswith("and an error ended it in iteration 3")
+    (finding,) = merged(program, raised={1: 2}).findings
+    assert finding.kind is FindingKind.SILENT_RANK
+    assert "rank 1 ended with an error in iteration 2 but is expected in" in finding.text
+
+
 def test_groups_entered_in_opposite_order_are_one_cycle() -> None:
     """The cycle is reported once with both calls, and the older call comes first."""
     a, b = {"group": "world"}, {"group": "other"}
