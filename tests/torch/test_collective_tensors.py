@@ -16,13 +16,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankdump._core.events import EventKind
 from rankdump._core.record import TensorSide
+from rankdump._core.recorder_protocol import IterationHook
 from rankdump._frameworks.torch.collective_tensors import (
     CollectiveTensorCall,
     OpenTensorCalls,
     choose_operands,
 )
 from rankdump._frameworks.torch.internals import has_only_reference
-from rankdump._frameworks.torch.model_hook import TorchModelHook, attach_model
+from rankdump._frameworks.torch.model_hook import attach_model
 from rankdump._frameworks.torch.tensors import TorchObserver
 
 GROUP = "Default/group-0/"
@@ -44,7 +45,7 @@ def alone(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
 
 
 @pytest.fixture
-def hook(alone: dist.ProcessGroup, recorder: Any) -> Iterator[TorchModelHook]:
+def hook(alone: dist.ProcessGroup, recorder: Any) -> Iterator[IterationHook]:
     recorder.lists_operators = True
     recorder.wanted = lambda name, side: name.startswith(GROUP)
     hook = attach_model(nn.Linear(1, 1), recorder, 0)

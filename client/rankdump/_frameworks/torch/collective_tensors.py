@@ -24,6 +24,7 @@ from rankdump._core.recorder_protocol import Recorder
 from rankdump._core.selection import extract_op_type
 from rankdump._frameworks.operator_names import CallLeaf
 from rankdump._frameworks.torch.internals import disable_function_modes, has_only_reference
+from rankdump._frameworks.torch.module_hooks import exclude_from_compilation
 from rankdump._frameworks.torch.tensors import TorchObserver
 
 # The engine of autograd is a C++ class without stubs.
@@ -131,19 +132,23 @@ class CollectiveTensorCall:
 
 
 def begin_tensor_call(
-    listeners: Sequence[tuple[Recorder, int, str]], operands: CollectiveOperands
+    listeners: Sequence[tuple[Recorder, int, str]],
+    read_operands: Callable[[], CollectiveOperands],
 ) -> CollectiveTensorCall | None:
     """Record the inputs of a call for the recorders that selected it; None if none did.
 
-    `listeners` are recorders with the number of their model and the call's name.
+    `listeners` are recorders whose plan lists operators, with the number of their model and the
+    call's name.
     """
     observers = [
         (TorchObserver(recorder, graph), name)
         for recorder, graph, name in listeners
-        if recorder.names_operators(graph)
-        and any(recorder.is_wanted(graph, name, side) for side in TensorSide)
+        if any(recorder.is_wanted(graph, name, side) for side in TensorSide)
     ]
-    if not observers or not (operands.inputs or operands.outputs):
+    if not observers:
+        return None
+    operands = read_operands()
+    if not (operands.inputs or operands.outputs):
         return None
     call = CollectiveTensorCall(observers, operands.outputs)
     call.record_inputs(operands.inputs)
@@ -165,10 +170,9 @@ class OpenTensorCalls:
         self._by_work: dict[int, CollectiveTensorCall] = {}
         self._by_memory: dict[int, CollectiveTensorCall] = {}
 
-    def add(self, call: CollectiveTensorCall | None) -> None:
+    def add(self, call: CollectiveTensorCall) -> None:
         """Add a call that has begun."""
-        if call is not None:
-            self._calls[id(call)] = call
+        self._calls[id(call)] = call
         self._end_released()
 
     def add_work(self, work: Any, call: CollectiveTensorCall) -> None:
@@ -203,6 +207,7 @@ class OpenTensorCalls:
         """
         engine: Any = torch.autograd.Variable._execution_engine
 
+        @exclude_from_compilation
         def read() -> None:
             try:
                 if call.is_open and is_done():
@@ -210,6 +215,7 @@ class OpenTensorCalls:
             except Exception as error:
                 self._report_failure(error)
 
+        @exclude_from_compilation
         def register_again() -> None:
             try:
                 engine.queue_callback(read)

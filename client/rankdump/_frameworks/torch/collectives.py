@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from types import FrameType
 from typing import Any
 
@@ -332,9 +332,10 @@ class ProcessGroupObserver:
             collective_recorder.count_collective(describe_group(call.group), operator.kind)
             return
         request = self._make_request(operator, arguments, caller, call)
-        operands = _read_operands(operator, arguments, call.group)
-        call.pending = collective_recorder.begin(request, operands)
-        self._work_watcher.open_tensors.add(call.pending.tensors)
+        read_operands = partial(_read_operands, operator, arguments, call.group)
+        call.pending = collective_recorder.begin(request, read_operands)
+        if call.pending.tensors is not None:
+            self._work_watcher.open_tensors.add(call.pending.tensors)
 
     def _make_request(
         self,

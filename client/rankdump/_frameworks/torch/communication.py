@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -64,8 +64,9 @@ class CollectiveCounter:
     def next_number(self, *key: object) -> int:
         """Return the next number of a key; takes no lock, which a fork might find held."""
         number = next(self._counts.setdefault(key, itertools.count()))
-        # Of two threads that count at once, the first may come here last.
-        self._reached[key] = max(number + 1, self._reached.get(key, 0))
+        # Of two threads that count at once, the first may come here last: then the names of an
+        # iteration that begins now are one too high.
+        self._reached[key] = number + 1
         return number
 
     def copy_counts(self) -> Mapping[CounterKey, int]:
@@ -202,21 +203,26 @@ class CollectiveRecorder:
     def count_collective(self, group: ProcessGroup, kind: EventKind) -> None:
         """Number a collective of an iteration in which no recorder keeps it."""
         self._sequences.next_number(group.name)
-        self._sequences.next_number(group.name, kind)
+        self._sequences.next_number(group.name, int(kind))
 
-    def begin(self, request: CollectiveRequest, operands: CollectiveOperands) -> PendingCollective:
-        """Number a request, record its inputs where they are selected, and start its events."""
+    def begin(
+        self, request: CollectiveRequest, read_operands: Callable[[], CollectiveOperands]
+    ) -> PendingCollective:
+        """Number a request, record its inputs where they are selected, and start its events.
+
+        `read_operands` is called only if a plan may select the call.
+        """
         if any(recorder.armed for recorder, _ in self._listeners):
             request = replace(request, source=find_script_line(besides=_TORCH_FOLDERS))
         if request.kind.is_collective:
             number = self._sequences.next_number(request.group.name)
-            name_number = self._sequences.next_number(request.group.name, request.kind)
+            name_number = self._sequences.next_number(request.group.name, int(request.kind))
         elif request.peer == ANY_SOURCE:
             number = name_number = None
         else:
             number = name_number = _next_message_number(self._sequences, request, request.peer)
         named = self._name_call(request, name_number)
-        tensors = self._begin_tensors(named, operands)
+        tensors = self._begin_tensors(named, read_operands)
         begun = self._start_events(named, request, number)
         return PendingCollective(request, number, begun, self._sequences, tensors)
 
@@ -269,10 +275,13 @@ class CollectiveRecorder:
         return list(named.values())
 
     def _begin_tensors(
-        self, named: Sequence[_NamedCall], operands: CollectiveOperands
+        self, named: Sequence[_NamedCall], read_operands: Callable[[], CollectiveOperands]
     ) -> CollectiveTensorCall | None:
+        listing = [each[:3] for each in named if each[0].names_operators(each[1])]
+        if not listing:
+            return None
         try:
-            return begin_tensor_call([each[:3] for each in named], operands)
+            return begin_tensor_call(listing, read_operands)
         except Exception as error:
             self.report_failure(error)
             return None
@@ -343,7 +352,8 @@ def _next_message_number(
 def _find_name_key(request: CollectiveRequest, peer: int) -> CounterKey:
     """Return the key of the number in a name: kind, or sender and receiver of a message."""
     if request.kind.is_collective:
-        return (request.group.name, request.kind)
+        # The hash of an enumeration's member is a Python call.
+        return (request.group.name, int(request.kind))
     ends = (request.rank, peer) if request.kind is EventKind.SEND else (peer, request.rank)
     return (request.group.name, *ends)
 
