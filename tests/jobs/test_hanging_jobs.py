@@ -29,8 +29,9 @@ TORCHRUN = [
     *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
 ]
 TIMEOUT_S = 120.0
-ENDED = "(?:lost|killed by SIG[A-Z]+)"
-"""State of a killed rank: since Linux 6.15 its signal is known."""
+ENDED = "(?:lost|crashed|killed by SIG[A-Z]+)"
+"""State of a killed rank: since Linux 6.15 its signal is known. Its call fails if the other member
+ends first."""
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def test_compiler_does_not_compile_the_observation_of_collectives(alone, recorde
     """Collectives that C++ starts while a compiled model runs are seen as without the compiler."""
     torch.compiler.reset()
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled: Any = torch.compile(model, backend="aot_eager")
     hook = attach_model(compiled, recorder, 0)
     for iteration in range(2):
         hook.iteration_begins(iteration, armed=True)

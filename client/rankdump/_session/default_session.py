@@ -34,11 +34,11 @@ class CallSession(Session):
         super().__init__(plan, **about)
 
     @never_raises
-    def attach(self, model: Any, name: str = "") -> None:
+    def attach(self, model: Any, name: str = "", *, inside_compiled: bool = False) -> None:
         """Observe a model's operators, and count its calls."""
         if self.active and not self._has_explicit_steps:
             self._watch(model)
-        super().attach(model, name)
+        super().attach(model, name, inside_compiled=inside_compiled)
 
     def step(self, iteration: int | None = None) -> None:
         """Begin an iteration, by default the next one; from now on calls are not counted."""
@@ -73,15 +73,22 @@ _replacement: Callable[[], Session] | None = None
 _step_listener: Callable[[int | None], None] | None = None
 
 
-def attach(model: object, session: Session | None = None, *, name: str = "") -> Session:
+def attach(
+    model: object,
+    session: Session | None = None,
+    *,
+    name: str = "",
+    inside_compiled: bool = False,
+) -> Session:
     """Observe a model with a session, by default the one that the environment configures.
 
-    `name` is the model's folder if the configuration does not name all models.
+    `name` is the model's folder if the configuration does not name all models. `inside_compiled`
+    observes also operators inside regions that torch.compile compiles after this call.
 
     All calls of a process without an explicit session share one.
     """
     session = session or _get_session()
-    session.attach(model, name)
+    session.attach(model, name, inside_compiled=inside_compiled)
     return session
 
 

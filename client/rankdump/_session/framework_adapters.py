@@ -23,10 +23,18 @@ MODEL_TYPES = "torch.nn.Module, mindspore.nn.Cell"
 """Classes of models that can be observed, for messages."""
 
 
-def make_hook(model: Any, recorder: Recorder, *, graph: int) -> IterationHook | None:
-    """Return the hook that observes a model; None, with one warning, for an unknown framework."""
+def make_hook(
+    model: Any, recorder: Recorder, *, graph: int, inside_compiled: bool = False
+) -> IterationHook | None:
+    """Return the hook that observes a model; None, with one warning, for an unknown framework.
+
+    `inside_compiled` observes also operators inside regions that torch.compile compiles.
+    """
     if is_mindspore_cell(model):
         from rankdump._frameworks import mindspore
+
+        if inside_compiled:
+            recorder.warn_once("inside_compiled is not allowed for a Cell; allowed: torch models")
 
         return mindspore.MindSporeCellHook(model, recorder, graph=graph)
     if not is_torch_module(model):
@@ -36,7 +44,7 @@ def make_hook(model: Any, recorder: Recorder, *, graph: int) -> IterationHook | 
         return None
     from rankdump._frameworks import torch
 
-    return torch.attach_model(model, recorder, graph=graph)
+    return torch.attach_model(model, recorder, graph=graph, inside_compiled=inside_compiled)
 
 
 class OptimizerHook(IterationHook, Protocol):

@@ -279,15 +279,18 @@ class Session:
             pipeline.recorder.set_compiled_order(graph, nodes)
 
     @never_raises
-    def attach(self, model: Any, name: str = "") -> None:
+    def attach(self, model: Any, name: str = "", *, inside_compiled: bool = False) -> None:
         """Observe a model's operators from now on; warn once for an unknown framework.
 
         `name` is its folder if the plan does not name all models; by default its class's name.
+        `inside_compiled` observes also operators inside regions that torch.compile compiles after
+        this call; it adds operators to the compiled code, in all iterations.
         """
         pipeline = self._pipeline
         if pipeline is None:
             return
-        self.observe(partial(make_hook, model), name or find_model_name(model))
+        make = partial(make_hook, model, inside_compiled=inside_compiled)
+        self.observe(make, name or find_model_name(model))
         if self._finds_optimizers:
             hook = self._get_optimizer_hook(pipeline)
             if hook is not None:

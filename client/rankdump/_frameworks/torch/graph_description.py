@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import tempfile
 import threading
 import weakref
 from collections import deque
@@ -119,7 +120,13 @@ def _read_version(tensor: Tensor) -> int:
 
 
 # Including the import system, whose code has no files.
-_FOREIGN_FILES = (f"{Path(str(torch.__file__)).parent}{os.sep}", "<frozen ")
+_FOREIGN_FILES = (
+    f"{Path(str(torch.__file__)).parent}{os.sep}",
+    "<frozen ",
+    # Code that torch.compile generates: its names, and the folder of inductor.
+    "<eval_with_key>",
+    os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_",
+)
 
 
 @dataclass(frozen=True, slots=True)

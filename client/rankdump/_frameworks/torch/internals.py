@@ -205,6 +205,51 @@ def skip_compilation(function: Callable[..., Any]) -> None:
         _eval_frame.skip_code(getattr(function, "__code__", None))
 
 
+def explain_uncompilable_observation() -> str:
+    """Return why no operator can observe the inside of compiled regions; empty if it can.
+
+    Operators with effects in a compiled backward were tried with torch 2.13 and later only.
+    """
+    release = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if release >= (2, 13) and hasattr(torch.library.Library, "_register_effectful_op"):
+        return ""
+    return (
+        f"inside_compiled needs torch 2.13 or later, and this is {torch.__version__}: of compiled "
+        "regions only the boundary is seen"
+    )
+
+
+def register_effect(library: Any, name: str) -> None:
+    """Register that compilers must neither remove nor reorder an operator of the library."""
+    from torch._library.effects import EffectType
+
+    library._register_effectful_op(name, EffectType.ORDERED)
+
+
+def is_region_traced() -> bool:
+    """Return whether Dynamo traces a region for a compiler, not a program for export."""
+    return torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting()
+
+
+def find_untraceable_scope() -> str:
+    """Return the construct around the traced code where torch allows no operator with an effect.
+
+    Empty if there is none. In torch 2.13 compilation fails for such operators below activation
+    checkpointing, control flow and other higher-order operators, below torch.func, and where DDP
+    splits the graph at its buckets: the first call of a part then returns the effect's token.
+    """
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+    from torch._dynamo.utils import get_optimize_ddp_mode
+
+    if find_running_ddp() is not None and get_optimize_ddp_mode() == "ddp_optimizer":
+        return "DistributedDataParallel, unless torch._dynamo.config.optimize_ddp is False,"
+    if _functorch is not None and _functorch.peek_interpreter_stack() is not None:
+        return "a transform of torch.func"
+    if InstructionTranslator.current_tx().output.current_tracer.parent is not None:
+        return "activation checkpointing, control flow or an autograd function"
+    return ""
+
+
 def find_compiled_call(module: Module) -> Callable[..., Any] | None:
     """Return the call that `Module.compile` installed in a module; None without one."""
     return getattr(module, "_compiled_call_impl", None)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor, is_grad_enabled
 from torch.nn import Module, Parameter
@@ -29,6 +29,7 @@ from rankdump._frameworks.torch.collectives import CollectiveSubscription
 from rankdump._frameworks.torch.forward_passes import ForwardPassFinder, continue_pass
 from rankdump._frameworks.torch.graph_description import GraphDescriber, NodeDraft
 from rankdump._frameworks.torch.internals import (
+    explain_uncompilable_observation,
     find_backward_step,
     is_tracing,
     read_structure,
@@ -46,6 +47,8 @@ from rankdump._frameworks.torch.module_hooks import (
     run_shielded,
 )
 from rankdump._frameworks.torch.module_tree import (
+    COMPILED_WARNING,
+    INSIDE_COMPILED_HINT,
     ModuleOperator,
     ModuleTree,
     build_module_tree,
@@ -53,7 +56,10 @@ from rankdump._frameworks.torch.module_tree import (
 )
 from rankdump._frameworks.torch.parameters import ModuleMarkReporter, TorchParameterObserver
 from rankdump._frameworks.torch.recomputation import BackwardStep, ForwardCallLog, TorchOperatorCall
-from rankdump._frameworks.torch.tensors import TorchObserver
+from rankdump._frameworks.torch.tensors import TorchObserver, make_compiled_source
+
+if TYPE_CHECKING:
+    from rankdump._frameworks.torch.compiled_regions import CompiledRegionObserver
 
 # torch's stubs leave hooks and handles untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -95,8 +101,13 @@ class ModuleGradientObserver:
         """Remove the hooks from tensors that may outlive the iteration."""
         self._hooks.remove_leaf_hooks()
 
-    def record_gradient(self, call: TorchOperatorCall, side: TensorSide, leaf: CallLeaf) -> None:
-        """Record a gradient that has arrived, on that side of the forward."""
+    def record_gradient(
+        self, call: TorchOperatorCall, side: TensorSide, leaf: CallLeaf, *, compiled: bool = False
+    ) -> None:
+        """Record a gradient that has arrived, on that side of the forward.
+
+        `compiled` means that compiled code computed it.
+        """
         observer, name = self._observer, call.names.gradient
         if not observer.armed:
             return
@@ -106,7 +117,8 @@ class ModuleGradientObserver:
                 run_shielded(self._describer.describe_gradient, self.report_failure, call)
         backward_side = BACKWARD_SIDE[side]
         op_type, forward_pass = call.scope.op_type, call.forward_pass
-        observer.record_tensors(op_type, name, backward_side, [leaf], forward_pass)
+        read = make_compiled_source if compiled else None
+        observer.record_tensors(op_type, name, backward_side, [leaf], forward_pass, read)
         if call.arrivals.is_complete:
             observer.end_call(name)
 
@@ -187,6 +199,8 @@ class OpenModuleCall:
     forward_pass: ForwardPass
     has_grad: bool
     """Whether gradients were on when the call began."""
+    is_compiled: bool = False
+    """Whether compiled code runs it, which hands over tensors and gradients by itself."""
     begun: StartedEvent | None = None
     inner_error: ErrorFingerprint | None = None
     """Error that left a call inside this one."""
@@ -242,18 +256,27 @@ class ModuleCallObserver:
         self, operator: ModuleOperator, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> None:
         """Open a call and record its arguments."""
-        if not self._observer.armed:
-            return
+        if self._observer.armed:
+            leaves = list_call_leaves(args, kwargs)
+            self.open_call(operator, leaves, has_grad=is_grad_enabled())
+
+    def open_call(
+        self,
+        operator: ModuleOperator,
+        leaves: Sequence[CallLeaf],
+        *,
+        has_grad: bool,
+        compiled: bool = False,
+    ) -> OpenModuleCall:
+        """Open a call with these arguments, and record them; `compiled` code runs it."""
         self._mark_reporter.report_changed_marks()
         frames = self._frames()
         around = frames[-1] if frames else None
-        error, has_grad = find_handled_error(), is_grad_enabled()
+        error = find_handled_error()
         if around is not None and _is_inside_boundary(around.operator, operator):
-            frames.append(
-                OpenModuleCall(operator, None, False, error, around.forward_pass, has_grad)
-            )
-            return
-        leaves = list_call_leaves(args, kwargs)
+            inner_pass = around.forward_pass
+            frames.append(OpenModuleCall(operator, None, False, error, inner_pass, has_grad))
+            return frames[-1]
         call, again = self._number_call(operator, leaves)
         if not again:
             # Nearly all calls inherit their pass, so this is not left to a function.
@@ -261,7 +284,7 @@ class ModuleCallObserver:
                 call.forward_pass = around.forward_pass
             else:
                 call.forward_pass = self._find_pass(operator, around, has_grad)
-        frame = OpenModuleCall(operator, call, again, error, call.forward_pass, has_grad)
+        frame = OpenModuleCall(operator, call, again, error, call.forward_pass, has_grad, compiled)
         frames.append(frame)
         graph = self._observer.graph
         try:
@@ -270,19 +293,37 @@ class ModuleCallObserver:
             self._record_inputs(frame, call, leaves)
         finally:
             frame.begun = self._observer.recorder.start_event(graph=graph, name=frame.name)
+        return frame
 
     def leave(self, operator: ModuleOperator, result: object) -> None:
         """Close a call and record its results; of a call that raised `result` is None."""
+        frame = self._close_inner(operator)
+        if frame is not None:
+            raised = self._has_raised(frame)
+            self._close_call(frame, lambda: list_result_leaves(result), raised=raised)
+
+    def close_compiled_call(
+        self, operator: ModuleOperator, leaves: Sequence[CallLeaf]
+    ) -> OpenModuleCall | None:
+        """Close a call that compiled code runs, and record its results."""
+        frame = self._close_inner(operator)
+        if frame is not None:
+            self._close_call(frame, lambda: leaves, raised=False)
+        return frame
+
+    def _close_inner(self, operator: ModuleOperator) -> OpenModuleCall | None:
+        """Remove the operator's innermost call, and end the calls inside it."""
         closing = self._close_frames(operator)
-        if not closing:
-            return
         for frame in reversed(closing[1:]):
             self._end_frame(frame, [], raised=False)
-        frame = closing[0]
-        raised = self._has_raised(frame)
-        leaves: list[CallLeaf] = []
+        return closing[0] if closing else None
+
+    def _close_call(
+        self, frame: OpenModuleCall, find: Callable[[], Sequence[CallLeaf]], *, raised: bool
+    ) -> None:
+        leaves: Sequence[CallLeaf] = []
         try:
-            leaves = list_result_leaves(result)
+            leaves = find()
             self._record_outputs(frame, leaves)
         finally:
             self._end_frame(frame, leaves, raised=raised)
@@ -308,26 +349,30 @@ class ModuleCallObserver:
         if recorder.wants_arguments and not frame.is_recomputation:
             values = read_module_arguments(frame.operator.module)
             recorder.record_arguments(self._observer.graph, op_type, frame.name, values)
-        self._observer.record_tensors(
-            op_type, frame.name, TensorSide.INPUT, leaves, frame.forward_pass
-        )
-        self._gradients.watch_gradients(
-            call, TensorSide.INPUT, leaves, again=frame.is_recomputation
-        )
+        self._record_side(frame, call, TensorSide.INPUT, leaves)
 
     def _record_outputs(self, frame: OpenModuleCall, leaves: Sequence[CallLeaf]) -> None:
         if frame.call is not None:
-            op_type = frame.call.scope.op_type
-            self._observer.record_tensors(
-                op_type, frame.name, TensorSide.OUTPUT, leaves, frame.forward_pass
-            )
-            self._gradients.watch_gradients(
-                frame.call, TensorSide.OUTPUT, leaves, again=frame.is_recomputation
-            )
+            self._record_side(frame, frame.call, TensorSide.OUTPUT, leaves)
+
+    def _record_side(
+        self,
+        frame: OpenModuleCall,
+        call: TorchOperatorCall,
+        side: TensorSide,
+        leaves: Sequence[CallLeaf],
+    ) -> None:
+        op_type, forward_pass = call.scope.op_type, frame.forward_pass
+        read = make_compiled_source if frame.is_compiled else None
+        self._observer.record_tensors(op_type, frame.name, side, leaves, forward_pass, read)
+        if not frame.is_compiled:
+            self._gradients.watch_gradients(call, side, leaves, again=frame.is_recomputation)
 
     def _begin_description(
         self, frame: OpenModuleCall, call: TorchOperatorCall, leaves: Sequence[CallLeaf]
     ) -> None:
+        if frame.is_compiled:
+            leaves = hide_reuse(leaves)
         frame.node_draft = self._describer.begin_call(call, frame.operator.module, leaves)
 
     def _end_frame(
@@ -339,6 +384,7 @@ class ModuleCallObserver:
             return
         if draft is not None:
             module = frame.operator.module
+            leaves = hide_reuse(leaves) if frame.is_compiled else leaves
             ended = self._describer.end_call
             run_shielded(ended, self.report_failure, call, frame.name, module, draft, leaves)
         self._observer.end_call(frame.name, raised=raised)
@@ -399,15 +445,36 @@ def _is_inside_boundary(outer: ModuleOperator, inner: ModuleOperator) -> bool:
     return outer.boundary and not inner.boundary and outer.scope == inner.scope
 
 
-def attach_model(model: Module, recorder: Recorder, graph: int) -> IterationHook:
-    """Observe a model from its next armed iteration on."""
-    return TorchModelHook(model, recorder, graph)
+def hide_reuse(leaves: Sequence[CallLeaf]) -> list[CallLeaf]:
+    """Return leaves with other objects for their tensors: compiled code reuses the objects, so
+    that one does not tell which operator made its elements.
+    """
+    return [
+        leaf._replace(value=leaf.value.detach()) if isinstance(leaf.value, Tensor) else leaf
+        for leaf in leaves
+    ]
+
+
+def attach_model(
+    model: Module, recorder: Recorder, graph: int, *, inside_compiled: bool = False
+) -> IterationHook:
+    """Observe a model from its next armed iteration on.
+
+    `inside_compiled` observes also operators inside regions that torch.compile compiles from now
+    on; if this torch does not allow that, one warning tells why.
+    """
+    refusal = explain_uncompilable_observation() if inside_compiled else ""
+    if refusal:
+        recorder.warn_once(refusal)
+    return TorchModelHook(model, recorder, graph, inside_compiled=inside_compiled and not refusal)
 
 
 class TorchModelHook:
     """Hook of one attached model; costs nothing in iterations that are not armed."""
 
-    def __init__(self, model: Module, recorder: Recorder, graph: int) -> None:
+    def __init__(
+        self, model: Module, recorder: Recorder, graph: int, *, inside_compiled: bool = False
+    ) -> None:
         self._model = model
         self._observer = TorchObserver(recorder, graph)
         self._call_log = ForwardCallLog()
@@ -424,6 +491,14 @@ class TorchModelHook:
             self._pass_finder,
         )
         self._parameters = TorchParameterObserver(model, self._observer)
+        self._regions: CompiledRegionObserver | None = None
+        if inside_compiled:
+            # Loads torch's compiler.
+            from rankdump._frameworks.torch.compiled_regions import CompiledRegionObserver
+
+            self._regions = CompiledRegionObserver(
+                self._observer, self._calls, self._gradients, self._call_log
+            )
         self._installed: ModuleHooks | None = None
         self._structure: list[object] | None = None
         self._iteration = -1
@@ -439,6 +514,8 @@ class TorchModelHook:
             self._call_log.restart()
             self._pass_finder.restart()
             self._parameters.restart()
+            if self._regions is not None:
+                self._regions.restart()
         self._collectives.begin_iteration(iteration)
         run_shielded(self._arm if armed else self._disarm, self._observer.report_failure)
 
@@ -450,6 +527,9 @@ class TorchModelHook:
             run_shielded(self._parameters.record_all, self._observer.report_failure)
             # Lazy parameters get their shape only within the iteration.
             run_shielded(self._describe_parameters, self._observer.report_failure)
+            if self._regions is not None and self._installed is not None:
+                tree = self._installed.tree
+                run_shielded(self._regions.check_regions, self._observer.report_failure, tree)
         self._describer.clear()
         run_shielded(self._gradients.remove_leaf_hooks, self._observer.report_failure)
 
@@ -468,6 +548,9 @@ class TorchModelHook:
 
     def detach(self) -> None:
         """Restore the model."""
+        regions, self._regions = self._regions, None
+        if regions is not None:
+            regions.detach()
         run_shielded(self._disarm, self._observer.report_failure)
         self._call_log.restart()
         self._collectives.unsubscribe()
@@ -489,15 +572,30 @@ class TorchModelHook:
 
     def _install(self, tree: ModuleTree) -> None:
         for note in tree.notes:
-            self._observer.recorder.warn_once(note)
+            if note != COMPILED_WARNING:
+                self._observer.recorder.warn_once(note)
+            elif self._regions is None:
+                hint = "" if explain_uncompilable_observation() else INSIDE_COMPILED_HINT
+                self._observer.recorder.warn_once(note + hint)
         self._mark_reporter.report_marks(tree)
         if self._installed is None or not self._installed.tree.same_as(tree):
             self._uninstall()
-            self._installed = ModuleHooks(tree, self._calls)
+            self._install_hooks(tree)
         self._pass_finder.start(self._model, tree)
 
+    def _install_hooks(self, tree: ModuleTree) -> None:
+        if self._regions is None:
+            self._installed = ModuleHooks(tree, self._calls)
+        else:
+            self._regions.set_operators(tree)
+            self._installed = ModuleHooks(tree, self._calls, self._regions.make_tracer)
+
     def _disarm(self) -> None:
-        self._uninstall()
+        if self._regions is None:
+            self._uninstall()
+        elif self._installed is None:
+            # Regions may be compiled in any iteration, and must not be compiled again.
+            self._install_hooks(build_module_tree(self._model))
         self._pass_finder.stop()
         self._calls.restart()
         self._parameters.stop()

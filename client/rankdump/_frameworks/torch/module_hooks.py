@@ -27,6 +27,7 @@ from rankdump._frameworks.torch.internals import (
     disable_function_modes,
     find_compiled_call,
     find_plain_call,
+    is_region_traced,
     is_tracing,
     read_pre_hooks,
     set_compiled_call,
@@ -129,11 +130,30 @@ class ModuleCallListener(Protocol):
         ...
 
 
+class RegionTracer(Protocol):
+    """Puts the observation of a module's calls into the graph that Dynamo traces."""
+
+    def trace_arguments(self, args: Sequence[object], kwargs: Mapping[str, object] | None) -> None:
+        """Observe what the module is called with."""
+        ...
+
+    def trace_result(self, result: object) -> None:
+        """Observe what the module returns."""
+        ...
+
+
 class ModuleHooks:
     """Hooks on the modules of one tree, until `remove`."""
 
-    def __init__(self, tree: ModuleTree, calls: ModuleCallListener) -> None:
+    def __init__(
+        self,
+        tree: ModuleTree,
+        calls: ModuleCallListener,
+        make_tracer: Callable[[ModuleOperator], RegionTracer | None] = lambda operator: None,
+    ) -> None:
+        """`make_tracer` returns what observes a module inside compiled regions, or None."""
         self.tree = tree
+        self._make_tracer = make_tracer
         self._handles: list[RemovableHandle] = []
         self._pre_hooks: list[_OperatorPreHook] = []
         self._boundaries: list[tuple[Module, _BoundaryCall, Callable[..., Any] | None]] = []
@@ -157,11 +177,11 @@ class ModuleHooks:
         self._boundaries.clear()
 
     def _add_hooks(self, operator: ModuleOperator, calls: ModuleCallListener) -> None:
-        module = operator.module
-        self._pre_hooks.append(_OperatorPreHook(operator, calls))
+        module, tracer = operator.module, self._make_tracer(operator)
+        self._pre_hooks.append(_OperatorPreHook(operator, calls, tracer))
         before = module.register_forward_pre_hook(self._pre_hooks[-1], with_kwargs=True)
         after = module.register_forward_hook(
-            _OperatorPostHook(operator, calls), with_kwargs=True, always_call=True
+            _OperatorPostHook(operator, calls, tracer), with_kwargs=True, always_call=True
         )
         self._handles += (before, after)
 
@@ -175,9 +195,15 @@ class ModuleHooks:
 class _OperatorHook:
     """Base of the hooks on a module; a copy of the module gets a hook that does nothing."""
 
-    def __init__(self, operator: ModuleOperator, calls: ModuleCallListener) -> None:
+    def __init__(
+        self,
+        operator: ModuleOperator,
+        calls: ModuleCallListener,
+        tracer: RegionTracer | None = None,
+    ) -> None:
         self._operator = operator
         self._calls = calls
+        self._tracer = tracer
 
     def __deepcopy__(self, memo: object) -> Callable[..., None]:
         return do_nothing
@@ -192,7 +218,9 @@ class _OperatorPreHook(_OperatorHook):
     @exclude_from_compilation
     def __call__(self, module: Module, args: Any, kwargs: Any = None) -> None:
         # torch still runs a hook that an earlier hook of the call removed, and without kwargs.
-        if self.installed and not is_tracing():
+        if self._tracer is not None and self.installed and is_region_traced():
+            self._tracer.trace_arguments(args, kwargs)
+        elif self.installed and not is_tracing():
             run_shielded(
                 self._calls.enter, self._calls.report_failure, self._operator, args, kwargs
             )
@@ -201,7 +229,9 @@ class _OperatorPreHook(_OperatorHook):
 class _OperatorPostHook(_OperatorHook):
     @exclude_from_compilation
     def __call__(self, module: Module, args: Any, kwargs: Any, result: Any) -> None:
-        if not is_tracing():
+        if self._tracer is not None and is_region_traced():
+            self._tracer.trace_result(result)
+        elif not is_tracing():
             run_shielded(self._calls.leave, self._calls.report_failure, self._operator, result)
 
 

@@ -41,6 +41,8 @@ COMPILED_WARNING = (
     "them, run the dumped iterations in torch.compiler.set_stance('force_eager'), or the whole job "
     "with TORCH_COMPILE_DISABLE=1"
 )
+INSIDE_COMPILED_HINT = ", or attach the model with inside_compiled=True"
+"""Continues that warning where operators inside can be observed."""
 FUSED_WARNING = (
     "a TransformerEncoderLayer in eval mode is not observed: a hook would switch off its fused "
     "path and so change results"

@@ -218,6 +218,11 @@ class ForwardCallLog:
             self._by_thread.setdefault(call.context.thread, []).append(call)
         return call
 
+    def has_calls(self, scope: OperatorScope) -> bool:
+        """Return whether an operator was called in this iteration."""
+        with self._lock:
+            return scope in self._by_scope
+
     def find_repeated_call(
         self, scope: OperatorScope, first: Tensor | None, step: BackwardStep
     ) -> TorchOperatorCall | None:

@@ -240,6 +240,35 @@ class TorchTensor:
         return memoryview(buffer).cast("B")
 
 
+class CompiledTensor(TorchTensor):
+    """Source of a tensor of compiled code, which reuses memory without counting changes."""
+
+    __slots__ = ()
+
+    def has_changed(self) -> bool:
+        """Return True: only the moment of observation shows the tensor's own elements."""
+        return True
+
+    def make_memory_source(self) -> TorchTensor:
+        """Return a source of a copy, which lasts."""
+        with disable_observation():
+            return TorchTensor(self.tensor.detach().clone(), None, self.layout)
+
+
+UNREADABLE_TENSOR = torch.empty(0, device="meta")
+"""Stands for a tensor that compiled code could not hand over because of its class."""
+
+
+def make_compiled_source(tensor: Tensor) -> TorchTensor | str | None:
+    """Return a tensor of compiled code as a source, or the reason why it cannot be read."""
+    if tensor is UNREADABLE_TENSOR:
+        return _UNSUPPORTED_CLASS
+    source = make_torch_source(tensor)
+    if isinstance(source, TorchTensor):
+        return CompiledTensor(source.tensor, None, source.layout)
+    return source
+
+
 def make_torch_source(tensor: Tensor) -> TorchTensor | str | None:
     """Return the tensor as a source, or the reason why its elements cannot be read.
 
@@ -334,8 +363,12 @@ class TorchObserver(ModelObserver):
         side: TensorSide,
         leaves: Iterable[CallLeaf],
         forward_pass: ForwardPass = UNDIVIDED_PASS,
+        read: Callable[[Tensor], TorchTensor | str | None] | None = None,
     ) -> None:
-        """Record the tensors among the leaves of one side of an operator."""
+        """Record the tensors among the leaves of one side of an operator.
+
+        `read` makes their sources, by default those of tensors outside compiled code.
+        """
         if not self.recorder.is_wanted(self.graph, op_name, side):
             return
         for leaf in leaves:
@@ -346,7 +379,7 @@ class TorchObserver(ModelObserver):
                     side,
                     leaf.slot,
                     leaf.argument,
-                    make_torch_source,
+                    read or make_torch_source,
                     leaf.value,
                     forward_pass=forward_pass,
                 )
