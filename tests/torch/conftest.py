@@ -82,6 +82,8 @@ class FakeRecorder:
     declared_pass: ForwardPass = UNDIVIDED_PASS
     configured: dict[str, dict[str, str]] = field(default_factory=dict)
     asked: int = 0
+    lists_operators: bool = False
+    """Whether the plan has a list of operators."""
     position: int = 0
     open: dict[int, StartedEvent] = field(default_factory=dict)
     """What began and is not complete, by position."""
@@ -96,6 +98,9 @@ class FakeRecorder:
     def is_wanted(self, graph: int, op_name: str, side: TensorSide) -> bool:
         self.asked += 1
         return self.armed and self.wanted(op_name, side)
+
+    def names_operators(self, graph: int) -> bool:
+        return self.lists_operators
 
     def observe(self, observation: TensorObservation) -> None:
         source = observation.tensor

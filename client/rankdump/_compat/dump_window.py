@@ -42,6 +42,10 @@ class NullRecorder:
         """Return False."""
         return False
 
+    def names_operators(self, graph: int) -> bool:
+        """Return False."""
+        return False
+
     def observe(self, observation: TensorObservation) -> None:
         """Do nothing."""
 

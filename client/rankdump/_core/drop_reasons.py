@@ -52,6 +52,11 @@ DROP_EXPLANATIONS: Mapping[str, DropExplanation] = {
             "begin the dump after the first forward",
         ),
         (
+            "not_waited",
+            "no Work.wait or wait_tensor showed when the result of the collective could be read",
+            "wait for the work itself, not for its future, or call the collective without async_op",
+        ),
+        (
             "operator_failed",
             "the operator failed, so its result cannot be read",
             "correct the error that the operator raised",

@@ -170,6 +170,7 @@ TENSOR_REASONS = frozenset(
         "graph_capture",
         "no_data",
         "no_statistics",
+        "not_waited",
         "operator_failed",
         "record_too_large",
         "slot_too_high",

@@ -254,6 +254,13 @@ class Recorder(Protocol):
         """Return whether tensors of that operator and side are kept in this iteration."""
         ...
 
+    def names_operators(self, graph: int) -> bool:
+        """Return whether the plan selects operators of a graph one by one.
+
+        If it selects all of them, no tensor of a collective is to be recorded.
+        """
+        ...
+
     def observe(self, observation: TensorObservation) -> None:
         """Record a tensor of a side for which `is_wanted` has just returned True."""
         ...

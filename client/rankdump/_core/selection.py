@@ -110,6 +110,14 @@ def decide_listed_operator(operators: OperatorSelection, op_name: str) -> Select
     return SelectionVerdict(False, "kernels does not select the operator")
 
 
+def names_operators(operators: OperatorSelection) -> bool:
+    """Return whether operators are selected one by one: by a list, not all of them or by a mark.
+
+    Tensors of collectives are kept only then: a plan of everything means those of the network.
+    """
+    return not (operators.everything or operators.marked)
+
+
 def decide_exclusion(
     operators: OperatorSelection, op_type: str, op_name: str, side: TensorSide, slot: int
 ) -> SelectionVerdict:

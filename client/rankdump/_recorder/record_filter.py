@@ -33,6 +33,7 @@ from rankdump._core.selection import (
     decide_operator,
     decide_side,
     is_named_in,
+    names_operators,
     strip_scope_prefix,
 )
 
@@ -89,6 +90,7 @@ class RecordFilter:
         self._decided: dict[TensorSide, dict[tuple[str, int] | str, TensorDecision]]
         self._decided = {side: {} for side in TensorSide}
         self._excluded: dict[TensorSlot, bool] = {}
+        self._names: dict[int, bool] = {}
 
     @property
     def has_decided(self) -> bool:
@@ -124,6 +126,7 @@ class RecordFilter:
     def clear_cache(self) -> None:
         """Forget all decisions, because something other than a name has changed."""
         self._excluded.clear()
+        self._names.clear()
         for known in self._decided.values():
             known.clear()
 
@@ -138,6 +141,15 @@ class RecordFilter:
             self._has_selected = True
             return KEEP_DECISION
         return decision
+
+    def names_operators(self, graph: int) -> bool:
+        """Return whether operators of a graph are selected one by one."""
+        found = self._names.get(graph)
+        if found is None:
+            selection = self._selection
+            listed = names_operators(selection.get_operators(self._model_of(graph)))
+            found = self._names[graph] = listed or selection.watched is not None
+        return found
 
     def is_excluded(self, place: TensorSlot) -> bool:
         """Return whether a tensor is excluded although its operator is selected."""

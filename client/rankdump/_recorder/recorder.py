@@ -102,6 +102,10 @@ class DumpRecorder:
             self._resolve_name(op_name), side, graph
         )
 
+    def names_operators(self, graph: int) -> bool:
+        """Return whether the plan selects operators of a graph one by one."""
+        return self._filter.names_operators(graph)
+
     def observe(self, observation: TensorObservation) -> None:
         """Record a tensor of a side for which `is_wanted` has just returned True."""
         if not self._iteration_state.armed:

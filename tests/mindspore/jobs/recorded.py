@@ -59,6 +59,9 @@ class Recorder:
     def is_wanted(self, graph: int, op_name: str, side: TensorSide) -> bool:
         return self.armed
 
+    def names_operators(self, graph: int) -> bool:
+        return False
+
     def observe(self, observation: TensorObservation) -> None:
         source = observation.tensor
         data = bytearray(source.byte_count)

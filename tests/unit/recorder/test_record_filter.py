@@ -60,6 +60,26 @@ def test_tensor_without_elements_is_not_kept():
     assert decide_by_size(1).is_kept
 
 
+@pytest.mark.parametrize(
+    ("selection", "named"),
+    [
+        ({}, False),
+        ({"operators": OperatorSelection(everything=False, marked=True)}, False),
+        ({"operators": operators(types=("AllReduce",))}, True),
+        ({"operators": operators(patterns=(".*",))}, True),
+        ({"models": (("Net", operators(names=("a/b-op0",))),)}, True),
+        ({"models": (("Other", operators(names=("a/b-op0",))),)}, False),
+        ({"watched": WatchedOperators((), ("Default/group-0/AllReduce-op0",))}, True),
+    ],
+)
+def test_only_plans_with_lists_name_operators(selection, named) -> None:
+    """Where a plan keeps everything, or what a script marks, no collective is asked for."""
+    record_filter = RecordFilter(a_plan(**selection))
+    assert record_filter.names_operators(0) is named
+    assert record_filter.names_operators(0) is named
+    assert not record_filter.has_decided
+
+
 def run(**facts) -> RunFacts:
     whole = RunFacts(
         device=0,

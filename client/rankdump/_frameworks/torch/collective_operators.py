@@ -39,22 +39,32 @@ class CollectiveOperator:
     """Place of the tensors whose element count is reported: it is equal on all members."""
     peer: int | None = None
     """Place of the rank in the group at the other end of a message."""
+    inputs: int | None = None
+    """Place of the tensors that it reads."""
+    outputs: int | None = None
+    """Place of the tensors that it writes; that of the inputs if it works in place."""
+    root: int | None = None
+    """Place of the rank in the group that alone reads, or alone gets a result."""
 
 
-def _in_place(kind: EventKind) -> CollectiveOperator:
-    return CollectiveOperator(kind, 1, sized=0)
+def _in_place(kind: EventKind, root: int | None = None) -> CollectiveOperator:
+    return CollectiveOperator(kind, 1, sized=0, inputs=0, outputs=0, root=root)
 
 
-_GATHER = CollectiveOperator(EventKind.ALL_GATHER, 2, sized=1)
-_REDUCE_SCATTER = CollectiveOperator(EventKind.REDUCE_SCATTER, 2, sized=1)
+def _between(kind: EventKind, sized: int | None, root: int | None = None) -> CollectiveOperator:
+    return CollectiveOperator(kind, 2, sized=sized, inputs=1, outputs=0, root=root)
+
+
+_GATHER = _between(EventKind.ALL_GATHER, 1)
+_REDUCE_SCATTER = _between(EventKind.REDUCE_SCATTER, 1)
 # Members may exchange parts of different sizes, so there is no common count.
-_ALL_TO_ALL = CollectiveOperator(EventKind.ALL_TO_ALL, 2)
+_ALL_TO_ALL = _between(EventKind.ALL_TO_ALL, None)
 _BARRIER = CollectiveOperator(EventKind.BARRIER, 1)
 COLLECTIVE_OPERATORS = {
     "allreduce_": _in_place(EventKind.ALL_REDUCE),
     "allreduce_coalesced_": _in_place(EventKind.ALL_REDUCE),
-    "broadcast_": _in_place(EventKind.BROADCAST),
-    "reduce_": _in_place(EventKind.REDUCE),
+    "broadcast_": _in_place(EventKind.BROADCAST, root=2),
+    "reduce_": _in_place(EventKind.REDUCE, root=3),
     "allgather_": _GATHER,
     "_allgather_base_": _GATHER,
     "allgather_coalesced_": _GATHER,
@@ -62,15 +72,15 @@ COLLECTIVE_OPERATORS = {
     "reduce_scatter_": _REDUCE_SCATTER,
     "_reduce_scatter_base_": _REDUCE_SCATTER,
     "reduce_scatter_tensor_coalesced_": _REDUCE_SCATTER,
-    "gather_": CollectiveOperator(EventKind.GATHER, 2, sized=1),
-    "scatter_": CollectiveOperator(EventKind.SCATTER, 2, sized=0),
+    "gather_": _between(EventKind.GATHER, 1, root=3),
+    "scatter_": _between(EventKind.SCATTER, 0, root=3),
     "alltoall_": _ALL_TO_ALL,
     "alltoall_base_": _ALL_TO_ALL,
     "barrier": _BARRIER,
     "monitored_barrier_": _BARRIER,
-    "send": CollectiveOperator(EventKind.SEND, 1, sized=0, peer=2),
-    "recv_": CollectiveOperator(EventKind.RECV, 1, sized=0, peer=2),
-    "recv_any_source_": CollectiveOperator(EventKind.RECV, 1, sized=0),
+    "send": CollectiveOperator(EventKind.SEND, 1, sized=0, peer=2, inputs=0),
+    "recv_": CollectiveOperator(EventKind.RECV, 1, sized=0, peer=2, outputs=0),
+    "recv_any_source_": CollectiveOperator(EventKind.RECV, 1, sized=0, outputs=0),
 }
 """Operators of the namespace `c10d` (torch/csrc/distributed/c10d/Ops.cpp), by name."""
 
@@ -94,8 +104,8 @@ class OperatorListener(Protocol[_CallT]):
         """Note that the operator has returned its result, or has raised."""
         ...
 
-    def end_tensor_wait(self, tensor: torch.Tensor) -> None:
-        """Note that the tensor of a functional collective was waited for."""
+    def end_tensor_wait(self, tensor: torch.Tensor, *, raised: bool = False) -> None:
+        """Note that the tensor of a functional collective was waited for, or the wait failed."""
         ...
 
 
@@ -173,14 +183,17 @@ class CollectiveOperatorPatch(Generic[_CallT]):
 
         def run_wait(keyset: Any, tensor: torch.Tensor) -> Any:
             self._running.append(None)
+            raised = True
             try:
-                return redispatch(keyset & below, tensor)
+                result = redispatch(keyset & below, tensor)
+                raised = False
+                return result
             except BaseException as error:
                 hide_frame(error)
                 raise
             finally:
                 self._running.pop()
-                self._listener.end_tensor_wait(tensor)
+                self._listener.end_tensor_wait(tensor, raised=raised)
 
         skip_compilation(run_wait)
         return run_wait

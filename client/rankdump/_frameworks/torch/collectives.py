@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from types import FrameType
 from typing import Any
 
@@ -27,6 +27,12 @@ from rankdump._frameworks.torch.collective_operators import (
     CollectiveOperator,
     CollectiveOperatorPatch,
     hide_frame,
+)
+from rankdump._frameworks.torch.collective_tensors import (
+    CollectiveOperands,
+    CollectiveTensorCall,
+    OpenTensorCalls,
+    choose_operands,
 )
 from rankdump._frameworks.torch.communication import (
     ANY_SOURCE,
@@ -60,6 +66,8 @@ class WorkWatcher:
         self._by_memory: dict[int, PendingCollective] = {}
         """Works of C++ without a future, by the memory of their tensor."""
         self._replaced: tuple[object, object] | None = None
+        self.open_tensors = OpenTensorCalls(collective_recorder.report_failure)
+        """Selected tensors of works that were not waited for yet."""
 
     def install(self) -> None:
         """Replace the method."""
@@ -88,9 +96,12 @@ class WorkWatcher:
         self._replaced = None
         for memory in list(self._by_memory):
             collective_recorder.end(self._by_memory.pop(memory, None))
+        self.open_tensors.end_all()
 
     def watch_work(self, work: Any, pending: PendingCollective) -> None:
         """Finish the event when the work is complete; without a work it is complete already."""
+        if pending.tensors is not None:
+            self._watch_tensors(work, pending, pending.tensors)
         if not isinstance(work, dist.Work):
             collective_recorder.end(pending)
         elif not pending.begun:
@@ -111,6 +122,8 @@ class WorkWatcher:
 
         On an accelerator it ends when it is queued, and a message when its tensor is waited for.
         """
+        if pending.tensors is not None:
+            self._watch_native_tensors(work, pending, pending.tensors)
         if not pending.begun or self._finish_by_future(work, pending):
             return
         if pending.request.kind.is_collective or not tensors:
@@ -121,9 +134,14 @@ class WorkWatcher:
     def fail_wait(self, work: dist.Work) -> None:
         """Note that a wait for the work has failed."""
         collective_recorder.fail(self._pending.pop(id(work), None))
+        self.open_tensors.end_wait(work, raised=True)
 
     def end_wait(self, work: dist.Work) -> None:
         """Note that a wait for the work has returned."""
+        self._end_event(work)
+        self.open_tensors.end_wait(work)
+
+    def _end_event(self, work: dist.Work) -> None:
         pending = self._pending.pop(id(work), None)
         if pending is None:
             return
@@ -136,10 +154,36 @@ class WorkWatcher:
         outcome = CallOutcome.UNKNOWN if on_device else CallOutcome.COMPLETE
         collective_recorder.end(pending, sender, outcome)
 
-    def end_tensor_wait(self, tensor: Tensor) -> None:
-        """Note that a wait for the work of a tensor has returned."""
+    def end_tensor_wait(self, tensor: Tensor, *, raised: bool) -> None:
+        """Note that a wait for the work of a tensor has returned, or has failed."""
         if self._by_memory:
             collective_recorder.end(self._by_memory.pop(_find_memory(tensor), None))
+        self.open_tensors.end_tensor_wait(tensor, raised=raised)
+
+    def _watch_tensors(
+        self, work: Any, pending: PendingCollective, tensors: CollectiveTensorCall
+    ) -> None:
+        try:
+            if isinstance(work, dist.Work):
+                self.open_tensors.add_work(work, tensors)
+            elif pending.request.kind.is_collective or not pending.request.on_device:
+                self.open_tensors.end(tensors, CollectiveTensorCall.record_outputs)
+            # Else a message of a batch, which is only queued when the batch ends.
+        except Exception as error:
+            collective_recorder.report_failure(error)
+
+    def _watch_native_tensors(
+        self, work: Any, pending: PendingCollective, tensors: CollectiveTensorCall
+    ) -> None:
+        try:
+            self.open_tensors.add_memory(tensors)
+            if pending.request.scope:
+                # On an accelerator the reducer has let the stream wait by then.
+                is_queued = pending.request.on_device
+                is_done = _return_true if is_queued else work.get_future().done
+                self.open_tensors.end_with_backward(tensors, is_done)
+        except Exception as error:
+            collective_recorder.report_failure(error)
 
     def _add_pending(self, work: dist.Work, pending: PendingCollective) -> None:
         self._pending[id(work)] = pending
@@ -170,6 +214,10 @@ class WorkWatcher:
 
         future.add_done_callback(done)
         return True
+
+
+def _return_true() -> bool:
+    return True
 
 
 def _find_memory(tensor: Tensor) -> int:
@@ -239,16 +287,17 @@ class ProcessGroupObserver:
             self._unseen.skip(begun.group)
             if begun.pending is not None and raised:
                 collective_recorder.fail(begun.pending)
+                self._end_tensors(begun.pending, CollectiveTensorCall.fail)
             elif begun.pending is not None:
                 self._watch_work(begun, begun.pending, result)
         except Exception as error:
             collective_recorder.report_failure(error)
             collective_recorder.end(begun.pending)
 
-    def end_tensor_wait(self, tensor: Tensor) -> None:
+    def end_tensor_wait(self, tensor: Tensor, *, raised: bool = False) -> None:
         """End the message that a functional collective's tensor stood for."""
         try:
-            self._work_watcher.end_tensor_wait(tensor)
+            self._work_watcher.end_tensor_wait(tensor, raised=raised)
         except Exception as error:
             collective_recorder.report_failure(error)
 
@@ -260,9 +309,15 @@ class ProcessGroupObserver:
         last = result[-1] if isinstance(result, (tuple, list)) else result
         if last is None:
             collective_recorder.end(pending)
+            self._end_tensors(pending, CollectiveTensorCall.record_outputs)
         else:
             work = dist.Work.unbox(last)  # pyright: ignore[reportArgumentType]
             self._work_watcher.watch_native_work(work, pending, call.tensors)
+
+    def _end_tensors(
+        self, pending: PendingCollective, how: Callable[[CollectiveTensorCall], None]
+    ) -> None:
+        self._work_watcher.open_tensors.end(pending.tensors, how)
 
     def _begin(
         self,
@@ -274,10 +329,13 @@ class ProcessGroupObserver:
         call.group = dist.ProcessGroup.unbox(arguments[operator.group])
         self._unseen.compare(call.group)
         if operator.kind.is_collective and not collective_recorder.is_armed:
-            collective_recorder.count_collective(describe_group(call.group))
+            collective_recorder.count_collective(describe_group(call.group), operator.kind)
             return
         request = self._make_request(operator, arguments, caller, call)
-        call.pending = collective_recorder.begin(request)
+        read_operands = partial(_read_operands, operator, arguments, call.group)
+        call.pending = collective_recorder.begin(request, read_operands)
+        if call.pending.tensors is not None:
+            self._work_watcher.open_tensors.add(call.pending.tensors)
 
     def _make_request(
         self,
@@ -312,6 +370,17 @@ class ProcessGroupObserver:
             on_device=device is not None and device.type != "cpu",
             timeout=read_group_timeout(group, device),
         )
+
+
+def _read_operands(
+    operator: CollectiveOperator, arguments: Sequence[Any], group: dist.ProcessGroup
+) -> CollectiveOperands:
+    inputs, outputs = (
+        () if place is None else list_tensors(arguments[place])
+        for place in (operator.inputs, operator.outputs)
+    )
+    is_root = operator.root is None or int(arguments[operator.root]) == group.rank()
+    return choose_operands(operator.kind, inputs, outputs, is_root=is_root)
 
 
 WORK_METHODS = (
@@ -391,6 +460,10 @@ class ProcessGroupPatch:
             for (group, reason), count in self._unseen.take().items():
                 collective_recorder.report_unseen(group, reason, count)
 
+    def end_iteration(self) -> None:
+        """Count tensors for which nobody waited in this iteration."""
+        self._work_watcher.open_tensors.end_all()
+
     def _restore(self) -> None:
         self._operators.remove()
         for name, (original, ours) in self._replaced.items():
@@ -440,14 +513,16 @@ class CollectiveSubscription:
         if dist.is_available():
             run_shielded(self._subscribe, observer.report_failure)
 
-    def refresh(self) -> None:
-        """Observe torch.distributed if it has come into use."""
+    def begin_iteration(self, iteration: int) -> None:
+        """Observe torch.distributed if it has come into use, and number names from 0."""
         if self._is_subscribed:
+            collective_recorder.begin_iteration(self._observer.recorder, iteration)
             run_shielded(process_group_patch.install, self._observer.report_failure)
 
-    def report_unseen(self) -> None:
-        """Report the collectives of this iteration that were not seen."""
+    def end_iteration(self) -> None:
+        """Report the collectives of this iteration that were not seen, and lost tensors."""
         if self._is_subscribed:
+            run_shielded(process_group_patch.end_iteration, self._observer.report_failure)
             run_shielded(process_group_patch.report_unseen, self._observer.report_failure)
 
     def set_recorder(self, recorder: Recorder) -> None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,11 @@ from rankdump._core.events import CallOutcome, EventKind, ProcessGroup, UnseenRe
 from rankdump._core.recorder_protocol import CollectiveCall, Recorder, StartedEvent
 from rankdump._core.timeouts import GroupTimeout
 from rankdump._frameworks.model_observer import find_script_line
+from rankdump._frameworks.torch.collective_tensors import (
+    CollectiveOperands,
+    CollectiveTensorCall,
+    begin_tensor_call,
+)
 from rankdump._frameworks.torch.tensors import find_dtype_name
 
 # torch.distributed's stubs leave group names and ranks partly unknown.
@@ -39,18 +44,46 @@ _OPERATION_TITLES = {
 }
 
 
+CounterKey: TypeAlias = "tuple[object, ...]"
+"""Name of a group; for names of collectives also kind, for messages sender and receiver."""
+
+
 class CollectiveCounter:
     """Numbers collectives per group, and messages per group, sender and receiver, from 0.
+
+    A name has the number among calls of its kind. Calls of another kind that only some iterations
+    have, such as the broadcasts of the order of buckets, do not shift it.
 
     Counting goes on in iterations that are not armed: all members must agree on the numbers.
     """
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[object, ...], Iterator[int]] = {}
+        self._counts: dict[CounterKey, Iterator[int]] = {}
+        self._reached: dict[CounterKey, int] = {}
 
     def next_number(self, *key: object) -> int:
         """Return the next number of a key; takes no lock, which a fork might find held."""
-        return next(self._counts.setdefault(key, itertools.count()))
+        number = next(self._counts.setdefault(key, itertools.count()))
+        # Of two threads that count at once, the first may come here last: then the names of an
+        # iteration that begins now are one too high.
+        self._reached[key] = number + 1
+        return number
+
+    def copy_counts(self) -> Mapping[CounterKey, int]:
+        """Return how often each key was counted so far."""
+        return self._reached.copy()
+
+
+@dataclass(frozen=True, slots=True)
+class IterationStart:
+    """The running iteration of a recorder, and what had been counted when it began."""
+
+    iteration: int = -1
+    counts: Mapping[CounterKey, int] = field(default_factory=dict[CounterKey, int])
+
+    def number_within(self, number: int, *key: object) -> int:
+        """Return a number of the whole run as a number within the iteration, from 0."""
+        return number - self.counts.get(key, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +115,10 @@ class PendingCollective:
     request: CollectiveRequest
     sequence: int | None
     """None until the sender is known, for a message from any rank."""
-    begun: list[tuple[Recorder, StartedEvent]]
+    begun: list[tuple[Recorder, StartedEvent, IterationStart]]
     sequences: CollectiveCounter
+    tensors: CollectiveTensorCall | None = None
+    """Its tensors, if the plan selects them."""
     _open: list[None] = field(default_factory=lambda: [None])
 
     @property
@@ -100,16 +135,15 @@ class PendingCollective:
         except IndexError:
             return
         if self.sequence is not None:
-            for recorder, begun in self.begun:
+            for recorder, begun, _ in self.begun:
                 recorder.finish_event(begun, outcome=outcome)
             return
         peer = self.request.peer if peer is None else peer
         sequence = _next_message_number(self.sequences, self.request, peer)
-        name, what = (
-            format_collective_name(self.request, peer, sequence),
-            _make_collective(self.request, peer, sequence),
-        )
-        for recorder, begun in self.begun:
+        what = _make_collective(self.request, peer, sequence)
+        for recorder, begun, start in self.begun:
+            number = start.number_within(sequence, *_find_name_key(self.request, peer))
+            name = format_collective_name(self.request, peer, number)
             recorder.finish_event(begun, name=name, collective=what, outcome=outcome)
 
     def record_failure(self) -> None:
@@ -118,8 +152,13 @@ class PendingCollective:
             self._open.pop()
         except IndexError:
             return
-        for recorder, begun in self.begun:
+        for recorder, begun, _ in self.begun:
             recorder.finish_event(begun, outcome=CallOutcome.FAILED)
+
+
+_NamedCall: TypeAlias = "tuple[Recorder, int, str, IterationStart]"
+"""Recorder, number of its model, the call's name there, and its iteration."""
+_NO_ITERATION = IterationStart()
 
 
 class CollectiveRecorder:
@@ -128,6 +167,15 @@ class CollectiveRecorder:
     def __init__(self) -> None:
         self._sequences = CollectiveCounter()
         self._listeners: list[tuple[Recorder, int]] = []
+        self._iterations: dict[int, IterationStart] = {}
+        """By identity of the recorder."""
+
+    def begin_iteration(self, recorder: Recorder, iteration: int) -> None:
+        """Number names of collectives from 0 again, if the recorder begins another iteration."""
+        known = self._iterations.get(id(recorder))
+        if known is None or known.iteration != iteration:
+            counts = self._sequences.copy_counts()
+            self._iterations[id(recorder)] = IterationStart(iteration, counts)
 
     def add_listener(self, recorder: Recorder, graph: int) -> None:
         """Add a recorder; one that several models share receives each event once."""
@@ -139,6 +187,8 @@ class CollectiveRecorder:
         if (recorder, graph) in remaining:
             remaining.remove((recorder, graph))
         self._listeners = remaining
+        if all(each is not recorder for each, _ in remaining):
+            self._iterations.pop(id(recorder), None)
 
     @property
     def has_listeners(self) -> bool:
@@ -150,23 +200,31 @@ class CollectiveRecorder:
         """Whether a recorder keeps events now."""
         return any(recorder.armed for recorder, _ in self._listeners)
 
-    def count_collective(self, group: ProcessGroup) -> None:
+    def count_collective(self, group: ProcessGroup, kind: EventKind) -> None:
         """Number a collective of an iteration in which no recorder keeps it."""
         self._sequences.next_number(group.name)
+        self._sequences.next_number(group.name, int(kind))
 
-    def begin(self, request: CollectiveRequest) -> PendingCollective:
-        """Number a request, and start its event in every armed recorder."""
+    def begin(
+        self, request: CollectiveRequest, read_operands: Callable[[], CollectiveOperands]
+    ) -> PendingCollective:
+        """Number a request, record its inputs where they are selected, and start its events.
+
+        `read_operands` is called only if a plan may select the call.
+        """
         if any(recorder.armed for recorder, _ in self._listeners):
             request = replace(request, source=find_script_line(besides=_TORCH_FOLDERS))
         if request.kind.is_collective:
             number = self._sequences.next_number(request.group.name)
+            name_number = self._sequences.next_number(request.group.name, int(request.kind))
         elif request.peer == ANY_SOURCE:
-            number = None
+            number = name_number = None
         else:
-            number = _next_message_number(self._sequences, request, request.peer)
-        return PendingCollective(
-            request, number, self._start_events(request, number), self._sequences
-        )
+            number = name_number = _next_message_number(self._sequences, request, request.peer)
+        named = self._name_call(request, name_number)
+        tensors = self._begin_tensors(named, read_operands)
+        begun = self._start_events(named, request, number)
+        return PendingCollective(request, number, begun, self._sequences, tensors)
 
     def end(
         self,
@@ -204,23 +262,42 @@ class CollectiveRecorder:
         """Report that a collective could not be recorded."""
         self.warn_once(f"a collective could not be recorded: {type(error).__name__}: {error}")
 
-    def _start_events(
-        self, request: CollectiveRequest, number: int | None
-    ) -> list[tuple[Recorder, StartedEvent]]:
-        """Start the event in every armed recorder, once in each."""
-        started: dict[int, tuple[Recorder, StartedEvent]] = {}
+    def _name_call(self, request: CollectiveRequest, number: int | None) -> list[_NamedCall]:
+        """Return each armed recorder once, with the number of its model and the call's name."""
+        named: dict[int, _NamedCall] = {}
+        key = _find_name_key(request, request.peer)
         for recorder, graph in self._listeners:
-            if not recorder.armed or id(recorder) in started:
-                continue
+            if recorder.armed and id(recorder) not in named:
+                start = self._iterations.get(id(recorder), _NO_ITERATION)
+                within = None if number is None else start.number_within(number, *key)
+                name = format_collective_name(request, request.peer, within)
+                named[id(recorder)] = (recorder, graph, name, start)
+        return list(named.values())
+
+    def _begin_tensors(
+        self, named: Sequence[_NamedCall], read_operands: Callable[[], CollectiveOperands]
+    ) -> CollectiveTensorCall | None:
+        listing = [each[:3] for each in named if each[0].names_operators(each[1])]
+        if not listing:
+            return None
+        try:
+            return begin_tensor_call(listing, read_operands)
+        except Exception as error:
+            self.report_failure(error)
+            return None
+
+    def _start_events(
+        self, named: Sequence[_NamedCall], request: CollectiveRequest, number: int | None
+    ) -> list[tuple[Recorder, StartedEvent, IterationStart]]:
+        """Start the event in every armed recorder."""
+        started: list[tuple[Recorder, StartedEvent, IterationStart]] = []
+        for recorder, graph, name, start in named:
             if request.timeout is not None:
                 recorder.record_group_timeout(request.timeout)
-            name, what = (
-                format_collective_name(request, request.peer, number),
-                _make_collective(request, request.peer, number),
-            )
+            what = _make_collective(request, request.peer, number)
             begun = recorder.start_event(graph=graph, name=name, collective=what)
-            started[id(recorder)] = (recorder, begun)
-        return list(started.values())
+            started.append((recorder, begun, start))
+        return started
 
 
 _known_groups: weakref.WeakKeyDictionary[Any, ProcessGroup] = weakref.WeakKeyDictionary()
@@ -241,16 +318,17 @@ def count_elements(tensors: Iterable[Tensor]) -> tuple[int, str]:
     return sum(tensor.numel() for tensor in found), find_dtype_name(found[0]) if found else ""
 
 
-def format_collective_name(request: CollectiveRequest, peer: int, sequence: int | None) -> str:
+def format_collective_name(request: CollectiveRequest, peer: int, number: int | None) -> str:
     """Return the name of a collective or message, unique within its iteration.
 
-    A message with an unknown sender has no number, and shares its name with others.
+    `number` is the one within the iteration, so the same call has one name in every iteration. A
+    message with an unknown sender has no number, and shares its name with others.
     """
     title = _OPERATION_TITLES[request.kind]
-    if sequence is None:
+    if number is None:
         return f"Default/group-{request.group.name}/peer-any/{title}"
     between = request.scope if request.kind.is_collective else f"peer-{peer}/"
-    return f"Default/group-{request.group.name}/{between}{title}-op{sequence}"
+    return f"Default/group-{request.group.name}/{between}{title}-op{number}"
 
 
 def _make_collective(request: CollectiveRequest, peer: int, sequence: int | None) -> CollectiveCall:
@@ -268,8 +346,16 @@ def _make_collective(request: CollectiveRequest, peer: int, sequence: int | None
 def _next_message_number(
     sequences: CollectiveCounter, request: CollectiveRequest, peer: int
 ) -> int:
+    return sequences.next_number(*_find_name_key(request, peer))
+
+
+def _find_name_key(request: CollectiveRequest, peer: int) -> CounterKey:
+    """Return the key of the number in a name: kind, or sender and receiver of a message."""
+    if request.kind.is_collective:
+        # The hash of an enumeration's member is a Python call.
+        return (request.group.name, int(request.kind))
     ends = (request.rank, peer) if request.kind is EventKind.SEND else (peer, request.rank)
-    return sequences.next_number(request.group.name, *ends)
+    return (request.group.name, *ends)
 
 
 def list_tensors(value: object, depth: int = 2) -> Sequence[Tensor]:

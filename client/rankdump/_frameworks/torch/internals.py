@@ -6,7 +6,7 @@ lacks it; those of process groups are in `communication` and `ddp`, of pipelines
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
@@ -56,6 +56,25 @@ def read_version(tensor: Tensor) -> int:
 def find_base(tensor: Tensor) -> Tensor | None:
     """Return the base of a view; None if the tensor is not a view."""
     return tensor._base
+
+
+def has_only_reference(tensors: Sequence[Tensor]) -> bool:
+    """Return whether nothing but the caller's sequence refers to the tensors and their memory.
+
+    Then nothing can be about to write to them, and nothing will.
+    """
+    count_uses = getattr(_C, "_storage_Use_Count", None)
+    if count_uses is None:
+        return False
+    for tensor in tensors:
+        # The sequence, the variable of the loop, and the argument of the call.
+        if sys.getrefcount(tensor) > 3 or tensor._use_count() > 1:
+            return False
+        memory = tensor.untyped_storage()
+        # The tensor, and the object that was just made of its storage.
+        if count_uses(memory._cdata) > 2:
+            return False
+    return True
 
 
 def read_node_number(node: Any) -> int:

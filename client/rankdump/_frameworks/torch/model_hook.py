@@ -519,12 +519,12 @@ class TorchModelHook:
             self._parameters.restart()
             if self._regions is not None:
                 self._regions.restart()
-        self._collectives.refresh()
+        self._collectives.begin_iteration(iteration)
         run_shielded(self._arm if armed else self._disarm, self._observer.report_failure)
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
         """Record parameters, buffers, and gradients that no optimizer used."""
-        self._collectives.report_unseen()
+        self._collectives.end_iteration()
         if armed:
             run_shielded(self._mark_reporter.report_changed_marks, self._observer.report_failure)
             run_shielded(self._parameters.record_all, self._observer.report_failure)

@@ -109,12 +109,12 @@ class TorchApiHook:
         if iteration != self._iteration:
             self._iteration = iteration
             self._recorder.restart()
-        self._collectives.refresh()
+        self._collectives.begin_iteration(iteration)
         self._refresh()
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
         """Remove the hooks from tensors of the iteration."""
-        self._collectives.report_unseen()
+        self._collectives.end_iteration()
         run_shielded(self._recorder.remove_hooks, self._observer.report_failure)
 
     def detach(self) -> None:

@@ -1,0 +1,266 @@
+"""Tensors of collectives and messages that the plan names: inputs are recorded when a call begins,
+outputs when they are known to be complete and the script cannot have changed them yet.
+
+That is where control returns to the script from a wait: of a synchronous call, of `Work.wait`, of
+`wait_tensor`; at the end of a backward, after the reducer of DistributedDataParallel has waited for
+its buckets; and at the end of the iteration where nothing else refers to the output. The callback
+of a future is no such place: a script that waits for the future goes on at the same time. Nothing
+here waits, communicates, or changes a tensor.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankdump._core.events import EventKind
+from rankdump._core.record import TensorSide
+from rankdump._core.recorder_protocol import Recorder
+from rankdump._core.selection import extract_op_type
+from rankdump._frameworks.operator_names import CallLeaf
+from rankdump._frameworks.torch.internals import disable_function_modes, has_only_reference
+from rankdump._frameworks.torch.module_hooks import exclude_from_compilation
+from rankdump._frameworks.torch.tensors import TorchObserver
+
+# The engine of autograd is a C++ class without stubs.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportPrivateUsage=false
+
+NOT_WAITED = "not_waited"
+"""Drop reason of an output for which the script did not wait in a way that is known here."""
+_READ_BY_ROOT = frozenset({EventKind.BROADCAST, EventKind.SCATTER})
+_WRITTEN_BY_ROOT = frozenset({EventKind.REDUCE, EventKind.GATHER})
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveOperands:
+    """Tensors that one member of a collective or message reads and writes."""
+
+    inputs: Sequence[Tensor] = ()
+    outputs: Sequence[Tensor] = ()
+
+
+def choose_operands(
+    kind: EventKind,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    *,
+    is_root: bool,
+) -> CollectiveOperands:
+    """Return what a member really reads and writes: some operations do only one on most members.
+
+    Other members of a broadcast pass memory that is only overwritten, and those of a reduction get
+    back what the backend left in it.
+    """
+    if not is_root and kind in _READ_BY_ROOT:
+        inputs = ()
+    if not is_root and kind in _WRITTEN_BY_ROOT:
+        outputs = ()
+    return CollectiveOperands(inputs, outputs)
+
+
+@dataclass(slots=True, eq=False)
+class CollectiveTensorCall:
+    """A call whose tensors are recorded, until its outputs are read or known to be lost."""
+
+    observers: Sequence[tuple[TorchObserver, str]]
+    """Observers of the recorders that selected it, each with the call's name there."""
+    outputs: Sequence[Tensor]
+    _open: list[None] = field(default_factory=lambda: [None])
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the outputs are neither read nor lost."""
+        return bool(self._open)
+
+    def record_inputs(self, tensors: Sequence[Tensor]) -> None:
+        """Record the inputs; before the call, which may overwrite them."""
+        leaves = [CallLeaf(slot, f"args.{slot}", each) for slot, each in enumerate(tensors)]
+        for observer, name in self.observers:
+            observer.record_tensors(extract_op_type(name), name, TensorSide.INPUT, leaves)
+
+    def record_outputs(self) -> None:
+        """Record the outputs, which are complete, and end the call."""
+        if not self._close():
+            return
+        leaves = [CallLeaf(slot, f"out.{slot}", each) for slot, each in enumerate(self.outputs)]
+        for observer, name in self.observers:
+            observer.record_tensors(extract_op_type(name), name, TensorSide.OUTPUT, leaves)
+            observer.end_call(name)
+
+    def lose_outputs(self) -> None:
+        """Count the outputs as lost, and end the call."""
+        if not self._close():
+            return
+        for observer, name in self.observers:
+            if observer.is_selected(name, TensorSide.OUTPUT):
+                place = (observer.graph, extract_op_type(name), name, TensorSide.OUTPUT)
+                for slot in range(len(self.outputs)):
+                    observer.recorder.count_loss(*place, slot, NOT_WAITED)
+            observer.end_call(name)
+
+    def settle(self) -> None:
+        """Record outputs that nobody can change any more, such as those of a call in C++.
+
+        A work that still runs refers to its tensors. Those on an accelerator are lost, because no
+        stream may have waited for them.
+        """
+        on_device = any(each.device.type != "cpu" for each in self.outputs)
+        if not on_device and has_only_reference(self.outputs):
+            self.record_outputs()
+        else:
+            self.lose_outputs()
+
+    def fail(self) -> None:
+        """End the call, which raised and so has no outputs."""
+        if self._close():
+            for observer, name in self.observers:
+                observer.end_call(name, raised=True)
+
+    def _close(self) -> bool:
+        """Return True for the first report of the end, from any thread."""
+        try:
+            self._open.pop()
+        except IndexError:
+            return False
+        return True
+
+
+def begin_tensor_call(
+    listeners: Sequence[tuple[Recorder, int, str]],
+    read_operands: Callable[[], CollectiveOperands],
+) -> CollectiveTensorCall | None:
+    """Record the inputs of a call for the recorders that selected it; None if none did.
+
+    `listeners` are recorders whose plan lists operators, with the number of their model and the
+    call's name.
+    """
+    observers = [
+        (TorchObserver(recorder, graph), name)
+        for recorder, graph, name in listeners
+        if any(recorder.is_wanted(graph, name, side) for side in TensorSide)
+    ]
+    if not observers:
+        return None
+    operands = read_operands()
+    if not (operands.inputs or operands.outputs):
+        return None
+    call = CollectiveTensorCall(observers, operands.outputs)
+    call.record_inputs(operands.inputs)
+    return call
+
+
+class OpenTensorCalls:
+    """Calls whose outputs are not complete yet, by what the script will wait for.
+
+    Tensors stay alive until then, at most until their iteration ends; works do not.
+    """
+
+    def __init__(self, report_failure: Callable[[Exception], None]) -> None:
+        self._report_failure = report_failure
+        # No lock: the end of a work may come at any line of this thread.
+        self._calls: dict[int, CollectiveTensorCall] = {}
+        self._released: list[CollectiveTensorCall] = []
+        """Calls whose works were released without a wait."""
+        self._by_work: dict[int, CollectiveTensorCall] = {}
+        self._by_memory: dict[int, CollectiveTensorCall] = {}
+
+    def add(self, call: CollectiveTensorCall) -> None:
+        """Add a call that has begun."""
+        self._calls[id(call)] = call
+        self._end_released()
+
+    def add_work(self, work: Any, call: CollectiveTensorCall) -> None:
+        """Let a call end with the wait for its work; a work that is released was not waited for."""
+        self._by_work[id(work)] = call
+        weakref.finalize(work, self._release_work, id(work)).atexit = False
+
+    def add_memory(self, call: CollectiveTensorCall) -> None:
+        """Let a call end with the wait for any of its tensors, which share one work."""
+        for memory in {_find_memory(each) for each in call.outputs if each.numel()}:
+            earlier = self._by_memory.get(memory)
+            if earlier is not None and earlier is not call:
+                # Nobody waited for what is overwritten now.
+                self.end(earlier, CollectiveTensorCall.lose_outputs)
+            self._by_memory[memory] = call
+
+    def end_wait(self, work: Any, *, raised: bool = False) -> None:
+        """End the call of a work that was waited for."""
+        if self._by_work:
+            self._end_waited(self._by_work.pop(id(work), None), raised=raised)
+
+    def end_tensor_wait(self, tensor: Tensor, *, raised: bool = False) -> None:
+        """End the call of a tensor that was waited for."""
+        if self._by_memory:
+            self._end_waited(self._by_memory.get(_find_memory(tensor)), raised=raised)
+
+    def end_with_backward(self, call: CollectiveTensorCall, is_done: Callable[[], bool]) -> None:
+        """Let a call of C++ end with the backward that runs, if it is complete then.
+
+        The reducer of DistributedDataParallel registers its wait after its last call, so the end
+        is registered again where the engine has come to the first registration.
+        """
+        engine: Any = torch.autograd.Variable._execution_engine
+
+        @exclude_from_compilation
+        def read() -> None:
+            try:
+                if call.is_open and is_done():
+                    self.end(call, CollectiveTensorCall.record_outputs)
+            except Exception as error:
+                self._report_failure(error)
+
+        @exclude_from_compilation
+        def register_again() -> None:
+            try:
+                engine.queue_callback(read)
+            except Exception as error:
+                self._report_failure(error)
+
+        engine.queue_callback(register_again)
+
+    def end(
+        self,
+        call: CollectiveTensorCall | None,
+        how: Callable[[CollectiveTensorCall], None],
+    ) -> None:
+        """End a call with one of its methods; never raises."""
+        if call is None:
+            return
+        self._calls.pop(id(call), None)
+        for memory in [at for at, each in list(self._by_memory.items()) if each is call]:
+            self._by_memory.pop(memory, None)
+        try:
+            with disable_function_modes():
+                how(call)
+        except Exception as error:
+            self._report_failure(error)
+
+    def end_all(self) -> None:
+        """End all calls, because their iteration ends; outputs that may change are lost."""
+        for call in list(self._calls.values()):
+            self.end(call, CollectiveTensorCall.settle)
+        self._by_work.clear()
+        self._released.clear()
+
+    def _end_waited(self, call: CollectiveTensorCall | None, *, raised: bool) -> None:
+        how = CollectiveTensorCall.fail if raised else CollectiveTensorCall.record_outputs
+        self.end(call, how)
+
+    def _release_work(self, identity: int) -> None:
+        call = self._by_work.pop(identity, None)
+        if call is not None:
+            self._released.append(call)
+
+    def _end_released(self) -> None:
+        while self._released:
+            self.end(self._released.pop(), CollectiveTensorCall.settle)
+
+
+def _find_memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
