@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-import sys
-import traceback
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -22,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from rank_processes import run_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -328,26 +326,5 @@ def run_rank(rank: int, world: int, folder: Path, names: list[str]) -> None:
     dist.barrier()
 
 
-def main() -> None:
-    world, folder, names = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
-    children: list[int] = []
-    for rank in range(world):
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                run_rank(rank, world, folder, names)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                # Threads of gloo now and then abort an interpreter that is finishing.
-                os._exit(code)
-        children.append(child)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    sys.exit(max(map(abs, codes)))
-
-
 if __name__ == "__main__":
-    main()
+    run_ranks(run_rank)

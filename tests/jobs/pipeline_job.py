@@ -13,9 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import sys
-import traceback
 from collections.abc import Callable
 from copy import deepcopy
 from datetime import timedelta
@@ -24,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from rank_processes import run_ranks
 from torch import Tensor, nn
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -300,27 +298,5 @@ def run_rank(rank: int, world: int, folder: Path, names: list[str]) -> None:
     dist.barrier()
 
 
-def main() -> None:
-    """Run every rank as a child, and end with the worst status."""
-    world, folder, names = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
-    children: list[int] = []
-    for rank in range(world):
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                run_rank(rank, world, folder, names)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                # Threads of gloo now and then abort an interpreter that is finishing.
-                os._exit(code)
-        children.append(child)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    sys.exit(max(map(abs, codes)))
-
-
 if __name__ == "__main__":
-    main()
+    run_ranks(run_rank)

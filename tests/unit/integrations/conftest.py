@@ -22,7 +22,7 @@ class SessionJournal(rankdump.Session):
     def active(self) -> bool:
         return True
 
-    def attach(self, model: Any, name: str = "") -> None:
+    def attach(self, model: Any, name: str = "", *, inside_compiled: bool = False) -> None:
         self.attached.append(model)
         self.models.append(type(model).__name__)
 
