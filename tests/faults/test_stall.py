@@ -12,6 +12,8 @@ def test_stalled_disk_blocks_no_status_call_and_loses_nothing(rig: AgentRig):
         rig.play(session, 1)
         session.step(2)
         rig.settled(1)
+        # Until its manifest is written, its bytes are not released, and both do not fit.
+        rig.wait_manifests([1])
         rig.control.stalled = True
         rig.play(session, 2)
         wait_until(lambda: rig.control.hits("stall"))

@@ -194,7 +194,7 @@ def test_model_that_was_compiled_by_another_object_is_a_warning(recorder, attach
     hook.iteration_begins(0, armed=True)
     if attached == "plain":
         seen(torch.ones(2, 4))
-    compiled(torch.ones(2, 4))
+    compiled(torch.ones(2, 4)).sum().backward()
     hook.iteration_ends(0, armed=True)
     hook.detach()
     assert (OTHER_COMPILED_WARNING in recorder.warnings) == (attached == "inner")

@@ -54,7 +54,7 @@ from rankdump._frameworks.torch.module_tree import (
     ModuleOperator,
     ModuleTree,
     build_module_tree,
-    is_compiled_elsewhere,
+    is_run_elsewhere,
     read_module_arguments,
 )
 from rankdump._frameworks.torch.parameters import ModuleMarkReporter, TorchParameterObserver
@@ -541,7 +541,8 @@ class TorchModelHook:
         tree = self._installed.tree
         if self._regions is not None:
             self._regions.check_regions(tree)
-        if is_compiled_elsewhere(tree, self._call_log.has_calls):
+        has_gradients = self._parameters.has_gradients
+        if is_run_elsewhere(tree, self._call_log.has_calls, has_gradients=has_gradients):
             self._observer.recorder.warn_once(OTHER_COMPILED_WARNING)
 
     @property

@@ -88,12 +88,17 @@ def build_module_tree(model: Module) -> ModuleTree:
     return ModuleTree(tuple(walk.operators), tuple(sorted(walk.notes)), tuple(walk.fused))
 
 
-def is_compiled_elsewhere(tree: ModuleTree, has_calls: Callable[[OperatorScope], bool]) -> bool:
-    """Return whether the modules of an iteration may have run in compiled code that the tree does
-    not have, because the script compiled the attached model, or one around it.
+def is_run_elsewhere(
+    tree: ModuleTree, has_calls: Callable[[OperatorScope], bool], *, has_gradients: bool
+) -> bool:
+    """Return whether the modules of a model that ran in an iteration were not seen: compiled code
+    runs them that the tree does not have, because the script compiled the attached model, or one
+    around it.
     """
-    inside = tree.operators[1:] or tree.operators
-    return COMPILED_WARNING not in tree.notes and not any(has_calls(o.scope) for o in inside)
+    if COMPILED_WARNING in tree.notes or not tree.operators:
+        return False
+    model, *inside = (has_calls(operator.scope) for operator in tree.operators)
+    return (model or has_gradients) and not any(inside or (model,))
 
 
 def iterate_parameters(model: Module) -> Iterator[tuple[str, Parameter]]:

@@ -86,6 +86,11 @@ class TorchParameterObserver:
         self._gradients, self._layouts = {}, {}
         self._structure = None
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether a gradient of a parameter was recorded in this iteration."""
+        return bool(self._recorded)
+
     def iterate_named(self) -> Iterator[tuple[str, Tensor]]:
         """Yield parameters, then buffers, each once with its dotted name."""
         yield from iterate_sharded_parameters(self._model)
