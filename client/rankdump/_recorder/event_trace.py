@@ -31,6 +31,7 @@ OPEN_AFTER_US = 1_000_000
 """Time after which a collective or message is sent although it is not complete."""
 STALL_REPORT_US = 1_000_000
 """Growth of the stall that is sent even without an event."""
+_FAILED = int(CallOutcome.FAILED)
 _NO_COLLECTIVE = CollectiveCall(EventKind.OPERATOR, ProcessGroup("", ()), 0)
 _NUMBER_FIELDS = (
     "graph",
@@ -151,7 +152,7 @@ class EventTrace:
         if not self._keeps:
             return False
         # If two threads start events at once, the smaller position may be stored.
-        failed = outcome == CallOutcome.FAILED
+        failed = outcome == _FAILED
         end = OPEN_END_POSITION if failed else max(begun.position, self._position)
         end_us = self._clock_us()
         call = collective or begun.collective

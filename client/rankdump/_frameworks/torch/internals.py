@@ -88,23 +88,29 @@ def read_structure(model: Module) -> list[object] | None:
     None if the parts of a module cannot be listed. It holds only identities of modules and
     parameters, which are valid as long as the caller keeps those alive.
     """
+    # It is read twice in each armed iteration: most modules have no children or no tensors.
     found: list[object] = []
-    waiting, seen = [model], set[int]()
+    waiting, seen, scripted = [model], set[int](), torch.jit.ScriptModule
     while waiting:
         module = waiting.pop()
-        if id(module) in seen:
+        identity = id(module)
+        if identity in seen:
             continue
-        if isinstance(module, torch.jit.ScriptModule):
+        if isinstance(module, scripted):
             return None
-        seen.add(id(module))
-        found += (id(module), type(module), module.training, id(find_compiled_call(module)))
-        for parts in (module._modules, module._parameters):
-            found += parts
-            found += map(id, parts.values())
-        # A buffer may be another tensor after every step, so only its name and place count.
-        found += [(name, part is None) for name, part in module._buffers.items()]
-        found += module._non_persistent_buffers_set
-        waiting += [child for child in module._modules.values() if child is not None]
+        seen.add(identity)
+        found += (identity, type(module), module.training, id(find_compiled_call(module)))
+        children, parameters, buffers = module._modules, module._parameters, module._buffers
+        for parts in (children, parameters):
+            if parts:
+                found += parts
+                found += map(id, parts.values())
+        if buffers:
+            # One may be another tensor after every step, so only its name and place count.
+            found += [(name, part is None) for name, part in buffers.items()]
+            found += module._non_persistent_buffers_set
+        if children:
+            waiting += [child for child in children.values() if child is not None]
     return found
 
 
