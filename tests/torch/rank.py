@@ -339,12 +339,15 @@ def find_files(error: BaseException) -> list[str]:
 
 def fail(rank: int, recorder: FakeRecorder | None) -> dict[str, object]:
     """Fail in collectives, when they are called and when they are waited for."""
-    short = [dist.new_group([0, 1], timeout=timedelta(seconds=0.5)) for _ in range(2)]
+    short = [dist.new_group([0, 1]) for _ in range(2)]
     ddp = DistributedDataParallel(Net(), process_group=short[0])
     hook = attach_model(ddp, recorder, 0) if recorder is not None else None
     if hook is not None:
         hook.iteration_begins(0, armed=True)
     loss = ddp(torch.zeros(1, dtype=torch.int64)).sum()
+    for group in short:
+        # Not before: both ranks take part in what DistributedDataParallel has called so far.
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=0.5), group)
     mixed = [torch.ones(1), torch.ones(1, dtype=torch.int64)]
     calls: dict[str, Callable[[], object]] = {
         "called": lambda: dist.group.WORLD.allreduce(mixed),
