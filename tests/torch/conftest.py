@@ -24,6 +24,7 @@ from rankdump._core.recorder_protocol import (
     TensorObservation,
 )
 from rankdump._core.timeouts import GroupTimeout
+from rankdump._frameworks.torch.communication import collective_recorder
 from rankdump._frameworks.torch.model_hook import attach_model
 
 
@@ -254,6 +255,12 @@ def deciding() -> DecidingRecorder:
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def own_listeners(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that a test leaves attached listens to no collective of another test."""
+    monkeypatch.setattr(collective_recorder, "_listeners", [])
 
 
 @contextmanager
