@@ -171,45 +171,30 @@ _SAMPLES = 4
 _SAMPLE_BYTES = SMALL_FILE_BYTES // _SAMPLES
 
 
-@dataclass(frozen=True, slots=True)
-class PackedFile:
-    """The bytes of a file, and the suffix of its name."""
+def pack_file(codec: FileCodec, parts: Sequence[ByteBuffer]) -> Sequence[ByteBuffer]:
+    """Return the bytes of a file, packed where that saves enough, else `parts` itself.
 
-    suffix: str
-    """Appended to `.npy`; that of the codec only when it packed."""
-    parts: Sequence[ByteBuffer]
-    head_bytes: int = 0
-    """Bytes before the elements, where the head was packed by itself."""
-
-
-def pack_file(codec: FileCodec, parts: Sequence[ByteBuffer]) -> PackedFile:
-    """Return the parts packed, or the parts themselves where that does not save enough.
-
-    The result depends on parts and codec alone.
+    The result depends on parts and codec alone; the name of a packed file has the codec's suffix.
     """
-    plain = PackedFile("", parts)
     if not codec.suffix:
-        return plain
+        return parts
     size = sum(map(len, parts))
     if size > SMALL_FILE_BYTES and not _is_sample_worthwhile(codec, max(parts, key=len)):
-        return plain
+        return parts
     packed = codec.encode(parts)
-    return PackedFile(codec.suffix, packed) if _is_worthwhile(packed, size) else plain
+    return packed if is_worthwhile(packed, size) else parts
 
 
-def pack_parts(codec: FileCodec, parts: Sequence[ByteBuffer]) -> PackedFile:
-    """Return every part that is not empty as a frame of its own, packed or stored.
+def pack_part(codec: FileCodec, part: ByteBuffer) -> Sequence[ByteBuffer]:
+    """Return one part of a file in pieces: a frame of its own, packed or stored.
 
-    Such parts of several files can be joined without unpacking them.
+    Such parts of several files can be joined without unpacking them. An empty part has no frame,
+    and without a codec the part stays as it is. The name of the file has the codec's suffix.
     """
+    if not len(part):
+        return ()
     if not codec.suffix:
-        return PackedFile("", parts)
-    return PackedFile(
-        codec.suffix, [piece for part in parts if len(part) for piece in _pack_part(codec, part)]
-    )
-
-
-def _pack_part(codec: FileCodec, part: ByteBuffer) -> Sequence[ByteBuffer]:
+        return (part,)
     if len(part) > SMALL_FILE_BYTES and not _is_sample_worthwhile(codec, part):
         return make_stored_frame(part)
     return codec.encode((part,))
@@ -217,10 +202,11 @@ def _pack_part(codec: FileCodec, part: ByteBuffer) -> Sequence[ByteBuffer]:
 
 def _is_sample_worthwhile(codec: FileCodec, part: ByteBuffer) -> bool:
     sample = _take_sample(part)
-    return _is_worthwhile(codec.encode((sample,)), len(sample))
+    return is_worthwhile(codec.encode((sample,)), len(sample))
 
 
-def _is_worthwhile(packed: Sequence[ByteBuffer], plain_bytes: int) -> bool:
+def is_worthwhile(packed: Sequence[ByteBuffer], plain_bytes: int) -> bool:
+    """Return whether packing saves enough of a file's bytes."""
     return sum(map(len, packed)) <= MAX_PACKED_SHARE * plain_bytes
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 import zstandard
 
-from rankdump._codec.file_codec import SMALL_FILE_BYTES, get_codec, pack_parts, select_codec
+from rankdump._codec.file_codec import SMALL_FILE_BYTES, get_codec, pack_part, select_codec
 from rankdump._codec.zstd_frames import make_stored_frame
 
 NOISE = random.Random(4).randbytes(5 << 17)
@@ -31,19 +31,17 @@ def test_stored_frame_copies_nothing():
     assert memoryview(block)[0] == data[0]
 
 
-@pytest.mark.parametrize(
-    "parts", [(b"head", b""), (b"head", NOISE), (b"", bytes(SMALL_FILE_BYTES + 1))]
-)
-def test_pack_parts_makes_a_frame_for_each_part(parts):
-    """A part without bytes has none; what does not get smaller is stored."""
-    packed = pack_parts(get_codec("zstd"), parts)
-    data = b"".join(packed.parts)
-    assert packed.suffix == ".zst"
-    assert data.count(zstandard.FRAME_HEADER) == sum(1 for part in parts if part)
-    assert bytes(select_codec("a.zst").decode(data, limit_bytes=1 << 20)) == b"".join(parts)
+@pytest.mark.parametrize("part", [b"head", NOISE, bytes(SMALL_FILE_BYTES + 1)])
+def test_pack_part_makes_one_frame(part):
+    """A part that does not get smaller is stored in its frame."""
+    data = b"".join(pack_part(get_codec("zstd"), part))
+    assert data.count(zstandard.FRAME_HEADER) == 1
+    assert bytes(select_codec("a.zst").decode(data, limit_bytes=1 << 20)) == part
 
 
-def test_pack_parts_without_codec_keeps_the_parts():
-    """Nothing is put around them."""
-    packed = pack_parts(get_codec("none"), (b"head", NOISE))
-    assert (packed.suffix, packed.parts) == ("", (b"head", NOISE))
+def test_pack_part_without_bytes_makes_no_frame():
+    assert pack_part(get_codec("zstd"), b"") == ()
+
+
+def test_pack_part_without_codec_keeps_the_part():
+    assert pack_part(get_codec("none"), NOISE) == (NOISE,)

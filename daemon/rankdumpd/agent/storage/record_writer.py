@@ -1,5 +1,5 @@
-"""Encoded records written to or linked in a dump tree, or dropped with a reason, and the index of
-duplicates by digest.
+"""Records packed and written to a dump tree, linked to a file of it, or dropped with a reason, and
+the index of duplicates by digest.
 
 The table row of a record is formatted here and appended later, in order. The index removes its
 oldest files when it is full and is empty after a restart: such a tensor is written once more.
@@ -11,9 +11,10 @@ import errno
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from rankdump._codec.file_codec import CODECS, PackedFile, select_codec
+from rankdump._codec.file_codec import CODECS, FileCodec, pack_file, pack_part, select_codec
+from rankdump._codec.zstd_frames import ByteBuffer
 from rankdump._core.log_once import LogOnce
 from rankdump._core.record import TensorKey
 from rankdump._core.session_protocol import RecordHead
@@ -29,6 +30,7 @@ from rankdumpd.agent.records import (
     make_drop_outcome,
 )
 from rankdumpd.agent.storage.folders import OutsideRootError
+from rankdumpd.agent.storage.record_formats import encode_bin, encode_npy
 from rankdumpd.agent.storage.statistic_tables import TableFormat
 from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
 
@@ -55,32 +57,60 @@ class RecordWriter:
         tree: DumpTree,
         names: MappingFiles,
         *,
+        codec: FileCodec,
         layout: Layout,
         context: TreeContext,
         table_format: TableFormat,
         device_target: str,
     ) -> None:
-        self._tree, self._names = tree, names
+        self._tree, self._names, self._codec = tree, names, codec
         self._layout, self._context, self._device_target = layout, context, device_target
         self._table_format = table_format
         self._log = LogOnce(_logger)
 
-    def write(self, record: ReceivedRecord, file: PackedFile) -> RecordOutcome:
-        """Write an examined record as this file; return it as stored, or as dropped."""
+    def write(self, record: ReceivedRecord) -> RecordOutcome:
+        """Write an examined record as an npy file; return it as stored, or as dropped."""
+        plain = encode_npy(record)
+        parts = pack_file(self._codec, plain)
+        suffix = "" if parts is plain else self._codec.suffix
         key = self._make_key(record.head)
-        place = self._find_place(key, file)
+        place = self._layout.place_tensor(key, self._context, suffix)
+        return self._put(record, place, parts, self._make_membership(key))
+
+    def write_member(self, record: ReceivedRecord) -> RecordOutcome:
+        """Write an examined record as a `bin` file of its own, to be joined to its operator's."""
+        codec, context = self._codec, self._context
+        header, elements = encode_bin(record, self._layout)
+        head = pack_part(codec, header)
+        key = self._make_key(record.head)
+        membership = OperatorMembership(
+            format_member(key.side, key.slot),
+            self._layout.place_operator(key, context, codec.suffix),
+            sum(map(len, head)),
+        )
+        place = self._layout.place_member(key, context, codec.suffix)
+        return self._put(record, place, (*head, *pack_part(codec, elements)), membership)
+
+    def _put(
+        self,
+        record: ReceivedRecord,
+        place: FilePlace,
+        parts: Sequence[ByteBuffer],
+        membership: OperatorMembership | None,
+    ) -> RecordOutcome:
+        """Write the file of a record; return the record as stored, or as dropped."""
         try:
             self._names.write_mapping(place)
-            parts, mark = file.parts, _make_mark(record)
+            mark = _make_mark(record)
             # An existing file may hold another tensor: file names contain no session.
             stamp = self._tree.put(place.folder, place.name, parts, mark=mark, replaces=False)
         except FileExistsError as error:
-            if not self._is_written(place, file):
+            if not self._is_written(place, parts):
                 self._log_once(logging.ERROR, "has two tensors with one file name", error, record)
                 return make_drop_outcome(record.frame_id, record.head, NAME_TAKEN)
             stamp = None
         except OSError as error:
-            if not self._is_written(place, file):
+            if not self._is_written(place, parts):
                 reason = find_write_reason(error)
                 self._log_once(
                     logging.ERROR, f"drops records for the reason {reason}", error, record
@@ -93,10 +123,10 @@ class RecordWriter:
             RecordStatus.STORED,
             path=place.path,
             digest=record.digest,
-            bytes_stored=sum(map(len, file.parts)),
+            bytes_stored=sum(map(len, parts)),
             row=self._table_format.format_record(record, place),
             original=None if stamp is None else OriginalFile(place.path, stamp),
-            membership=self._make_membership(key, file),
+            membership=membership,
         )
 
     def has(self, head: RecordHead) -> bool:
@@ -145,26 +175,16 @@ class RecordWriter:
         argument = head.kind.argument if self._layout.api_files is not None else ""
         return head.key._replace(element=element, tensor_format=tensor_format, argument=argument)
 
-    def _find_place(self, key: TensorKey, file: PackedFile) -> FilePlace:
-        layout = self._layout
-        find_place = layout.place_member if file.head_bytes else layout.place_tensor
-        return find_place(key, self._context, file.suffix)
-
-    def _make_membership(
-        self, key: TensorKey, file: PackedFile | None = None
-    ) -> OperatorMembership | None:
+    def _make_membership(self, key: TensorKey) -> OperatorMembership | None:
+        """Return the place of a tensor with an npy file within its operator."""
         if not self._layout.shares_timestamps:
             return None
-        member = format_member(key.side, key.slot)
-        if file is None or not file.head_bytes:
-            return OperatorMembership(member)
-        whole = self._layout.place_operator(key, self._context, file.suffix)
-        return OperatorMembership(member, whole, file.head_bytes)
+        return OperatorMembership(format_member(key.side, key.slot))
 
-    def _is_written(self, place: FilePlace, file: PackedFile) -> bool:
+    def _is_written(self, place: FilePlace, parts: Sequence[ByteBuffer]) -> bool:
         """Return whether a file holds exactly this record, which was resent then."""
         try:
-            return self._tree.holds(place.folder, place.name, file.parts)
+            return self._tree.holds(place.folder, place.name, parts)
         except OSError:
             return False
 

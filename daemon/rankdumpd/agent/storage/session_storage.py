@@ -24,8 +24,6 @@ from rankdumpd.agent.storage.rank_files import CallStackFile
 from rankdumpd.agent.storage.record_formats import (
     MAX_SLOTS,
     BinFileJoiner,
-    encode_bin,
-    encode_npy,
     examine_record,
 )
 from rankdumpd.agent.storage.record_writer import DuplicateIndex, RecordWriter
@@ -93,6 +91,7 @@ def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStor
         writer=RecordWriter(
             tree,
             names,
+            codec=codec,
             layout=layout,
             context=context,
             table_format=table_format,
@@ -131,10 +130,10 @@ def store_record(
     if storage.joiner:
         if record.head.kind.slot >= MAX_SLOTS:
             return make_drop_outcome(record.frame_id, record.head, "slot_too_high")
-        return storage.writer.write(record, encode_bin(record, storage.codec, storage.layout))
+        return storage.writer.write_member(record)
     return originals.link_or_write(
         record,
         f"{storage.codec.name} {storage.tree.kind}",
         link=lambda original: storage.writer.link(record, original),
-        write=lambda: storage.writer.write(record, encode_npy(record, storage.codec)),
+        write=lambda: storage.writer.write(record),
     )

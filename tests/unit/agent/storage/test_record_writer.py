@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankdump._codec.file_codec import PackedFile
+from rankdump._codec.file_codec import get_codec
 from rankdump._core.plan import DumpPlan, OutputSettings
 from rankdump._core.record import TensorSide
 from rankdump._layout.profile import PROFILES
@@ -47,6 +47,7 @@ def writer_of(
     return RecordWriter(
         tree,
         MappingFiles(tree),
+        codec=get_codec("none"),
         layout=LAYOUTS[layout],
         context=stand,
         table_format=lines,
@@ -54,8 +55,10 @@ def writer_of(
     )
 
 
-def examined(head, sequence: int = 1, statistics: tuple[str, ...] | None = None) -> ReceivedRecord:
-    elements = memoryview(b"")
+def examined(
+    head, sequence: int = 1, statistics: tuple[str, ...] | None = None, data: bytes = b""
+) -> ReceivedRecord:
+    elements = memoryview(data)
     return ReceivedRecord(FrameId("session", sequence), head, elements, b"", "digest", statistics)
 
 
@@ -63,11 +66,10 @@ def write_record(
     writer: RecordWriter,
     head,
     sequence: int = 1,
-    data: bytes = b"12345",
+    data: bytes = b"123456",
     statistics: tuple[str, ...] | None = None,
 ) -> RecordOutcome:
-    record = examined(head, sequence, statistics)
-    return writer.write(record, PackedFile("", (data[:2], data[2:])))
+    return writer.write(examined(head, sequence, statistics, data))
 
 
 def files(root: Path) -> list[Path]:
@@ -77,10 +79,10 @@ def files(root: Path) -> list[Path]:
 def test_write_stores_record_with_modes_of_plan(make_head, tmp_path):
     """The record has the path of the layout and the mode of the plan, and no other file is left."""
     outcome = write_record(writer_of(tree(tmp_path / "a" / "b")), make_head())
-    assert (outcome.status, outcome.bytes_stored) == (RecordStatus.STORED, 5)
     (path,) = files(tmp_path)
     assert path == tmp_path / "a" / "b" / outcome.path
-    assert path.read_bytes() == b"12345"
+    assert (outcome.status, outcome.bytes_stored) == (RecordStatus.STORED, path.stat().st_size)
+    assert path.read_bytes().endswith(b"\n123456")
     assert stat.S_IMODE(path.stat().st_mode) == 0o440
     assert {stat.S_IMODE(p.stat().st_mode) for p in tmp_path.rglob("*") if p.is_dir()} == {0o750}
 
@@ -200,7 +202,7 @@ def test_write_completes_mapping_after_failed_append(make_head, tmp_path):
 
 def test_write_to_synced_tree_stores_same_files(make_head, tmp_path):
     outcome = write_record(writer_of(tree(tmp_path, synced=True)), make_head())
-    assert (tmp_path / outcome.path).read_bytes() == b"12345"
+    assert (tmp_path / outcome.path).read_bytes().endswith(b"\n123456")
 
 
 @pytest.mark.parametrize(
@@ -271,7 +273,7 @@ class TestLink:
         assert (tmp_path / outcome.path).samefile(tmp_path / original.path)
         assert len(files(tmp_path)) == 2
         (tmp_path / original.path).unlink()
-        assert (tmp_path / outcome.path).read_bytes() == b"12345"
+        assert (tmp_path / outcome.path).read_bytes().endswith(b"\n123456")
 
     def test_maps_long_name(self, make_head, tmp_path):
         """The full name of a link is in mapping.csv like any other."""
@@ -301,7 +303,7 @@ class TestLink:
         assert write_record(writer, make_head(slot=1), 2, b"other").status is RecordStatus.STORED
         source.with_name(".session-3.tmp").hardlink_to(source)
         assert writer.link(examined(make_head(slot=2), 3), original)
-        assert source.read_bytes() == b"12345"
+        assert source.read_bytes().endswith(b"\n123456")
         assert len(files(tmp_path)) == 3
 
     @pytest.mark.parametrize("harm", ["gone", "changed", "replaced", "mode", "symlink"])
@@ -312,14 +314,14 @@ class TestLink:
         path = tmp_path / original.path
         if harm == "changed":
             path.chmod(0o600)
-            path.write_bytes(b"54321")
+            path.write_bytes(path.read_bytes()[::-1])
             path.chmod(0o440)
         elif harm == "mode":
             path.chmod(0o444)
         else:
             path.rename(tmp_path / "elsewhere")
             if harm == "replaced":
-                path.write_bytes(b"54321")
+                path.write_bytes((tmp_path / "elsewhere").read_bytes()[::-1])
                 path.chmod(0o440)
             elif harm == "symlink":
                 path.symlink_to(tmp_path / "elsewhere")
