@@ -21,7 +21,7 @@ from rankdump._core.plan import ContentSettings
 from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 ARRAY = np.arange(1000, dtype=np.float32)
-WAIT_S = 60
+WAIT_S = 300
 
 
 def rankdumpd(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -432,7 +432,6 @@ SCENES: dict[str, Callable[[DocumentPage, TrainedTrees], None]] = {
 }
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_documented_commands_give_the_documented_output(
     path: Path, tmp_path: Path, environ: dict[str, str], trained: TrainedTrees

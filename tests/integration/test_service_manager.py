@@ -18,7 +18,7 @@ import pytest
 
 from rankdump._cli.daemon_client import fetch_agent_status
 
-WAIT_S = 60
+WAIT_S = 300
 ARRAY = np.arange(1000, dtype=np.float32)
 
 
