@@ -148,6 +148,11 @@ class DumpPipeline:
         return self._iteration_state.armed
 
     @property
+    def has_run(self) -> bool:
+        """Whether any operator ran in the running iteration."""
+        return self._iteration_state.active
+
+    @property
     def lost_tensors(self) -> int:
         """Tensors lost so far, over all reasons."""
         return sum(self._counters.losses_by_reason.values())
