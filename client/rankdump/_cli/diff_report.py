@@ -43,8 +43,8 @@ from rankdump._cli.output import (
     number_columns,
     print_lines,
     print_table,
+    show_progress,
 )
-from rankdump._cli.progress import show_progress
 from rankdump._cli.text_format import format_count, format_scope_name, shorten_text
 from rankdump._core.plan import IterationSelection
 from rankdump._layout.dump_folders import (
