@@ -19,7 +19,7 @@ from pathlib import Path
 import click
 
 from rankdump import reader
-from rankdump._analysis.reader.session_files import read_tree_sessions
+from rankdump._analysis.reader.manifests import read_tree_sessions
 from rankdump._cli.job_status import (
     format_job_findings,
     format_job_status,
