@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import rankdump
-from rankdump._analysis.compare.kind_summary import find_tensor_kind
 from rankdump._analysis.compare.report import TensorVerdict
+from rankdump._analysis.compare.report_summary import find_tensor_kind
 from rankdump._core.manifest import Manifest
 
 JOB = Path(__file__).with_name("compared_job.py")

@@ -35,7 +35,8 @@ COMMAND_NAMES = (
     "status",
     "unpin",
 )
-"""Each is a module of this package."""
+"""Each is a module of this package, but for those in `_MODULE_OF_COMMAND`."""
+_MODULE_OF_COMMAND = {"unpin": "pin"}
 
 
 class _LazyCommandGroup(click.Group):
@@ -50,7 +51,8 @@ class _LazyCommandGroup(click.Group):
         if cmd_name not in COMMAND_NAMES:
             return None
         name = cmd_name.replace("-", "_")
-        return getattr(importlib.import_module(f"rankdump._cli.{name}"), name)
+        module = importlib.import_module(f"rankdump._cli.{_MODULE_OF_COMMAND.get(name, name)}")
+        return getattr(module, name)
 
 
 @click.group(

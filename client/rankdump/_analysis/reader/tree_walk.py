@@ -25,11 +25,11 @@ from rankdump._analysis.reader.manifests import (
     list_rank_folders,
     read_manifests,
     read_retired_iterations,
+    read_tree_sessions,
     restrict_to_attempt,
     restrict_to_job,
 )
 from rankdump._analysis.reader.query import Query
-from rankdump._analysis.reader.session_files import read_tree_sessions
 from rankdump._analysis.reader.tree import Entries, Entry, Table, Tree
 from rankdump._analysis.reader.tree_files import (
     FolderIndex,
