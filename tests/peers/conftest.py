@@ -9,6 +9,6 @@ TIMEOUT_S = 1800
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give every test here the time that its programs take to import their frameworks under load."""
+    """Give every test the time that its programs take to import frameworks under load."""
     for item in items:
         item.add_marker(pytest.mark.timeout(TIMEOUT_S))
