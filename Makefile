@@ -6,12 +6,13 @@ PYTHONS ?= 3.10 3.11 3.12 3.13
 PROTOS := $(wildcard proto/rankdump/*/v1/*.proto)
 # Old on purpose: code made by a newer tool refuses the older runtimes of training images.
 PROTO_TOOLS := grpcio-tools==1.62.3 mypy-protobuf==3.6.0 setuptools==75.8.0
-SOURCES := client daemon tests bench examples checks
+SOURCES := client daemon tests bench examples checks hatch_build.py
+KERNEL_SOURCES := hatch_build.py $(wildcard client/rankdump/_kernels/*.[ch])
 
 .PHONY: setup demo test test-fast test-pythons coverage test-mindspore test-frameworks test-deploy soak deb release check proto \
   proto-check schema bench bench-peers peers fuzz clean
 
-setup: .venv/ready
+setup: .venv/ready .venv/kernels
 
 # The version of the installed package is read from the library.
 .venv/ready: pyproject.toml client/rankdump/__init__.py
@@ -19,6 +20,11 @@ setup: .venv/ready
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+# Where there is no C compiler, this says so and succeeds.
+.venv/kernels: .venv/ready $(KERNEL_SOURCES)
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
 build/proto-venv/ready:
