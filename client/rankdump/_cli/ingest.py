@@ -65,7 +65,7 @@ def ingest(
     codec: str,
     as_json: bool,
 ) -> int:
-    """Import a dump that MindSpore or CANN wrote to DIR without rankdump.
+    """Import a dump that MindSpore or CANN wrote to DIR.
 
     Files are compressed, or linked when the same tensor is stored already, and get manifests.
     Damaged and half-written files are reported and left where they are; the exit code is then 1.
