@@ -131,7 +131,7 @@ build/peers-venv/ready:
 	touch $@
 
 peers: setup build/peers-venv/ready build/msprobe-venv/ready build/troubleshooter-venv/ready
-	PEERS_PYTHON=build/peers-venv/bin/python $(PEERS) $(BIN)/python -m pytest tests/peers
+	CI=true PEERS_PYTHON=build/peers-venv/bin/python $(PEERS) $(BIN)/python -m pytest tests/peers
 
 # The hooks on MindSpore, and its dumps beside torch's: MindSpore itself needs half a gigabyte and
 # a Python it has wheels for, 3.10 or 3.11 (`make PYTHON=python3.11 test-mindspore`). As on CI, a
