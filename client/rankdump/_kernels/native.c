@@ -2,6 +2,7 @@
    whole numbers, choose the variant for this processor, and release the interpreter's lock for large
    inputs. Callers keep the memory alive. numpy_twin.py has the same functions. */
 
+#define Py_LIMITED_API 0x030a0000
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 

@@ -17,6 +17,7 @@ import grpc
 
 from rankdump._core import tree_root
 from rankdump._core.status import MetricSample, StatusView
+from rankdump._kernels.kernel_functions import KERNELS
 from rankdump._wire.channel import TlsCredentials
 from rankdump.wire.v1 import agent_pb2_grpc
 from rankdumpd.agent.commit.committer import FrameCommitter
@@ -267,6 +268,9 @@ class DumpAgent(Component):
 
         CorruptedError when the ledger is damaged.
         """
+        slowness = KERNELS.explain_slowness()
+        if slowness:
+            _logger.warning("%s", slowness)
         retention = self._ledger.retention
         self._session_files.start()
         self._usage.restore(retention.list_usage(), retention.counts())
