@@ -13,7 +13,6 @@ from pathlib import Path
 
 import click
 
-from rankdump._codec.file_codec import CODECS
 from rankdump._core.daemon_endpoint import DaemonFolder
 from rankdump._wire.channel import TlsCredentials
 from rankdump.errors import ConfigError, RankdumpError
@@ -144,7 +143,7 @@ def standalone(
 )
 @click.option(
     "--codec",
-    type=click.Choice(list(CODECS)),
+    type=click.Choice(["none", "zstd"]),
     default="zstd",
     show_default=True,
     help="Compression of tensors in the tree.",
