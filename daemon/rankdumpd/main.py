@@ -14,7 +14,6 @@ from pathlib import Path
 import click
 
 from rankdump._cli.version_option import add_version_option
-from rankdump._codec.file_codec import CODECS
 from rankdump._core.daemon_endpoint import DaemonFolder
 from rankdump._wire.channel import TlsCredentials
 from rankdump.errors import ConfigError, RankdumpError
@@ -145,7 +144,7 @@ def standalone(
 )
 @click.option(
     "--codec",
-    type=click.Choice(list(CODECS)),
+    type=click.Choice(["none", "zstd"]),
     default="zstd",
     show_default=True,
     help="Compression of tensors in the tree.",
