@@ -25,8 +25,10 @@ MODULE_NAME = "_native.abi3.so"
 KERNELS = ("statistics.c", "fingerprint.c", "strided_copy.c")
 """Compiled once for each variant."""
 # The last ones because sums have the same bits on every processor.
-FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-Wno-psabi")
-FLAGS += ("-fno-fast-math", "-ffp-contract=off")
+FLAGS = (
+    *("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-Wno-psabi"),
+    *("-fno-fast-math", "-ffp-contract=off"),
+)
 VARIANTS = {"plain": (), "avx2": ("-mavx2", "-mfma", "-mf16c")}
 
 
@@ -47,6 +49,7 @@ class KernelBuildHook(BuildHookInterface):  # pyright: ignore[reportMissingTypeA
         try:
             compile_kernels(made)
         except KernelBuildError as error:
+            self._folder.cleanup()
             if os.environ.get("RANKDUMP_REQUIRE_KERNELS") == "1":
                 raise
             self.app.display_warning(f"without compiled kernels: {error}")
