@@ -117,13 +117,17 @@ def _serialize_nameless(
     ).SerializeToString(deterministic=True)
 
 
-def kind_from_wire(data: bytes) -> TensorKind:
-    """Read a kind; ProtocolError when it contradicts itself or is too long."""
+def kind_from_wire(data: bytes, model: str | None = None) -> TensorKind:
+    """Read a kind; ProtocolError when it contradicts itself or is too long.
+
+    With `model` it gets this name, or the name in the kind where that is empty.
+    """
     # Long kinds are few, unless a sender means to fill this memory.
-    return _parse_remembered_kind(data) if len(data) <= _MAX_REMEMBERED_BYTES else _parse_kind(data)
+    read = _parse_remembered_kind if len(data) <= _MAX_REMEMBERED_BYTES else _parse_kind
+    return read(data, model)
 
 
-def _parse_kind(data: bytes) -> TensorKind:
+def _parse_kind(data: bytes, model: str | None) -> TensorKind:
     if len(data) > _MAX_KIND_BYTES:
         raise ProtocolError(
             f"the kind of a record has {len(data)} bytes, at most {_MAX_KIND_BYTES}"
@@ -160,7 +164,7 @@ def _parse_kind(data: bytes) -> TensorKind:
         byte_count=message.byte_count,
         argument=message.argument,
         constant=message.constant,
-        model=message.model,
+        model=message.model if model is None else model or message.model or UNNAMED_MODEL,
         layout=_read_layout(message, shape) if message.HasField("layout") else None,
         microbatch=message.microbatch if message.HasField("microbatch") else None,
         phase=message.phase,
@@ -272,13 +276,10 @@ def record_from_wire(message: agent_pb2.Record, *, rank: int, net_name: str) -> 
 
     `net_name` is the plan's, which takes precedence over the name in the record.
     """
-    kind = kind_from_wire(message.kind)
     iteration, timestamp_us = message.iteration, message.timestamp_us
     if iteration >= NUMBER_LIMIT or timestamp_us >= NUMBER_LIMIT:
         raise ProtocolError(f"a record has a number over {NUMBER_LIMIT - 1}")
-    model = net_name or kind.model or UNNAMED_MODEL
-    if kind.model != model:
-        kind = kind._replace(model=model)
+    kind = kind_from_wire(message.kind, net_name)
     return RecordHead(
         kind, iteration, timestamp_us, rank, message.task, message.stream, message.switched_on
     )
