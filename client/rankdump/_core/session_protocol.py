@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rankdump._core.events import EventColumns
 from rankdump._core.graph import GraphPart
@@ -77,8 +77,7 @@ class SessionGrant:
     """Why the session is not open yet and must be requested again; empty when it is open."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordHead:
+class RecordHead(NamedTuple):
     """One tensor of one iteration, without its bytes."""
 
     kind: TensorKind

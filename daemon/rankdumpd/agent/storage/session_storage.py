@@ -28,7 +28,7 @@ from rankdumpd.agent.storage.record_formats import (
 )
 from rankdumpd.agent.storage.record_writer import DuplicateIndex, PressureCheck, RecordWriter
 from rankdumpd.agent.storage.statistic_tables import StatisticTables, TableFormat, make_table_format
-from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
+from rankdumpd.agent.storage.tree import DumpTree, MappingFiles, OpenFolders
 from rankdumpd.agent.storage.tree_lock import TreeLock, claim_tree_context
 
 
@@ -124,12 +124,15 @@ def _make_stack_file(tree: DumpTree, layout: Layout, rank: int) -> CallStackFile
 def store_record(
     received: ReceivedRecord,
     storage: SessionStorage,
+    opened: OpenFolders,
+    *,
     originals: DuplicateIndex,
     find_pressure: PressureCheck,
 ) -> RecordOutcome:
     """Store a received record of a session; return its outcome.
 
-    `find_pressure` returns why a large file should be packed later; empty to pack it now.
+    The folders of its batch are `opened`. `find_pressure` returns why a large file should be
+    packed later; empty to pack it now.
     """
     exact = storage.layout.api_files is not None
     try:
@@ -146,5 +149,5 @@ def store_record(
         record,
         storage.file_kind,
         link=lambda original: storage.writer.link(record, original),
-        write=lambda: storage.writer.write(record, pressure=find_pressure),
+        write=lambda: storage.writer.write(record, pressure=find_pressure, opened=opened),
     )

@@ -108,6 +108,8 @@ class RootedFolder:
         return os.open(name, _READ_FLAGS, dir_fd=where.number)
 
 
+OpenFolders: TypeAlias = "dict[str, FileDescriptor]"
+"""Folders that one batch of files is written to, by their paths: each is looked up once."""
 PartsWriter = Callable[[int, Sequence[ByteBuffer]], None]
 """Writes all parts to an open file."""
 
@@ -124,9 +126,12 @@ _UNSUPPORTED_ERRNOS = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP
 
 def write_parts(descriptor: int, parts: Sequence[ByteBuffer]) -> None:
     """Write every byte of every part."""
-    if len(parts) > 1 and sum(map(len, parts)) <= _MAX_JOINED_BYTES:
-        parts = (b"".join(parts),)
-    left = [memoryview(part) for part in parts if len(part)]
+    if sum(map(len, parts)) <= _MAX_JOINED_BYTES:
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        count = os.write(descriptor, data)
+        left = [memoryview(data)[count:]] if count < len(data) else []
+    else:
+        left = [memoryview(part) for part in parts if len(part)]
     while left:
         if len(left) == 1:
             count = os.write(descriptor, left[0])
@@ -213,8 +218,10 @@ def rename_without_replacing(present: str, name: str, at: int) -> None:
 
 def discard_file(name: str, folder: int) -> None:
     """Remove a file of an open folder, if that is possible."""
-    with contextlib.suppress(OSError):
+    try:  # noqa: SIM105 - there is one for each record, and a context manager is slower
         os.unlink(name, dir_fd=folder)
+    except OSError:
+        pass
 
 
 def make_stamp(status: os.stat_result) -> FileStamp:
@@ -258,18 +265,20 @@ class DumpTree(RootedFolder):
         *,
         mark: str,
         replaces: bool = True,
+        opened: OpenFolders | None = None,
     ) -> FileStamp:
         """Make or replace a file atomically; `mark` names the hidden file it is written to.
 
         Only one caller may use a mark at a time: a hidden file that a crash left is removed.
-        FileExistsError when the name is taken and the file `replaces` no other.
+        FileExistsError when the name is taken and the file `replaces` no other. A folder that is
+        in `opened` is not looked up again.
         """
 
         def fill(opened: int) -> None:
             self._write(opened, parts)
 
         rename = rename_file if replaces else rename_without_replacing
-        return self._write_new_file(folder, name, mark, fill, rename)
+        return self._write_new_file(folder, name, mark, fill, rename, opened)
 
     def join(
         self, folder: str, name: str, head: bytes, pieces: Sequence[FileTail], *, mark: str
@@ -362,7 +371,8 @@ class DumpTree(RootedFolder):
             status = os.stat(name, dir_fd=where.number, follow_symlinks=False)
             if status.st_ino != original.stamp.inode:
                 raise
-        self._sync_name(where, name, original.stamp)
+        if self._synced:
+            self._sync_name(where, name, original.stamp)
 
     def relink(
         self,
@@ -475,17 +485,30 @@ class DumpTree(RootedFolder):
         os.chmod(f"/proc/self/fd/{file.number}", self._growing_mode | stat.S_IRUSR | stat.S_IWUSR)
 
     def _write_new_file(
-        self, folder: str, name: str, mark: str, fill: Callable[[int], None], rename: FileRename
+        self,
+        folder: str,
+        name: str,
+        mark: str,
+        fill: Callable[[int], None],
+        rename: FileRename,
+        opened: OpenFolders | None = None,
     ) -> FileStamp:
-        where, stamp = self._write_file(folder, name, mark, fill, rename)
-        self._sync_name(where, name, stamp)
+        where, stamp = self._write_file(folder, name, mark, fill, rename, opened)
+        if self._synced:
+            self._sync_name(where, name, stamp)
         return stamp
 
     def _write_file(
-        self, folder: str, name: str, mark: str, fill: Callable[[int], None], rename: FileRename
+        self,
+        folder: str,
+        name: str,
+        mark: str,
+        fill: Callable[[int], None],
+        rename: FileRename,
+        opened: OpenFolders | None = None,
     ) -> tuple[FileDescriptor, FileStamp]:
         temporary = f".{mark}.tmp"
-        where, descriptor = self._create_hidden(folder, temporary)
+        where, descriptor = self._create_hidden(folder, temporary, opened)
         at = where.number
         try:
             stamp = self._fill_and_close(descriptor, fill, self._file_mode)
@@ -495,10 +518,16 @@ class DumpTree(RootedFolder):
             raise
         return where, stamp
 
-    def _create_hidden(self, folder: str, temporary: str) -> tuple[FileDescriptor, int]:
+    def _create_hidden(
+        self, folder: str, temporary: str, opened: OpenFolders | None
+    ) -> tuple[FileDescriptor, int]:
+        """Make a hidden file, with its final mode: changing it later would be one more call."""
         for attempt in ("first", "again"):
-            where = self._folders.open(folder, make=True)
-            # With the final mode: changing it later would be one more call for every file.
+            where = opened.get(folder) if opened is not None else None
+            if where is None:
+                where = self._folders.open(folder, make=True)
+                if opened is not None:
+                    opened[folder] = where
             try:
                 return where, os.open(
                     temporary, _CREATE_FLAGS, self._file_mode, dir_fd=where.number
@@ -509,12 +538,12 @@ class DumpTree(RootedFolder):
                 # The folder was removed at this moment.
                 if attempt == "again":
                     raise
+                if opened is not None:
+                    del opened[folder]
         return where, os.open(temporary, _CREATE_FLAGS, self._file_mode, dir_fd=where.number)
 
     def _sync_name(self, where: FileDescriptor, name: str, stamp: FileStamp) -> None:
         """Make a name survive a power loss, or remove the file: it will be counted as dropped."""
-        if not self._synced:
-            return
         try:
             sync_folder(where)
         except OSError:
