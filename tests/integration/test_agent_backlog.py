@@ -10,6 +10,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from rankdumpd.agent.service import DumpAgent
 from rankdumpd.rebuild.ledger_rebuild import rebuild_ledger
 from rankdumpd.server.grpc_server import GrpcServer
 
-WAIT_S = 60
+WAIT_S = 300
 BUSY = {"queue_bytes": 1 << 20}
 """A queue that one of these tensors fills by more than a half."""
 TENSORS = [np.arange(n, n + 160_000, dtype=np.int32) // 7 for n in range(3)]
@@ -343,14 +344,16 @@ def test_rebuilt_ledger_knows_what_waits(make_agent, make_rank, frames, held, sh
     check_arrays(rank.root, arrays)
 
 
-def find_child(pid: int) -> int:
-    """Return the process that an agent packs with, once it is there."""
+def stop_packing(pid: int) -> int:
+    """Stop the process that an agent packs with as soon as it runs; return its number."""
     until_s = time.monotonic() + WAIT_S
     while time.monotonic() < until_s:
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):
-                if children := (task / "children").read_text().split():
-                    return int(children[0])
+                for child in (task / "children").read_text().split():
+                    if b"pack_process" in Path(f"/proc/{child}/cmdline").read_bytes():
+                        os.kill(int(child), signal.SIGSTOP)
+                        return int(child)
     raise AssertionError("no file is packed")
 
 
@@ -366,9 +369,10 @@ def test_agent_that_is_killed_while_it_packs_loses_nothing(make_daemon, make_ran
     daemon = make_daemon(RANKDUMPD_AGENT__QUEUE_BYTES=str(1 << 20))
     rank = make_rank(daemon.address)
     rank.open()
-    send_step(rank, frames, TENSORS)
-    packing = find_child(daemon.process.pid)
-    os.kill(packing, signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        stopped = pool.submit(stop_packing, daemon.process.pid)
+        send_step(rank, frames, TENSORS)
+        packing = stopped.result()
     wait_until(lambda: bool(list(rank.root.rglob(".*-pack.tmp"))))
     daemon.kill()
     os.kill(packing, signal.SIGCONT)

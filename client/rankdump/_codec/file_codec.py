@@ -207,8 +207,9 @@ def pack_file(
     """Return the bytes of a file, packed where that saves enough, else `parts` itself.
 
     The name of a packed file has the codec's suffix; whether it has depends on parts and codec
-    alone. A codec that may defer packing leaves files of a block plain for good. With `later` a large file that packing would make smaller is stored in a frame of the
-    codec, so that it can be packed later under the same name.
+    alone. A codec that may defer packing leaves a file of one block plain for good. With `later`
+    a large file that packing would make smaller is stored in a frame of the codec, so that it can
+    be packed later under the same name.
     """
     size = _count_bytes(parts)
     if not codec.suffix or (codec.is_deferrable and size <= BLOCK_BYTES):

@@ -78,7 +78,10 @@ class SessionGrant:
 
 
 class RecordHead(NamedTuple):
-    """One tensor of one iteration, without its bytes."""
+    """One tensor of one iteration, without its bytes.
+
+    A NamedTuple, which is made fastest: there is one for each tensor.
+    """
 
     kind: TensorKind
     """With the name of its model as folders spell it."""

@@ -211,7 +211,17 @@ class CountingCodec:
         (NOISE + bytes(len(NOISE)), ".zst"),
         (bytes(len(NOISE)) + NOISE, ".zst"),
     ],
-    ids=["empty", "block", "over a block", "small", "noise", "text", "zeros", "noise first", "noise last"],
+    ids=[
+        "empty",
+        "block",
+        "larger",
+        "small",
+        "noise",
+        "text",
+        "zeros",
+        "noise first",
+        "noise last",
+    ],
 )
 def test_pack_file_leaves_incompressible_files_plain(body: bytes, suffix: str):
     """The parts themselves are returned, or packed bytes from which the codec restores them."""

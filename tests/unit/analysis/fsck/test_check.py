@@ -24,6 +24,7 @@ from rankdump._codec.file_codec import get_codec
 from rankdump._codec.zstd_frames import make_stored_frame
 from rankdump._core.npy_format import parse_npy_header
 from rankdump.errors import CorruptedError
+from rankdump.reader import walk
 
 GOLDEN = Path(__file__).parents[5] / "shared" / "golden"
 TYPES = ("float32", "float16", "int64", "uint8", "bool", "complex64")
@@ -88,6 +89,7 @@ def test_files_are_checked_in_both_states(tmp_path: Path, when: str):
         check_clean_and_changed(tmp_path, paths)
         for path, data in zip(paths, packed, strict=True):
             path.write_bytes(data)
+    assert walk(tmp_path).problems == ()
     check_clean_and_changed(tmp_path, paths)
 
 
