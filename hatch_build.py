@@ -95,6 +95,7 @@ def _list_units() -> Iterator[tuple[str, str, tuple[str, ...]]]:
     if platform.machine() not in {"x86_64", "AMD64"}:
         del variants["avx2"]
     yield "native.c", "native", ("-DHAS_AVX2",) if "avx2" in variants else ()
+    yield "small_file.c", "small_file", ()
     for variant, flags in variants.items():
         for source in KERNELS:
             name = f"{Path(source).stem}-{variant}"

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import repeat
 from math import prod
 from typing import Any
 
@@ -326,12 +327,19 @@ def statistic_rows_from_wire(message: agent_pb2.FigureRows) -> StatisticRows:
         raise ProtocolError(f"a row of statistics has a number over {NUMBER_LIMIT - 1}")
     return StatisticRows(
         iteration=message.iteration,
-        kinds=tuple(map(kind_from_wire, message.kinds)),
+        kinds=_read_kinds(message.kinds),
         timestamps_us=timestamps_us,
         statistics=tuple(message.figures),
         switched_on=message.switched_on,
         degraded=message.degraded,
     )
+
+
+def _read_kinds(kinds: Sequence[bytes]) -> tuple[TensorKind, ...]:
+    # A step has thousands: looking one up is a call of C.
+    if max(map(len, kinds), default=0) <= _MAX_REMEMBERED_BYTES:
+        return tuple(map(_parse_remembered_kind, kinds, repeat(None)))
+    return tuple(map(kind_from_wire, kinds))
 
 
 def timeouts_to_wire(timeouts: RankTimeouts) -> events_pb2.Timeouts:

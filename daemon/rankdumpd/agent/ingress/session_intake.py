@@ -279,7 +279,7 @@ class SessionIntake:
         return self._assembler.settle_unreadable(frame)
 
     def _admit(self, head: RecordHead) -> SelectionVerdict:
-        large = head.byte_count > SMALL_RECORD_BYTES
+        large = head.kind.byte_count > SMALL_RECORD_BYTES
         if large:
             self.flush()
         answer = self._admission.check_record(head, self._get_usage())
@@ -346,5 +346,5 @@ class SessionIntake:
 
 def _compute_cost(item: ReceivedRecord | FinishedFrame) -> int:
     if isinstance(item, ReceivedRecord):
-        return compute_cost_bytes(item.head.byte_count)
+        return compute_cost_bytes(item.head.kind.byte_count)
     return compute_cost_bytes(0 if isinstance(item, RecordOutcome) else len(item.raw))

@@ -152,14 +152,17 @@ class RecordWriter:
 
         An existing file with these parts, or with this `plain` content, is that of the record.
         """
-        size, stamp = sum(map(len, parts)), None
+        size, path, stamp = sum(map(len, parts)), place.path, None
         try:
             self._names.write_mapping(place)
             mark = _make_mark(record)
             # An existing file may hold another tensor: file names contain no session.
-            stamp = self._tree.put(
-                place.folder, place.name, parts, mark=mark, replaces=False, opened=opened
-            )
+            if size <= SMALL_FILE_BYTES:
+                stamp = self._tree.put_small(
+                    place.folder, place.name, b"".join(parts), mark=mark, opened=opened
+                )
+            else:
+                stamp = self._tree.put(place.folder, place.name, parts, mark=mark, replaces=False)
         except OSError as error:
             written = self._find_written(place, parts, plain)
             if written is None:
@@ -169,11 +172,11 @@ class RecordWriter:
             record.frame_id,
             record.head,
             RecordStatus.STORED,
-            path=place.path,
+            path=path,
             digest=record.digest,
             bytes_stored=size,
             row=self._table_format.format_record(record, place),
-            original=None if stamp is None else OriginalFile(place.path, stamp, unpacked),
+            original=None if stamp is None else OriginalFile(path, stamp, unpacked),
             membership=membership,
             unpacked=unpacked,
         )
@@ -331,9 +334,9 @@ class DuplicateIndex:
 
         `kind` names the tree and how files are stored in it. `link` returns None where it fails.
         """
-        if record.head.byte_count < MIN_LINKED_BYTES:
-            return write()
         about = record.head.kind
+        if about.byte_count < MIN_LINKED_BYTES:
+            return write()
         key = make_content_key(record.digest, about.dtype, about.shape, kind)
         # An input often arrives right after the output that it equals. A thread waits here no
         # longer than compressing the same bytes again would take.

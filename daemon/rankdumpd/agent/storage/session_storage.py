@@ -59,11 +59,8 @@ class SessionStorage:
     """Statistics that the agent computes; None when it computes none."""
     synced: bool
     """A record is acknowledged once it would survive a power loss."""
-
-    @property
-    def file_kind(self) -> str:
-        """Files of one kind may be links to each other."""
-        return f"{self.codec.name} {self.tree.kind}"
+    file_kind: str
+    """Files of one kind may be links to each other."""
 
 
 def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStorage:
@@ -111,6 +108,7 @@ def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStor
         degrades=degrades,
         statistic_names=table_format.items if content.saved == "full" else None,
         synced=synced,
+        file_kind=f"{codec.name} {tree.kind}",
     )
 
 
@@ -145,9 +143,10 @@ def store_record(
         if record.head.kind.slot >= MAX_SLOTS:
             return make_drop_outcome(record.frame_id, record.head, "slot_too_high")
         return storage.writer.write_member(record)
+    writer = storage.writer
     return originals.link_or_write(
         record,
         storage.file_kind,
-        link=lambda original: storage.writer.link(record, original),
-        write=lambda: storage.writer.write(record, pressure=find_pressure, opened=opened),
+        link=lambda original: writer.link(record, original),
+        write=lambda: writer.write(record, pressure=find_pressure, opened=opened),
     )

@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 from rankdump._codec.zstd_frames import ByteBuffer
 from rankdump._core.bounded_cache import remember
+from rankdump._kernels.kernel_functions import KERNELS
 from rankdump._layout.tree_paths import MAPPING_FILE, FilePlace
 from rankdumpd.agent.records import FileDescriptor, FileStamp, FileTail, OriginalFile
 from rankdumpd.agent.storage.folders import LIST_FLAGS, TreeFolders, sync_folder
@@ -126,12 +127,9 @@ _UNSUPPORTED_ERRNOS = (errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP
 
 def write_parts(descriptor: int, parts: Sequence[ByteBuffer]) -> None:
     """Write every byte of every part."""
-    if sum(map(len, parts)) <= _MAX_JOINED_BYTES:
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        count = os.write(descriptor, data)
-        left = [memoryview(data)[count:]] if count < len(data) else []
-    else:
-        left = [memoryview(part) for part in parts if len(part)]
+    if len(parts) > 1 and sum(map(len, parts)) <= _MAX_JOINED_BYTES:
+        parts = (b"".join(parts),)
+    left = [memoryview(part) for part in parts if len(part)]
     while left:
         if len(left) == 1:
             count = os.write(descriptor, left[0])
@@ -218,10 +216,8 @@ def rename_without_replacing(present: str, name: str, at: int) -> None:
 
 def discard_file(name: str, folder: int) -> None:
     """Remove a file of an open folder, if that is possible."""
-    try:  # noqa: SIM105 - there is one for each record, and a context manager is slower
+    with contextlib.suppress(OSError):
         os.unlink(name, dir_fd=folder)
-    except OSError:
-        pass
 
 
 def make_stamp(status: os.stat_result) -> FileStamp:
@@ -255,6 +251,9 @@ class DumpTree(RootedFolder):
         self._synced, self._write = synced, write
         self.kind = f"{os.path.realpath(root)}:{file_mode:o}:{synced}"
         """Trees of one kind may link each other's files: root, mode and durability agree."""
+        # It syncs nothing, and writes as `write_parts` does.
+        is_plain = not synced and write is write_parts
+        self._write_small_file = KERNELS.write_small_file if is_plain else None
         self._append_lock = threading.Lock()
 
     def put(
@@ -265,20 +264,42 @@ class DumpTree(RootedFolder):
         *,
         mark: str,
         replaces: bool = True,
-        opened: OpenFolders | None = None,
     ) -> FileStamp:
         """Make or replace a file atomically; `mark` names the hidden file it is written to.
 
         Only one caller may use a mark at a time: a hidden file that a crash left is removed.
-        FileExistsError when the name is taken and the file `replaces` no other. A folder that is
-        in `opened` is not looked up again.
+        FileExistsError when the name is taken and the file `replaces` no other.
         """
 
         def fill(opened: int) -> None:
             self._write(opened, parts)
 
         rename = rename_file if replaces else rename_without_replacing
-        return self._write_new_file(folder, name, mark, fill, rename, opened)
+        return self._write_new_file(folder, name, mark, fill, rename)
+
+    def put_small(
+        self, folder: str, name: str, data: bytes, *, mark: str, opened: OpenFolders | None = None
+    ) -> FileStamp:
+        """Make a file as `put` does when it replaces none, by one call where that is possible.
+
+        A folder that is in `opened` is not looked up again.
+        """
+        write = self._write_small_file
+        if write is not None:
+            opened = {} if opened is None else opened
+            where = opened.get(folder)
+            if where is None:
+                where = opened[folder] = self._folders.open(folder, make=True)
+            try:
+                return FileStamp(*write(where.number, f".{mark}.tmp", name, self._file_mode, data))
+            except FileExistsError:
+                raise
+            except OSError as error:
+                # The other way finds out why, and does without what this system lacks.
+                del opened[folder]
+                if error.errno in _UNSUPPORTED_ERRNOS:
+                    self._write_small_file = None
+        return self.put(folder, name, (data,), mark=mark, replaces=False)
 
     def join(
         self, folder: str, name: str, head: bytes, pieces: Sequence[FileTail], *, mark: str
@@ -371,8 +392,7 @@ class DumpTree(RootedFolder):
             status = os.stat(name, dir_fd=where.number, follow_symlinks=False)
             if status.st_ino != original.stamp.inode:
                 raise
-        if self._synced:
-            self._sync_name(where, name, original.stamp)
+        self._sync_name(where, name, original.stamp)
 
     def relink(
         self,
@@ -485,30 +505,17 @@ class DumpTree(RootedFolder):
         os.chmod(f"/proc/self/fd/{file.number}", self._growing_mode | stat.S_IRUSR | stat.S_IWUSR)
 
     def _write_new_file(
-        self,
-        folder: str,
-        name: str,
-        mark: str,
-        fill: Callable[[int], None],
-        rename: FileRename,
-        opened: OpenFolders | None = None,
+        self, folder: str, name: str, mark: str, fill: Callable[[int], None], rename: FileRename
     ) -> FileStamp:
-        where, stamp = self._write_file(folder, name, mark, fill, rename, opened)
-        if self._synced:
-            self._sync_name(where, name, stamp)
+        where, stamp = self._write_file(folder, name, mark, fill, rename)
+        self._sync_name(where, name, stamp)
         return stamp
 
     def _write_file(
-        self,
-        folder: str,
-        name: str,
-        mark: str,
-        fill: Callable[[int], None],
-        rename: FileRename,
-        opened: OpenFolders | None = None,
+        self, folder: str, name: str, mark: str, fill: Callable[[int], None], rename: FileRename
     ) -> tuple[FileDescriptor, FileStamp]:
         temporary = f".{mark}.tmp"
-        where, descriptor = self._create_hidden(folder, temporary, opened)
+        where, descriptor = self._create_hidden(folder, temporary)
         at = where.number
         try:
             stamp = self._fill_and_close(descriptor, fill, self._file_mode)
@@ -518,16 +525,10 @@ class DumpTree(RootedFolder):
             raise
         return where, stamp
 
-    def _create_hidden(
-        self, folder: str, temporary: str, opened: OpenFolders | None
-    ) -> tuple[FileDescriptor, int]:
-        """Make a hidden file, with its final mode: changing it later would be one more call."""
+    def _create_hidden(self, folder: str, temporary: str) -> tuple[FileDescriptor, int]:
         for attempt in ("first", "again"):
-            where = opened.get(folder) if opened is not None else None
-            if where is None:
-                where = self._folders.open(folder, make=True)
-                if opened is not None:
-                    opened[folder] = where
+            where = self._folders.open(folder, make=True)
+            # With the final mode: changing it later would be one more call for every file.
             try:
                 return where, os.open(
                     temporary, _CREATE_FLAGS, self._file_mode, dir_fd=where.number
@@ -538,12 +539,12 @@ class DumpTree(RootedFolder):
                 # The folder was removed at this moment.
                 if attempt == "again":
                     raise
-                if opened is not None:
-                    del opened[folder]
         return where, os.open(temporary, _CREATE_FLAGS, self._file_mode, dir_fd=where.number)
 
     def _sync_name(self, where: FileDescriptor, name: str, stamp: FileStamp) -> None:
         """Make a name survive a power loss, or remove the file: it will be counted as dropped."""
+        if not self._synced:
+            return
         try:
             sync_folder(where)
         except OSError:
