@@ -251,8 +251,8 @@ _COLUMN_CHECKS: Mapping[Any, tuple[Callable[[list[Any]], bool], str]] = {
 def _format_record(record: ManifestRecord, layouts: Mapping[TensorLayout, int]) -> str:
     # As `json.dumps` writes it. Only what differs from one iteration to the next is made anew:
     # a step has thousands of records.
-    path, timestamp_us, op_type, op_name, argument, dtype, shape, *rest = record
-    bytes_in, bytes_stored, digest, member, microbatch, phase, layout = rest
+    path, timestamp_us, op_type, op_name, argument, dtype, shape = record[:7]
+    bytes_in, bytes_stored, digest, member, microbatch, phase, layout = record[7:]
     kind = _format_record_kind(op_type, op_name, argument, dtype, shape)
     text = (
         f'{{"path": {_quote_text(path)}, "timestamp_us": {timestamp_us}, {kind}, '

@@ -144,18 +144,16 @@ class SlabReader:
                 self._version, self._bytes(position, ENTRY_HEAD.size, limit), position
             )
         )
-        if state == _FILLER:
-            total = data_bytes
-        else:
-            data_at = align_length(offset + head_bytes + frame_bytes)
-            total = align_length(data_at - offset + data_bytes)
+        data_at = align_length(offset + head_bytes + frame_bytes)
+        filler = state == _FILLER
+        total = data_bytes if filler else align_length(data_at - offset + data_bytes)
         end = position + total
         if not 0 < total <= self.ring_bytes - offset or end > limit or total % ENTRY_ALIGNMENT:
             raise CorruptedError(
                 f"damaged slab: the entry at {position} declares {total} bytes, but the slab is "
                 f"written to {limit}"
             )
-        if state == _FILLER:
+        if filler:
             return end
         frame = self._bytes(position + head_bytes, frame_bytes, limit)
         self._ahead = (
