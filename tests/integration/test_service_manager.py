@@ -163,7 +163,7 @@ from rankdumpd.agent import service
 from rankdumpd.agent.storage.record_writer import RecordWriter
 from rankdumpd.main import main
 service._STOP_TIMEOUT_S = 0.2
-RecordWriter.write = lambda *_: threading.Event().wait()
+RecordWriter.write = lambda *_, **_options: threading.Event().wait()
 main()
 """
 

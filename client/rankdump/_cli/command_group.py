@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import click
 
+from rankdump._cli.version_option import add_version_option
 from rankdump.errors import ConfigError, RankdumpError, UnavailableError
 
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
@@ -60,7 +61,7 @@ class _LazyCommandGroup(click.Group):
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(package_name="rankdump")
+@add_version_option("rankdump")
 @click.pass_context
 def rankdump(context: click.Context) -> int:
     """Collect and inspect the inputs and outputs of every operator on every rank."""

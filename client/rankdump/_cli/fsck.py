@@ -52,12 +52,12 @@ def fsck(
     jobs: int | None,
     as_json: bool,
 ) -> int:
-    """Check every file of TREE against its manifest and its checksum.
+    """Check every file of TREE against its manifest.
 
-    Every file with a problem is listed under one of these words: torn, missing, foreign,
-    duplicate, leftover, unmanifested, unbalanced, manifest. Exit code 1 when a problem was found
-    and not repaired, or when the tree has no manifest to check it against. Links are never
-    followed. A tensor is only removed when another file contains it as well.
+    Sizes and checksums are compared. Every file with a problem is listed under one of these words:
+    torn, missing, foreign, duplicate, leftover, unmanifested, unbalanced, manifest. Exit code 1
+    when a problem was found and not repaired, or when the tree has no manifest to check it against.
+    Links are never followed. A tensor is only removed when another file contains it as well.
     """
     if rebuild != (state_dir is not None):
         raise click.UsageError("--rebuild and --state-dir DIR must be given together")

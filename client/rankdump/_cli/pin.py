@@ -28,10 +28,10 @@ _json_option = click.option(
 @_agent_option
 @_json_option
 def pin(job_id: str, agent: str | None, as_json: bool) -> int:
-    """Protect the dump of JOB on this host from removal, until `unpin`.
+    """Protect the dump of JOB from removal.
 
-    The agent no longer removes iterations of the job by age or size. A job can be pinned before it
-    starts.
+    Until `unpin`, the agent of this host removes no iteration of the job by age or size. A job can
+    be pinned before it starts.
     """
     return _set_pinned(job_id, agent, pinned=True, as_json=as_json)
 
@@ -59,5 +59,5 @@ def _set_pinned(job_id: str, agent: str | None, *, pinned: bool, as_json: bool) 
 @_agent_option
 @_json_option
 def unpin(job_id: str, agent: str | None, as_json: bool) -> int:
-    """Allow the agent to remove iterations of JOB again, by its settings."""
+    """Allow removal of old iterations of JOB again."""
     return _set_pinned(job_id, agent, pinned=False, as_json=as_json)

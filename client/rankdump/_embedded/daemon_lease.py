@@ -29,6 +29,7 @@ from rankdump._wire.channel import open_channel
 from rankdump.errors import UnavailableError
 
 START_TIMEOUT_S = 30.0
+"""Time that a job waits at its start for the daemon; after that, tensors are buffered."""
 STOP_TIMEOUT_S = 60.0
 POLL_S = 0.05
 _MEMORY_FOLDER = "/dev/shm"
@@ -73,9 +74,9 @@ def start_daemon(
         )
 
 
-def wait_for_daemon(folder: DaemonFolder, alive: Callable[[], bool], *, timeout_s: float) -> bool:
-    """Return whether a daemon serves before the timeout; UnavailableError if it ended."""
-    deadline = time.monotonic() + timeout_s
+def wait_for_daemon(folder: DaemonFolder, alive: Callable[[], bool]) -> bool:
+    """Return whether a daemon serves within START_TIMEOUT_S; UnavailableError if it ended."""
+    deadline = time.monotonic() + START_TIMEOUT_S
     while alive():
         if folder.socket.exists() and is_daemon_serving(format_daemon_address(folder)):
             return True
@@ -153,18 +154,11 @@ _logger = logging.getLogger("rankdump")
 class DaemonLease:
     """Share of this process in the daemon of its job, until `close`."""
 
-    def __init__(
-        self,
-        job_id: str,
-        *,
-        merges: bool = True,
-        start_timeout_s: float = START_TIMEOUT_S,
-        root: Path | None = None,
-    ) -> None:
+    def __init__(self, job_id: str, *, merges: bool = True, root: Path | None = None) -> None:
         """Find or start the daemon; UnavailableError if that fails.
 
-        With `merges` it is also the coordinator of the job. A daemon that this process started
-        and that does not serve after `start_timeout_s` may do so later.
+        With `merges` it is also the coordinator of the job. A daemon that does not serve after
+        START_TIMEOUT_S may do so later.
         """
         check_daemon_installed()
         root = root or Path(select_temp_root())
@@ -176,7 +170,7 @@ class DaemonLease:
         try:
             self._join()
             os.register_at_fork(after_in_child=self._forget)
-            self.serves = self._wait_until_ready(start_timeout_s)
+            self.serves = self._wait_until_ready()
             """Whether the daemon serves already."""
         except UnavailableError as error:
             self.close()
@@ -247,11 +241,11 @@ class DaemonLease:
         finally:
             os.close(reader)
 
-    def _wait_until_ready(self, timeout_s: float) -> bool:
+    def _wait_until_ready(self) -> bool:
         """Return whether the daemon serves; replace one that was about to end."""
         if self._process is None:
             with contextlib.suppress(UnavailableError):
-                return wait_for_daemon(self._folder, lambda: self.alive, timeout_s=START_TIMEOUT_S)
+                return wait_for_daemon(self._folder, lambda: self.alive)
             with self._folder.hold_lock():
                 os.close(self._liveness_fd)
                 self._liveness_fd = self._folder.open_liveness_fifo()
@@ -259,7 +253,7 @@ class DaemonLease:
                     self._start()
         process = self._process
         alive = (lambda: process.poll() is None) if process else (lambda: self.alive)
-        return wait_for_daemon(self._folder, alive, timeout_s=timeout_s)
+        return wait_for_daemon(self._folder, alive)
 
     def _end_daemon(self) -> str:
         """Wait for the end of a daemon without other users; return how it failed, or ''."""

@@ -24,8 +24,6 @@ _logger = logging.getLogger("rankdump")
 
 AGENT_VARIABLE = "RANKDUMP_AGENT"
 _CONNECT_TIMEOUT_S = 0.5
-_START_TIMEOUT_S = 5.0
-"""Time that a job waits at its start for an embedded daemon; after that, tensors are buffered."""
 
 LeaseFactory = Callable[[str, bool], "DaemonLease"]
 """Finds or starts the daemon of a job: gets the job's id, and whether it merges the order."""
@@ -126,7 +124,7 @@ def _make_lease(job_id: str, merges: bool) -> DaemonLease:
     # Imported here: a session that is off must not load gRPC.
     from rankdump._embedded.daemon_lease import DaemonLease
 
-    return DaemonLease(job_id, merges=merges, start_timeout_s=_START_TIMEOUT_S)
+    return DaemonLease(job_id, merges=merges)
 
 
 def _close_lease(lease: DaemonLease) -> None:

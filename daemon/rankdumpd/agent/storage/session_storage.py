@@ -26,7 +26,7 @@ from rankdumpd.agent.storage.record_formats import (
     BinFileJoiner,
     examine_record,
 )
-from rankdumpd.agent.storage.record_writer import DuplicateIndex, RecordWriter
+from rankdumpd.agent.storage.record_writer import DuplicateIndex, PressureCheck, RecordWriter
 from rankdumpd.agent.storage.statistic_tables import StatisticTables, TableFormat, make_table_format
 from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
 from rankdumpd.agent.storage.tree_lock import TreeLock, claim_tree_context
@@ -59,6 +59,11 @@ class SessionStorage:
     """Statistics that the agent computes; None when it computes none."""
     synced: bool
     """A record is acknowledged once it would survive a power loss."""
+
+    @property
+    def file_kind(self) -> str:
+        """Files of one kind may be links to each other."""
+        return f"{self.codec.name} {self.tree.kind}"
 
 
 def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStorage:
@@ -117,9 +122,15 @@ def _make_stack_file(tree: DumpTree, layout: Layout, rank: int) -> CallStackFile
 
 
 def store_record(
-    received: ReceivedRecord, storage: SessionStorage, originals: DuplicateIndex
+    received: ReceivedRecord,
+    storage: SessionStorage,
+    originals: DuplicateIndex,
+    find_pressure: PressureCheck,
 ) -> RecordOutcome:
-    """Store a received record of a session; return its outcome."""
+    """Store a received record of a session; return its outcome.
+
+    `find_pressure` returns why a large file should be packed later; empty to pack it now.
+    """
     exact = storage.layout.api_files is not None
     try:
         record = examine_record(received, storage.statistic_names, exact=exact)
@@ -133,7 +144,7 @@ def store_record(
         return storage.writer.write_member(record)
     return originals.link_or_write(
         record,
-        f"{storage.codec.name} {storage.tree.kind}",
+        storage.file_kind,
         link=lambda original: storage.writer.link(record, original),
-        write=lambda: storage.writer.write(record),
+        write=lambda: storage.writer.write(record, pressure=find_pressure),
     )

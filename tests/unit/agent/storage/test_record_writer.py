@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankdump._codec.file_codec import get_codec
+from rankdump._codec.zstd_frames import is_stored_frame
 from rankdump._core.plan import DumpPlan, OutputSettings
 from rankdump._core.record import TensorSide
 from rankdump._layout.profile import PROFILES
@@ -39,6 +40,7 @@ def writer_of(
     profile: str = "ms2.3",
     layout: str = "mindspore-sync",
     device_target: str = "CPU",
+    codec: str = "none",
 ) -> RecordWriter:
     stand = TreeContext(str(tree.root), 5, "20250102030405", PROFILES[profile])
     lines = make_table_format(
@@ -47,7 +49,7 @@ def writer_of(
     return RecordWriter(
         tree,
         MappingFiles(tree),
-        codec=get_codec("none"),
+        codec=get_codec(codec),
         layout=LAYOUTS[layout],
         context=stand,
         table_format=lines,
@@ -74,6 +76,54 @@ def write_record(
 
 def files(root: Path) -> list[Path]:
     return sorted(path for path in root.rglob("*") if path.is_file())
+
+
+LARGE = {"shape": (1 << 16,), "byte_count": 1 << 18}
+DATA = bytes(1 << 17) + bytes(range(256)) * (1 << 9)
+
+
+@pytest.mark.parametrize("cause", ["", "ring_half_full"])
+@pytest.mark.parametrize("again", ["", "queue_half_full"])
+def test_resent_record_is_known_in_both_states(make_head, tmp_path, cause: str, again: str):
+    """A file that a killed process wrote is that of the record, packed or not, then and now."""
+    writer = writer_of(tree(tmp_path), codec="zstd")
+    first = writer.write(examined(make_head(**LARGE), data=DATA), pressure=lambda _: cause)
+    (path,) = files(tmp_path)
+    before = path.read_bytes()
+    assert (first.unpacked, first.bytes_stored) == (cause, len(before))
+    assert is_stored_frame(before) == bool(cause)
+    resent = writer.write(examined(make_head(**LARGE), data=DATA), pressure=lambda _: again)
+    assert (resent.status, resent.bytes_stored) == (RecordStatus.STORED, len(before))
+    assert resent.unpacked == ("resent" if cause else "")
+    assert files(tmp_path) == [path]
+    assert path.read_bytes() == before
+    other = writer.write(examined(make_head(**LARGE), data=DATA[::-1]), pressure=lambda _: again)
+    assert (other.status, other.reason) == (RecordStatus.DROPPED, "name_taken")
+
+
+def test_write_asks_for_pressure_only_where_a_file_may_wait(make_head, tmp_path):
+    """Small files and those of other codecs are as they stay."""
+
+    def fail(_record: ReceivedRecord) -> str:
+        raise AssertionError("this file is never packed later")
+
+    for number, codec in enumerate(("none", "zstd-always", "zstd")):
+        fields = LARGE if number < 2 else {}
+        head = make_head(iteration=number, **fields)
+        writer = writer_of(tree(tmp_path), codec=codec)
+        data = DATA if number < 2 else bytes(16)
+        assert not writer.write(examined(head, data=data), pressure=fail).unpacked
+
+
+def test_link_to_an_unpacked_file_is_unpacked(make_head, tmp_path):
+    """It has to become a link to the packed file."""
+    writer = writer_of(tree(tmp_path), codec="zstd")
+    first = writer.write(examined(make_head(**LARGE), data=DATA), pressure=lambda _: "rank_waits")
+    assert first.original is not None
+    other = make_head(op_name="Default/MatMul-op1", **LARGE)
+    linked = writer.link(examined(other, 2, data=DATA), first.original)
+    assert linked is not None
+    assert (linked.status, linked.unpacked) == (RecordStatus.LINKED, "rank_waits")
 
 
 def test_write_stores_record_with_modes_of_plan(make_head, tmp_path):
