@@ -99,7 +99,7 @@ def _slab() -> bytes:
         room = writer.reserve(frame, len(data), sequence=sequence, mark=1)
         assert room is not None
         room.data[:] = data
-        (writer.abandon if sequence == 3 else writer.commit)(room)
+        writer.commit(room, whole=sequence != 3)
         if sequence == 2:
             writer.seal(writer.written, lambda _, elements: xxh3_128_digest(elements))
     end = RING_OFFSET + writer.written

@@ -45,7 +45,7 @@ class SlabSide:
             room.data[:] = data
             self.writer.commit(room)
         else:
-            self.writer.abandon(room)
+            self.writer.commit(room, whole=False)
         return self.writer.written
 
     def begin(self, frame: bytes, data_bytes: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -62,9 +62,9 @@ class TreeBuilder:
         """
         head = self._head(rank, iteration, op_name, values, side, slot, graph, dtype, op_type)
         parallel = {"layout": tensor_layout, "microbatch": microbatch, "phase": phase}
-        head = replace(head, kind=head.kind._replace(constant=constant, **parallel))
+        head = head._replace(kind=head.kind._replace(constant=constant, **parallel))
         if argument:
-            head = replace(head, kind=head.kind._replace(argument=argument))
+            head = head._replace(kind=head.kind._replace(argument=argument))
         element = self.profile.make_element_token(head.kind.dtype, self.device_target)
         packer = get_codec(codec)
         place = layout.make_mindspore_place(
@@ -100,7 +100,7 @@ class TreeBuilder:
     ) -> Path:
         """Write one row and no tensor, as `saved_data: statistic` does; return the table."""
         head = self._head(rank, iteration, op_name, values, side, slot, graph, "", op_type)
-        head = replace(head, kind=head.kind._replace(constant=constant))
+        head = head._replace(kind=head.kind._replace(constant=constant))
         self._remember(head, path="", bytes_stored=0)
         return self._append_row(head, values)
 

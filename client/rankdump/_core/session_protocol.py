@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rankdump._core.events import EventColumns
 from rankdump._core.graph import GraphPart
@@ -77,9 +77,11 @@ class SessionGrant:
     """Why the session is not open yet and must be requested again; empty when it is open."""
 
 
-@dataclass(frozen=True, slots=True)
-class RecordHead:
-    """One tensor of one iteration, without its bytes."""
+class RecordHead(NamedTuple):
+    """One tensor of one iteration, without its bytes.
+
+    A NamedTuple, which is made fastest: there is one for each tensor.
+    """
 
     kind: TensorKind
     """With the name of its model as folders spell it."""

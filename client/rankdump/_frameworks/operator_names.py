@@ -113,6 +113,8 @@ def list_call_leaves(args: Sequence[object], kwargs: Mapping[str, object]) -> li
 
 def list_result_leaves(result: object) -> list[CallLeaf]:
     """Return the leaves of a call's result."""
+    if type(result) in _LEAF_TYPES:
+        return [CallLeaf(0, "out", result)]
     found: list[CallLeaf] = []
     _collect_leaves(result, "out", found, ())
     return found
@@ -127,7 +129,10 @@ _MAX_LEAF_TYPES = 1000
 def _collect_leaves(
     value: object, argument: str, found: list[CallLeaf], path: tuple[int, ...]
 ) -> None:
-    parts = None if len(path) >= MAX_DEPTH or id(value) in path else list_parts(value)
+    if type(value) in _LEAF_TYPES or len(path) >= MAX_DEPTH or id(value) in path:
+        parts = None
+    else:
+        parts = list_parts(value)
     if parts is None:
         found.append(CallLeaf(len(found), argument, value))
         return

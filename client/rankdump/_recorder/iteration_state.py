@@ -139,7 +139,8 @@ class IterationCounters:
     def count_sent(self, iteration: int, count: int = 1) -> None:
         """Count selected tensors that were submitted."""
         with self._lock:
-            self._get_balance(iteration).expected += count
+            tally = self._tallies.get(iteration) or self._get_balance(iteration)
+            tally.expected += count
             self._kept += count
 
     def count_lost(self, iteration: int, reason: str, count: int = 1) -> None:

@@ -43,6 +43,7 @@ from rankdump._recorder.tensor_statistics import (
     UnreadRow,
 )
 from rankdump._transport.send_buffer import SendBuffer
+from rankdump._wire.session_messages import remember_kind
 
 _logger = logging.getLogger(__name__)
 
@@ -90,7 +91,8 @@ class TimestampAllocator:
                 self._calls.pop((graph, op_name), None)
 
     def _next_us(self) -> int:
-        self._last_us = stamp_us = max(self._clock_us(), self._last_us + 1)
+        stamp_us, last_us = self._clock_us(), self._last_us
+        self._last_us = stamp_us = stamp_us if stamp_us > last_us else last_us + 1
         return stamp_us
 
 
@@ -145,6 +147,7 @@ class RecordNamer:
         ):
             return known
         kind = self._make_kind(observation, source)
+        remember_kind(kind)
         return remember(self._kinds, place, kind, _MAX_REMEMBERED_NAMES)
 
     def stamp(self, kind: TensorKind, iteration: int) -> int:
@@ -179,7 +182,7 @@ class RecordNamer:
             side,
             slot,
             source.dtype,
-            source.shape,
+            tuple(source.shape),
             source.byte_count,
             argument,
             observation.constant,

@@ -78,7 +78,8 @@ class RecordFilter:
         self._marks: dict[int, frozenset[str]] = {}
         self._entries = dict(_list_entries(plan))
         self._has_decided = self._has_selected = self._has_excluded = False
-        self._excludes = any(each.has_exclusions for each in selection.operator_lists)
+        self.excludes = any(each.has_exclusions for each in selection.operator_lists)
+        """Whether any tensor may be excluded; without that `is_excluded` need not be called."""
         # Otherwise a name has one decision for all graphs.
         self._by_graph = bool(selection.models) or any(
             each.marked for each in selection.operator_lists
@@ -153,7 +154,7 @@ class RecordFilter:
 
     def is_excluded(self, place: TensorSlot) -> bool:
         """Return whether a tensor is excluded although its operator is selected."""
-        if not self._excludes:
+        if not self.excludes:
             return False
         graph, op_type, op_name, side, slot = place
         excluded = self._excluded.get(place)
@@ -203,11 +204,6 @@ class RecordFilter:
         if any(name in self._marks.get(graph, ()) for name in names):
             return SelectionVerdict(True)
         return SelectionVerdict(False, "set_dump did not mark the operator")
-
-
-def decide_by_size(byte_count: int) -> TensorDecision:
-    """Decide on a tensor by its size: MindSpore writes nothing for one without elements."""
-    return KEEP_DECISION if byte_count else TensorDecision(False, "the tensor has no elements")
 
 
 def _list_entries(plan: DumpPlan) -> Iterable[tuple[UnmatchedEntry, _NameMatcher]]:

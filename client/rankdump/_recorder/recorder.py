@@ -26,7 +26,7 @@ from rankdump._recorder.graph_builder import GraphBuilder
 from rankdump._recorder.iteration_state import IterationState
 from rankdump._recorder.metadata_sender import CallStackSender
 from rankdump._recorder.record_builder import LostTensor
-from rankdump._recorder.record_filter import OperatorRanges, RecordFilter, decide_by_size
+from rankdump._recorder.record_filter import OperatorRanges, RecordFilter
 from rankdump._recorder.session_logger import SessionLogger
 from rankdump._recorder.triggers import DumpTrigger
 
@@ -97,10 +97,12 @@ class DumpRecorder:
 
     def is_wanted(self, graph: int, op_name: str, side: TensorSide) -> bool:
         """Return whether tensors of an operator's side are kept in this iteration."""
-        self._iteration_state.active = True
-        return self._iteration_state.armed and self._trigger.is_wanted(
-            self._resolve_name(op_name), side, graph
-        )
+        state = self._iteration_state
+        state.active = True
+        if not state.armed:
+            return False
+        name = op_name if self._aliases is None else self._resolve_name(op_name)
+        return self._trigger.is_wanted(name, side, graph)
 
     def names_operators(self, graph: int) -> bool:
         """Return whether the plan selects operators of a graph one by one."""
@@ -108,17 +110,15 @@ class DumpRecorder:
 
     def observe(self, observation: TensorObservation) -> None:
         """Record a tensor of a side for which `is_wanted` has just returned True."""
-        if not self._iteration_state.armed:
-            return
-        name = self._resolve_name(observation.op_name)
-        if not decide_by_size(observation.tensor.byte_count).is_kept:
-            return
-        if observation.constant and not self._is_first(observation.graph, name):
+        # MindSpore writes nothing for a tensor without elements.
+        if not (observation.tensor.byte_count and self._iteration_state.armed):
             return
         if self.declared_layouts.declarations:
             self.declared_layouts.apply_to(observation)
-        if name != observation.op_name:
-            observation = observation._replace(op_name=name)
+        if self._aliases is not None:
+            observation = observation._replace(op_name=self._resolve_name(observation.op_name))
+        if observation.constant and not self._is_first(observation.graph, observation.op_name):
+            return
         self._trigger.handle_tensor(observation)
 
     def count_loss(
@@ -135,7 +135,8 @@ class DumpRecorder:
     def end_call(self, graph: int, op_name: str, *, raised: bool = False) -> None:
         """Report the end of one call of an operator, after its tensors."""
         if self._iteration_state.armed:
-            self._trigger.end_call(graph, self._resolve_name(op_name), raised=raised)
+            name = op_name if self._aliases is None else self._resolve_name(op_name)
+            self._trigger.end_call(graph, name, raised=raised)
 
     def set_marks(self, graph: int, names: frozenset[str]) -> None:
         """Set the operators of a graph that the script marked with `set_dump`."""
@@ -194,9 +195,9 @@ class DumpRecorder:
     ) -> StartedEvent:
         """Start an event of the rank; it must be finished in any case."""
         self._iteration_state.active = True
-        return self._trace.start_event(
-            graph=graph, name=self._resolve_name(name), collective=collective
-        )
+        if self._aliases is not None:
+            name = self._resolve_name(name)
+        return self._trace.start_event(graph=graph, name=name, collective=collective)
 
     def finish_event(
         self,
@@ -207,7 +208,8 @@ class DumpRecorder:
         outcome: int = CallOutcome.UNKNOWN,
     ) -> None:
         """Record a started event as complete or failed now; from any thread."""
-        name = self._resolve_name(name) if name else ""
+        if name and self._aliases is not None:
+            name = self._resolve_name(name)
         if self._trace.finish_event(begun, name=name, collective=collective, outcome=outcome):
             self._on_events()
 

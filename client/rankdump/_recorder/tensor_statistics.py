@@ -206,12 +206,13 @@ class RowBatch:
 
     def add(self, row: TensorStatisticsRow) -> bool:
         """Append a row; return whether so many wait that they should be read now."""
-        kind, stamp_us, statistics, *rest = row
-        mark = tuple(rest)
+        kind, stamp_us, statistics = row[:3]
+        mark = row[3:]
         with self._lock:
-            if not self._runs or self._runs[-1].mark != mark:
-                self._runs.append(_RowRun(mark))
-            run = self._runs[-1]
+            run = self._runs[-1] if self._runs else None
+            if run is None or run.mark != mark:
+                run = _RowRun(mark)
+                self._runs.append(run)
             run.kinds.append(kind)
             run.stamps_us.append(stamp_us)
             run.statistics.append(statistics)

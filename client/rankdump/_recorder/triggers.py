@@ -232,7 +232,7 @@ class AlwaysTrigger:
 
     def handle_tensor(self, observation: TensorObservation) -> None:
         """Read the tensor and send it."""
-        if not self._filter.is_excluded(observation[:5]):
+        if not (self._filter.excludes and self._filter.is_excluded(observation[:5])):
             self._record_sender.send(
                 self._record_builder.build_record(observation), self._iteration_state.iteration
             )

@@ -37,8 +37,11 @@ JOURNAL_BYTES = 64 + 64 * JOURNAL_SLOTS + JOURNAL_TEXT_BYTES
 WRITTEN_OFFSET, RELEASED_OFFSET = 64, 128
 ENTRY_HEAD = struct.Struct("<IIQIIQQII16s")
 ENTRY_MAGIC = 0x31454452
-CHECKED_HEAD_BYTES = slice(8, 44)
-"""Bytes of a head that its checksum covers: all that do not change after the reservation."""
+CHECKED_HEAD = struct.Struct("<QIIQQI")
+"""Part of a head that its checksum covers: all that does not change after the reservation."""
+CHECKED_HEAD_BYTES = slice(8, 8 + CHECKED_HEAD.size)
+SEAL_TAIL = struct.Struct("<I16s")
+"""What follows that part: its checksum, and the digest of the data."""
 _SLAB_HEADER = struct.Struct("<8sQQ")
 _SLAB_MAGIC = b"RDSLAB\0\1"
 SLAB_HEADER_BYTES = _SLAB_HEADER.size

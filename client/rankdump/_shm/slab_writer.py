@@ -11,25 +11,33 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rankdump._shm.slab_format import (
+    CHECKED_HEAD,
     CHECKED_HEAD_BYTES,
+    ENTRY_ALIGNMENT,
     ENTRY_HEAD,
     ENTRY_MAGIC,
     JOURNAL_SLAB_VERSION,
     RELEASED_OFFSET,
     RING_OFFSET,
+    SEAL_TAIL,
     SLAB_VERSION,
     WRITTEN_OFFSET,
     EntryState,
-    align_length,
     parse_slab_header,
 )
 from rankdump.errors import CorruptedError
 
 _MAX_MARK = (1 << 32) - 1
+_HEAD_BYTES = ENTRY_HEAD.size
+_PADDING_MASK = ENTRY_ALIGNMENT - 1
+"""`-length & _PADDING_MASK` bytes follow a length; a call for that would cost as much as a copy."""
+_WRITTEN, _RELEASED = WRITTEN_OFFSET // 8, RELEASED_OFFSET // 8
+_RESERVED, _COMMITTED = int(EntryState.RESERVED), int(EntryState.COMMITTED)
+_SEALED = int(EntryState.SEALED)
 
 
 class SlabReservation(NamedTuple):
-    """Space for one entry, between `reserve` and `commit` or `abandon`."""
+    """Space for one entry, between `reserve` and `commit`."""
 
     offset: int
     """Of the entry's head within the ring."""
@@ -65,6 +73,8 @@ class SlabWriter:
         self._states = self._ring.cast("I")
         self._lock = threading.Lock()
         self._next = self.written
+        self._free_end = 0
+        """Position up to which space was free when that was last looked up."""
         self._open: deque[SlabReservation] = deque()
         self._done: dict[int, bool] = {}
         self._unsealed: deque[SlabReservation] = deque()
@@ -74,16 +84,18 @@ class SlabWriter:
     @property
     def written(self) -> int:
         """Position behind the last published entry."""
-        return self._numbers[WRITTEN_OFFSET // 8]
+        return self._numbers[_WRITTEN]
 
     @property
     def released(self) -> int:
         """Position before which everything may be overwritten."""
-        return self._numbers[RELEASED_OFFSET // 8]
+        return self._numbers[_RELEASED]
 
     def can_fit(self, frame_bytes: int, data_bytes: int) -> bool:
         """Return whether an entry of that size can be reserved in an empty ring."""
-        return _compute_entry_bytes(frame_bytes, data_bytes) <= self.ring_bytes // 2
+        head_bytes = _HEAD_BYTES + frame_bytes
+        padding = (-head_bytes & _PADDING_MASK) + (-data_bytes & _PADDING_MASK)
+        return head_bytes + data_bytes + padding <= self.ring_bytes // 2
 
     def reserve(
         self, frame: bytes, data_bytes: int, *, sequence: int = 0, mark: int = 0
@@ -92,42 +104,50 @@ class SlabWriter:
 
         `sequence` and `mark` remain known if the bytes of the frame are damaged.
         """
-        total = _compute_entry_bytes(len(frame), data_bytes)
+        frame_bytes, ring = len(frame), self._ring
+        data_at = _HEAD_BYTES + frame_bytes
+        data_at += -data_at & _PADDING_MASK
+        total = data_at + data_bytes + (-data_bytes & _PADDING_MASK)
         with self._lock:
-            offset = self._next % self.ring_bytes
+            position, ring_bytes = self._next, self.ring_bytes
+            offset = position % ring_bytes
             # An entry never wraps: a filler takes what is left at the end.
-            filler = self.ring_bytes - offset if offset + total > self.ring_bytes else 0
-            if self._next + filler + total - self._find_free_end() > self.ring_bytes:
+            filler = ring_bytes - offset if offset + total > ring_bytes else 0
+            end = position + filler + total
+            if end > self._free_end and end > self._find_free_end():
                 return None
             if filler:
-                self._put_head(offset, EntryState.FILLER, 0, filler)
-                self._next += filler
+                self._put_head(position, EntryState.FILLER, 0, filler)
+                position += filler
                 offset = 0
-            begin = offset + ENTRY_HEAD.size
-            self._ring[begin : begin + len(frame)] = frame
+            begin = offset + _HEAD_BYTES
+            ring[begin : begin + frame_bytes] = frame
             # Last, so that a death in between leaves no head before half a frame.
-            self._put_head(offset, EntryState.RESERVED, len(frame), data_bytes)
-            data_at = offset + align_length(ENTRY_HEAD.size + len(frame))
+            self._put_head(position, _RESERVED, frame_bytes, data_bytes)
+            begin = offset + data_at
+            data = ring[begin : begin + data_bytes]
             reservation = SlabReservation(
-                offset,
-                self._ring[data_at : data_at + data_bytes],
-                self._next,
-                self._next + total,
-                frame,
-                sequence,
-                min(mark, _MAX_MARK),
+                offset, data, position, end, frame, sequence, min(mark, _MAX_MARK)
             )
-            self._next = reservation.end_position
+            self._next = end
             self._open.append(reservation)
         return reservation
 
-    def commit(self, reservation: SlabReservation) -> None:
-        """Publish an entry whose data is in place."""
-        self._end(reservation, EntryState.COMMITTED)
-
-    def abandon(self, reservation: SlabReservation) -> None:
-        """Publish an entry whose data will never come."""
-        self._end(reservation, EntryState.ABANDONED)
+    def commit(self, reservation: SlabReservation, *, whole: bool = True) -> None:
+        """Publish an entry whose data is in place, or, if not `whole`, will never come."""
+        self._states[reservation.offset // 4 + 1] = _COMMITTED if whole else EntryState.ABANDONED
+        with self._lock:
+            waiting, done = self._open, self._done
+            if waiting[0] is not reservation:
+                done[reservation.position] = whole
+                return
+            published: bool | None = whole
+            while published is not None:
+                reservation = waiting.popleft()
+                if published:
+                    self._unsealed.append(reservation)
+                published = done.pop(waiting[0].position, None) if waiting and done else None
+            self._numbers[_WRITTEN] = reservation.end_position
 
     def seal(self, position: int, digest_of: Callable[[int, memoryview], bytes]) -> None:
         """Seal the entries committed before a position that were not released.
@@ -136,23 +156,15 @@ class SlabWriter:
         """
         with self._seal_lock:
             while (reservation := self._pop_unsealed(position)) is not None:
-                digest = digest_of(reservation.sequence, reservation.data)
-                head = bytearray(ENTRY_HEAD.size)
-                crc, length = zlib.crc32(reservation.frame), len(reservation.frame)
-                about = (
-                    reservation.position,
-                    length,
-                    crc,
-                    len(reservation.data),
-                    reservation.sequence,
-                    reservation.mark,
+                offset, data, begin, _, frame, sequence, mark = reservation
+                digest = digest_of(sequence, data)
+                checked = CHECKED_HEAD.pack(
+                    begin, len(frame), zlib.crc32(frame), len(data), sequence, mark
                 )
-                ENTRY_HEAD.pack_into(head, 0, ENTRY_MAGIC, 0, *about, 0, digest)
-                own = zlib.crc32(head[CHECKED_HEAD_BYTES])
-                ENTRY_HEAD.pack_into(head, 0, ENTRY_MAGIC, 0, *about, own, digest)
+                head = checked + SEAL_TAIL.pack(zlib.crc32(checked), digest)
                 # All but the state, which is stored last, and atomically.
-                self._ring[reservation.offset + 8 : reservation.offset + ENTRY_HEAD.size] = head[8:]
-                self._states[reservation.offset // 4 + 1] = EntryState.SEALED
+                self._ring[offset + CHECKED_HEAD_BYTES.start : offset + _HEAD_BYTES] = head
+                self._states[offset // 4 + 1] = _SEALED
 
     def _pop_unsealed(self, position: int) -> SlabReservation | None:
         with self._lock:
@@ -166,28 +178,26 @@ class SlabWriter:
         return None
 
     def _find_free_end(self) -> int:
-        """Return the position before which space may be reused, without one being sealed."""
-        released = self.released
-        return released if self._sealing is None else min(released, self._sealing)
+        """Return the position up to which space may be used, without an entry being sealed."""
+        begin = self.released
+        if self._sealing is not None:
+            begin = min(begin, self._sealing)
+        self._free_end = begin + self.ring_bytes
+        return self._free_end
 
-    def _end(self, reservation: SlabReservation, state: EntryState) -> None:
-        self._states[reservation.offset // 4 + 1] = state
-        with self._lock:
-            waiting, done = self._open, self._done
-            done[reservation.position] = state == EntryState.COMMITTED
-            end = 0
-            while waiting and waiting[0].position in done:
-                reservation = waiting.popleft()
-                end = reservation.end_position
-                if done.pop(reservation.position):
-                    self._unsealed.append(reservation)
-            if end:
-                self._numbers[WRITTEN_OFFSET // 8] = end
-
-    def _put_head(self, offset: int, state: EntryState, frame_bytes: int, data_bytes: int) -> None:
-        about = (self._next, frame_bytes, 0, data_bytes, 0, 0, 0, b"")
-        ENTRY_HEAD.pack_into(self._ring, offset, ENTRY_MAGIC, state, *about)
-
-
-def _compute_entry_bytes(frame_bytes: int, data_bytes: int) -> int:
-    return align_length(ENTRY_HEAD.size + frame_bytes) + align_length(data_bytes)
+    def _put_head(self, position: int, state: int, frame_bytes: int, data_bytes: int) -> None:
+        offset = position % self.ring_bytes
+        ENTRY_HEAD.pack_into(
+            self._ring,
+            offset,
+            ENTRY_MAGIC,
+            state,
+            position,
+            frame_bytes,
+            0,
+            data_bytes,
+            0,
+            0,
+            0,
+            b"",
+        )

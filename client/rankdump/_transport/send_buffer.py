@@ -32,6 +32,8 @@ from rankdump._wire.frames import add_sequence, serialize_record_body
 BATCH_ENTRIES = 256
 BATCH_BYTES = 32 << 20
 BATCH_TIMEOUT_S = 0.002
+_ALREADY_WOKEN = 1 << 62
+"""More entries than any that a sender waits for."""
 _LIVE_LINKS = (LinkState.UP, LinkState.AWAY, LinkState.OPENING)
 
 _logger = logging.getLogger(__name__)
@@ -66,11 +68,14 @@ class BatchingCondition:
         self._entries += 1
         self._bytes += byte_count
         if self._entries >= self._enough or self._bytes >= BATCH_BYTES:
+            # It has been woken, but until it runs further entries must not wake it again.
+            self._enough = _ALREADY_WOKEN
             self._rung.notify_all()
 
     def wake_sender(self) -> None:
         """Wake the sender for anything but an entry."""
         if self._enough == 1:
+            self._enough = _ALREADY_WOKEN
             self._rung.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
@@ -122,7 +127,8 @@ class SendBuffer:
         self.on_journal = on_journal
         """Called with the journal of each slab that is used, and with None without one."""
         self._wait_policy = wait_policy
-        lock = threading.RLock()
+        self._lock = lock = threading.RLock()
+        """The lock of `changed`, without the calls of a condition, for each tensor."""
         self.changed = threading.Condition(lock)
         """Notified when an acknowledgement came or the connection changed."""
         self.batching = BatchingCondition(lock)
@@ -177,7 +183,7 @@ class SendBuffer:
         if ring is None:
             return PlacementResult.ELSEWHERE
         body = serialize_record_body(head)
-        if not ring.fits(len(body), head.byte_count):
+        if not ring.fits(len(body), head.kind.byte_count):
             return PlacementResult.ELSEWHERE
         while (reservation := self._reserve(ring, body, head)) is None:
             if self.ring is not ring or self._catching_up or self.closed:
@@ -209,28 +215,27 @@ class SendBuffer:
                 self.publish(ring, reservation, whole=whole)
 
     def _reserve(self, ring: SendRing, body: bytes, head: RecordHead) -> SlabReservation | None:
-        with self.changed:
-            if self.ring is not ring or self.closed or self.items.blocks_records:
-                return None
-            if self.sender_first:
+        items = self.items
+        with self._lock:
+            if self.ring is not ring or self.closed or items.blocks_records or self.sender_first:
                 return None
             self._catching_up = False
-            sequence, iteration = self.items.last_sequence + 1, head.iteration
+            sequence, iteration = items.last_sequence + 1, head.iteration
             frame = add_sequence(sequence, body)
             reservation = ring.reserve(
-                frame, head.byte_count, sequence=sequence, iteration=iteration
+                frame, head.kind.byte_count, sequence=sequence, iteration=iteration
             )
             if reservation is not None:
-                if not self.items.outstanding:
+                if items.acknowledged == items.last_sequence and not items.waiting:
                     self._progress_s = time.monotonic()
-                self.items.assign_sequence(1, iteration)
+                items.assign_sequence(1, iteration)
                 ring.open_entries += 1
             return reservation
 
     def publish(self, ring: SendRing, reservation: SlabReservation, *, whole: bool) -> None:
         """Publish a reserved entry, with its data or without."""
         ring.publish(reservation, whole=whole)
-        with self.changed:
+        with self._lock:
             ring.open_entries -= 1
             if not ring.open_entries and self.ring is not ring:
                 self.changed.notify_all()

@@ -11,8 +11,8 @@ import mmap
 import os
 import threading
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -131,8 +131,8 @@ class SendRing:
         """
         mark = 0 if iteration is None else iteration + 1
         reservation = self._writer.reserve(frame, data_bytes, sequence=sequence, mark=mark)
-        if reservation is not None:
-            self._positions.add(sequence, reservation.position, released=self._writer.released)
+        if reservation is not None and self._positions.add(sequence, reservation.position):
+            self._positions.forget_released(self._writer.released)
         return reservation
 
     def begin_copy(self, source: TensorSource, target: memoryview) -> DeviceTransfer | None:
@@ -157,10 +157,7 @@ class SendRing:
 
     def publish(self, reservation: SlabReservation, *, whole: bool) -> None:
         """Publish an entry, with its data or without."""
-        if whole:
-            self._writer.commit(reservation)
-        else:
-            self._writer.abandon(reservation)
+        self._writer.commit(reservation, whole=whole)
 
     def seal(self, position: int) -> None:
         """Seal the entries published before a position; for the sender."""
@@ -205,28 +202,30 @@ class SendRing:
         return b"" if not data or sequence in self._cut_from else compute_checksum(data)
 
 
+_MIN_FORGOTTEN_ENTRIES = 1024
+
+
 class _EntryPositions:
     """Numbers and positions of entries, 16 bytes each: a full slab may hold a million."""
 
     def __init__(self) -> None:
         self._numbers, self._positions = array("Q"), array("Q")
-        self._released_count = 0
-        """Number of released entries in front."""
+        self._enough = _MIN_FORGOTTEN_ENTRIES
 
-    def add(self, sequence: int, position: int, *, released: int) -> None:
-        """Note an entry, and forget those that were released."""
-        count, known = self._released_count, len(self._positions)
-        while count < known and self._positions[count] < released:
-            count += 1
-        if 2 * count > known:
-            del self._numbers[:count], self._positions[:count]
-            count = 0
-        self._released_count = count
+    def add(self, sequence: int, position: int) -> bool:
+        """Note an entry; return whether released ones are to be forgotten now."""
         self._numbers.append(sequence)
         self._positions.append(position)
+        return len(self._numbers) >= self._enough
+
+    def forget_released(self, released: int) -> None:
+        """Forget the entries before a position; call it again at twice the number of the others."""
+        count = bisect_left(self._positions, released)
+        del self._numbers[:count], self._positions[:count]
+        self._enough = max(_MIN_FORGOTTEN_ENTRIES, 2 * len(self._numbers))
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        return islice(zip(self._numbers, self._positions, strict=True), self._released_count, None)
+        return zip(self._numbers, self._positions, strict=True)
 
 
 def _recover_entry(reader: SlabReader, sequence: int, position: int) -> NumberedItem | None:

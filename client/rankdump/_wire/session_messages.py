@@ -17,6 +17,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from rankdump._core import record
+from rankdump._core.bounded_cache import remember
 from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.plan import NET_NAME_PATTERN, UNNAMED_MODEL
 from rankdump._core.record import MAX_FRAME_ROWS, PASS_PHASES, StatisticRows, TensorKind, TensorSide
@@ -66,11 +67,27 @@ _MAX_REMEMBERED_BYTES = 1 << 10
 
 def kind_to_wire(kind: TensorKind) -> bytes:
     """Return a kind as other messages contain it; equal kinds are equal bytes."""
+    known = _serialized_kinds.get(id(kind))
+    if known is not None and known[0] is kind:
+        return known[1]
     # Serialized parts of a message may be concatenated. A name may occur in the few kinds of one
     # call only; the other fields of a kind occur in every call.
     return _serialize_nameless(*kind[:_NAME_INDEX], *kind[_NAME_INDEX + 1 :]) + _serialize_name(
         kind.op_name
     )
+
+
+_serialized_kinds: dict[int, tuple[TensorKind, bytes]] = {}
+"""By the identity of the kind, which hashes fastest; each is kept alive by its entry."""
+
+
+def remember_kind(kind: TensorKind) -> None:
+    """Serialize a kind now, for all records and rows that will refer to this very object.
+
+    Not for kinds that occur once: this keeps them in memory.
+    """
+    entry = kind, kind_to_wire(kind)
+    remember(_serialized_kinds, id(kind), entry, _MAX_REMEMBERED_KINDS)
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED_KINDS)

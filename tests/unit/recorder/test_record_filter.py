@@ -14,7 +14,7 @@ from rankdump._core.plan import (
     WatchedOperators,
 )
 from rankdump._core.record import TensorSide
-from rankdump._recorder.record_filter import RecordFilter, UnmatchedEntry, decide_by_size
+from rankdump._recorder.record_filter import RecordFilter, UnmatchedEntry
 from rankdump._recorder.run_summary import RunFacts, explain_empty_dump, summarize_run
 
 OP = "Default/network-Net/conv1-Conv2d/Conv2d-op0"
@@ -53,11 +53,6 @@ def test_filter_decides_by_lists_and_sides(selection, name, side, keep):
     decision = RecordFilter(a_plan(**selection)).decide(name, side, 0)
     assert decision.is_kept is keep
     assert bool(decision.reason) is not keep
-
-
-def test_tensor_without_elements_is_not_kept():
-    assert not decide_by_size(0).is_kept
-    assert decide_by_size(1).is_kept
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_unsealed_or_abandoned_entry_is_accepted():
     put(writer, b"not yet", b"2", 2)
     torn = writer.reserve(b"torn", 5)
     assert torn is not None
-    writer.abandon(torn)
+    writer.commit(torn, whole=False)
     writer.seal(writer.written - 1, digest_of)
     found = list(SlabReader(SlabMemory(memory)).read_entries())
     assert [(bytes(e.frame), e.digest, e.is_corrupted, e.has_data) for e in found] == [

@@ -301,7 +301,7 @@ def test_abandoned_slab_moves_to_its_successor(host, slab, tmp_path, with_slab):
     rank.keep(np.ones(3), UnreadableSource)
     assert rank.keep(big) is PlacementResult.ELSEWHERE
     rank.buffer.submit(IterationEnd(0, 6))
-    eventually(lambda: any(frame.sequence == 7 for frame in agent.frames))
+    eventually(lambda: agent.examined == 7)
     agent.cut_now = True
     agent.acknowledge_up_to = float("inf")
     agent.slab = FakeSlab(slab.path.with_suffix(".new"), LARGE // 3) if with_slab else None

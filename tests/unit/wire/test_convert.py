@@ -44,7 +44,7 @@ from rankdump._core.session_protocol import RecordHead, SessionEnd, SessionGrant
 from rankdump._core.tensor_layout import (
     LayoutSource,
 )
-from rankdump._wire import session_messages
+from rankdump._wire import frames, session_messages
 from rankdump._wire.message_fields import NUMBER_LIMIT
 from rankdump._wire.metadata_messages import events_from_wire, events_to_wire
 from rankdump.errors import ProtocolError
@@ -198,6 +198,18 @@ def test_record_head_round_trip(head: RecordHead, data: bytes):
     message = sent(session_messages.record_to_wire(head, data), agent_pb2.Record)
     assert session_messages.record_from_wire(message, rank=3, net_name="Net") == head
     assert message.data == data
+
+
+@given(heads=st.lists(heads, max_size=4), checksum=st.sampled_from([b"", bytes(range(16))]))
+def test_record_body_has_the_fields_of_its_message(heads: list[RecordHead], checksum: bytes):
+    """Its parts are encoded one by one; the kind of every second record was remembered before."""
+    for number, head in enumerate(heads):
+        if number % 2:
+            session_messages.remember_kind(head.kind)
+        body = frames.serialize_record_body(head, checksum)
+        record = session_messages.record_to_wire(head, b"")
+        record.checksum = checksum
+        assert agent_pb2.Frame.FromString(body) == agent_pb2.Frame(record=record)
 
 
 @given(

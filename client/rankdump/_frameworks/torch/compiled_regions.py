@@ -167,7 +167,7 @@ class CompiledRegionObserver:
             return 0
         for leaf in leaves:
             if leaf.slot in watched:
-                call.watched_slots.add((side, leaf.slot))
+                call.arrivals.watch_slot(side, leaf.slot)
                 address = cast("Tensor", leaf.value).data_ptr()
                 call.arrivals.expect_gradient(side, leaf.slot, address)
         ticket = next(ticket_numbers)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from operator import attrgetter
 from types import FrameType
 from typing import Any
 
@@ -25,16 +26,19 @@ from torch.utils._device import DeviceContext
 
 _C: Any = torch._C
 _functorch: Any = getattr(_C, "_functorch", None)
-_is_wrapped: Callable[[Tensor], bool] = getattr(
-    _functorch, "is_functorch_wrapped_tensor", lambda _tensor: False
-)
 _autograd: Any = getattr(_C, "_autograd", None)
 _eval_frame: Any = getattr(getattr(_C, "_dynamo", None), "eval_frame", None)
 
 
+is_wrapped: Callable[[Tensor], bool] = getattr(
+    _functorch, "is_functorch_wrapped_tensor", lambda _tensor: False
+)
+"""Returns whether a tensor is a wrapper of torch.func."""
+
+
 def unwrap_tensor(tensor: Tensor) -> Tensor:
     """Return the tensor below the wrappers of torch.func; a vmapped one has its batch."""
-    while _is_wrapped(tensor):
+    while is_wrapped(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     return tensor
 
@@ -47,9 +51,8 @@ def has_own_elements(tensor: Tensor) -> bool:
     return kind.__torch_dispatch__ is Tensor.__torch_dispatch__
 
 
-def read_version(tensor: Tensor) -> int:
-    """Return how often the tensor was changed in place."""
-    return tensor._version
+read_version: Callable[[Tensor], int] = attrgetter("_version")
+"""Returns how often a tensor was changed in place; RuntimeError in inference mode."""
 
 
 def find_base(tensor: Tensor) -> Tensor | None:
@@ -118,9 +121,8 @@ def is_persistent(module: Module, buffer: str) -> bool:
     return buffer not in module._non_persistent_buffers_set
 
 
-def disable_function_modes() -> AbstractContextManager[None]:
-    """Hide the block's tensor functions from a user's function modes."""
-    return _C.DisableTorchFunction()
+disable_function_modes: Callable[[], AbstractContextManager[None]] = _C.DisableTorchFunction
+"""Hides the block's tensor functions from a user's function modes."""
 
 
 @contextmanager

@@ -33,8 +33,8 @@ from rankdump._frameworks.torch.internals import (
     find_backward_step,
     has_compiled_code,
     is_tracing,
+    is_wrapped,
     read_structure,
-    unwrap_tensor,
 )
 from rankdump._frameworks.torch.layouts import LayoutFinder
 from rankdump._frameworks.torch.module_hooks import (
@@ -84,21 +84,22 @@ class ModuleGradientObserver:
         `again` means that the call is being recomputed: slots that its forward already watches are
         skipped, so that no gradient is recorded twice. Gradients carry the forward's number.
         """
-        name = call.names.gradient
+        observer, arrivals = self._observer, call.arrivals
         # The gradients arriving make the event, whether or not their values are wanted.
-        if side is TensorSide.INPUT and not self._observer.is_selected(name, TensorSide.OUTPUT):
+        if side is TensorSide.INPUT and not observer.is_selected(
+            call.names.gradient, TensorSide.OUTPUT
+        ):
             return
         for leaf in leaves:
             tensor = leaf.value
             if not isinstance(tensor, Tensor) or not is_hookable(tensor):
                 continue
-            place = (side, leaf.slot)
-            if again and place in call.watched_slots:
-                continue
             if not again:
-                call.watched_slots.add(place)
+                arrivals.watch_slot(side, leaf.slot)
+            elif arrivals.watches(side, leaf.slot):
+                continue
             self._hooks.add_hook(tensor, _ModuleGradientHook(self, call, side, leaf))
-            call.arrivals.expect_gradient(side, leaf.slot, id(tensor))
+            arrivals.expect_gradient(side, leaf.slot, id(tensor))
 
     def remove_leaf_hooks(self) -> None:
         """Remove the hooks from tensors that may outlive the iteration."""
@@ -114,7 +115,8 @@ class ModuleGradientObserver:
         observer, name = self._observer, call.names.gradient
         if not observer.armed:
             return
-        if call.arrivals.begins_run(side, leaf.slot):
+        arrivals = call.arrivals
+        if arrivals.begins_run(side, leaf.slot):
             observer.record_event(name)
             if self._describer.is_active:
                 run_shielded(self._describer.describe_gradient, self.report_failure, call)
@@ -122,7 +124,7 @@ class ModuleGradientObserver:
         op_type, forward_pass = call.scope.op_type, call.forward_pass
         read = make_compiled_source if compiled else None
         observer.record_tensors(op_type, name, backward_side, [leaf], forward_pass, read)
-        if call.arrivals.is_complete:
+        if arrivals.is_complete:
             observer.end_call(name)
 
     def report_failure(self, error: Exception) -> None:
@@ -185,7 +187,7 @@ def is_hookable(tensor: Tensor) -> bool:
     if not tensor.requires_grad or isinstance(tensor, Parameter):
         return False
     # Inside torch.func a hook would become part of the function that is transformed.
-    return unwrap_tensor(tensor) is tensor
+    return not is_wrapped(tensor)
 
 
 @dataclass(slots=True, eq=False)
@@ -195,6 +197,8 @@ class OpenModuleCall:
     operator: ModuleOperator
     call: TorchOperatorCall | None
     """None inside the boundary of a compiled region, which is the same call."""
+    name: str
+    """Full scope name; empty without a call."""
     is_recomputation: bool
     """Whether the call is a recomputation."""
     prior_error: int
@@ -208,14 +212,6 @@ class OpenModuleCall:
     inner_error: ErrorFingerprint | None = None
     """Error that left a call inside this one."""
     node_draft: NodeDraft | None = None
-
-    @property
-    def name(self) -> str:
-        """Full scope name."""
-        if self.call is None:
-            return ""
-        names = self.call.names
-        return names.recomputation if self.is_recomputation else names.forward
 
 
 class _OpenCallStack(threading.local):
@@ -278,7 +274,7 @@ class ModuleCallObserver:
         error = find_handled_error()
         if around is not None and _is_inside_boundary(around.operator, operator):
             inner_pass = around.forward_pass
-            frames.append(OpenModuleCall(operator, None, False, error, inner_pass, has_grad))
+            frames.append(OpenModuleCall(operator, None, "", False, error, inner_pass, has_grad))
             return frames[-1]
         call, again = self._number_call(operator, leaves)
         if not again:
@@ -287,15 +283,19 @@ class ModuleCallObserver:
                 call.forward_pass = around.forward_pass
             else:
                 call.forward_pass = self._find_pass(operator, around, has_grad)
-        frame = OpenModuleCall(operator, call, again, error, call.forward_pass, has_grad, compiled)
+        names = call.names
+        name = names.recomputation if again else names.forward
+        frame = OpenModuleCall(
+            operator, call, name, again, error, call.forward_pass, has_grad, compiled
+        )
         frames.append(frame)
-        graph = self._observer.graph
+        graph, recorder = self._observer.graph, self._observer.recorder
         try:
             if not again:
-                self._observer.recorder.begin_call(graph, frame.name)
+                recorder.begin_call(graph, name)
             self._record_inputs(frame, call, leaves)
         finally:
-            frame.begun = self._observer.recorder.start_event(graph=graph, name=frame.name)
+            frame.begun = recorder.start_event(graph=graph, name=name)
         return frame
 
     def leave(self, operator: ModuleOperator, result: object) -> None:
@@ -316,6 +316,11 @@ class ModuleCallObserver:
 
     def _close_inner(self, operator: ModuleOperator) -> OpenModuleCall | None:
         """Remove the operator's innermost call, and end the calls inside it."""
+        frames = self._frames()
+        if frames and frames[-1].operator is operator:
+            frame = frames.pop()
+            self._finish_event(frame)
+            return frame
         closing = self._close_frames(operator)
         for frame in reversed(closing[1:]):
             self._end_frame(frame, [], raised=False)
@@ -420,8 +425,11 @@ class ModuleCallObserver:
 
     def _finish_events(self, frames: Sequence[OpenModuleCall]) -> None:
         for frame in reversed(frames):
-            if frame.begun is not None:
-                self._observer.recorder.finish_event(frame.begun)
+            self._finish_event(frame)
+
+    def _finish_event(self, frame: OpenModuleCall) -> None:
+        if frame.begun is not None:
+            self._observer.recorder.finish_event(frame.begun)
 
     def _find_pass(
         self, operator: ModuleOperator, around: OpenModuleCall | None, has_grad: bool
@@ -434,14 +442,20 @@ class ModuleCallObserver:
     def _number_call(
         self, operator: ModuleOperator, leaves: Sequence[CallLeaf]
     ) -> tuple[TorchOperatorCall, bool]:
-        tensors = (leaf.value for leaf in leaves if isinstance(leaf.value, Tensor))
-        first = next(tensors, None)
+        first = _find_first_tensor(leaves)
         step = find_backward_step()
         if step is not None:
             repeated = self._call_log.find_repeated_call(operator.scope, first, BackwardStep(*step))
             if repeated is not None:
                 return repeated, True
         return self._call_log.add_forward_call(operator.scope, first), False
+
+
+def _find_first_tensor(leaves: Sequence[CallLeaf]) -> Tensor | None:
+    for leaf in leaves:
+        if isinstance(leaf.value, Tensor):
+            return leaf.value
+    return None
 
 
 def _is_inside_boundary(outer: ModuleOperator, inner: ModuleOperator) -> bool:

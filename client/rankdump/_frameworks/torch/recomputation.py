@@ -26,9 +26,9 @@ from rankdump._frameworks.operator_names import OperatorCallNames, OperatorScope
 from rankdump._frameworks.torch.internals import (
     find_saving_hook,
     has_own_elements,
+    is_wrapped,
     read_next_node_number,
     read_version,
-    unwrap_tensor,
 )
 from rankdump._frameworks.torch.layouts import strip_distribution
 
@@ -53,7 +53,7 @@ class TensorFingerprint(NamedTuple):
 
 def compute_fingerprint(tensor: Tensor | None) -> TensorFingerprint | None:
     """Return a tensor's fingerprint; None if it has no address or counts no versions."""
-    if tensor is None or unwrap_tensor(tensor) is not tensor:
+    if tensor is None or is_wrapped(tensor):
         return None
     if not has_own_elements(tensor):
         tensor = strip_distribution(tensor)
@@ -95,12 +95,22 @@ class GradientArrivals:
     A recomputed call shares them with its forward: both have one backward operator.
     """
 
-    __slots__ = ("_awaited", "_read", "_seen")
+    __slots__ = ("_awaited", "_read", "_seen", "_watched")
+
+    # Sets of slots are numbers, a bit for each slot: most calls of a step have these, and as
+    # objects they would all be searched by the garbage collector.
 
     def __init__(self) -> None:
-        self._awaited: set[tuple[TensorSide, int]] = set()
-        self._read: set[int] = set()
-        self._seen: set[tuple[TensorSide, int]] = set()
+        self._awaited = self._seen = self._watched = 0
+        self._read: tuple[int, ...] = ()
+
+    def watches(self, side: TensorSide, slot: int) -> bool:
+        """Return whether the forward call itself watches a slot."""
+        return bool(self._watched & _get_slot_bit(side, slot))
+
+    def watch_slot(self, side: TensorSide, slot: int) -> None:
+        """Note that the forward call itself watches a slot."""
+        self._watched |= _get_slot_bit(side, slot)
 
     def expect_gradient(self, side: TensorSide, slot: int, identity: int) -> None:
         """Expect a gradient; the run ends with those of the forward's inputs.
@@ -109,22 +119,25 @@ class GradientArrivals:
         seen on both sides.
         """
         if side is TensorSide.INPUT:
-            self._read.add(identity)
+            self._read += (identity,)
         if identity in self._read:
-            self._awaited.add((side, slot))
+            self._awaited |= _get_slot_bit(side, slot)
 
     def begins_run(self, side: TensorSide, slot: int) -> bool:
         """Note a gradient; return whether a run of the operator begins with it."""
-        begins = not self._seen or (side, slot) in self._seen
-        if begins:
-            self._seen.clear()
-        self._seen.add((side, slot))
+        bit = _get_slot_bit(side, slot)
+        begins = not self._seen or bool(self._seen & bit)
+        self._seen = bit if begins else self._seen | bit
         return begins
 
     @property
     def is_complete(self) -> bool:
         """Whether all expected gradients of this run have arrived."""
-        return self._awaited <= self._seen
+        return not self._awaited & ~self._seen
+
+
+def _get_slot_bit(side: TensorSide, slot: int) -> int:
+    return 1 << (2 * slot + (side is TensorSide.OUTPUT))
 
 
 @dataclass(slots=True, eq=False)
@@ -138,8 +151,6 @@ class TorchOperatorCall:
     context: ForwardContext
     fingerprint: TensorFingerprint | None = None
     repeat_count: int = 0
-    watched_slots: set[tuple[TensorSide, int]] = field(default_factory=lambda: set())
-    """Slots whose gradients the forward call itself watches."""
     arrivals: GradientArrivals = field(default_factory=GradientArrivals)
     forward_pass: ForwardPass = UNDIVIDED_PASS
     """Pass of the call, its recomputation and its gradients."""
@@ -209,13 +220,17 @@ class ForwardCallLog:
         """Return a new call, numbered from 0 within its operator; `first` is its first tensor."""
         fingerprint = compute_fingerprint(first)
         with self._lock:
-            calls = self._by_scope.setdefault(scope, [])
+            calls = self._by_scope.get(scope)
+            if calls is None:
+                calls = self._by_scope[scope] = []
             self._position += 1
-            call = TorchOperatorCall(
-                scope, len(calls), self._position, self._read_context(), fingerprint
-            )
+            context = self._read_context()
+            call = TorchOperatorCall(scope, len(calls), self._position, context, fingerprint)
             calls.append(call)
-            self._by_thread.setdefault(call.context.thread, []).append(call)
+            in_thread = self._by_thread.get(context.thread)
+            if in_thread is None:
+                in_thread = self._by_thread[context.thread] = []
+            in_thread.append(call)
         return call
 
     def has_calls(self, scope: OperatorScope) -> bool:

@@ -33,6 +33,7 @@ from rankdump._frameworks.torch.internals import (
     disable_observation,
     find_base,
     has_own_elements,
+    is_wrapped,
     read_version,
     unwrap_tensor,
 )
@@ -116,10 +117,10 @@ class TorchTensor:
         self.tensor = tensor
         self.version = version
         """Count of changes in place so far; None if the tensor does not count them."""
-        self.dtype = find_dtype_name(tensor)
+        self.dtype = _DTYPE_NAMES.get(tensor.dtype) or find_dtype_name(tensor)
         """Common name of the element type."""
-        self.shape = tuple(tensor.shape)
-        """Extents, outermost first."""
+        self.shape: tuple[int, ...] = tensor.shape
+        """Extents, outermost first; torch's own subclass of tuple."""
         self.byte_count: int = tensor.nbytes
         """Bytes of the elements, packed."""
         self.layout = layout
@@ -137,12 +138,9 @@ class TorchTensor:
                 )
             if not size:
                 return
-            if size <= MAX_SMALL_BYTES and is_packed(self.tensor):
-                address = ctypes.addressof(ctypes.c_char.from_buffer(target))
-                ctypes.memmove(address, self.tensor.data_ptr(), size)
-                return
-            data = copy_small_tensor(self.tensor)
+            data = self._copy_small()
             if data is not None:
+                # A second copy within the cache: the address of the target would cost more.
                 target[:] = data
                 return
             with disable_observation():
@@ -151,7 +149,8 @@ class TorchTensor:
 
     def accelerator(self) -> DeviceCopier | None:
         """Return the asynchronous copier of a CUDA tensor; None for any other."""
-        return device_tensors.find_accelerator(self.tensor)
+        tensor = self.tensor
+        return None if tensor.is_cpu else device_tensors.find_accelerator(tensor)
 
     def elements(self) -> memoryview | None:
         """Return the elements in place; None on a device, or if they are not packed."""
@@ -176,9 +175,7 @@ class TorchTensor:
     def copy_elements(self) -> bytes:
         """Return a copy of the elements, C order, little endian."""
         with disable_function_modes():
-            if is_packed(self.tensor):
-                return ctypes.string_at(self.tensor.data_ptr(), self.byte_count)
-            data = copy_small_tensor(self.tensor)
+            data = self._copy_small()
         if data is not None:
             return data
         buffer = bytearray(self.byte_count)
@@ -235,6 +232,20 @@ class TorchTensor:
             return None
         return device_tensors.start_statistics(self.tensor, items, precision)
 
+    def _copy_small(self) -> bytes | None:
+        """Return a copy of a few elements in C order; None if torch should make it."""
+        tensor, size = self.tensor, self.byte_count
+        if (
+            size <= MAX_SMALL_BYTES
+            # As `is_packed`; only complex numbers can be conjugated lazily.
+            and tensor.is_contiguous()
+            and tensor.is_cpu
+            and not tensor.is_neg()
+            and not (self.dtype in _COMPLEX_TYPES and tensor.is_conj())
+        ):
+            return ctypes.string_at(tensor.data_ptr(), size)
+        return copy_small_tensor(tensor)
+
     def _memory(self) -> memoryview:
         buffer = (ctypes.c_char * self.byte_count).from_address(self.tensor.data_ptr())
         return memoryview(buffer).cast("B")
@@ -274,7 +285,18 @@ def make_torch_source(tensor: Tensor) -> TorchTensor | str | None:
 
     Of a distributed tensor the source is the local part; None on a rank that has no part of it.
     """
-    tensor = unwrap_tensor(tensor)
+    if is_wrapped(tensor):
+        tensor = unwrap_tensor(tensor)
+    if (
+        # Nearly all tensors in host memory pass this check.
+        type(tensor) in _EAGER_TYPES
+        and tensor.is_cpu
+        and tensor.layout is _STRIDED
+        and tensor.dtype in _DTYPE_NAMES
+        and not tensor.is_nested
+        and tensor.untyped_storage().nbytes()
+    ):
+        return TorchTensor(tensor, _read_version(tensor))
     reason = _explain_unreadable(tensor)
     if not reason:
         return TorchTensor(tensor, _read_version(tensor))
@@ -300,6 +322,8 @@ def _format_dtype(kind: torch.dtype) -> str:
 
 
 _EAGER_TYPES = (Tensor, Parameter)
+_STRIDED = torch.strided
+_COMPLEX_TYPES = frozenset(name for name in ELEMENT_TYPES if name.startswith("complex"))
 _UNSUPPORTED_CLASS = "unsupported_tensor_class"
 # Looked up for every tensor of a step: a plain dictionary is fastest.
 _DTYPE_NAMES = {getattr(torch, name): name for name in ELEMENT_TYPES if hasattr(torch, name)}
@@ -323,17 +347,7 @@ def _read_version(tensor: Tensor) -> int | None:
 
 
 def _explain_unreadable(tensor: Tensor) -> str:
-    """Return why a tensor cannot be read, empty if it can; cheap checks come first."""
-    if (
-        # Nearly all tensors in host memory pass this check.
-        type(tensor) in _EAGER_TYPES
-        and tensor.is_cpu
-        and tensor.dtype in _DTYPE_NAMES
-        and tensor.layout is torch.strided
-        and not tensor.is_nested
-        and tensor.untyped_storage().nbytes()
-    ):
-        return ""
+    """Return why a tensor cannot be read, empty if it can."""
     if not has_own_elements(tensor):
         # Among them fake and jagged tensors.
         return _UNSUPPORTED_CLASS

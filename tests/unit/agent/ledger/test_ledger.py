@@ -348,7 +348,7 @@ def test_ledger_keeps_each_layout_once(tmp_path, make_request, stored):
     fields = {"layout": shard_rows(1, 2, (4,)), "microbatch": 0, "phase": "eval"}
     sent = [stored(number) for number in (1, 2, 3)]
     sent[:2] = [
-        replace(each, head=replace(each.head, kind=each.head.kind._replace(**fields)))
+        replace(each, head=each.head._replace(kind=each.head.kind._replace(**fields)))
         for each in sent[:2]
     ]
     commit(ledger, sent)

@@ -69,7 +69,7 @@ class JoinRig:
     def member(self, sequence: int, head, array: np.ndarray) -> OperatorMember:
         key, data = head.key, array.tobytes()
         looks = {"dtype": array.dtype.name, "shape": array.shape, "byte_count": len(data)}
-        head = replace(head, kind=head.kind._replace(**looks))
+        head = head._replace(kind=head.kind._replace(**looks))
         elements = memoryview(data)
         record = examine_record(ReceivedRecord(FrameId("s", sequence), head, elements), None)
         outcome = self.writer.write_member(record)
