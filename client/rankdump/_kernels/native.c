@@ -287,7 +287,7 @@ static const char measure_elements_doc[] =
     "Return moments of elements at an address, or in a bytes object.";
 static const char copy_and_measure_doc[] =
     "copy_and_measure(target, data, count, code, parts)\n--\n\n"
-    "Copy elements to an address, and return the moments of the copy.";
+    "Copy elements to an address, and return their moments.";
 static const char widen_bfloat16_doc[] =
     "widen_bfloat16(target, source, count)\n--\n\nStore bfloat16 elements as float32.";
 static const char fingerprint_shard_doc[] =
