@@ -26,8 +26,10 @@ from rankdump._core.events import EventColumns, EventKind, RankEvent
 from rankdump._core.manifest import Manifest
 from rankdump._core.plan import DeliverySettings, IterationSelection, TensorSelection
 from rankdump._core.status import SessionState
+from rankdump._kernels.kernel_functions import load_kernels
 from rankdump._wire.metadata_messages import events_to_wire
 from rankdump.wire.v1 import agent_pb2, status_pb2
+from rankdumpd.agent import service
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 
 ARRAY = np.arange(1000, dtype=np.float32).reshape(10, 100)
@@ -48,6 +50,16 @@ def load(path: Path) -> np.ndarray:
 def manifests(root: Path, rank: int = 0) -> list[Manifest]:
     folder = root / f"rank_{rank}" / ".dump_metadata" / "manifest"
     return [Manifest.from_json(path.read_bytes()) for path in sorted(folder.glob("*.json"))]
+
+
+def test_agent_logs_that_kernels_are_not_compiled(make_agent, monkeypatch, caplog):
+    monkeypatch.setattr(service, "KERNELS", load_kernels("numpy"))
+    agent = make_agent()
+    assert len([line for line in caplog.messages if "compiled kernels" in line]) == 1
+    monkeypatch.undo()
+    caplog.clear()
+    agent.restart()
+    assert not [line for line in caplog.messages if "compiled kernels" in line]
 
 
 @pytest.fixture
