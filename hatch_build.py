@@ -103,6 +103,7 @@ def _list_units() -> Iterator[tuple[str, str, tuple[str, ...]]]:
         del variants["avx2"]
     digest = f'-DSOURCE_DIGEST="{digest_sources()}"'
     yield "native.c", "native", (digest, *(("-DHAS_AVX2",) if "avx2" in variants else ()))
+    yield "small_file.c", "small_file", ()
     for variant, flags in variants.items():
         for source in KERNELS:
             name = f"{Path(source).stem}-{variant}"

@@ -6,7 +6,10 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <errno.h>
+
 #include "kernels.h"
+#include "small_file.h"
 
 #ifdef HAS_AVX2
 #include <cpuid.h>
@@ -255,6 +258,40 @@ static PyObject *copy_strided(PyObject *self, PyObject *const *arguments, Py_ssi
     Py_RETURN_NONE;
 }
 
+static PyObject *write_small_file(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)self;
+    if (!check_count(given, 5))
+        return NULL;
+    PyObject *hidden = NULL, *name = NULL, *made = NULL;
+    struct small_file file;
+    struct stat found;
+    char *data;
+    Py_ssize_t bytes;
+    file.folder = (int)PyLong_AsLong(arguments[0]);
+    file.mode = (mode_t)PyLong_AsLong(arguments[3]);
+    if (!PyErr_Occurred() && PyUnicode_FSConverter(arguments[1], &hidden)
+        && PyUnicode_FSConverter(arguments[2], &name)
+        && !PyBytes_AsStringAndSize(arguments[4], &data, &bytes)) {
+        int error;
+        file.hidden_name = PyBytes_AsString(hidden);
+        file.name = PyBytes_AsString(name);
+        file.data = data;
+        file.bytes = (size_t)bytes;
+        Py_BEGIN_ALLOW_THREADS
+        error = make_small_file(&file, &found);
+        Py_END_ALLOW_THREADS
+        errno = error;
+        made = error ? PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, arguments[2])
+                     : Py_BuildValue("KLL", (unsigned long long)found.st_ino,
+                                     (long long)found.st_size,
+                                     found.st_mtim.tv_sec * 1000000000LL + found.st_mtim.tv_nsec);
+    }
+    Py_XDECREF(hidden);
+    Py_XDECREF(name);
+    return made;
+}
+
 static PyObject *select_variant(PyObject *self, PyObject *name)
 {
     (void)self;
@@ -296,6 +333,9 @@ static const char fingerprint_shard_doc[] =
 static const char copy_strided_doc[] =
     "copy_strided(target, source, item_bytes, extents, target_strides, source_strides)\n--\n\n"
     "Copy elements between axes in two orders.";
+static const char write_small_file_doc[] =
+    "write_small_file(folder, hidden_name, name, mode, data)\n--\n\n"
+    "Make a file in an open folder; return its inode, size and time of change.";
 
 static PyMethodDef functions[] = {
     FAST(measure_elements),
@@ -303,6 +343,7 @@ static PyMethodDef functions[] = {
     FAST(widen_bfloat16),
     FAST(fingerprint_shard),
     FAST(copy_strided),
+    FAST(write_small_file),
     {"select_variant", select_variant, METH_O, "Return whether a variant runs here; use it then."},
     {"get_variant", get_variant, METH_NOARGS, "Return the name of the variant in use."},
     {NULL, NULL, 0, NULL},
