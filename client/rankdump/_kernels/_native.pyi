@@ -1,6 +1,8 @@
 # Functions of native.c; numpy_twin.py has the same, kernel_functions.py says what they do.
 from rankdump._kernels.kernel_functions import FoundFingerprint, FoundMoments
 
+SOURCE_DIGEST: str
+
 def measure_elements(data: int | bytes, count: int, code: int, parts: int, /) -> FoundMoments: ...
 def copy_and_measure(
     target: int, data: int | bytes, count: int, code: int, parts: int, /

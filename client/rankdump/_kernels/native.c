@@ -18,6 +18,14 @@
 /* Below this the lock is kept: another thread may keep it for longer than the kernel runs. */
 #define RELEASED_BYTES (1 << 18)
 
+#define RUN_KERNEL(bytes, call)                                                                    \
+    if ((bytes) < RELEASED_BYTES) {                                                                \
+        call;                                                                                      \
+    } else {                                                                                       \
+        Py_BEGIN_ALLOW_THREADS call;                                                               \
+        Py_END_ALLOW_THREADS                                                                       \
+    }
+
 struct variant {
     const char *name;
     void (*measure)(const unsigned char *, int64_t, int, int, unsigned char *, struct moments *);
@@ -123,6 +131,14 @@ static int read_extents(PyObject *tuple, int64_t *extents)
     return (int)count;
 }
 
+static int64_t multiply_extents(const int64_t *extents, int dimensions)
+{
+    int64_t product = 1;
+    for (int axis = 0; axis < dimensions; axis++)
+        product *= extents[axis];
+    return product;
+}
+
 /* -- functions ----------------------------------------------------------------------------------- */
 
 static PyObject *build_moments(int64_t count, const struct moments *m)
@@ -156,13 +172,8 @@ static PyObject *run_measure(PyObject *const *arguments, unsigned char *copy)
     const long parts = PyLong_AsLong(arguments[3]);
     if (PyErr_Occurred())
         return NULL;
-    if (count * element_bytes[code] < RELEASED_BYTES) {
-        chosen->measure(elements, count, code, (int)parts, copy, &found);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        chosen->measure(elements, count, code, (int)parts, copy, &found);
-        Py_END_ALLOW_THREADS
-    }
+    RUN_KERNEL(count * element_bytes[code],
+               chosen->measure(elements, count, code, (int)parts, copy, &found))
     return build_moments(count, &found);
 }
 
@@ -198,9 +209,7 @@ static PyObject *widen_bfloat16(PyObject *self, PyObject *const *arguments, Py_s
     const int64_t count = PyLong_AsLongLong(arguments[2]);
     if (PyErr_Occurred())
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    widen_elements(target, source, count);
-    Py_END_ALLOW_THREADS
+    RUN_KERNEL(count * 2, widen_elements(target, source, count))
     Py_RETURN_NONE;
 }
 
@@ -222,12 +231,9 @@ static PyObject *fingerprint_shard(PyObject *self, PyObject *const *arguments, P
     if (shard.dimensions < 0
         || !read_numbers(arguments[3], (int64_t *)shard.strides, shard.dimensions))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    chosen->fingerprint(elements, &shard, (int)code, &found);
-    Py_END_ALLOW_THREADS
-    int64_t count = 1;
-    for (int axis = 0; axis < shard.dimensions; axis++)
-        count *= shard.extents[axis];
+    const int64_t count = multiply_extents(shard.extents, shard.dimensions);
+    RUN_KERNEL(count * element_bytes[code],
+               chosen->fingerprint(elements, &shard, (int)code, &found))
     return Py_BuildValue("Ky#N", (unsigned long long)found.digest, (const char *)found.sketch,
                          (Py_ssize_t)sizeof found.sketch, build_moments(count, &found.moments));
 }
@@ -247,9 +253,8 @@ static PyObject *copy_strided(PyObject *self, PyObject *const *arguments, Py_ssi
     if (plan.dimensions < 0 || !read_numbers(arguments[4], plan.target_strides, plan.dimensions)
         || !read_numbers(arguments[5], plan.source_strides, plan.dimensions))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    chosen->copy(target, source, &plan);
-    Py_END_ALLOW_THREADS
+    RUN_KERNEL(multiply_extents(plan.extents, plan.dimensions) * plan.item_bytes,
+               chosen->copy(target, source, &plan))
     Py_RETURN_NONE;
 }
 
@@ -319,7 +324,7 @@ static const char measure_elements_doc[] =
     "Return moments of elements at an address, or in a bytes object.";
 static const char copy_and_measure_doc[] =
     "copy_and_measure(target, data, count, code, parts)\n--\n\n"
-    "Copy elements to an address, and return the moments of the copy.";
+    "Copy elements to an address, and return their moments.";
 static const char widen_bfloat16_doc[] =
     "widen_bfloat16(target, source, count)\n--\n\nStore bfloat16 elements as float32.";
 static const char fingerprint_shard_doc[] =
@@ -346,11 +351,10 @@ static PyMethodDef functions[] = {
 
 static int prepare(PyObject *module)
 {
-    (void)module;
     for (int i = 0; i < VARIANT_COUNT; i++)
         if (can_run(i))
             chosen = &variants[i];
-    return 0;
+    return PyModule_AddStringConstant(module, "SOURCE_DIGEST", SOURCE_DIGEST);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, prepare}, {0, NULL}};
