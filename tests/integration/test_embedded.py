@@ -21,6 +21,7 @@ RANK = """
 import sys
 from rankdump._embedded.daemon_lease import DaemonLease
 lease = DaemonLease("job")
+lease.wait_until_serving(60.0)
 print(lease.address, flush=True)
 sys.stdin.read()
 lease.close()
@@ -149,7 +150,7 @@ def test_forked_worker_does_not_keep_the_daemon(socket_folder: Path):
 def test_failed_start_reports_its_cause(socket_folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RANKDUMPD_AGENT__QUEUE_BYTES", "many")
     with pytest.raises(UnavailableError, match=r"ended before it was ready.*QUEUE_BYTES"):
-        DaemonLease("job", root=socket_folder)
+        DaemonLease("job", root=socket_folder).wait_until_serving(60.0)
     (kept,) = socket_folder.glob("*/*")
     assert "QUEUE_BYTES" in kept.read_text()
 

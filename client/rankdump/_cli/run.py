@@ -29,7 +29,7 @@ from rankdump._core.events import Finding
 from rankdump._core.plan import DumpPlan
 from rankdump._core.rank_identity import WARNED_VARIABLE
 from rankdump._core.status import StatusView
-from rankdump._embedded.daemon_lease import DaemonLease
+from rankdump._embedded.daemon_lease import START_TIMEOUT_S, DaemonLease
 from rankdump._session.plan_source import (
     NATIVE_VARIABLE,
     STARTED_FORMAT,
@@ -101,7 +101,7 @@ def run_embedded_daemon(job_id: str, *, keep_log: bool) -> Generator[DaemonLease
     lease = DaemonLease(job_id)
     fault = ""
     try:
-        if not lease.serves:
+        if not lease.wait_until_serving(START_TIMEOUT_S):
             raise UnavailableError(
                 f"the embedded daemon has not started in time; its log: {lease.log}"
             )

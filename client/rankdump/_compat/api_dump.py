@@ -148,6 +148,8 @@ class ApiDumpController:
         if framework is None:
             raise TypeError(f"api_dump_init: net {net!r} is not allowed; allowed: {MODEL_TYPES}")
         with self._lock:
+            # It starts while the script goes on, and no step waits for it.
+            self._agents.prepare(self._environ)
             self._observe(net, setting, framework)
 
     def start(self, request: ApiDumpRequest) -> None:
@@ -221,7 +223,7 @@ class ApiDumpController:
         try:
             plan = make_dump_plan(setting, request, framework)
             identity = make_window_identity(self._identify(setting), self._windows)
-            agent = self._agents.find(self._environ)
+            agent = self._agents.find(self._environ, waits=False)
             step = observed.steps.upcoming_step
             if observed.is_fresh and not agent.missing:
                 dump_files.clear_rank_folder(setting.output_path, identity.rank, framework)

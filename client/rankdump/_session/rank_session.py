@@ -458,6 +458,7 @@ class Session:
             read_timeout_variables(environ),
             read_credentials(environ),
             missing=agent.missing,
+            is_starting=agent.is_starting,
         )
         self._array_operators = ArrayOperatorRecorder(self._pipeline.recorder, make_array_source)
         self._pipeline.start()
