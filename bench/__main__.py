@@ -17,6 +17,7 @@ NAMES = (
     "agent",
     "merge",
     "convert",
+    "kernels",
     "apidump",
     "diff",
     "reading",

@@ -63,6 +63,7 @@ def measure() -> Result:
 
 def _silent(host: Host) -> Usage:
     host.wait_until_written("agent", 0)
+    host.wait_until_packed()
     time.sleep(SETTLE_S)
     return _watched(host.pid)
 

@@ -2,17 +2,17 @@
 
 Two steps warm up, three count; cases alternate, each with a fresh model in a fresh process. When
 all tensors are dumped, later steps are timed as well: by then the buffer is full, as in a long run.
-troubleshooter runs in a process of its own when the variable TROUBLESHOOTER_PYTHON names a Python
-that has it.
+troubleshooter and msprobe run in processes of their own when the variables TROUBLESHOOTER_PYTHON
+and MSPROBE_PYTHON name Pythons that have them.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 from collections import defaultdict
+from collections.abc import Iterable
 
-from . import apidump_steps, troubleshooter_steps
+from . import apidump_steps, msprobe_steps, troubleshooter_steps
 from .host import Host, running_host
 from .result import Result, median
 from .training import EARLY, GROWTH_STEPS, LATE, STEPS, WARMUP_STEPS, Case
@@ -35,13 +35,18 @@ GROWTH = {
     "statistics": Case("growth", "statistics", GROWTH_STEPS),
 }
 PEER_CASES = ("all", "statistics", "many_small_statistics")
+OURS = {"all": "all_sustained"}
+"""Our case that a peer's is compared with, where it has another name."""
+MSPROBE_TASKS = {"all": "tensor", "statistics": "statistics"}
+PEER_VARIABLES = {"troubleshooter": "TROUBLESHOOTER_PYTHON", "msprobe": "MSPROBE_PYTHON"}
 
 Times = dict[str, list[float]]
 
 
 def measure() -> Result:
     """Measure all cases alternately, then the first steps of a dump against later ones."""
-    python = os.environ.get("TROUBLESHOOTER_PYTHON", "")
+    named = {peer: os.environ.get(variable, "") for peer, variable in PEER_VARIABLES.items()}
+    pythons = {peer: python for peer, python in named.items() if python}
     times: Times = defaultdict(list)
     with running_host() as host:
         for repetition in range(REPETITIONS):
@@ -49,25 +54,20 @@ def measure() -> Result:
                 taken = _steps(host, f"{name}{repetition}", case)
                 times[name] += taken[WARMUP_STEPS:STEPS]
                 times[f"{name}_sustained"] += taken[SUSTAINED_STEP:]
-            if python:
-                _measure_peer(host, python, repetition, times)
+            for peer, python in pythons.items():
+                _measure_peer(host, peer, python, repetition, times)
         growth = {
             f"{name}_step20_vs_step1": _growth(host, name, case) for name, case in GROWTH.items()
         }
     step_s = {name: median(found) for name, found in times.items() if found}
     return Result(
         figures={f"{name}_step_ms": found * 1e3 for name, found in step_s.items()},
-        ratios={**_ratios(step_s), **growth},
+        ratios={**_ratios(step_s), **_peer_ratios(step_s, pythons), **growth},
     )
 
 
 def _ratios(step_s: dict[str, float]) -> dict[str, float]:
     plain, small = step_s["no_hook"], step_s["many_small_no_hook"]
-    peers = {
-        f"troubleshooter_{name}_step_vs_no_hook": found / step_s[f"troubleshooter_{name}_no_hook"]
-        for name in PEER_CASES
-        if (found := step_s.get(f"troubleshooter_{name}"))
-    }
     return {
         "all_step_vs_no_hook": step_s["all_sustained"] / plain,
         "all_burst_vs_no_hook": step_s["all"] / plain,
@@ -75,8 +75,26 @@ def _ratios(step_s: dict[str, float]) -> dict[str, float]:
         "stack_step_vs_no_hook": step_s["stack"] / plain,
         "many_small_all_vs_no_hook": step_s["many_small_all"] / small,
         "many_small_statistics_vs_no_hook": step_s["many_small_statistics"] / small,
-        **peers,
     }
+
+
+def _peer_ratios(step_s: dict[str, float], peers: Iterable[str]) -> dict[str, float]:
+    """Return the peers' steps against their own model without a hook, and our overhead against
+    that of the peer with the least.
+    """
+    ratios: dict[str, float] = {}
+    for name in PEER_CASES:
+        theirs = {
+            f"{peer}_{name}_step_vs_no_hook": step_s[f"{peer}_{name}"]
+            / step_s[f"{peer}_{name}_no_hook"]
+            for peer in peers
+        }
+        if theirs:
+            plain = step_s["many_small_no_hook" if name.startswith("many") else "no_hook"]
+            ours = step_s[OURS.get(name, name)] / plain
+            ratios[f"{name}_overhead_vs_best_peer"] = (ours - 1) / (min(theirs.values()) - 1)
+        ratios |= theirs
+    return ratios
 
 
 def _steps(host: Host, name: str, case: Case) -> list[float]:
@@ -91,11 +109,14 @@ def _growth(host: Host, name: str, case: Case) -> float:
     return late / early
 
 
-def _measure_peer(host: Host, python: str, repetition: int, times: Times) -> None:
+def _measure_peer(host: Host, peer: str, python: str, repetition: int, times: Times) -> None:
     for name in PEER_CASES:
         case = CASES[name]
-        folder = host.folder / f"troubleshooter-{name}-{repetition}"
-        plain_s, theirs_s = troubleshooter_steps.run(python, case.shape, case.dumped, folder)
-        times[f"troubleshooter_{name}_no_hook"] += plain_s
-        times[f"troubleshooter_{name}"] += theirs_s
-        shutil.rmtree(folder)
+        folder = host.folder / f"{peer}-{name}-{repetition}"
+        if peer == "msprobe":
+            task = MSPROBE_TASKS[case.dumped]
+            steps = msprobe_steps.run(python, case.shape, msprobe_steps.APIS, task, folder)
+        else:
+            steps = troubleshooter_steps.run(python, case.shape, case.dumped, folder)
+        for own, taken in zip((f"{peer}_{name}_no_hook", f"{peer}_{name}"), steps, strict=True):
+            times[own] += taken

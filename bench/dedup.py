@@ -26,6 +26,7 @@ def measure() -> Result:
             for number in range(STEPS):
                 session.step(number)
                 trainer.step()
+        host.wait_until_packed()
         check_complete(host.tree("dedup"))
         return _result(size_of(host.tree("dedup")))
 

@@ -88,6 +88,14 @@ class Host:
             time.sleep(_POLL_S)
         raise RuntimeError(f"iteration {iteration} of {name} is not written")
 
+    def wait_until_packed(self) -> None:
+        """Return when no file that was stored unpacked waits."""
+        deadline = time.monotonic() + _WRITE_TIMEOUT_S
+        while self.status().backlog.waiting_files:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"not packed: {self.status().backlog}")
+            time.sleep(_POLL_S)
+
     def tree(self, name: str) -> Path:
         """Return the folder of a session's tree."""
         return self.folder / f"tree-{name}"

@@ -33,8 +33,22 @@ CASES = {
     "many_small_no_hook": Case("many_small"),
     "many_small_statistic": Case("many_small", "statistic"),
 }
-MSPROBE = {"": "standard", "many_small_": "many_small"}
-"""Shapes that msprobe is measured on, by the beginning of result names."""
+MSPROBE = {
+    "msprobe": ("standard", "statistics"),
+    "msprobe_full": ("standard", "tensor"),
+    "many_small_msprobe": ("many_small", "statistics"),
+}
+"""Shape and task of msprobe, by the name of the result."""
+OVERHEADS = {
+    "overhead_vs_msprobe": ("statistic", "no_hook", "msprobe"),
+    "full_overhead_vs_msprobe": ("full_sustained", "no_hook", "msprobe_full"),
+    "many_small_overhead_vs_msprobe": (
+        "many_small_statistic",
+        "many_small_no_hook",
+        "many_small_msprobe",
+    ),
+}
+"""Our case, our case without a hook, and msprobe's, by the name of the ratio."""
 
 Times = dict[str, list[float]]
 
@@ -97,17 +111,20 @@ def _growth(host: Host) -> float:
 
 
 def _measure_msprobe(host: Host, python: str, repetition: int, times: Times) -> None:
-    for prefix, shape in MSPROBE.items():
-        folder = host.folder / f"msprobe-{shape}-{repetition}"
-        no_hook_s, msprobe_s = msprobe_steps.run(python, shape, folder)
-        times[f"{prefix}msprobe_no_hook"] += no_hook_s
-        times[f"{prefix}msprobe"] += msprobe_s
+    for name, (shape, task) in MSPROBE.items():
+        folder = host.folder / f"{name}-{repetition}"
+        steps = msprobe_steps.run(python, shape, msprobe_steps.MODULES, task, folder)
+        for own, taken in zip((f"{name}_no_hook", name), steps, strict=True):
+            times[own] += taken
 
 
 def _msprobe_ratios(step_s: dict[str, float]) -> dict[str, float]:
-    """Return our step against msprobe's, and msprobe's against its own model without a hook."""
+    """Return msprobe's steps against its own model without a hook, and our overhead against its."""
     ratios = {"step_vs_msprobe": step_s["statistic"] / step_s["msprobe"]}
-    for prefix in MSPROBE:
-        theirs, plain = step_s[f"{prefix}msprobe"], step_s[f"{prefix}msprobe_no_hook"]
-        ratios[f"{prefix}msprobe_step_vs_no_hook"] = theirs / plain
+    for name in MSPROBE:
+        ratios[f"{name}_step_vs_no_hook"] = step_s[name] / step_s[f"{name}_no_hook"]
+    for name, (ours, plain, theirs) in OVERHEADS.items():
+        ratios[name] = (step_s[ours] / step_s[plain] - 1) / (
+            ratios[f"{theirs}_step_vs_no_hook"] - 1
+        )
     return ratios

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import torch
@@ -17,11 +18,12 @@ from .training import WARMUP_STEPS, step_times
 
 
 def run(python: str, shape: str, dump_type: str, folder: Path) -> tuple[list[float], list[float]]:
-    """Return the seconds of measured steps without troubleshooter and with it."""
+    """Return the seconds of measured steps without troubleshooter and with it; remove the dump."""
     arguments = "bench.troubleshooter_steps", shape, dump_type, str(folder)
     # The code that it brings for protobuf is older than protobuf's own parser takes.
     variables = {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
     found = asked(python, *arguments, variables=variables)
+    shutil.rmtree(folder)
     return found["no_hook_s"], found["troubleshooter_s"]
 
 

@@ -20,6 +20,8 @@ SOURCES = sorted(
 )
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 THREADS = {"training", "sender", "connection", "reader", "worker", "committer", "rpc"}
+MAX_FILES, MAX_VALUES = 45, 8
+"""Limits of the way of one tensor."""
 HEAVY = {"click", "google.protobuf", "grpc", "mindspore", "numpy", "rich", "torch", "zstandard"}
 
 
@@ -127,6 +129,8 @@ def test_way_of_a_tensor_has_the_stated_length():
     values = re.findall(r"`(\w+)`", stated[3])
     handed = {code_of(row["hands on"]) for row in WAY if row["hands on"]}
     assert (len(files), len(values)) == (int(stated[1]), int(stated[2]))
+    assert len(files) <= MAX_FILES
+    assert len(values) <= MAX_VALUES
     assert set(values) <= handed
     assert {row["thread"] for row in WAY} == THREADS
 

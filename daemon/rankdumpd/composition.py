@@ -68,7 +68,7 @@ class _DaemonProcess:
         self._counters, self._required = MetricCounters(), RequiredFiles()
         self._audit = AuditLog(Path(settings.log.audit)) if settings.log.audit else None
 
-    def build_agent(self) -> DumpAgent | WorkerSupervisor:
+    def build_agent(self, *, ends_with_job: bool = False) -> DumpAgent | WorkerSupervisor:
         """Return the agent, or the supervisor of its workers."""
         settings, counters, required = self._settings, self._counters, self._required
         machine.lower_priority(settings.agent.nice)
@@ -78,7 +78,14 @@ class _DaemonProcess:
         tls = settings.tls
         own = TlsCredentials(tls.ca, tls.certificate, tls.key)
         audit = self._audit.add if self._audit else no_op
-        return DumpAgent(settings.agent, own, audit=audit, counters=counters, required=required)
+        return DumpAgent(
+            settings.agent,
+            own,
+            audit=audit,
+            counters=counters,
+            required=required,
+            ends_with_job=ends_with_job,
+        )
 
     def build_coordinator(self, *, ends_with_job: bool = False) -> JobCoordinator:
         """Return the coordinator."""
@@ -169,7 +176,7 @@ def serve_embedded(
     coordinator. Return the exit status.
     """
     process = _DaemonProcess(settings, reread)
-    agent = process.build_agent()
+    agent = process.build_agent(ends_with_job=True)
     coordinator = [process.build_coordinator(ends_with_job=True)] if merges else []
     lifecycle.stop_at_end_of_file(sys.stdin.fileno(), still_used=lambda: _has_ranks(agent))
     ingest = _build_ingest(settings.agent)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from rankdump._codec.file_codec import CODECS
+from rankdump._cli.version_option import add_version_option
 from rankdump._core.daemon_endpoint import DaemonFolder
 from rankdump._wire.channel import TlsCredentials
 from rankdump.errors import ConfigError, RankdumpError
@@ -39,7 +39,7 @@ _EXIT_USAGE = 2
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="rankdump", prog_name="rankdumpd")
+@add_version_option("rankdumpd")
 def main() -> None:
     """Collect dumps of training jobs: one agent on each host, one coordinator for each job."""
 
@@ -144,7 +144,7 @@ def standalone(
 )
 @click.option(
     "--codec",
-    type=click.Choice(list(CODECS)),
+    type=click.Choice(["none", "zstd"]),
     default="zstd",
     show_default=True,
     help="Compression of tensors in the tree.",

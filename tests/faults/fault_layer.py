@@ -32,6 +32,7 @@ class FaultLayer:
         for call in CALLS:
             if call != "sqlite":
                 self._replace(os, call, self._guarded(call, getattr(os, call)))
+        self._replace(os, "writev", self._guarded("write", os.writev))
         real_time, real_ns = time.time, time.time_ns
         self._replace(time, "time", lambda: real_time() + self._ahead_us() / 1e6)
         self._replace(time, "time_ns", lambda: real_ns() + self._ahead_us() * 1000)

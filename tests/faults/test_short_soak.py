@@ -15,7 +15,6 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_short_soak_breaks_no_law(seed: int, tmp_path: Path):
     """Law: whatever fails, no acknowledged record is lost, duplicated or wrong."""

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,16 +52,19 @@ class FrameworkJobs:
         self._folder = folder
         self._runs = 0
 
-    def run_plain(self, name: str, *words: object, ranks: int = 0, **environ: str) -> FrameworkRun:
-        """Run a job without a configuration; `ranks` above 0 go through torchrun."""
-        return self._run((), name, words, ranks, environ, tree=None)
+    def run_plain(self, name: str, *words: object, ranks: int = 0, **about: Any) -> FrameworkRun:
+        """Run a job without a configuration; `ranks` above 0 go through torchrun.
 
-    def run_dumped(self, name: str, *words: object, ranks: int = 0, **environ: str) -> FrameworkRun:
+        With `starts_ranks` the framework starts them itself.
+        """
+        return self._run((), name, words, ranks, **about, tree=None)
+
+    def run_dumped(self, name: str, *words: object, ranks: int = 0, **about: Any) -> FrameworkRun:
         """Run a job under `rankdump run`, with everything selected."""
         config, tree = self._folder / "data_dump.json", self._folder / f"tree-{self._runs}"
         config.write_text(json.dumps(make_configuration()))
         through = ("rankdump", "run", "--config", config, "--output", tree, "--")
-        return self._run(through, name, words, ranks, environ, tree=tree)
+        return self._run(through, name, words, ranks, **about, tree=tree)
 
     def _run(
         self,
@@ -70,19 +72,20 @@ class FrameworkJobs:
         name: str,
         words: tuple[object, ...],
         ranks: int,
-        environ: Mapping[str, str],
         *,
         tree: Path | None,
+        starts_ranks: bool = False,
     ) -> FrameworkRun:
         out = self._folder / f"run-{self._runs}"
         out.mkdir()
         self._runs += 1
         torchrun = ("torchrun", "--standalone", "--nproc-per-node", ranks)
-        command = (*through, *(torchrun if ranks else (sys.executable,)), JOBS / name, out, *words)
+        python = torchrun if ranks and not starts_ranks else (sys.executable,)
+        command = (*through, *python, JOBS / name, out, *words)
         done = subprocess.run(
             [str(word) for word in command],
             cwd=self._folder,
-            env={**make_environment(), **environ},
+            env=make_environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

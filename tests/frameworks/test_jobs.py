@@ -54,8 +54,8 @@ def test_hf_trainer_dumps_steps_of_the_optimizer(jobs: FrameworkJobs) -> None:
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
 def test_lightning_trainer_dumps_steps_of_the_optimizer(jobs: FrameworkJobs, package: str) -> None:
     """Five batches an epoch, two a step, and a validation of two batches after the third."""
-    plain = jobs.run_plain("lightning_trainer.py", package)
-    dumped = jobs.run_dumped("lightning_trainer.py", package)
+    plain = jobs.run_plain("lightning_trainer.py", package, 1)
+    dumped = jobs.run_dumped("lightning_trainer.py", package, 1)
     check_run(plain, dumped)
     counts = {s: len(c) for s, c in list_calls(dumped, "net-TinyNet/TinyNet").items()}
     assert counts == {0: 2, 1: 4, 2: 1, 3: 2, 4: 4, 5: 1}
@@ -63,10 +63,18 @@ def test_lightning_trainer_dumps_steps_of_the_optimizer(jobs: FrameworkJobs, pac
     assert find_microbatches(dumped) == batches
 
 
-def test_lightning_trainer_dumps_the_same_steps_on_two_ranks(jobs: FrameworkJobs) -> None:
-    """Lightning calls `training_step` through DistributedDataParallel, which is a call of it."""
-    plain = jobs.run_plain("lightning_trainer.py", "lightning.pytorch", ranks=2)
-    dumped = jobs.run_dumped("lightning_trainer.py", "lightning.pytorch", ranks=2)
+@pytest.mark.parametrize("launcher", ["torchrun", "lightning"])
+def test_lightning_trainer_dumps_the_same_steps_on_two_ranks(
+    jobs: FrameworkJobs, launcher: str
+) -> None:
+    """Lightning calls `training_step` through DistributedDataParallel, which is a call of it.
+
+    The ranks that it starts itself have no variable with their rank.
+    """
+    words = ("lightning_trainer.py", "lightning.pytorch", 2)
+    starts_ranks = launcher == "lightning"
+    plain = jobs.run_plain(*words, ranks=2, starts_ranks=starts_ranks)
+    dumped = jobs.run_dumped(*words, ranks=2, starts_ranks=starts_ranks)
     check_run(plain, dumped)
     assert dumped.journals[0]["gradients"] == dumped.journals[1]["gradients"]
     assert dumped.journals[0]["losses"] != dumped.journals[1]["losses"]

@@ -37,7 +37,7 @@ from rankdumpd.server.grpc_server import GrpcServer
 from rankdumpd.server.metrics import MetricCounters
 from rankdumpd.settings import AgentSettings
 
-WAIT_S = 60
+WAIT_S = 300
 """Longer than anything here takes; only a broken agent waits for it."""
 
 

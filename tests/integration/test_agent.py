@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from support.slab_agents import wait_until
 
-from rankdump._analysis.reader.session_files import read_tree_sessions
+from rankdump._analysis.reader.manifests import read_tree_sessions
 from rankdump._codec.file_codec import get_codec
 from rankdump._core import npy_format
 from rankdump._core.events import EventColumns, EventKind, RankEvent

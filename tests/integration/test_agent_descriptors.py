@@ -11,7 +11,7 @@ from support.slab_agents import SMALL, counts
 
 from rankdump._core.record import SPACE_REASONS
 
-WAIT_S = 60
+WAIT_S = 300
 
 
 def test_missing_descriptors_are_a_drop_reason_until_they_return(make_daemon, make_rank, frames):

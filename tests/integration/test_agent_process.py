@@ -21,7 +21,7 @@ from rankdump._core.plan import ContentSettings
 from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 ARRAY = np.arange(1000, dtype=np.float32)
-WAIT_S = 60
+WAIT_S = 300
 
 
 def rankdumpd(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -172,16 +172,22 @@ def test_state_folder_of_a_live_agent_is_rejected(make_daemon, short_dir):
 def test_readiness_is_notified_to_systemd(make_daemon, short_dir):
     """READY=1 comes when calls are answered, STOPPING=1 when the end begins."""
     heard: list[bytes] = []
+
+    def listen() -> None:
+        # On a slow machine the agent reports its status in between.
+        while b"STOPPING=1" not in heard:
+            heard.append(notify.recv(64).split(b"\n")[0])
+
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
         notify.bind(str(short_dir / "n.sock"))
         notify.settimeout(WAIT_S)
-        listener = threading.Thread(target=lambda: heard.extend(notify.recv(64) for _ in "12"))
+        listener = threading.Thread(target=listen)
         listener.start()
         daemon = make_daemon(NOTIFY_SOCKET=str(short_dir / "n.sock"))
         daemon.terminate()
         assert daemon.exit_status() == 0, daemon.log()
         listener.join(WAIT_S)
-    assert [said.split(b"\n")[0] for said in heard] == [b"READY=1", b"STOPPING=1"]
+    assert (heard[0], heard[-1]) == (b"READY=1", b"STOPPING=1")
 
 
 class TestCommand:
@@ -216,7 +222,9 @@ class TestCommand:
     def test_version_is_printed(self):
         done = rankdumpd("--version")
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout == f"rankdumpd, version {version('rankdump')}\n"
+        first, kernels = done.stdout.splitlines()
+        assert first == f"rankdumpd, version {version('rankdump')}"
+        assert kernels.startswith("kernels: ")
 
     def test_health_reports_whether_a_daemon_serves(self, make_daemon, short_dir):
         """Status 0 without a word, or 1 with one line: for probes."""

@@ -25,7 +25,7 @@ from rankdumpd.agent.report import report_stream
 from rankdumpd.agent.report.report_stream import ReporterTimes
 from rankdumpd.agent.report.reporter import CoordinatorReporter
 
-WAIT_S = 60
+WAIT_S = 300
 SESSION = SessionStatus("job", "s", 3, 4, 3, "here", 1, SessionState.OPEN)
 REQUEST = SessionRequest(
     "job",

@@ -50,7 +50,7 @@ def started(runs: list[dict[str, Any]], folder: Path, **environ: str) -> subproc
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    _, err = process.communicate(timeout=100)
+    _, err = process.communicate(timeout=500)
     return process.returncode, err
 
 

@@ -57,7 +57,7 @@ def dumped(folder: Path, config: Path, mode: str, *, ranks: int = 1) -> None:
     command = [*CLI, "run", "--config", str(config), "--", *job, str(JOB), str(folder), mode]
     environ = {**os.environ, "TMPDIR": "/tmp", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=110, check=False
+        command, env=environ, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr
 

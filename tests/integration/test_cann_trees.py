@@ -32,7 +32,7 @@ from rankdumpd.agent.storage import session_storage
 from rankdumpd.agent.storage.tree import DumpTree, write_parts
 
 STAMP = 1_700_000_000_000_000
-WAIT_S = 60
+WAIT_S = 300
 STARTED = "20250102030405"
 IN, OUT = agent_pb2.SIDE_INPUT, agent_pb2.SIDE_OUTPUT
 FOLDERS = {

@@ -42,7 +42,7 @@ def dumped(
 
 def finished(command: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        command, env=environ, capture_output=True, text=True, timeout=110, check=False
+        command, env=environ, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr
     return done

@@ -26,7 +26,7 @@ CONFIG = """{
   },
   "e2e_dump_settings": {"enable": true, "trans_flag": true}
 }"""
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 RUN = "rankdump run --config data_dump.json --"
 PACKAGE = "tests/deploy/test_package.py::test_package_runs_from_first_start_to_stop"
 NEEDS_SYSTEMD = (
-    "sudo apt-get install -y debhelper python3-pip python3-venv",
+    "sudo apt-get install -y debhelper gcc python3-dev python3-pip python3-venv",
     "sudo apt-get install -y ./build/deb/rankdump_*.deb",
     'sudo usermod -aG rankdump "$USER"',
     "sudo systemctl enable --now rankdump-agent",
@@ -432,7 +432,6 @@ SCENES: dict[str, Callable[[DocumentPage, TrainedTrees], None]] = {
 }
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_documented_commands_give_the_documented_output(
     path: Path, tmp_path: Path, environ: dict[str, str], trained: TrainedTrees

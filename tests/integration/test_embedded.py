@@ -21,7 +21,7 @@ RANK = """
 import sys
 from rankdump._embedded.daemon_lease import DaemonLease
 lease = DaemonLease("job")
-lease.wait_until_serving(60.0)
+lease.wait_until_serving()
 print(lease.address, flush=True)
 sys.stdin.read()
 lease.close()
@@ -149,8 +149,10 @@ def test_forked_worker_does_not_keep_the_daemon(socket_folder: Path):
 
 def test_failed_start_reports_its_cause(socket_folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RANKDUMPD_AGENT__QUEUE_BYTES", "many")
+    lease = DaemonLease("job", root=socket_folder)
     with pytest.raises(UnavailableError, match=r"ended before it was ready.*QUEUE_BYTES"):
-        DaemonLease("job", root=socket_folder).wait_until_serving(60.0)
+        lease.wait_until_serving()
+    assert "QUEUE_BYTES" in lease.close()
     (kept,) = socket_folder.glob("*/*")
     assert "QUEUE_BYTES" in kept.read_text()
 

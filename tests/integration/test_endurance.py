@@ -1,4 +1,4 @@
-"""Memory of rank and agent over a million records."""
+"""Memory of rank and agent over many records: a million of them in `make soak`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from rankdump._cli.daemon_client import fetch_agent_status
 
 pytestmark = pytest.mark.slow
 
-WAIT_S = 600
+WAIT_S = 590
+RECORD_FACTOR = int(os.environ.get("ENDURANCE_FACTOR", "1"))
 BUFFER_BYTES = 1 << 20
 """Full long before the first tenth is over: what waits is the same ever after."""
 SLACK_BYTES = {"rank": 12 << 20, "agent": 40 << 20}
@@ -34,9 +35,10 @@ def memory_dir() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    ("saved", "records"), [("statistic", 1_000_000), ("tensor", 100_000)], ids=["rows", "files"]
+    ("saved", "records"),
+    [("statistic", 200_000 * RECORD_FACTOR), ("tensor", 20_000 * RECORD_FACTOR)],
+    ids=["rows", "files"],
 )
-@pytest.mark.timeout(WAIT_S)
 def test_memory_of_rank_and_agent_does_not_grow(
     memory_dir: Path, make_daemon, short_dir: Path, saved: str, records: int
 ):

@@ -43,7 +43,7 @@ def test_forking_job_shows_no_grpc_log_lines(make_daemon, short_dir, verbosity, 
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=500,
     )
     assert done.stdout.split() == ["0", verbosity or "NONE"], done.stderr
     assert bool(OWN_LINE.search(done.stderr)) is says, done.stderr
@@ -72,6 +72,6 @@ def test_verbosity_is_set_before_grpc_is_loaded(module, expected):
         capture_output=True,
         text=True,
         check=True,
-        timeout=100,
+        timeout=500,
     )
     assert done.stdout.split() == [expected]

@@ -24,7 +24,7 @@ CONFIG = """{
   },
   "e2e_dump_settings": {"enable": true, "trans_flag": true}
 }"""
-pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+pytestmark = [pytest.mark.slow]
 
 
 def command(folder: Path, *cases: str) -> list[str]:

@@ -31,7 +31,7 @@ TREES = (
     "2.0.0-two-ranks",
     "2.0.0-dtypes",
 )
-WAIT_S = 60
+WAIT_S = 300
 
 
 def start(*arguments: object, cli: bool = True, **fields) -> subprocess.Popen[str]:

@@ -193,7 +193,6 @@ def attacked(
         yield daemon, attack
 
 
-@pytest.mark.timeout(300)
 def test_agent_survives_ten_thousand_malformed_messages(
     attacked, short_dir: Path, make_rank, frames
 ):

@@ -22,7 +22,7 @@ from rankdump._core.status import SessionState, StatusView
 pytestmark = [pytest.mark.slow, pytest.mark.serial]
 
 MIB = 1 << 20
-WAIT_S = 120
+WAIT_S = 300
 
 
 @pytest.fixture

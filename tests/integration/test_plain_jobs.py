@@ -87,7 +87,7 @@ class PlainJob:
     def run(self, script: str, *launcher: str, **environ: str) -> tuple[str, str]:
         """Return what a script said; it leaves nothing behind."""
         process = self.start(script, *launcher, **environ)
-        out, err = process.communicate(timeout=110)
+        out, err = process.communicate(timeout=500)
         assert process.returncode == 0, err
         assert not [*self.temp.glob("rankdump*")]
         return out, err
@@ -218,7 +218,7 @@ def test_two_jobs_of_plain_torchrun_have_their_own_trees(job):
         environ = {"RANKDUMP_CONFIG": str(configuration(tree, tree / "dump"))}
         processes.append(job.start(RANKS, *TORCHRUN, *port, **environ))
     for process in processes:
-        _, err = process.communicate(timeout=110)
+        _, err = process.communicate(timeout=500)
         assert process.returncode == 0, err
         assert "were not dumped" not in err
     for tree in trees:

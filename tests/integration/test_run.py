@@ -79,7 +79,7 @@ while not go.exists():
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=500)
     return process.returncode, out, err
 
 

@@ -44,7 +44,6 @@ def lowest(line: str) -> str:
     return f"{name}=={FIRST_WHEELS.get(sys.version_info[:2], {}).get(name, version)}"
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("end", ["oldest", "newest"])
 def test_round_trip_works_on_oldest_and_newest_runtimes(end: str, socket_folder: Path):
     """Law: the lower bounds in pyproject.toml are true, and nothing newer broke them."""

@@ -18,7 +18,7 @@ import pytest
 
 from rankdump._cli.daemon_client import fetch_agent_status
 
-WAIT_S = 60
+WAIT_S = 300
 ARRAY = np.arange(1000, dtype=np.float32)
 
 
@@ -163,7 +163,7 @@ from rankdumpd.agent import service
 from rankdumpd.agent.storage.record_writer import RecordWriter
 from rankdumpd.main import main
 service._STOP_TIMEOUT_S = 0.2
-RecordWriter.write = lambda *_: threading.Event().wait()
+RecordWriter.write = lambda *_, **_options: threading.Event().wait()
 main()
 """
 

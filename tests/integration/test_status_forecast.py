@@ -19,7 +19,7 @@ from rankdump.wire.v1 import agent_pb2
 
 TENSORS = 40
 MIB = 1 << 20
-WAIT_S = 60.0
+WAIT_S = 300
 
 
 def selected(text: str) -> TensorSelection:

@@ -24,7 +24,7 @@ CONFIG = """{
   "e2e_dump_settings": {"enable": true, "trans_flag": true}
 }"""
 PATIENCE_S = 90
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(240), pytest.mark.slow, pytest.mark.serial]
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.serial]
 
 
 def rankdump(*arguments: str) -> subprocess.CompletedProcess[str]:

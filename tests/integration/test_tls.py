@@ -40,7 +40,7 @@ from rankdumpd.server.grpc_server import GrpcServer, GrpcService
 from rankdumpd.server.tls import RevokedCertificates, ServerCertificates, compute_fingerprint
 from rankdumpd.settings import AgentSettings, CoordinatorSettings, TlsSettings
 
-WAIT_S = 30.0
+WAIT_S = 300
 ANYWHERE = "127.0.0.1:0"
 ARRAY = np.arange(6, dtype=np.float32)
 

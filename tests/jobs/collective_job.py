@@ -22,8 +22,13 @@ import torch.distributed._functional_collectives as functional
 from rank_processes import run_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+)
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -33,6 +38,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 
 import rankdump
 from rankdump._core.plan import DumpPlan, OutputSettings
@@ -137,12 +143,87 @@ def ddp(rank: int, world: int) -> tuple[nn.Module, Step]:
     return model, lambda step: train(model, make_rows(step + 10 * rank))
 
 
+def wrap_flat(*, use_orig_params: bool) -> FullyShardedDataParallel:
+    device = torch.device("cpu")
+    net = make_net()
+    net[0] = FullyShardedDataParallel(net[0], device_id=device, use_orig_params=use_orig_params)
+    return FullyShardedDataParallel(net, device_id=device, use_orig_params=use_orig_params)
+
+
+@scenario
+def fsdp1_flat(rank: int, world: int) -> tuple[nn.Module, Step]:
+    model = wrap_flat(use_orig_params=False)
+    return model, lambda step: train(model, make_rows(step + 10 * rank))
+
+
+@scenario
+def fsdp1_orig(rank: int, world: int) -> tuple[nn.Module, Step]:
+    model = wrap_flat(use_orig_params=True)
+    return model, lambda step: train(model, make_rows(step + 10 * rank))
+
+
+def shard(net: nn.Sequential, mesh: Any, **options: Any) -> Any:
+    for part in (net[0], net[2]):
+        fully_shard(part, mesh=mesh, **options)
+    return fully_shard(net, mesh=mesh, **options)
+
+
 @scenario
 def fsdp2(rank: int, world: int) -> tuple[nn.Module, Step]:
-    mesh, net = mesh_of("dp"), make_net()
-    for part in (net[0], net[2]):
-        fully_shard(part, mesh=mesh)
-    model: Any = fully_shard(net, mesh=mesh)
+    model = shard(make_net(), mesh_of("dp"))
+    return model, lambda step: train(model, make_rows(step + 10 * rank))
+
+
+@scenario
+def fsdp2_bf16(rank: int, world: int) -> tuple[nn.Module, Step]:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = shard(make_net(), mesh_of("dp"), mp_policy=policy)
+    return model, lambda step: train(model, make_rows(step + 10 * rank))
+
+
+@scenario
+def fsdp2_accumulation(rank: int, world: int) -> tuple[nn.Module, Step]:
+    """Two passes a step; gradients are reduced after the second one."""
+    model = shard(make_net(), mesh_of("dp"))
+
+    def step(number: int) -> Tensor:
+        model.set_requires_gradient_sync(False)
+        model(make_rows(100 + number)).square().mean().backward()
+        model.set_requires_gradient_sync(True)
+        loss = model(make_rows(number + 10 * rank)).square().mean()
+        loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+        model.zero_grad()
+        return loss.detach()
+
+    return model, step
+
+
+class Checkpointed(nn.Module):
+    """Computes its inner part again in the backward."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Any = checkpoint(self.inner, x, use_reentrant=False)
+        return result
+
+
+@scenario
+def fsdp2_checkpointing(rank: int, world: int) -> tuple[nn.Module, Step]:
+    mesh = mesh_of("dp")
+    inner: Any = fully_shard(make_net(), mesh=mesh)
+    model: Any = fully_shard(Checkpointed(inner), mesh=mesh)
+    return model, lambda step: train(model, make_rows(step + 10 * rank))
+
+
+@scenario
+def hsdp(rank: int, world: int) -> tuple[nn.Module, Step]:
+    model = shard(make_net(), mesh_of("replicate", "shard"))
     return model, lambda step: train(model, make_rows(step + 10 * rank))
 
 
@@ -199,10 +280,16 @@ def redistribute(rank: int, world: int) -> tuple[nn.Module, Step]:
     return model, lambda step: train(model, make_rows(step))
 
 
-def make_pipeline(rank: int, world: int, kind: Any) -> tuple[nn.Module, Step]:
-    part = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
-    stage = PipelineStage(part, rank, world, torch.device("cpu"))
-    schedule = kind(stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
+def make_pipeline(rank: int, world: int, kind: Any, chunks: int = 1) -> tuple[nn.Module, Step]:
+    """Give each rank as many stages of the model as there are chunks."""
+    parts = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(chunks)]
+    part = nn.Sequential(*parts)
+    stages = [
+        PipelineStage(chunk, rank + number * world, chunks * world, torch.device("cpu"))
+        for number, chunk in enumerate(parts)
+    ]
+    own = stages if chunks > 1 else stages[0]
+    schedule = kind(own, n_microbatches=4, loss_fn=nn.functional.mse_loss)
 
     def step(number: int) -> Tensor:
         part.zero_grad()
@@ -231,6 +318,11 @@ def pp_gpipe(rank: int, world: int) -> tuple[nn.Module, Step]:
 @scenario
 def pp_1f1b(rank: int, world: int) -> tuple[nn.Module, Step]:
     return make_pipeline(rank, world, Schedule1F1B)
+
+
+@scenario
+def pp_interleaved(rank: int, world: int) -> tuple[nn.Module, Step]:
+    return make_pipeline(rank, world, ScheduleInterleaved1F1B, chunks=2)
 
 
 @scenario

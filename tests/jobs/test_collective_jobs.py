@@ -27,16 +27,23 @@ TWO_RANKS = (
     "functional_messages",
     "compiled",
     "ddp",
+    "fsdp1_flat",
+    "fsdp1_orig",
     "fsdp2",
+    "fsdp2_bf16",
+    "fsdp2_accumulation",
+    "fsdp2_checkpointing",
     "tp",
     "tp_sp",
     "redistribute",
     "backend_calls",
 )
-FOUR_RANKS = ("fsdp2_tp", "pp_gpipe", "pp_1f1b")
+FOUR_RANKS = ("hsdp", "fsdp2_tp", "pp_gpipe", "pp_1f1b", "pp_interleaved")
+TWO_DIMENSIONS = {(0, 1), (2, 3), (0, 2), (1, 3)}
+"""Groups of a mesh of two by two ranks."""
 E2E_SETTINGS = {"enable": True, "trans_flag": True}
 STEPS = 3
-RUN_S = 240
+RUN_S = 500
 
 KINDS = {
     "_allgather_base_": "ALL_GATHER",
@@ -159,7 +166,7 @@ def test_every_collective_is_in_the_order_once(run: CollectiveRun) -> None:
 def test_every_collective_has_its_members(run: CollectiveRun) -> None:
     """Each collective has all members of its group, each message one rank."""
     everyone = tuple(range(run.world))
-    groups = {"fsdp2_tp": {(0, 1), (2, 3), (0, 2), (1, 3)}}.get(run.name, {everyone})
+    groups = TWO_DIMENSIONS if run.name in ("hsdp", "fsdp2_tp") else {everyone}
     collectives = [each for each in run.calls if each.kind.is_collective]
     if collectives or not run.name.startswith(("pp", "functional_messages")):
         assert {each.ranks for each in collectives} == groups

@@ -23,7 +23,7 @@ from rankdump.reader import read_order, status
 pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.torch]
 
 WORLD, STEPS = 2, 3
-RUN_S = 200
+RUN_S = 500
 TITLES = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce")
 BUCKET = "Default/group-0/bucket-0/AllReduce-op4"
 

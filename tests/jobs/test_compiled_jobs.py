@@ -16,7 +16,7 @@ from rankdump.reader import status
 pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.torch]
 
 DUMPED = (1, 3)
-RUN_S = 200
+RUN_S = 500
 ROOT = "Default/network-Sequential"
 MODULES = ("0-Linear/Linear-op0", "1-GELU/GELU-op0", "2-LayerNorm/LayerNorm-op0")
 

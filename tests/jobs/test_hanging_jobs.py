@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from rankdump._analysis.reader.session_files import read_tree_sessions
+from rankdump._analysis.reader.manifests import read_tree_sessions
 
 pytestmark = pytest.mark.slow
 

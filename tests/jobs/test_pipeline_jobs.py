@@ -29,7 +29,7 @@ SCHEDULES = {"gpipe": 2, "one_forward_one_backward": 2, "interleaved": 4}
 COMPILED = ("compiled_whole", "compiled_blocks")
 OTHERS = ("gan", "accumulation", *COMPILED)
 WORLD, MICROBATCHES, ITERATIONS, BLOCKS = 2, 4, 2, 4
-RUN_S = 240
+RUN_S = 500
 SIDES = {
     ("Default", "input"): "input",
     ("Default", "output"): "output",

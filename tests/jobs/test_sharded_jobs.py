@@ -53,7 +53,7 @@ PARAMETERS = {
 WITH_STATES = ("ddp_unreduced", "fsdp2", "fsdp2_tp")
 """Scenarios with the states of their optimizers."""
 E2E_SETTINGS = {"enable": True, "trans_flag": True}
-RUN_S = 240
+RUN_S = 500
 
 
 def run_job(folder: Path, world: int, names: tuple[str, ...]) -> Path:

@@ -145,11 +145,10 @@ def converted(folder: Path, out: Path, *options: str) -> list[dict[str, Path]]:
     subprocess.run(
         [*peer, "-d", str(folder), "-out", str(theirs), *options],
         check=False,
-        timeout=100,
         capture_output=True,
     )
     our = [sys.executable, "-m", "rankdump", "convert", "-d", str(folder), "-o", str(ours)]
-    subprocess.run([*our, *options], check=False, timeout=100, capture_output=True)
+    subprocess.run([*our, *options], check=False, capture_output=True)
     return [
         {path.name: path for path in sorted(made.iterdir()) if path.suffix != ".txt"}
         for made in (theirs, ours)

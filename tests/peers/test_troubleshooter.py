@@ -54,7 +54,6 @@ def run(verb: str, told: object, module: str = "troubleshooter") -> None:
     subprocess.run(
         [python, "-W", "ignore", str(PEER), module, verb, json.dumps(told)],
         check=True,
-        timeout=110,
         capture_output=True,
         env={**os.environ, **fixed},
     )

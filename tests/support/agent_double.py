@@ -33,6 +33,8 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
         self.opened: list[agent_pb2.OpenSessionRequest] = []
         self.frames: list[agent_pb2.Frame] = []
         self.committed = 0
+        self.examined = 0
+        """Number of the last frame that was looked at whether it is acknowledged."""
         self.acknowledge_up_to: float = float("inf")
         self.cut_after: float = float("inf")
         self.refusal = ""
@@ -93,6 +95,7 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
                     context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
                 if self._complete(frame) and frame.sequence <= self.acknowledge_up_to:
                     self.committed = max(self.committed, frame.sequence)
+                self.examined = frame.sequence
             if self.slab:
                 self.slab.release(self.committed)
             yield agent_pb2.PushResponse(

@@ -21,7 +21,7 @@ from typing import TextIO
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "deploy" / "README.md")
-PATIENCE_S = 110
+PATIENCE_S = 500
 """Longer than anything here takes; only a broken command waits for it."""
 
 _BLOCK = re.compile(r"(?ms)^```(\w*)\n(.*?)^```$")

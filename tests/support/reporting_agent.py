@@ -16,7 +16,7 @@ from rankdump._wire.status_messages import iteration_to_wire, session_to_wire
 from rankdump.wire.v1 import coordinator_pb2 as pb
 from rankdump.wire.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 MICROSECONDS = 1_700_000_000_000_000
 
 

@@ -11,7 +11,7 @@ import rankdump
 from rankdump._core.manifest import Manifest
 from rankdump._core.plan import DeliverySettings
 
-WAIT_S = 60
+WAIT_S = 300
 MIB = 1 << 20
 SMALL = DeliverySettings(buffer_bytes=MIB)
 

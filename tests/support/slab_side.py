@@ -14,7 +14,7 @@ import xxhash
 from rankdump._shm.slab_format import RING_OFFSET
 from rankdump._shm.slab_writer import SlabWriter
 
-WAIT_S = 60
+WAIT_S = 300
 
 
 class SlabSide:

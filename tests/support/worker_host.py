@@ -21,7 +21,7 @@ from rankdump._core.manifest import Manifest
 from rankdump._core.status import StatusView
 from rankdump._embedded.daemon_lease import is_daemon_serving
 
-WAIT_S = 60.0
+WAIT_S = 300
 BUFFER_BYTES = 16 << 20
 """Of a rank: small tensors need no more, and a busy host makes less in time."""
 

@@ -47,7 +47,7 @@ def run(
             stack.callback(process.kill)
             ranks.append(process)
         meanwhile()
-        codes = [process.wait(timeout=100) for process in ranks]
+        codes = [process.wait(timeout=500) for process in ranks]
     assert not any(codes), [(folder / f"{rank}.log").read_text() for rank in range(world)]
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(world)]
 

@@ -19,13 +19,14 @@ from torch.utils.checkpoint import checkpoint
 
 from rankdump._core.recorder_protocol import ForwardPass
 from rankdump._frameworks.torch.forward_passes import (
+    CHUNK_METHODS,
     AccumulationCounter,
     choose_microbatch,
     decide_phase,
+    pipeline_stage_patch,
 )
 from rankdump._frameworks.torch.internals import has_deferred_sync, is_syncing_module
 from rankdump._frameworks.torch.model_hook import attach_model
-from rankdump._frameworks.torch.pipeline_stages import CHUNK_METHODS, pipeline_stage_patch
 
 NET = "Default/network-Net"
 

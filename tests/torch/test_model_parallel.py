@@ -18,7 +18,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rankdump._core.shard_ranges import find_block_ranges
 from rankdump._core.tensor_layout import LayoutSource, TensorLayout
-from rankdump._frameworks.torch.parameter_layouts import find_parameter_layouts
+from rankdump._frameworks.torch.parameters import find_parameter_layouts
 
 RANK, WORLD = 3, 8
 TENSOR_RANKS = [2, 3]

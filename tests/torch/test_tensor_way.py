@@ -48,7 +48,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> set[tuple[str, str, str]]
     script = Path(__file__).with_name("traced_way.py")
     folder = tmp_path_factory.mktemp("way")
     done = subprocess.run(
-        [sys.executable, script, folder], capture_output=True, text=True, timeout=110
+        [sys.executable, script, folder], capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr
     return {tuple(call) for call in json.loads(done.stdout.splitlines()[-1])}

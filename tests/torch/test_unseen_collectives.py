@@ -12,13 +12,14 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from rankdump._core.events import UnseenReason
-from rankdump._frameworks.torch.ddp import BucketCounter, find_backward
-from rankdump._frameworks.torch.model_hook import attach_model
-from rankdump._frameworks.torch.unseen_collectives import (
+from rankdump._frameworks.torch.communication import (
+    BucketCounter,
     UnseenCollectiveCounter,
+    find_backward,
     is_captured,
     is_python_group,
 )
+from rankdump._frameworks.torch.model_hook import attach_model
 
 
 class OwnGroup(dist.ProcessGroup):

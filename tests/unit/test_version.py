@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 import rankdump
 from rankdump._cli.command_group import run_command_line
+from rankdump._kernels.kernel_functions import KERNELS
 from rankdumpd.main import main as rankdumpd
 
 ROOT = Path(__file__).parents[2]
@@ -19,9 +20,10 @@ def test_commands_and_package_have_the_version_of_the_library(capsys):
     """`make setup` installs again when the version changes."""
     assert version("rankdump") == rankdump.__version__
     assert run_command_line(["--version"]) == 0
-    assert capsys.readouterr().out == f"rankdump, version {rankdump.__version__}\n"
+    kernels = f"kernels: {KERNELS.description}"
+    assert capsys.readouterr().out == f"rankdump, version {rankdump.__version__}\n{kernels}\n"
     said = CliRunner().invoke(rankdumpd, ["--version"])
-    assert said.output == f"rankdumpd, version {rankdump.__version__}\n"
+    assert said.output == f"rankdumpd, version {rankdump.__version__}\n{kernels}\n"
 
 
 def test_debian_kubernetes_and_changelog_have_the_version():

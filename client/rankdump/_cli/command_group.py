@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import click
 
+from rankdump._cli.version_option import add_version_option
 from rankdump.errors import ConfigError, RankdumpError, UnavailableError
 
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
@@ -35,7 +36,8 @@ COMMAND_NAMES = (
     "status",
     "unpin",
 )
-"""Each is a module of this package."""
+"""Each is a module of this package, but for those in `_MODULE_OF_COMMAND`."""
+_MODULE_OF_COMMAND = {"unpin": "pin"}
 
 
 class _LazyCommandGroup(click.Group):
@@ -50,7 +52,8 @@ class _LazyCommandGroup(click.Group):
         if cmd_name not in COMMAND_NAMES:
             return None
         name = cmd_name.replace("-", "_")
-        return getattr(importlib.import_module(f"rankdump._cli.{name}"), name)
+        module = importlib.import_module(f"rankdump._cli.{_MODULE_OF_COMMAND.get(name, name)}")
+        return getattr(module, name)
 
 
 @click.group(
@@ -58,7 +61,7 @@ class _LazyCommandGroup(click.Group):
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(package_name="rankdump")
+@add_version_option("rankdump")
 @click.pass_context
 def rankdump(context: click.Context) -> int:
     """Collect and inspect the inputs and outputs of every operator on every rank."""

@@ -20,8 +20,7 @@ from rankdump._analysis.convert.request import (
     ConversionRequest,
     ConversionSummary,
 )
-from rankdump._cli.output import print_lines
-from rankdump._cli.progress import show_progress
+from rankdump._cli.output import print_lines, show_progress
 from rankdump._cli.text_format import format_count
 from rankdump._core.units import format_bytes
 from rankdump._layout.device_formats import TARGET_FORMATS

@@ -17,7 +17,6 @@ from rankdump import reader
 from rankdump._analysis.compare import report_json, report_text
 from rankdump._analysis.compare.api_tables import build_api_tables, write_api_tables
 from rankdump._analysis.compare.comparison import compare
-from rankdump._analysis.compare.kind_summary import format_kinds
 from rankdump._analysis.compare.report import (
     CONSTANTS_ITERATION,
     ComparisonReport,
@@ -28,6 +27,7 @@ from rankdump._analysis.compare.report import (
 from rankdump._analysis.compare.report_summary import (
     collect_suspect_keys,
     find_unmatched_calls,
+    format_kinds,
     get_own_place,
     list_other_origins,
     make_call_key,
@@ -43,8 +43,8 @@ from rankdump._cli.output import (
     number_columns,
     print_lines,
     print_table,
+    show_progress,
 )
-from rankdump._cli.progress import show_progress
 from rankdump._cli.text_format import format_count, format_scope_name, shorten_text
 from rankdump._core.plan import IterationSelection
 from rankdump._layout.dump_folders import (

@@ -18,8 +18,7 @@ import click
 from rankdump._analysis import fsck as tree_fsck
 from rankdump._analysis.fsck.damage import DAMAGE_ADVICE, CheckReport, DamageKind, FileDamage
 from rankdump._cli.options import TREE_PATH
-from rankdump._cli.output import print_lines
-from rankdump._cli.progress import show_progress
+from rankdump._cli.output import print_lines, show_progress
 from rankdump._cli.text_format import format_count
 from rankdump._core.units import format_bytes
 
@@ -53,12 +52,12 @@ def fsck(
     jobs: int | None,
     as_json: bool,
 ) -> int:
-    """Check every file of TREE against its manifest and its checksum.
+    """Check every file of TREE against its manifest.
 
-    Every file with a problem is listed under one of these words: torn, missing, foreign,
-    duplicate, leftover, unmanifested, unbalanced, manifest. Exit code 1 when a problem was found
-    and not repaired, or when the tree has no manifest to check it against. Links are never
-    followed. A tensor is only removed when another file contains it as well.
+    Sizes and checksums are compared. Every file with a problem is listed under one of these words:
+    torn, missing, foreign, duplicate, leftover, unmanifested, unbalanced, manifest. Exit code 1
+    when a problem was found and not repaired, or when the tree has no manifest to check it against.
+    Links are never followed. A tensor is only removed when another file contains it as well.
     """
     if rebuild != (state_dir is not None):
         raise click.UsageError("--rebuild and --state-dir DIR must be given together")

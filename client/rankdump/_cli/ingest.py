@@ -22,7 +22,6 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rankdump._cli.output import print_lines
 from rankdump._cli.signal_handlers import handle_signals
 from rankdump._cli.text_format import format_count
-from rankdump._codec.file_codec import CODECS
 from rankdump._core.units import format_bytes
 
 _PROGRESS_DELAY_S = 1.0
@@ -50,7 +49,7 @@ _PROGRESS_DELAY_S = 1.0
 )
 @click.option(
     "--codec",
-    type=click.Choice(list(CODECS)),
+    type=click.Choice(["none", "zstd"]),
     default="zstd",
     show_default=True,
     help="Compression of the files in the tree.",
@@ -65,7 +64,7 @@ def ingest(
     codec: str,
     as_json: bool,
 ) -> int:
-    """Import a dump that MindSpore or CANN wrote to DIR without rankdump.
+    """Import a dump that MindSpore or CANN wrote to DIR.
 
     Files are compressed, or linked when the same tensor is stored already, and get manifests.
     Damaged and half-written files are reported and left where they are; the exit code is then 1.

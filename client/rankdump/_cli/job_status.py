@@ -18,6 +18,7 @@ from rankdump._core.status import (
     JobUsage,
     LedgerStatus,
     MergeStatus,
+    PackBacklog,
     StatusView,
 )
 from rankdump._core.timeouts import HintLevel, TimeoutHint
@@ -231,7 +232,13 @@ def format_resource_usage(view: StatusView) -> list[str]:
             f"{format_bytes(load.disk_total_bytes)}"
         )
     ledger = [_format_ledger(view.ledger)] if view.ledger.folder else []
-    return [queued, *map(_format_disk, view.disks), *ledger, *_format_jobs(view)]
+    backlog = [_format_backlog(view.backlog)] if view.backlog.waiting_files else []
+    return [queued, *backlog, *map(_format_disk, view.disks), *ledger, *_format_jobs(view)]
+
+
+def _format_backlog(backlog: PackBacklog) -> str:
+    waiting = format_count(backlog.waiting_files, "file")
+    return f"to be packed: {waiting}, {format_bytes(backlog.waiting_bytes)}"
 
 
 def _format_disk(disk: DiskStatus) -> str:

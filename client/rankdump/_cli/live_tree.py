@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rankdump import reader
 from rankdump._analysis.reader.coordinator_files import PublishedOrder
+from rankdump._analysis.reader.manifests import read_tree_sessions
 from rankdump._analysis.reader.query import ranges
-from rankdump._analysis.reader.session_files import read_tree_sessions
 from rankdump._core.daemon_endpoint import is_socket_address
 from rankdump._core.events import Finding
 from rankdump._core.status import SessionState, SessionStatus, StatusView

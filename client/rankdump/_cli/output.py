@@ -1,5 +1,5 @@
-"""Printed output: sentences and tables with aligned columns, for terminals and pipes. The only
-module that measures the width of the terminal.
+"""Printed output for terminals and pipes: sentences, tables with aligned columns, progress bars.
+The only module that measures the width of the terminal.
 """
 
 from __future__ import annotations
@@ -7,7 +7,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import click
@@ -20,6 +22,8 @@ _MIN_FLEXIBLE_WIDTH = 16
 
 _DEFAULT_WIDTH = 100
 _MIN_LINE_WIDTH = 60
+_PROGRESS_DELAY_S = 1.0
+"""Shorter work shows no bar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,3 +115,32 @@ def print_table(lines: list[str], *, err: bool = False) -> None:
 
 def _is_terminal(err: bool) -> bool:
     return (sys.stderr if err else sys.stdout).isatty()
+
+
+@contextmanager
+def show_progress(what: str) -> Generator[Callable[[int, int], None], None, None]:
+    """Show a bar on a terminal while work takes more than a second.
+
+    Yields a function that takes the number of finished items and the total.
+    """
+    if not _is_terminal(err=True):
+        yield lambda done, total: None
+        return
+    # Imported on use, because `rich.progress` takes long to load.
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
+    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    task = progress.add_task(what, total=None)
+    begun = time.monotonic()
+
+    def report_progress(done: int, total: int) -> None:
+        progress.update(task, completed=done, total=total)
+        if time.monotonic() - begun > _PROGRESS_DELAY_S:
+            progress.start()
+
+    try:
+        yield report_progress
+    finally:
+        progress.stop()

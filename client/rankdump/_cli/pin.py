@@ -1,4 +1,6 @@
-"""Command `rankdump pin`: protection of the dump of a job from removal by age or size."""
+"""Commands `rankdump pin` and `rankdump unpin`: protection of the dump of a job from removal by age
+or size, and its end.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +14,29 @@ from rankdump._cli.output import print_lines
 from rankdump._core.status import JobUsage
 from rankdump._core.units import format_bytes
 
+_job_argument = click.argument("job_id", metavar="JOB")
+_agent_option = click.option(
+    "--agent", metavar="ADDRESS", help="Agent to ask; default: RANKDUMP_AGENT."
+)
+_json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object to stdout."
+)
+
 
 @click.command()
-@click.argument("job_id", metavar="JOB")
-@click.option("--agent", metavar="ADDRESS", help="Agent to ask; default: RANKDUMP_AGENT.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
+@_job_argument
+@_agent_option
+@_json_option
 def pin(job_id: str, agent: str | None, as_json: bool) -> int:
-    """Protect the dump of JOB on this host from removal, until `unpin`.
+    """Protect the dump of JOB from removal.
 
-    The agent no longer removes iterations of the job by age or size. A job can be pinned before it
-    starts.
+    Until `unpin`, the agent of this host removes no iteration of the job by age or size. A job can
+    be pinned before it starts.
     """
-    return set_pinned(job_id, agent, pinned=True, as_json=as_json)
+    return _set_pinned(job_id, agent, pinned=True, as_json=as_json)
 
 
-def set_pinned(job_id: str, agent: str | None, *, pinned: bool, as_json: bool) -> int:
+def _set_pinned(job_id: str, agent: str | None, *, pinned: bool, as_json: bool) -> int:
     """Pin or unpin a job, and print the size of its dump on the agent."""
     if not job_id:
         raise click.UsageError("JOB is empty")
@@ -42,3 +52,12 @@ def set_pinned(job_id: str, agent: str | None, *, pinned: bool, as_json: bool) -
         here = format_bytes(job.bytes_stored) if job.bytes_stored else "nothing yet"
         print_lines([f"job {job_id} {now}; its dump on this host: {here}"])
     return 0
+
+
+@click.command()
+@_job_argument
+@_agent_option
+@_json_option
+def unpin(job_id: str, agent: str | None, as_json: bool) -> int:
+    """Allow removal of old iterations of JOB again."""
+    return _set_pinned(job_id, agent, pinned=False, as_json=as_json)

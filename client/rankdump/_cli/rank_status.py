@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -306,18 +306,32 @@ def format_status_table(
     Folded jobs have one line each, before the others.
     """
     groups = _group_by_job(tally_ranks(view))
-    lines = [_format_job_line(job, groups[job]) for job in groups if job in folded]
-    for job, ranks in groups.items():
-        if job in folded:
-            continue
-        if len(groups) > 1:
-            lines += ["", f"job {job or '(unknown)'}"]
-        rows = [_status_row(str(tally.rank), tally.described_state, (tally,)) for tally in ranks]
-        rows = _bound_rows(rows, ranks, _status_row, most)
-        lines += format_table(
-            *without_attempts(_STATUS_COLUMNS, rows, (tally.attempt for tally in ranks)),
-            width=width,
-        )
+    shown = {job: ranks for job, ranks in groups.items() if job not in folded}
+    return [
+        *(_format_job_line(job, groups[job]) for job in groups if job in folded),
+        *_format_job_tables(
+            shown, _STATUS_COLUMNS, _status_row, width, most, titled=len(groups) > 1
+        ),
+    ]
+
+
+def _format_job_tables(
+    jobs: Mapping[str, list[RankTally]],
+    columns: Sequence[TableColumn],
+    row_of: _RowFormatter,
+    width: int,
+    most: int,
+    *,
+    titled: bool,
+) -> list[str]:
+    """Return a table of ranks for each job, under its name if titled."""
+    lines: list[str] = []
+    for job, ranks in jobs.items():
+        lines += ["", f"job {job or '(unknown)'}"] if titled else []
+        rows = [row_of(str(tally.rank), tally.described_state, (tally,)) for tally in ranks]
+        rows = _bound_rows(rows, ranks, row_of, most)
+        attempts = (tally.attempt for tally in ranks)
+        lines += format_table(*without_attempts(columns, rows, attempts), width=width)
     return lines
 
 
@@ -331,12 +345,11 @@ def _format_job_line(job: str, ranks: list[RankTally]) -> str:
 
 
 def format_summary_table(view: StatusView, *, width: int) -> list[str]:
-    """Return a table of what was collected from each rank."""
-    ranks = tally_ranks(view)
-    rows = [_summary_row(str(tally.rank), tally.state, (tally,)) for tally in ranks]
-    rows = _bound_rows(rows, ranks, _summary_row, MAX_RANKS_SHOWN)
-    attempts = (tally.attempt for tally in ranks)
-    return format_table(*without_attempts(_SUMMARY_COLUMNS, rows, attempts), width=width)
+    """Return a table of what was collected from each rank, for each job."""
+    jobs = _group_by_job(tally_ranks(view))
+    return _format_job_tables(
+        jobs, _SUMMARY_COLUMNS, _summary_row, width, MAX_RANKS_SHOWN, titled=len(jobs) > 1
+    )
 
 
 def _group_by_job(ranks: Iterable[RankTally]) -> dict[str, list[RankTally]]:

@@ -18,10 +18,10 @@ import click
 
 from rankdump import reader
 from rankdump._cli.daemon_client import drain_agent, fetch_agent_status
+from rankdump._cli.forecast import check_plan_fit
 from rankdump._cli.job_status import format_causes, format_findings, format_urgent_hints
 from rankdump._cli.options import TREE_PATH
 from rankdump._cli.output import measure_width, print_lines, print_table
-from rankdump._cli.plan_fit import check_plan_fit
 from rankdump._cli.rank_status import format_status_sentences, format_summary_table, sum_iterations
 from rankdump._cli.signal_handlers import handle_signals
 from rankdump._config import config_file
@@ -29,7 +29,7 @@ from rankdump._core.events import Finding
 from rankdump._core.plan import DumpPlan
 from rankdump._core.rank_identity import WARNED_VARIABLE
 from rankdump._core.status import StatusView
-from rankdump._embedded.daemon_lease import START_TIMEOUT_S, DaemonLease
+from rankdump._embedded.daemon_lease import DaemonLease
 from rankdump._session.plan_source import (
     NATIVE_VARIABLE,
     STARTED_FORMAT,
@@ -101,7 +101,7 @@ def run_embedded_daemon(job_id: str, *, keep_log: bool) -> Generator[DaemonLease
     lease = DaemonLease(job_id)
     fault = ""
     try:
-        if not lease.wait_until_serving(START_TIMEOUT_S):
+        if not lease.wait_until_serving():
             raise UnavailableError(
                 f"the embedded daemon has not started in time; its log: {lease.log}"
             )

@@ -67,10 +67,11 @@ class _ShownTensor:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def show(file: Path, only: str | None, as_json: bool) -> int:
-    """Show shape, type, statistics and first values of the tensors in a file.
+    """Show the tensors in a file.
 
-    FILE is an npy file or the bin file of an operator, compressed or not, in a dump tree or
-    anywhere else. Exit code 1 when something in it is damaged.
+    Shape, type, statistics and first values are printed. FILE is an npy file or the bin file of an
+    operator, compressed or not, in a dump tree or anywhere else. Exit code 1 when something in it
+    is damaged.
     """
     tensors = list(_find_tensors(file))
     names = [tensor.member for tensor in tensors]

@@ -193,7 +193,7 @@ def _find_cause(tree: Tree, query: Query, seen: _SurveyCounts) -> DivergenceOrig
     if seen.first_iteration is None:
         return None
     # Imported on use: importing a comparison takes longer than reading a small tree.
-    from rankdump._analysis.compare.nonfinite_cause import find_first_cause
+    from rankdump._analysis.compare.origin_search import find_first_cause
 
     dump = reader.open(tree.root).of_job(tree.job_id).matching(query)
     dump = dump.where(iteration=seen.first_iteration)

@@ -1,5 +1,8 @@
-"""Command `rankdump status`: status of a job, from its coordinator, an agent or a tree. Imports
-gRPC and the live screen only on use.
+"""Command `rankdump status`: status of a job, from its coordinator, an agent or a tree, also as a
+screen that is refreshed every second (`--watch`).
+
+On the screen, findings are shown in full where it is high enough for them. Everything else is
+shortened to fit: first jobs that have ended, then ranks, then the tables of iterations and agents.
 """
 
 from __future__ import annotations
@@ -7,15 +10,22 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable
+import textwrap
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from rankdump import reader
-from rankdump._analysis.reader.session_files import read_tree_sessions
-from rankdump._cli.job_status import format_job_status, format_resource_usage
+from rankdump._analysis.reader.manifests import read_tree_sessions
+from rankdump._cli.job_status import (
+    format_job_findings,
+    format_job_status,
+    format_job_tables,
+    format_resource_usage,
+)
 from rankdump._cli.live_tree import (
     add_tree_rows,
     fetch_live_status,
@@ -25,14 +35,18 @@ from rankdump._cli.live_tree import (
 from rankdump._cli.options import TREE_PATH, resolve_agent_address, resolve_coordinator_address
 from rankdump._cli.output import measure_width, print_lines, print_table
 from rankdump._cli.rank_status import (
+    MAX_RANKS_SHOWN,
+    find_ended_jobs,
     format_status_sentences,
     format_status_table,
     select_attempt,
+    tally_ranks,
 )
+from rankdump._cli.text_format import format_count
 from rankdump._cli.tree_contents import read_tree
 from rankdump._core.status import StatusView
 from rankdump._core.timeouts import hint_to_json
-from rankdump.errors import CorruptedError
+from rankdump.errors import CorruptedError, RankdumpError
 
 
 @click.command()
@@ -74,10 +88,7 @@ def status(
     source = _status_source(tree, agent, coordinator, job_id)
     look = source if attempt is None else lambda: select_attempt(source(), attempt)
     if watch:
-        # Imported on use: `rich.live` takes longer to load than a status to print.
-        from rankdump._cli.live_status import watch_status
-
-        return watch_status(look)
+        return _watch_status(look)
     view = look()
     if as_json:
         click.echo(json.dumps(view_as_json(view), indent=1))
@@ -129,3 +140,89 @@ def _read_tree_status(tree: Path, job_id: str) -> StatusView:
     if live is not None:
         return add_tree_rows(live, walked)
     return mark_ended_sessions(walked, read_tree_sessions(tree, job_id), socket.gethostname())
+
+
+_REFRESH_S = 1.0
+_MIN_RANKS_SHOWN = 4
+_HEADING_LINES = 5
+"""Lines of a job besides its ranks: a blank, its name, titles, the mark of a cut and the sum."""
+
+
+def _watch_status(look: Callable[[], StatusView]) -> int:
+    """Show the view that `look` returns until Ctrl-C; an error is shown and the call repeated."""
+    # Imported on use: `rich.live` takes longer to load than a status to print.
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    try:
+        # On the alternate screen a table that grows leaves nothing behind.
+        with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+            while True:
+                now, (width, height) = time.strftime("%H:%M:%S"), console.size
+                try:
+                    lines = format_screen(look(), now, width=width, height=height)
+                except RankdumpError as error:
+                    lines = _fold_lines([f"{now}  {error}"], width)
+                text = Text("\n".join(lines), no_wrap=True, overflow="crop")
+                live.update(text, refresh=True)
+                time.sleep(_REFRESH_S)
+    except KeyboardInterrupt:
+        return 0
+
+
+def format_screen(view: StatusView, now: str, *, width: int, height: int) -> list[str]:
+    """Return the lines of one screen, at most `height`."""
+    found = _fold_lines([*format_status_sentences(view), *format_job_findings(view)], width)
+    room = height - 1 - len(found)
+    if room < 0:
+        shown = found[: height - 2]
+        more = format_count(len(found) - len(shown), "more line")
+        return [f"{now}  Ctrl-C to quit", *shown, f"... {more}: rankdump status without --watch"]
+    return [f"{now}  Ctrl-C to quit", *_fit_lines(view, room, width), *found]
+
+
+def _fit_lines(view: StatusView, room: int, width: int) -> list[str]:
+    """Return the lines above the findings in the most detailed form that fits, or cut."""
+    ranks = tally_ranks(view)
+    jobs = {tally.job_id for tally in ranks}
+    over = find_ended_jobs(ranks)
+    tables = format_job_tables(view, width=width)
+    below = [
+        "",
+        *_fold_lines(
+            [*format_resource_usage(view), *(f"tree: {root}" for root in view.roots)], width
+        ),
+    ]
+    few = max(_MIN_RANKS_SHOWN, _max_ranks_of_job(room - len(tables) - len(below), jobs, over))
+    fewest = max(1, _max_ranks_of_job(room - len(below), jobs, over))
+    forms: Sequence[tuple[Collection[str], int, list[str]]] = (
+        ((), MAX_RANKS_SHOWN, [*tables, *below]),
+        (over, MAX_RANKS_SHOWN, [*tables, *below]),
+        (over, few, [*tables, *below]),
+        (over, fewest, below),
+        (jobs, 1, below),
+    )
+    lines: list[str] = []
+    for folded, most, rest in forms:
+        lines = [*format_status_table(view, width=width, most=most, folded=folded), *rest]
+        if len(lines) <= room:
+            break
+    return lines[:room]
+
+
+def _max_ranks_of_job(room: int, jobs: Collection[str], over: Collection[str]) -> int:
+    """Return how many ranks of each running job fit."""
+    going = len(jobs) - len(over)
+    return (room - len(over)) // going - _HEADING_LINES if going else MAX_RANKS_SHOWN
+
+
+def _fold_lines(texts: list[str], width: int) -> list[str]:
+    return [
+        line
+        for text in texts
+        for line in textwrap.wrap(
+            text, width, subsequent_indent="  ", break_on_hyphens=False, drop_whitespace=True
+        )
+    ]

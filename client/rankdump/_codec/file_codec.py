@@ -8,7 +8,7 @@ each payload. Only this package imports zstandard.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
@@ -40,8 +40,17 @@ class FileCodec(Protocol):
         """Text that it appends to `.npy`."""
         ...
 
+    @property
+    def is_deferrable(self) -> bool:
+        """Whether files may be packed some time after they were written."""
+        ...
+
     def encode(self, parts: Sequence[ByteBuffer]) -> Sequence[ByteBuffer]:
         """Return the file's bytes in parts; safe to call from several threads."""
+        ...
+
+    def encode_blocks(self, blocks: Iterable[ByteBuffer], size: int) -> Iterable[ByteBuffer]:
+        """Return the same bytes for blocks that have this size together, one after the other."""
         ...
 
     def decode(self, data: ByteBuffer, *, limit_bytes: int) -> ByteBuffer:
@@ -55,10 +64,15 @@ class NoneCodec:
 
     name: str = "none"
     suffix: str = ""
+    is_deferrable: bool = False
 
     def encode(self, parts: Sequence[ByteBuffer]) -> Sequence[ByteBuffer]:
         """Return the parts themselves."""
         return parts
+
+    def encode_blocks(self, blocks: Iterable[ByteBuffer], size: int) -> Iterable[ByteBuffer]:
+        """Return the blocks themselves."""
+        return blocks
 
     def decode(self, data: ByteBuffer, *, limit_bytes: int) -> ByteBuffer:
         """Return the data itself."""
@@ -84,16 +98,22 @@ class ZstdCodec:
     level: int = 1
     name: str = "zstd"
     suffix: str = ".zst"
+    is_deferrable: bool = True
 
     def encode(self, parts: Sequence[ByteBuffer]) -> Sequence[ByteBuffer]:
         """Return the frame in parts; zstandard releases the GIL while it works."""
-        size = sum(map(len, parts))
+        return [*self.encode_blocks(parts, sum(map(len, parts)))]
+
+    def encode_blocks(self, blocks: Iterable[ByteBuffer], size: int) -> Iterable[ByteBuffer]:
+        """Yield the frame, which does not depend on where a block ends."""
         if size <= _MAX_JOINED_BYTES:
-            return [self._compressor().compress(b"".join(parts))]
+            yield self._compressor().compress(b"".join(blocks))
+            return
         stream = self._compressor().compressobj(size=size)
-        packed = [stream.compress(part) for part in parts]
-        packed.append(stream.flush())
-        return [part for part in packed if part]
+        for block in blocks:
+            if packed := stream.compress(block):
+                yield packed
+        yield stream.flush()
 
     def decode(self, data: ByteBuffer, *, limit_bytes: int) -> ByteBuffer:
         """Return the content of all frames; each must declare its size, all within the limit."""
@@ -142,7 +162,10 @@ def decompress_start(packed: BinaryIO, count: int) -> bytes:
         raise CorruptedError(f"damaged: zstd frame cannot be read: {error}") from None
 
 
-CODECS: dict[str, FileCodec] = {codec.name: codec for codec in (NoneCodec(), ZstdCodec())}
+CODECS: dict[str, FileCodec] = {
+    codec.name: codec
+    for codec in (NoneCodec(), ZstdCodec(), ZstdCodec(name="zstd-always", is_deferrable=False))
+}
 
 
 def get_codec(name: str) -> FileCodec:
@@ -166,62 +189,61 @@ to 0.924 and bfloat16 to 0.777; a sample differs from the whole by less than 0.0
 float32 cost a core as long as the training step that wrote them.
 """
 SMALL_FILE_BYTES = 64 << 10
-"""Files up to this size are packed without a sample, which would cost as much."""
-_SAMPLES = 4
-_SAMPLE_BYTES = SMALL_FILE_BYTES // _SAMPLES
+"""Files up to this size are packed without a sample: a frame of them costs hardly more."""
+_SAMPLES = 8
+_SAMPLE_BYTES = 2 << 10
+"""Of each piece; together they are a quarter of a small file."""
 
 
-@dataclass(frozen=True, slots=True)
-class PackedFile:
-    """The bytes of a file, and the suffix of its name."""
+def pack_file(
+    codec: FileCodec, parts: Sequence[ByteBuffer], *, later: bool = False
+) -> Sequence[ByteBuffer]:
+    """Return the bytes of a file, packed where that saves enough, else `parts` itself.
 
-    suffix: str
-    """Appended to `.npy`; that of the codec only when it packed."""
-    parts: Sequence[ByteBuffer]
-    head_bytes: int = 0
-    """Bytes before the elements, where the head was packed by itself."""
-
-
-def pack_file(codec: FileCodec, parts: Sequence[ByteBuffer]) -> PackedFile:
-    """Return the parts packed, or the parts themselves where that does not save enough.
-
-    The result depends on parts and codec alone.
-    """
-    plain = PackedFile("", parts)
-    if not codec.suffix:
-        return plain
-    size = sum(map(len, parts))
-    if size > SMALL_FILE_BYTES and not _is_sample_worthwhile(codec, max(parts, key=len)):
-        return plain
-    packed = codec.encode(parts)
-    return PackedFile(codec.suffix, packed) if _is_worthwhile(packed, size) else plain
-
-
-def pack_parts(codec: FileCodec, parts: Sequence[ByteBuffer]) -> PackedFile:
-    """Return every part that is not empty as a frame of its own, packed or stored.
-
-    Such parts of several files can be joined without unpacking them.
+    The name of a packed file has the codec's suffix; whether it has depends on parts and codec
+    alone. With `later` a large file that packing would make smaller is stored in a frame of the
+    codec, so that it can be packed later under the same name.
     """
     if not codec.suffix:
-        return PackedFile("", parts)
-    return PackedFile(
-        codec.suffix, [piece for part in parts if len(part) for piece in _pack_part(codec, part)]
-    )
+        return parts
+    size = _count_bytes(parts)
+    if size <= SMALL_FILE_BYTES:
+        packed = codec.encode(parts)
+        return packed if is_worthwhile(packed, size) else parts
+    if not _is_sample_worthwhile(codec, max(parts, key=len)):
+        return parts
+    stored = make_stored_frame(parts)
+    # The sample has decided on the name, also where the whole does not get smaller.
+    return stored if later else min(codec.encode(parts), stored, key=_count_bytes)
 
 
-def _pack_part(codec: FileCodec, part: ByteBuffer) -> Sequence[ByteBuffer]:
+def pack_part(codec: FileCodec, part: ByteBuffer) -> Sequence[ByteBuffer]:
+    """Return one part of a file in pieces: a frame of its own, packed or stored.
+
+    Such parts of several files can be joined without unpacking them. An empty part has no frame,
+    and without a codec the part stays as it is. The name of the file has the codec's suffix.
+    """
+    if not len(part):
+        return ()
+    if not codec.suffix:
+        return (part,)
     if len(part) > SMALL_FILE_BYTES and not _is_sample_worthwhile(codec, part):
-        return make_stored_frame(part)
+        return make_stored_frame((part,))
     return codec.encode((part,))
 
 
 def _is_sample_worthwhile(codec: FileCodec, part: ByteBuffer) -> bool:
     sample = _take_sample(part)
-    return _is_worthwhile(codec.encode((sample,)), len(sample))
+    return is_worthwhile(codec.encode((sample,)), len(sample))
 
 
-def _is_worthwhile(packed: Sequence[ByteBuffer], plain_bytes: int) -> bool:
-    return sum(map(len, packed)) <= MAX_PACKED_SHARE * plain_bytes
+def is_worthwhile(packed: Sequence[ByteBuffer], plain_bytes: int) -> bool:
+    """Return whether packing saves enough of a file's bytes."""
+    return _count_bytes(packed) <= MAX_PACKED_SHARE * plain_bytes
+
+
+def _count_bytes(parts: Iterable[ByteBuffer]) -> int:
+    return sum(map(len, parts))
 
 
 def _take_sample(part: ByteBuffer) -> bytes:

@@ -7,7 +7,7 @@ declares more than that is rejected before anything is allocated for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -134,16 +134,68 @@ def _scan_blocks(read: RangeReader, at: int, largest: int) -> tuple[int, int]:
 _ZSTD_MAGIC = bytes.fromhex("28b52ffd")
 _EIGHT_BYTES_OF_SIZE = 3 << 6
 _WINDOW_OF_128_KIB = 7 << 3
+_STORED_START = _ZSTD_MAGIC + bytes((_EIGHT_BYTES_OF_SIZE, _WINDOW_OF_128_KIB))
+"""Start of a stored frame; a compressor spells the size and the window of its frames otherwise."""
+STORED_HEAD_BYTES = len(_STORED_START) + 8
 
 
-def make_stored_frame(part: ByteBuffer) -> Sequence[ByteBuffer]:
-    """Return the frame of these bytes in parts, which are views of them; it has no checksum."""
-    view = memoryview(part)
-    size = len(view)
-    head = bytes((_EIGHT_BYTES_OF_SIZE, _WINDOW_OF_128_KIB))
-    frame: list[ByteBuffer] = [_ZSTD_MAGIC + head + size.to_bytes(8, "little")]
-    for start in range(0, max(size, 1), _BLOCK_BYTES):
-        block = view[start : start + _BLOCK_BYTES]
-        last = start + len(block) >= size
-        frame += [(len(block) << 3 | last).to_bytes(3, "little"), block]
+def make_stored_frame(parts: Sequence[ByteBuffer]) -> Sequence[ByteBuffer]:
+    """Return a frame that stores the parts as they are, in views of them; it has no checksum.
+
+    A part begins in a block of its own, so the frame follows from the parts alone.
+    """
+    size = sum(map(len, parts))
+    frame: list[ByteBuffer] = [_STORED_START + size.to_bytes(8, "little")]
+    blocks = [block for part in parts for block in _split_blocks(memoryview(part))]
+    for number, block in enumerate(blocks or [memoryview(b"")], start=1):
+        last = number >= len(blocks)
+        frame += [(len(block) << 3 | last).to_bytes(_BLOCK_HEAD_BYTES, "little"), block]
     return frame
+
+
+def compute_stored_bytes(part_sizes: Iterable[int]) -> int:
+    """Return the size of the frame that stores parts of these sizes."""
+    size = STORED_HEAD_BYTES
+    blocks = 0
+    for part_bytes in part_sizes:
+        size += part_bytes
+        blocks += -(-part_bytes // _BLOCK_BYTES)
+    return size + _BLOCK_HEAD_BYTES * max(1, blocks)
+
+
+def is_stored_frame(start: ByteBuffer) -> bool:
+    """Return whether a file with these first STORED_HEAD_BYTES is a stored frame."""
+    return bytes(start[: len(_STORED_START)]) == _STORED_START
+
+
+def read_stored_size(start: ByteBuffer) -> int:
+    """Return the size of the content that the first STORED_HEAD_BYTES of a stored frame declare."""
+    return int.from_bytes(start[len(_STORED_START) : STORED_HEAD_BYTES], "little")
+
+
+def iterate_stored_blocks(read: RangeReader, size: int) -> Iterator[ByteBuffer]:
+    """Yield the content of a file of that size, which is one stored frame, block by block.
+
+    CorruptedError where it is not.
+    """
+    at, last, found = STORED_HEAD_BYTES, 0, 0
+    while not last:
+        head = read(at, _BLOCK_HEAD_BYTES)
+        word = int.from_bytes(head, "little")
+        last, kind, length = word & 1, word >> 1 & 3, word >> 3
+        at += _BLOCK_HEAD_BYTES
+        block = read(at, length) if len(head) == _BLOCK_HEAD_BYTES and kind == _RAW else b""
+        at += length
+        if len(head) < _BLOCK_HEAD_BYTES or kind != _RAW or len(block) < length:
+            raise CorruptedError(f"{_UNREADABLE_FRAME}: its block before {at} is not stored whole")
+        found += length
+        yield block
+    declared = read_stored_size(read(0, STORED_HEAD_BYTES))
+    if (at, found) != (size, declared):
+        raise CorruptedError(
+            f"{_UNREADABLE_FRAME}: {found} bytes in {at}, where {declared} in {size} are declared"
+        )
+
+
+def _split_blocks(part: memoryview) -> Iterator[memoryview]:
+    return (part[start : start + _BLOCK_BYTES] for start in range(0, len(part), _BLOCK_BYTES))

@@ -26,13 +26,14 @@ from rankdump._config.acl_section import (
     check_depth,
     check_scene,
     check_types,
+    make_cann_content,
     make_coded_error,
     parse_acl_words,
+    parse_steps,
     read_objects,
     read_text,
     read_texts,
 )
-from rankdump._config.cann_options import make_cann_content, parse_steps
 from rankdump._config.config_section import ConfigNotes, ConfigSection, describe_unknown_key
 from rankdump._config.output_path import PathProbe
 from rankdump._config.rankdump_section import add_optimizer_states, parse_rankdump_section

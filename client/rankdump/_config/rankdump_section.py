@@ -43,6 +43,8 @@ _KEYS = (
 )
 # No configuration selects a dump of APIs: its calls come from a separate hook.
 _LAYOUT_NAMES = tuple(name for name, layout in LAYOUTS.items() if layout.api_files is None)
+# Those of `_codec.file_codec`, which would load zstandard.
+_CODEC_NAMES = ("none", "zstd", "zstd-always")
 _MODE_PATTERN = re.compile(r"0?[0-7]{3}")
 _EMPTY_BODY: dict[str, object] = {RANKDUMP_SECTION: {}}
 
@@ -107,7 +109,7 @@ def _parse_output(
         default,
         layout=section.read_choice("layout", _LAYOUT_NAMES, default=layout),
         profile=profile,
-        codec=section.read_choice("codec", ("none", "zstd"), default=default.codec),
+        codec=section.read_choice("codec", _CODEC_NAMES, default=default.codec),
         file_mode=_parse_file_mode(section, "file_mode", must=0o400, default=default.file_mode),
         folder_mode=_parse_file_mode(
             section, "folder_mode", must=0o700, default=default.folder_mode

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rankdump._config.cann_options import make_cann_content, parse_steps
+from rankdump._config.acl_section import make_cann_content, parse_steps
 from rankdump._config.config_section import ConfigNotes, format_choices
 from rankdump._config.output_path import PathProbe
 from rankdump._core.plan import (

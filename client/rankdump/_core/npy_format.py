@@ -9,6 +9,7 @@ does not know, and an empty tensor with stray bytes of one element behind it.
 from __future__ import annotations
 
 import ast
+import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -67,6 +68,12 @@ def format_npy_header(descr: str, shape: tuple[int, ...]) -> bytes:
 def _pad_length(length: int) -> int:
     # An aligned length still gets a full block of blanks: MindSpore pads by 1 to 64.
     return (length // _HEADER_ALIGNMENT + 1) * _HEADER_ALIGNMENT
+
+
+def compute_npy_sizes(descr: str, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return the bytes of the header and of the elements of a file with this header."""
+    elements = math.prod(shape) * np.dtype(descr).itemsize
+    return len(format_npy_header(descr, shape)), elements
 
 
 def parse_npy_header(data: bytes | memoryview) -> NpyHeader:

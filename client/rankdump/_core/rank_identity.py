@@ -38,6 +38,9 @@ _NODE_COUNT_VARIABLES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
 # Step numbers from here on are Slurm's own, such as that of a batch script (slurm.h).
 _MIN_SLURM_OWN_STEP = 0xFFFFFFF0
 _LAUNCHED_VARIABLES = ("RANK", "RANK_ID", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+# Lightning gives both to the ranks that the first one of a host starts, but no number of the rank.
+_LOCAL_RANK_VARIABLE = "LOCAL_RANK"
+_NODE_RANK_VARIABLE = "NODE_RANK"
 _MAX_HOST_CHARACTERS = 32
 _MAX_ANCESTORS = 64
 
@@ -93,12 +96,14 @@ def find_launcher(environ: Mapping[str, str], *, world_size: int) -> JobLauncher
 
     It is the nearest ancestor that is not a rank: a wrapper between launcher and rank, such as a
     shell or numactl, has the rank's variables. For ranks without any, as spawned ones, it is the
-    parent.
+    parent. Lightning's launcher is the first rank itself, which starts the others.
     """
     if world_size <= 1 and not environ.get(_ELASTIC_VARIABLE):
         return _read_process(os.getpid())
     variable = next((name for name in _LAUNCHED_VARIABLES if environ.get(name)), "")
     found = _read_process(os.getppid())
+    if not variable and environ.get(_NODE_RANK_VARIABLE) and not _is_spawned():
+        variable, found = _LOCAL_RANK_VARIABLE, _read_process(os.getpid())
     for _ in range(_MAX_ANCESTORS if variable else 0):
         if found.parent < 1 or not _has_variable(found.pid, variable):
             break
@@ -136,6 +141,11 @@ def _read_first(environ: Mapping[str, str], names: tuple[str, ...]) -> str:
 def _compute_digest(*parts: str) -> str:
     joined = "\0".join(parts).encode("utf-8", "surrogateescape")
     return hashlib.blake2b(joined, digest_size=4).hexdigest()
+
+
+def _is_spawned() -> bool:
+    processes = sys.modules.get("multiprocessing.process")  # loaded in every process that it starts
+    return processes is not None and processes.parent_process() is not None
 
 
 def _read_process(pid: int) -> JobLauncher:
@@ -190,13 +200,14 @@ class RankIdentity:
 def identify_rank(environ: Mapping[str, str], tree: str) -> RankIdentity:
     """Return the place of this process in the job that dumps into `tree`.
 
-    It comes from the launcher's variables, else from torch's process group where there is one.
-    ConfigError when a variable is not a number.
+    It comes from the launcher's variables, else from torch's process group where there is one: also
+    where the launcher sets a size but no rank, as Lightning does. ConfigError when a variable is
+    not a number.
     """
     rank = _read_number(environ, _RANK_VARIABLES, 0)
     # A lone RANK_ID without a size is common; a rank is always inside its world.
     size = max(_read_number(environ, _WORLD_SIZE_VARIABLES, 1), rank + 1)
-    if size == 1:
+    if size == 1 or (environ.get(_WORLD_SIZE_VARIABLES[0]) and not environ.get(_RANK_VARIABLES[0])):
         rank, size = find_process_group() or (rank, size)
     return RankIdentity(
         rank=rank,

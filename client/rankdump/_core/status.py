@@ -87,6 +87,20 @@ class MemoryStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class PackBacklog:
+    """Files that an agent under pressure stored unpacked, to pack them when it has time."""
+
+    waiting_files: int = 0
+    waiting_bytes: int = 0
+    packed_files: int = 0
+    """Files that the agent has packed later since it was started."""
+    packed_bytes: int = 0
+    """Bytes that they took before."""
+    saved_bytes: int = 0
+    """Bytes by which they became smaller."""
+
+
+@dataclass(frozen=True, slots=True)
 class MetricSample:
     """One sample of a Prometheus metric."""
 
@@ -305,6 +319,8 @@ class StatusView:
     ledger: LedgerStatus = field(default_factory=LedgerStatus)
     waits: tuple[RankWait, ...] = ()
     """From coordinators only: the call that each rank waits in."""
+    backlog: PackBacklog = field(default_factory=PackBacklog)
+    """From agents only."""
 
 
 @dataclass(frozen=True, slots=True)

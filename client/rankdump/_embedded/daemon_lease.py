@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from rankdump._core.daemon_endpoint import DaemonFolder
 from rankdump.errors import UnavailableError
 
 START_TIMEOUT_S = 30.0
-"""Longest time after which a daemon that runs counts as one that serves, or never will."""
+"""Time that a job waits at its start for the daemon; after that, tensors are buffered."""
 STOP_TIMEOUT_S = 60.0
 POLL_S = 0.05
 _MEMORY_FOLDER = "/dev/shm"
@@ -140,13 +141,7 @@ _logger = logging.getLogger("rankdump")
 class DaemonLease:
     """Share of this process in the daemon of its job, until `close`."""
 
-    def __init__(
-        self,
-        job_id: str,
-        *,
-        merges: bool = True,
-        root: Path | None = None,
-    ) -> None:
+    def __init__(self, job_id: str, *, merges: bool = True, root: Path | None = None) -> None:
         """Find or start the daemon; UnavailableError if that fails. It may not serve yet.
 
         With `merges` it is also the coordinator of the job.
@@ -155,20 +150,17 @@ class DaemonLease:
         root = root or Path(select_temp_root())
         self._users = self._liveness_fd = -1
         self._merges, self._process = merges, None
-        self._joined_s = time.monotonic()
+        self._joined_s, self._has_served = time.monotonic(), False
         _remove_leftovers(root)
         name = _UNSAFE_CHARACTER.sub("_", job_id)[-_MAX_NAME_CHARACTERS:]
         self._folder = DaemonFolder(root / f"{_FOLDER_PREFIX}-{os.getuid()}-{name}")
         try:
-            self._join()
-            os.register_at_fork(after_in_child=self._forget)
+            with _explain_failed_start():
+                self._join()
         except UnavailableError:
             self.close()
             raise
-        except OSError as error:
-            self.close()
-            reason = f"{error.strerror}: {error.filename}"
-            raise UnavailableError(f"the embedded daemon cannot be started: {reason}") from None
+        os.register_at_fork(after_in_child=self._forget)
 
     @property
     def address(self) -> str:
@@ -195,27 +187,19 @@ class DaemonLease:
 
         UnavailableError if it ended.
         """
-        if time.monotonic() - self._joined_s > START_TIMEOUT_S or self._serves():
+        if self._serves() or time.monotonic() - self._joined_s > START_TIMEOUT_S:
             return False
         self._check_running()
         return True
 
-    def wait_until_serving(self, timeout_s: float) -> bool:
-        """Return whether the daemon serves before the timeout; it may do so later.
+    def wait_until_serving(self) -> bool:
+        """Return whether the daemon serves within START_TIMEOUT_S; it may do so later.
 
-        UnavailableError if it ended; the lease is closed then.
+        UnavailableError if it ended.
         """
-        deadline_s = time.monotonic() + timeout_s
-        try:
-            while not self._serves():
-                self._check_running()
-                if time.monotonic() > deadline_s:
-                    return False
-                time.sleep(POLL_S)
-        except UnavailableError:
-            self.close()
-            raise
-        return True
+        while self.is_starting():
+            time.sleep(POLL_S)
+        return self._has_served
 
     def close(self, *, keep_log: bool = False) -> str:
         """Release the daemon; the last user waits until it has written everything.
@@ -258,7 +242,9 @@ class DaemonLease:
             os.close(reader)
 
     def _serves(self) -> bool:
-        return self._folder.socket.exists() and is_daemon_serving(self.address)
+        if not self._has_served and self._folder.socket.exists():
+            self._has_served = is_daemon_serving(self.address)
+        return self._has_served
 
     def _check_running(self) -> None:
         """Replace a daemon that was about to end when this process joined it.
@@ -273,7 +259,7 @@ class DaemonLease:
                 f"file of the daemon: {self.log}"
             )
         if process is None and not self.alive:
-            with self._folder.hold_lock():
+            with _explain_failed_start(), self._folder.hold_lock():
                 os.close(self._liveness_fd)
                 self._liveness_fd = self._folder.open_liveness_fifo()
                 if self._liveness_fd < 0:
@@ -308,6 +294,16 @@ class DaemonLease:
         if process is not None and process.returncode is None:
             # The daemon may outlive this process: Popen must not warn that it still runs.
             process.returncode = 0
+
+
+@contextlib.contextmanager
+def _explain_failed_start() -> Generator[None, None, None]:
+    """Raise UnavailableError for what the system refuses."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{error.strerror}: {error.filename}"
+        raise UnavailableError(f"the embedded daemon cannot be started: {reason}") from None
 
 
 def _wait_for_end(folder: DaemonFolder) -> bool:

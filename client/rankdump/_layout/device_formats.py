@@ -25,6 +25,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from rankdump._kernels.array_kernels import copy_array
 from rankdump._layout.tensor_tiles import (
     CUBE_SIZE,
     OriginalLayout,
@@ -174,7 +175,7 @@ def read_grouped(array: TileArray, origin: OriginalLayout, wanted: str) -> TileA
     for filters, part in _iterate_pieces(
         _as_nchw(whole, wanted), array.reshape(plan.extents), plan
     ):
-        np.copyto(filters, part)
+        copy_array(filters, part)
     return whole
 
 
@@ -187,7 +188,7 @@ def lay_out_grouped(array: TileArray, letters: str, origin: OriginalLayout) -> T
     )
     made = np.zeros(plan.extents, array.dtype)
     for filters, part in _iterate_pieces(_as_nchw(array, letters), made, plan):
-        np.copyto(part, filters)
+        copy_array(part, filters)
     return made.reshape(plan.shape)
 
 

@@ -1,30 +1,20 @@
 """Tiles of a tensor: a view with one axis in blocks, the one copy that makes it whole or fills it,
 and the original shape that a header states. Pure.
-
-Elements that lie together on both sides are copied as one element: numpy then takes one step
-instead of sixteen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from rankdump._kernels.array_kernels import copy_array
 from rankdump.errors import CorruptedError
 
 TileArray: TypeAlias = npt.NDArray[Any]
-
-_PAGE_BYTES = 4096
-_CACHED_LINES = 4096
-"""Cache lines that stay in a core's cache."""
-_DISTANT_TILE = 128, 16
-"""Elements that follow each other in the source, and in the target, where neighbours of the target
-are pages apart in the source: more pages would not stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +47,13 @@ class TensorTiles:
         """Return the first elements of each axis, contiguous."""
         whole = np.empty(shape, self.view.dtype)
         for place, part in self._pairs(whole):
-            _copy_elements(place, part)
+            copy_array(place, part)
         return whole
 
     def fill_from(self, whole: TileArray) -> None:
         """Copy a tensor of at most this shape into the tiles; the padding stays as it is."""
         for place, part in self._pairs(whole):
-            _copy_elements(part, place)
+            copy_array(part, place)
 
     def _pairs(self, whole: TileArray) -> Iterator[tuple[TileArray, TileArray]]:
         """Yield pieces of a tensor and their places here: whole blocks, then the rest."""
@@ -85,41 +75,6 @@ class TensorTiles:
 def transpose_axes(array: TileArray, axes: Sequence[int]) -> TileArray:
     """Return a view with the axes in another order."""
     return cast("TileArray", array.transpose(tuple(axes)))
-
-
-def _copy_elements(target: TileArray, source: TileArray) -> None:
-    if not target.size:
-        return
-    target, source = target.squeeze(), source.squeeze()
-    if target.ndim and target.strides[-1] == source.strides[-1] == target.itemsize:
-        run = np.dtype((np.void, target.shape[-1] * target.itemsize))
-        target, source = target.view(run)[..., 0], source.view(run)[..., 0]
-    for piece in _split_copy(source):
-        np.copyto(target[(*piece, ...)], source[(*piece, ...)])
-
-
-def _split_copy(source: TileArray) -> Iterator[tuple[slice, ...]]:
-    """Yield parts of a copy so small that each line stays in the cache until its last use.
-
-    numpy goes through the target in order, and so reads neighbours in the source at times that are
-    far apart.
-    """
-    steps = list(source.shape)
-    last, nearest = source.ndim - 1, int(np.argmin(source.strides)) if source.ndim else 0
-    if nearest < last and source.strides[last] >= _PAGE_BYTES:
-        steps[nearest], steps[last] = _DISTANT_TILE
-    else:
-        lines = 1
-        for axis in range(last, nearest, -1):
-            if lines * steps[axis] > _CACHED_LINES:
-                steps[axis] = max(1, _CACHED_LINES // lines)
-                break
-            lines *= steps[axis]
-    cuts = (
-        [slice(start, start + step) for start in range(0, extent, step)]
-        for extent, step in zip(source.shape, steps, strict=True)
-    )
-    return product(*cuts)
 
 
 CUBE_SIZE = 16

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from rankdump._core.plan import DumpPlan
 from rankdump._core.session_protocol import RecordHead, SessionEnd, SessionRequest
+from rankdump._kernels.kernel_functions import KERNELS
 from rankdump._layout.profile import OperatorAliases
 from rankdump._recorder.event_trace import EventTrace, now_us
 from rankdump._recorder.graph_builder import GraphBuilder
@@ -133,6 +134,9 @@ class DumpPipeline:
     def start(self) -> None:
         """Connect to the agent and begin the plan's first iteration."""
         call_in_forked_children(self._disarm_in_child)
+        slowness = KERNELS.explain_slowness()
+        if self._calculator and slowness:
+            self._session_logger.warn_once(slowness)
         self._timeout_reporter.start()
         self._client.start(FIRST_ANSWER_TIMEOUT_S)
         self.begin_iteration(self._iteration_state.iteration)
@@ -148,6 +152,11 @@ class DumpPipeline:
     def armed(self) -> bool:
         """Whether the running iteration is dumped on this rank."""
         return self._iteration_state.armed
+
+    @property
+    def has_run(self) -> bool:
+        """Whether any operator ran in the running iteration."""
+        return self._iteration_state.active
 
     @property
     def lost_tensors(self) -> int:

@@ -23,7 +23,6 @@ from rankdump._core.recorder_protocol import DeferredStatistics, TensorSource, T
 from rankdump._core.statistics import (
     MD5_ITEM,
     compute_statistic_row,
-    compute_statistic_rows,
     has_statistics,
 )
 
@@ -170,7 +169,9 @@ class StatisticsCalculator:
     ) -> list[str]:
         if isinstance(sort, str):
             small = [each for each in taken if isinstance(each, bytes)]
-            return compute_statistic_rows(self._items, sort, small, exact=self._exact)
+            return [
+                compute_statistic_row(self._items, sort, each, exact=self._exact) for each in small
+            ]
         promised = [each for each in taken if not isinstance(each, (str, bytes))]
         return [",".join(row) for row in promised[0].read(promised)]
 

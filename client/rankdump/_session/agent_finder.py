@@ -25,8 +25,6 @@ _logger = logging.getLogger("rankdump")
 
 AGENT_VARIABLE = "RANKDUMP_AGENT"
 _CONNECT_TIMEOUT_S = 0.5
-_START_TIMEOUT_S = 5.0
-"""Time that a session waits for an embedded daemon; after that, tensors are buffered."""
 
 LeaseFactory = Callable[[str, bool], "DaemonLease"]
 """Finds or starts the daemon of a job: gets the job's id, and whether it merges the order."""
@@ -40,8 +38,8 @@ class AgentAddress:
     missing: str = ""
     """Reason why no agent runs there now; empty where one may run."""
     is_starting: Callable[[], bool] | None = field(default=None, compare=False)
-    """Returns whether the agent, which this job started, may serve soon; UnavailableError if it
-    never will. None for any other agent."""
+    """Returns whether the agent still starts; UnavailableError if it ended. None for an agent that
+    this job did not start, or that serves."""
 
 
 class AgentFinder:
@@ -88,7 +86,7 @@ class AgentFinder:
             return AgentAddress(environ[AGENT_VARIABLE])
         with self._lock:
             if self._lease is not None and self._is_used:
-                return AgentAddress(self._lease.address, is_starting=self._lease.is_starting)
+                return _make_address(self._lease)
             reason = self._explain_missing(DEFAULT_AGENT_ADDRESS)
             if not reason:
                 return AgentAddress(DEFAULT_AGENT_ADDRESS)
@@ -106,9 +104,8 @@ class AgentFinder:
         lease = self._take_lease(identity)
         try:
             if waits:
-                lease.wait_until_serving(_START_TIMEOUT_S)
-            else:
-                lease.is_starting()
+                lease.wait_until_serving()
+            found = _make_address(lease)
         except UnavailableError:
             self._lease = None
             lease.close()
@@ -121,7 +118,7 @@ class AgentFinder:
                 lease.address,
                 _NOT_MERGED_NOTE if identity.spans_hosts else "",
             )
-        return AgentAddress(lease.address, is_starting=lease.is_starting)
+        return found
 
     def _take_lease(self, identity: RankIdentity) -> DaemonLease:
         """Return the lease of the job's embedded agent, which may have to start it.
@@ -170,6 +167,12 @@ def _make_lease(job_id: str, merges: bool) -> DaemonLease:
     from rankdump._embedded.daemon_lease import DaemonLease
 
     return DaemonLease(job_id, merges=merges)
+
+
+def _make_address(lease: DaemonLease) -> AgentAddress:
+    return AgentAddress(
+        lease.address, is_starting=lease.is_starting if lease.is_starting() else None
+    )
 
 
 def _close_lease(lease: DaemonLease) -> None:

@@ -211,7 +211,10 @@ class Session:
         if following == pipeline.iteration:
             self._begun_by_script = True
             return
-        self._end_iteration(pipeline, ran=self._begun_by_script or given is None)
+        began = self._begun_by_script or given is None
+        # A loop that goes on from a checkpoint begins its first iteration with a call of `step`:
+        # parameters are not dumped for the one before it, in which nothing ran.
+        self._end_iteration(pipeline, ran=began, armed=began or pipeline.has_run)
         pipeline.begin_iteration(following)
         self._begun_by_script = given is not None
         self._notify_hooks(pipeline)
@@ -480,9 +483,9 @@ class Session:
                 self._hooks.add(hook, pipeline.iteration, pipeline.armed)
         return self._optimizers
 
-    def _end_iteration(self, pipeline: DumpPipeline, *, ran: bool) -> None:
+    def _end_iteration(self, pipeline: DumpPipeline, *, ran: bool, armed: bool = True) -> None:
         self._array_operators.end_operators()
-        self._hooks.end(pipeline.iteration, pipeline.armed)
+        self._hooks.end(pipeline.iteration, armed and pipeline.armed)
         pipeline.end_iteration(ran=ran)
 
     def _check_process_group(self, pipeline: DumpPipeline) -> None:

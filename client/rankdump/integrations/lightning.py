@@ -4,8 +4,8 @@
 
 The module is observed from the first training batch on. An iteration is one step of the optimizer
 and has the number `trainer.global_step`; its micro-batches are numbered if
-`accumulate_grad_batches` is above 1. A validation belongs to the step before it, and Lightning's
-sanity check is not observed.
+`accumulate_grad_batches` is above 1, or with manual optimization from the first step on that has
+several. A validation belongs to the step before it, and Lightning's sanity check is not observed.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class LightningDumpCallback(Callback):
         self._loop = LoopSession(__name__, session)
         self._step = -1
         self._microbatch = 0
+        self._accumulates = False
 
     @shield
     def on_train_batch_start(
@@ -47,15 +48,16 @@ class LightningDumpCallback(Callback):
         """Begin a step of the optimizer, or the next micro-batch of it."""
         # The last step of an epoch may have fewer batches than the others.
         if trainer.global_step == self._step:
+            self._accumulates = True
             self._microbatch += 1
             self._loop.begin_microbatch(self._microbatch)
             return
         self._step, self._microbatch = trainer.global_step, 0
-        accumulates = trainer.accumulate_grad_batches > 1
+        accumulates = self._accumulates or trainer.accumulate_grad_batches > 1
         self._loop.begin_step(self._step, (pl_module,), accumulates=accumulates)
 
     @shield
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """End the last step, and deliver what was dumped."""
-        self._step = -1
+        self._step, self._accumulates = -1, False
         self._loop.close()

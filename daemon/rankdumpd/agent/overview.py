@@ -16,6 +16,7 @@ from rankdump._core.status import (
     SessionStatus,
     StatusView,
 )
+from rankdumpd.agent.backlog.backlog_packer import BacklogPacker
 from rankdumpd.agent.ledger.retention import RetiredIterations
 from rankdumpd.agent.limits.disk_space import LedgerSpace
 from rankdumpd.agent.limits.resource_limits import ResourceLimits
@@ -60,9 +61,11 @@ class AgentOverview:
         *,
         retention: RetiredIterations,
         ledger: LedgerSpace,
+        backlog: BacklogPacker,
     ) -> None:
         self._registry, self._limits, self._slabs = registry, limits, slabs
         self._reporter, self._retention, self._ledger = reporter, retention, ledger
+        self._backlog = backlog
 
     def view(self, findings: Iterable[str]) -> StatusView:
         """Return the status; `findings` are those of other parts of the agent."""
@@ -88,11 +91,14 @@ class AgentOverview:
         queue_bytes, queue_limit_bytes = self._limits.queue
         slab_bytes, ledger = self._slabs.held_bytes, self._ledger.status()
         waiting, lost = self._reporter.events()
+        backlog = self._backlog.status()
         return [
             *sample_status(self._summarize(self._registry.list_sessions())),
             MetricSample("rankdump_agent_queue_limit_bytes", queue_limit_bytes),
             MetricSample("rankdump_agent_memory_bytes", queue_bytes, {"part": "queue"}),
             MetricSample("rankdump_agent_memory_bytes", slab_bytes, {"part": "slabs"}),
+            MetricSample("rankdump_agent_unpacked_files", backlog.waiting_files),
+            MetricSample("rankdump_agent_unpacked_bytes", backlog.waiting_bytes),
             MetricSample("rankdump_agent_ledger_bytes", ledger.used_bytes),
             MetricSample("rankdump_agent_ledger_disk_free_bytes", ledger.free_bytes),
             MetricSample("rankdump_agent_report_waiting_events", waiting),
@@ -123,6 +129,7 @@ class AgentOverview:
             usage=self._limits.jobs(self._retention.pins),
             memory=self._limits.memory(sum(session.live for session in sessions)),
             ledger=self._ledger.status(),
+            backlog=self._backlog.status(),
         )
 
 

@@ -224,6 +224,8 @@ class OriginalFile:
     path: str
     """Relative to the root of the tree."""
     stamp: FileStamp
+    unpacked: str = ""
+    """Why it was stored unpacked and is packed later; empty when it stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +264,8 @@ class RecordOutcome:
     """The file that was written for it."""
     membership: OperatorMembership | None = None
     """None unless tensors of an operator share a time stamp."""
+    unpacked: str = ""
+    """Why its file was stored unpacked and is packed later; empty when it stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,11 @@ import grpc
 
 from rankdump._core import tree_root
 from rankdump._core.status import MetricSample, StatusView
+from rankdump._kernels.kernel_functions import KERNELS
 from rankdump._wire.channel import TlsCredentials
 from rankdump.wire.v1 import agent_pb2_grpc
+from rankdumpd.agent.backlog.backlog_packer import BacklogPacker
+from rankdumpd.agent.backlog.file_packer import FilePacker
 from rankdumpd.agent.commit.committer import FrameCommitter
 from rankdumpd.agent.commit.post_commit import PostCommitActions
 from rankdumpd.agent.ingress.push_stream import OpenPushStreams, PushStreamReader, StreamMailbox
@@ -26,9 +29,11 @@ from rankdumpd.agent.ingress.servicer import SERVICE_NAME, AgentServicer
 from rankdumpd.agent.ingress.session_intake import FailureCounter, RecordWorkers, SessionIntake
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.limits.disk_space import LedgerSpace
+from rankdumpd.agent.limits.pack_decision import StorePressure, decide_packing
 from rankdumpd.agent.limits.resource_limits import ResourceLimits, make_policy
 from rankdumpd.agent.limits.usage import DumpUsage, QueueBudget
 from rankdumpd.agent.overview import AgentOverview
+from rankdumpd.agent.records import ReceivedRecord
 from rankdumpd.agent.report.reporter import CoordinatorReporter
 from rankdumpd.agent.retention.manager import AuditCallback, RetentionManager, no_op
 from rankdumpd.agent.session.openings import NEVER_OPEN_NOTE, FinalBalance, SessionOpenings
@@ -148,8 +153,12 @@ class DumpAgent(Component):
         audit: AuditCallback = no_op,
         counters: MetricCounters | None = None,
         required: RequiredFiles | None = None,
+        ends_with_job: bool = False,
     ) -> None:
-        """`audit` is called for removals from trees; `required` watches the ledger."""
+        """`audit` is called for removals from trees; `required` watches the ledger; with
+        `ends_with_job`, `drain` also packs the files that wait: no process follows.
+        """
+        self._ends_with_job = ends_with_job
         self._counters = counters or MetricCounters()
         self._counters.start_at_zero(AGENT_PREFIX)
         memory = share_memory(
@@ -209,10 +218,18 @@ class DumpAgent(Component):
             self._limits.warnings,
             self._session_files,
         )
+        tree_changes = threading.Lock()
+        self._backlog = BacklogPacker(
+            *(self._ledger, self._registry, self._limits, self._usage),
+            FilePacker(self._originals),
+            tree_changes=tree_changes,
+            counters=self._counters,
+        )
         self._overview = AgentOverview(
             *(self._registry, self._limits, self._slabs, self._reporter),
             retention=self._ledger.retention,
             ledger=LedgerSpace(Path(settings.state_dir)),
+            backlog=self._backlog,
         )
         self._openings = SessionOpenings(self._registry.open, self._accept_balance)
         self._actions = PostCommitActions(
@@ -221,11 +238,13 @@ class DumpAgent(Component):
             counters=self._counters,
             usage=self._usage,
             on_change=self._session_files.update,
+            tree_changes=tree_changes,
         )
         self._committer = FrameCommitter(
             *(self._ledger, self._registry, self._actions, self._budget),
             counters=self._counters,
             usage=self._usage,
+            on_unpacked=self._backlog.wake,
         )
         self._retention = RetentionManager(
             *(self._ledger, self._registry, self._usage),
@@ -236,7 +255,7 @@ class DumpAgent(Component):
         threads = settings.encode_threads or machine.count_cores()
         self._workers = RecordWorkers(
             threads,
-            partial(store_record, originals=self._originals),
+            partial(store_record, originals=self._originals, find_pressure=self._find_pressure),
             self._committer.submit_outcomes,
         )
         self._rings = RingRegistry(
@@ -267,6 +286,9 @@ class DumpAgent(Component):
 
         CorruptedError when the ledger is damaged.
         """
+        slowness = KERNELS.explain_slowness()
+        if slowness:
+            _logger.warning("%s", slowness)
         retention = self._ledger.retention
         self._session_files.start()
         self._usage.restore(retention.list_usage(), retention.counts())
@@ -279,6 +301,7 @@ class DumpAgent(Component):
         self._slabs.remove_strays(set(self._ledger.unfinished()))
         self._rings.start()
         self._retention.start()
+        self._backlog.start()
 
     def drain(self, timeout_s: float) -> int:
         """Let ranks finish their streams, then empty the queue; return the frames that are left.
@@ -301,6 +324,8 @@ class DumpAgent(Component):
         self._reporter.leave(self._state_dir)
         # The coordinator may stop before this process; nothing is left to report.
         self._reporter.stop()
+        if self._ends_with_job:
+            self._backlog.finish(max(0.0, deadline - time.monotonic()))
         return left
 
     def stop(self) -> None:
@@ -314,10 +339,11 @@ class DumpAgent(Component):
         written = self._workers.stop(max(0.0, deadline - time.monotonic()))
         committed = self._committer.stop(max(_STOP_TIMEOUT_S / 2, deadline - time.monotonic()))
         kept = self._retention.stop(_STOP_TIMEOUT_S / 2)
+        left = self._backlog.stop(_STOP_TIMEOUT_S / 2)
         stated = self._session_files.stop(_STOP_TIMEOUT_S / 2)
         self._reporter.stop()
         # A running commit uses the ledger, and elements in slabs may still be read.
-        if written and committed and kept and stated:
+        if written and committed and kept and left and stated:
             for part in (self._rings, self._registry, self._ledger):
                 part.close()
         else:
@@ -340,7 +366,10 @@ class DumpAgent(Component):
 
     def view(self) -> StatusView:
         """Return the status of the agent."""
-        parts = (self._registry, self._openings, self._retention, self._committer, self._reporter)
+        parts = (
+            *(self._registry, self._openings, self._retention, self._backlog),
+            *(self._committer, self._reporter),
+        )
         findings = [sentence for part in parts for sentence in part.findings()]
         view = self._overview.view((*self._required.missing, *findings))
         sessions, iterations = self._openings.statuses()
@@ -366,6 +395,21 @@ class DumpAgent(Component):
             look_up_usage=partial(self._limits.usage_of, session),
             failures=self._failures,
         )
+
+    def _find_pressure(self, record: ReceivedRecord) -> str:
+        """Return why the file of a record should be packed later; empty to pack it now."""
+        pressure = StorePressure(
+            self._rings.find_filled_share(),
+            self._budget.used_bytes / self._budget.limit_bytes,
+            rank_waits=self._budget.has_waiting,
+        )
+        decision = decide_packing(
+            pressure,
+            self._limits.usage_of(self._registry.get(record.frame_id.session_id)),
+            waiting_bytes=self._ledger.unpacked.sums[1],
+            byte_count=record.head.byte_count,
+        )
+        return decision.reason if decision.is_later else ""
 
     def _accept_balance(self, session_id: str, left: FinalBalance) -> None:
         session = self._registry.get(session_id)

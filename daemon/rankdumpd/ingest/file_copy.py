@@ -20,13 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 
-from rankdump._codec.file_codec import (
-    MAX_PACKED_SHARE,
-    FileCodec,
-    PackedFile,
-    pack_file,
-    select_codec,
-)
+from rankdump._codec.file_codec import FileCodec, is_worthwhile, pack_file, select_codec
 from rankdump._codec.zstd_frames import ByteBuffer
 from rankdump._layout.tree_paths import MAX_NAME_BYTES
 from rankdump.errors import CorruptedError
@@ -230,12 +224,11 @@ class FileCopier:
 
     def _write(self, path: str, content: FileContent) -> OriginalFile:
         folder, _, name = path.rpartition("/")
-        packed = _pack_content(content, self._codec)
-        if _is_too_long(name + packed.suffix):
-            packed = PackedFile("", content.frames)
-        name += packed.suffix
-        stamp = self._tree.put(folder, name, packed.parts, mark=build_file_mark(path))
-        return OriginalFile(path + packed.suffix, stamp)
+        suffix, parts = self._codec.suffix, _pack_content(content, self._codec)
+        if parts is content.frames or _is_too_long(name + suffix):
+            suffix, parts = "", content.frames
+        stamp = self._tree.put(folder, name + suffix, parts, mark=build_file_mark(path))
+        return OriginalFile(path + suffix, stamp)
 
     def _known(self, digest: str) -> OriginalFile | None:
         with self._lock:
@@ -266,17 +259,16 @@ def _read_contents(descriptor: int, size: int, *, mapped: bool) -> ByteBuffer | 
     return data[:at] if at < size else data
 
 
-def _pack_content(content: FileContent, codec: FileCodec) -> PackedFile:
-    """Return the bytes of the file in the tree."""
+def _pack_content(content: FileContent, codec: FileCodec) -> Sequence[ByteBuffer]:
+    """Return the bytes of the file in the tree; `content.frames` itself if it stays as it is."""
     frames = content.frames
     if content.kind in (DumpFileKind.PLAIN, DumpFileKind.PACKED) or not codec.suffix:
-        return PackedFile("", frames)
+        return frames
     if len(frames) == 1:
         return pack_file(codec, frames)
     # Each payload of a bin file is compressed by itself, so that it can be read alone.
-    parts: Sequence[ByteBuffer] = [part for frame in frames for part in codec.encode((frame,))]
-    pays = sum(map(len, parts)) <= MAX_PACKED_SHARE * sum(map(len, frames))
-    return PackedFile(codec.suffix, parts) if pays else PackedFile("", frames)
+    parts = [part for frame in frames for part in codec.encode((frame,))]
+    return parts if is_worthwhile(parts, sum(map(len, frames))) else frames
 
 
 def _is_too_long(name: str) -> bool:

@@ -184,6 +184,10 @@ def _write_ledger(state_dir: Path, sessions: list[SessionLedgerRows]) -> None:
             db.execute(f"INSERT INTO sessions VALUES ({_build_placeholders(10)})", each.session)
             db.executemany(f"INSERT INTO records VALUES {RECORD_PLACES}", each.records)
             db.executemany("INSERT OR IGNORE INTO layouts VALUES (?, ?)", each.layouts)
+            db.executemany(
+                "INSERT INTO unpacked (session_id, iteration, sequence) VALUES (?, ?, ?)",
+                each.unpacked,
+            )
             db.executemany(f"INSERT INTO iterations VALUES ({_build_placeholders(9)})", each.ends)
             db.executemany(f"INSERT INTO retired VALUES ({_build_placeholders(6)})", each.retired)
         db.execute("COMMIT")

@@ -8,15 +8,21 @@ from dataclasses import asdict, dataclass
 from itertools import count
 from typing import TypeAlias
 
+from rankdump._codec.zstd_frames import compute_stored_bytes
+from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.manifest import Manifest, ManifestRecord, RetiredIteration
+from rankdump._core.npy_format import compute_npy_sizes
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
 from rankdump._core.session_protocol import IterationEnd, SessionRequest
 from rankdump._core.status import IterationStatus, SessionState
 from rankdump._layout.dump_folders import find_folder
+from rankdump._layout.file_name import PACKED_SUFFIX
 from rankdumpd.agent.ledger import rows
 from rankdumpd.agent.records import FrameId, RecordStatus
 
 LedgerRow: TypeAlias = "tuple[str | int | bytes | None, ...]"
+_PATH_COLUMN, _DIGEST_COLUMN = 2, 10
+"""Columns of `_build_record_row` behind its first four."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +34,7 @@ class SessionLedgerRows:
     ends: tuple[LedgerRow, ...]
     retired: tuple[LedgerRow, ...] = ()
     layouts: tuple[LedgerRow, ...] = ()
+    unpacked: tuple[LedgerRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +84,7 @@ def build_session_rows(
         tuple(ends),
         tuple(_iter_retired_rows(found)),
         tuple(map(rows.make_layout_row, layouts)),
+        tuple(_iter_unpacked_rows(ordered, records)),
     )
 
 
@@ -144,6 +152,26 @@ def _iter_record_statuses(manifest: Manifest) -> Iterator[tuple[ManifestRecord, 
         elif not record.path and degraded:
             outcome, degraded = RecordStatus.DEGRADED, degraded - 1
         yield record, outcome
+
+
+def _iter_unpacked_rows(
+    manifests: Iterable[Manifest], records: Iterable[LedgerRow]
+) -> Iterator[LedgerRow]:
+    """Yield the files that an agent stored unpacked and had not packed, and the links to them."""
+    digests = {each.digest for m in manifests for each in m.records if _is_unpacked(each)}
+    for session_id, sequence, _, iteration, *rest in records:
+        path, digest = rest[_PATH_COLUMN], rest[_DIGEST_COLUMN]
+        if path and digest in digests:
+            yield session_id, iteration, sequence
+
+
+def _is_unpacked(record: ManifestRecord) -> bool:
+    """Return whether a file has the size of a frame that packs nothing."""
+    element = ELEMENT_TYPES.get(record.dtype)
+    if element is None or not record.path.endswith(f".npy{PACKED_SUFFIX}"):
+        return False
+    stored = compute_stored_bytes(compute_npy_sizes(element.descr, record.shape))
+    return record.bytes_stored == stored
 
 
 def _build_record_row(

@@ -13,6 +13,8 @@ from pathlib import Path
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
 _OWN_CGROUP_FILE = Path("/proc/self/cgroup")
+_AUTOGROUP_FILE = Path("/proc/self/autogroup")
+_MAX_NICENESS = 19
 
 
 def read_memory_bytes(groups: Path = _CGROUP_ROOT, own: Path = _OWN_CGROUP_FILE) -> int:
@@ -57,6 +59,26 @@ def lower_priority(niceness: int) -> None:
     """
     if niceness > os.getpriority(os.PRIO_PROCESS, 0):
         os.setpriority(os.PRIO_PROCESS, 0, niceness)
+        lower_session_priority(niceness)
+
+
+def become_idle() -> None:
+    """Run only where a core has nothing else to do, as far as this process may ask for it."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, _MAX_NICENESS)
+    lower_session_priority(_MAX_NICENESS)
+
+
+def lower_session_priority(niceness: int) -> None:
+    """Lower the session that this process leads: some kernels schedule each session as one group,
+    in which alone the niceness of a process counts (sched(7), autogroup).
+    """
+    if os.getsid(0) == os.getpid():
+        with contextlib.suppress(OSError):
+            _AUTOGROUP_FILE.write_text(str(niceness))
 
 
 def _iter_cgroup_limits(name: str, groups: Path, own: Path) -> Iterator[str]:

@@ -88,6 +88,16 @@ _AGENT_METRICS = {
     ),
     "received_bytes_total": _counter("Bytes of tensors that the agent received."),
     "stored_bytes_total": _counter("Bytes of the files that the agent wrote for tensors."),
+    "stored_unpacked_bytes_total": _counter(
+        "Bytes of files that were stored unpacked because ranks waited or soon would, to be packed "
+        "later, by reason.",
+        reason=("queue_half_full", "rank_waits", "resent", "ring_half_full"),
+    ),
+    "packed_later_bytes_total": _counter(
+        "Bytes that files took that were stored unpacked and have been packed since."
+    ),
+    "unpacked_files": _gauge("Files that were stored unpacked and are yet to be packed."),
+    "unpacked_bytes": _gauge("Bytes of the files that are yet to be packed."),
     "iterations_total": _counter("Iterations that ended, counted once for each rank."),
     "stall_seconds_total": _counter("Seconds that training threads waited for dumping."),
     "opened_sessions_total": _counter("Sessions that ranks opened or reopened."),

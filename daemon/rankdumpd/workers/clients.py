@@ -19,6 +19,7 @@ from rankdump._core.status import (
     LedgerStatus,
     MemoryStatus,
     MetricSample,
+    PackBacklog,
     StatusView,
     sum_loads,
 )
@@ -60,6 +61,7 @@ def merge_views(views: Sequence[StatusView], findings: Iterable[str]) -> StatusV
         ),
         needs=needs,
         ledger=_merge_ledgers([view.ledger for view in views if view.ledger.folder]),
+        backlog=_sum_backlogs([view.backlog for view in views]),
     )
 
 
@@ -79,6 +81,16 @@ def _merge_ledgers(ledgers: Sequence[LedgerStatus]) -> LedgerStatus:
         used_bytes=sum(each.used_bytes for each in ledgers),
         free_bytes=min(each.free_bytes for each in ledgers),
         total_bytes=min(each.total_bytes for each in ledgers),
+    )
+
+
+def _sum_backlogs(backlogs: Sequence[PackBacklog]) -> PackBacklog:
+    return PackBacklog(
+        waiting_files=sum(each.waiting_files for each in backlogs),
+        waiting_bytes=sum(each.waiting_bytes for each in backlogs),
+        packed_files=sum(each.packed_files for each in backlogs),
+        packed_bytes=sum(each.packed_bytes for each in backlogs),
+        saved_bytes=sum(each.saved_bytes for each in backlogs),
     )
 
 

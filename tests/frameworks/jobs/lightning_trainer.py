@@ -10,12 +10,11 @@ An epoch has five batches, so its last step has one batch.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from typing import Any
 
 import torch
-from step_journal import StepJournal, cut_batches, make_net
+from step_journal import StepJournal, cut_batches, find_rank, make_net
 from torch import Tensor, nn
 
 import rankdump
@@ -74,14 +73,14 @@ def main() -> None:
         val_check_interval=3,
         use_distributed_sampler=False,
         accelerator="cpu",
-        devices=int(os.environ.get("WORLD_SIZE", "1")),
+        devices=int(sys.argv[3]),
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         callbacks=[JournalCallback(journal), dump],
     )
-    batches = cut_batches((5, 2), rank=int(os.environ.get("RANK", "0")))
+    batches = cut_batches((5, 2), rank=find_rank())
     trainer.fit(module, *(torch.utils.data.DataLoader(each, batch_size=None) for each in batches))
     journal.close(steps=trainer.global_step)
     if torch.distributed.is_initialized():

@@ -21,6 +21,11 @@ def digest(tensor: Tensor) -> str:
     return hashlib.sha256(plain.numpy().tobytes()).hexdigest()
 
 
+def find_rank() -> int:
+    """Return the rank of this process, which Lightning's own launcher numbers only on its host."""
+    return int(os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or 0)
+
+
 class StepJournal:
     """Losses, gradients and parameters by step; `close` writes `journal-RANK.json`."""
 
@@ -44,7 +49,7 @@ class StepJournal:
 
     def close(self, **facts: object) -> None:
         """Write the journal into the folder that the first argument of the job names."""
-        path = Path(sys.argv[1]) / f"journal-{os.environ.get('RANK', '0')}.json"
+        path = Path(sys.argv[1]) / f"journal-{find_rank()}.json"
         path.write_text(json.dumps({**vars(self), **facts}))
         print("done", flush=True)
 

@@ -17,6 +17,7 @@ import numpy as np
 
 import rankdump
 from rankdump._core.plan import DumpPlan, OutputSettings
+from rankdump._kernels.kernel_functions import KERNELS
 
 BIN = Path(sys.executable).parent
 
@@ -39,7 +40,8 @@ def base() -> None:
 def commands() -> None:
     """Both commands know their version and their verbs."""
     for command in ("rankdump", "rankdumpd"):
-        assert said(0, command, "--version") == f"{command}, version {rankdump.__version__}\n"
+        release = f"{command}, version {rankdump.__version__}"
+        assert said(0, command, "--version") == f"{release}\nkernels: {KERNELS.description}\n"
         assert "Usage:" in said(0, command, "--help")
 
 
@@ -63,6 +65,8 @@ def session(folder: Path) -> None:
 def main() -> None:
     assert "site-packages" in rankdump.__file__, rankdump.__file__
     assert version("rankdump") == rankdump.__version__
+    # Also from the sdist: there is a compiler where releases are tried.
+    assert KERNELS.is_compiled, KERNELS.description
     if sys.argv[1] == "base":
         base()
         return

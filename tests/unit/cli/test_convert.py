@@ -16,7 +16,7 @@ from support.bin_conversion import NAME, bin_file, blocks, files_of, numbered, t
 from support.bin_files import packed_file_of
 
 from rankdump._binfile.overflow_record import convert_overflow_to_json
-from rankdump._cli import progress
+from rankdump._cli import output
 from rankdump._cli.command_group import run_command_line
 
 IMAGE = numbered((2, 20, 3, 5))
@@ -324,7 +324,7 @@ def test_convert_shows_a_progress_bar_on_a_terminal(
 ):
     """On a terminal, and only when there is time to see it."""
     master, terminal = pty.openpty()
-    monkeypatch.setattr(progress, "_PROGRESS_DELAY_S", patience_s)
+    monkeypatch.setattr(output, "_PROGRESS_DELAY_S", patience_s)
     with os.fdopen(terminal, "w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
         assert run_command_line(["convert", "-d", str(source), "-o", str(tmp_path / "out")]) == 0

@@ -94,9 +94,9 @@ def test_status_tables_fit_100_columns():
         assert "100/10000" in lines[-1]
 
 
-def test_status_table_separates_jobs():
+def test_tables_separate_jobs():
     """An agent that serves two jobs shows them one after the other."""
     view = StatusView((session(0), session(0, job_id="other")))
-    lines = format_status_table(view, width=100)
-    assert "job job" in lines
-    assert "job other" in lines
+    for lines in (format_status_table(view, width=100), format_summary_table(view, width=100)):
+        assert "job job" in lines
+        assert "job other" in lines

@@ -91,3 +91,17 @@ def test_status_watch_ends_with_ctrl_c(tree):
     _, err = watch.communicate(timeout=60)
     assert (watch.returncode, err) == (0, "")
     assert first.split()[:3] == ["0", "closed", "1/1"]
+
+
+def test_help_of_every_command_fits_in_its_line():
+    """The list of commands shows a whole sentence for each of them."""
+    done = subprocess.run(
+        [sys.executable, "-m", "rankdump", "--help"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "80"},
+        check=True,
+    )
+    lines = done.stdout.partition("Commands:\n")[2].splitlines()
+    assert len(lines) > 10
+    assert [line for line in lines if not line.endswith(".") or line.endswith("...")] == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankdump._cli.live_status import format_screen
+from rankdump._cli.status import format_screen
 from rankdump._core.events import Finding, FindingKind
 from rankdump._core.status import (
     AgentStatus,

@@ -23,6 +23,13 @@ from rankdump._codec.file_codec import (
     pack_file,
     select_codec,
 )
+from rankdump._codec.zstd_frames import (
+    compute_stored_bytes,
+    is_stored_frame,
+    iterate_stored_blocks,
+    make_memory_reader,
+    make_stored_frame,
+)
 from rankdump.errors import CorruptedError, UnsupportedError
 
 LIMIT_BYTES = 1 << 20
@@ -174,7 +181,7 @@ NOISE = random.Random(4).randbytes(4 * SMALL_FILE_BYTES)
 class CountingCodec:
     """Zstd that notes how much it was given."""
 
-    name, suffix = "zstd", ".zst"
+    name, suffix, is_deferrable = "zstd", ".zst", True
 
     def __init__(self) -> None:
         self.seen_bytes = 0
@@ -182,6 +189,9 @@ class CountingCodec:
     def encode(self, parts):
         self.seen_bytes += sum(map(len, parts))
         return ZstdCodec().encode(parts)
+
+    def encode_blocks(self, blocks, size: int):
+        return self.encode([*blocks])
 
     def decode(self, data, *, limit_bytes: int):
         return ZstdCodec().decode(data, limit_bytes=limit_bytes)
@@ -202,29 +212,76 @@ class CountingCodec:
     ids=["empty", "tiny", "small", "noise", "text", "zeros", "noise first", "noise last"],
 )
 def test_pack_file_leaves_incompressible_files_plain(body: bytes, suffix: str):
-    """The suffix says what was done, and the codec it names gives the same bytes back."""
+    """The parts themselves are returned, or packed bytes from which the codec restores them."""
     parts = (b"head".ljust(128), memoryview(body))
     packed = pack_file(ZstdCodec(), parts)
-    assert packed.suffix == suffix
-    data = b"".join(packed.parts)
+    assert (packed is parts) == (not suffix)
+    data = b"".join(packed)
     assert select_codec(f"a.npy{suffix}").decode(data, limit_bytes=1 << 21) == b"".join(parts)
-    assert pack_file(ZstdCodec(), parts).suffix == suffix
-    assert pack_file(NoneCodec(), parts).suffix == ""
+    assert b"".join(pack_file(ZstdCodec(), parts)) == data
+    assert pack_file(NoneCodec(), parts) is parts
 
 
 def test_pack_file_of_noise_packs_only_a_sample():
     """Of a large tensor that cannot shrink only a sample is compressed."""
     codec = CountingCodec()
     pack_file(codec, (b"head", NOISE))
-    assert codec.seen_bytes == SMALL_FILE_BYTES
+    assert codec.seen_bytes == SMALL_FILE_BYTES // 4
 
 
-def test_pack_file_leaves_files_plain_despite_a_good_sample():
-    """Where the sample shrinks and the whole does not, the file is not larger than without."""
+def test_pack_file_stores_files_that_do_not_shrink_despite_a_good_sample():
+    """The sample decides on the name; the file is larger than its content by a few heads alone."""
     body = bytearray(NOISE)
-    last = len(body) - SMALL_FILE_BYTES // 4
-    for at in (last * n // 3 for n in range(4)):
-        body[at : at + 4096] = bytes(4096)
+    last = len(body) - SMALL_FILE_BYTES // 32
+    for at in (last * n // 7 for n in range(8)):
+        body[at : at + 1024] = bytes(1024)
     codec = CountingCodec()
-    assert pack_file(codec, (b"head", body)).suffix == ""
+    plain = (b"head", body)
+    packed = pack_file(codec, plain)
+    assert packed is not plain
     assert codec.seen_bytes > len(body)
+    assert sum(map(len, packed)) <= compute_stored_bytes(map(len, plain))
+    assert ZstdCodec().decode(b"".join(packed), limit_bytes=1 << 20) == b"".join(plain)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", NOISE[:100], NOISE, COMPRESSIBLE, bytes(1 << 20), bytes(len(NOISE)) + NOISE],
+    ids=["empty", "tiny", "noise", "text", "zeros", "noise last"],
+)
+def test_pack_file_has_the_same_name_and_content_now_and_later(body: bytes):
+    """So a file that waits is replaced under its own name, and found again when it is resent."""
+    plain = (b"head".ljust(128), memoryview(body))
+    now, later = (pack_file(ZstdCodec(), plain, later=later) for later in (False, True))
+    assert (now is plain) == (later is plain)
+    if later is not plain:
+        unpacked = [ZstdCodec().decode(b"".join(f), limit_bytes=1 << 21) for f in (now, later)]
+        assert unpacked == [b"".join(plain)] * 2
+        assert is_stored_frame(later[0]) == (len(body) > SMALL_FILE_BYTES)
+        assert not is_stored_frame(now[0])
+
+
+def test_pack_file_later_compresses_only_a_sample():
+    """That is what it is for."""
+    codec = CountingCodec()
+    pack_file(codec, (b"head", bytes(1 << 20)), later=True)
+    assert codec.seen_bytes == SMALL_FILE_BYTES // 4
+
+
+@pytest.mark.parametrize("size", [1, 70_000, 3 << 20, (16 << 20) - 128, 17 << 20])
+def test_encode_blocks_gives_the_bytes_of_encode(size: int):
+    """A file that is packed later is the one that would have been written at first."""
+    body = (NOISE + bytes(3 << 18)) * (1 + (size >> 20))
+    parts = (b"head".ljust(128), body[:size])
+    stored = b"".join(make_stored_frame(parts))
+    blocks = iterate_stored_blocks(make_memory_reader(stored), len(stored))
+    packed = b"".join(ZstdCodec().encode_blocks(blocks, size + 128))
+    assert packed == b"".join(ZstdCodec().encode(parts))
+
+
+def test_zstd_always_differs_in_its_patience_alone():
+    """It reads and writes the files of `zstd`."""
+    usual, always = get_codec("zstd"), get_codec("zstd-always")
+    assert (usual.is_deferrable, always.is_deferrable) == (True, False)
+    assert usual.suffix == always.suffix
+    assert b"".join(always.encode([COMPRESSIBLE])) == FRAME

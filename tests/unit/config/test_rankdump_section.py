@@ -62,7 +62,7 @@ def test_rankdump_section_accepts_every_profile(tmp_path: Path, profile: str):
 OWN_REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
     ("layout", (*NOT_TEXT, "CANN", "rank", ""), '"cann", "cann-step"'),
     ("profile", (*NOT_TEXT, "ms2.2", "MS2.3", ""), '"ms2.3", "ms2.4" or "ms2.0"'),
-    ("codec", (*NOT_TEXT, "gzip", ""), '"none" or "zstd"'),
+    ("codec", (*NOT_TEXT, "gzip", ""), '"none", "zstd" or "zstd-always"'),
     ("on_full", (*NOT_TEXT, "wait"), '"block", "drop" or "statistic"'),
     ("block_timeout_s", (-1, "3", True, None, 86_401, 10**400), "seconds from 0 to 86400"),
     ("buffer_bytes", (0, -1, 1.5, "1", True, None, 1 << 41), "whole bytes from 1 to"),

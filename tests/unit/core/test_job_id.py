@@ -113,6 +113,22 @@ def test_find_launcher_skips_wrappers_of_ranks(wrapper):
     assert ranks == [str(os.getpid())] * 2
 
 
+def test_find_launcher_of_ranks_that_the_first_one_starts_is_that_one():
+    """As Lightning starts them: all have LOCAL_RANK and NODE_RANK in the end, and none has RANK."""
+    about = {"LOCAL_RANK": "1", "NODE_RANK": "0", "WORLD_SIZE": "2"}
+    starter = (
+        f"import os, subprocess, sys; os.environ.update({about}); code = {SHOW!r}\n"
+        "print(os.getpid()); sys.stdout.flush(); exec(code); sys.stdout.flush()\n"
+        "subprocess.run([sys.executable, '-c', code], check=True)"
+    )
+    environ = {name: text for name, text in os.environ.items() if name not in {"RANK", *about}}
+    done = subprocess.run(
+        [sys.executable, "-c", starter], env=environ, capture_output=True, text=True, check=True
+    )
+    own, *found = done.stdout.split()
+    assert found == [own, own]
+
+
 def test_find_launcher_of_a_single_process_is_itself():
     assert find_launcher({"RANK": "0"}, world_size=1).pid == os.getpid()
     assert find_launcher({}, world_size=4).pid == os.getppid()

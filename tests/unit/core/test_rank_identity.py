@@ -46,7 +46,10 @@ def test_identify_rank_uses_the_first_variable_set(environ, expected):
 
 
 def test_identify_rank_falls_back_to_torchs_process_group(monkeypatch):
-    """Spawned ranks have no variables; a group that is not initialised does not count."""
+    """Spawned ranks have no variables, ranks that Lightning started the size and no rank.
+
+    A group that is not initialised does not count.
+    """
     group = types.SimpleNamespace(
         is_available=lambda: True,
         is_initialized=lambda: True,
@@ -57,6 +60,10 @@ def test_identify_rank_falls_back_to_torchs_process_group(monkeypatch):
     assert (identify_rank({}, "/data").rank, identify_rank({}, "/data").world_size) == (2, 3)
     given = identify_rank({"RANK": "1", "WORLD_SIZE": "2"}, "/data")
     assert (given.rank, given.world_size) == (1, 2)
+    started = {"LOCAL_RANK": "1", "NODE_RANK": "1", "WORLD_SIZE": "3"}
+    for environ in (started, {**started, "SLURM_PROCID": "0", "SLURM_NTASKS": "1"}):
+        found = identify_rank({**environ, "RANKDUMP_JOB_ID": "job"}, "/data")
+        assert (found.rank, found.world_size, found.device) == (2, 3, 1)
     group.is_initialized = lambda: False
     assert identify_rank({}, "/data").world_size == 1
 

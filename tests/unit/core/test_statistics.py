@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rankdump._core import element_types, statistics
-from rankdump._core import statistics as core_statistics
 from rankdump._core.statistics import STATISTIC_TITLES, compute_statistic_texts
 from rankdump.errors import UnsupportedError
 
@@ -153,52 +152,12 @@ def test_statistics_equal_a_float64_reference(name: str, data: st.DataObject):
         assert float(found[item]) == pytest.approx(value, rel=1e-5, abs=1e-12 * scale, nan_ok=True)
 
 
-def test_statistics_of_a_large_tensor_equal_those_of_one_pass(monkeypatch: pytest.MonkeyPatch):
-    """Blocks are not to be seen in the result, wherever the NaN stands."""
-    rng = np.random.default_rng(7)
-    array = rng.normal(size=100_003).astype("f4")
-    whole = of(ALL, array)
-    monkeypatch.setattr(core_statistics, "_BLOCK_ELEMENTS", 1 << 10)
-    assert of(ALL, array) == whole
-    for at in (0, 50_000, 100_002):
-        broken = array.copy()
-        broken[at] = NAN
-        assert of(("max", "min", "avg", "l2norm", "nan count"), broken) == ("nan",) * 4 + ("1",)
-
-
-@pytest.mark.parametrize(
-    "name", [n for n in element_types.ELEMENT_TYPES if statistics.has_statistics(n)]
-)
-@given(data=st.data())
-@settings(max_examples=30, deadline=None)
-def test_statistics_of_many_tensors_equal_those_of_each(name: str, data: st.DataObject):
-    """Law: measured together, tensors have the figures that each has by itself."""
-    item_bytes = element_types.get_element_type(name).item_bytes
-    sizes = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=6))
-    rest = 1 if name == "bool" else 255
-    byte = st.integers(0, rest)
-    tensors = [
-        bytes(data.draw(st.lists(byte, min_size=n * item_bytes, max_size=n * item_bytes)))
-        for n in sizes
-    ]
-    together = statistics.compute_statistic_rows(ALL, name, tensors)
-    for each, text in zip(tensors, together, strict=True):
-        alone = dict(zip(ALL, compute_statistic_texts(ALL, name, memoryview(each)), strict=True))
-        found = dict(zip(ALL, text.split(","), strict=True))
-        # A sum may differ in its last bit with the order of addition.
-        assert float(found.pop("l2norm")) == pytest.approx(float(alone.pop("l2norm")), nan_ok=True)
-        sums = (float(found.pop("avg")), float(alone.pop("avg")))
-        extremes = [abs(float(alone[item])) for item in ("max", "min")]
-        assert sums[0] == pytest.approx(sums[1], abs=1e-12 * max(extremes), nan_ok=True)
-        assert unsigned_zeros(found) == unsigned_zeros(alone)
-
-
 def test_statistic_row_is_the_texts_joined_by_commas():
     data = raw(np.array([1, -2, 2], "f4"))
     assert statistics.compute_statistic_row(("max", "min", "l2norm"), "float32", data) == "2,-2,3"
     assert compute_statistic_texts((), "float32", data) == ()
-    assert statistics.compute_statistic_rows((), "float32", [bytes(data)] * 2) == ["", ""]
-    assert statistics.compute_statistic_rows(("count", "max"), "float32", []) == []
+    assert statistics.compute_statistic_row((), "float32", data) == ""
+    assert compute_statistic_texts(("count", "max"), "float32", bytes(data)) == ("3", "2")
 
 
 def test_statistics_of_an_empty_tensor_are_defined():
@@ -206,18 +165,6 @@ def test_statistics_of_an_empty_tensor_are_defined():
     zeros = dict(zip(ALL, found, strict=True))
     assert (zeros["max"], zeros["min"], zeros["avg"]) == ("-inf", "inf", "nan")
     assert (zeros["count"], zeros["l2norm"]) == ("0", "0")
-
-
-def test_statistics_of_many_blocks_equal_those_of_each(monkeypatch: pytest.MonkeyPatch):
-    """Law: where neighbours are taken together changes no figure, nor does a larger one's size."""
-    rng = np.random.default_rng(3)
-    tensors = [rng.normal(size=size).astype("f4").tobytes() for size in (5, 60, 9, 200, 1, 1, 64)]
-    items = ("max", "min", "l2norm", "avg", "count")
-    alone = [
-        statistics.compute_statistic_row(items, "float32", memoryview(each)) for each in tensors
-    ]
-    monkeypatch.setattr(core_statistics, "_BLOCK_ELEMENTS", 64)
-    assert statistics.compute_statistic_rows(items, "float32", tensors) == alone
 
 
 @pytest.mark.filterwarnings("error")
@@ -239,15 +186,6 @@ def test_statistics_of_several_threads_are_independent():
     expected = [of(items, array) for array in arrays]
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(lambda array: of(items, array), arrays)) == expected
-
-
-def test_statistic_rows_reject_empty_tensors_and_other_types():
-    for dtype, tensors, message in [
-        ("complex64", [b"12345678"], "complex64"),
-        ("float32", [b"1234", b""], "tensor 1 of 2 has no elements"),
-    ]:
-        with pytest.raises(UnsupportedError, match=message):
-            statistics.compute_statistic_rows(("max",), dtype, tensors)
 
 
 def test_statistics_are_independent_of_block_ends():

@@ -51,9 +51,12 @@ def run_hf_trainer(callback: Any, *, steps: int, accumulated: int) -> None:
     callback.on_train_end(args, state, None, model=MODEL)
 
 
-def run_lightning(callback: Any, batches: list[int]) -> None:
-    """Call a callback as Lightning's Trainer does, with so many batches for each step."""
-    trainer = SimpleNamespace(global_step=0, accumulate_grad_batches=max(batches))
+def run_lightning(callback: Any, batches: list[int], *, accumulated: int | None = None) -> None:
+    """Call a callback as Lightning's Trainer does, with so many batches for each step.
+
+    `accumulated` is what the Trainer was told to accumulate, by default the most of them.
+    """
+    trainer = SimpleNamespace(global_step=0, accumulate_grad_batches=accumulated or max(batches))
     for count in batches:
         for number in range(count):
             callback.on_train_batch_start(trainer, MODEL, None, number)
@@ -96,6 +99,15 @@ def test_lightning_callback_counts_batches_without_accumulation(
     module = import_integration("lightning", PACKAGES["lightning"])
     run_lightning(module.LightningDumpCallback(session), [1, 1])
     assert session.calls == [0, 1]
+
+
+def test_lightning_callback_numbers_micro_batches_of_manual_optimization(
+    import_integration: Any, session: SessionJournal
+) -> None:
+    """The Trainer does not know them; the second batch of the first step tells."""
+    module = import_integration("lightning", PACKAGES["lightning"])
+    run_lightning(module.LightningDumpCallback(session), [2, 2, 1], accumulated=1)
+    assert session.calls == [0, "micro 1", 1, "micro 0", "micro 1", 2, "micro 0"]
 
 
 @pytest.mark.parametrize("name", ["transformers", "lightning"])

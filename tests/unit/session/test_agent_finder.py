@@ -31,7 +31,7 @@ class FakeLease:
             raise UnavailableError(self.fault)
         return True
 
-    def wait_until_serving(self, timeout_s: float) -> bool:
+    def wait_until_serving(self) -> bool:
         self.waited += 1
         return not self.is_starting()
 

@@ -160,6 +160,38 @@ def test_step_with_a_number_begins_that_iteration(running, tmp_path):
     assert [(e.iteration, e.expected) for e in ends(running)] == [(100, 1), (101, 1)]
 
 
+class StateHook:
+    """Hook that reads parameters at the end of each iteration that is dumped."""
+
+    def __init__(self) -> None:
+        self.read_in: list[int] = []
+
+    def iteration_begins(self, iteration: int, armed: bool) -> None:
+        pass
+
+    def iteration_ends(self, iteration: int, armed: bool) -> None:
+        if armed:
+            self.read_in.append(iteration)
+
+    def detach(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("runs_before", "expected"), [(False, [100, 101]), (True, [0, 100, 101])])
+def test_state_is_not_read_where_nothing_ran_before_the_first_step(
+    running, tmp_path, runs_before, expected
+):
+    """A loop that goes on from a checkpoint attaches its models before its first `step`."""
+    hook = StateHook()
+    with started(running, tmp_path) as session:
+        session.observe(lambda recorder, graph: hook, "Net")
+        if runs_before:
+            session.dump("Add", "a", "input", 0, np.ones(1))
+        session.step(100)
+        session.step(101)
+    assert hook.read_in == expected
+
+
 def test_step_without_a_number_ends_an_iteration(running, tmp_path):
     """step() at the bottom of the loop: the iteration after the last is not declared."""
     with started(running, tmp_path) as session:

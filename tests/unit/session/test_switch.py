@@ -94,6 +94,7 @@ def test_dump_start_notifies_hooks_at_once(running, monkeypatch):
         session.dump_stop()
         session.dump_start()
         session.dump_start()
+        session.dump("Add", "a", "input", 0, ONE)
         session.step(1)
         session.dump_stop()
     assert hook.told == [

@@ -301,13 +301,12 @@ def test_abandoned_slab_moves_to_its_successor(host, slab, tmp_path, with_slab):
     rank.keep(np.ones(3), UnreadableSource)
     assert rank.keep(big) is PlacementResult.ELSEWHERE
     rank.buffer.submit(IterationEnd(0, 6))
-    eventually(lambda: any(frame.sequence == 7 for frame in agent.frames))
+    eventually(lambda: agent.examined == 7)
     agent.cut_now = True
+    agent.acknowledge_up_to = float("inf")
     agent.slab = FakeSlab(slab.path.with_suffix(".new"), LARGE // 3) if with_slab else None
     assert rank.keep(np.full(5, 4)) is PlacementResult.DONE
     eventually(lambda: len(agent.opened) > 1)
-    # Not sooner: the first stream would acknowledge what it has before it is cut.
-    agent.acknowledge_up_to = float("inf")
     rank.keep(np.full(5, 5))
     assert rank.client.close(10) == 0
     assert order(agent) == [3, 4, 5, 6, 7, 8, 9]

@@ -12,7 +12,7 @@ import pytest
 from rankdump.errors import UnavailableError
 from rankdumpd.workers.worker_process import WorkerProcess
 
-WAIT_S = 60
+WAIT_S = 300
 
 
 @pytest.fixture

@@ -23,11 +23,11 @@ from rankdump._analysis.compare.html_widgets import (
     draw_histograms,
     draw_operator_chart,
 )
-from rankdump._analysis.compare.kind_summary import format_kinds
 from rankdump._analysis.compare.report import ComparisonReport, DivergenceOrigin, SuspectCall
 from rankdump._analysis.compare.report_summary import (
     collect_suspect_keys,
     find_unmatched_calls,
+    format_kinds,
     get_own_place,
     list_other_origins,
     select_worst_rows,

@@ -1,16 +1,19 @@
-"""Search for the origins of a report, with the source lines of the suspected calls. Reads the
-published order, the recorded stacks and few tensors of the two dumps, and only where the result
-depends on them.
+"""Search for the origins of a report, with the source lines of the suspected calls, and for the
+first cause of NaN and infinity in one dump. Reads the published order, the recorded stacks and few
+tensors of the two dumps, and only where the result depends on them; of one dump all tensors.
 
 Tensors with equal digests are equal without being read, so it is not known whether they are finite.
 The search reads only the inputs of the suspected call and applies the result to all tensors of the
 same digest; when one of them is not finite, the search is repeated from there.
+
+In one dump the search is the same, with the dump in the place of both, so what a rank received in a
+collective is no cause.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -22,6 +25,8 @@ from rankdump._analysis.compare.job_origin import (
     find_job_origin,
     find_sender,
 )
+from rankdump._analysis.compare.pair_comparison import has_nonfinite_statistics
+from rankdump._analysis.compare.programs import read_programs
 from rankdump._analysis.compare.rank_origin import (
     DIFFERENCE_QUESTION,
     NONFINITE_QUESTIONS,
@@ -35,9 +40,13 @@ from rankdump._analysis.compare.rank_origin import (
 from rankdump._analysis.compare.report import (
     ComparisonRow,
     DivergenceOrigin,
+    DumpedProgram,
     DumpedTensor,
+    PairOutcome,
     ProgramPlace,
     SuspectCall,
+    TensorPair,
+    TensorVerdict,
 )
 from rankdump._analysis.reader.coordinator_files import read_order
 from rankdump._analysis.reader.dump import Dump
@@ -254,3 +263,59 @@ def _is_finite_tensor(tensor: DumpedTensor | None) -> bool | None:
     except (CorruptedError, UnsupportedError):
         return None
     return computed.nans + computed.infinities == 0
+
+
+_KnownDigests: TypeAlias = "dict[str, bool]"
+"""Whether the elements of a digest are finite."""
+
+
+def find_first_cause(dump: Dump, problems: list[str]) -> DivergenceOrigin | None:
+    """Return where NaN or infinity starts in a dump; None when every tensor is known as finite.
+
+    `dump` is best restricted to the first iteration with such a tensor, because all of its tensors
+    are read. `problems` gets a sentence for damaged tables, which are ignored.
+    """
+    known: _KnownDigests = {}
+    rows = [
+        row
+        for program in read_programs(dump, problems)
+        for row in _yield_program_rows(program, known)
+    ]
+    origins, _ = find_origins(rows, ComparedDumps(dump, dump))
+    return next((each for each in origins if each.kind == "nonfinite"), None)
+
+
+def _yield_program_rows(program: DumpedProgram, known: _KnownDigests) -> Iterator[ComparisonRow]:
+    for call in program.calls:
+        for tensor in call.tensors:
+            yield ComparisonRow(
+                program.rank,
+                program.iteration,
+                call.position,
+                "exact",
+                call.op_type,
+                call.op_name,
+                "",
+                call.backward,
+                TensorPair(tensor, None),
+                PairOutcome(
+                    TensorVerdict.UNKNOWN, nonfinite_a=_has_nonfinite_elements(tensor, known)
+                ),
+            )
+
+
+def _has_nonfinite_elements(tensor: DumpedTensor, known: _KnownDigests) -> bool | None:
+    """Return whether a tensor has NaN or infinity; None when neither row nor file shows it."""
+    tabled = has_nonfinite_statistics(tensor)
+    if tabled is not None or tensor.entry is None:
+        return tabled
+    if tensor.digest in known:
+        return not known[tensor.digest]
+    try:
+        computed = statistics(load(tensor.entry))
+    except (CorruptedError, UnsupportedError):
+        return None
+    finite = computed.nans + computed.infinities == 0
+    if tensor.digest:
+        known[tensor.digest] = finite
+    return not finite

@@ -31,8 +31,8 @@ from rankdump._analysis.compare.tensor_measures import MeasurementResult, measur
 from rankdump._analysis.reader.shard_join import select_shard
 from rankdump._analysis.reader.tensor_loader import Opened, load, opened
 from rankdump._analysis.reader.tree import are_statistics_finite
-from rankdump._core.statistics import compute_moments
 from rankdump._core.tensor_layout import TensorLayout
+from rankdump._kernels.array_kernels import measure_array
 from rankdump.errors import RankdumpError
 
 _SAME_DIGEST = PairOutcome(TensorVerdict.EQUAL)
@@ -81,14 +81,13 @@ def compute_statistics(array: npt.NDArray[Any]) -> dict[str, float]:
     """Return the statistics of an array; empty for complex elements."""
     if array.dtype.kind == "c":
         return {}
-    with np.errstate(all="ignore"):
-        found = compute_moments(array.reshape(-1))
+    found = measure_array(array.reshape(-1))
     return {
         "max": found.maximum,
         "min": found.minimum,
         "avg": found.mean,
         "l2norm": found.l2norm,
-        "count": found.count,
+        "count": found.size,
         "nan count": found.nans,
         "negative inf count": found.negative_infinities,
         "positive inf count": found.positive_infinities,

@@ -1,8 +1,9 @@
-"""Manifests of a tree and its lists of retired iterations: records of files and table rows, ranks
-of devices, and jobs. Reads nothing else; an unreadable file is reported as a problem, not raised.
+"""Manifests of a tree, its lists of retired iterations and its session files: records of files and
+table rows, ranks of devices, jobs, and the state of each session as written last. Reads nothing
+else; an unreadable manifest is reported as a problem, not raised.
 
 A tree may contain the dumps of several jobs. A session belongs to one job, which the first readable
-manifest of the session names.
+manifest of the session names. A session that is open here may have ended together with its agent.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ from rankdump._analysis.reader.query import group_ranks
 from rankdump._analysis.reader.tree import Table, Tree
 from rankdump._core.manifest import RETIRED_FILE, Manifest, ManifestRecord, RetiredIteration
 from rankdump._core.status import IterationStatus
+from rankdump._core.tree_session import (
+    MAX_FILE_BYTES,
+    SESSIONS_FOLDER,
+    TreeSession,
+    parse_tree_session,
+)
 from rankdump._layout.dump_folders import DumpFolder, find_folder
 from rankdump._layout.file_name import NUMBER_PATTERN
 from rankdump._layout.tree_paths import MANIFEST_FOLDER, METADATA_FOLDER
@@ -252,3 +259,22 @@ def restrict_to_attempt(tree: Tree, attempt: int) -> Tree:
     ranks.update(manifest.status.rank for manifest in tree.manifests)
     kept = tuple(rank for rank in tree.ranks if rank in ranks or not tree.sessions)
     return replace(tree, ranks=kept)
+
+
+def read_tree_sessions(root: Path, job_id: str = "") -> tuple[TreeSession, ...]:
+    """Return the session files of a tree, the one that changed last at the end.
+
+    With an id, only those of that job. A file that cannot be read or is damaged is left out: it is
+    replaced when the session changes, and the manifests of its iterations remain.
+    """
+    found: list[TreeSession] = []
+    for path in (root / SESSIONS_FOLDER).glob("rank_*.json"):
+        try:
+            if path.is_symlink() or path.stat().st_size > MAX_FILE_BYTES:
+                continue
+            session = parse_tree_session(path.read_bytes())
+        except (OSError, CorruptedError):
+            continue
+        if job_id in ("", session.status.job_id):
+            found.append(session)
+    return tuple(sorted(found, key=lambda each: (each.changed_us, each.status.rank)))

@@ -27,7 +27,8 @@ from rankdump._analysis.reader.tree import (
     Tree,
 )
 from rankdump._core.record import TensorKey, sanitize_name
-from rankdump._core.statistics import ElementMoments, compute_moments
+from rankdump._kernels.array_kernels import measure_array
+from rankdump._kernels.element_moments import ElementMoments
 from rankdump._layout import statistic_tables
 from rankdump.errors import CorruptedError, UnsupportedError
 
@@ -58,12 +59,12 @@ class Statistics:
 def statistics(tensor: npt.NDArray[Any]) -> Statistics:
     """Return the statistics of an array; the memory does not depend on its size."""
     flat = tensor.reshape(-1)
-    found = _modulus_moments(flat) if flat.dtype.kind == "c" else compute_moments(flat)
+    found = _modulus_moments(flat) if flat.dtype.kind == "c" else measure_array(flat)
     return Statistics(
-        count=found.count,
-        minimum=found.minimum if found.count else None,
-        maximum=found.maximum if found.count else None,
-        mean=found.mean if found.count else None,
+        count=found.size,
+        minimum=found.minimum if found.size else None,
+        maximum=found.maximum if found.size else None,
+        mean=found.mean if found.size else None,
         l2norm=found.l2norm,
         nans=found.nans,
         infinities=found.positive_infinities + found.negative_infinities,
@@ -76,7 +77,7 @@ def _modulus_moments(flat: npt.NDArray[Any]) -> ElementMoments:
     for at in range(0, flat.size, _BLOCK_ELEMENTS):
         with np.errstate(all="ignore"):
             block = np.abs(flat[at : at + _BLOCK_ELEMENTS])
-        found = found.merge_with(compute_moments(block))
+        found = found.merge_with(measure_array(block))
     return found
 
 

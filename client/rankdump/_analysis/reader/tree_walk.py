@@ -25,11 +25,11 @@ from rankdump._analysis.reader.manifests import (
     list_rank_folders,
     read_manifests,
     read_retired_iterations,
+    read_tree_sessions,
     restrict_to_attempt,
     restrict_to_job,
 )
 from rankdump._analysis.reader.query import Query
-from rankdump._analysis.reader.session_files import read_tree_sessions
 from rankdump._analysis.reader.tree import Entries, Entry, Table, Tree
 from rankdump._analysis.reader.tree_files import (
     FolderIndex,
@@ -38,8 +38,12 @@ from rankdump._analysis.reader.tree_files import (
     read_entries,
     read_long_names,
 )
+from rankdump._codec.file_codec import select_codec
+from rankdump._codec.zstd_frames import compute_stored_bytes
 from rankdump._core.attempts import SessionPeriods, order_sessions
+from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.manifest import Manifest, RetiredIteration
+from rankdump._core.npy_format import compute_npy_sizes
 from rankdump._layout.dump_folders import (
     MAX_TREE_DEPTH,
     RANK_FOLDER_PATTERN,
@@ -305,12 +309,29 @@ def _find_size_mismatches(entries: list[Entry], files: list[TensorFile]) -> Iter
     for entry in entries:
         # The record of a link to identical bytes has 0 stored bytes.
         due[entry.relative] += entry.record.bytes_stored if entry.record else 0
-    for file in files:
-        if due[file.relative] not in (0, file.stored_bytes):
+    different = {f.relative: f for f in files if due[f.relative] not in (0, f.stored_bytes)}
+    for entry in entries if different else ():
+        file = different.get(entry.relative)
+        if file is not None and not _is_packed_later(entry, file.stored_bytes):
             yield (
                 f"{file.relative}: {file.stored_bytes} bytes, "
                 f"but its manifest has {due[file.relative]}"
             )
+            del different[file.relative]
+
+
+def _is_packed_later(entry: Entry, file_bytes: int) -> bool:
+    """Return whether a file of another size than in its manifest is one that is packed later.
+
+    An agent under pressure stores a file in a frame that packs nothing, and replaces the file and
+    then the manifest when it has time. `fsck` checks what is in such a file.
+    """
+    record = entry.record
+    element = ELEMENT_TYPES.get(record.dtype) if record else None
+    if record is None or element is None or not select_codec(entry.relative).suffix:
+        return False
+    stored = compute_stored_bytes(compute_npy_sizes(element.descr, record.shape))
+    return stored in (record.bytes_stored, file_bytes)
 
 
 def locate(path: Path) -> tuple[Entry, ...]:

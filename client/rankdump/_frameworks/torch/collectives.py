@@ -36,19 +36,20 @@ from rankdump._frameworks.torch.collective_tensors import (
 )
 from rankdump._frameworks.torch.communication import (
     ANY_SOURCE,
+    BucketCounter,
     CollectiveRequest,
     PendingCollective,
+    UnseenCollectiveCounter,
     collective_recorder,
     count_elements,
     describe_group,
+    is_captured,
     list_tensors,
     read_group_timeout,
 )
-from rankdump._frameworks.torch.ddp import BucketCounter
 from rankdump._frameworks.torch.internals import disable_function_modes
 from rankdump._frameworks.torch.module_hooks import run_shielded
 from rankdump._frameworks.torch.tensors import TorchObserver
-from rankdump._frameworks.torch.unseen_collectives import UnseenCollectiveCounter, is_captured
 
 # The work and the process group are C++ classes whose stubs are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

@@ -1,9 +1,10 @@
-"""Collectives and messages of a process: their groups, numbers, begins, ends and timeouts. There is
-one recorder for the whole process, because process groups belong to the process; how calls are
-intercepted is not its concern.
+"""Collectives and messages of a process: their groups, numbers, begins, ends and timeouts, the
+buckets of DistributedDataParallel that they reduce, and those that were executed and not seen.
+There is one recorder for the whole process, because process groups belong to the process; how calls
+are intercepted is not its concern.
 
-Times are the host's: on an accelerator a collective ends for the host when it is queued and
-waited for. A timeout that the backend does not reveal is unknown.
+Times are the host's: on an accelerator a collective ends for the host when it is queued and waited
+for. A timeout that the backend does not reveal is unknown.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -34,6 +37,7 @@ from rankdump._frameworks.torch.tensors import find_dtype_name
 
 # torch.distributed's stubs leave group names and ranks partly unknown.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false
 
 
 ANY_SOURCE = -1
@@ -413,3 +417,127 @@ def _read_backend_timeout(group: Any, device: torch.device) -> GroupTimeout | No
         return GroupTimeout(str(group.group_name), backend.name().lower(), limit // _MICROSECOND)
     except (AttributeError, RuntimeError, TypeError):
         return None
+
+
+_ENGINE_MODULES = ("torch.autograd", "torch.autograd.graph")
+"""Modules of the Python functions that run autograd's engine."""
+_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+
+
+class BucketCounter:
+    """Counts the buckets that a backward reduces in each process group.
+
+    The reducer of DistributedDataParallel, with or without a built-in communication hook, calls the
+    operator of the all-reduce itself, from C++, so nothing is registered with it and the traceback
+    of a failing reduction has no frame of ours. It reduces the buckets of a backward in the order
+    of their numbers.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, tuple[int, int]] = {}
+        """By group: the number of the backward, and of its buckets so far."""
+
+    def make_scope(self, group: str, caller: FrameType | None, dtype: str) -> str:
+        """Return the part of an all-reduce's name that tells its bucket; empty if it has none.
+
+        `caller` is the innermost Python frame; None in a thread of the engine.
+        """
+        task = find_backward(caller)
+        if task is None:
+            return ""
+        if dtype == "int32":
+            # The map of the parameters that the ranks used; gradients have no integers.
+            return "used-parameters/"
+        before, count = self._counts.get(group, (task, 0))
+        number = count if before == task else 0
+        self._counts[group] = task, number + 1
+        return f"bucket-{number}/"
+
+
+def find_backward(caller: FrameType | None) -> int | None:
+    """Return the number of the backward whose engine called an operator without Python between."""
+    if caller is not None and caller.f_globals.get("__name__") not in _ENGINE_MODULES:
+        return None
+    find_task = getattr(_C, "_current_graph_task_id", None)
+    task = -1 if find_task is None else find_task()
+    return None if task == -1 else task
+
+
+_COUNTED_BACKENDS = frozenset({"gloo"})
+
+
+class UnseenCollectiveCounter:
+    """Collectives that were executed and not seen, by group and reason, until they are taken.
+
+    Process groups count the collectives of their backends; what they counted between our calls was
+    called past torch's operators. Only gloo is compared, whose count rises by the collectives of
+    the calling thread alone. Replays of a CUDA graph and groups written in Python have no such
+    count; they are named as such.
+    """
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """What each group had counted after our last look; -1 when it cannot be compared."""
+        self._found: Counter[tuple[str, UnseenReason]] = Counter()
+
+    def restart(self) -> None:
+        """Forget everything: collectives of a time without a listener are nobody's loss."""
+        self._known.clear()
+        self._found.clear()
+        for group in list_groups():
+            self._known[group] = _read_count(group)
+
+    def compare(self, group: dist.ProcessGroup) -> None:
+        """Count what a group executed since the last look."""
+        before = self._known.get(group)
+        if before == -1:
+            return
+        count = self._known[group] = _read_count(group)
+        if before is not None and count > before:
+            self._found[str(group.group_name), UnseenReason.BACKEND_CALL] += count - before
+
+    def skip(self, group: dist.ProcessGroup) -> None:
+        """Take what a group has counted by now as seen."""
+        if self._known.get(group) != -1:
+            self._known[group] = _read_count(group)
+
+    def add(self, group: str, reason: UnseenReason) -> None:
+        """Count one collective that is known to be missing."""
+        self._found[group, reason] += 1
+
+    def take(self) -> dict[tuple[str, UnseenReason], int]:
+        """Return and forget what was found, after a look at all groups."""
+        for group in list_groups():
+            self.compare(group)
+            if is_python_group(group):
+                self._found[str(group.group_name), UnseenReason.PYTHON_GROUP] = 0
+        found, self._found = dict(self._found), Counter()
+        return found
+
+
+def list_groups() -> list[dist.ProcessGroup]:
+    """Return the process groups of this process, except those without members here."""
+    world: Any = getattr(dist.distributed_c10d, "_world", None)
+    return list(getattr(world, "pg_map", ()))
+
+
+def is_python_group(group: dist.ProcessGroup) -> bool:
+    """Return whether a class in Python replaces collectives of the group."""
+    classes = type(group).__mro__
+    return any("allreduce" in vars(each) for each in classes[: classes.index(dist.ProcessGroup)])
+
+
+def is_captured(tensor_device: torch.device | None) -> bool:
+    """Return whether a call is only captured into a CUDA graph, whose replays are not seen."""
+    if tensor_device is None or tensor_device.type != "cuda":
+        return False
+    return torch.cuda.is_current_stream_capturing()
+
+
+def _read_count(group: Any) -> int:
+    try:
+        if str(group.name()).lower() not in _COUNTED_BACKENDS:
+            return -1
+        return group._get_sequence_number_for_group()
+    except (AttributeError, RuntimeError):
+        return -1

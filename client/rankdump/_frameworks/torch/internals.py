@@ -1,6 +1,5 @@
 """Private interfaces of torch that the adapter depends on, each with its behaviour if this torch
-lacks it; those of process groups are in `communication` and `ddp`, of pipelines in
-`pipeline_stages`.
+lacks it; those of process groups are in `communication`, of pipelines in `forward_passes`.
 """
 
 from __future__ import annotations

@@ -6,14 +6,19 @@ clipping. A step with a closure computes the gradients itself (Lightning's do, a
 are read when it ends. Without an optimizer of torch they are read at the end of the iteration. A
 buffer that is not part of the model's state is a constant and is recorded once. Marks keep no
 module alive.
+
+Of parameters whose tensors are plain, the layouts follow from what torch's FSDP1, Megatron and
+DeepSpeed attached to them. They are found when the structure of a model is read, not in each
+iteration.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
@@ -27,7 +32,12 @@ from rankdump._core.record import TensorSide
 from rankdump._frameworks.model_observer import check_mark_state, make_mark_target_error
 from rankdump._frameworks.operator_names import make_gradient_name
 from rankdump._frameworks.torch.internals import is_tracing, read_structure
-from rankdump._frameworks.torch.layouts import LayoutFinder
+from rankdump._frameworks.torch.layouts import CheckedLayout, LayoutFinder
+from rankdump._frameworks.torch.model_parallel import (
+    is_megatron_imported,
+    iterate_attribute_layouts,
+    iterate_sharded_state,
+)
 from rankdump._frameworks.torch.module_hooks import exclude_from_compilation, run_shielded
 from rankdump._frameworks.torch.module_tree import (
     BufferLocation,
@@ -36,10 +46,7 @@ from rankdump._frameworks.torch.module_tree import (
     iterate_buffer_locations,
     iterate_buffers,
     iterate_chosen_names,
-)
-from rankdump._frameworks.torch.parameter_layouts import (
-    find_parameter_layouts,
-    iterate_sharded_parameters,
+    iterate_parameters,
 )
 from rankdump._frameworks.torch.tensors import TorchObserver
 
@@ -225,3 +232,44 @@ class ModuleMarkReporter:
         """Report the marks again if one was set since the last report."""
         if self._reported_changes != module_marks.changes:
             self.report_marks(build_module_tree(self._model))
+
+
+def iterate_sharded_parameters(model: Module) -> Iterator[tuple[str, Parameter]]:
+    """Yield each parameter once with its dotted name, as optimizers have it: sharded by FSDP2."""
+    sharded: dict[int, Parameter] = {}
+    if _is_distributed():
+        from rankdump._frameworks.torch.fsdp import find_sharded_parameters
+
+        sharded = find_sharded_parameters(model)
+    for name, parameter in iterate_parameters(model):
+        yield name, sharded.get(id(parameter), parameter)
+
+
+def find_parameter_layouts(
+    model: Module, named: Sequence[tuple[str, Parameter]]
+) -> dict[int, LayoutFinder]:
+    """Return the layouts of plain parameters that are parts, by identity of the parameter.
+
+    Of several descriptions of a parameter the one that knows most counts.
+    """
+    found: dict[int, LayoutFinder] = {}
+    for tensor, find_layout in _iterate_layouts(model, named):
+        found[id(tensor)] = CheckedLayout(find_layout)
+    return found
+
+
+def _iterate_layouts(
+    model: Module, named: Sequence[tuple[str, Parameter]]
+) -> Iterator[tuple[Tensor, LayoutFinder]]:
+    if not _is_distributed():
+        return
+    from rankdump._frameworks.torch.fsdp import iterate_fsdp1_layouts
+
+    yield from iterate_attribute_layouts(named)
+    if is_megatron_imported():
+        yield from iterate_sharded_state(model)
+    yield from iterate_fsdp1_layouts(model)
+
+
+def _is_distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()

@@ -258,6 +258,7 @@ class StatusView(google.protobuf.message.Message):
     NEEDS_FIELD_NUMBER: builtins.int
     LEDGER_FIELD_NUMBER: builtins.int
     WAITS_FIELD_NUMBER: builtins.int
+    BACKLOG_FIELD_NUMBER: builtins.int
     @property
     def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SessionStatus]: ...
     @property
@@ -298,6 +299,10 @@ class StatusView(google.protobuf.message.Message):
     def waits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankWait]:
         """Calls that ranks wait in; from coordinators only."""
 
+    @property
+    def backlog(self) -> global___PackBacklog:
+        """Files that are packed later, of agents only."""
+
     def __init__(
         self,
         *,
@@ -316,11 +321,44 @@ class StatusView(google.protobuf.message.Message):
         needs: collections.abc.Iterable[global___JobNeed] | None = ...,
         ledger: global___LedgerStatus | None = ...,
         waits: collections.abc.Iterable[global___RankWait] | None = ...,
+        backlog: global___PackBacklog | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["ledger", b"ledger", "load", b"load", "memory", b"memory"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agents", b"agents", "disks", b"disks", "findings", b"findings", "hints", b"hints", "iterations", b"iterations", "ledger", b"ledger", "load", b"load", "memory", b"memory", "merges", b"merges", "needs", b"needs", "order_findings", b"order_findings", "roots", b"roots", "sessions", b"sessions", "usage", b"usage", "waits", b"waits"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["backlog", b"backlog", "ledger", b"ledger", "load", b"load", "memory", b"memory"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "backlog", b"backlog", "disks", b"disks", "findings", b"findings", "hints", b"hints", "iterations", b"iterations", "ledger", b"ledger", "load", b"load", "memory", b"memory", "merges", b"merges", "needs", b"needs", "order_findings", b"order_findings", "roots", b"roots", "sessions", b"sessions", "usage", b"usage", "waits", b"waits"]) -> None: ...
 
 global___StatusView = StatusView
+
+@typing.final
+class PackBacklog(google.protobuf.message.Message):
+    """Files that an agent under pressure stored unpacked, to pack them when it has time."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WAITING_FILES_FIELD_NUMBER: builtins.int
+    WAITING_BYTES_FIELD_NUMBER: builtins.int
+    PACKED_FILES_FIELD_NUMBER: builtins.int
+    PACKED_BYTES_FIELD_NUMBER: builtins.int
+    SAVED_BYTES_FIELD_NUMBER: builtins.int
+    waiting_files: builtins.int
+    waiting_bytes: builtins.int
+    packed_files: builtins.int
+    """Packed later since the agent was started: files, bytes that they took before, and bytes by which
+    they became smaller.
+    """
+    packed_bytes: builtins.int
+    saved_bytes: builtins.int
+    def __init__(
+        self,
+        *,
+        waiting_files: builtins.int = ...,
+        waiting_bytes: builtins.int = ...,
+        packed_files: builtins.int = ...,
+        packed_bytes: builtins.int = ...,
+        saved_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["packed_bytes", b"packed_bytes", "packed_files", b"packed_files", "saved_bytes", b"saved_bytes", "waiting_bytes", b"waiting_bytes", "waiting_files", b"waiting_files"]) -> None: ...
+
+global___PackBacklog = PackBacklog
 
 @typing.final
 class RankWait(google.protobuf.message.Message):

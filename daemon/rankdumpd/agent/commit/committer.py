@@ -225,9 +225,12 @@ class FrameCommitter:
         *,
         counters: MetricCounters,
         usage: DumpUsage | None = None,
+        on_unpacked: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`on_unpacked` is called when files were entered that are yet to be packed."""
         self._ledger, self._registry, self._actions = ledger, registry, actions
+        self._on_unpacked = on_unpacked
         self._budget, self._counters, self._clock = budget, counters, clock
         self._usage = usage or DumpUsage()
         self._done: queue.SimpleQueue[tuple[Sequence[FinishedFrame], int] | None] = (
@@ -328,6 +331,8 @@ class FrameCommitter:
             stored = sum(outcome.bytes_stored for outcome in share.outcomes)
             root = str(session.storage.tree.root)
             self._usage.add(session.request.job_id, root, stored)
+            if any(outcome.unpacked for outcome in share.outcomes):
+                self._on_unpacked()
             self._apply(session)
 
     def _apply(self, session: RankSession) -> None:

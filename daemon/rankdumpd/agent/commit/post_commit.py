@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -149,6 +150,7 @@ def _make_mark(frame_id: FrameId) -> str:
 
 _RECORDS = "rankdump_agent_records_total"
 _DROPPED = "rankdump_agent_dropped_records_total"
+_UNPACKED = "rankdump_agent_stored_unpacked_bytes_total"
 
 
 def count_frames(
@@ -157,11 +159,14 @@ def count_frames(
     """Return the metric increments of committed records and rows of statistics."""
     statuses: Counter[RecordStatus] = Counter()
     reasons: Counter[str] = Counter()
+    unpacked: Counter[str] = Counter()
     received = stored = 0
     for outcome in outcomes:
         statuses[outcome.status] += 1
         received += outcome.head.byte_count
         stored += outcome.bytes_stored
+        if outcome.unpacked:
+            unpacked[outcome.unpacked] += outcome.bytes_stored
         if outcome.reason:
             reasons[outcome.reason] += 1
     for frame in row_results:
@@ -173,6 +178,8 @@ def count_frames(
         ("rankdump_agent_received_bytes_total", ()): received,
         ("rankdump_agent_stored_bytes_total", ()): stored,
     }
+    for cause, byte_count in unpacked.items():
+        found[_UNPACKED, (("reason", cause),)] = byte_count
     for status, count in statuses.items():
         found[_RECORDS, (("fate", status.value),)] = count
     return found | _count_drops(reasons, "agent")
@@ -212,10 +219,15 @@ class PostCommitActions:
         counters: MetricCounters,
         usage: DumpUsage | None = None,
         on_change: Callable[[RankSession], None] | None = None,
+        tree_changes: threading.Lock | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_change` is called for a session that has ended: its balances may have changed."""
+        """`on_change` is called for a session that has ended: its balances may have changed.
+
+        `tree_changes` is held while a manifest is written from the ledger.
+        """
         self._ledger, self._reporter, self._on_change = ledger, reporter, on_change
+        self._tree_changes = tree_changes or threading.Lock()
         self._counters, self._clock = counters, clock
         self._usage = usage or DumpUsage()
         self._retries = RetrySchedule(FIRST_RETRY_S, LAST_RETRY_S)
@@ -386,18 +398,22 @@ class PostCommitActions:
         joined: bool = True,
     ) -> None:
         frame_id = declared.frame_id
-        status = self._count_end(session, declared, end)
-        try:
-            # A manifest marks an iteration as complete, so its rows must be written first.
-            if joined and _are_rows_written(session, frame_id):
-                repeated = session.pending.was_begun(declared)
-                write_iteration_files(self._ledger, session, status, frame_id, repeated=repeated)
-                session.program.forget_iterations(end.iteration)
-                self._ledger.enter_iteration_end(frame_id, end, session.program.written, status)
-                return
-        except (OSError, sqlite3.Error) as error:
-            what = f"iteration {end.iteration}: no manifest written"
-            handle_failure(session, what, error, declared)
+        with self._tree_changes:
+            status = self._count_end(session, declared, end)
+            try:
+                # A manifest marks an iteration as complete, so its rows must be written first.
+                if joined and _are_rows_written(session, frame_id):
+                    repeated = session.pending.was_begun(declared)
+                    write_iteration_files(
+                        self._ledger, session, status, frame_id, repeated=repeated
+                    )
+                    session.program.forget_iterations(end.iteration)
+                    written = session.program.written
+                    self._ledger.enter_iteration_end(frame_id, end, written, status)
+                    return
+            except (OSError, sqlite3.Error) as error:
+                what = f"iteration {end.iteration}: no manifest written"
+                handle_failure(session, what, error, declared)
         self._report_end(frame_id, status)
 
     def _count_end(

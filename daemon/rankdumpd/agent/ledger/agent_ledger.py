@@ -20,6 +20,7 @@ from rankdumpd.agent.ledger.database import SETTING_KEY, lock_ledger_folder, ope
 from rankdumpd.agent.ledger.reader import LedgerReader
 from rankdumpd.agent.ledger.report_log import ReportLog
 from rankdumpd.agent.ledger.retention import RetiredIterations
+from rankdumpd.agent.ledger.unpacked_files import UnpackedFiles
 from rankdumpd.agent.records import (
     FrameId,
     JoinedMember,
@@ -77,15 +78,19 @@ class AgentLedger(LedgerReader):
         self._departed: set[str] = set()
         self.problem = ""
         """Why the last transaction failed; empty when it did not."""
-        self._on_rollback: Callable[[], None] = lambda: None
+        self._on_end: Callable[[bool], None] = lambda _: None
+        """Called at the end of a transaction, with whether it was committed."""
         self._guard = lock_ledger_folder(state_dir)
         self.path = path = state_dir / "ledger.sqlite"
         """The file."""
         try:
             super().__init__(open_ledger_file(path), str(path), now_us)
             self.log = ReportLog(path, self._transaction, max_bytes=report_bytes)
-            self._on_rollback = self.log.forget_counts
-            self.retention = RetiredIterations(path, self._select, self._transaction, now_us)
+            self.unpacked = UnpackedFiles(self._select, self._transaction)
+            self._on_end = self._end_counts
+            self.retention = RetiredIterations(
+                path, self._select, self._transaction, now_us, self.unpacked
+            )
             with self._transaction() as base:
                 base.execute(retention.INSERT_CLOSED_SESSIONS, (now_us(),))
                 base.execute(_DELETE_UNUSED_LAYOUTS)
@@ -147,6 +152,7 @@ class AgentLedger(LedgerReader):
         """Enter frames in one transaction; the row of a known number is not changed."""
         with self._transaction(synced=synced) as base:
             _insert_records(base, outcomes)
+            self.unpacked.enter(base, outcomes)
             base.executemany(
                 "INSERT OR IGNORE INTO figures VALUES (?, ?, ?, ?, ?, ?, ?)",
                 map(rows.make_statistics_row, row_results),
@@ -253,6 +259,11 @@ class AgentLedger(LedgerReader):
             with self._transaction() as base:
                 folds = retention.fold_rows(base, session_id, iteration)
 
+    def _end_counts(self, is_committed: bool) -> None:
+        if not is_committed:
+            self.log.forget_counts()
+        self.unpacked.end_transaction(is_committed=is_committed)
+
     @contextmanager
     def _transaction(self, *, synced: bool = False) -> Generator[sqlite3.Connection]:
         with self._lock:
@@ -266,10 +277,11 @@ class AgentLedger(LedgerReader):
                     yield self._base
                     self._base.execute("COMMIT")
                     self.problem = ""
+                    self._on_end(True)
                 except BaseException as error:
                     if isinstance(error, sqlite3.OperationalError):
                         self.problem = str(error)
-                    self._on_rollback()
+                    self._on_end(False)
                     if self._base.in_transaction:
                         self._base.execute("ROLLBACK")
                     raise

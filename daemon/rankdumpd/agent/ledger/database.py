@@ -8,11 +8,11 @@ import sqlite3
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from rankdumpd.server import state_files
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 """Version of the tables below, in the file's `user_version`; the first version was 0."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
@@ -125,6 +125,14 @@ CREATE TABLE IF NOT EXISTS reporting (
     lost_events INTEGER NOT NULL,
     lost_states INTEGER NOT NULL     -- items of any other kind
 );
+CREATE TABLE IF NOT EXISTS unpacked (
+    number INTEGER PRIMARY KEY,      -- in the order in which they were written
+    session_id TEXT NOT NULL,
+    iteration INTEGER NOT NULL,
+    sequence INTEGER NOT NULL        -- of the record whose file is yet to be packed
+);
+CREATE UNIQUE INDEX IF NOT EXISTS unpacked_by_iteration
+    ON unpacked (session_id, iteration, sequence);
 CREATE TABLE IF NOT EXISTS pins (
     job_id TEXT PRIMARY KEY,         -- whose iterations stay
     since_us INTEGER NOT NULL
@@ -175,6 +183,8 @@ ALTER TABLE records ADD COLUMN microbatch INTEGER;
 ALTER TABLE records ADD COLUMN phase TEXT NOT NULL DEFAULT '';
 ALTER TABLE records ADD COLUMN layout INTEGER NOT NULL DEFAULT 0;
 """,
+    # Version 7 added the table of unpacked files, likewise.
+    6: "",
 }
 """Statements that bring the tables of a version to the next one."""
 
@@ -222,6 +232,14 @@ class LedgerTransaction(Protocol):
 
     def __call__(self, *, synced: bool = ...) -> AbstractContextManager[sqlite3.Connection]:
         """Return the connection; the block's end commits, an exception rolls back."""
+        ...
+
+
+class RowQuery(Protocol):
+    """Runs a query on the ledger."""
+
+    def __call__(self, query: str, *values: str | int) -> list[tuple[Any, ...]]:
+        """Return all of its rows."""
         ...
 
 

@@ -14,12 +14,13 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from rankdump._core.status import SessionState
 from rankdumpd.agent.ledger import database
-from rankdumpd.agent.ledger.database import LedgerTransaction, open_ledger_for_reading
+from rankdumpd.agent.ledger.database import LedgerTransaction, RowQuery, open_ledger_for_reading
 from rankdumpd.agent.ledger.rows import EndedIteration, IterationRemoval
+from rankdumpd.agent.ledger.unpacked_files import UnpackedFiles
 
 MAX_RETIRED_ITERATIONS = 256
 """Iterations that are considered in one pass, oldest first."""
@@ -89,21 +90,19 @@ _COLUMNS = "session_id, iteration, bytes, began_us, status"
 _UNFINISHED = f"SELECT {_COLUMNS} FROM retired WHERE NOT done"
 
 
-class _RowQuery(Protocol):
-    def __call__(self, query: str, *values: str | int) -> list[tuple[Any, ...]]: ...
-
-
 class RetiredIterations:
     """Pins and retired iterations of one ledger; safe to use from several threads."""
 
     def __init__(
         self,
         path: Path,
-        select: _RowQuery,
+        select: RowQuery,
         transaction: LedgerTransaction,
         now_us: Callable[[], int],
+        unpacked: UnpackedFiles,
     ) -> None:
         self._ledger_select, self._transaction, self._now_us = select, transaction, now_us
+        self._unpacked = unpacked
         # A connection of its own: searching old iterations must not block commits of frames.
         self._reading = threading.Lock()
         self._base = open_ledger_for_reading(path)
@@ -178,6 +177,7 @@ class RetiredIterations:
                         json.dumps(dict(part.about)),
                     ),
                 )
+                self._unpacked.drop_iteration(base, part.session_id, part.iteration)
         return True
 
     def finish_removal(self, part: IterationRemoval) -> None:
@@ -253,8 +253,11 @@ DELETE FROM declarations WHERE session_id = ?1 AND sequence IN (
         AND log.sequence = declarations.sequence)
     ORDER BY sequence LIMIT ?2)
 """
-SELECT_NEXT_FOLD = "SELECT session_id FROM away WHERE NOT folded AND since_us <= ? LIMIT 1"
-"""A session that ended before then and has rows left."""
+SELECT_NEXT_FOLD = """
+SELECT session_id FROM away WHERE NOT folded AND since_us <= ? AND NOT EXISTS
+    (SELECT 1 FROM unpacked WHERE unpacked.session_id = away.session_id) LIMIT 1
+"""
+"""A session that ended before then, has rows left and no file that is yet to be packed."""
 INSERT_CLOSED_SESSIONS = f"""
 INSERT OR IGNORE INTO away SELECT session_id, ?, 0 FROM sessions
 WHERE state = '{SessionState.CLOSED.value}'

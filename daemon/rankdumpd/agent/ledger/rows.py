@@ -226,7 +226,7 @@ def make_record_row(outcome: RecordOutcome) -> tuple[str | int | None, ...]:
 def read_stored_record(row: tuple[Any, ...]) -> StoredRecord:
     """Return a record from the columns of KEPT_COLUMNS."""
     sequence, graph, *fields = row
-    fields[_SHAPE_INDEX] = _parse_shape(fields[_SHAPE_INDEX])
+    fields[_SHAPE_INDEX] = parse_shape(fields[_SHAPE_INDEX])
     if fields[_LAYOUT_INDEX] is not None:
         fields[_LAYOUT_INDEX] = _read_layout(fields[_LAYOUT_INDEX])
     return StoredRecord(sequence, graph, ManifestRecord(*fields))
@@ -245,7 +245,7 @@ def read_operator_member(row: tuple[Any, ...]) -> OperatorMember:
         joined=bool(joined),
         timestamp_us=timestamp_us,
         op_name=op_name,
-        tensor=BinTensor(*parse_member(place), dtype, _parse_shape(shape), bytes_in),
+        tensor=BinTensor(*parse_member(place), dtype, parse_shape(shape), bytes_in),
     )
 
 
@@ -316,5 +316,6 @@ def _format_shape(shape: tuple[int, ...]) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _parse_shape(text: str) -> tuple[int, ...]:
+def parse_shape(text: str) -> tuple[int, ...]:
+    """Return the shape in a column."""
     return tuple(json.loads(text))

@@ -103,7 +103,10 @@ def find_limit_reason(usage: ResourceUsage, byte_count: int) -> str:
 
 
 def find_retirement_cause(policy: ResourcePolicy, age_s: float, used_bytes: int) -> str:
-    """Return why an iteration of this age is removed, `age` or `size`; empty when it stays."""
+    """Return why an iteration of this age is removed, `age` or `size`; empty when it stays.
+
+    `used_bytes` are those of files that will not become smaller.
+    """
     if policy.retain_s and age_s > policy.retain_s:
         return "age"
     return "size" if policy.retain_bytes and used_bytes > policy.retain_bytes else ""

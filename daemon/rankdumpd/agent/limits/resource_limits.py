@@ -40,13 +40,17 @@ class ResourceLimits:
 
     def usage_of(self, session: RankSession) -> ResourceUsage:
         """Return the usage by which a tensor of a session is admitted."""
+        return self.usage_at(session.storage.tree.root, session.request.job_id)
+
+    def usage_at(self, root: Path, job_id: str) -> ResourceUsage:
+        """Return the usage by which a tensor of a job is admitted to a tree."""
         return ResourceUsage(
             self.policy,
-            self._disk.space(session.storage.tree.root),
+            self._disk.space(root),
             queued_records=self._budget.items,
             queued_bytes=self._budget.used_bytes,
             used_bytes=self._usage.total,
-            job_bytes=self._usage.job_bytes(session.request.job_id),
+            job_bytes=self._usage.job_bytes(job_id),
         )
 
     def load_of(self, sessions: Iterable[RankSession]) -> AgentLoad:

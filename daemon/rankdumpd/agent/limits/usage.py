@@ -38,6 +38,11 @@ class QueueBudget:
         """Frames in flight."""
         return self._items
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a caller waits."""
+        return bool(self._waiting)
+
     def acquire(self, cost_bytes: int, *, items: int = 1) -> None:
         """Wait until the bytes fit, then charge them; UnavailableError once closed."""
         place = object()

@@ -86,13 +86,27 @@ class RetentionManager:
         policy = self._policy()
         for ended in self._ledger.retention.oldest() if not policy.retains_all else ():
             age_s = (self._now_us() - ended.ended_us) / 1e6
-            why = find_retirement_cause(policy, age_s, self._usage.total)
-            if not why or self._thread.is_stopping:
+            why = find_retirement_cause(policy, age_s, self._usage.total - self._count_waiting())
+            if not why or self._thread.is_stopping or self._has_unpacked(ended):
                 break
             retire = partial(self._retire, ended, why)
             removed += bool(self._try_step(retire, problems))
         self._note_problem("; ".join(dict.fromkeys(problems)))
         return removed
+
+    def _count_waiting(self) -> int:
+        """Return the bytes of files that are yet to be packed."""
+        _, waiting_bytes = self._ledger.unpacked.sums
+        return waiting_bytes
+
+    def _has_unpacked(self, ended: EndedIteration) -> bool:
+        """Return whether a file of an iteration is yet to be packed: until then it stays, so that
+        no size changes while it is removed.
+        """
+        return any(
+            self._ledger.unpacked.count(session_id, ended.iteration)
+            for session_id in self._ledger.retention.parts(ended)
+        )
 
     def _try_step(self, step: Callable[[], bool], problems: list[str]) -> bool:
         """Run a step; one that fails is retried later and does not prevent the others."""

@@ -344,6 +344,10 @@ class SessionRegistry:
         """Return a session that is known to exist."""
         return self._sessions[session_id]
 
+    def find(self, session_id: str) -> RankSession | None:
+        """Return a session; None when it is forgotten, or of an earlier process and finished."""
+        return self._sessions.get(session_id)
+
     def list_sessions(self) -> list[RankSession]:
         """Return all sessions in the order in which they were opened."""
         with self._lock:

@@ -152,6 +152,14 @@ class RingReader:
         return not broken and self.slab.in_use()
 
     @property
+    def filled_share(self) -> float:
+        """Share of the ring that a rank has written and that is not released; 0 after a fault."""
+        try:
+            return (self._reader.written - self._reader.released) / self._reader.ring_bytes
+        except (CorruptedError, OSError):
+            return 0.0
+
+    @property
     def within_record(self) -> bool:
         """Whether a part of the last record is missing."""
         return self._intake.within_record

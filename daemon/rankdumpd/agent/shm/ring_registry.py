@@ -87,6 +87,10 @@ class RingRegistry:
         entry = self._rings.get(session.request.session_id)
         return entry.ring if entry else None
 
+    def find_filled_share(self) -> float:
+        """Return how full the fullest ring is, between 0 and 1."""
+        return max((each.ring.filled_share for each in list(self._rings.values())), default=0.0)
+
     def grant(self, session: RankSession) -> SlabPlace | None:
         """Return the slab that a session can continue with, or a new one.
 

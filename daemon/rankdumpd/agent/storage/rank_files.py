@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from rankdump._core.manifest import Manifest, make_manifest_name
 from rankdump._core.plan import UNNAMED_MODEL, DumpPlan, TensorSelection
@@ -185,6 +186,29 @@ def write_manifest(tree: DumpTree, rank_folder: str, manifest: Manifest) -> None
     status = manifest.status
     name = make_manifest_name(status.iteration, status.session_id)
     tree.put(f"{rank_folder}/{layout.MANIFEST_FOLDER}", name, (manifest.to_json(),), mark=name)
+
+
+def update_manifest(
+    tree: DumpTree, rank_folder: str, iteration: int, session_id: str, sizes: Mapping[str, int]
+) -> Manifest | None:
+    """Write the manifest of an iteration with other sizes of files, by path; return it.
+
+    None where there is no manifest, because the iteration has not ended. CorruptedError when it
+    cannot be read.
+    """
+    name = make_manifest_name(iteration, session_id)
+    try:
+        before = Manifest.from_json(tree.read(f"{rank_folder}/{layout.MANIFEST_FOLDER}", name))
+    except FileNotFoundError:
+        return None
+    records = tuple(
+        record._replace(bytes_stored=sizes.get(record.path, record.bytes_stored))
+        for record in before.records
+    )
+    stored = sum(record.bytes_stored for record in records)
+    manifest = replace(before, records=records, status=replace(before.status, bytes_stored=stored))
+    write_manifest(tree, rank_folder, manifest)
+    return manifest
 
 
 def create_session_file(tree: DumpTree, session: TreeSession) -> None:

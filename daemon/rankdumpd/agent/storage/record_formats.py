@@ -18,7 +18,8 @@ import xxhash
 from rankdump._binfile.bin_file import HEADER_LENGTH_BYTES
 from rankdump._binfile.header import serialize_bin_header
 from rankdump._binfile.header_parts import DumpData, OpInput, OpOutput, Shape
-from rankdump._codec.file_codec import FileCodec, PackedFile, pack_file, pack_parts
+from rankdump._codec.file_codec import FileCodec, pack_part
+from rankdump._codec.zstd_frames import ByteBuffer
 from rankdump._core import element_types, npy_format, statistics
 from rankdump._core.cann_types import DATA_TYPE_NUMBERS, FORMAT_NUMBERS
 from rankdump._core.record import TensorSide
@@ -115,28 +116,25 @@ def examine_record(
     )
 
 
-def encode_npy(record: ReceivedRecord, codec: FileCodec) -> PackedFile:
-    """Return a record as an npy file, compressed where that makes it smaller.
-
-    Safe to call from several threads.
-    """
+def encode_npy(record: ReceivedRecord) -> tuple[ByteBuffer, ByteBuffer]:
+    """Return header and elements of a record's npy file, not compressed."""
     kind = record.head.kind
     header = npy_format.format_npy_header(
         element_types.get_element_type(kind.dtype).descr, kind.shape
     )
     data = load_elements(record.data)
-    return pack_file(codec, (header, element_types.convert_to_stored(kind.dtype, data)))
+    return header, element_types.convert_to_stored(kind.dtype, data)
 
 
-def encode_bin(record: ReceivedRecord, codec: FileCodec, layout: Layout) -> PackedFile:
-    """Return a record as a `bin` file of its own, with its elements as the framework had them."""
+def encode_bin(record: ReceivedRecord, layout: Layout) -> tuple[ByteBuffer, ByteBuffer]:
+    """Return header and elements of a record's own `bin` file, not compressed.
+
+    Elements are as the framework had them.
+    """
     kind = record.head.kind
     tensor = BinTensor(kind.side, kind.slot, kind.dtype, kind.shape, kind.byte_count)
     header = make_bin_header(kind.op_name, record.head.timestamp_us, (tensor,), layout)
-    start = pack_parts(codec, (header,))
-    elements = pack_parts(codec, (load_elements(record.data),))
-    parts = (*start.parts, *elements.parts)
-    return PackedFile(start.suffix, parts, head_bytes=sum(map(len, start.parts)))
+    return header, load_elements(record.data)
 
 
 def _compute_statistics(
@@ -175,7 +173,7 @@ class BinFileJoiner:
         )
         tensors = [each.tensor for each in ordered]
         header = make_bin_header(first.op_name, first.timestamp_us, tensors, self._layout)
-        head = b"".join(pack_parts(self._codec, (header,)).parts)
+        head = b"".join(pack_part(self._codec, header))
         pieces = [
             FileTail(each.path, each.head_bytes, each.bytes_stored - each.head_bytes)
             for each in ordered

@@ -1,5 +1,5 @@
-"""Encoded records written to or linked in a dump tree, or dropped with a reason, and the index of
-duplicates by digest.
+"""Records packed and written to a dump tree, linked to a file of it, or dropped with a reason, and
+the index of duplicates by digest.
 
 The table row of a record is formatted here and appended later, in order. The index removes its
 oldest files when it is full and is empty after a restart: such a tensor is written once more.
@@ -11,14 +11,29 @@ import errno
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
-from rankdump._codec.file_codec import CODECS, PackedFile, select_codec
+from rankdump._codec.file_codec import (
+    CODECS,
+    SMALL_FILE_BYTES,
+    FileCodec,
+    pack_file,
+    pack_part,
+    select_codec,
+)
+from rankdump._codec.zstd_frames import (
+    STORED_HEAD_BYTES,
+    ByteBuffer,
+    compute_stored_bytes,
+    is_stored_frame,
+)
 from rankdump._core.log_once import LogOnce
 from rankdump._core.record import TensorKey
 from rankdump._core.session_protocol import RecordHead
 from rankdump._layout.tree_layouts import Layout
 from rankdump._layout.tree_paths import FilePlace, TreeContext
+from rankdump.errors import CorruptedError
 from rankdumpd.agent.records import (
     OperatorMembership,
     OriginalFile,
@@ -29,6 +44,7 @@ from rankdumpd.agent.records import (
     make_drop_outcome,
 )
 from rankdumpd.agent.storage.folders import OutsideRootError
+from rankdumpd.agent.storage.record_formats import encode_bin, encode_npy
 from rankdumpd.agent.storage.statistic_tables import TableFormat
 from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
 
@@ -42,7 +58,18 @@ _REASONS = {
     errno.ENFILE: "no_descriptors",
 }
 
-_SUFFIXES = tuple(codec.suffix for codec in CODECS.values())
+RESENT = "resent"
+"""Why a file is unpacked that an earlier process had written."""
+
+_SUFFIXES = tuple({codec.suffix: None for codec in CODECS.values()})
+PressureCheck: TypeAlias = "Callable[[ReceivedRecord], str]"
+"""Returns why the file of a record should be packed later; empty to pack it now."""
+
+
+def find_no_pressure(record: ReceivedRecord) -> str:
+    """Return that there is time to pack a file now."""
+    return ""
+
 
 _logger = logging.getLogger(__name__)
 
@@ -55,49 +82,99 @@ class RecordWriter:
         tree: DumpTree,
         names: MappingFiles,
         *,
+        codec: FileCodec,
         layout: Layout,
         context: TreeContext,
         table_format: TableFormat,
         device_target: str,
     ) -> None:
-        self._tree, self._names = tree, names
+        self._tree, self._names, self._codec = tree, names, codec
         self._layout, self._context, self._device_target = layout, context, device_target
         self._table_format = table_format
         self._log = LogOnce(_logger)
 
-    def write(self, record: ReceivedRecord, file: PackedFile) -> RecordOutcome:
-        """Write an examined record as this file; return it as stored, or as dropped."""
+    def write(
+        self, record: ReceivedRecord, *, pressure: PressureCheck = find_no_pressure
+    ) -> RecordOutcome:
+        """Write an examined record as an npy file; return it as stored, or as dropped.
+
+        A large file is stored unpacked, where its codec allows that and there is `pressure`.
+        """
+        codec, plain = self._codec, encode_npy(record)
+        may_wait = codec.is_deferrable and record.head.byte_count > SMALL_FILE_BYTES
+        cause = pressure(record) if may_wait else ""
+        parts = pack_file(codec, plain, later=bool(cause))
+        suffix = "" if parts is plain else codec.suffix
         key = self._make_key(record.head)
-        place = self._find_place(key, file)
+        place = self._layout.place_tensor(key, self._context, suffix)
+        unpacked = cause if cause and is_stored_frame(parts[0]) else ""
+        return self._put(
+            record, place, parts, self._make_membership(key), plain=plain, unpacked=unpacked
+        )
+
+    def write_member(self, record: ReceivedRecord) -> RecordOutcome:
+        """Write an examined record as a `bin` file of its own, to be joined to its operator's."""
+        codec, context = self._codec, self._context
+        header, elements = encode_bin(record, self._layout)
+        head = pack_part(codec, header)
+        key = self._make_key(record.head)
+        membership = OperatorMembership(
+            format_member(key.side, key.slot),
+            self._layout.place_operator(key, context, codec.suffix),
+            sum(map(len, head)),
+        )
+        place = self._layout.place_member(key, context, codec.suffix)
+        return self._put(record, place, (*head, *pack_part(codec, elements)), membership)
+
+    def _put(
+        self,
+        record: ReceivedRecord,
+        place: FilePlace,
+        parts: Sequence[ByteBuffer],
+        membership: OperatorMembership | None,
+        *,
+        plain: Sequence[ByteBuffer] = (),
+        unpacked: str = "",
+    ) -> RecordOutcome:
+        """Write the file of a record; return the record as stored, or as dropped.
+
+        An existing file with these parts, or with this `plain` content, is that of the record.
+        """
+        size, stamp = sum(map(len, parts)), None
         try:
             self._names.write_mapping(place)
-            parts, mark = file.parts, _make_mark(record)
+            mark = _make_mark(record)
             # An existing file may hold another tensor: file names contain no session.
             stamp = self._tree.put(place.folder, place.name, parts, mark=mark, replaces=False)
-        except FileExistsError as error:
-            if not self._is_written(place, file):
-                self._log_once(logging.ERROR, "has two tensors with one file name", error, record)
-                return make_drop_outcome(record.frame_id, record.head, NAME_TAKEN)
-            stamp = None
         except OSError as error:
-            if not self._is_written(place, file):
-                reason = find_write_reason(error)
-                self._log_once(
-                    logging.ERROR, f"drops records for the reason {reason}", error, record
-                )
-                return make_drop_outcome(record.frame_id, record.head, reason)
-            stamp = None
+            written = self._find_written(place, parts, plain)
+            if written is None:
+                return self._drop(record, error)
+            size, unpacked = written
         return RecordOutcome(
             record.frame_id,
             record.head,
             RecordStatus.STORED,
             path=place.path,
             digest=record.digest,
-            bytes_stored=sum(map(len, file.parts)),
+            bytes_stored=size,
             row=self._table_format.format_record(record, place),
-            original=None if stamp is None else OriginalFile(place.path, stamp),
-            membership=self._make_membership(key, file),
+            original=None if stamp is None else OriginalFile(place.path, stamp, unpacked),
+            membership=membership,
+            unpacked=unpacked,
         )
+
+    def _drop(self, record: ReceivedRecord, error: OSError) -> RecordOutcome:
+        """Return a record as dropped, because its file could not be written."""
+        is_taken = isinstance(error, FileExistsError)
+        reason = NAME_TAKEN if is_taken else find_write_reason(error)
+        what = (
+            "has two tensors with one file name"
+            if is_taken
+            else f"drops records for the reason {reason}"
+        )
+        self._log_once(logging.ERROR, what, error, record)
+        return make_drop_outcome(record.frame_id, record.head, reason)
 
     def has(self, head: RecordHead) -> bool:
         """Return whether the tree has a file with the name of a record, with any suffix."""
@@ -136,6 +213,7 @@ class RecordWriter:
             digest=record.digest,
             row=self._table_format.format_record(record, place),
             membership=self._make_membership(key),
+            unpacked=original.unpacked,
         )
 
     def _make_key(self, head: RecordHead) -> TensorKey:
@@ -145,28 +223,31 @@ class RecordWriter:
         argument = head.kind.argument if self._layout.api_files is not None else ""
         return head.key._replace(element=element, tensor_format=tensor_format, argument=argument)
 
-    def _find_place(self, key: TensorKey, file: PackedFile) -> FilePlace:
-        layout = self._layout
-        find_place = layout.place_member if file.head_bytes else layout.place_tensor
-        return find_place(key, self._context, file.suffix)
-
-    def _make_membership(
-        self, key: TensorKey, file: PackedFile | None = None
-    ) -> OperatorMembership | None:
+    def _make_membership(self, key: TensorKey) -> OperatorMembership | None:
+        """Return the place of a tensor with an npy file within its operator."""
         if not self._layout.shares_timestamps:
             return None
-        member = format_member(key.side, key.slot)
-        if file is None or not file.head_bytes:
-            return OperatorMembership(member)
-        whole = self._layout.place_operator(key, self._context, file.suffix)
-        return OperatorMembership(member, whole, file.head_bytes)
+        return OperatorMembership(format_member(key.side, key.slot))
 
-    def _is_written(self, place: FilePlace, file: PackedFile) -> bool:
-        """Return whether a file holds exactly this record, which was resent then."""
+    def _find_written(
+        self, place: FilePlace, parts: Sequence[ByteBuffer], plain: Sequence[ByteBuffer]
+    ) -> tuple[int, str] | None:
+        """Return the size of a file that holds exactly this record, which was resent then, and
+        why it is unpacked; None where there is no such file.
+        """
         try:
-            return self._tree.holds(place.folder, place.name, file.parts)
-        except OSError:
-            return False
+            size, start = self._tree.read_start(place.path, STORED_HEAD_BYTES)
+            found = size, RESENT if is_stored_frame(start) else ""
+            if self._tree.holds(place.folder, place.name, parts):
+                return found
+            # Packed since, or not packed yet.
+            if not plain or size > compute_stored_bytes(map(len, plain)):
+                return None
+            data = self._tree.read(place.folder, place.name)
+            content = self._codec.decode(data, limit_bytes=sum(map(len, plain)))
+        except (OSError, CorruptedError):
+            return None
+        return found if b"".join(plain) == content else None
 
     def _log_once(self, level: int, what: str, error: OSError, record: ReceivedRecord) -> None:
         session_id = record.frame_id.session_id
@@ -190,6 +271,11 @@ MAX_ORIGINALS = 32_768
 MIN_LINKED_BYTES = 4096
 """Writing less costs as much as a link (15 us on tmpfs) and saves hardly any space."""
 _LOCK_COUNT = 1024
+
+
+def make_content_key(digest: str, dtype: str, shape: tuple[int, ...], kind: str) -> str:
+    """Return the key of a content among files of a kind."""
+    return f"{digest} {dtype} {shape} {kind}"
 
 
 class DuplicateIndex:
@@ -218,26 +304,29 @@ class DuplicateIndex:
         """
         if record.head.byte_count < MIN_LINKED_BYTES:
             return write()
-        key = f"{record.digest} {record.head.kind.dtype} {record.head.kind.shape} {kind}"
+        about = record.head.kind
+        key = make_content_key(record.digest, about.dtype, about.shape, kind)
         # An input often arrives right after the output that it equals. A thread waits here no
         # longer than compressing the same bytes again would take.
         with self._key_locks[hash(key) % _LOCK_COUNT]:
-            original = self._find(key)
+            original = self.find(key)
             outcome = link(original) if original else None
             if outcome is None:
                 outcome = write()
                 if outcome.original:
-                    self._remember(key, outcome.original)
+                    self.remember(key, outcome.original)
             return outcome
 
-    def _find(self, key: str) -> OriginalFile | None:
+    def find(self, key: str) -> OriginalFile | None:
+        """Return the file with a content."""
         with self._lock:
             found = self._known.get(key)
             if found:
                 self._known.move_to_end(key)
             return found
 
-    def _remember(self, key: str, original: OriginalFile) -> None:
+    def remember(self, key: str, original: OriginalFile) -> None:
+        """Link to this file from now on."""
         with self._lock:
             self._known[key] = original
             self._known.move_to_end(key)

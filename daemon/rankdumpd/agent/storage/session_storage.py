@@ -24,11 +24,9 @@ from rankdumpd.agent.storage.rank_files import CallStackFile
 from rankdumpd.agent.storage.record_formats import (
     MAX_SLOTS,
     BinFileJoiner,
-    encode_bin,
-    encode_npy,
     examine_record,
 )
-from rankdumpd.agent.storage.record_writer import DuplicateIndex, RecordWriter
+from rankdumpd.agent.storage.record_writer import DuplicateIndex, PressureCheck, RecordWriter
 from rankdumpd.agent.storage.statistic_tables import StatisticTables, TableFormat, make_table_format
 from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
 from rankdumpd.agent.storage.tree_lock import TreeLock, claim_tree_context
@@ -62,6 +60,11 @@ class SessionStorage:
     synced: bool
     """A record is acknowledged once it would survive a power loss."""
 
+    @property
+    def file_kind(self) -> str:
+        """Files of one kind may be links to each other."""
+        return f"{self.codec.name} {self.tree.kind}"
+
 
 def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStorage:
     """Return the storage of a session whose plan has been checked."""
@@ -93,6 +96,7 @@ def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStor
         writer=RecordWriter(
             tree,
             names,
+            codec=codec,
             layout=layout,
             context=context,
             table_format=table_format,
@@ -118,9 +122,15 @@ def _make_stack_file(tree: DumpTree, layout: Layout, rank: int) -> CallStackFile
 
 
 def store_record(
-    received: ReceivedRecord, storage: SessionStorage, originals: DuplicateIndex
+    received: ReceivedRecord,
+    storage: SessionStorage,
+    originals: DuplicateIndex,
+    find_pressure: PressureCheck,
 ) -> RecordOutcome:
-    """Store a received record of a session; return its outcome."""
+    """Store a received record of a session; return its outcome.
+
+    `find_pressure` returns why a large file should be packed later; empty to pack it now.
+    """
     exact = storage.layout.api_files is not None
     try:
         record = examine_record(received, storage.statistic_names, exact=exact)
@@ -131,10 +141,10 @@ def store_record(
     if storage.joiner:
         if record.head.kind.slot >= MAX_SLOTS:
             return make_drop_outcome(record.frame_id, record.head, "slot_too_high")
-        return storage.writer.write(record, encode_bin(record, storage.codec, storage.layout))
+        return storage.writer.write_member(record)
     return originals.link_or_write(
         record,
-        f"{storage.codec.name} {storage.tree.kind}",
+        storage.file_kind,
         link=lambda original: storage.writer.link(record, original),
-        write=lambda: storage.writer.write(record, encode_npy(record, storage.codec)),
+        write=lambda: storage.writer.write(record, pressure=find_pressure),
     )

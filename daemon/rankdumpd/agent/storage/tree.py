@@ -13,6 +13,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from rankdump._codec.zstd_frames import ByteBuffer
 from rankdump._core.bounded_cache import remember
@@ -65,6 +66,19 @@ class RootedFolder:
         where = self._folders.open(folder)
         return os.stat(name, dir_fd=where.number, follow_symlinks=False)
 
+    def open_file(self, path: str) -> FileDescriptor:
+        """Open a regular file for reading; OSError for anything else."""
+        folder, _, name = path.rpartition("/")
+        file = FileDescriptor(self._open(folder, name))
+        if not stat.S_ISREG(os.fstat(file.number).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        return file
+
+    def read_start(self, path: str, count: int) -> tuple[int, bytes]:
+        """Return the size of a file and its first bytes."""
+        file = self.open_file(path)
+        return os.fstat(file.number).st_size, os.pread(file.number, count, 0)
+
     def read(self, folder: str, name: str) -> bytes:
         """Return the bytes of a file."""
         with os.fdopen(self._open(folder, name), "rb") as file:
@@ -98,6 +112,8 @@ PartsWriter = Callable[[int, Sequence[ByteBuffer]], None]
 """Writes all parts to an open file."""
 
 _MAX_JOINED_BYTES = 64 << 10
+_MAX_VECTORS = 1024
+"""Most parts of one call of `writev`, of IOV_MAX on Linux."""
 _LOOK_BACK_BYTES = 4096
 _KERNEL_BYTES = 1 << 30
 """Bytes for one call of `copy_file_range`."""
@@ -110,10 +126,16 @@ def write_parts(descriptor: int, parts: Sequence[ByteBuffer]) -> None:
     """Write every byte of every part."""
     if len(parts) > 1 and sum(map(len, parts)) <= _MAX_JOINED_BYTES:
         parts = (b"".join(parts),)
-    for part in parts:
-        rest = memoryview(part)
-        while len(rest):
-            rest = rest[os.write(descriptor, rest) :]
+    left = [memoryview(part) for part in parts if len(part)]
+    while left:
+        if len(left) == 1:
+            count = os.write(descriptor, left[0])
+        else:
+            count = os.writev(descriptor, left[:_MAX_VECTORS])
+        while left and count >= len(left[0]):
+            count -= len(left.pop(0))
+        if count:
+            left[0] = left[0][count:]
 
 
 def copy_tail(source: int, target: int, start: int, length: int, write: PartsWriter) -> None:
@@ -151,6 +173,24 @@ def cut_torn_line(descriptor: int) -> int:
     if end < size:
         os.ftruncate(descriptor, end)
     return end
+
+
+FileRename: TypeAlias = "Callable[[str, str, int], None]"
+"""Renames a file within an open folder: its present name, the new one, and the folder."""
+RenameGuard: TypeAlias = "Callable[[Callable[[], None]], None]"
+"""Calls a function that renames a file, or raises OSError."""
+
+
+def rename_file(present: str, name: str, at: int) -> None:
+    """Rename a file within an open folder, over any other."""
+    os.rename(present, name, src_dir_fd=at, dst_dir_fd=at)
+
+
+def rename_over_stamped(present: str, name: str, at: int, stamp: FileStamp) -> None:
+    """Rename a file over one with this stamp; OSError when that was changed or removed."""
+    if make_stamp(os.stat(name, dir_fd=at, follow_symlinks=False)) != stamp:
+        raise OSError(errno.ESTALE, "the file was changed meanwhile", name)
+    rename_file(present, name, at)
 
 
 def rename_without_replacing(present: str, name: str, at: int) -> None:
@@ -228,7 +268,8 @@ class DumpTree(RootedFolder):
         def fill(opened: int) -> None:
             self._write(opened, parts)
 
-        return self._write_file(folder, name, mark, fill, replaces=replaces)
+        rename = rename_file if replaces else rename_without_replacing
+        return self._write_new_file(folder, name, mark, fill, rename)
 
     def join(
         self, folder: str, name: str, head: bytes, pieces: Sequence[FileTail], *, mark: str
@@ -243,7 +284,35 @@ class DumpTree(RootedFolder):
             for piece in pieces:
                 self._copy_tail(piece, opened)
 
-        return self._write_file(folder, name, mark, fill)
+        return self._write_new_file(folder, name, mark, fill, rename_file)
+
+    def rewrite(
+        self,
+        path: str,
+        present: FileStamp,
+        fill: Callable[[int], None],
+        *,
+        mark: str,
+        guard: RenameGuard,
+    ) -> FileStamp:
+        """Replace a file atomically by one that `fill` writes, which gets its time of change.
+
+        `guard` calls the function that it is given, or raises OSError to keep the file, as when
+        the file has not its `present` stamp any more.
+        """
+        folder, _, name = path.rpartition("/")
+
+        def fill_and_date(opened: int) -> None:
+            fill(opened)
+            os.utime(opened, ns=(present.modified_ns, present.modified_ns))
+
+        def rename(temporary: str, name: str, at: int) -> None:
+            guard(lambda: rename_over_stamped(temporary, name, at, present))
+
+        where, stamp = self._write_file(folder, name, mark, fill_and_date, rename)
+        if self._synced:
+            sync_folder(where)
+        return stamp
 
     def move(self, path: str, name: str) -> None:
         """Rename a file in its folder; nothing is done when only the new name exists."""
@@ -285,8 +354,46 @@ class DumpTree(RootedFolder):
         OSError when the file was changed since it was written, FileExistsError when the name is
         taken.
         """
+        where = self._folders.open(folder, make=True)
+        try:
+            self._link_file(original, where, name, mark, rename_without_replacing)
+        except FileExistsError:
+            # Linked already: it was sent again.
+            status = os.stat(name, dir_fd=where.number, follow_symlinks=False)
+            if status.st_ino != original.stamp.inode:
+                raise
+        self._sync_name(where, name, original.stamp)
+
+    def relink(
+        self,
+        original: OriginalFile,
+        path: str,
+        present: FileStamp,
+        *,
+        mark: str,
+        guard: RenameGuard,
+    ) -> None:
+        """Replace a file atomically by a link to another one; otherwise as `rewrite`."""
+        folder, _, name = path.rpartition("/")
+        where = self._folders.open(folder)
+
+        def rename(temporary: str, name: str, at: int) -> None:
+            guard(lambda: rename_over_stamped(temporary, name, at, present))
+
+        self._link_file(original, where, name, mark, rename)
+        if self._synced:
+            sync_folder(where)
+
+    def _link_file(
+        self,
+        original: OriginalFile,
+        where: FileDescriptor,
+        name: str,
+        mark: str,
+        rename: FileRename,
+    ) -> None:
         above, _, present = original.path.rpartition("/")
-        source, where = self._folders.open(above), self._folders.open(folder, make=True)
+        source = self._folders.open(above)
         temporary, at = f".{mark}.tmp", where.number
         ends = {"src_dir_fd": source.number, "dst_dir_fd": at}
         try:
@@ -300,16 +407,10 @@ class DumpTree(RootedFolder):
             mode = stat.S_IFREG | self._file_mode
             if status.st_mode != mode or make_stamp(status) != original.stamp:
                 raise OSError(errno.ESTALE, "not the file that was written", original.path)
-            rename_without_replacing(temporary, name, at)
-        except FileExistsError:
-            discard_file(temporary, at)
-            # Linked already: it was sent again.
-            if os.stat(name, dir_fd=at, follow_symlinks=False).st_ino != original.stamp.inode:
-                raise
+            rename(temporary, name, at)
         except BaseException:
             discard_file(temporary, at)
             raise
-        self._sync_name(where, name, original.stamp)
 
     def claim(self, folder: str, name: str, owner: str) -> bool:
         """Claim a name for an owner; return whether it is theirs, now or since earlier."""
@@ -373,29 +474,26 @@ class DumpTree(RootedFolder):
         # By this path because fchmod rejects an O_PATH descriptor.
         os.chmod(f"/proc/self/fd/{file.number}", self._growing_mode | stat.S_IRUSR | stat.S_IWUSR)
 
-    def _write_file(
-        self,
-        folder: str,
-        name: str,
-        mark: str,
-        fill: Callable[[int], None],
-        *,
-        replaces: bool = True,
+    def _write_new_file(
+        self, folder: str, name: str, mark: str, fill: Callable[[int], None], rename: FileRename
     ) -> FileStamp:
+        where, stamp = self._write_file(folder, name, mark, fill, rename)
+        self._sync_name(where, name, stamp)
+        return stamp
+
+    def _write_file(
+        self, folder: str, name: str, mark: str, fill: Callable[[int], None], rename: FileRename
+    ) -> tuple[FileDescriptor, FileStamp]:
         temporary = f".{mark}.tmp"
         where, descriptor = self._create_hidden(folder, temporary)
         at = where.number
         try:
             stamp = self._fill_and_close(descriptor, fill, self._file_mode)
-            if replaces:
-                os.rename(temporary, name, src_dir_fd=at, dst_dir_fd=at)
-            else:
-                rename_without_replacing(temporary, name, at)
+            rename(temporary, name, at)
         except BaseException:
             discard_file(temporary, at)
             raise
-        self._sync_name(where, name, stamp)
-        return stamp
+        return where, stamp
 
     def _create_hidden(self, folder: str, temporary: str) -> tuple[FileDescriptor, int]:
         for attempt in ("first", "again"):

@@ -6,6 +6,7 @@ import contextlib
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from support.tensor_layouts import shard_rows
@@ -124,6 +125,61 @@ def test_ledger_resumes_at_first_gap(ledger, make_request, stored):
     assert progress.watermark == 3
     assert 5 in progress
     assert 4 not in progress
+
+
+def unpacked(outcome: RecordOutcome, cause: str = "rank_waits") -> RecordOutcome:
+    return replace(outcome, unpacked=cause)
+
+
+def test_unpacked_files_are_kept_in_the_order_of_commits(ledger, make_request, stored, tmp_path):
+    """By iteration, over a restart, until their sizes are entered."""
+    ledger.open_session(make_request())
+    commit(ledger, [unpacked(stored(3, iteration=1)), stored(4, iteration=1)])
+    commit(ledger, [unpacked(stored(2)), unpacked(stored(1)), unpacked(stored(5, iteration=1))])
+    assert ledger.unpacked.sums == (4, 36)
+    ledger.close()
+    again = AgentLedger(tmp_path / "state")
+    files = again.unpacked.list_next(10)
+    assert [(file.iteration, file.sequence, file.path) for file in files] == [
+        (1, 3, "p3"),
+        (1, 5, "p5"),
+    ]
+    assert again.unpacked.list_next(1) == files[:1]
+    assert again.unpacked.count("session", 1) == 2
+    again.unpacked.enter_packed([(file, 5) for file in files], synced=False)
+    assert again.unpacked.sums == (2, 18)
+    assert not again.unpacked.has(files[0])
+    kept = [each for each in again.kept("session", 1) if isinstance(each, StoredRecord)]
+    assert [each.record.bytes_stored for each in kept] == [5, 9, 5]
+    assert [file.sequence for file in again.unpacked.list_next(10)] == [1, 2]
+    again.close()
+
+
+def test_unpacked_files_are_counted_once(ledger, make_request, stored):
+    """A known number, and a transaction that fails, change nothing."""
+    ledger.open_session(make_request())
+    assert ledger.unpacked.sums == (0, 0)
+    for _ in range(2):
+        commit(ledger, [unpacked(stored(1))])
+        assert ledger.unpacked.sums == (1, 9)
+    broken = replace(unpacked(stored(2)), path=cast("str", object()))
+    with pytest.raises(sqlite3.Error):
+        commit(ledger, [unpacked(stored(3)), broken])
+    assert ledger.unpacked.sums == (1, 9)
+
+
+def test_rows_are_not_folded_while_a_file_is_unpacked(ledger, make_request, stored):
+    """Its size is yet to be entered."""
+    ledger.open_session(make_request())
+    commit(ledger, [unpacked(stored(1))], [declared(2, IterationEnd(0, 1))], watermark=2)
+    ledger.enter_iteration_end(FrameId("session", 2), IterationEnd(0, 1), (), BALANCE)
+    ledger._now_us = lambda: 1
+    ledger.note_departed_sessions(["session"])
+    ledger._now_us = lambda: int(86_401e6)
+    assert not ledger.fold_some()
+    ledger.unpacked.enter_packed([(ledger.unpacked.list_next(1)[0], 4)], synced=False)
+    assert ledger.fold_some()
+    assert [row.bytes_stored for row in ledger.counts("session")] == [4]
 
 
 def test_commit_of_known_frame_changes_nothing(ledger, make_request, make_head, stored):

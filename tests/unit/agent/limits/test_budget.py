@@ -9,7 +9,7 @@ import pytest
 from rankdump.errors import UnavailableError
 from rankdumpd.agent.limits.usage import QueueBudget
 
-WAIT_S = 60
+WAIT_S = 300
 
 
 class AcquiringThread:

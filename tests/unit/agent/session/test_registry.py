@@ -7,7 +7,7 @@ import sqlite3
 
 import pytest
 
-from rankdump._analysis.reader.session_files import read_tree_sessions
+from rankdump._analysis.reader.manifests import read_tree_sessions
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._core.status import SessionState

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankdump._analysis.reader.session_files import read_tree_sessions
+from rankdump._analysis.reader.manifests import read_tree_sessions
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_from_json, plan_to_json
 from rankdump._core.session_protocol import SessionEnd
 from rankdump._core.status import SessionState

@@ -18,7 +18,7 @@ from rankdumpd.agent.records import (
 )
 from rankdumpd.agent.storage.record_writer import MIN_LINKED_BYTES, DuplicateIndex
 
-WAIT_S = 60
+WAIT_S = 300
 KIND = "zstd /dump"
 
 

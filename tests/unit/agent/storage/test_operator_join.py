@@ -56,7 +56,13 @@ class JoinRig:
         self.codec = get_codec(codec)
         lines = make_table_format(DumpPlan(output=OutputSettings(str(root))), CANN, stand, 0)
         self.writer = RecordWriter(
-            tree, names, layout=CANN, context=stand, table_format=lines, device_target="CPU"
+            tree,
+            names,
+            codec=self.codec,
+            layout=CANN,
+            context=stand,
+            table_format=lines,
+            device_target="CPU",
         )
         self.joiner = BinFileJoiner(tree, names, self.codec, CANN)
 
@@ -66,7 +72,7 @@ class JoinRig:
         head = head._replace(kind=head.kind._replace(**looks))
         elements = memoryview(data)
         record = examine_record(ReceivedRecord(FrameId("s", sequence), head, elements), None)
-        outcome = self.writer.write(record, encode_bin(record, self.codec, CANN))
+        outcome = self.writer.write_member(record)
         assert outcome.status is RecordStatus.STORED
         member = outcome.membership
         assert member
@@ -211,8 +217,7 @@ def test_join_accepts_element_type_without_number(tmp_path, make_head):
     head = make_head(dtype="float8_e4m3fnuz", shape=(3,), byte_count=3)
     elements = memoryview(b"abc")
     record = examine_record(ReceivedRecord(FrameId("s", 1), head, elements), None)
-    encoded = encode_bin(record, get_codec("none"), CANN)
-    found = bin_file.parse_bin_file(memoryview(b"".join(encoded.parts)))
+    found = bin_file.parse_bin_file(memoryview(b"".join(encode_bin(record, CANN))))
     (part,) = found.header.output
     assert (part.data_type, part.size, bytes(found.read_payload(found.payloads[0]))) == (
         0,

@@ -9,16 +9,9 @@ import numpy as np
 import pytest
 import xxhash
 
-from rankdump._codec.file_codec import FileCodec, PackedFile, get_codec, select_codec
+from rankdump._codec.file_codec import ZstdCodec, get_codec, pack_file
 from rankdumpd.agent.records import FrameId, ReceivedRecord
 from rankdumpd.agent.storage.record_formats import encode_npy, examine_record
-
-
-def examine_and_encode(
-    received: ReceivedRecord, codec: FileCodec, items: tuple[str, ...] | None = None
-) -> tuple[ReceivedRecord, PackedFile]:
-    record = examine_record(received, items)
-    return record, encode_npy(record, codec)
 
 
 @pytest.mark.parametrize("codec_name", ["none", "zstd"])
@@ -38,11 +31,14 @@ def test_npy_file_is_loaded_by_numpy(make_head, codec_name, array):
     data = array.tobytes()
     head = make_head(dtype=array.dtype.name, shape=array.shape, byte_count=len(data))
     received = ReceivedRecord(FrameId("s", 1), head, memoryview(data))
-    record, encoded = examine_and_encode(received, get_codec(codec_name))
-    packed = b"".join(encoded.parts)
+    record, codec = examine_record(received, None), get_codec(codec_name)
+    plain = encode_npy(record)
+    parts = pack_file(codec, plain)
     assert record.digest == xxhash.xxh3_128_hexdigest(data)
-    plain = select_codec(f"a.npy{encoded.suffix}").decode(packed, limit_bytes=1 << 20)
-    loaded = np.load(io.BytesIO(plain))
+    data_of_file = b"".join(parts)
+    if parts is not plain:
+        data_of_file = codec.decode(data_of_file, limit_bytes=1 << 20)
+    loaded = np.load(io.BytesIO(data_of_file))
     assert (loaded.dtype, loaded.shape) == (array.dtype, array.shape)
     assert loaded.tobytes() == data
     assert record.statistics is None
@@ -65,11 +61,9 @@ def test_statistics_are_computed_from_received_elements(make_head, array, figure
     data = array.tobytes()
     head = make_head(dtype=array.dtype.name, shape=array.shape, byte_count=len(data))
     received = ReceivedRecord(FrameId("s", 1), head, memoryview(data))
-    record, encoded = examine_and_encode(
-        received, get_codec("zstd"), ("max", "min", "l2norm", "count")
-    )
+    record = examine_record(received, ("max", "min", "l2norm", "count"))
     assert record.statistics == figures
-    assert encoded.parts
+    assert pack_file(ZstdCodec(), encode_npy(record))
 
 
 def test_md5_statistic_of_bfloat16_covers_its_own_bytes(make_head):

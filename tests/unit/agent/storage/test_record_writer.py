@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rankdump._codec.file_codec import PackedFile
+from rankdump._codec.file_codec import get_codec
+from rankdump._codec.zstd_frames import is_stored_frame
 from rankdump._core.plan import DumpPlan, OutputSettings
 from rankdump._core.record import TensorSide
 from rankdump._layout.profile import PROFILES
@@ -39,6 +40,7 @@ def writer_of(
     profile: str = "ms2.3",
     layout: str = "mindspore-sync",
     device_target: str = "CPU",
+    codec: str = "none",
 ) -> RecordWriter:
     stand = TreeContext(str(tree.root), 5, "20250102030405", PROFILES[profile])
     lines = make_table_format(
@@ -47,6 +49,7 @@ def writer_of(
     return RecordWriter(
         tree,
         MappingFiles(tree),
+        codec=get_codec(codec),
         layout=LAYOUTS[layout],
         context=stand,
         table_format=lines,
@@ -54,8 +57,10 @@ def writer_of(
     )
 
 
-def examined(head, sequence: int = 1, statistics: tuple[str, ...] | None = None) -> ReceivedRecord:
-    elements = memoryview(b"")
+def examined(
+    head, sequence: int = 1, statistics: tuple[str, ...] | None = None, data: bytes = b""
+) -> ReceivedRecord:
+    elements = memoryview(data)
     return ReceivedRecord(FrameId("session", sequence), head, elements, b"", "digest", statistics)
 
 
@@ -63,24 +68,71 @@ def write_record(
     writer: RecordWriter,
     head,
     sequence: int = 1,
-    data: bytes = b"12345",
+    data: bytes = b"123456",
     statistics: tuple[str, ...] | None = None,
 ) -> RecordOutcome:
-    record = examined(head, sequence, statistics)
-    return writer.write(record, PackedFile("", (data[:2], data[2:])))
+    return writer.write(examined(head, sequence, statistics, data))
 
 
 def files(root: Path) -> list[Path]:
     return sorted(path for path in root.rglob("*") if path.is_file())
 
 
+LARGE = {"shape": (1 << 16,), "byte_count": 1 << 18}
+DATA = bytes(1 << 17) + bytes(range(256)) * (1 << 9)
+
+
+@pytest.mark.parametrize("cause", ["", "ring_half_full"])
+@pytest.mark.parametrize("again", ["", "queue_half_full"])
+def test_resent_record_is_known_in_both_states(make_head, tmp_path, cause: str, again: str):
+    """A file that a killed process wrote is that of the record, packed or not, then and now."""
+    writer = writer_of(tree(tmp_path), codec="zstd")
+    first = writer.write(examined(make_head(**LARGE), data=DATA), pressure=lambda _: cause)
+    (path,) = files(tmp_path)
+    before = path.read_bytes()
+    assert (first.unpacked, first.bytes_stored) == (cause, len(before))
+    assert is_stored_frame(before) == bool(cause)
+    resent = writer.write(examined(make_head(**LARGE), data=DATA), pressure=lambda _: again)
+    assert (resent.status, resent.bytes_stored) == (RecordStatus.STORED, len(before))
+    assert resent.unpacked == ("resent" if cause else "")
+    assert files(tmp_path) == [path]
+    assert path.read_bytes() == before
+    other = writer.write(examined(make_head(**LARGE), data=DATA[::-1]), pressure=lambda _: again)
+    assert (other.status, other.reason) == (RecordStatus.DROPPED, "name_taken")
+
+
+def test_write_asks_for_pressure_only_where_a_file_may_wait(make_head, tmp_path):
+    """Small files and those of other codecs are as they stay."""
+
+    def fail(_record: ReceivedRecord) -> str:
+        raise AssertionError("this file is never packed later")
+
+    for number, codec in enumerate(("none", "zstd-always", "zstd")):
+        fields = LARGE if number < 2 else {}
+        head = make_head(iteration=number, **fields)
+        writer = writer_of(tree(tmp_path), codec=codec)
+        data = DATA if number < 2 else bytes(16)
+        assert not writer.write(examined(head, data=data), pressure=fail).unpacked
+
+
+def test_link_to_an_unpacked_file_is_unpacked(make_head, tmp_path):
+    """It has to become a link to the packed file."""
+    writer = writer_of(tree(tmp_path), codec="zstd")
+    first = writer.write(examined(make_head(**LARGE), data=DATA), pressure=lambda _: "rank_waits")
+    assert first.original is not None
+    other = make_head(op_name="Default/MatMul-op1", **LARGE)
+    linked = writer.link(examined(other, 2, data=DATA), first.original)
+    assert linked is not None
+    assert (linked.status, linked.unpacked) == (RecordStatus.LINKED, "rank_waits")
+
+
 def test_write_stores_record_with_modes_of_plan(make_head, tmp_path):
     """The record has the path of the layout and the mode of the plan, and no other file is left."""
     outcome = write_record(writer_of(tree(tmp_path / "a" / "b")), make_head())
-    assert (outcome.status, outcome.bytes_stored) == (RecordStatus.STORED, 5)
     (path,) = files(tmp_path)
     assert path == tmp_path / "a" / "b" / outcome.path
-    assert path.read_bytes() == b"12345"
+    assert (outcome.status, outcome.bytes_stored) == (RecordStatus.STORED, path.stat().st_size)
+    assert path.read_bytes().endswith(b"\n123456")
     assert stat.S_IMODE(path.stat().st_mode) == 0o440
     assert {stat.S_IMODE(p.stat().st_mode) for p in tmp_path.rglob("*") if p.is_dir()} == {0o750}
 
@@ -200,7 +252,7 @@ def test_write_completes_mapping_after_failed_append(make_head, tmp_path):
 
 def test_write_to_synced_tree_stores_same_files(make_head, tmp_path):
     outcome = write_record(writer_of(tree(tmp_path, synced=True)), make_head())
-    assert (tmp_path / outcome.path).read_bytes() == b"12345"
+    assert (tmp_path / outcome.path).read_bytes().endswith(b"\n123456")
 
 
 @pytest.mark.parametrize(
@@ -271,7 +323,7 @@ class TestLink:
         assert (tmp_path / outcome.path).samefile(tmp_path / original.path)
         assert len(files(tmp_path)) == 2
         (tmp_path / original.path).unlink()
-        assert (tmp_path / outcome.path).read_bytes() == b"12345"
+        assert (tmp_path / outcome.path).read_bytes().endswith(b"\n123456")
 
     def test_maps_long_name(self, make_head, tmp_path):
         """The full name of a link is in mapping.csv like any other."""
@@ -301,7 +353,7 @@ class TestLink:
         assert write_record(writer, make_head(slot=1), 2, b"other").status is RecordStatus.STORED
         source.with_name(".session-3.tmp").hardlink_to(source)
         assert writer.link(examined(make_head(slot=2), 3), original)
-        assert source.read_bytes() == b"12345"
+        assert source.read_bytes().endswith(b"\n123456")
         assert len(files(tmp_path)) == 3
 
     @pytest.mark.parametrize("harm", ["gone", "changed", "replaced", "mode", "symlink"])
@@ -312,14 +364,14 @@ class TestLink:
         path = tmp_path / original.path
         if harm == "changed":
             path.chmod(0o600)
-            path.write_bytes(b"54321")
+            path.write_bytes(path.read_bytes()[::-1])
             path.chmod(0o440)
         elif harm == "mode":
             path.chmod(0o444)
         else:
             path.rename(tmp_path / "elsewhere")
             if harm == "replaced":
-                path.write_bytes(b"54321")
+                path.write_bytes((tmp_path / "elsewhere").read_bytes()[::-1])
                 path.chmod(0o440)
             elif harm == "symlink":
                 path.symlink_to(tmp_path / "elsewhere")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from support.diff_reports import outcome, row
 
-from rankdump._analysis.compare.kind_summary import find_tensor_kind, format_kinds, summarize_kinds
 from rankdump._analysis.compare.report import PairOutcome, TensorPair, TensorVerdict
+from rankdump._analysis.compare.report_summary import (
+    find_tensor_kind,
+    format_kinds,
+    summarize_kinds,
+)
 
 
 def _shaped(made, a, b):

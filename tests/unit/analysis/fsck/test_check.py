@@ -20,7 +20,11 @@ from rankdump._analysis.fsck.damage import DamageKind
 from rankdump._analysis.fsck.repair import MIN_UNWRITTEN_AGE_S, repair_tree
 from rankdump._analysis.fsck.tree_check import check_tree
 from rankdump._cli.command_group import run_command_line
+from rankdump._codec.file_codec import get_codec
+from rankdump._codec.zstd_frames import make_stored_frame
+from rankdump._core.npy_format import parse_npy_header
 from rankdump.errors import CorruptedError
+from rankdump.reader import walk
 
 GOLDEN = Path(__file__).parents[5] / "shared" / "golden"
 TYPES = ("float32", "float16", "int64", "uint8", "bool", "complex64")
@@ -57,6 +61,52 @@ def test_every_changed_byte_of_a_file_is_found(tensors, data):
         with flipped(path, at, data.draw(st.integers(1, 255))):
             (damage,) = check_tree(root, workers=1).damages
         assert (damage.kind, damage.path) == (DamageKind.TORN, str(path.relative_to(root)))
+
+
+def store_unpacked(path: Path) -> None:
+    """Replace a packed file by its content in a frame that packs nothing, as an agent writes it
+    under pressure."""
+    content = bytes(get_codec("zstd").decode(path.read_bytes(), limit_bytes=1 << 20))
+    header_bytes = parse_npy_header(content).data_offset
+    parts = content[:header_bytes], content[header_bytes:]
+    path.write_bytes(b"".join(make_stored_frame(parts)))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_files_are_checked_in_both_states(tmp_path: Path, when: str):
+    """A file that is packed later is whole whether its manifest has the size before or after."""
+    builder = TreeBuilder(tmp_path)
+    paths = [builder.tensor(0, 0, f"Default/{n}/X-op0", np.arange(100 * n)) for n in range(3)]
+    builder.complete(0, 0, world_size=1)
+    packed = [path.read_bytes() for path in paths]
+    for path in paths:
+        store_unpacked(path)
+    if when == "before":
+        sizes = {str(path.relative_to(tmp_path)): path.stat().st_size for path in paths}
+        records = builder.records[0, 0]
+        records[:] = [each._replace(bytes_stored=sizes[each.path]) for each in records]
+        builder.complete(0, 0, world_size=1)
+        check_clean_and_changed(tmp_path, paths)
+        for path, data in zip(paths, packed, strict=True):
+            path.write_bytes(data)
+    assert walk(tmp_path).problems == ()
+    check_clean_and_changed(tmp_path, paths)
+
+
+def check_clean_and_changed(root: Path, paths: list[Path]) -> None:
+    """No damage is found in files as they are, and one in each that has another byte or fewer."""
+    report = check_tree(root, workers=1)
+    assert (report.damages, report.digests) == ((), len(paths))
+    for path in paths:
+        data = path.read_bytes()
+        for at in (*range(32), *range(32, len(data), 97), len(data) - 1):
+            with flipped(path, at, 1 + at % 255):
+                (damage,) = check_tree(root, workers=1).damages
+            assert damage.kind is DamageKind.TORN
+        path.write_bytes(data[:-1])
+        (damage,) = check_tree(root, workers=1).damages
+        assert damage.kind is DamageKind.TORN
+        path.write_bytes(data)
 
 
 @settings(max_examples=40, deadline=None)

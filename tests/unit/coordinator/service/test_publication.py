@@ -14,7 +14,7 @@ from rankdumpd.coordinator.fleet_views import IterationView
 from rankdumpd.coordinator.service import publication
 from rankdumpd.coordinator.service.publication import OrderPremerger
 
-PATIENCE_S = 30
+PATIENCE_S = 300
 VIEW = view_of(
     {0: [EventColumns.from_events([RankEvent(0, 1, 1, 1, "Add", EventKind.OPERATOR, 1, 2)])]}
 )

@@ -1,0 +1,27 @@
+# Functions of native.c; numpy_twin.py has the same, kernel_functions.py says what they do.
+from rankdump._kernels.kernel_functions import FoundFingerprint, FoundMoments
+
+def measure_elements(data: int | bytes, count: int, code: int, parts: int, /) -> FoundMoments: ...
+def copy_and_measure(
+    target: int, data: int | bytes, count: int, code: int, parts: int, /
+) -> FoundMoments: ...
+def widen_bfloat16(target: int, source: int, count: int, /) -> None: ...
+def fingerprint_shard(
+    address: int,
+    code: int,
+    extents: tuple[int, ...],
+    strides: tuple[int, ...],
+    first: int,
+    /,
+) -> FoundFingerprint: ...
+def copy_strided(
+    target: int,
+    source: int,
+    item_bytes: int,
+    extents: tuple[int, ...],
+    target_strides: tuple[int, ...],
+    source_strides: tuple[int, ...],
+    /,
+) -> None: ...
+def select_variant(name: str, /) -> bool: ...
+def get_variant() -> str: ...

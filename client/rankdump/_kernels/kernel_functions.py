@@ -1,0 +1,110 @@
+"""The kernels in use: the compiled ones where the installation has them, else those of numpy.
+
+The variable RANKDUMP_KERNELS chooses: `numpy`, or a variant of the compiled ones (`plain`, `avx2`).
+Functions take addresses and sizes, so that measuring a small tensor makes no objects; callers keep
+the memory alive, and as large as they say.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple, Protocol, TypeAlias
+
+KERNELS_VARIABLE = "RANKDUMP_KERNELS"
+_NUMPY = "numpy"
+
+FoundMoments: TypeAlias = "tuple[int, float, float, float, float, int, int, int, int, int, int]"
+"""Fields of `ElementMoments`, in order."""
+FoundFingerprint: TypeAlias = "tuple[int, bytes, FoundMoments]"
+"""Digest, the 64 float64 of the sketch, moments."""
+
+
+class KernelFunctions(Protocol):
+    """Functions that the compiled module and numpy's twin of it have."""
+
+    def measure_elements(
+        self, data: int | bytes, count: int, code: int, parts: int, /
+    ) -> FoundMoments:
+        """Return the moments of elements at an address, or in a bytes object."""
+        ...
+
+    def copy_and_measure(
+        self, target: int, data: int | bytes, count: int, code: int, parts: int, /
+    ) -> FoundMoments:
+        """Copy elements to an address, and return the moments of the copy."""
+        ...
+
+    def widen_bfloat16(self, target: int, source: int, count: int, /) -> None:
+        """Store bfloat16 elements as float32."""
+        ...
+
+    def fingerprint_shard(
+        self,
+        address: int,
+        code: int,
+        extents: tuple[int, ...],
+        strides: tuple[int, ...],
+        first: int,
+        /,
+    ) -> FoundFingerprint:
+        """Return the fingerprint of elements in C order, of 1 to 32 dimensions.
+
+        Element (i, j, ...) has the global index first + i * strides[0] + j * strides[1] + ...
+        """
+        ...
+
+    def copy_strided(
+        self,
+        target: int,
+        source: int,
+        item_bytes: int,
+        extents: tuple[int, ...],
+        target_strides: tuple[int, ...],
+        source_strides: tuple[int, ...],
+        /,
+    ) -> None:
+        """Copy elements between arrays that do not overlap; strides are in bytes."""
+        ...
+
+
+class LoadedKernels(NamedTuple):
+    """Functions, and the words that tell which ones they are."""
+
+    functions: KernelFunctions
+    description: str
+    """For `--version`."""
+    is_compiled: bool
+
+    def explain_slowness(self) -> str:
+        """Return the text for a log when the kernels are not compiled; empty when they are."""
+        if self.is_compiled:
+            return ""
+        return (
+            f"statistics and conversions are computed by {self.description}: they take several "
+            "times as long as with compiled kernels"
+        )
+
+
+def load_kernels(wanted: str) -> LoadedKernels:
+    """Return the kernels that the variable names; the fastest ones for an empty text."""
+    if wanted == _NUMPY:
+        return _load_numpy(f"{KERNELS_VARIABLE} is {_NUMPY!r}")
+    try:
+        import rankdump._kernels._native as native
+    except ModuleNotFoundError:
+        return _load_numpy("installed without a C compiler")
+    except ImportError as error:
+        return _load_numpy(str(error))
+    if wanted and not native.select_variant(wanted):
+        return _load_numpy(f"{KERNELS_VARIABLE} is {wanted!r}, which does not run here")
+    return LoadedKernels(native, f"compiled, {native.get_variant()}", is_compiled=True)
+
+
+def _load_numpy(reason: str) -> LoadedKernels:
+    from rankdump._kernels import numpy_twin
+
+    return LoadedKernels(numpy_twin, f"{_NUMPY}, {reason}", is_compiled=False)
+
+
+KERNELS = load_kernels(os.environ.get(KERNELS_VARIABLE, ""))
+"""Loaded once for a process."""

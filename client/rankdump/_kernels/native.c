@@ -1,0 +1,325 @@
+/* The compiled kernels as a Python module of the limited API: its functions take addresses and sizes as
+   whole numbers, choose the variant for this processor, and release the interpreter's lock for large
+   inputs. Callers keep the memory alive. numpy_twin.py has the same functions. */
+
+#define Py_LIMITED_API 0x030a0000
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "kernels.h"
+
+#ifdef HAS_AVX2
+#include <cpuid.h>
+#endif
+
+/* Below this the lock is kept: another thread may keep it for longer than the kernel runs. */
+#define RELEASED_BYTES (1 << 18)
+
+struct variant {
+    const char *name;
+    void (*measure)(const unsigned char *, int64_t, int, int, unsigned char *, struct moments *);
+    void (*fingerprint)(const unsigned char *, const struct shard *, int, struct fingerprint *);
+    void (*copy)(unsigned char *, const unsigned char *, const struct strided_copy *);
+};
+
+#define VARIANT_OF(name)                                                                           \
+    {#name, measure_elements_##name, fingerprint_shard_##name, copy_strided_##name}
+
+/* The first one runs everywhere, the last one is the fastest. */
+static const struct variant variants[] = {
+    VARIANT_OF(plain),
+#ifdef HAS_AVX2
+    VARIANT_OF(avx2),
+#endif
+};
+
+#define VARIANT_COUNT ((int)(sizeof variants / sizeof variants[0]))
+
+static const struct variant *chosen = &variants[0];
+
+static int can_run(int number)
+{
+    if (number == 0)
+        return 1;
+#ifdef HAS_AVX2
+    unsigned eax, ebx, ecx, edx;
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __get_cpuid(1, &eax, &ebx, &ecx, &edx)
+           && (ecx & bit_FMA) && (ecx & bit_F16C);
+#else
+    return 0;
+#endif
+}
+
+/* -- arguments ----------------------------------------------------------------------------------- */
+
+static int check_count(Py_ssize_t given, Py_ssize_t wanted)
+{
+    if (given == wanted)
+        return 1;
+    PyErr_Format(PyExc_TypeError, "%zd arguments given, %zd needed", given, wanted);
+    return 0;
+}
+
+/* Elements in memory, or in a bytes object of at least their size. */
+static int read_elements(PyObject *data, PyObject *count, PyObject *code,
+                         const unsigned char **elements, int64_t *found_count, int *found_code)
+{
+    *found_count = PyLong_AsLongLong(count);
+    const long number = PyLong_AsLong(code);
+    if (PyErr_Occurred())
+        return 0;
+    if (number < 0 || number >= ELEMENT_CODES || *found_count < 0
+        || *found_count > INT64_MAX / element_bytes[number]) {
+        PyErr_Format(PyExc_ValueError, "%lld elements of code %ld are not allowed",
+                     (long long)*found_count, number);
+        return 0;
+    }
+    *found_code = (int)number;
+    if (!PyBytes_Check(data)) {
+        *elements = PyLong_AsVoidPtr(data);
+        return !PyErr_Occurred();
+    }
+    *elements = (const unsigned char *)PyBytes_AsString(data);
+    if (PyBytes_Size(data) >= *found_count * element_bytes[number])
+        return 1;
+    PyErr_Format(PyExc_ValueError, "%zd bytes do not hold %lld elements", PyBytes_Size(data),
+                 (long long)*found_count);
+    return 0;
+}
+
+static int read_numbers(PyObject *tuple, int64_t *numbers, Py_ssize_t count)
+{
+    if (!PyTuple_Check(tuple) || PyTuple_Size(tuple) != count) {
+        PyErr_Format(PyExc_ValueError, "a tuple of %zd numbers is needed", count);
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < count; i++) {
+        numbers[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
+        if (PyErr_Occurred())
+            return 0;
+    }
+    return 1;
+}
+
+/* The extents of an array, of 1 to MAX_DIMENSIONS axes, none below zero; -1 with an error set. */
+static int read_extents(PyObject *tuple, int64_t *extents)
+{
+    const Py_ssize_t count = PyTuple_Check(tuple) ? PyTuple_Size(tuple) : 0;
+    if (count < 1 || count > MAX_DIMENSIONS) {
+        PyErr_Format(PyExc_ValueError, "a tuple of 1 to %d extents is needed", MAX_DIMENSIONS);
+        return -1;
+    }
+    if (!read_numbers(tuple, extents, count))
+        return -1;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (extents[i] < 0) {
+            PyErr_Format(PyExc_ValueError, "an extent of %lld", (long long)extents[i]);
+            return -1;
+        }
+    return (int)count;
+}
+
+/* -- functions ----------------------------------------------------------------------------------- */
+
+static PyObject *build_moments(int64_t count, const struct moments *m)
+{
+    const double numbers[] = {m->maximum, m->minimum, m->total, m->squares};
+    const int64_t counts[] = {m->nans, m->positive_infinities, m->negative_infinities,
+                              m->positives, m->negatives, m->zeros};
+    PyObject *tuple = PyTuple_New(11);
+    if (!tuple)
+        return NULL;
+    /* An item that could not be made is NULL, which leaves an error and ends in one here. */
+    PyTuple_SetItem(tuple, 0, PyLong_FromLongLong(count));
+    for (int i = 0; i < 4; i++)
+        PyTuple_SetItem(tuple, 1 + i, PyFloat_FromDouble(numbers[i]));
+    for (int i = 0; i < 6; i++)
+        PyTuple_SetItem(tuple, 5 + i, PyLong_FromLongLong(counts[i]));
+    if (!PyErr_Occurred())
+        return tuple;
+    Py_DECREF(tuple);
+    return NULL;
+}
+
+static PyObject *run_measure(PyObject *const *arguments, unsigned char *copy)
+{
+    const unsigned char *elements;
+    int64_t count;
+    int code;
+    struct moments found;
+    if (!read_elements(arguments[0], arguments[1], arguments[2], &elements, &count, &code))
+        return NULL;
+    const long parts = PyLong_AsLong(arguments[3]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (count * element_bytes[code] < RELEASED_BYTES) {
+        chosen->measure(elements, count, code, (int)parts, copy, &found);
+    } else {
+        Py_BEGIN_ALLOW_THREADS
+        chosen->measure(elements, count, code, (int)parts, copy, &found);
+        Py_END_ALLOW_THREADS
+    }
+    return build_moments(count, &found);
+}
+
+static PyObject *measure_elements(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)self;
+    return check_count(given, 4) ? run_measure(arguments, NULL) : NULL;
+}
+
+static PyObject *copy_and_measure(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)self;
+    if (!check_count(given, 5))
+        return NULL;
+    unsigned char *copy = PyLong_AsVoidPtr(arguments[0]);
+    return PyErr_Occurred() ? NULL : run_measure(arguments + 1, copy);
+}
+
+static void widen_elements(uint32_t *restrict target, const word16 *restrict source, int64_t count)
+{
+    word32 *wide = (word32 *)target;
+    for (int64_t i = 0; i < count; i++)
+        wide[i] = (uint32_t)source[i] << 16;
+}
+
+static PyObject *widen_bfloat16(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)self;
+    if (!check_count(given, 3))
+        return NULL;
+    uint32_t *target = PyLong_AsVoidPtr(arguments[0]);
+    const word16 *source = PyLong_AsVoidPtr(arguments[1]);
+    const int64_t count = PyLong_AsLongLong(arguments[2]);
+    if (PyErr_Occurred())
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    widen_elements(target, source, count);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *fingerprint_shard(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)self;
+    if (!check_count(given, 5))
+        return NULL;
+    struct shard shard;
+    struct fingerprint found;
+    const unsigned char *elements = PyLong_AsVoidPtr(arguments[0]);
+    const long code = PyLong_AsLong(arguments[1]);
+    shard.first = PyLong_AsUnsignedLongLong(arguments[4]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (code < 0 || code >= ELEMENT_CODES)
+        return PyErr_Format(PyExc_ValueError, "code %ld is not allowed", code);
+    shard.dimensions = read_extents(arguments[2], shard.extents);
+    if (shard.dimensions < 0
+        || !read_numbers(arguments[3], (int64_t *)shard.strides, shard.dimensions))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    chosen->fingerprint(elements, &shard, (int)code, &found);
+    Py_END_ALLOW_THREADS
+    int64_t count = 1;
+    for (int axis = 0; axis < shard.dimensions; axis++)
+        count *= shard.extents[axis];
+    return Py_BuildValue("Ky#N", (unsigned long long)found.digest, (const char *)found.sketch,
+                         (Py_ssize_t)sizeof found.sketch, build_moments(count, &found.moments));
+}
+
+static PyObject *copy_strided(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)self;
+    if (!check_count(given, 6))
+        return NULL;
+    struct strided_copy plan;
+    unsigned char *target = PyLong_AsVoidPtr(arguments[0]);
+    const unsigned char *source = PyLong_AsVoidPtr(arguments[1]);
+    plan.item_bytes = PyLong_AsLongLong(arguments[2]);
+    if (PyErr_Occurred())
+        return NULL;
+    plan.dimensions = read_extents(arguments[3], plan.extents);
+    if (plan.dimensions < 0 || !read_numbers(arguments[4], plan.target_strides, plan.dimensions)
+        || !read_numbers(arguments[5], plan.source_strides, plan.dimensions))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    chosen->copy(target, source, &plan);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *select_variant(PyObject *self, PyObject *name)
+{
+    (void)self;
+    PyObject *encoded = PyUnicode_AsASCIIString(name);
+    if (!encoded)
+        return NULL;
+    int found = -1;
+    for (int i = 0; i < VARIANT_COUNT; i++)
+        if (!strcmp(variants[i].name, PyBytes_AsString(encoded)) && can_run(i))
+            found = i;
+    Py_DECREF(encoded);
+    if (found < 0)
+        Py_RETURN_FALSE;
+    chosen = &variants[found];
+    Py_RETURN_TRUE;
+}
+
+static PyObject *get_variant(PyObject *self, PyObject *none)
+{
+    (void)self, (void)none;
+    return PyUnicode_FromString(chosen->name);
+}
+
+/* -- module -------------------------------------------------------------------------------------- */
+
+#define FAST(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, name##_doc}
+
+static const char measure_elements_doc[] =
+    "measure_elements(data, count, code, parts)\n--\n\n"
+    "Return moments of elements at an address, or in a bytes object.";
+static const char copy_and_measure_doc[] =
+    "copy_and_measure(target, data, count, code, parts)\n--\n\n"
+    "Copy elements to an address, and return the moments of the copy.";
+static const char widen_bfloat16_doc[] =
+    "widen_bfloat16(target, source, count)\n--\n\nStore bfloat16 elements as float32.";
+static const char fingerprint_shard_doc[] =
+    "fingerprint_shard(address, code, extents, strides, first)\n--\n\n"
+    "Return digest, sketch and moments of a shard.";
+static const char copy_strided_doc[] =
+    "copy_strided(target, source, item_bytes, extents, target_strides, source_strides)\n--\n\n"
+    "Copy elements between axes in two orders.";
+
+static PyMethodDef functions[] = {
+    FAST(measure_elements),
+    FAST(copy_and_measure),
+    FAST(widen_bfloat16),
+    FAST(fingerprint_shard),
+    FAST(copy_strided),
+    {"select_variant", select_variant, METH_O, "Return whether a variant runs here; use it then."},
+    {"get_variant", get_variant, METH_NOARGS, "Return the name of the variant in use."},
+    {NULL, NULL, 0, NULL},
+};
+
+static int prepare(PyObject *module)
+{
+    (void)module;
+    for (int i = 0; i < VARIANT_COUNT; i++)
+        if (can_run(i))
+            chosen = &variants[i];
+    return 0;
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, prepare}, {0, NULL}};
+
+static struct PyModuleDef definition = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "_native",
+    .m_doc = "Kernels for this processor.",
+    .m_methods = functions,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&definition); }

@@ -1,0 +1,276 @@
+"""Thread that packs the files that were stored unpacked: oldest first, in batches of one iteration.
+
+A file is replaced by a packed one of the same name, then its row in the ledger gets the new size;
+with the last file of an iteration, its manifest gets all of them. A crash between any two steps
+leaves a tree that is whole, and rows from which the next process goes on. Files are packed at idle
+priority, and at that of the agent while little space is left.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from rankdump._core.backoff import RetryBackoff
+from rankdump._core.manifest import Manifest
+from rankdump._core.session_protocol import SessionRequest
+from rankdump._core.status import PackBacklog
+from rankdump.errors import CorruptedError, ProtocolError, RankdumpError, RejectedError
+from rankdumpd.agent.backlog.file_packer import FilePacker
+from rankdumpd.agent.ledger.agent_ledger import AgentLedger
+from rankdumpd.agent.ledger.rows import StoredRecord
+from rankdumpd.agent.ledger.unpacked_files import UnpackedFile
+from rankdumpd.agent.limits.pack_decision import is_space_short
+from rankdumpd.agent.limits.resource_limits import ResourceLimits
+from rankdumpd.agent.limits.usage import DumpUsage
+from rankdumpd.agent.records import FrameId
+from rankdumpd.agent.session.registry import SessionRegistry, read_checked_plan
+from rankdumpd.agent.storage import rank_files
+from rankdumpd.agent.storage.session_storage import SessionStorage, make_session_storage
+from rankdumpd.agent.storage.tree_lock import TreeLock
+from rankdumpd.server import state_files
+from rankdumpd.server.background_thread import BackgroundThread
+from rankdumpd.server.metrics import MetricCounters
+
+MAX_BATCH_FILES = 1024
+MAX_BATCH_BYTES = 64 << 20
+"""Unpacked bytes after which the sizes of packed files are entered."""
+FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
+PROCESS_LINGER_S = 2.0
+"""Time that the process lives on without work: starting one takes a tenth of a second."""
+_UNUSABLE_ERRORS = (CorruptedError, ProtocolError, RejectedError)
+"""Errors for a session whose row in the ledger cannot be used."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _BacklogSession:
+    """A session with files that wait; it may have ended long ago."""
+
+    request: SessionRequest
+    storage: SessionStorage
+
+
+class BacklogPacker:
+    """Packs files in a thread of its own; safe to use from several threads."""
+
+    def __init__(
+        self,
+        ledger: AgentLedger,
+        registry: SessionRegistry,
+        limits: ResourceLimits,
+        usage: DumpUsage,
+        packer: FilePacker,
+        *,
+        tree_changes: threading.Lock,
+        counters: MetricCounters,
+    ) -> None:
+        """`tree_changes` is held wherever a manifest is written from the ledger."""
+        self._ledger, self._registry, self._limits = ledger, registry, limits
+        self._usage, self._packer = usage, packer
+        self._tree_changes, self._counters = tree_changes, counters
+        self._thread = BackgroundThread(self._run, "rankdumpd-packer")
+        self._work = threading.Event()
+        self._changed = threading.Condition()
+        self._backoff = RetryBackoff(FIRST_RETRY_S, LAST_RETRY_S)
+        self._session: _BacklogSession | None = None
+        self._packed = (0, 0, 0)
+        self._problem = ""
+        self._is_finishing = False
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Note that there are more files."""
+        self._work.set()
+
+    def finish(self, timeout_s: float) -> None:
+        """Pack all files at the agent's priority, for at most that time."""
+        self._is_finishing = True
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            while self._ledger.unpacked.sums[0] and not self._problem:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or not self._thread.is_running:
+                    return
+                self._changed.wait(left_s)
+
+    def stop(self, timeout_s: float = 60.0) -> bool:
+        """Leave all other files to the next process; return whether the thread has ended."""
+        self._thread.request_stop()
+        self._packer.close()
+        self._work.set()
+        return self._thread.join(timeout_s)
+
+    def findings(self) -> list[str]:
+        """Return why files are not packed, one sentence or none."""
+        problem = self._problem or self._thread.fault()
+        return [f"files that were stored unpacked are not packed: {problem}"] if problem else []
+
+    def status(self) -> PackBacklog:
+        """Return what waits, and what this process has packed."""
+        return PackBacklog(*self._ledger.unpacked.sums, *self._packed)
+
+    def pack_some(self) -> bool:
+        """Pack the next files of one iteration; return False when no file waits.
+
+        The error of a disk, of the ledger or of the process is raised: the files are tried again.
+        """
+        files = self._ledger.unpacked.list_next(MAX_BATCH_FILES)
+        if not files:
+            return False
+        try:
+            session = self._find_session(files[0].session_id)
+        except _UNUSABLE_ERRORS as error:
+            self._give_up(files, error)
+            return True
+        lock = TreeLock(session.storage.tree)
+        lock.acquire(make=False)
+        try:
+            self._pack_files(files, session)
+        finally:
+            lock.release()
+        return True
+
+    def _run(self) -> None:
+        while not self._thread.is_stopping:
+            self._work.clear()
+            try:
+                has_more = self.pack_some()
+            except (OSError, sqlite3.Error, RankdumpError) as error:
+                self._postpone(error)
+                continue
+            self._backoff.reset()
+            self._note_problem("")
+            if not has_more and not self._work.wait(PROCESS_LINGER_S):
+                self._packer.end_process()
+                self._work.wait()
+
+    def _postpone(self, error: Exception) -> None:
+        if not self._thread.is_stopping:
+            self._note_problem(state_files.describe_error(error))
+            self._thread.wait(self._backoff.next_pause_s())
+
+    def _note_problem(self, problem: str) -> None:
+        if problem and problem != self._problem:
+            _logger.error("files that were stored unpacked are not packed: %s", problem)
+        with self._changed:
+            self._problem = problem
+            self._changed.notify_all()
+
+    def _find_session(self, session_id: str) -> _BacklogSession:
+        known = self._registry.find(session_id)
+        if known is not None:
+            return _BacklogSession(known.request, known.storage)
+        if self._session is None or self._session.request.session_id != session_id:
+            row = self._ledger.find(session_id)
+            if row is None:
+                raise CorruptedError(f"session {session_id!r} is not in the ledger")
+            storage = make_session_storage(row.request, read_checked_plan(row.request))
+            self._session = _BacklogSession(row.request, storage)
+        return self._session
+
+    def _give_up(self, files: Sequence[UnpackedFile], error: Exception) -> None:
+        """Leave files unpacked for good: their session cannot be used."""
+        _logger.error("%d files stay unpacked: %s", len(files), error)
+        self._ledger.unpacked.enter_packed(
+            [(file, file.bytes_stored) for file in files], synced=False
+        )
+
+    def _pack_files(self, files: Sequence[UnpackedFile], session: _BacklogSession) -> None:
+        """Pack files until there are enough, and enter those that are done, also after an error."""
+        packed: list[tuple[UnpackedFile, int]] = []
+        left_bytes = MAX_BATCH_BYTES
+        try:
+            for file in files:
+                if self._thread.is_stopping or left_bytes <= 0:
+                    break
+                packed.append((file, self._pack_file(file, session)))
+                left_bytes -= file.bytes_stored
+        finally:
+            if packed:
+                self._enter_packed(packed, session)
+
+    def _pack_file(self, file: UnpackedFile, session: _BacklogSession) -> int:
+        try:
+            return self._packer.pack(
+                file,
+                session.storage,
+                is_idle=not self._is_urgent(session),
+                guard=partial(self._rename_waiting, file),
+            )
+        except CorruptedError as error:
+            _logger.error("%s stays unpacked: %s", file.path, error)
+        except OSError as error:
+            if state_files.is_transient(error):
+                raise
+            _logger.error("%s stays unpacked: %s", file.path, error)
+        return file.bytes_stored
+
+    def _is_urgent(self, session: _BacklogSession) -> bool:
+        """Return whether packing must not wait for an idle core."""
+        usage = self._limits.usage_at(session.storage.tree.root, session.request.job_id)
+        return self._is_finishing or is_space_short(usage, self._ledger.unpacked.sums[1])
+
+    def _rename_waiting(self, file: UnpackedFile, rename: Callable[[], None]) -> None:
+        """Rename over a file that waits; one that does not any more is being removed."""
+        if not self._ledger.unpacked.has(file):
+            raise FileNotFoundError(file.path)
+        rename()
+
+    def _enter_packed(
+        self, packed: Sequence[tuple[UnpackedFile, int]], session: _BacklogSession
+    ) -> None:
+        """Enter the sizes of files in the ledger, and in the manifest if none is left."""
+        first, request = packed[0][0], session.request
+        saved = sum(file.bytes_stored - size for file, size in packed)
+        with self._tree_changes:
+            if not self._ledger.unpacked.has(first):
+                return  # all of them are being removed
+            manifest = self._update_manifest(packed, session)
+            self._ledger.unpacked.enter_packed(packed, synced=session.storage.synced)
+            self._usage.add(request.job_id, str(session.storage.tree.root), -saved)
+            known = self._registry.find(first.session_id)
+            if known is not None:
+                known.adjust_stored_bytes(first.iteration, -saved)
+        # A restarted rank has a newer session, beside which the coordinator wants no older balance.
+        if manifest is not None and manifest.session and known is not None and not known.has_ended:
+            end = FrameId(first.session_id, manifest.session.last_sequence)
+            self._ledger.enter_waiting_iteration(end, manifest.status)
+        self._count_packed([file for file, size in packed if size != file.bytes_stored], saved)
+
+    def _update_manifest(
+        self, packed: Sequence[tuple[UnpackedFile, int]], session: _BacklogSession
+    ) -> Manifest | None:
+        """Write the manifest of an iteration whose last files are packed, if it has one."""
+        first, storage = packed[0][0], session.storage
+        if self._ledger.unpacked.count(first.session_id, first.iteration) > len(packed):
+            return None
+        kept = self._ledger.kept(first.session_id, first.iteration)
+        records = (each.record for each in kept if isinstance(each, StoredRecord))
+        sizes = {record.path: record.bytes_stored for record in records}
+        sizes |= {file.path: size for file, size in packed}
+        folder = storage.layout.rank_folder(session.request.rank)
+        try:
+            return rank_files.update_manifest(
+                storage.tree, folder, first.iteration, first.session_id, sizes
+            )
+        except CorruptedError as error:
+            _logger.error("iteration %d: %s", first.iteration, error)
+            return None
+
+    def _count_packed(self, packed: Sequence[UnpackedFile], saved: int) -> None:
+        byte_count = sum(file.bytes_stored for file in packed)
+        self._counters.add("rankdump_agent_packed_later_bytes_total", byte_count)
+        with self._changed:
+            files, before, less = self._packed
+            self._packed = files + len(packed), before + byte_count, less + saved
+            self._changed.notify_all()

@@ -1,0 +1,116 @@
+"""Compiles the kernels of `rankdump._kernels` into wheels and editable installs.
+
+Without a C compiler or Python's headers the installation succeeds all the same, and numpy computes
+what the kernels would. With RANKDUMP_REQUIRE_KERNELS=1, as for releases, it fails.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SOURCES = Path(__file__).parent / "client" / "rankdump" / "_kernels"
+MODULE_NAME = "_native.abi3.so"
+KERNELS = ("statistics.c", "fingerprint.c", "strided_copy.c")
+"""Compiled once for each variant."""
+# The last ones because sums have the same bits on every processor.
+FLAGS = (
+    *("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-Wno-psabi"),
+    *("-fno-fast-math", "-ffp-contract=off"),
+)
+VARIANTS = {"plain": (), "avx2": ("-mavx2", "-mfma", "-mf16c")}
+
+
+class KernelBuildError(Exception):
+    """The kernels cannot be compiled here."""
+
+
+class KernelBuildHook(BuildHookInterface):  # pyright: ignore[reportMissingTypeArgument]
+    """Adds the compiled module to a wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile into the wheel, or beside the sources for an editable install."""
+        if self.target_name != "wheel":
+            return
+        self._folder = tempfile.TemporaryDirectory()
+        editable = version == "editable"
+        made = (SOURCES if editable else Path(self._folder.name)) / MODULE_NAME
+        try:
+            compile_kernels(made)
+        except KernelBuildError as error:
+            self._folder.cleanup()
+            if os.environ.get("RANKDUMP_REQUIRE_KERNELS") == "1":
+                raise
+            self.app.display_warning(f"without compiled kernels: {error}")
+            made.unlink(missing_ok=True)
+            return
+        if not editable:
+            build_data["force_include"][str(made)] = f"rankdump/_kernels/{MODULE_NAME}"
+        build_data["pure_python"] = False
+        name = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["tag"] = f"cp310-abi3-{name}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what was compiled for the wheel."""
+        if self.target_name == "wheel":
+            self._folder.cleanup()
+
+
+def compile_kernels(target: Path) -> None:
+    """Compile the module for this machine and put it at a path, at once."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise KernelBuildError("the limited API does not cover Python without its lock")
+    headers = Path(sysconfig.get_path("include"))
+    if not (headers / "Python.h").is_file():
+        raise KernelBuildError(f"Python's headers are not in {headers}")
+    compiler = [*_find_compiler(), *shlex.split(os.environ.get("CFLAGS", "")), *FLAGS]
+    with tempfile.TemporaryDirectory() as folder:
+        objects: list[str] = []
+        commands: list[list[str]] = []
+        for source, name, flags in _list_units():
+            objects.append(str(Path(folder) / f"{name}.o"))
+            unit = ("-c", str(SOURCES / source), "-o", objects[-1])
+            commands.append([*compiler, *flags, f"-I{headers}", *unit])
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(_run, commands))
+        linked = target.with_name(f".{target.name}-{os.getpid()}")
+        _run([*compiler, "-shared", "-s", *objects, "-o", str(linked)])
+        linked.replace(target)
+
+
+def _list_units() -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Yield each file to compile, the name of its object, and its flags."""
+    variants = dict(VARIANTS)
+    if platform.machine() not in {"x86_64", "AMD64"}:
+        del variants["avx2"]
+    yield "native.c", "native", ("-DHAS_AVX2",) if "avx2" in variants else ()
+    for variant, flags in variants.items():
+        for source in KERNELS:
+            name = f"{Path(source).stem}-{variant}"
+            yield source, name, (f"-DKERNEL_VARIANT={variant}", *flags)
+
+
+def _find_compiler() -> list[str]:
+    named = (os.environ.get("CC"), sysconfig.get_config_var("CC"), "cc", "gcc", "clang")
+    for command in filter(None, named):
+        words = shlex.split(command)
+        if shutil.which(words[0]):
+            return words
+    raise KernelBuildError("there is no C compiler")
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise KernelBuildError(f"{shlex.join(command)} failed: {done.stderr.strip()[-2000:]}")

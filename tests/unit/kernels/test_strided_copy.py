@@ -1,0 +1,91 @@
+"""Copies between orders of axes, in all kernels, against numpy's own."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.kernel_variants import VARIANTS, using
+
+from rankdump._kernels import array_kernels, numpy_twin
+from rankdump._kernels.array_kernels import copy_array
+from rankdump._kernels.array_memory import find_address
+
+ITEMS = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
+extents = st.lists(st.integers(1, 9), min_size=0, max_size=5) | st.lists(
+    st.integers(1, 150), min_size=2, max_size=3
+).filter(lambda shape: math.prod(shape) < 60_000)
+
+
+@st.composite
+def views(draw: st.DrawFn, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """An array of a shape whose axes lie in memory in any order, with gaps, or backwards."""
+    order = draw(st.permutations(range(len(shape))))
+    gaps = [draw(st.sampled_from((1, 1, 1, 2))) for _ in shape]
+    lengths = [shape[axis] * gap for axis, gap in zip(order, gaps, strict=True)]
+    held = np.zeros(math.prod(lengths), dtype).reshape(lengths)
+    held.reshape(-1)[...] = np.arange(1, held.size + 1) % 251
+    steps = tuple(slice(None, None, -gap if draw(st.integers(0, 5)) == 0 else gap) for gap in gaps)
+    return held[(*steps, ...)].transpose(np.argsort(order) if order else ())
+
+
+@given(data=st.data(), size=st.sampled_from(sorted(ITEMS)))
+@settings(max_examples=300)
+def test_copy_between_any_two_orders_is_numpys(data: st.DataObject, size: int):
+    """Law: every element arrives at its place, and nothing else is written."""
+    shape = tuple(data.draw(extents))
+    source = data.draw(views(shape, ITEMS[size]))
+    target = data.draw(views(shape, ITEMS[size]))
+    whole = target if target.base is None else target.base
+    while whole.base is not None:
+        whole = whole.base
+    results = []
+    for variant in (*VARIANTS, "numpy"):
+        whole[...] = 77
+        if variant == "numpy":
+            plan = find_address(target), find_address(source), target.itemsize
+            strides = target.strides or (0,), source.strides or (0,)
+            numpy_twin.copy_strided(*plan, shape or (1,), *strides)
+        else:
+            with using(variant):
+                copy_array(target, source)
+        results.append(whole.copy())
+        assert np.array_equal(target, source)
+    expected = np.full_like(whole, 77)
+    whole[...] = 77
+    target[...] = source
+    expected[...] = whole
+    assert all(np.array_equal(result, expected) for result in results)
+
+
+@pytest.mark.parametrize("size", sorted(ITEMS))
+def test_transposition_of_large_planes_is_numpys(size: int):
+    """Tiles, their rests in both directions, and several passes over a plane."""
+    for rows, columns in ((64, 512), (63, 515), (2, 3000), (3000, 2), (333, 129)):
+        source = np.arange(rows * columns).reshape(rows, columns).astype(ITEMS[size])
+        target = np.zeros((columns, rows), ITEMS[size])
+        for variant in VARIANTS:
+            target[...] = 0
+            with using(variant):
+                copy_array(target, source.T)
+            assert (target == source.T).all()
+
+
+def test_broadcast_source_is_repeated():
+    target = np.zeros((5, 7), "f4")
+    copy_array(target, np.broadcast_to(np.arange(7, dtype="f4"), (5, 7)))
+    assert (target == np.arange(7)).all()
+
+
+def test_copy_rejects_arrays_that_do_not_match():
+    target = np.zeros((2, 3), "f4")
+    for source in (np.zeros((3, 2), "f4"), np.zeros((2, 3), "f8")):
+        with pytest.raises(ValueError, match="cannot be copied"):
+            copy_array(target, source)
+    target.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        copy_array(target, np.ones((2, 3), "f4"))
+    assert array_kernels.copy_array is copy_array
