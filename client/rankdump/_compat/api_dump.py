@@ -44,7 +44,7 @@ from rankdump._session.framework_adapters import (
     ModelStepWatch,
     find_api_framework,
 )
-from rankdump._session.rank_session import Session, never_raises
+from rankdump._session.rank_session import Session, load_session_modules, never_raises
 from rankdump.errors import RankdumpError
 
 _logger = logging.getLogger("rankdump")
@@ -148,8 +148,7 @@ class ApiDumpController:
         if framework is None:
             raise TypeError(f"api_dump_init: net {net!r} is not allowed; allowed: {MODEL_TYPES}")
         with self._lock:
-            # It starts while the script goes on, and no step waits for it.
-            self._agents.prepare(self._environ)
+            self._prepare_session()
             self._observe(net, setting, framework)
 
     def start(self, request: ApiDumpRequest) -> None:
@@ -195,6 +194,12 @@ class ApiDumpController:
         if self._observed is None:
             raise RuntimeError(f"{call}: api_dump_init was not called; call it first")
         return self._observed
+
+    @never_raises
+    def _prepare_session(self) -> None:
+        """Do what takes a second, so that no step waits; the agent starts beside the script."""
+        self._agents.prepare(self._environ)
+        load_session_modules()
 
     @never_raises
     def _observe(self, net: object, setting: ApiDumpSetting, framework: ApiFramework) -> None:

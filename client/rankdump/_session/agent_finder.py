@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rankdump._core.daemon_endpoint import DEFAULT_AGENT_ADDRESS
 from rankdump._core.rank_identity import RankIdentity, identify_rank
-from rankdump.errors import UnavailableError
+from rankdump.errors import RankdumpError, UnavailableError
 
 if TYPE_CHECKING:
     from rankdump._embedded.daemon_lease import DaemonLease
@@ -71,7 +71,7 @@ class AgentFinder:
             return
         with self._lock:
             if self._lease is None and self._explain_missing(DEFAULT_AGENT_ADDRESS):
-                with suppress(UnavailableError):  # `find` tries again, and returns the reason
+                with suppress(RankdumpError):  # `find` tries again, and reports the reason
                     self._take_lease(identify_rank(environ, tree=""))
 
     def find(
