@@ -10,8 +10,6 @@ import json
 import os
 import signal
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,13 +62,6 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     return images, torch.randint(0, 10, (2,), generator=source)
 
 
-def wait_for_agent(output_path: str) -> None:
-    """Wait until the agent has what was dumped: until it serves, the process itself keeps that."""
-    last = Path(output_path) / "rank0" / "torch_api_dump" / "NN_Conv2d_0_backward_input.npy"
-    while not last.exists():
-        time.sleep(0.01)
-
-
 def end(how: str) -> None:
     """Leave the script as somebody who did not mean to."""
     if how == "raise":
@@ -87,10 +78,11 @@ def run(init: dict[str, Any], start: dict[str, Any], steps: int = 2, how: str = 
     ts.migrator.api_dump_init(model, **init)
     for step in range(steps):
         images, classes = batch(step)
-        if step == 0:
+        if how and step:
+            # Until the agent serves, the process itself keeps what was dumped.
+            ts.migrator.api_dump_stop()
+        if how or not step:
             ts.migrator.api_dump_start(**start)
-        elif how:
-            wait_for_agent(init["output_path"])
         optimizer.zero_grad()
         loss = functional.nll_loss(model(images), classes)
         if how and step == steps - 1:
