@@ -98,7 +98,7 @@ class FrameBuilder:
         rows: list[tuple[np.ndarray, str]],
         *,
         iteration: int = 0,
-        degraded: bool = False,
+        degraded: str = "",
         switched_on: bool = False,
         stamps: list[int] | None = None,
         **fields: Any,

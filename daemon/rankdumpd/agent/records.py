@@ -248,7 +248,7 @@ class RecordStatus(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class RecordOutcome:
-    """The outcome of a record; `reason` is empty unless it was dropped."""
+    """The outcome of a record; `reason` is empty unless it was degraded or dropped."""
 
     frame_id: FrameId
     head: RecordHead
@@ -296,6 +296,11 @@ class StatisticRowsResult:
     def status(self) -> RecordStatus:
         """Outcome of the rows that are kept."""
         return RecordStatus.DEGRADED if self.rows.degraded else RecordStatus.STORED
+
+    @property
+    def reason(self) -> str:
+        """Why the rows that are kept are degraded; empty where they are not."""
+        return self.rows.degraded
 
     @property
     def kept(self) -> int:

@@ -150,6 +150,7 @@ def _make_mark(frame_id: FrameId) -> str:
 
 _RECORDS = "rankdump_agent_records_total"
 _DROPPED = "rankdump_agent_dropped_records_total"
+_DEGRADED = "rankdump_agent_degraded_records_total"
 _UNPACKED = "rankdump_agent_stored_unpacked_bytes_total"
 
 
@@ -159,6 +160,7 @@ def count_frames(
     """Return the metric increments of committed records and rows of statistics."""
     statuses: Counter[RecordStatus] = Counter()
     reasons: Counter[str] = Counter()
+    degraded: Counter[str] = Counter()
     unpacked: Counter[str] = Counter()
     received = stored = 0
     for outcome in outcomes:
@@ -168,9 +170,12 @@ def count_frames(
         if outcome.unpacked:
             unpacked[outcome.unpacked] += outcome.bytes_stored
         if outcome.reason:
-            reasons[outcome.reason] += 1
+            counted = degraded if outcome.status is RecordStatus.DEGRADED else reasons
+            counted[outcome.reason] += 1
     for frame in row_results:
         statuses[frame.status] += frame.kept
+        if frame.reason:
+            degraded[frame.reason] += frame.kept
         for reason, places in frame.refused.items():
             statuses[RecordStatus.DROPPED] += len(places)
             reasons[reason] += len(places)
@@ -180,6 +185,8 @@ def count_frames(
     }
     for cause, byte_count in unpacked.items():
         found[_UNPACKED, (("reason", cause),)] = byte_count
+    for reason, count in degraded.items():
+        found[_DEGRADED, (("reason", reason),)] = count
     for status, count in statuses.items():
         found[_RECORDS, (("fate", status.value),)] = count
     return found | _count_drops(reasons, "agent")
