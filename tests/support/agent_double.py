@@ -221,7 +221,7 @@ def rows(running: RunningFakeAgent) -> list[SimpleNamespace]:
                 figures=tuple(figures.split(",")),
                 iteration=frame.iteration,
                 switched_on=frame.switched_on,
-                degraded=frame.degraded_reason if frame.degraded else "",
+                degraded=frame.degraded,
             )
             for kind, stamp, figures in columns
         ]

@@ -2,18 +2,18 @@
 tensors of the next ones are kept, so that the cost stays within a share of the step. Pure: no
 clock, no disk, no network.
 
-A level is the form of every k-th iteration, and a cheaper form of the iterations between. A rank
-goes down by measuring the next form alone; room that a cheaper form leaves is used by every k-th
-iteration of a richer one. A level is judged by a window of whole cycles: it stays while the
-measured share is between ROOM_SHARE of the allowed one and all of it. After a level that was tried
-because there was room, and cost too much, the next trial waits twice as long as the one before.
+A level is the form of every k-th iteration, where k may be a fraction, and a cheaper form of the
+iterations between. A rank goes down by measuring the next form alone; room that a form leaves is
+used by every k-th iteration of a richer one. A level is judged by a window of whole cycles: it
+stays while the measured share is between ROOM_SHARE of the allowed one and all of it. After a level
+that was tried because there was room, and cost too much, the next trial waits twice as long.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from math import ceil
+from math import ceil, gcd
 from typing import NamedTuple
 
 MIN_WINDOW_STEPS = 4
@@ -21,6 +21,9 @@ MIN_WINDOW_STEPS = 4
 ROOM_SHARE = 0.8
 """Part of the allowed share below which there is room for more."""
 MAX_EVERY = 1024
+_SHORT_EVERY = 8
+_SHORT_TURNS = 4
+"""Cycles shorter than that have so many turns, so that their costs are not far apart."""
 FIRST_WAIT_STEPS = 16
 MAX_WAIT_STEPS = 1024
 _TARGET_SHARE = 0.92
@@ -64,15 +67,24 @@ class FidelityLevel:
     """Forms of the iterations of a level."""
 
     form: RecordForm
-    every: int = 1
-    """In every so-many-th iteration."""
+    turns: int = 1
+    """In so many iterations"""
+    cycle: int = 1
+    """of each cycle of this length, evenly spread."""
     between: RecordForm = RecordForm.NOTHING
     """Of the iterations between; without meaning where there are none."""
 
+    @property
+    def every(self) -> float:
+        """Iterations from one turn to the next, on average."""
+        return self.cycle / self.turns
+
     def select_form(self, number: int) -> RecordForm:
         """Return the form of an iteration, numbered from 0 since the level began."""
-        is_turn = self.every == 1 or (number > 0 and number % self.every == 0)
-        return self.form if is_turn else self.between
+        if self.every == 1:
+            return self.form
+        before = max(number - 1, 0) * self.turns // self.cycle
+        return self.form if number * self.turns // self.cycle > before else self.between
 
     @property
     def base(self) -> RecordForm:
@@ -83,6 +95,16 @@ class FidelityLevel:
     def is_full(self) -> bool:
         """Whether every iteration is kept as the plan says."""
         return self.form is RecordForm.FULL and self.every == 1
+
+
+def make_cycle_level(form: RecordForm, every: float, between: RecordForm) -> FidelityLevel:
+    """Return the level with a form in every so-many-th iteration; a fraction is rounded up."""
+    turns = _SHORT_TURNS if every < _SHORT_EVERY else 1
+    cycle = ceil(turns * every)
+    if cycle <= turns:
+        return FidelityLevel(form, between=between)
+    divisor = gcd(turns, cycle)
+    return FidelityLevel(form, turns // divisor, cycle // divisor, between)
 
 
 class LevelReason(IntEnum):
@@ -162,7 +184,7 @@ class OverheadGovernor:
             # Work of the level before still has to be sent, or torch allocates and compiles.
             return GovernorDecision(replace(state, number=1))
         state = _count_step(state, used, step)
-        window = state.level.every * ceil(MIN_WINDOW_STEPS / state.level.every)
+        window = state.level.cycle * ceil(MIN_WINDOW_STEPS / state.level.cycle)
         share = state.cost_ns / max(state.other_ns, 1)
         planned = share * state.steps / window
         if state.steps < window and planned <= _EARLY_FACTOR * self.allowed:
@@ -176,8 +198,9 @@ class OverheadGovernor:
             if level.every > 1 and not self._is_base_over(state):
                 return self._turn(state, self._compute_every(state, share), share)
             if level.every == 1 and state.rose:
-                # It was tried because every second iteration left room.
-                return _change_level(state, replace(level, every=2), LevelReason.OVER, share)
+                # It was tried because a cycle with few iterations between left room.
+                cycle = make_cycle_level(level.form, 2, level.between)
+                return _change_level(state, cycle, LevelReason.OVER, share)
             return self._lower(state, level.base, LevelReason.OVER, share)
         if share < ROOM_SHARE * self.allowed and not state.waits:
             if level.every > 1:
@@ -190,25 +213,26 @@ class OverheadGovernor:
         is_settled = state.level.every >= _LEAST_SETTLED_EVERY
         return is_settled and state.shares[state.level.base] > self.allowed
 
-    def _compute_every(self, state: GovernorState, share: float) -> int:
-        """Return how many iterations a cycle needs, given the share that the present one took."""
+    def _compute_every(self, state: GovernorState, share: float) -> float:
+        """Return the cycle that is needed, given the share that the present one took."""
         every, base = state.level.every, state.shares[state.level.base]
         target = _TARGET_SHARE * self.allowed
-        most, least = 4 * every, ceil(every / 2)
+        most, least = 4 * every, every / 2
         if base >= target:
             return most if share > self.allowed else every
-        return min(most, max(least, ceil(every * (share - base) / (target - base))))
+        return min(most, max(least, every * (share - base) / (target - base)))
 
-    def _turn(self, state: GovernorState, every: int, share: float) -> GovernorDecision:
+    def _turn(self, state: GovernorState, every: float, share: float) -> GovernorDecision:
         """Return the decision to keep the forms of a level, with another cycle."""
         level = state.level
         is_over = share > self.allowed
-        if every == level.every or (every > level.every and not is_over):
-            return GovernorDecision(_restart_window(state), share=share)
         reason = LevelReason.OVER if is_over else LevelReason.ROOM
         if every > MAX_EVERY:
             return _change_level(state, FidelityLevel(level.between), reason, share)
-        return _change_level(state, replace(level, every=every), reason, share)
+        new = make_cycle_level(level.form, every, level.between)
+        if new.every == level.every or (new.every > level.every and not is_over):
+            return GovernorDecision(_restart_window(state), share=share)
+        return _change_level(state, new, reason, share)
 
     def _lower(
         self, state: GovernorState, form: RecordForm, reason: LevelReason, share: float
@@ -230,10 +254,10 @@ class OverheadGovernor:
         if not richer or room <= 0:
             return GovernorDecision(_restart_window(state), share=share)
         cheapest = min(richer, key=lambda each: (state.shares[each], each))
-        every = max(2, ceil((state.shares[cheapest] - share) / room))
+        every = max(2.0, (state.shares[cheapest] - share) / room)
         if every > MAX_EVERY:
             return GovernorDecision(_restart_window(state), share=share)
-        level = FidelityLevel(cheapest, every, form)
+        level = make_cycle_level(cheapest, every, form)
         return _change_level(state, level, LevelReason.ROOM, share)
 
 

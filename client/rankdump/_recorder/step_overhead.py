@@ -37,15 +37,14 @@ _FORM_TEXTS: Mapping[RecordForm, str] = {
 def describe_level(level: FidelityLevel) -> str:
     """Return which tensors a level keeps.
 
-    >>> describe_level(FidelityLevel(RecordForm.STATISTICS, 3, RecordForm.NOTHING))
-    'statistics in every 3rd iteration and no tensors in others'
+    >>> describe_level(FidelityLevel(RecordForm.STATISTICS, 2, 5, RecordForm.NOTHING))
+    'statistics in 2 of 5 iterations, no tensors in the others'
     """
-    form, between = _FORM_TEXTS[level.form], _FORM_TEXTS[level.between]
+    form = _FORM_TEXTS[level.form]
     if level.every == 1:
         return form
-    endings = {1: "st", 2: "nd", 3: "rd"}
-    ending = "th" if level.every % 100 in (11, 12, 13) else endings.get(level.every % 10, "th")
-    return f"{form} in every {level.every}{ending} iteration and {between} in others"
+    others = _FORM_TEXTS[level.between]
+    return f"{form} in {level.turns} of {level.cycle} iterations, {others} in the others"
 
 
 class StepOverhead:

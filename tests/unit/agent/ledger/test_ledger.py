@@ -276,11 +276,15 @@ class TestStatisticRows:
         """Rows count like records, without bytes."""
         ledger.open_session(make_request())
         refused = {"disk_low": [0, 2], "side_excluded": (1,)}
-        judged = [make_judged(2, 4, refused), make_judged(3, 5), make_judged(4, 1, degraded=True)]
+        judged = [
+            make_judged(2, 4, refused),
+            make_judged(3, 5),
+            make_judged(4, 1, degraded="step_overhead"),
+        ]
         for _ in range(2):
             commit(ledger, [stored(1)], judged=[*judged, make_judged(5, 2, {"why": range(2)})])
         assert sorted(ledger.counts("session"), key=str) == [
-            OutcomeCountRow(0, RecordStatus.DEGRADED, "", 1, 0, 0),
+            OutcomeCountRow(0, RecordStatus.DEGRADED, "step_overhead", 1, 0, 0),
             OutcomeCountRow(0, RecordStatus.DROPPED, "disk_low", 2, 0, 0),
             OutcomeCountRow(0, RecordStatus.DROPPED, "side_excluded", 1, 0, 0),
             OutcomeCountRow(0, RecordStatus.DROPPED, "why", 2, 0, 0),
