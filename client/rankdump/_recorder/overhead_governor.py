@@ -26,6 +26,9 @@ _SHORT_TURNS = 4
 """Cycles shorter than that have so many turns, so that their costs are not far apart."""
 FIRST_WAIT_STEPS = 16
 MAX_WAIT_STEPS = 1024
+_PAUSE_STEPS = 1
+_PAUSE_STEPS_AFTER_OVER = 4
+"""After a level that cost too much, the agent still has much to write."""
 _TARGET_SHARE = 0.92
 """Part of the allowed share that a new level is meant to take."""
 _EARLY_FACTOR = 1.5
@@ -128,6 +131,9 @@ class GovernorState:
     level: FidelityLevel = FidelityLevel(RecordForm.FULL)
     number: int = 0
     """Number of the running iteration since the level began."""
+    pauses: int = 1
+    """Iterations that are not counted yet: the first of a run, in which torch allocates and
+    compiles, and those in which what the level before left behind is still being sent."""
     steps: int = 0
     """Iterations of the window so far."""
     cost_ns: int = 0
@@ -180,9 +186,9 @@ class OverheadGovernor:
             refused = max(share, _REFUSED_FACTOR * self.allowed)
             state = replace(state, shares=_set_share(state.shares, used, refused))
             return self._lower(state, used, LevelReason.TIMEOUT, share)
-        if not state.number:
-            # Work of the level before still has to be sent, or torch allocates and compiles.
-            return GovernorDecision(replace(state, number=1))
+        if state.pauses:
+            left = state.pauses - 1
+            return GovernorDecision(replace(state, pauses=left, number=int(not left)))
         state = _count_step(state, used, step)
         window = state.level.cycle * ceil(MIN_WINDOW_STEPS / state.level.cycle)
         share = state.cost_ns / max(state.other_ns, 1)
@@ -296,5 +302,6 @@ def _change_level(
     waits, following = state.waits, state.next_wait
     if not rises and state.rose:
         waits, following = following, min(2 * following, MAX_WAIT_STEPS)
-    state = replace(_restart_window(state), level=level, number=0, rose=rises)
+    pauses = _PAUSE_STEPS if rises else _PAUSE_STEPS_AFTER_OVER
+    state = replace(_restart_window(state), level=level, number=0, pauses=pauses, rose=rises)
     return GovernorDecision(replace(state, waits=waits, next_wait=following), reason, share)

@@ -125,7 +125,7 @@ def test_only_plans_that_keep_what_runs_are_governed(share, trigger, governed):
     assert is_governed(a_plan(share, trigger)) is governed
 
 
-def run(running: RunningFakeAgent, share: float, steps: int = 10) -> None:
+def run(running: RunningFakeAgent, share: float, steps: int = 20) -> None:
     with rankdump.Session(a_plan(share), agent=running.address) as session:
         for step in range(steps):
             session.step(step)
@@ -149,9 +149,9 @@ def test_each_level_keeps_and_counts_every_tensor(running, caplog):
     assert (small.shape, small.layout) == (SMALL.shape, None)
     figures = {(each.iteration, each.op_type): each for each in rows(running)}
     assert {each.degraded for each in figures.values()} == {STEP_OVERHEAD}
-    assert figures[4, "Large"].shape == LARGE.shape
+    assert figures[7, "Large"].shape == LARGE.shape
     ends = {each.iteration: each for each in bodies(running, "iteration_end")}
-    assert dict(ends[9].dropped) == {STEP_OVERHEAD: 2}
+    assert dict(ends[19].dropped) == {STEP_OVERHEAD: 2}
     kept = Counter(iteration for iteration, _ in (*records, *figures))
     for number, end in ends.items():
         assert end.expected == 2 == kept[number] + sum(end.dropped.values())
@@ -166,4 +166,4 @@ def test_order_of_a_governed_rank_is_whole(running, address):
     running.agent.frames.clear()
     run(running, 0.0)
     assert governed == event_names(running)
-    assert len({*governed}) == 20
+    assert len({*governed}) == 40
