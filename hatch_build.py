@@ -6,6 +6,7 @@ what the kernels would. With RANKDUMP_REQUIRE_KERNELS=1, as for releases, it fai
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
@@ -89,12 +90,20 @@ def compile_kernels(target: Path) -> None:
         linked.replace(target)
 
 
+def digest_sources() -> str:
+    """Return a digest of the C files, by which a compiled module tells what it was made of."""
+    texts = (path.name.encode() + path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]")))
+    return hashlib.sha256(b"".join(texts)).hexdigest()
+
+
 def _list_units() -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Yield each file to compile, the name of its object, and its flags."""
     variants = dict(VARIANTS)
     if platform.machine() not in {"x86_64", "AMD64"}:
         del variants["avx2"]
-    yield "native.c", "native", ("-DHAS_AVX2",) if "avx2" in variants else ()
+    digest = f'-DSOURCE_DIGEST="{digest_sources()}"'
+    yield "native.c", "native", (digest, *(("-DHAS_AVX2",) if "avx2" in variants else ()))
+    yield "small_file.c", "small_file", ()
     for variant, flags in variants.items():
         for source in KERNELS:
             name = f"{Path(source).stem}-{variant}"

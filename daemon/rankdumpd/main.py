@@ -26,7 +26,7 @@ from rankdumpd.composition import (
     serve_embedded,
 )
 from rankdumpd.ingest.runner import run_ingest
-from rankdumpd.rebuild.ledger_rebuild import rebuild_ledger
+from rankdumpd.rebuild import rebuild_ledger
 from rankdumpd.server import lifecycle, logs, machine
 from rankdumpd.server.lifecycle import SettingsReader
 from rankdumpd.server.worker_pipe import WorkerPipe

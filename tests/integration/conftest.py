@@ -54,7 +54,7 @@ _KIND_FIELDS = agent_pb2.TensorKind.DESCRIPTOR.fields_by_name.keys()
 
 
 def kind_of(array: np.ndarray, **fields: Any) -> bytes:
-    """Return what other messages hold of a tensor's kind."""
+    """Return the message with the kind of a tensor, which records and rows contain."""
     defaults: dict[str, Any] = {
         "op_type": "MatMul",
         "op_name": "Default/fc-Dense/MatMul-op0",
@@ -103,7 +103,7 @@ class FrameBuilder:
         stamps: list[int] | None = None,
         **fields: Any,
     ) -> agent_pb2.Frame:
-        """Return rows of statistics; the first has the time of a record with that number."""
+        """Return rows of statistics; the first row has the time of the record with that number."""
         times = stamps or range(STAMP + sequence, STAMP + sequence + len(rows))
         body = agent_pb2.FigureRows(
             iteration=iteration,
@@ -140,12 +140,12 @@ class FrameBuilder:
 
 @pytest.fixture
 def frames() -> type[FrameBuilder]:
-    """What frames are made with."""
+    """The builder of frames."""
     return FrameBuilder
 
 
 class PushStreamClient:
-    """One Push stream with the answers it got."""
+    """One Push stream, and the answers that the agent sent on it."""
 
     def __init__(self, stub: agent_pb2_grpc.AgentServiceStub, hello: agent_pb2.Hello) -> None:
         self._requests: queue.SimpleQueue[agent_pb2.PushRequest | None] = queue.SimpleQueue()
@@ -166,7 +166,7 @@ class PushStreamClient:
         return self
 
     def ring(self, written: int) -> PushStreamClient:
-        """Announce what is in the slab."""
+        """Send a doorbell for what is in the slab."""
         doorbell = agent_pb2.Doorbell(written=written)
         self._requests.put(agent_pb2.PushRequest(doorbell=doorbell))
         return self
@@ -192,12 +192,12 @@ class PushStreamClient:
         return self.code
 
     def finish(self) -> grpc.StatusCode:
-        """Close our side and wait for the agent to close its own."""
+        """Close the rank's side and wait until the agent closes its own."""
         self._requests.put(None)
         return self.wait_over()
 
     def cut(self) -> None:
-        """Break off as a dying process does."""
+        """End the stream without closing it, as a process does that dies."""
         self._call.cancel()
         self._requests.put(None)
         self._thread.join()
@@ -255,7 +255,7 @@ class WireRank:
         self.stub = agent_pb2_grpc.AgentServiceStub(self.channel)
 
     def leave(self, *frames: agent_pb2.Frame) -> agent_pb2.OpenSessionResponse:
-        """Say that this rank waits for its session no longer."""
+        """Tell the agent that this rank no longer waits for its session."""
         return self.open(left=agent_pb2.FrameBatch(frames=frames))
 
     def open(self, **more: Any) -> agent_pb2.OpenSessionResponse:
@@ -341,7 +341,7 @@ class EmbeddedAgent:
 
 @pytest.fixture
 def make_agent(short_dir: Path) -> Iterator:
-    """Makes agents that stop by themselves."""
+    """Makes agents that are stopped at the end of the test."""
     with contextlib.ExitStack() as stack:
 
         def make(**settings) -> EmbeddedAgent:
@@ -401,7 +401,7 @@ class StandaloneProcess:
 
 @pytest.fixture
 def make_daemon(short_dir: Path) -> Iterator:
-    """Makes daemons that are gone at the end."""
+    """Makes daemons that are stopped at the end of the test."""
     with contextlib.ExitStack() as stack:
 
         def make(**environ: str) -> StandaloneProcess:

@@ -31,7 +31,7 @@ STARTED = "20260102030405"
 
 
 class Lenet(nn.Module):
-    """Two layers and what stands between them."""
+    """Two layers with operators between them."""
 
     def __init__(self, raises: bool = False, scale: float = 1.0) -> None:
         super().__init__()
@@ -83,13 +83,13 @@ def manifests(root: Path) -> list[Manifest]:
 
 
 def names_in(folder: Path) -> set[str]:
-    """Types and sides of what is in an iteration of a model."""
+    """Return types and sides of the tensors in an iteration of a model."""
     parts = [path.name.split(".") for path in folder.glob("*.npy")]
     return {f"{fields[0]}.{fields[-4]}.{fields[-3]}" for fields in parts}
 
 
 def test_model_has_only_the_operators_of_its_own_list(start, short_dir):
-    """Law: a list of one model adds nothing to another, and what is written adds up."""
+    """The list of one model selects nothing in another, and the balances are right."""
     models = (("first", listed("conv1")), ("second", listed("fc", "nothing")))
     with start(operators=listed("act"), models=models) as session:
         nets = [Lenet() for _ in range(3)]
@@ -107,7 +107,7 @@ def test_model_has_only_the_operators_of_its_own_list(start, short_dir):
 
 
 def test_blacklisted_positions_are_excluded_from_every_call(start, short_dir):
-    """Law: the agent has nothing to refuse of what the rank leaves out."""
+    """The rank applies the blacklist, so that the agent has no record to drop."""
     lists = OperatorSelection(
         without_types=(TensorExclusion("Conv2d"), TensorExclusion("Parameter")),
         without_names=(
@@ -127,7 +127,9 @@ def test_blacklisted_positions_are_excluded_from_every_call(start, short_dir):
 
 
 def test_range_selects_a_section_of_the_program(start, short_dir):
-    """Law: by where operators begin: the network began before, and lies outside."""
+    """An operator is in the range if it begins there; the network itself began before and is not
+    dumped.
+    """
     with start(operators=listed(ranges=(("act", "fc"),))) as session:
         session.attach(net := Lenet())
         for i in range(2):
@@ -149,7 +151,7 @@ def operators_by_stamp(root: Path) -> dict[int, set[str]]:
 
 @pytest.mark.parametrize("saved", ["tensor", "full"])
 def test_tensors_of_an_overflowed_call_have_one_time(start, short_dir, saved):
-    """Law: the tensors of a call that is kept late have the time of that call, all the same."""
+    """All tensors of a call that is kept after its overflow have the time of that call."""
     with start(trigger="overflow", saved=saved) as session:
         session.attach(net := Lenet(scale=float("inf")))
         for i in range(2):
@@ -168,7 +170,7 @@ def test_tensors_of_an_overflowed_call_have_one_time(start, short_dir, saved):
 
 
 class Repeating(nn.Module):
-    """Runs a part of itself again in the backward, and one module twice."""
+    """Recomputes a part of itself in the backward, and calls one module twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +182,9 @@ class Repeating(nn.Module):
 
 
 def test_every_call_has_its_own_time(start, short_dir):
-    """Law: outer calls and inner ones, repeated ones and gradients: one time each, and no more."""
+    """Outer, inner and repeated calls and gradients have one time each, different from
+    all others.
+    """
     with start() as session:
         session.attach(net := Repeating())
         for i in range(2):
@@ -212,7 +216,9 @@ def test_operator_that_raised_has_one_time_in_its_iteration(start, short_dir):
 
 
 def test_arrays_belong_to_the_default_model(start, short_dir):
-    """Law: graphs that no model was attached for are of `Net`, and selected by that name."""
+    """Graphs to which no model is attached belong to the model `Net`, and are selected by that
+    name.
+    """
     with start(
         operators=OperatorSelection(False), models=(("Net", OperatorSelection()),)
     ) as session:

@@ -26,8 +26,10 @@ from rankdump._core.events import EventColumns, EventKind, RankEvent
 from rankdump._core.manifest import Manifest
 from rankdump._core.plan import DeliverySettings, IterationSelection, TensorSelection
 from rankdump._core.status import SessionState
+from rankdump._kernels.kernel_functions import load_kernels
 from rankdump._wire.metadata_messages import events_to_wire
 from rankdump.wire.v1 import agent_pb2, status_pb2
+from rankdumpd.agent import service
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 
 ARRAY = np.arange(1000, dtype=np.float32).reshape(10, 100)
@@ -50,6 +52,16 @@ def manifests(root: Path, rank: int = 0) -> list[Manifest]:
     return [Manifest.from_json(path.read_bytes()) for path in sorted(folder.glob("*.json"))]
 
 
+def test_agent_logs_that_kernels_are_not_compiled(make_agent, monkeypatch, caplog):
+    monkeypatch.setattr(service, "KERNELS", load_kernels("numpy"))
+    agent = make_agent()
+    assert len([line for line in caplog.messages if "compiled kernels" in line]) == 1
+    monkeypatch.undo()
+    caplog.clear()
+    agent.restart()
+    assert not [line for line in caplog.messages if "compiled kernels" in line]
+
+
 @pytest.fixture
 def rank(make_agent, make_rank):
     """A rank connected to a running agent."""
@@ -58,7 +70,7 @@ def rank(make_agent, make_rank):
 
 class TestRecordFiles:
     def test_zstd_command_unpacks_to_the_npy_bytes(self, rank, frames, tmp_path):
-        """What `zstd -d` unpacks is what numpy loads, and it is what the rank sent."""
+        """numpy loads what `zstd -d` unpacks, and it equals what the rank sent."""
         rank.open()
         rank.push().send(frames.record(1, ARRAY), frames.goodbye(2)).finish()
         (packed,) = tensors(rank.root)
@@ -72,7 +84,7 @@ class TestRecordFiles:
 
     @pytest.mark.parametrize("size", [1, 7, 4000, 5000])
     def test_chunk_size_does_not_change_the_file(self, make_agent, make_rank, frames, size):
-        """How a record is cut into chunks leaves no trace."""
+        """The division of a record into chunks does not affect its file."""
         rank = make_rank(make_agent().address, codec="none")
         rank.open()
         array = ARRAY[:1] if size == 1 else ARRAY
@@ -84,7 +96,7 @@ class TestRecordFiles:
 
     @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2)])
     def test_scalars_and_empty_tensors_are_stored(self, rank, frames, shape):
-        """A tensor without dimensions or without elements is a tensor like any other."""
+        """Tensors without dimensions and tensors without elements have files."""
         array = np.ones(shape, dtype=np.int64)
         rank.open()
         rank.push().send(frames.record(1, array), frames.goodbye(2)).finish()
@@ -143,7 +155,7 @@ class TestIterationEnds:
         assert rank.status().findings == []
 
     def test_unbalanced_iteration_is_reported(self, rank, frames):
-        """A rank that expects more than it sent is a finding, not a quiet difference."""
+        """A finding reports an iteration in which a rank expects more tensors than it sent."""
         rank.open()
         rank.push().send(frames.record(1, ARRAY), frames.end(2, 0, 4), frames.goodbye(3)).finish()
         assert rank.status().findings == [
@@ -153,7 +165,7 @@ class TestIterationEnds:
     def test_dropped_records_are_counted_and_their_bytes_discarded(
         self, make_agent, make_rank, frames
     ):
-        """The agent has the last word on the plan; what it rejects is in the balance."""
+        """The agent applies the plan as well; the balance has the records that it drops."""
         selection = TensorSelection(iterations=IterationSelection("1", ((1, 1),)))
         rank = make_rank(make_agent(max_record_bytes=100).address, selection=selection)
         rank.open()
@@ -190,7 +202,7 @@ class TestIterationEnds:
         assert (folder / "ms_global_execution_order_graph_0.csv").read_text() == "3\n7\n"
 
     def test_metadata_is_written_for_every_rank(self, make_agent, make_rank):
-        """Each rank folder describes itself; a file that is there stays as it is."""
+        """Each rank folder has its own metadata; a file that exists is not replaced."""
         address = make_agent().address
         for number in (0, 1):
             rank = make_rank(address, rank=number, world_size=2, session_id=f"s{number}")
@@ -251,7 +263,7 @@ class TestSessionResumption:
     def test_committed_metadata_without_effect_is_applied_after_restart(
         self, make_agent, make_rank, frames
     ):
-        """An agent that dies between commit and manifest leaves the manifest to the next one."""
+        """If an agent ends between commit and manifest, the next one writes the manifest."""
         agent = make_agent()
         rank = make_rank(agent.address)
         rank.open()
@@ -280,7 +292,7 @@ class TestSessionResumption:
         assert (folder / "ms_global_execution_order_graph_0.csv").read_text() == "0\n"
 
     def test_second_stream_of_a_session_ends_the_first(self, rank, frames):
-        """A rank that reconnects is not kept out by its own half-dead stream."""
+        """A rank can reconnect before the agent notices that the first stream is broken."""
         rank.open()
         first = rank.push().send(frames.record(1, ARRAY))
         first.wait_acknowledged(1)
@@ -290,7 +302,9 @@ class TestSessionResumption:
         assert second.finish() is grpc.StatusCode.OK
 
     def test_lost_rank_is_reported_as_lost(self, rank, frames):
-        """A broken stream without a session end leaves a lost session and an open iteration."""
+        """After a stream that breaks without a session end the session is lost and its iteration
+        open.
+        """
         rank.open()
         stream = rank.push().send(frames.record(1, ARRAY))
         stream.wait_acknowledged(1)
@@ -301,7 +315,9 @@ class TestSessionResumption:
         assert view.findings == ["rank 0 ended within iteration 0, with 1 tensor in the tree"]
 
     def test_end_of_lost_rank_is_in_its_session_file(self, make_agent, make_rank, frames):
-        """With what is left of its iteration, also when the agent stops at once."""
+        """The file has the counts of the unfinished iteration, also when the agent stops
+        at once.
+        """
         agent = make_agent()
         rank = make_rank(agent.address)
         rank.open()
@@ -318,7 +334,7 @@ class TestSessionResumption:
     def test_late_records_of_lost_rank_change_its_session_file(
         self, make_agent, make_rank, frames, monkeypatch
     ):
-        """They are committed after the file has the session as lost."""
+        """Records are committed after the file was written for the lost session."""
         begun, gate, commit = threading.Event(), threading.Event(), AgentLedger.commit
 
         def commit_late(*arguments, **named):
@@ -342,7 +358,7 @@ class TestSessionResumption:
 
 class TestSessionOpening:
     def test_second_live_session_of_a_rank_is_rejected_by_name(self, make_agent, make_rank, frames):
-        """Two processes that both believe to be rank 0 must not mix their tensors."""
+        """Two processes that both claim to be rank 0 must not mix their tensors."""
         address = make_agent().address
         first = make_rank(address, pid=111)
         first.open()
@@ -358,13 +374,13 @@ class TestSessionOpening:
         second.open()
 
     def test_wrong_token_is_rejected(self, rank):
-        """The name of a session is not enough to push into it."""
+        """The id of a session does not suffice to push into it."""
         rank.open()
         assert rank.push(token=b"guess").wait_over() is grpc.StatusCode.PERMISSION_DENIED
         assert rank.push(token=b"").wait_over() is grpc.StatusCode.PERMISSION_DENIED
 
     def test_unknown_session_must_open_again(self, rank):
-        """After a restart the rank learns that it has to introduce itself once more."""
+        """The error asks a rank whose session the agent does not know to open it again."""
         stream = rank.push(token=b"x")
         assert stream.wait_over() is grpc.StatusCode.UNAVAILABLE
         assert "open it again" in stream.details
@@ -380,14 +396,14 @@ class TestSessionOpening:
         ],
     )
     def test_unsupported_sessions_are_rejected(self, make_agent, make_rank, fields, code):
-        """A plan that cannot be carried out is rejected at once, not tensor by tensor."""
+        """A plan that cannot be executed is rejected at the opening, not tensor by tensor."""
         rank = make_rank(make_agent().address, **fields)
         with pytest.raises(grpc.RpcError) as refused:
             rank.open()
         assert refused.value.code() is code
 
     def test_rank_on_excluded_device_gets_the_reason(self, make_agent, make_rank):
-        """A rank that the plan leaves out learns so when it opens."""
+        """The answer to the opening tells a rank that the plan excludes it."""
         rank = make_rank(make_agent().address, selection=TensorSelection(devices=(1,)))
         assert rank.open().excluded == "support_device [1] excludes this rank's device 0"
 
@@ -404,7 +420,7 @@ class TestSessionOpening:
         ],
     )
     def test_bad_frame_ends_only_its_stream(self, make_agent, make_rank, frames, frames_of):
-        """A frame that breaks a rule ends its stream; the agent and its neighbours live on."""
+        """An invalid frame ends its stream; the agent and all other streams continue."""
         address = make_agent().address
         good = make_rank(address, rank=1, world_size=2, session_id="good")
         good.open()
@@ -417,7 +433,9 @@ class TestSessionOpening:
         assert len(tensors(good.root, rank=1)) == 2
 
     def test_symlink_out_of_the_tree_is_not_followed(self, rank, frames, tmp_path):
-        """A folder of the tree that leads elsewhere gets nothing; the records are counted."""
+        """Nothing is written behind a link that leaves the tree; the records are counted as
+        dropped.
+        """
         rank.open()
         (rank.root / "rank_0" / "Net").symlink_to(tmp_path)
         rank.push().send(frames.record(1, ARRAY), frames.end(2, 0, 1)).finish()
@@ -427,7 +445,7 @@ class TestSessionOpening:
 
 class TestAgentQueue:
     def test_full_queue_blocks_ranks_and_loses_nothing(self, make_agent, make_rank, frames):
-        """Records far over the queue's limit all arrive, one over the whole limit among them."""
+        """All records arrive although they exceed the limit of the queue, one of them by itself."""
         rank = make_rank(make_agent(queue_bytes=1 << 20).address, codec="none")
         rank.open()
         big = np.zeros(3 << 20, dtype=np.uint8)
@@ -442,7 +460,7 @@ class TestAgentQueue:
         assert rank.status().load.queued_bytes == 0
 
     def test_synced_records_are_acknowledged(self, make_agent, make_rank, frames):
-        """The stricter durability changes nothing but the time."""
+        """With `synced` the tree and the acknowledgements are the same."""
         rank = make_rank(make_agent().address, delivery=DeliverySettings(durability="synced"))
         rank.open()
         stream = rank.push().send(frames.record(1, ARRAY), frames.end(2, 0, 1), frames.goodbye(3))
@@ -461,7 +479,7 @@ class TestAgentQueue:
 
 class TestAgentService:
     def test_health_and_reflection_are_served(self, rank):
-        """Health says SERVING for the whole and for the service; reflection lists it."""
+        """Health is SERVING for the server and for its service; reflection lists the service."""
         rank.status()
         # The stub files of both know the classes but not the calls.
         health: Any = health_pb2_grpc.HealthStub(rank.channel)
@@ -475,7 +493,7 @@ class TestAgentService:
         assert "rankdump.wire.v1.AgentService" in names
 
     def test_stop_leaks_no_descriptor(self, make_agent, make_rank, frames):
-        """An agent that served and stopped holds no file open."""
+        """An agent that has stopped has no file open."""
         agent = make_agent()
 
         def serve(session_id: str) -> int:
@@ -510,7 +528,7 @@ class TestResentFrames:
     def test_duplicate_and_swapped_batches_are_stored_once_in_order(
         self, make_agent, make_rank, frames
     ):
-        """A duplicate changes nothing; a batch that overtook another is requested again."""
+        """A repeated batch changes nothing; a batch that arrives too early is requested again."""
         rank = make_rank(make_agent().address)
         rank.open()
         batches = [
@@ -531,7 +549,9 @@ class TestResentFrames:
         assert (written.status.stored + written.status.linked, len(tensors(rank.root))) == (8, 8)
 
     def test_poison_frame_drops_only_itself(self, make_agent, make_rank, frames):
-        """It is sent again twice, then counted; what comes after it is taken."""
+        """A frame that cannot be committed is resent twice, then counted; later frames are
+        accepted.
+        """
         agent = make_agent()
         rank = make_rank(agent.address)
         rank.open()

@@ -25,7 +25,7 @@ from rankdumpd.agent.backlog.backlog_packer import BacklogPacker
 from rankdumpd.agent.backlog.pack_process import PackProcess
 from rankdumpd.agent.ledger.unpacked_files import UnpackedFiles
 from rankdumpd.agent.service import DumpAgent
-from rankdumpd.rebuild.ledger_rebuild import rebuild_ledger
+from rankdumpd.rebuild import rebuild_ledger
 from rankdumpd.server.grpc_server import GrpcServer
 
 WAIT_S = 300

@@ -44,7 +44,7 @@ def put(side: SlabSide, frames, sequence: int, array: np.ndarray) -> int:
 @pytest.mark.parametrize("array", [ARRAY, LARGE], ids=["small", "large"])
 @pytest.mark.parametrize("place", ["frame", "data"])
 def test_changed_ring_entry_is_counted_as_drop(rank, side, frames, array, place, caplog):
-    """Whatever of it was changed after the seal; its neighbours are in the tree."""
+    """Any byte that changed after the seal counts; the entries beside it are in the tree."""
     caplog.set_level(logging.CRITICAL)
     begins = [put(side, frames, number, array + number) for number in (1, 2, 3)]
     side.put(frames.end(4, 0, 3).SerializeToString(), sequence=4)
@@ -59,7 +59,7 @@ def test_changed_ring_entry_is_counted_as_drop(rank, side, frames, array, place,
 
 @pytest.mark.parametrize("place", ["head", "frame"])
 def test_changed_declaration_is_resent(rank, side, frames, place):
-    """Its rank has it still: the slab is given up, and nothing is lost."""
+    """The rank leaves the slab and sends the frame on the stream, so nothing is lost."""
     put(side, frames, 1, ARRAY)
     begin = side.writer.written
     side.put(frames.end(2, 0, 2).SerializeToString(), sequence=2)
@@ -77,7 +77,9 @@ def test_changed_declaration_is_resent(rank, side, frames, place):
 
 
 def test_rank_that_died_after_a_damaged_head_has_no_balance(rank, side, frames):
-    """The content is unknown, so its iteration has not ended, and a finding reports it."""
+    """The content of the entry is unknown, so its iteration does not end, and a finding
+    reports it.
+    """
     put(side, frames, 1, ARRAY)
     begin = side.writer.written
     put(side, frames, 2, ARRAY + 1)
@@ -93,7 +95,7 @@ def test_rank_that_died_after_a_damaged_head_has_no_balance(rank, side, frames):
 
 @pytest.mark.parametrize("place", ["first frame", "frame", "data"])
 def test_changed_piece_drops_its_record(rank, side, frames, place):
-    """A record in pieces says what all of it is known by; what follows is taken."""
+    """A record in pieces has the checksum of all of it; later records are accepted."""
     data, begins = LARGE.tobytes(), []
     checksum = xxhash.xxh3_128_digest(data)
     head = frames.record(1, LARGE, first_bytes=0, checksum=checksum)
@@ -117,7 +119,9 @@ def test_changed_piece_drops_its_record(rank, side, frames, place):
 
 
 def test_unsealed_entries_are_stored(rank, side, frames):
-    """A rank that was killed before its sender came to it leaves entries without checksums."""
+    """A rank that was killed before its sender sealed its entries leaves entries without
+    checksums.
+    """
     put(side, frames, 1, ARRAY)
     side.flip(side.writer.written - 200)
     side.unlock()
@@ -128,7 +132,9 @@ def test_unsealed_entries_are_stored(rank, side, frames):
 
 @pytest.mark.parametrize("first", [None, 1000])
 def test_checksum_on_the_stream_covers_the_whole_record(rank, side, frames, first):
-    """Chunks are of the whole; without a checksum, as of an earlier library, all is taken."""
+    """A record in chunks has one checksum; records without one, as of earlier clients, are
+    accepted.
+    """
     side.unlock()
     stream = rank.push()
     for number, checksum in enumerate([b"", None, bytes(16), b"x"], 1):

@@ -21,7 +21,7 @@ NOISE = np.random.default_rng(4).integers(0, 256, 1 << 17, dtype=np.uint8)
 
 
 def step(frames, first: int, iteration: int = 0, *, constant: float = 0) -> list[agent_pb2.Frame]:
-    """Return a forward pass: each layer reads what the one before it gave, and its weight."""
+    """Return a forward pass: each layer reads the output of the layer before it, and its weight."""
     sent: list[agent_pb2.Frame] = []
     for number, name in enumerate(NAMES):
         for side, slot, array in (
@@ -40,7 +40,7 @@ def step(frames, first: int, iteration: int = 0, *, constant: float = 0) -> list
 
 
 def check(root: Path, *, constants: dict[int, float]) -> reader.Tree:
-    """Every tensor reads as it was sent; manifests, disk and balances say the same."""
+    """Check that every tensor reads as it was sent, and that manifests, disk and balances agree."""
     tree = reader.walk(root)
     assert not tree.problems
     for entry in tree.entries:
@@ -75,7 +75,7 @@ def rank(make_agent, make_rank):
 
 
 def test_equal_inputs_and_unchanged_weights_are_linked(rank, frames):
-    """An input links to the output that it was, weights over iterations; all bytes are right."""
+    """An input is linked to the output that it equals, a weight to that of the iteration before."""
     rank.open()
     stream = rank.push().send(*step(frames, 1), *step(frames, 14, 1, constant=100))
     assert stream.send(frames.goodbye(27, 2)).finish() is grpc.StatusCode.OK
@@ -90,7 +90,7 @@ def test_equal_inputs_and_unchanged_weights_are_linked(rank, frames):
 
 
 def test_replicas_are_linked_across_ranks(make_agent, make_rank, frames):
-    """Two ranks of a tree with the same tensors hold one file for each."""
+    """Two ranks of a tree share one file for each tensor that is equal in both."""
     agent = make_agent()
     ranks = [
         make_rank(agent.address, rank=number, world_size=2, session_id=f"session{number:04}")
@@ -106,7 +106,7 @@ def test_replicas_are_linked_across_ranks(make_agent, make_rank, frames):
 
 
 def test_trees_and_codecs_share_no_links(make_agent, make_rank, frames, short_dir):
-    """Links stay in their tree, and a plan without packing gets plain files."""
+    """Files are linked within one tree and one codec only."""
     agent = make_agent()
     roots = [("a", "zstd"), ("b", "zstd"), ("a", "none")]
     for number, (name, codec) in enumerate(roots):
@@ -132,7 +132,7 @@ def test_trees_and_codecs_share_no_links(make_agent, make_rank, frames, short_di
 
 
 def test_disk_without_links_gets_full_copies(rank, frames, monkeypatch):
-    """Where a disk rejects links nothing is lost: every record is stored in full."""
+    """If a disk rejects links, every record is written as a whole."""
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(1, "refusing on purpose")
@@ -163,7 +163,7 @@ def test_removing_an_iteration_keeps_files_linked_to_it(rank, frames):
 
 
 def test_incompressible_tensor_is_stored_and_linked_uncompressed(rank, frames):
-    """What zstd cannot shrink is an `.npy` that numpy reads itself, its links too."""
+    """A tensor that zstd cannot shrink is a plain `.npy` file, and so are the links to it."""
     rank.open()
     sent = [frames.record(n, NOISE, op_name=NAMES[0], slot=n) for n in (1, 2)]
     rank.push().send(*sent, frames.end(3, 0, 2), frames.goodbye(4)).finish()
@@ -186,7 +186,7 @@ def test_linked_tensor_has_a_statistics_row(make_agent, make_rank, frames):
 
 
 def test_hidden_link_of_a_killed_agent_is_removed(make_daemon, make_rank, frames):
-    """What a killed daemon left under a hidden name is removed when the record comes again."""
+    """The hidden name that a killed daemon left is removed when the record is resent."""
     daemon = make_daemon()
     rank = make_rank(daemon.address)
     rank.open()

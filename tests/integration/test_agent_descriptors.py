@@ -15,7 +15,7 @@ WAIT_S = 300
 
 
 def test_missing_descriptors_are_a_drop_reason_until_they_return(make_daemon, make_rank, frames):
-    """Tensors that come meanwhile are counted drops; when descriptors are back, so is the tree."""
+    """Tensors are dropped while there are no descriptors, and stored once there are some again."""
     daemon = make_daemon()
     rank = make_rank(daemon.address)
     rank.open()
@@ -33,7 +33,7 @@ def test_missing_descriptors_are_a_drop_reason_until_they_return(make_daemon, ma
 
 
 def test_second_agent_on_one_runtime_folder_is_rejected(make_daemon, make_rank, short_dir):
-    """The second reports it in one line, and the slabs of the first stay."""
+    """The second agent ends with one line, and the slabs of the first one stay."""
     daemon = make_daemon()
     rank = make_rank(daemon.address, wants_slab=True, delivery=SMALL)
     rank.open()

@@ -61,7 +61,7 @@ def rank(make_agent, make_rank):
 
 class TestGraphs:
     def test_parts_are_joined_to_one_graph(self, rank, frames):
-        """Both files are there with the last part, and neither before it."""
+        """Both files are written with the last part, and neither before."""
         rank.open()
         stream = rank.push()
         stream.send(make_metadata_frame(1, part(NAMES[:1], first=True))).wait_acknowledged(1)
@@ -75,7 +75,7 @@ class TestGraphs:
         assert [name for name in NAMES if f"# Fullname with scope: ({name})" in text] == NAMES
 
     def test_observed_order_is_used_without_a_compiled_one(self, rank, frames):
-        """Without a compiled order the file holds what ran."""
+        """Without a compiled order the file has the operators in the order in which they ran."""
         rank.open()
         stream = rank.push().send(
             make_metadata_frame(1, events(NAMES[::-1])),
@@ -87,7 +87,7 @@ class TestGraphs:
 
     @pytest.mark.parametrize("graph_first", [True, False])
     def test_compiled_order_replaces_the_observed_one(self, rank, frames, graph_first):
-        """The framework's own order is used, whichever the agent received first."""
+        """The framework's own order is used, whichever of the two arrives first."""
         rank.open()
         declared = [
             part(NAMES, first=True, last=True, compiled=True),
@@ -104,7 +104,7 @@ class TestGraphs:
         assert order_of(rank.root) == NAMES
 
     def test_compiled_order_survives_a_restart(self, make_agent, make_rank, frames):
-        """A new agent does not put the observed order in its place."""
+        """The next agent does not replace the compiled order by the observed one."""
         agent = make_agent()
         rank = make_rank(agent.address)
         rank.open()
@@ -119,7 +119,7 @@ class TestGraphs:
         assert order_of(rank.root) == NAMES
 
     def test_parts_survive_a_restart_between_them(self, make_agent, make_rank, frames):
-        """The part that came before is not asked for again, and not lost."""
+        """The first part is neither requested again nor lost."""
         agent = make_agent()
         rank = make_rank(agent.address)
         rank.open()
@@ -135,7 +135,7 @@ class TestGraphs:
         assert rank.status().sessions == []
 
     def test_grown_graph_is_written_again(self, rank, frames):
-        """The last description stands."""
+        """The files have the latest description."""
         rank.open()
         stream = rank.push().send(
             make_metadata_frame(1, part(NAMES[:1], first=True, last=True)),
@@ -149,7 +149,7 @@ class TestGraphs:
     def test_unwritten_graph_is_written_at_the_next_start(
         self, make_agent, make_rank, frames, monkeypatch, code
     ):
-        """It is a finding until then, and costs nothing else."""
+        """A finding reports it until then; nothing else is affected."""
 
         def fail(*args) -> None:
             raise OSError(code, "failing on purpose")
@@ -172,7 +172,7 @@ class TestGraphs:
         assert names_of(rank.root) == NAMES
 
     def test_names_in_graph_and_order_agree(self, rank, frames):
-        """A name that cannot be on a line is spelt the same way in both."""
+        """A name with characters that a line cannot hold is spelt the same way in both."""
         names = ["Default/a\nb-op0", "Default/\u00e9-op0"]
         rank.open()
         rank.push().send(
@@ -185,7 +185,7 @@ class TestGraphs:
 
 class TestArguments:
     def test_arguments_file_is_in_its_iteration(self, rank, frames):
-        """Each operator's arguments are beside its tensors, all of them texts."""
+        """The arguments of each operator are beside its tensors, as texts."""
         values = {"stride": "(1, 1)", "bias": "False"}
         arguments = KernelArguments(
             3, (OperatorArguments(0, "Conv2d", "Default/net-Net/c.1-Conv2d/Conv2d-op0", values),)
@@ -200,7 +200,9 @@ class TestArguments:
         assert path.read_text().splitlines()[1] == '    "bias": "False",'
 
     def test_name_too_long_for_a_file_is_a_finding(self, rank, frames):
-        """It is reported once, however many iterations it happens in; the rank continues."""
+        """The finding is reported once, in however many iterations it occurs; the rank
+        continues.
+        """
         name = "Default/" + "x" * 300
         rank.open()
         stream = rank.push().send(
@@ -237,7 +239,7 @@ class TestNames:
     def test_profile_sets_the_spelling_of_names(
         self, make_agent, make_rank, frames, profile, target, end
     ):
-        """The plan's profile spells the files, and its release is in the metadata."""
+        """File names follow the profile of the plan, and the metadata has its release."""
         rank = make_rank(make_agent().address, profile=profile, device_target=target, codec="none")
         rank.open()
         rank.push().send(frames.record(1, np.ones(2, dtype=np.float32))).finish()
@@ -247,7 +249,7 @@ class TestNames:
         assert about == {"device_target": target, "ms_version": f"{profile[2:]}.0"}
 
     def test_parameters_keep_their_dots_in_the_old_profile(self, make_agent, make_rank, frames):
-        """MindSpore 2.0 finds them no other way."""
+        """MindSpore 2.0 finds them under these names only."""
         rank = make_rank(make_agent().address, profile="ms2.0", codec="none")
         rank.open()
         frame = frames.record(1, np.ones(2), op_name="layers.0.weight", op_type="Parameter")
@@ -256,7 +258,7 @@ class TestNames:
         assert path.name.startswith("Parameter.layers.0.weight.0.0.")
 
     def test_unknown_profile_rejects_the_session(self, make_agent, make_rank):
-        """With the profiles there are."""
+        """The error lists the known profiles."""
         rank = make_rank(make_agent().address, profile="ms9")
         with pytest.raises(grpc.RpcError) as refused:
             rank.open()
@@ -264,7 +266,7 @@ class TestNames:
         assert "is not one of ms2.3, ms2.4, ms2.0" in (refused.value.details() or "")
 
     def test_session_without_configuration_gets_a_default_one(self, make_agent, make_rank):
-        """MindInsight passes over a rank without it: it is made from the plan."""
+        """MindInsight ignores a rank without a configuration file, so one is made from the plan."""
         rank = make_rank(make_agent().address, config_source=b"", content=ContentSettings("full"))
         rank.open()
         path = rank.root / "rank_0" / ".dump_metadata" / "data_dump.json"
@@ -277,7 +279,7 @@ class TestNames:
 def test_tensor_outside_any_declared_iteration_is_stored_and_reported(
     make_agent, make_rank, frames
 ):
-    """An operator that raised ends no iteration: its inputs are in the tree and reported."""
+    """After an operator that raised, no iteration ends: its inputs are in the tree and reported."""
     rank = make_rank(
         make_agent().address,
         selection=TensorSelection(trigger="exception"),

@@ -19,7 +19,7 @@ COUNT = 30
 
 
 class BusyDisk:
-    """Delays the writes before a session is open until released."""
+    """Delays the opening of a session, by its writes, until released."""
 
     def __init__(self) -> None:
         self.free = threading.Event()
@@ -43,7 +43,7 @@ def busy(monkeypatch):
 
 @pytest.fixture
 def start(busy, make_agent, short_dir):
-    """Starts a session of an agent whose disk is busy."""
+    """Starts a session on an agent whose disk is busy."""
     agent = make_agent(runtime_dir=str(short_dir), slab_bytes=MIB)
 
     def begin(**delivery):
@@ -66,7 +66,7 @@ def texts(caplog, word: str) -> list[str]:
 
 
 def test_tensors_dumped_during_a_slow_opening_are_delivered(start, busy, short_dir, caplog):
-    """The rank is notified of the reason, and opens again; one opening serves all tries."""
+    """The rank learns the reason and asks again; one opening answers all its requests."""
     agent, session = start()
     for step in range(2):
         dump(session, step)
@@ -86,7 +86,9 @@ def test_tensors_dumped_during_a_slow_opening_are_delivered(start, busy, short_d
 
 
 def test_losses_of_a_rank_without_session_are_counted(start, busy, short_dir, caplog):
-    """Its drops are in the balance of the job at once, and in the tree when there is one."""
+    """The drops of the rank are in the balance of the job at once, and in the tree when
+    it exists.
+    """
     agent, session = start(block_timeout_s=0.2)
     for step in range(2):
         dump(session, step)
@@ -122,7 +124,7 @@ def test_losses_of_a_rank_without_session_are_counted(start, busy, short_dir, ca
 
 
 def test_slow_opening_is_returned_only_to_its_requester(busy, make_agent, make_rank):
-    """Another process that knows the session's name waits, and is rejected like before."""
+    """Another process that knows the id of the session waits, and is rejected as before."""
     address = make_agent().address
     rank = make_rank(address, secret=b"s" * 16)
     assert "a disk is busy" in rank.open().opening
@@ -137,7 +139,7 @@ def test_slow_opening_is_returned_only_to_its_requester(busy, make_agent, make_r
 def test_opened_session_that_never_connected_is_reported(
     make_agent, make_rank, monkeypatch, caplog
 ):
-    """In the log and in the status, for nothing else is left of it."""
+    """Log and status report it; nothing else of the session remains."""
     from rankdumpd.agent.session import registry
 
     agent = make_agent()
@@ -149,7 +151,7 @@ def test_opened_session_that_never_connected_is_reported(
 
 
 def test_only_losses_may_follow_a_failed_opening(make_agent, make_rank, frames):
-    """A frame of any other kind is rejected, and so is a number out of turn."""
+    """A frame of any other kind is rejected, and so is one with an unexpected number."""
     agent = make_agent()
     rank = make_rank(agent.address)
     for wrong in (frames.record(1, np.ones(3)), frames.goodbye(2)):

@@ -36,7 +36,9 @@ def tensors(root: Path) -> list[Path]:
 
 
 def test_sigterm_drains_streams_and_queue(make_daemon, make_rank, frames):
-    """A rank that is notified of the end finishes its stream, loses nothing, and the exit is 0."""
+    """A rank that is told of the end finishes its stream, nothing is lost, and the exit
+    code is 0.
+    """
     daemon = make_daemon()
     rank = make_rank(daemon.address)
     rank.open()
@@ -57,7 +59,9 @@ def test_sigterm_drains_streams_and_queue(make_daemon, make_rank, frames):
 
 
 def test_silent_rank_is_cut_off_at_the_drain_deadline(make_daemon, make_rank, frames):
-    """A rank that ignores the end is cut off at the deadline; its frames are safe."""
+    """The stream of a rank that does not react is ended at the deadline; its frames are
+    committed.
+    """
     daemon = make_daemon(RANKDUMPD_AGENT__DRAIN_TIMEOUT_S="1")
     rank = make_rank(daemon.address)
     rank.open()
@@ -108,7 +112,7 @@ def test_killed_daemon_resumes_on_its_state(make_daemon, make_rank, frames):
 
 
 def test_killed_daemon_remembers_the_outcome_of_each_row(make_daemon, make_rank, frames):
-    """Rows of statistics are counted, tabulated and listed once, dropped ones included."""
+    """Rows of statistics are counted, written and listed once, and dropped rows stay dropped."""
     daemon = make_daemon()
     rank = make_rank(daemon.address, content=ContentSettings("statistic", ("max",)))
     rank.open()
@@ -150,7 +154,7 @@ def test_standalone_agent_reports_through_its_own_socket(make_daemon, make_rank,
 
 
 def test_address_of_a_live_server_is_rejected(make_daemon, tmp_path):
-    """A second daemon on the same socket reports it and leaves the first alone."""
+    """A second daemon on the same socket ends with an error and does not disturb the first one."""
     daemon = make_daemon()
     path = daemon.address.removeprefix("unix:")
     second = rankdumpd("standalone", "--socket", path, "--state-dir", str(tmp_path))
@@ -160,7 +164,7 @@ def test_address_of_a_live_server_is_rejected(make_daemon, tmp_path):
 
 
 def test_state_folder_of_a_live_agent_is_rejected(make_daemon, short_dir):
-    """A second daemon on the same state folder reports it, in one line."""
+    """A second daemon on the same state folder ends with one line."""
     make_daemon()
     state = str(short_dir / "state")
     second = rankdumpd("standalone", "--socket", f"{short_dir}/2.sock", "--state-dir", state)
@@ -170,7 +174,7 @@ def test_state_folder_of_a_live_agent_is_rejected(make_daemon, short_dir):
 
 
 def test_readiness_is_notified_to_systemd(make_daemon, short_dir):
-    """READY=1 comes when calls are answered, STOPPING=1 when the end begins."""
+    """READY=1 is sent when calls are answered, STOPPING=1 when the stop begins."""
     heard: list[bytes] = []
 
     def listen() -> None:
@@ -210,7 +214,7 @@ class TestCommand:
         ],
     )
     def test_configuration_error_is_one_line(self, tmp_path, command, text, says):
-        """A fault in the settings is one line on stderr and exit 2."""
+        """An error in the settings is one line on stderr, with exit code 2."""
         path = tmp_path / "rankdumpd.toml"
         path.write_text(text)
         environ = {f"RANKDUMPD_{command.upper()}__STATE_DIR": str(tmp_path / "state")}
@@ -227,7 +231,7 @@ class TestCommand:
         assert kernels.startswith("kernels: ")
 
     def test_health_reports_whether_a_daemon_serves(self, make_daemon, short_dir):
-        """Status 0 without a word, or 1 with one line: for probes."""
+        """For probes: exit code 0 without output, or 1 with one line."""
         address = f"unix:{short_dir}/d.sock"
         done = rankdumpd("health", address)
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)
@@ -237,5 +241,5 @@ class TestCommand:
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
     def test_unknown_command_is_a_usage_error(self):
-        """A command that does not exist is exit 2."""
+        """The exit code is 2."""
         assert rankdumpd("serve").returncode == 2

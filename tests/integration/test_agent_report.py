@@ -100,7 +100,7 @@ class ReportingAgentRig:
         self.reporter.wake()
 
     def bodies(self) -> int:
-        """Return how many frames of events are still kept."""
+        """Return how many frames of events are kept."""
         query = "SELECT COUNT(*) FROM declarations WHERE kind = 'EventColumns' AND body <> x''"
         ((count,),) = self.ledger._select(query)
         return count
@@ -141,12 +141,14 @@ def agent(make_agent) -> ReportingAgentRig:
 
 
 def forgotten(agent: ReportingAgentRig, coordinator: StubCoordinator) -> None:
-    """Wait until the log is empty: its items are forgotten after an answer to a heartbeat."""
+    """Wait until the report log is empty, after the answer to a heartbeat."""
     coordinator.wait(lambda: agent.ledger.log.waiting(0)[0] == 0)
 
 
 def test_items_before_the_first_connection_arrive_in_order(agent, coordinator):
-    """A late coordinator receives everything, events before the balance of their iteration."""
+    """A coordinator that starts late receives everything, events before the balance of their
+    iteration.
+    """
     agent.reporter.session(SESSION, "/dump")
     agent.take(RankTimeouts({"HCCL_EXEC_TIMEOUT": "1800"}))
     for n in range(11):
@@ -177,7 +179,7 @@ def test_items_before_the_first_connection_arrive_in_order(agent, coordinator):
 
 
 def test_state_of_a_quiet_rank_is_reported_repeatedly(agent, coordinator):
-    """The state is repeated, behind the items already sent."""
+    """The state is repeated behind the items that were sent already."""
     coordinator.start()
     agent.take(events(0, 100))
     agent.quiet = [QuietRank("job", 3, "s", 1)]
@@ -193,7 +195,7 @@ def test_state_of_a_quiet_rank_is_reported_repeatedly(agent, coordinator):
 
 
 def test_names_are_sent_once_a_stream(agent, coordinator, monkeypatch):
-    """A name costs its length once; a table that grew too large starts again."""
+    """A name is sent once; a table of names that grows too large is begun again."""
     monkeypatch.setattr(report_stream, "MAX_TEXTS", 1_500)
     coordinator.start()
     for n in range(6):
@@ -218,7 +220,9 @@ def test_names_are_sent_once_a_stream(agent, coordinator, monkeypatch):
 
 
 def test_items_are_kept_and_resent_until_stored(agent, coordinator):
-    """Bodies stay until the coordinator has them for good, though the iteration is long over."""
+    """Frames of events are kept until the coordinator has stored them, even if their iteration
+    ended.
+    """
     coordinator.holds_back = True
     coordinator.start()
     agent.take(events(0, 100), IterationEnd(0, 0), events(100, 100))
@@ -245,7 +249,9 @@ def test_items_are_kept_and_resent_until_stored(agent, coordinator):
 
 
 def test_resent_items_are_not_merged_with_new_ones(agent, coordinator):
-    """What has arrived is never told again together with what is new, or it would count twice."""
+    """An item that has arrived is never sent in one batch with a new one, or it would
+    count twice.
+    """
     coordinator.holds_back = True
     coordinator.start()
     for n in range(3):
@@ -261,7 +267,7 @@ def test_resent_items_are_not_merged_with_new_ones(agent, coordinator):
 
 
 def test_restarted_agent_continues_its_numbers(agent, coordinator):
-    """The log, its numbers and the agent's name outlive the process."""
+    """Log, numbers and the name of the agent remain after a restart."""
     coordinator.holds_back = True
     coordinator.start()
     agent.reporter.session(SESSION, "/dump")
@@ -280,7 +286,7 @@ def test_restarted_agent_continues_its_numbers(agent, coordinator):
 
 
 def test_sessions_are_reported_again_to_a_coordinator_without_state(agent, coordinator):
-    """Sessions and timeouts are reported again to a coordinator without its state."""
+    """A coordinator that lost its state receives sessions and timeouts again."""
     coordinator.start()
     agent.reporter.session(SESSION, "/dump")
     agent.take(RankTimeouts({"A": "1"}), RankTimeouts({"A": "2"}))
@@ -296,7 +302,7 @@ def test_sessions_are_reported_again_to_a_coordinator_without_state(agent, coord
 
 
 def test_only_the_rejected_item_is_lost(agent, coordinator, caplog):
-    """Of many under way the one that is rejected is found; all others arrive, and it is counted."""
+    """The rejected one of many items under way is found and counted; all others arrive."""
     agent.take(*(events(10 * n, 10) for n in range(30)))
     agent.take(IterationEnd(0, 0))
 
@@ -326,7 +332,7 @@ def test_only_the_rejected_item_is_lost(agent, coordinator, caplog):
 
 @pytest.mark.parametrize("body", [b"\xff", b"text"])
 def test_only_the_damaged_item_is_lost(agent, coordinator, caplog, body):
-    """A frame that a disk damaged delays nothing else: all others arrive, and it is counted."""
+    """A frame that is damaged on the disk is counted; all others arrive without delay."""
     agent.take(*(events(10 * n, 10) for n in range(30)))
     agent.take(IterationEnd(0, 0))
     with agent.ledger._transaction() as base:
@@ -342,7 +348,7 @@ def test_only_the_damaged_item_is_lost(agent, coordinator, caplog, body):
 
 
 def test_broken_connection_loses_nothing(agent, coordinator):
-    """A connection that breaks again and again costs repetitions, and no event."""
+    """After each break of the connection items are resent, and no event is lost."""
     breaks = iter([True, False, True, False, False, True] + [False] * 10_000)
 
     def fault(request) -> grpc.StatusCode | None:
@@ -358,7 +364,7 @@ def test_broken_connection_loses_nothing(agent, coordinator):
 
 
 def test_at_most_eight_requests_await_an_answer(agent, coordinator, monkeypatch):
-    """Several reports are under way at once, and no more than was agreed."""
+    """Several reports are under way at once, at most as many as agreed."""
     monkeypatch.setattr(report_stream, "MAX_REQUEST_EVENTS", 10)
     coordinator.silent = True
     sent = 0
@@ -383,7 +389,7 @@ def test_at_most_eight_requests_await_an_answer(agent, coordinator, monkeypatch)
 
 
 def test_report_log_is_bounded_while_the_coordinator_is_absent(make_agent, coordinator):
-    """Beyond the bound the oldest events go, counted for ever; balances and what is new stay."""
+    """Beyond the limit the oldest events are removed and counted; balances and new events stay."""
     agent = make_agent(report_bytes=200_000)
     for n in range(50):
         agent.take(events(1000 * n, 1000, iteration=n), IterationEnd(n, 0))
@@ -402,7 +408,7 @@ def test_report_log_is_bounded_while_the_coordinator_is_absent(make_agent, coord
 
 
 def test_report_log_keeps_first_and_last_state_of_a_session(agent, coordinator):
-    """A session that comes and goes meanwhile takes no more space than one that stays."""
+    """A session that ended meanwhile needs no more space than an open one."""
     for pid in range(100):
         agent.reporter.session(
             SessionStatus(*("job", "s", 3, 4, 3, "h", pid), SessionState.OPEN), ""
@@ -414,7 +420,7 @@ def test_report_log_keeps_first_and_last_state_of_a_session(agent, coordinator):
 
 
 def test_heartbeat_answers_carry_clock_and_warnings(agent, coordinator):
-    """An agent with nothing to tell still learns its clock's offset and what ranks must know."""
+    """An agent without reports still learns the offset of its clock, and warnings for its ranks."""
     coordinator.ahead_us = 5_000_000
     coordinator.start()
     agent.reporter.session(SESSION, "/dump")
@@ -436,7 +442,7 @@ def test_heartbeat_answers_carry_clock_and_warnings(agent, coordinator):
 
 
 def test_silent_coordinator_is_reconnected(agent, coordinator, monkeypatch):
-    """Without answers for too long the stream is begun again."""
+    """If answers are missing for too long, the stream is begun again."""
     coordinator.silent = True
     coordinator.start()
     monkeypatch.setattr(agent.reporter, "_times", ReporterTimes(0.05, 0.01, 0.05, answer_s=0.2))
@@ -448,7 +454,9 @@ def test_silent_coordinator_is_reconnected(agent, coordinator, monkeypatch):
 
 
 def test_agent_without_coordinator_keeps_no_reports(make_agent):
-    """No address: no thread, no log, and events are forgotten with their iteration."""
+    """Without an address there is no thread and no log, and events are removed with their
+    iteration.
+    """
     agent = make_agent(address="", report_bytes=0)
     agent.reporter.session(SESSION, "/dump")
     agent.take(events(0, 10), RankTimeouts({"A": "1"}))
@@ -460,7 +468,7 @@ def test_agent_without_coordinator_keeps_no_reports(make_agent):
 
 
 def test_waiting_items_are_read_in_small_batches(agent, coordinator, monkeypatch):
-    """However much waits, little of it is in memory."""
+    """The memory in use does not depend on how many items wait."""
     monkeypatch.setattr(report_log, "MAX_READ_BYTES", 10_000)
     agent.take(*(events(100 * n, 100) for n in range(50)))
     assert 1 < len(agent.ledger.log.items(0)) < 10
@@ -470,7 +478,9 @@ def test_waiting_items_are_read_in_small_batches(agent, coordinator, monkeypatch
 
 
 def test_report_numbers_lost_by_power_failure_are_not_reused(agent, coordinator, tmp_path):
-    """Items committed afterwards arrive, though the coordinator received others before."""
+    """Items that are committed later arrive, although the coordinator received others under lost
+    numbers.
+    """
     coordinator.start()
     agent.take(events(0, 10))
     assert agent.reporter.flush(WAIT_S) == 0
@@ -495,7 +505,9 @@ def test_report_numbers_lost_by_power_failure_are_not_reused(agent, coordinator,
 
 
 def test_restored_ledger_continues_after_the_coordinators_number(agent, coordinator, tmp_path):
-    """An old copy of the state folder has less than the coordinator: all is reported again."""
+    """If an old copy of the state folder has fewer items than the coordinator, all are reported
+    again.
+    """
     coordinator.start()
     agent.take(events(0, 10))
     assert agent.reporter.flush(WAIT_S) == 0
@@ -516,7 +528,9 @@ def test_restored_ledger_continues_after_the_coordinators_number(agent, coordina
 
 
 def test_absent_coordinator_is_a_finding_until_it_connects(agent, coordinator, caplog):
-    """Also before there is anything to tell; a wait for it ends after another try."""
+    """The finding is there before any report, and waiting for the coordinator ends after another
+    attempt.
+    """
     caplog.set_level(logging.INFO, "rankdumpd.agent.report.reporter")
     said = f"coordinator {coordinator.address} has been unreachable since 20"
     eventually(lambda: agent.reporter.findings())

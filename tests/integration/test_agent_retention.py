@@ -39,7 +39,7 @@ class SimulatedKill(BaseException):
 
 
 class RetentionRig:
-    """Retention manager on the ledger of a stopped agent, at any time."""
+    """Retention manager on the ledger of a stopped agent, at any simulated time."""
 
     def __init__(self, state: Path, policy: ResourcePolicy, *, days: float = 0.0) -> None:
         self.ledger, self.usage, self.told = (
@@ -65,7 +65,7 @@ class RetentionRig:
         )
 
     def removed(self) -> list[int]:
-        """Return the iterations that were removed, in that order."""
+        """Return the removed iterations, in the order of their removal."""
         while self.keeper.remove_due():
             pass
         return [int(str(fields["iteration"])) for fields in self.told]
@@ -87,7 +87,7 @@ def state(short_dir: Path) -> Path:
 
 @pytest.fixture
 def send(make_rank, frames):
-    """Sends iterations with two tensors each, of which the second is the same in all."""
+    """Sends iterations of two tensors each; the second one is equal in all of them."""
 
     def send(agent, count: int, *, goodbye: bool = True, **fields):
         rank = make_rank(agent.address, codec="none", content=FULL, **fields)
@@ -110,17 +110,17 @@ def send(make_rank, frames):
 
 
 def iterations(root: Path, rank: int = 0) -> set[int]:
-    """Return the iterations of which anything is left."""
+    """Return the iterations that have any file left."""
     folders = {int(path.name) for path in (root / f"rank_{rank}" / "Net" / "0").iterdir()}
     manifests = (root / f"rank_{rank}" / ".dump_metadata" / "manifest").iterdir()
     return folders | {int(path.name.lstrip(".").split("_")[1].split(".")[0]) for path in manifests}
 
 
 class TestRetentionChoice:
-    """Which iterations go."""
+    """The choice of the iterations to remove."""
 
     def test_iterations_are_removed_by_age(self, make_agent, send, state):
-        """Those that ended too long ago; the same ones only once."""
+        """Iterations that ended too long ago are removed, each once."""
         agent = make_agent()
         rank, _ = send(agent, 3)
         agent.stop()
@@ -137,7 +137,9 @@ class TestRetentionChoice:
             assert again.ledger.retention.counts() == {"job": 3}
 
     def test_iterations_are_removed_by_size_with_links_counted_last(self, make_agent, send, state):
-        """Oldest first, until what is left fits; a shared file counts until its last name went."""
+        """The oldest are removed until the rest fits; a shared file counts until its last link is
+        removed.
+        """
         agent = make_agent()
         rank, _ = send(agent, 4)
         agent.stop()
@@ -155,7 +157,7 @@ class TestRetentionChoice:
             assert none.usage.total == 0
 
     def test_pinned_job_is_kept(self, make_agent, send, state):
-        """Until it is unpinned; status shows which are pinned."""
+        """It is kept until it is unpinned; the status shows which jobs are pinned."""
         agent = make_agent()
         rank, _ = send(agent, 2)
         pin = agent_pb2.Pin(job_id="job", pinned=True)
@@ -170,7 +172,7 @@ class TestRetentionChoice:
             assert kept.removed() == [0, 1]
 
     def test_open_and_newest_iterations_of_a_live_job_are_kept(self, make_agent, send, state):
-        """A rank that is behind keeps what others have ended already."""
+        """An iteration that others have ended is kept for a rank that is behind."""
         agent = make_agent(retain_bytes=1)
         ahead, one = send(agent, 4, goodbye=False, session_id="ahead", world_size=2)
         _, two = send(agent, 2, goodbye=False, session_id="behind", rank=1, world_size=2)
@@ -184,13 +186,13 @@ class TestRetentionChoice:
 
 
 class TestRemoval:
-    """How they go."""
+    """The removal of iterations from a tree."""
 
     @pytest.mark.parametrize("steps", range(8))
     def test_kill_between_any_two_steps_leaves_no_half_removal(
         self, make_agent, send, state, monkeypatch, steps
     ):
-        """The next process ends the same: what is begun goes, nothing else does."""
+        """The next process completes a removal that was begun, and removes nothing else."""
         agent = make_agent()
         rank, _ = send(agent, 2)
         agent.stop()
@@ -223,7 +225,9 @@ class TestRemoval:
         assert [(i.iteration, i.complete) for i in view.iterations] == [(1, True)]
 
     def test_tree_lists_removed_iterations(self, make_agent, send, state):
-        """A rank that lost what another has lacks nothing; status of the agent keeps balances."""
+        """An iteration that one rank removed is not missing; the agent's status keeps its
+        balance.
+        """
         agent = make_agent()
         rank, _ = send(agent, 2, session_id="one", job_id="a", world_size=2)
         send(agent, 2, session_id="two", job_id="b", rank=1, world_size=2)
@@ -248,7 +252,7 @@ class TestRemoval:
         assert (usage["a"].retired_iterations, usage["b"].retired_iterations) == (2, 0)
 
     def test_files_of_others_are_kept(self, make_agent, send, state):
-        """A folder with anything else in it keeps that, and its tables."""
+        """A folder that holds other files keeps them, and its tables."""
         agent = make_agent()
         rank, _ = send(agent, 1)
         agent.stop()
@@ -262,7 +266,7 @@ class TestRemoval:
     def test_link_in_place_of_a_folder_is_not_followed(
         self, make_agent, send, state, short_dir, place
     ):
-        """What it leads to stays, whatever it is called; all else goes."""
+        """The target of the link is kept, whatever its name; everything else is removed."""
         agent = make_agent()
         rank, _ = send(agent, 2)
         agent.stop()
@@ -280,7 +284,9 @@ class TestRemoval:
 
     @pytest.mark.parametrize("begun", [False, True])
     def test_link_above_manifests_is_reported(self, make_agent, send, state, short_dir, begun):
-        """What cannot be found out is not begun, what was begun not finished."""
+        """If the manifests cannot be read, no removal is begun, and one that was begun is not
+        completed.
+        """
         agent = make_agent()
         rank, _ = send(agent, 1)
         agent.stop()
@@ -306,7 +312,7 @@ class TestRemoval:
     def test_folder_replaced_by_a_link_during_removal_is_not_followed(
         self, make_agent, send, state, short_dir, monkeypatch
     ):
-        """Between any two steps."""
+        """The folder is replaced between any two steps."""
         agent = make_agent()
         rank, _ = send(agent, 1)
         agent.stop()
@@ -327,7 +333,7 @@ class TestRemoval:
         assert {path.name for path in outside.iterdir()} == {"statistic.csv"}
 
     def test_removal_waits_for_a_repair_of_the_tree(self, make_agent, send, state):
-        """What was begun is gone on with when the tree is free again."""
+        """A removal that was begun is completed after the repair."""
         agent = make_agent()
         rank, _ = send(agent, 1)
         agent.stop()
@@ -341,7 +347,7 @@ class TestRemoval:
             assert some.keeper.findings() == []
 
     def test_missing_tree_delays_no_other(self, make_agent, send, state):
-        """What people removed themselves is done with."""
+        """Iterations of a tree that somebody removed count as removed."""
         agent = make_agent()
         rank, _ = send(agent, 1)
         agent.stop()
@@ -350,7 +356,7 @@ class TestRemoval:
             assert some.removed() == [0]
 
     def test_damaged_manifest_does_not_keep_other_iterations(self, make_agent, send, state):
-        """It is reported, and its iteration stays."""
+        """The damage is reported, and the iteration is kept."""
         agent = make_agent()
         rank, _ = send(agent, 2)
         agent.stop()
@@ -365,11 +371,11 @@ class TestRemoval:
 
 
 class TestReadersOfRetiredIterations:
-    """What is gone on purpose is not missing to anybody."""
+    """Readers do not report removed iterations as missing."""
 
     @pytest.fixture
     def pair(self, make_agent, send, state, short_dir) -> tuple[Path, Path]:
-        """Two dumps of the same three iterations; of the second, 0 and 1 are retired."""
+        """Two dumps of the same three iterations; iterations 0 and 1 of the second are retired."""
         agent = make_agent()
         whole, _ = send(agent, 3, session_id="whole", job_id="whole", root=short_dir / "whole")
         less, _ = send(agent, 3, session_id="less", job_id="less", root=short_dir / "less")
@@ -383,7 +389,7 @@ class TestReadersOfRetiredIterations:
 
     @pytest.mark.parametrize("swapped", [False, True])
     def test_diff_notes_retired_iterations(self, pair, swapped):
-        """The rest is compared; what the other side has alone is retired here."""
+        """The other iterations are compared; those that only one side has are named as retired."""
         a, b = reversed(pair) if swapped else pair
         report = compare(a, b)
         mine, its = ("b", "a") if swapped else ("a", "b")
@@ -391,7 +397,7 @@ class TestReadersOfRetiredIterations:
         assert {(row.iteration, row.outcome.verdict) for row in report.rows} == {(2, "equal")}
 
     def test_diff_of_one_iteration_each_notes_the_retired_one(self, pair):
-        """Numbers that differ belong together only where nothing says that they do not."""
+        """Iterations with different numbers are compared only if neither is retired."""
         whole, less = pair
         with pytest.raises(
             CorruptedError,
@@ -403,7 +409,7 @@ class TestReadersOfRetiredIterations:
             compare(whole, less, iteration=1)
 
     def test_diff_tolerates_files_removed_meanwhile(self, pair, state, monkeypatch):
-        """Files of an iteration that is being removed are compared with nothing."""
+        """Files of an iteration that is being removed are not compared."""
         whole, less = pair
         manifests = less / "rank_0/.dump_metadata/manifest"
         (newest,) = manifests.glob("iteration_2.*.json")
@@ -436,7 +442,9 @@ class TestReadersOfRetiredIterations:
 
 
 def test_session_below_the_disk_floor_is_warned_at_once(make_agent, make_rank):
-    """With the numbers, before its first tensor is rejected; status reports it as well."""
+    """The warning has the numbers and comes before the first tensor is dropped; the status has it,
+    too.
+    """
     rank = make_rank(make_agent(keep_free_bytes=1 << 60).address)
     rank.open()
     stream = rank.push()
@@ -456,7 +464,9 @@ def test_session_below_the_disk_floor_is_warned_at_once(make_agent, make_rank):
 def test_job_quota_is_never_exceeded_and_drops_are_counted(
     make_agent, make_rank, frames, limit, reason
 ):
-    """What it has no space for is dropped under its name; a restart knows what is taken."""
+    """Tensors beyond the quota are dropped for that reason; after a restart the space in use is
+    known.
+    """
     agent = make_agent(**{limit: 5 * (SIZE + 128)})
     rank = make_rank(agent.address, codec="none")
     rank.open()

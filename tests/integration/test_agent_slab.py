@@ -22,7 +22,7 @@ from rankdump.wire.v1 import agent_pb2
 
 @pytest.fixture
 def slab_agent(make_agent, short_dir):
-    """Makes agents whose slabs are beside everything else of the test."""
+    """Makes agents whose slabs are in a folder outside of the test's other files."""
 
     def make(**settings):
         return make_agent(**({"runtime_dir": str(short_dir), "slab_bytes": MIB} | settings))
@@ -66,7 +66,9 @@ class TestRingTransfer:
     def test_entries_arrive_in_order_and_their_space_is_released(
         self, slab_agent, enter, put, frames
     ):
-        """Several times what the slab holds goes through it, and is in the tree bit by bit."""
+        """Several times the capacity of the slab passes through it and is in the tree,
+        bit by bit.
+        """
         rank, side = enter(slab_agent().address)
         stream = rank.push()
         arrays = [np.full(10_000 + n, n, np.float32) for n in range(100)]
@@ -82,7 +84,9 @@ class TestRingTransfer:
         assert manifest_of(rank.root).status.is_balanced
 
     def test_record_larger_than_the_slab_is_split(self, slab_agent, enter, put, frames):
-        """Pieces are released before the record is whole, so it needs no space for all of it."""
+        """Pieces are released before the record is complete, so the slab need not hold
+        all of it.
+        """
         rank, side = enter(slab_agent().address)
         stream = rank.push()
         array = np.arange(MIB, dtype=np.float32)
@@ -98,7 +102,7 @@ class TestRingTransfer:
         assert len(data) > 2 * side.writer.ring_bytes
 
     def test_entry_is_not_overwritten_before_its_commit(self, slab_agent, enter, put):
-        """Space comes back with the acknowledgement and not before: the slab is the only copy."""
+        """Space is released with the acknowledgement only, because the slab is the only copy."""
         agent = slab_agent()
         rank, side = enter(agent.address)
         with agent.agent._ledger._lock:
@@ -111,7 +115,9 @@ class TestRingTransfer:
     def test_uncommitted_frame_is_resent_through_another_slab(
         self, slab_agent, enter, put, frames, request
     ):
-        """The agent has read past it: the rank begins a new slab with what is not acknowledged."""
+        """The agent has read beyond the frame, so the rank begins a new slab with unacknowledged
+        frames.
+        """
         agent = slab_agent()
         rank, side = enter(agent.address)
         ledger = agent.agent._ledger
@@ -139,7 +145,7 @@ class TestRingTransfer:
         stream.finish()
 
     def test_failed_copy_is_counted_as_drop(self, slab_agent, enter, put, frames):
-        """Also within a record in pieces; what is around it arrives."""
+        """Also within a record in pieces; the records around it arrive."""
         rank, side = enter(slab_agent().address)
         array = np.arange(100, dtype=np.float32)
         put(side, 1, array)
@@ -158,7 +164,7 @@ class TestRingTransfer:
 
     @pytest.mark.parametrize("saved", ["tensor", "full"])
     def test_degraded_record_is_a_row_and_a_count(self, slab_agent, enter, put, frames, saved):
-        """A tensor for which there was no space leaves its statistics, whatever the plan saves."""
+        """The statistics of a tensor without space are stored, whatever the plan saves."""
         content = ContentSettings(saved=saved, statistics=("max", "min"))
         delivery = DeliverySettings(buffer_bytes=MIB, on_full="statistic")
         rank, side = enter(slab_agent().address, content=content, delivery=delivery)
@@ -175,7 +181,7 @@ class TestRingTransfer:
         assert len(others) == (saved == "full")
 
     def test_unannounced_entries_are_read_on_the_next_stream(self, slab_agent, enter, put):
-        """A bell that was lost with its stream costs nothing."""
+        """Entries whose doorbell was lost with its stream are not lost."""
         rank, side = enter(slab_agent().address)
         put(side, 1, np.ones(3))
         stream = rank.push()
@@ -186,7 +192,7 @@ class TestRingTransfer:
         rank.push().wait_acknowledged(2)
 
     def test_codec_reads_elements_without_a_copy(self, slab_agent, enter, put):
-        """The packed file holds the very bytes of the slab."""
+        """The packed file has the elements of the slab."""
         rank, side = enter(slab_agent().address, codec="zstd")
         array = np.arange(1000, dtype=np.float32)
         rank.push().ring(put(side, 1, array)).wait_acknowledged(1)
@@ -195,7 +201,9 @@ class TestRingTransfer:
         assert packed.endswith(array.tobytes())
 
     def test_sixteen_sessions_run_at_once(self, slab_agent, enter, put, frames, short_dir):
-        """Each finds its own tensors in its own tree, through a queue smaller than all of them."""
+        """Each session has its own tensors in its own tree; the queue is smaller than all
+        of them.
+        """
         address = slab_agent(queue_bytes=MIB).address
         whole = []
 
@@ -227,7 +235,7 @@ class TestSlabFiles:
     def test_file_has_group_mode_and_is_removed_with_the_session(
         self, slab_agent, enter, frames, short_dir
     ):
-        """Owner and group may map it, nobody else; every page of it is there in advance."""
+        """Only owner and group can map the file; all of its pages are allocated in advance."""
         rank, side = enter(slab_agent().address)
         (path,) = (short_dir / "slabs").iterdir()
         facts = path.stat()
@@ -241,7 +249,7 @@ class TestSlabFiles:
         wait_until(lambda: not path.exists())
 
     def test_reconnected_rank_gets_its_slab_again(self, slab_agent, enter, put):
-        """The same file while it holds the lock; another one once it does not."""
+        """It gets the same file while it holds the lock, and another one afterwards."""
         rank, side = enter(slab_agent().address)
         inode = os.fstat(side.descriptor).st_ino
         rank.push().ring(put(side, 1, np.ones(3))).wait_acknowledged(1)
@@ -252,7 +260,7 @@ class TestSlabFiles:
     def test_record_in_pieces_is_not_continued_by_another_agent(
         self, slab_agent, enter, put, frames
     ):
-        """Its released pieces are gone: the rank gets another slab and begins the record again."""
+        """Released pieces are lost, so the rank gets another slab and begins the record again."""
         rank, side = enter(slab_agent().address)
         inode = os.fstat(side.descriptor).st_ino
         array = np.arange(1000, dtype=np.float32)
@@ -269,7 +277,7 @@ class TestSlabFiles:
         assert rank.drain().drained
 
     def test_slab_that_cannot_be_mapped_is_removed(self, slab_agent, make_rank, frames):
-        """A rank whose frames come on the stream all the same does not pay for one."""
+        """A rank that sends its frames on the stream occupies no slab."""
         rank = make_rank(slab_agent().address, wants_slab=True, delivery=SMALL)
         path = Path(rank.open().slab.path)
         assert path.exists()
@@ -277,7 +285,7 @@ class TestSlabFiles:
         assert not path.exists()
 
     def test_leftover_files_are_removed(self, slab_agent, short_dir):
-        """At its start an agent removes slabs that neither a session nor a process needs."""
+        """An agent that starts removes slabs that no session and no process needs."""
         folder = short_dir / "slabs"
         folder.mkdir()
         (folder / "old.slab").write_bytes(bytes(100))
@@ -288,7 +296,7 @@ class TestSlabFiles:
 
 class TestSlabMemory:
     def test_memory_limit_denies_slab_then_session(self, slab_agent, make_rank, frames):
-        """Both are reported; a rank without a slab sends on its stream."""
+        """Both are reported; a rank without a slab sends its frames on the stream."""
         cap = {"memory_bytes": 36 * MIB + MIB // 2, "queue_bytes": MIB, "max_record_bytes": MIB}
         agent = slab_agent(**cap)
         for number in range(3):
@@ -308,7 +316,7 @@ class TestSlabMemory:
         assert "a session needs 8388608 bytes" in (refused.value.details() or "")
 
     def test_missing_space_for_the_file_is_reported(self, slab_agent, make_rank, frames, short_dir):
-        """Where the folder cannot be made, frames go over the stream."""
+        """Frames are sent on the stream if the folder cannot be made."""
         (short_dir / "slabs").write_text("in the way")
         rank = make_rank(slab_agent().address, wants_slab=True)
         assert not rank.open().HasField("slab")
@@ -317,7 +325,7 @@ class TestSlabMemory:
 
     @pytest.mark.parametrize(("setting", "wants"), [({"slab_bytes": 0}, True), ({}, False)])
     def test_slabs_can_be_disabled(self, slab_agent, make_rank, setting, wants):
-        """By the operator with a size of 0, and by a rank that does not ask."""
+        """By the operator with a size of 0, and by a rank that requests none."""
         rank = make_rank(slab_agent(**setting).address, wants_slab=wants)
         assert not rank.open().HasField("slab")
         assert list(rank.status().findings) == []
@@ -365,7 +373,7 @@ def data_twice(side: SlabSide, frames) -> None:
 def test_contradictory_entry_ends_only_its_stream(
     slab_agent, enter, make_rank, frames, attack, says
 ):
-    """The offending rank gets one clear line; no other is affected."""
+    """The rank gets one clear line; no other rank is affected."""
     agent = slab_agent()
     rank, side = enter(agent.address)
     attack(side, frames)
@@ -380,7 +388,7 @@ def test_contradictory_entry_ends_only_its_stream(
 
 
 def test_rank_that_overwrites_the_agents_position_loses_its_stream(slab_agent, enter, put):
-    """A rank that overwrites the agent's own number loses its stream."""
+    """The stream ends when the rank overwrites the position that belongs to the agent."""
     rank, side = enter(slab_agent().address)
     stream = rank.push().ring(put(side, 1, np.ones(3)))
     stream.wait_acknowledged(1)
@@ -394,7 +402,7 @@ def test_rank_that_overwrites_the_agents_position_loses_its_stream(slab_agent, e
 
 
 def test_doorbell_without_entry_or_slab_is_rejected(slab_agent, enter, make_rank):
-    """A bell beyond what is written, and one without a slab."""
+    """A doorbell beyond the written entries is rejected, and one without a slab."""
     agent = slab_agent()
     rank, _ = enter(agent.address)
     stream = rank.push().ring(1 << 60)

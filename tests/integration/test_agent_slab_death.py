@@ -20,7 +20,7 @@ ARRAYS = [np.full(1000 + n, n, np.float32) for n in range(50)]
 
 
 class StagingProcess:
-    """A process that stages entries in a slab, and holds its lock for as long as it lives."""
+    """A process that stages entries in a slab, and holds the lock of the slab while it runs."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -29,7 +29,7 @@ class StagingProcess:
         folder.mkdir()
 
     def stage(self, frame: agent_pb2.Frame, data: bytes = b"", *, torn: bool = False) -> None:
-        """Add an entry to what it will stage."""
+        """Add an entry to those that the process will stage."""
         path = self.folder / f"{self._staged:06}.frame"
         self._staged += 1
         path.write_bytes(frame.SerializeToString())
@@ -39,7 +39,7 @@ class StagingProcess:
             path.with_suffix(".data").write_bytes(data)
 
     def start(self, place: agent_pb2.Slab) -> None:
-        """Return as soon as everything is staged."""
+        """Start the process; return once everything is staged."""
         command = [sys.executable, slab_side.__file__, place.path, str(place.length)]
         self._process = subprocess.Popen(
             [*command, str(self.folder)],
@@ -51,7 +51,7 @@ class StagingProcess:
         assert self._process.stdout.readline() == "staged\n"
 
     def kill(self) -> None:
-        """Kill it without a chance to tidy up; may be repeated."""
+        """Kill the process without any clean-up; may be repeated."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -83,7 +83,7 @@ def state_of(agent) -> SessionState:
 
 
 def test_rank_killed_right_after_staging_loses_nothing(agent, rank, child, frames, short_dir):
-    """Every record that a rank staged is in the tree, though it rang no bell and had no stream."""
+    """Every staged record is in the tree, although the rank sent no doorbell and had no stream."""
     for number, array in enumerate(ARRAYS, 1):
         child.stage(frames.record(number, array, first_bytes=0), array.tobytes())
     child.stage(frames.end(51, 0, 50))
@@ -97,7 +97,7 @@ def test_rank_killed_right_after_staging_loses_nothing(agent, rank, child, frame
 
 
 def test_rank_killed_within_a_copy_drops_only_that_record(agent, rank, child, frames):
-    """What was begun is a counted drop; what is before and behind it is in the tree."""
+    """The record that was being copied is dropped; those before and behind it are in the tree."""
     array = ARRAYS[0]
     head = [frames.record(number, array, first_bytes=0) for number in range(5)]
     child.stage(head[1], array.tobytes())
@@ -128,7 +128,7 @@ def test_session_end_in_remaining_entries_closes_the_session(agent, rank, child,
 
 
 def test_damaged_remaining_entries_are_reported(agent, rank, child, frames, short_dir):
-    """What cannot be read is a finding; what is before it is in the tree."""
+    """A finding reports what cannot be read; the entries before it are in the tree."""
     child.stage(frames.record(1, ARRAYS[0], first_bytes=0), ARRAYS[0].tobytes())
     child.stage(frames.record(7, ARRAYS[0], first_bytes=0), ARRAYS[0].tobytes())
     child.start(rank.open().slab)
@@ -139,7 +139,7 @@ def test_damaged_remaining_entries_are_reported(agent, rank, child, frames, shor
 
 
 def test_restarted_agent_continues_in_the_same_slab(agent, rank, child, frames):
-    """What the rank staged while no agent was there is in the tree, and nothing twice."""
+    """Entries staged while no agent ran are in the tree, and nothing is there twice."""
     for number, array in enumerate(ARRAYS, 1):
         child.stage(frames.record(number, array, first_bytes=0), array.tobytes())
     child.stage(frames.end(51, 0, 50))
@@ -158,7 +158,7 @@ def test_restarted_agent_continues_in_the_same_slab(agent, rank, child, frames):
 
 
 def test_slab_of_a_rank_that_died_without_agent_is_read(agent, rank, child, frames, short_dir):
-    """The next agent finds its slab by the ledger and reads it to the end."""
+    """The next agent finds the slab through the ledger and reads it to its end."""
     for number, array in enumerate(ARRAYS, 1):
         child.stage(frames.record(number, array, first_bytes=0), array.tobytes())
     child.start(rank.open().slab)
@@ -171,7 +171,7 @@ def test_slab_of_a_rank_that_died_without_agent_is_read(agent, rank, child, fram
 
 @pytest.mark.parametrize("damage", [bytes(100), b""])
 def test_truncated_slab_does_not_stop_the_agent(agent, rank, damage):
-    """A file that was truncated while no agent was there is a finding, and is removed."""
+    """A file that was truncated while no agent ran is removed and reported."""
     path = Path(rank.open().slab.path)
     agent.stop()
     path.write_bytes(damage)

@@ -20,7 +20,7 @@ COUNT = 40
 
 
 class SlowDisk:
-    """Makes slabs when released, and counts requests."""
+    """Makes slabs when it is released, and counts the requests for them."""
 
     def __init__(self) -> None:
         self.asked = threading.Semaphore(0)
@@ -53,7 +53,7 @@ def slabs_in(folder: Path) -> list[str]:
 
 
 def test_session_starts_on_the_stream_and_continues_in_its_slab(agent, slow, short_dir, caplog):
-    """The opening is answered before there is a slab; no tensor is lost, none is there twice."""
+    """The opening is answered before the slab exists; no tensor is lost or duplicated."""
     tree = short_dir / "dump"
     plan = DumpPlan(
         output=OutputSettings(root=str(tree), net_name="Net", codec="none"), delivery=SMALL
@@ -86,7 +86,7 @@ def test_session_starts_on_the_stream_and_continues_in_its_slab(agent, slow, sho
 
 
 def test_slow_slab_is_kept_for_the_next_opening(agent, slow, make_rank):
-    """A rank that asks again while its slab is made gets that one."""
+    """A rank that asks again while its slab is being made gets that slab."""
     rank = make_rank(agent.address, wants_slab=True, delivery=SMALL)
     for _ in range(3):
         assert not rank.open().HasField("slab")
@@ -102,7 +102,7 @@ def test_slow_slab_is_kept_for_the_next_opening(agent, slow, make_rank):
 
 
 def test_slab_of_an_ended_session_is_removed(agent, slow, make_rank, frames, short_dir):
-    """What was made for a rank that ended its session meanwhile is removed, with its space."""
+    """A slab that becomes ready after the end of its session is removed, and its space released."""
     rank = make_rank(agent.address, wants_slab=True, delivery=SMALL)
     rank.open()
     rank.push().send(frames.goodbye(1)).finish()
@@ -112,7 +112,7 @@ def test_slab_of_an_ended_session_is_removed(agent, slow, make_rank, frames, sho
 
 
 def test_stopping_agent_leaves_no_unfinished_slab(agent, slow, make_rank, short_dir):
-    """Nothing unfinished is left for the next process."""
+    """The folder holds no unfinished slab after the stop."""
     rank = make_rank(agent.address, wants_slab=True, delivery=SMALL)
     rank.open()
     assert slow.asked.acquire(timeout=60)

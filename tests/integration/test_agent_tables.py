@@ -60,7 +60,7 @@ def manifest(root: Path, iteration: int = 0) -> Manifest:
 
 @pytest.fixture
 def record_of(frames):
-    """Makes records as their plan wants them: whole, or as statistics."""
+    """Makes records in the form that their plan requires: with elements, or as statistics."""
 
     def make(
         sequence: int, array: np.ndarray, content: ContentSettings, **fields
@@ -75,7 +75,7 @@ def record_of(frames):
 
 @pytest.fixture
 def dump(make_agent, make_rank, frames, record_of):
-    """Sends tensors of one iteration, and returns their tree."""
+    """Sends the tensors of one iteration, and returns the tree."""
 
     def send(arrays: list[np.ndarray], content: ContentSettings, **fields) -> Path:
         rank = make_rank(make_agent().address, content=content, **fields)
@@ -95,7 +95,9 @@ def dump(make_agent, make_rank, frames, record_of):
 @pytest.mark.parametrize("saved", ["full", "statistic"])
 @pytest.mark.parametrize(("values", "items", "tail"), GOLDEN)
 def test_rows_equal_mindspores_own(dump, saved, values, items, tail):
-    """The statistics of MindSpore's own tests, computed by the agent or sent by the rank."""
+    """The rows have the statistics of MindSpore's tests, computed by the agent or sent by
+    the rank.
+    """
     array = np.array(values, dtype=np.float32)
     root = dump([array], ContentSettings(saved, items))
     shape = ",".join(map(str, array.shape))
@@ -118,7 +120,7 @@ def test_rows_equal_mindspores_own(dump, saved, values, items, tail):
 def test_old_profile_has_its_header_and_line_end(
     make_agent, make_rank, frames, saved, profile, name, end
 ):
-    """The old release has ten columns and no comma at the end, whatever was asked for."""
+    """The old release has ten columns and no comma at the end, whatever statistics are selected."""
     content = ContentSettings(saved, ("max", "min"))
     rank = make_rank(make_agent().address, content=content, profile=profile)
     rank.open()
@@ -137,7 +139,9 @@ def test_old_profile_has_its_header_and_line_end(
 
 @pytest.mark.parametrize("saved", ["full", "statistic"])
 def test_rows_are_in_the_order_of_frames(make_agent, make_rank, frames, record_of, saved):
-    """Several workers finish large and small tensors in any order; rows come as they were sent."""
+    """Several workers finish large and small tensors in any order; rows are in the order of
+    sending.
+    """
     content = ContentSettings(saved, ("max",))
     rank = make_rank(make_agent(encode_threads=4).address, content=content)
     rank.open()
@@ -154,7 +158,7 @@ def test_rows_are_in_the_order_of_frames(make_agent, make_rank, frames, record_o
 
 
 def test_statistics_only_records_balance_without_files(dump):
-    """A tensor of which only statistics were kept is in the balance, the manifest and the table."""
+    """A tensor without elements is in the balance, the manifest and the table."""
     arrays = [np.full(4, n, dtype=np.float64) for n in range(3)]
     root = dump(arrays, ContentSettings("statistic"))
     found = manifest(root)
@@ -169,7 +173,7 @@ def test_statistics_only_records_balance_without_files(dump):
 
 
 def test_rows_are_written_before_the_iteration_ends(make_agent, make_rank, record_of):
-    """A job that dies in the middle of an iteration leaves the rows of what it sent."""
+    """The rows of a job that dies within an iteration are in the table."""
     content = ContentSettings("full")
     rank = make_rank(make_agent().address, content=content)
     rank.open()
@@ -180,14 +184,14 @@ def test_rows_are_written_before_the_iteration_ends(make_agent, make_rank, recor
 
 
 def test_complex_tensors_have_a_file_and_no_row(dump):
-    """With `full` they are stored like any other, without statistics."""
+    """With `full` they are stored without statistics."""
     root = dump([np.ones(2, dtype=np.complex64), np.ones(2)], ContentSettings("full"))
     assert len(table(root)) == 2
     assert len(tensors(root)) == 2
 
 
 def test_tensors_without_statistics_are_dropped_by_reason(make_agent, make_rank, frames, record_of):
-    """Elements instead of statistics, or statistics of complex numbers, are only counted."""
+    """Elements in place of statistics and statistics of complex numbers are dropped and counted."""
     content = ContentSettings("statistic", ("max",))
     rank = make_rank(make_agent().address, content=content)
     rank.open()
@@ -207,7 +211,7 @@ def test_tensors_without_statistics_are_dropped_by_reason(make_agent, make_rank,
 
 @pytest.mark.parametrize("saved", ["tensor", "full"])
 def test_statistics_outside_the_plan_are_dropped(make_agent, make_rank, frames, saved):
-    """A rank that speaks of another plan than its own is not understood, however often it does."""
+    """The stream ends each time; the second time the rows are counted as dropped."""
     rank = make_rank(make_agent().address, content=ContentSettings(saved))
     rank.open()
     frame = frames.figures(1, [(np.ones(2), "1")])
@@ -219,7 +223,7 @@ def test_statistics_outside_the_plan_are_dropped(make_agent, make_rank, frames, 
 
 
 def test_constants_have_a_table_in_their_folder(make_agent, make_rank, frames, record_of):
-    """Rows are beside the files they describe."""
+    """The rows are in the folder of the files that they describe."""
     content = ContentSettings("full", ("max",))
     rank = make_rank(make_agent().address, content=content)
     rank.open()
@@ -235,7 +239,7 @@ def test_constants_have_a_table_in_their_folder(make_agent, make_rank, frames, r
 
 
 def test_dump_start_bypasses_only_the_iteration_check(make_agent, make_rank, frames):
-    """Only the check of the iteration is left out."""
+    """The plan's other conditions still apply."""
     selection = TensorSelection(iterations=IterationSelection("9", ((9, 9),)), inputs=False)
     rank = make_rank(make_agent().address, selection=selection)
     rank.open()
@@ -259,7 +263,7 @@ class TestTableRestarts:
     def test_restart_within_an_iteration_continues_behind_the_last_row(
         self, make_agent, make_rank, frames, record_of
     ):
-        """The next agent continues behind the last row, and repeats none."""
+        """The next agent appends rows behind the last one, and repeats none."""
         agent = make_agent()
         rank = make_rank(agent.address, content=self.CONTENT)
         rank.open()
@@ -281,7 +285,7 @@ class TestTableRestarts:
     def test_committed_rows_are_completed_in_the_table(
         self, make_agent, make_rank, frames, record_of, left
     ):
-        """Rows that the ledger knows come into the table at the next start, torn or missing."""
+        """At its start an agent adds the committed rows that are torn or missing in the table."""
         agent = make_agent()
         rank = make_rank(agent.address, content=self.CONTENT)
         rank.open()
@@ -298,7 +302,7 @@ class TestTableRestarts:
         assert len(whole) == 5
 
     def test_ended_iterations_are_not_read_again(self, make_agent, make_rank, frames, record_of):
-        """Rows before the last end are known to be there: a new start looks at none of them."""
+        """The tables of ended iterations are complete, so a starting agent does not read them."""
         agent = make_agent()
         rank = make_rank(agent.address, content=self.CONTENT)
         rank.open()
@@ -320,7 +324,9 @@ class TestTableRestarts:
     def test_rows_wait_until_the_table_can_be_written(
         self, make_agent, make_rank, frames, record_of
     ):
-        """Rows wait for a disk that rejects them; the end counts once they are there."""
+        """Rows wait while the disk rejects writes; the end of their iteration is applied after
+        them.
+        """
         agent = make_agent()
         rank = make_rank(agent.address, content=self.CONTENT)
         rank.open()
@@ -343,7 +349,7 @@ class TestTableRestarts:
 
 
 def test_rows_of_one_batch_go_to_their_own_iterations(make_agent, make_rank, frames, record_of):
-    """Frames of several iterations in one batch end up in their own tables."""
+    """Rows of several iterations in one batch are written to the tables of their iterations."""
     content = ContentSettings("full", ("max",))
     rank = make_rank(make_agent().address, content=content)
     rank.open()
@@ -360,7 +366,7 @@ def test_rows_of_one_batch_go_to_their_own_iterations(make_agent, make_rank, fra
 
 
 def test_manifest_has_the_time_of_each_row(dump):
-    """A script that reads manifests finds the file or the row of a record by it."""
+    """A script finds the file or row of a tensor by the time in the manifest."""
     root = dump([np.ones(2), np.ones(3)], ContentSettings("full"))
     folder = root / "rank_0" / ".dump_metadata" / "manifest"
     body = json.loads(next(folder.iterdir()).read_text())
@@ -368,7 +374,7 @@ def test_manifest_has_the_time_of_each_row(dump):
 
 
 def rows_of(*arrays: np.ndarray) -> list[tuple[np.ndarray, str]]:
-    """Return each with its largest element."""
+    """Return each row with its largest element."""
     return [
         (each, figures_of(("max",), each.dtype.name, each.data.cast("B"))[0]) for each in arrays
     ]
@@ -381,7 +387,7 @@ class TestStatisticRows:
     MIXED = ContentSettings("full", ("max",))
 
     def test_rows_and_records_are_in_the_order_of_frames(self, make_agent, make_rank, frames):
-        """Tensors for which there was no space are between those that brought their elements."""
+        """Rows of tensors without space are between those of tensors with elements."""
         delivery = DeliverySettings(on_full="statistic")
         rank = make_rank(make_agent(workers=4).address, content=self.MIXED, delivery=delivery)
         rank.open()
@@ -405,7 +411,7 @@ class TestStatisticRows:
         assert [bool(record.path) for record in found.records] == [n in (0, 3) for n in range(8)]
 
     def test_each_row_is_admitted_or_dropped_by_itself(self, make_agent, make_rank, frames):
-        """What the plan leaves out is counted by reason, row by row; the others are stored."""
+        """Rows that the plan excludes are dropped by reason; the others are stored."""
         selection = TensorSelection(inputs=False)
         rank = make_rank(make_agent().address, content=self.CONTENT, selection=selection)
         rank.open()
@@ -450,7 +456,7 @@ class TestStatisticRows:
     def test_restart_within_an_iteration_keeps_counts_and_rows(
         self, make_agent, make_rank, frames, left
     ):
-        """Counts, rows and the manifest are those of an agent that never stopped."""
+        """Counts, rows and manifest equal those of an agent that was not restarted."""
         agent = make_agent()
         rank = make_rank(agent.address, content=self.CONTENT)
         rank.open()
@@ -476,7 +482,7 @@ class TestStatisticRows:
         assert [each.timestamp_us for each in found.records] == [STAMP + n for n in (1, 3, 4, 6)]
 
     def test_rows_wait_for_a_failing_disk(self, make_agent, make_rank, frames):
-        """They are acknowledged, because the ledger has them, and written when it is possible."""
+        """Rows are acknowledged once the ledger has them, and written when the disk works again."""
         agent = make_agent()
         rank = make_rank(agent.address, content=self.CONTENT)
         rank.open()
@@ -492,7 +498,7 @@ class TestStatisticRows:
         stream.finish()
 
     def test_drops_by_row_are_remembered_after_a_restart(self, make_agent, make_rank, frames):
-        """Rows dropped for lack of space stay dropped after a restart, regardless of the disk."""
+        """Rows that were dropped for lack of space stay dropped, even if there is space now."""
         agent = make_agent(keep_free_bytes=1 << 60)
         rank = make_rank(agent.address, content=self.CONTENT)
         rank.open()

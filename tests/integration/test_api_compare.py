@@ -30,7 +30,7 @@ def golden(name: str) -> Path:
 
 
 def rows(path: Path) -> list[list[str]]:
-    """The rows of a table below its titles."""
+    """Return the rows of a table below its titles."""
     with path.open(newline="") as file:
         return [row for row in csv.reader(file) if row][1:]
 
@@ -72,7 +72,7 @@ def test_compressed_files_are_read_and_titles_printed(tmp_path, capsys):
 
 def test_real_steps_are_paired_by_number(tmp_path, capsys):
     def steps(*numbers: int) -> list[ApiDumpLine]:
-        """Two micro-batches in each."""
+        """Return the lines of these steps, of two micro-batches each."""
         return [
             line
             for number in numbers

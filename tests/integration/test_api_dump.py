@@ -39,7 +39,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def started(runs: list[dict[str, Any]], folder: Path, **environ: str) -> subprocess.Popen[str]:
-    """Start the job; its agent is in that folder."""
+    """Start the job; its agent has its files in that folder."""
     return subprocess.Popen(
         [sys.executable, JOB, json.dumps(runs)],
         stdout=subprocess.PIPE,
@@ -56,7 +56,9 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tree of each run, all made by one process: importing torch takes longer than they do."""
+    """Return a tree of each run; one process makes all of them, because importing torch
+    takes long.
+    """
     root = tmp_path_factory.mktemp("t")
     runs = [
         {
@@ -76,7 +78,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def lines(tree: Path, rank: str = "rank0") -> list[list[Any]]:
-    """The info file of a rank."""
+    """Return the lines of a rank's info file."""
     (info,) = (tree / rank).glob("torch_api_dump_info.*")
     return [json.loads(line) for line in info.read_text().splitlines()]
 
@@ -90,7 +92,7 @@ def files(tree: Path) -> set[str]:
 
 
 def functions(stack: list[str]) -> list[str]:
-    """The functions of a stack; those of the golden script's frames have other lines."""
+    """Return the functions of a call stack; lines of frames differ between scripts."""
     found = [re.search(r", in ([^,]+), \n", line) for line in stack]
     return [match[1] for match in found if match is not None]
 
@@ -98,7 +100,9 @@ def functions(stack: list[str]) -> list[str]:
 @pytest.mark.torch
 @pytest.mark.parametrize("name", [name for name in RUNS if "-" in name])
 def test_dump_equals_troubleshooters(trees: Path, name: str):
-    """Names, order, types, shapes, files; statistics and elements to 1e-5; stacks by function."""
+    """Equal are names, order, types, shapes, files, stacks by function; statistics and elements to
+    1e-5.
+    """
     golden, ours = GOLDEN / name, trees / name
     if not golden.is_dir():
         pytest.skip("the golden dumps are not beside this clone")
@@ -124,7 +128,7 @@ def _calls(tree: Path) -> list[tuple[str, int]]:
 @pytest.mark.torch
 @pytest.mark.parametrize(("name", "count"), [("npy", 136), ("stack", 0)])
 def test_dump_without_statistics_has_nan_in_every_line(trees: Path, name: str, count: int):
-    """Every line says NaN; a dump of stacks has no files of tensors."""
+    """A dump of stacks alone has no tensor files."""
     tree = trees / name
     assert len(files(tree)) == count
     assert len(lines(tree)) == (count or 147)
@@ -134,7 +138,7 @@ def test_dump_without_statistics_has_nan_in_every_line(trees: Path, name: str, c
 
 @pytest.mark.torch
 def test_dump_has_steps_modes_and_state(trees: Path):
-    """Steps are numbered, files belong to their owner, and the state is there."""
+    """Steps are numbered, file modes permit the owner only, and the model's state is saved."""
     tree = trees / "1.0.17-all"
     steps = [line[1] for line in lines(tree)]
     assert steps == sorted(steps)
@@ -149,7 +153,7 @@ def test_dump_has_steps_modes_and_state(trees: Path):
 @pytest.mark.torch
 @pytest.mark.parametrize(("how", "code"), [("interrupt", -2), ("kill", -9)])
 def test_dead_script_keeps_its_dump(tmp_path: Path, socket_folder: Path, how: str, code: int):
-    """Also what the step did that was cut off; the agent ends by itself."""
+    """The dump has the part of the unfinished step as well; the agent ends by itself."""
     init = {"output_path": str(tmp_path / "dump"), "retain_backward": True}
     process = started([{"init": init, "end": how}], socket_folder)
     assert ended(process)[0] == code
@@ -165,7 +169,7 @@ def test_dead_script_keeps_its_dump(tmp_path: Path, socket_folder: Path, how: st
 
 @pytest.mark.torch
 def test_two_ranks_have_folders_of_their_own(tmp_path: Path, socket_folder: Path):
-    """Each has a folder of its own and the same calls; one agent merges their order."""
+    """Both folders have the same calls; one agent merges their order."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

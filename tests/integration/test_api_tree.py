@@ -41,7 +41,7 @@ def stacks(sequence: int, *names: str, iteration: int = 0) -> agent_pb2.Frame:
 
 @pytest.fixture
 def record(frames):
-    """Makes a tensor of a call."""
+    """Makes a tensor of an API call."""
 
     def make(sequence: int, name: str, array=X, *, argument: str = "input.0", **fields):
         return frames.record(
@@ -66,7 +66,7 @@ def called(root: Path) -> list[str]:
 
 
 def test_step_is_written_as_troubleshooter_writes_it(make_agent, make_rank, record, frames):
-    """Names, modes, lines and stacks; beside them manifests and a session file, no other file."""
+    """Names, modes, lines and stacks agree; only manifests and a session file are added."""
     rank = make_rank(
         make_agent().address, codec="none", content=ContentSettings("full", ITEMS), output=OUTPUT
     )
@@ -117,7 +117,7 @@ def test_step_is_written_as_troubleshooter_writes_it(make_agent, make_rank, reco
 
 
 def test_tree_with_manifests_is_read_with_their_facts(make_agent, make_rank, record, frames):
-    """Real iterations, raw names, digests, and the line of the script."""
+    """Readers give iterations, raw names, digests and source lines as the manifests have them."""
     rank = make_rank(make_agent().address, content=ContentSettings("full", ITEMS), output=OUTPUT)
     rank.open()
     name = "NN_Linear_0_forward"
@@ -145,7 +145,7 @@ def test_tree_with_manifests_is_read_with_their_facts(make_agent, make_rank, rec
 
 
 def test_dump_of_stacks_has_lines_without_statistics(make_agent, make_rank, frames):
-    """A dump of stacks: names, types and shapes, and no element was touched."""
+    """The lines have names, types and shapes; no element is read."""
     content = ContentSettings("statistic", ())
     rank = make_rank(make_agent().address, content=content, output=OUTPUT)
     rank.open()
@@ -163,7 +163,7 @@ def test_dump_of_stacks_has_lines_without_statistics(make_agent, make_rank, fram
 
 
 def test_second_tensor_of_one_name_is_dropped(make_agent, make_rank, record, frames):
-    """The first stays, the second is counted; the same one again is no second."""
+    """The first tensor is kept and the second counted; a resent tensor is not a second one."""
     rank = make_rank(make_agent().address, content=ContentSettings("full", ITEMS), output=OUTPUT)
     rank.open()
     name = "LAYER_fc_forward"
@@ -183,7 +183,7 @@ def test_second_tensor_of_one_name_is_dropped(make_agent, make_rank, record, fra
 def test_crash_between_write_and_commit_duplicates_nothing(
     make_agent, make_rank, record, frames, monkeypatch
 ):
-    """What an agent wrote and did not remember is not written twice by the next one."""
+    """The next agent does not repeat lines that were written but not committed."""
     agent = make_agent()
     rank = make_rank(agent.address, content=ContentSettings("full", ITEMS), output=OUTPUT)
     rank.open()
@@ -229,7 +229,7 @@ def test_crash_between_write_and_commit_duplicates_nothing(
     ],
 )
 def test_hostile_stacks_are_rejected(make_agent, make_rank, stack, sentence):
-    """One sentence, and no crash."""
+    """The error is one sentence."""
     rank = make_rank(make_agent().address, content=ContentSettings("full", ITEMS), output=OUTPUT)
     rank.open()
     stream = rank.push().send(agent_pb2.Frame(sequence=1, call_stacks=stack))
@@ -238,7 +238,7 @@ def test_hostile_stacks_are_rejected(make_agent, make_rank, stack, sentence):
 
 
 def test_plan_without_info_lines_is_rejected(make_agent, make_rank):
-    """An info file has a line for every tensor."""
+    """An info file has a line for every tensor, so a plan without statistics cannot be executed."""
     rank = make_rank(make_agent().address, content=ContentSettings("tensor"), output=OUTPUT)
     with pytest.raises(grpc.RpcError, match="does not support saved_data 'tensor'"):
         rank.open()

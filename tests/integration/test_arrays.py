@@ -44,7 +44,7 @@ def a_plan(
 
 
 class ArrayJob:
-    """Opens sessions of rank 0 with one agent, and has the path of the tree."""
+    """Opens sessions of rank 0 on one agent; has the path of the tree."""
 
     def __init__(self, root: Path, address: str) -> None:
         self.root = root
@@ -66,7 +66,7 @@ def add(session: rankdump.Session, name: str = "Default/Add-op0") -> None:
 
 
 def files(root: Path, iteration: int | str = 0, pattern: str = "*.npy") -> list[Path]:
-    """What is in an iteration, in the order in which it was dumped."""
+    """Return the files of an iteration, in the order in which they were dumped."""
     found = (root / f"rank_0/Net/0/{iteration}").glob(pattern)
     return sorted(found, key=lambda path: path.name.split(".")[-6:-4])
 
@@ -78,7 +78,7 @@ def rows(root: Path, iteration: int = 0) -> list[list[str]]:
 
 @pytest.mark.parametrize(("saved", "count"), [("statistic", 0), ("full", 3)])
 def test_statistics_of_an_addition_equal_mindspores(start, saved, count):
-    """Law: statistics computed by rank and agent equal those of MindSpore's own test."""
+    """Statistics computed by rank and agent equal those of MindSpore's own test."""
     with start(saved=saved) as session:
         add(session)
     assert rows(start.root) == [
@@ -141,7 +141,7 @@ session.dump("Div", "Default/Div-op0", "input", 0, np.ones(1))
 
 @pytest.mark.parametrize(("ending", "kept"), [("1 / 0", ["Default_Div-op0"]), ("", [])])
 def test_dead_script_leaves_the_operator_that_raised(start, ending, kept):
-    """Law: the session need not be closed: the end of the interpreter reports the cause."""
+    """The session need not be closed: at the end of the interpreter the cause is reported."""
     command = [sys.executable, "-c", RAISING.format(ending=ending), str(start.root), start.address]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ("ZeroDivisionError" in done.stderr) is bool(kept)
@@ -149,7 +149,7 @@ def test_dead_script_leaves_the_operator_that_raised(start, ending, kept):
 
 
 def test_dump_start_selects_iterations_outside_the_plan(start):
-    """Law: the agent lets through what the script itself switched on."""
+    """The agent admits iterations for which the script itself enabled dumping."""
     selection = TensorSelection(iterations=IterationSelection("9", ((9, 9),)))
     with start(selection=selection) as session:
         for iteration in range(4):
@@ -226,7 +226,7 @@ def test_unmatched_kernels_are_notes_of_the_session(start, caplog):
 
 @pytest.mark.parametrize("saved", ["tensor", "statistic", "full"])
 def test_manifest_is_balanced_in_every_mode(start, saved):
-    """Law: the manifest of an iteration accounts for every tensor that the plan selects."""
+    """The manifest of an iteration accounts for every tensor that the plan selects."""
     with start(saved=saved) as session:
         add(session)
         session.dump("Complex", "Default/Complex-op0", "output", 0, np.ones(2, "c8"))

@@ -68,7 +68,7 @@ def seen_by(folder: Path, rank: int) -> dict[str, np.ndarray]:
 
 
 def assert_as_seen(tree: Dump, seen: dict[str, np.ndarray], model: str, iteration: int) -> int:
-    """Every layer's input and output of an iteration is there; return how many were compared."""
+    """Check the input and output of every layer in an iteration; return how many were compared."""
     compared = 0
     for entry in tree.tensors(iteration=iteration):
         layer = next(
@@ -86,7 +86,7 @@ def assert_as_seen(tree: Dump, seen: dict[str, np.ndarray], model: str, iteratio
 
 @pytest.mark.torch
 def test_model_call_is_an_iteration_on_two_ranks(tmp_path):
-    """An acl.json under `rankdump run`: no step is called, two devices share one folder."""
+    """With an acl.json under `rankdump run` no step is called; both devices share one folder."""
     config = acl(tmp_path, {"model_name": "Encoder"}, {"model_name": "Head", "layer": ["fc"]})
     dumped(tmp_path, config, "model calls", ranks=2)
     folders = sorted(path for path in tmp_path.iterdir() if path.name.isdecimal())
@@ -106,7 +106,7 @@ def test_model_call_is_an_iteration_on_two_ranks(tmp_path):
 @pytest.mark.torch
 @pytest.mark.parametrize("file_format", ["bin", "npy"])
 def test_asynchronous_data_dump_json_writes_bin_and_npy_trees(file_format, tmp_path):
-    """Files of both kinds hold the same, in the tree that MindSpore names for Ascend."""
+    """Files of both formats have equal elements, in the tree that MindSpore defines for Ascend."""
     dumped(tmp_path, mindspore(tmp_path, file_format), "steps")
     seen, tree = seen_by(tmp_path, 0), rankdump.open(tmp_path)
     assert tree.iterations == (1, 2)
@@ -127,7 +127,7 @@ def test_asynchronous_data_dump_json_writes_bin_and_npy_trees(file_format, tmp_p
 
 @pytest.mark.torch
 def test_converted_tree_equals_the_layers_tensors(tmp_path):
-    """`rankdump convert` on a tree: bfloat16 as float32, names of msaccucmp."""
+    """`rankdump convert` writes bfloat16 as float32, under the names of msaccucmp."""
     config = acl(tmp_path, {"model_name": "Head"}, dump_step="2")
     dumped(tmp_path, config, "model calls")
     out = tmp_path / "converted"
@@ -146,7 +146,7 @@ def test_converted_tree_equals_the_layers_tensors(tmp_path):
 
 @pytest.mark.torch
 def test_dump_config_is_the_plan_of_a_session(tmp_path):
-    """Outputs of two layers in steps 1 and 2."""
+    """The plan dumps outputs of two layers in steps 1 and 2."""
     (tmp_path / "other").mkdir()
     dumped(tmp_path, acl(tmp_path / "other"), "config")
     tree = rankdump.open(tmp_path)
@@ -160,7 +160,7 @@ def test_dump_config_is_the_plan_of_a_session(tmp_path):
 
 @pytest.mark.torch
 def test_two_configurations_apply_to_their_models(tmp_path):
-    """The second also as statistics alone; the calls' codes are checked in the job."""
+    """The second one also with statistics only; the job checks the codes that the calls return."""
     for name in ("first", "second", "other"):
         (tmp_path / name).mkdir()
     first = acl(tmp_path / "first", {"model_name": "Encoder"}, dump_step="0|3")

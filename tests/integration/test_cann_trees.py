@@ -65,7 +65,9 @@ def output_of(layout: str, file_format: str = "npy", **fields) -> dict[str, str]
 
 
 def nested(frames, iteration: int = 7, first: int = 1, ids: int = 65535) -> list[agent_pb2.Frame]:
-    """Return an outer operator's inputs, all of an inner one, the outer one's outputs; the end."""
+    """Return the inputs of an outer operator, all tensors of an inner one, the outer one's outputs,
+    and the iteration's end.
+    """
     stamps = {"Default/a/Block-op0": STAMP + first, "Default/a/fc/Dense-op0": STAMP + first + 1}
     records = [
         frames.record(
@@ -91,7 +93,7 @@ def manifest(root: Path, iteration: int = 7) -> Manifest:
 
 
 def read(root: Path, path: str, member: str) -> np.ndarray:
-    """Return a tensor of a manifest."""
+    """Return the elements of a tensor of a manifest."""
     if ".npy" in path:
         data = select_codec(path).decode((root / path).read_bytes(), limit_bytes=1 << 30)
         return npy_array(memoryview(data))
@@ -119,7 +121,7 @@ def tensors(root: Path) -> list[Path]:
 def test_nested_operators_are_placed_by_the_layout(
     make_agent, make_rank, frames, layout, file_format, codec
 ):
-    """Every tensor stands where the layout says, is named by the manifest, and can be read."""
+    """Every tensor has the place that the layout gives it, is in the manifest, and can be read."""
     ids = LAYOUTS[layout].unknown_id
     rank = make_rank(make_agent().address, codec=codec, output=output_of(layout, file_format))
     rank.open()
@@ -145,7 +147,7 @@ def test_nested_operators_are_placed_by_the_layout(
 
 
 def test_file_names_follow_cann(make_agent, make_rank, frames):
-    """As CANN gives them: ids nobody knows are 65535, and formats follow the shape."""
+    """Unknown ids are 65535, and formats follow the shape, as in CANN's own names."""
     rank = make_rank(make_agent().address, codec="none", output=output_of("cann-op"))
     rank.open()
     rank.push().send(*nested(frames)).finish()
@@ -155,7 +157,7 @@ def test_file_names_follow_cann(make_agent, make_rank, frames):
 
 
 def test_bfloat16_is_stored_in_two_bytes(make_agent, make_rank, frames):
-    """In a bin file elements are as the framework held them."""
+    """A bin file has the elements as the framework had them."""
     rank = make_rank(make_agent().address, output=output_of("cann", "bin"))
     rank.open()
     raw = np.array([0x3F80, 0x4000], dtype=np.uint16)
@@ -169,7 +171,7 @@ def test_bfloat16_is_stored_in_two_bytes(make_agent, make_rank, frames):
 
 
 def test_model_has_its_own_folder(make_agent, make_rank, frames):
-    """With a plan that names none, a tensor's kind says its model."""
+    """If the plan names no model, the kind of a tensor names it."""
     rank = make_rank(make_agent().address, output=output_of("cann", net_name=""))
     rank.open()
     array = np.ones(3, dtype=np.float32)
@@ -180,7 +182,9 @@ def test_model_has_its_own_folder(make_agent, make_rank, frames):
 
 
 def test_slot_too_high_for_a_header_is_dropped(make_agent, make_rank, frames):
-    """A header says something of every slot: one of 10**9 is a counted loss, not an allocation."""
+    """A header describes every slot, so slot 10**9 is dropped and counted, without an
+    allocation.
+    """
     rank = make_rank(make_agent().address, output=output_of("cann", "bin"))
     rank.open()
     array = np.ones(3, dtype=np.float32)
@@ -191,7 +195,7 @@ def test_slot_too_high_for_a_header_is_dropped(make_agent, make_rank, frames):
 
 
 def test_long_names_are_mapped(make_agent, make_rank, frames):
-    """A name over 255 bytes is found in mapping.csv; the joined file has a line of its own."""
+    """mapping.csv has each name of more than 255 bytes, that of the joined file as well."""
     rank = make_rank(make_agent().address, output=output_of("cann", "bin"))
     rank.open()
     array = np.ones(3, dtype=np.float32)
@@ -206,7 +210,7 @@ def test_long_names_are_mapped(make_agent, make_rank, frames):
 
 
 def test_contradictory_plans_are_rejected(make_agent, make_rank):
-    """They are rejected with what is wrong, before anything is written."""
+    """The error names the contradiction; nothing is written."""
     agent = make_agent()
     for number, (output, content, says) in enumerate(
         [
@@ -227,7 +231,7 @@ def test_contradictory_plans_are_rejected(make_agent, make_rank):
 
 
 class TestOperatorTables:
-    """Statistics in the place of files, or beside them where there was no space."""
+    """Statistics in place of files, or beside them for tensors without space."""
 
     ROW = (np.ones((2, 3), dtype=np.float32), "6,1")
 
@@ -242,7 +246,9 @@ class TestOperatorTables:
         )
 
     def sent(self, frames, **fields) -> list[agent_pb2.Frame]:
-        """Return rows of an outer operator around those of an inner one; the end."""
+        """Return rows of an outer operator around those of an inner one, and the end of the
+        iteration.
+        """
         outer, inner = fields | {"op_name": "Default/a"}, fields | {"op_name": "Default/a/b"}
         first = frames.figures(1, [self.ROW], stamps=[STAMP], side=IN, **outer)
         second = frames.figures(2, [self.ROW] * 2, stamps=[STAMP + 1] * 2, **inner)
@@ -251,7 +257,7 @@ class TestOperatorTables:
 
     @pytest.mark.parametrize("layout", ["cann", "cann-op-step"])
     def test_each_operator_has_a_table(self, make_agent, make_rank, frames, layout):
-        """Named like the operator's file, with CANN's columns and all of its rows in order."""
+        """The table has the name of the operator's file, CANN's columns, and all rows in order."""
         rank = self.rank(make_agent, make_rank, content=CONTENT, output=output_of(layout))
         assert rank.push().send(*self.sent(frames)).finish() is grpc.StatusCode.OK
         outer, inner = tensors(rank.root)
@@ -266,7 +272,7 @@ class TestOperatorTables:
         assert members == ["input.0", "output.0", "output.0", "output.1"]
 
     def test_degraded_tensor_has_a_table_beside_the_file(self, make_agent, make_rank, frames):
-        """Where there was no space for elements the operator has a table beside its file."""
+        """The statistics of a tensor without space are in a table beside the operator's file."""
         content = ContentSettings("tensor", ("count", "max"), tables="operator")
         delivery = DeliverySettings(on_full="statistic")
         rank = self.rank(
@@ -289,7 +295,7 @@ class TestOperatorTables:
         assert dict(row.values) == {"Count": "6", "Max Value": "1"}
 
     def test_unknown_ids_in_folder_tables_are_65535(self, make_agent, make_rank, frames):
-        """In MindSpore's asynchronous tree nobody's ids are 65535 in tables as well."""
+        """Unknown ids are 65535 in the tables of MindSpore's asynchronous tree, too."""
         content = ContentSettings("statistic", ("count", "max"))
         output = output_of("mindspore-async")
         rank = self.rank(make_agent, make_rank, content=content, output=output)
@@ -299,7 +305,7 @@ class TestOperatorTables:
         assert [(row.task, row.stream) for row in rows] == [(65535, 65535)] * 4
 
     def test_killed_agent_writes_each_row_once(self, make_daemon, make_rank, frames):
-        """Each row is in its operator's table once, whatever was sent again."""
+        """Each row is in the table of its operator once, whatever was resent."""
         daemon = make_daemon()
         rank = make_rank(daemon.address, content=CONTENT, output=output_of("cann"))
         rank.open()
@@ -320,13 +326,13 @@ class TestOperatorTables:
 
 
 class TestOperatorJoin:
-    """The end of an iteration, when something is in its way."""
+    """The join at the end of an iteration, with faults."""
 
     OUTPUT = output_of("cann", "bin")
 
     @pytest.fixture
     def failing(self, monkeypatch):
-        """Lets the disk of every tree refuse with the error that is in the list."""
+        """Lets the disks of all trees fail with the errors of the list."""
         failing: list[int] = []
 
         def write(descriptor: int, parts) -> None:
@@ -349,7 +355,7 @@ class TestOperatorJoin:
         return stream
 
     def test_join_waits_for_a_full_disk(self, make_agent, make_rank, frames, failing, monkeypatch):
-        """Operators and manifest wait until there is space; then nothing is stored twice."""
+        """Operators and manifest wait until there is space; nothing is stored twice then."""
         monkeypatch.setattr(post_commit, "FIRST_RETRY_S", 0.01)
         monkeypatch.setattr(committer, "CHECK_INTERVAL_S", 0.01)
         rank = make_rank(make_agent().address, codec="none", output=self.OUTPUT)
@@ -371,7 +377,9 @@ class TestOperatorJoin:
         assert sizes == rank.status().iterations[0].bytes_stored
 
     def test_failed_join_leaves_single_files(self, make_agent, make_rank, frames, failing, caplog):
-        """Tensors stay in files of their own, which the manifest names; it is reported once."""
+        """Tensors keep files of their own, which the manifest names; the failure is
+        reported once.
+        """
         rank = make_rank(make_agent().address, codec="none", output=self.OUTPUT)
         rank.open()
         *records, end = nested(frames)
@@ -392,7 +400,7 @@ class TestOperatorJoin:
         assert sizes == rank.status().iterations[0].bytes_stored
 
     def test_iteration_that_ends_twice_joins_later_tensors(self, make_agent, make_rank, frames):
-        """Its later tensors are joined like the first; those joined already stay so."""
+        """Later tensors are joined in the same way; joined ones stay joined."""
         rank = make_rank(make_agent().address, output=self.OUTPUT)
         rank.open()
         assert rank.push().send(*nested(frames), *nested(frames, first=8)).finish()
@@ -402,7 +410,7 @@ class TestOperatorJoin:
         assert found.status.bytes_stored == sum(p.stat().st_size for p in tensors(rank.root))
 
     def test_late_tensor_gets_its_own_file(self, make_agent, make_rank, frames):
-        """It has a file of its own, and the manifest names that when the iteration ends again."""
+        """The manifest names its file when the iteration ends again."""
         rank = make_rank(make_agent().address, output=self.OUTPUT)
         rank.open()
         late = frames.record(
@@ -427,7 +435,7 @@ class TestOperatorJoin:
         assert len(tensors(rank.root)) == 3
 
     def test_dead_rank_leaves_single_files(self, make_agent, make_rank, frames):
-        """What it sent can be read, each tensor alone."""
+        """Each tensor that the rank sent can be read from a file of its own."""
         rank = make_rank(make_agent().address, output=self.OUTPUT)
         rank.open()
         stream = rank.push().send(*nested(frames)[:4])
@@ -441,7 +449,7 @@ class TestOperatorJoin:
     def test_interrupted_join_is_repeated_without_loss(
         self, make_agent, make_rank, frames, monkeypatch, moment, codec
     ):
-        """Doing it again gives the same: no tensor is gone, and none is there twice."""
+        """The repetition has the same result: no tensor is lost or duplicated."""
         agent = make_agent()
         rank = make_rank(agent.address, codec=codec, output=self.OUTPUT)
         rank.open()
@@ -508,7 +516,7 @@ class TestOperatorJoin:
 
 
 def test_long_join_delays_no_other_rank(make_agent, make_rank, frames, monkeypatch):
-    """Law: all ranks continue, but the session end of this one waits for its manifest."""
+    """All other ranks continue, and the session of this one does not end before its manifest."""
     may_end = threading.Event()
     go_on = iteration_end.IterationJoin.join_some
     monkeypatch.setattr(
@@ -542,7 +550,7 @@ def test_long_join_delays_no_other_rank(make_agent, make_rank, frames, monkeypat
 
 
 def test_ranks_that_end_together_have_their_own_files(make_agent, make_rank, frames):
-    """Ranks that end iterations at the same time have each their own files."""
+    """Ranks whose iterations end at the same time have a file each."""
     agent = make_agent()
     ranks = [
         make_rank(

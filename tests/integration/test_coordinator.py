@@ -36,7 +36,7 @@ from rankdumpd.settings import CoordinatorSettings
 
 
 class CoordinatorHost:
-    """A coordinator behind a server; its state outlives it."""
+    """A coordinator behind a server; its state remains after a stop."""
 
     def __init__(self, folder: Path, *, ends_with_job: bool = False, **settings: object) -> None:
         self._folder = folder
@@ -107,7 +107,7 @@ MANY_NOTES = tuple(f"{n} {'x' * 4000}" for n in range(100))
 
 
 def wait_until(true: Callable[[], object]) -> None:
-    """Return once something has become true; the test's own time limit ends it otherwise."""
+    """Return once a condition is true; otherwise the time limit of the test ends the wait."""
     while not true():
         threading.Event().wait(0.02)
 
@@ -127,7 +127,7 @@ def hint(job_id: str, reason: str, *, waiting: bool = False) -> TimeoutHint:
 
 
 def test_reports_of_two_agents_become_one_order(host, tmp_path) -> None:
-    """What is gathered is in the order before it is published; then it is on disk."""
+    """The order is available before it is published, and on disk afterwards."""
     assert host.coordinator.service_names == ("rankdump.wire.v1.CoordinatorService",)
     job = ReportedJob("job", str(tmp_path), 2, operators=1, collectives=1)
     one, two = host.agent("one"), host.agent("two")
@@ -165,7 +165,7 @@ def test_reports_of_two_agents_become_one_order(host, tmp_path) -> None:
 
 
 def test_stream_answer_names_stored_and_published_numbers(host, tmp_path) -> None:
-    """States are safe once they are committed; events not before their iteration is published."""
+    """States are stored once they are committed, events not before their iteration is published."""
     job = ReportedJob("job", str(tmp_path), 2)
     agent = host.agent("one")
     agent.session(job.session(0), job.root)
@@ -183,7 +183,7 @@ def test_stream_answer_names_stored_and_published_numbers(host, tmp_path) -> Non
 
 
 def test_times_are_converted_to_the_coordinators_clock(host, tmp_path) -> None:
-    """An agent that is behind by a second has its events a second later."""
+    """The events of an agent whose clock is a second behind get a time that is a second later."""
     before_us = time.time_ns() // 1000
     clock = host.stub.Clock(pb.ClockRequest(), timeout=PATIENCE_S)
     assert before_us <= clock.received_us <= clock.sent_us <= time.time_ns() // 1000
@@ -201,7 +201,7 @@ def test_times_are_converted_to_the_coordinators_clock(host, tmp_path) -> None:
 
 
 def test_hostile_stream_ends_alone(host, tmp_path) -> None:
-    """INVALID_ARGUMENT with the fault for one agent; the other does not notice."""
+    """The agent gets INVALID_ARGUMENT with the fault; the other agent is not affected."""
     job = ReportedJob("job", str(tmp_path), 2)
     good, bad = host.agent("good"), host.agent("bad")
     good.session(job.session(0), job.root)
@@ -223,7 +223,7 @@ def test_hostile_stream_ends_alone(host, tmp_path) -> None:
 
 
 def test_jobs_are_separate_and_unknown_ones_rejected(host, tmp_path) -> None:
-    """Two jobs at once; the order asked for without a job is that of the job heard last."""
+    """The order without a job is that of the job with the latest report."""
     calls = (
         lambda job: host.order(job_id=job),
         lambda job: host.stub.Hints(pb.HintsRequest(job_id=job), timeout=PATIENCE_S),
@@ -257,7 +257,7 @@ def test_jobs_are_separate_and_unknown_ones_rejected(host, tmp_path) -> None:
 
 
 def test_order_is_paged_and_selected_by_graph(host, tmp_path) -> None:
-    """Positions run on over pages; another graph's entries are left out when asked."""
+    """Positions continue over pages; with a graph, the entries of others are left out."""
     job = ReportedJob("job", str(tmp_path), 2, operators=2500)
     agent = host.agent("one")
     agent.events(job, 0, job.events(0, 0))
@@ -271,7 +271,7 @@ def test_order_is_paged_and_selected_by_graph(host, tmp_path) -> None:
 
 
 def test_findings_of_running_iterations_are_provisional(host, tmp_path) -> None:
-    """Asked for alone they come without entries; nothing of them is kept."""
+    """Findings alone come without entries, and none of them is kept."""
     job = ReportedJob("job", str(tmp_path), 2)
     agent = host.agent("one")
     agent.session(job.session(0), job.root)
@@ -287,7 +287,7 @@ def test_findings_of_running_iterations_are_provisional(host, tmp_path) -> None:
 
 
 def test_overdue_iteration_is_published_as_partial(make_host, tmp_path) -> None:
-    """Who misses is named; what comes then is counted as late and published no more."""
+    """A finding names the missing ranks; later events are counted as late and not published."""
     host = make_host(deadline_s=0.5)
     job = ReportedJob("job", str(tmp_path), 2)
     agent = host.agent("one")
@@ -308,7 +308,7 @@ def test_overdue_iteration_is_published_as_partial(make_host, tmp_path) -> None:
 
 
 def test_drain_leaves_incomplete_iterations_to_the_next_process(make_host, tmp_path) -> None:
-    """Unless the job ends with this one: then half an iteration is better than none."""
+    """If the job ends with this process, half an iteration is published rather than none."""
     job = ReportedJob("job", str(tmp_path), 2)
     host = make_host()
     agent = host.agent("one")
@@ -330,7 +330,7 @@ def test_drain_leaves_incomplete_iterations_to_the_next_process(make_host, tmp_p
 
 
 def test_unpublishable_iteration_is_counted_and_reported(host, tmp_path) -> None:
-    """A tree that cannot be written costs its own job only."""
+    """A tree that cannot be written affects its own job only."""
     (tmp_path / "file").write_text("")
     bad, good = (ReportedJob(name, str(tmp_path / name), 1) for name in ("file", "fine"))
     agent = host.agent("one")
@@ -348,7 +348,7 @@ def test_unpublishable_iteration_is_counted_and_reported(host, tmp_path) -> None
 
 
 def test_merge_failure_loses_only_its_iteration(host, tmp_path, monkeypatch) -> None:
-    """A fault in the merge itself loses one iteration, counted and said; the next one is fine."""
+    """The loss is counted and reported; the next iteration is published."""
     real = publication.merge_iteration
 
     def broken_for_one(view):
@@ -372,7 +372,7 @@ def test_merge_failure_loses_only_its_iteration(host, tmp_path, monkeypatch) -> 
 
 
 def test_hints_are_returned_logged_and_stored(make_host, tmp_path, monkeypatch) -> None:
-    """Of what is published and of who waits now; warnings come with every answer."""
+    """Hints cover published iterations and present waits; every answer has warnings."""
     job = ReportedJob("job", str(tmp_path), 2)
     settled = hint("job", "rank 1 was late")
     live = hint("job", "rank 1 is awaited", waiting=True)
@@ -410,7 +410,7 @@ def test_hints_are_returned_logged_and_stored(make_host, tmp_path, monkeypatch) 
 
 
 def test_full_state_disk_acknowledges_nothing(host, tmp_path) -> None:
-    """It is reported in status, tried again, and nothing is lost meanwhile."""
+    """The status reports it, the write is tried again, and nothing is lost meanwhile."""
     job = ReportedJob("job", str(tmp_path), 1)
     agent = host.agent("one")
     agent.session(job.session(0), job.root)
@@ -435,7 +435,7 @@ def test_full_state_disk_acknowledges_nothing(host, tmp_path) -> None:
 
 
 def test_old_jobs_are_removed_and_their_trees_kept(make_host, tmp_path) -> None:
-    """By age all that are over, by size the oldest; a job that runs stays."""
+    """All ended jobs are removed by age, the oldest by size; a running job is kept."""
     host = make_host()
     agent = host.agent("one")
     jobs = [ReportedJob(name, str(tmp_path / name), 1) for name in ("first", "second", "runs")]
@@ -464,7 +464,7 @@ def test_old_jobs_are_removed_and_their_trees_kept(make_host, tmp_path) -> None:
 
 
 def test_128_open_streams_become_one_order(host, tmp_path) -> None:
-    """All streams at once, answered in turns, and one order in the end; status keeps its size."""
+    """All streams are open at once and end in one order; the status does not grow."""
     agents, iterations = 128, 2
     job = ReportedJob("job", str(tmp_path), agents, operators=3, collectives=1)
 
@@ -499,7 +499,7 @@ def test_128_open_streams_become_one_order(host, tmp_path) -> None:
 
 
 def test_status_stays_within_the_message_limit(host, tmp_path) -> None:
-    """1,024 ranks with many iterations: the newest balances, and how many older there are."""
+    """For 1,024 ranks it has the newest balances, and the number of older ones."""
     world, iterations = 1024, 24
     agent = host.agent("one")
     job = ReportedJob("job", str(tmp_path), world)
@@ -520,7 +520,7 @@ def test_status_stays_within_the_message_limit(host, tmp_path) -> None:
 
 
 def test_coordinator_that_never_started_can_be_stopped(tmp_path) -> None:
-    """stop is safe without start, and twice; two cannot have one state."""
+    """`stop` is permitted without `start`, and twice; two coordinators cannot share one state."""
     settings = dataclasses.replace(CoordinatorSettings(), state_dir=str(tmp_path))
     coordinator = JobCoordinator(settings)
     assert coordinator.drain(0.0) == 0
@@ -534,7 +534,7 @@ def test_coordinator_that_never_started_can_be_stopped(tmp_path) -> None:
 
 
 def test_failing_hints_do_not_prevent_publication(make_host, tmp_path, monkeypatch) -> None:
-    """Neither when an iteration is observed, nor when they are shown, nor at the next start."""
+    """An error in the hints affects neither an iteration, nor the status, nor the next start."""
 
     def broken(*_args: object) -> None:
         raise IndexError("a bug")

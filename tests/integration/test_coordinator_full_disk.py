@@ -19,7 +19,7 @@ from rankdumpd.settings import CoordinatorSettings
 
 
 def report(number: int, job: str, iteration: int, root: Path) -> AgentReport:
-    """Return an iteration of the only rank of a job, complete."""
+    """Return a complete iteration of the only rank of a job."""
     who = SessionStatus(job, f"s-{job}", 0, 1, 0, "here", 1, SessionState.OPEN)
     event = RankEvent(0, iteration, 0, 0, f"Default/op{iteration}", EventKind.OPERATOR, 1, 2)
     source = EventSource(job, 0, f"s-{job}")
@@ -36,7 +36,7 @@ def report(number: int, job: str, iteration: int, root: Path) -> AgentReport:
 
 @pytest.fixture
 def disk(monkeypatch):
-    """An error of the disk of the first job's tree; what waits is tried again at once."""
+    """An error of the disk of the first job's tree; waiting work is tried again at once."""
     faults: dict[str, int] = {}
     real = os.open
 
@@ -95,7 +95,7 @@ def test_permanent_disk_error_loses_the_order_and_is_reported(coordinator, disk,
 
 
 def test_published_file_is_never_shorter_than_the_state(tmp_path, monkeypatch):
-    """After a power loss a file is not shorter than the state has it."""
+    """After a power loss a file has at least the size that the state records."""
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", lambda opened: synced.append(os.fstat(opened).st_size))
     assert tree_files.append_chunks(tmp_path / "f", [b"one", b"two"], size_bytes=0) == 6

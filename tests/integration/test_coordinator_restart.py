@@ -89,7 +89,7 @@ def wait_until(true: Callable[[], object]) -> None:
 def run(
     process: CoordinatorProcess, job: ReportedJob, kills: dict[tuple[int, int], int]
 ) -> list[ReportingAgent]:
-    """Run a job; after (iteration, agent) has reported, kill the coordinator so many times."""
+    """Run a job; after the report of (iteration, agent), kill the coordinator as often as given."""
     agents = [ReportingAgent(f"agent{number}", f"host{number}") for number in range(AGENTS)]
     for agent in agents:
         agent.connect(process.stub)
@@ -129,7 +129,7 @@ def order(process: CoordinatorProcess, job_id: str) -> list[tuple[int, int]]:
 
 
 def test_repeatedly_killed_coordinator_publishes_the_same_order(process, tmp_path) -> None:
-    """Killed with part of an iteration taken, right after it was complete, and twice in a row."""
+    """It is killed with part of an iteration received, after a complete one, and twice in a row."""
     calm = ReportedJob("job", str(tmp_path / "calm"), WORLD)
     run(process("calm"), calm, {})
     kills = {(0, 1): 1, (2, AGENTS - 1): 1, (3, 0): 1, (6, 2): 2, (11, AGENTS - 1): 1}
@@ -150,7 +150,7 @@ def test_repeatedly_killed_coordinator_publishes_the_same_order(process, tmp_pat
 
 
 def test_restart_keeps_status_order_and_numbers(process, tmp_path) -> None:
-    """Status, order and numbers are those of before, and a finished job stays readable."""
+    """Status, order and numbers are as before, and an ended job can still be read."""
     job = ReportedJob("job", str(tmp_path), WORLD)
     coordinator = process("c")
     agents = run(coordinator, job, {})
@@ -171,7 +171,7 @@ def test_restart_keeps_status_order_and_numbers(process, tmp_path) -> None:
 
 
 def test_stop_leaves_a_running_iteration_to_the_next_process(process, tmp_path) -> None:
-    """SIGTERM in the middle of a job publishes nothing that is not complete."""
+    """SIGTERM within a job publishes no incomplete iteration."""
     job = ReportedJob("job", str(tmp_path), 2)
     coordinator = process("c")
     one, two = ReportingAgent("one"), ReportingAgent("two")
@@ -195,7 +195,7 @@ def test_stop_leaves_a_running_iteration_to_the_next_process(process, tmp_path) 
 
 
 def test_second_coordinator_on_one_state_is_rejected(process, socket_folder) -> None:
-    """The second one reports it in one line and ends."""
+    """The second coordinator ends with one line."""
     process("c")
     environ = {
         **os.environ,

@@ -57,7 +57,7 @@ def events(sequence: int) -> agent_pb2.Frame:
 
 @pytest.fixture
 def left(make_agent, make_rank, frames):
-    """An agent that stopped within the first iteration of two ranks, and the ranks."""
+    """An agent that stopped within the first iteration of two ranks, and these ranks."""
     agent = make_agent()
     content = ContentSettings("statistic", statistics=("max",))
     ranks = [
@@ -80,7 +80,7 @@ def damage(folder: Path, table: str, change: str) -> None:
 
 
 def goes_on(rank, frames) -> None:
-    """Run a rank that comes back, ends its iteration and its session."""
+    """Let a rank come back, and end its iteration and its session."""
     assert rank.open().acknowledged_sequence == 2
     stream = rank.push().send(frames.end(3, 0, 1), frames.goodbye(4))
     stream.wait_acknowledged(4)
@@ -94,7 +94,7 @@ def goes_on(rank, frames) -> None:
 def test_damaged_row_rejects_only_its_session(
     left, frames, make_rank, short_dir, caplog, what: str
 ):
-    """Law: the agent starts, says once whom it rejects and why, and serves everybody else."""
+    """The agent starts, reports once which session it rejects and why, and serves all others."""
     agent, (bad, good) = left
     damage(short_dir, *DAMAGES[what])
     with caplog.at_level(logging.ERROR):
@@ -117,7 +117,7 @@ def test_damaged_row_rejects_only_its_session(
 
 
 def test_undecodable_host_name_is_shown_as_it_is(left, frames, short_dir):
-    """A host that cannot be spelt any more is shown as it is."""
+    """Bytes that cannot be decoded are shown as the replacement character."""
     agent, (bad, good) = left
     damage(short_dir, "sessions", "request = CAST(replace(request, 'here', x'ff') AS TEXT)")
     agent.start()
@@ -136,7 +136,7 @@ def test_undecodable_host_name_is_shown_as_it_is(left, frames, short_dir):
 def test_transient_read_error_rejects_no_session(
     left, frames, monkeypatch, whose: type, name: str, error: Exception
 ):
-    """What could not be read when the agent began is read when its rank comes back."""
+    """Rows that could not be read at the start are read when their rank comes back."""
     agent, (bad, good) = left
     failing = [BAD]
     real = getattr(whose, name)

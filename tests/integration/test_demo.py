@@ -33,7 +33,7 @@ def torchrun(*command) -> list[str]:
 def dumped(
     tree: Path, command: list[str], temp: Path, config: Path = CONFIG
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command under `rankdump run`, by default with the example's configuration."""
+    """Run a command under `rankdump run`, with the configuration of the example by default."""
     rankdump = [sys.executable, "-m", "rankdump", "run"]
     options = ["--config", str(config), "--output", str(tree)]
     environ = {**os.environ, "TMPDIR": str(temp), "OMP_NUM_THREADS": "1"}
@@ -50,7 +50,7 @@ def finished(command: list[str], environ: dict[str, str]) -> subprocess.Complete
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory):
-    """The tree of one digesting job, and what its own hooks saw."""
+    """The tree of one job that computes digests, and the digests of its own hooks."""
     folder = tmp_path_factory.mktemp("digests")
     temp = Path("/tmp")
     job = torchrun(JOBS / "ddp_digests.py", folder)
@@ -60,7 +60,7 @@ def collected(tmp_path_factory):
 
 
 def test_files_equal_the_tensors_of_the_ranks(collected):
-    """Every tensor that independent hooks saw lies in the tree, bit for bit, and no other."""
+    """The tree has every tensor that independent hooks received, bit for bit, and no other."""
     tree, seen, _ = collected
     found: dict[int, Counter] = {0: Counter(), 1: Counter()}
     for entry in walk(tree).entries:
@@ -78,7 +78,7 @@ def test_files_equal_the_tensors_of_the_ranks(collected):
 
 
 def test_zstd_command_unpacks_to_npy_files(collected, tmp_path):
-    """Law: no tool of ours is needed to read a tree."""
+    """A tree can be read without any tool of rankdump."""
     tree, _, _ = collected
     command = shutil.which("zstd")
     if command is None and os.environ.get("CI") != "true":
@@ -95,7 +95,7 @@ def test_zstd_command_unpacks_to_npy_files(collected, tmp_path):
 
 
 def test_all_iterations_are_complete_without_drops(collected):
-    """Both ranks finished all iterations and nothing was lost on the way."""
+    """Both ranks ended all iterations, and no tensor was dropped."""
     view = status(collected[0])
     assert [(i.rank, i.iteration) for i in view.iterations] == [
         (rank, iteration) for rank in (0, 1) for iteration in (0, 1, 2)
@@ -106,7 +106,7 @@ def test_all_iterations_are_complete_without_drops(collected):
 
 
 def test_order_merges_both_ranks(collected):
-    """Each all-reduce and barrier is one line with both ranks, and nothing is odd."""
+    """Each all-reduce and barrier is one line with both ranks, and there is no finding."""
     order = read_order(collected[0])
     assert order.findings == ()
     entries = list(order.entries())
@@ -131,7 +131,7 @@ TUTORIAL = [0, *range(5, 9), *range(100, 121)]
 
 
 def test_example_trains_identically_without_dump(tmp_path, socket_folder):
-    """The example runs without rankdump, and being dumped changes none of its losses."""
+    """The example runs without rankdump, and dumping changes none of its losses."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     alone = finished(torchrun(EXAMPLE), environ)
     with_dump = dumped(tmp_path / "tree", torchrun(EXAMPLE), socket_folder)

@@ -21,7 +21,7 @@ SCRIPTS = sorted((DEPLOY / "slurm").glob("*.sh"))
 
 
 def run(name: str, place: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Run a script of Slurm as on its hosts, with the test's commands first on the path."""
+    """Run one of the Slurm scripts as on its host, with the test's commands first in PATH."""
     bin_dir = place / "bin"
     bin_dir.mkdir(exist_ok=True)
     commands = {"rankdump": f'exec {sys.executable} -m rankdump "$@"', "systemctl": "exit 1"}
@@ -58,7 +58,7 @@ def test_package_and_project_have_the_same_licence():
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_slurm_scripts_never_fail(script: Path, short_dir: Path):
-    """Without Slurm's variables, without an agent, without a folder: status 0."""
+    """The status is 0 without Slurm's variables, without an agent, and without a folder."""
     assert subprocess.run(["sh", "-n", str(script)], check=False).returncode == 0
     for environ in ({}, {"SLURM_JOB_ID": "../7"}, {"SLURM_JOB_ID": "7"}):
         done = run(script.name, short_dir, **environ)
@@ -90,7 +90,7 @@ def test_task_prolog_sets_the_agent_of_a_task_with_a_plan(short_dir: Path):
 def test_task_prolog_sets_the_job_id_of_a_step(
     short_dir: Path, step: str, named: str, told: list[str]
 ):
-    """The one that ranks would give it without the prolog."""
+    """It is the id that ranks derive without the prolog."""
     environ = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": step, "RANKDUMP_JOB_ID": named}
     own = {"RANKDUMP_CONFIG": "x", "RANKDUMP_AGENT": "unix:/a", "RANKDUMP_OUTPUT": "/b"}
     assert run("task-prolog.sh", short_dir, **environ, **own).stdout.splitlines() == told
@@ -102,7 +102,7 @@ def test_task_prolog_sets_the_job_id_of_a_step(
 
 
 def test_epilog_waits_only_for_its_own_job(make_agent, short_dir: Path):
-    """Job 9 continues beside it, on the same agent, and is not waited for; job 7 is."""
+    """It waits for job 7, and not for job 9, which continues on the same agent."""
     agent = make_agent()
     socket = agent.address.removeprefix("unix:")
     own = {"RANKDUMP_SOCKET": socket, "RANKDUMP_PATIENCE_S": "600"}
@@ -126,7 +126,9 @@ def test_epilog_waits_only_for_its_own_job(make_agent, short_dir: Path):
 
 
 def test_slurm_scripts_serve_a_job_from_prolog_to_epilog(make_agent, short_dir: Path):
-    """Its folder is there before it, its dump after it; an empty folder goes."""
+    """The prolog makes the folder of the job, the epilog keeps its dump or removes an
+    empty folder.
+    """
     agent = make_agent()
     socket = agent.address.removeprefix("unix:")
     run("prolog.sh", short_dir, SLURM_JOB_ID="7", RANKDUMP_SOCKET=socket)
@@ -147,12 +149,12 @@ def test_slurm_scripts_serve_a_job_from_prolog_to_epilog(make_agent, short_dir: 
 
 
 def all_objects(name: str) -> list[dict[str, Any]]:
-    """Return the objects of a file."""
+    """Return the objects of a manifest file."""
     return list(yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text()))
 
 
 def objects(name: str) -> dict[str, Any]:
-    """Return the objects of a file by their kind."""
+    """Return the objects of a manifest file by their kind."""
     return {each["kind"]: each for each in all_objects(name)}
 
 
@@ -161,13 +163,13 @@ def pod_of(name: str, kind: str) -> dict[str, Any]:
 
 
 def mounts(container: dict[str, Any], pod: dict[str, Any]) -> dict[str, str]:
-    """Return the paths in a container with those of the host behind them."""
+    """Return the paths in a container with the paths of the host that are mounted there."""
     volumes = {v["name"]: v.get("hostPath", {}).get("path", "") for v in pod["volumes"]}
     return {m["mountPath"]: volumes[m["name"]] for m in container["volumeMounts"]}
 
 
 def test_containers_share_socket_and_shared_memory(tmp_path: Path):
-    """Socket and shared memory stand at the same path in both, and on the host."""
+    """Socket and shared memory have the same path in both containers and on the host."""
     agent = settings_of("daemonset.yaml", tmp_path).agent
     pod = pod_of("daemonset.yaml", "DaemonSet")
     (container,) = pod["containers"]
@@ -191,7 +193,7 @@ PODS = [("daemonset.yaml", "DaemonSet"), ("coordinator.yaml", "StatefulSet")]
 
 
 def settings_of(name: str, folder: Path) -> DaemonSettings:
-    """Return the settings in the ConfigMap of a file."""
+    """Return the settings in the ConfigMap of a manifest file."""
     path = folder / "rankdumpd.toml"
     path.write_text(objects(name)["ConfigMap"]["data"]["rankdumpd.toml"])
     return load_settings(path, {})
@@ -199,7 +201,7 @@ def settings_of(name: str, folder: Path) -> DaemonSettings:
 
 @pytest.mark.parametrize(("name", "kind"), PODS)
 def test_pods_have_their_certificates_and_ports(name: str, kind: str, tmp_path: Path):
-    """As its settings say; the keys of the secret are those of the command that makes it."""
+    """They agree with the settings, and the secret's keys with the command that makes it."""
     settings, pod = settings_of(name, tmp_path), pod_of(name, kind)
     (container,) = pod["containers"]
     (tls,) = (m["mountPath"] for m in container["volumeMounts"] if m["name"] == "tls")
@@ -222,7 +224,7 @@ def test_pods_have_their_certificates_and_ports(name: str, kind: str, tmp_path: 
 
 
 def test_agents_report_to_the_coordinators_service(tmp_path: Path):
-    """Under a name that its certificate is for; the coordinator writes where the agents do."""
+    """Its name is in the certificate; the coordinator writes to the folder of the agents."""
     service = objects("coordinator.yaml")["Service"]
     host = "{name}.{namespace}.svc".format(**service["metadata"])
     (port,) = service["spec"]["ports"]
@@ -242,7 +244,7 @@ def test_agents_report_to_the_coordinators_service(tmp_path: Path):
 
 
 def test_namespace_allows_agents_and_has_the_priority_class():
-    """hostPath is for `privileged` namespaces alone; the class is before it is used."""
+    """hostPath needs a `privileged` namespace; the class is defined before its use."""
     around = objects("namespace.yaml")
     labels = around["Namespace"]["metadata"]["labels"]
     assert labels["pod-security.kubernetes.io/enforce"] == "privileged"

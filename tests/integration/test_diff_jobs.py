@@ -1,7 +1,7 @@
 """Comparison of two runs of a two-rank job: the report names where they begin to differ.
 
-Law: of a network and the same one with one layer's weight disturbed by 0.001, that layer comes
-first on both ranks; a NaN put in on one rank is named with rank, iteration and line.
+Of a network and the same network with the weight of one layer changed by 0.001, that layer comes
+first on both ranks. A NaN that is inserted on one rank is named with rank, iteration and line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A tree of modules and one of calls of each version, all of one job: torch starts once."""
+    """A tree of modules and one of calls for each version, all made by one job, which starts torch
+    once.
+    """
     folder = tmp_path_factory.mktemp("versions")
     config = folder / "data_dump.json"
     config.write_text(CONFIG)
@@ -109,7 +111,7 @@ def test_diff_names_rank_iteration_and_line_of_a_nan(spoilt):
 
 
 def test_diff_finds_the_nan_received_by_the_other_rank(spoilt):
-    """Rank 0 sees the NaN in the gradients that the all-reduce gave it."""
+    """Rank 0 has the NaN in the gradients that the all-reduce returns."""
     other = [o.suspects[0] for o in spoilt.rank_origins if o.suspects[0].rank == 0]
     assert other
     assert all(suspect.op_type == "Parameter" and suspect.backward for suspect in other)
@@ -123,7 +125,7 @@ def test_iteration_without_the_nan_agrees(folder, plain, spoilt):
 
 
 def test_two_ranks_differ_first_in_their_data(plain):
-    """Two ranks of one run part where their data come in, and in nothing that was dumped."""
+    """Two ranks of one run differ first in their input data, not in any operator."""
     report = rankdump.compare(plain, plain, rank_a=0, rank_b=1, iteration=0)
     (origin,) = report.origins
     assert origin.suspects[0].op_type == "Encoder"
@@ -146,7 +148,7 @@ def test_diff_of_api_dumps_finds_the_disturbed_layer(apis):
 
 
 def test_inserted_call_does_not_shift_the_pairing(apis):
-    """On rank 1, in the second step, `where` is in the place of a product."""
+    """On rank 1, `where` replaces a product in the second step."""
     report = rankdump.compare(apis / "plain", apis / "nan")
     alone = {row.op_type for row in report.rows if not row.rule}
     assert alone == {"Tensor___mul__", "Torch_where"}

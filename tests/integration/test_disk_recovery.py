@@ -46,7 +46,7 @@ class FailingDisk:
 
 @pytest.fixture
 def disk(short_dir, monkeypatch) -> FailingDisk:
-    """The disk of the tree; what failed on it is tried again at once."""
+    """The disk of the tree; failed work is tried again at once."""
     monkeypatch.setattr(post_commit, "FIRST_RETRY_S", 0.01)
     monkeypatch.setattr(committer, "CHECK_INTERVAL_S", 0.01)
     disk = FailingDisk(short_dir / "dump")
@@ -78,7 +78,9 @@ def waits(rank) -> list[str]:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EMFILE, errno.ESTALE])
 def test_manifest_is_written_once_a_full_disk_has_space(rank, frames, disk, code):
-    """One finding while they wait, none after; what came meanwhile is there in its order."""
+    """There is one finding while manifests wait, and none afterwards; later ones follow
+    in order.
+    """
     rank.open()
     stream = rank.push().send(frames.record(1, ARRAY), events(2, 0))
     stream.wait_acknowledged(2)
@@ -107,7 +109,7 @@ def test_manifest_is_written_once_a_full_disk_has_space(rank, frames, disk, code
 def test_file_without_ledger_entry_is_not_counted_as_drop(
     disk, short_dir, make_agent, make_rank, frames, cause, form
 ):
-    """Sent again when there is no space any more: it is in the tree, and so it is stored."""
+    """A record that is resent when the disk is full counts as stored if its file is in the tree."""
     output = {"layout": "mindspore-async", "file_format": "bin"} if form == "bin" else {}
     agent = make_agent()
     rank = make_rank(agent.address, output=output)
@@ -134,7 +136,7 @@ def test_file_without_ledger_entry_is_not_counted_as_drop(
 
 
 def test_session_end_does_not_wait_for_a_full_disk(disk, make_agent, make_rank, frames):
-    """A rank may go though its manifest waits; the next process has nothing left to do."""
+    """A rank can leave while its manifest waits; the next process has nothing left to do."""
     agent = make_agent()
     rank = make_rank(agent.address)
     rank.open()
@@ -153,7 +155,7 @@ def test_session_end_does_not_wait_for_a_full_disk(disk, make_agent, make_rank, 
 
 
 def test_pending_work_is_completed_by_the_next_agent(disk, make_agent, make_rank, frames):
-    """The disk is full across the restart: the new process waits as the old one did."""
+    """The disk is full across the restart, and the work waits in the new process as well."""
     agent = make_agent()
     rank = make_rank(agent.address)
     rank.open()
@@ -170,7 +172,7 @@ def test_pending_work_is_completed_by_the_next_agent(disk, make_agent, make_rank
 
 
 def test_statistics_rows_are_written_once_when_there_is_space(make_agent, make_rank, frames, disk):
-    """Rows that are in their table already are not added again."""
+    """Rows that are in their table already are not appended again."""
     rank = make_rank(
         make_agent().address, content=ContentSettings(saved="statistic", statistics=("max",))
     )
@@ -190,7 +192,7 @@ def test_statistics_rows_are_written_once_when_there_is_space(make_agent, make_r
 
 
 def test_rank_metadata_is_written_when_there_is_space(rank, frames, disk):
-    """A rank that came while the disk was full is described as any other, with its own file."""
+    """A rank whose session was opened on a full disk has its own metadata file."""
     disk.error = errno.ENOSPC
     rank.open()
     wait_until(lambda: rank.status().findings)
@@ -205,7 +207,9 @@ def test_rank_metadata_is_written_when_there_is_space(rank, frames, disk):
     "code", [errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE]
 )
 def test_rank_is_admitted_after_a_transient_fault(rank, frames, disk, code):
-    """It may open again; only a rank that can never be admitted is rejected permanently."""
+    """It can open its session again; only a rank that cannot ever be admitted is rejected
+    for good.
+    """
     disk.error = code
     with pytest.raises(grpc.RpcError) as failed:
         rank.open()
@@ -223,7 +227,7 @@ def test_rank_is_admitted_after_a_transient_fault(rank, frames, disk, code):
 
 
 def failing(agent, error: Exception, frames: Callable[[Any], bool]) -> None:
-    """Let the ledger of an agent refuse every batch with such a frame."""
+    """Make the ledger of an agent reject every batch that has such a frame."""
     ledger = agent.agent._ledger
     real = ledger.commit
 
@@ -237,7 +241,9 @@ def failing(agent, error: Exception, frames: Callable[[Any], bool]) -> None:
 
 class TestCommitFailures:
     def test_frame_that_cannot_be_committed_delays_no_other(self, make_agent, make_rank, frames):
-        """It is tried three times, then counted; all others are in the tree and acknowledged."""
+        """It is tried three times, then counted; all other frames are acknowledged and in
+        the tree.
+        """
         agent = make_agent()
         rank = make_rank(agent.address)
         rank.open()
@@ -253,7 +259,7 @@ class TestCommitFailures:
         assert "frame 3 (RecordOutcome): not committed" in "".join(rank.status().findings)
 
     def test_frame_that_cannot_be_counted_is_resent(self, make_agent, make_rank, frames):
-        """Its stream ends, and the number is not taken for known when it comes again."""
+        """Its stream ends, and its number is not taken for committed when it is resent."""
         agent = make_agent()
         rank = make_rank(agent.address)
         rank.open()
@@ -271,7 +277,7 @@ class TestCommitFailures:
     def test_full_ledger_disk_is_a_finding_and_loses_nothing(
         self, make_agent, make_rank, frames, monkeypatch
     ):
-        """Ranks wait while the state folder is full; the finding goes when there is space."""
+        """Ranks wait while the state folder is full; the finding disappears when there is space."""
         monkeypatch.setattr("rankdumpd.agent.commit.committer.RETRY_INTERVAL_S", 0.01)
         agent = make_agent()
         rank = make_rank(agent.address)
@@ -290,7 +296,7 @@ class TestCommitFailures:
         assert not rank.status().findings
 
     def test_full_ledger_disk_delays_session_openings(self, make_agent, make_rank, monkeypatch):
-        """Session openings are told to retry meanwhile, and status shows the reason."""
+        """Openings are answered with a request to retry, and the status shows the reason."""
         monkeypatch.setattr(committer, "CHECK_INTERVAL_S", 0.01)
         agent = make_agent()
         rank = make_rank(agent.address)
@@ -306,7 +312,7 @@ class TestCommitFailures:
         rank.open()
 
     def test_damaged_ledger_stops_the_process(self, make_agent, make_rank, frames, monkeypatch):
-        """Nothing is acknowledged any more, and the drain says why in one line."""
+        """Nothing is acknowledged any more, and the drain reports the reason in one line."""
         asked: list[int] = []
         monkeypatch.setattr(os, "kill", lambda pid, number: asked.append(number))
         agent = make_agent()

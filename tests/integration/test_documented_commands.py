@@ -59,7 +59,7 @@ def operators(tree: Path) -> Counter[tuple[object, ...]]:
 
 @pytest.fixture(scope="module")
 def temp() -> Iterator[Path]:
-    """A folder for sockets, where no other test looks for an agent of its job."""
+    """A folder for sockets, in which no other test finds an agent of its job."""
     folder = Path(tempfile.mkdtemp(prefix="rd-", dir="/tmp"))
     yield folder
     shutil.rmtree(folder)
@@ -72,7 +72,7 @@ def environ(temp: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str]) -> TrainedTrees:
-    """Run the command of the README as written, then without `rankdump run`."""
+    """Run the command of the README as it is written, then without `rankdump run`."""
     folder = tmp_path_factory.mktemp("trained")
     page = DocumentPage(ROOT / "README.md", folder, environ)
     write_job(page)
@@ -102,7 +102,7 @@ def plain(page: DocumentPage, command: str) -> None:
 
 
 def copied(tree: Path, to: Path) -> None:
-    """Put a tree where a page has one; the files themselves are shared."""
+    """Copy a tree to the place that a page names; the files themselves are shared."""
     shutil.copytree(tree, to, copy_function=os.link)
 
 
@@ -145,7 +145,7 @@ def readme(page: DocumentPage, trained: TrainedTrees) -> None:
 
 @contextlib.contextmanager
 def standalone(page: DocumentPage) -> Generator[None]:
-    """Run a daemon at the address that the page's commands ask."""
+    """Run a daemon at the address to which the page's commands connect."""
     socket = page.environ["RANKDUMP_AGENT"].removeprefix("unix:")
     with page.background(
         f"rankdumpd standalone --socket {socket} --state-dir state", "listening on"
@@ -235,7 +235,7 @@ def comparing(page: DocumentPage, trained: TrainedTrees) -> None:
 
 @contextlib.contextmanager
 def dask_scheduler() -> Generator[str]:
-    """Run a cluster of one worker, and give the address of its scheduler."""
+    """Run a cluster of one worker, and yield the address of its scheduler."""
     with distributed.LocalCluster(
         1, processes=False, threads_per_worker=1, protocol="tcp", dashboard_address=":0"
     ) as cluster:
@@ -259,7 +259,7 @@ def converting(page: DocumentPage, _: TrainedTrees) -> None:
 
 
 def coordinator(page: DocumentPage, _: TrainedTrees) -> None:
-    """Both daemons as processes of their own, and a job at the agent."""
+    """Run both daemons as processes, and a job on the agent."""
     daemons = {}
     settings = page.folder / "etc/rankdump/rankdumpd.toml"
     settings.parent.mkdir(parents=True)
@@ -404,7 +404,7 @@ def mindspore(page: DocumentPage, _: TrainedTrees) -> None:
 
 
 def performance(page: DocumentPage, _: TrainedTrees) -> None:
-    """A benchmark takes many minutes; that it is there is all that is looked at."""
+    """A benchmark takes many minutes, so only the existence of each is checked."""
     for command in commands(page.path):
         if bench := re.match(r"python -m bench (\w+)", command):
             page.elsewhere(command, f"bench/{bench[1]}.py::measure")

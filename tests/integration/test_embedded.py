@@ -36,7 +36,7 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
 
 
 def daemon_in(folder: Path) -> int:
-    """Return the process of the daemon that works in a folder."""
+    """Return the process of the daemon that has its files in a folder."""
     for link in Path("/proc").glob("[0-9]*/cwd"):
         with contextlib.suppress(OSError):
             if link.readlink() == folder:
@@ -45,7 +45,7 @@ def daemon_in(folder: Path) -> int:
 
 
 def daemon_of_a_user(folder: Path) -> bool:
-    """Return whether somebody has a share in the daemon of a folder."""
+    """Return whether a process holds a lease of the daemon of a folder."""
     users = os.open(folder / "users", os.O_RDWR)
     try:
         return not DaemonFolder(folder).is_only_user(users)
@@ -86,7 +86,7 @@ def test_ranks_share_one_daemon_until_the_last_exits(socket_folder: Path):
 
 
 def test_killed_ranks_leave_no_daemon_and_no_folder(socket_folder: Path):
-    """The daemon drains, ends and clears its folder away by itself."""
+    """The daemon drains, ends, and removes its folder by itself."""
     rank = RankProcess(socket_folder)
     folder = Path(rank.address().removeprefix("unix:")).parent
     rank.process.send_signal(signal.SIGKILL)
@@ -112,7 +112,7 @@ def test_leftovers_of_a_killed_daemon_are_removed_by_the_next(socket_folder: Pat
 
 
 def test_ranks_that_come_while_the_daemon_ends_get_a_new_one(socket_folder: Path):
-    """A launcher that kills its ranks starts them again at once, with the same job's name."""
+    """A launcher restarts killed ranks at once, under the same job id."""
     rank = RankProcess(socket_folder)
     folder = Path(rank.address().removeprefix("unix:")).parent
     daemon = daemon_in(folder)
@@ -155,7 +155,9 @@ def test_failed_start_reports_its_cause(socket_folder: Path, monkeypatch: pytest
 
 
 def test_folder_of_another_user_is_not_used(socket_folder: Path):
-    """Others may write to /dev/shm, but not choose where a rank's tensors go."""
+    """Other users may write to /dev/shm, but must not choose where the tensors of a rank
+    are sent.
+    """
     link = socket_folder / f"rankdump-of-{os.getuid()}-job"
     elsewhere = socket_folder / "elsewhere"
     elsewhere.mkdir()

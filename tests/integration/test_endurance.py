@@ -28,7 +28,7 @@ messages of 20,000 events may wait there to be merged."""
 
 @pytest.fixture
 def memory_dir() -> Iterator[Path]:
-    """A folder that no disk has to keep up with, where there is one."""
+    """A folder in memory where there is one, so that no disk limits the speed."""
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="rd-", dir=shm if shm.is_dir() else None) as folder:
         yield Path(folder)

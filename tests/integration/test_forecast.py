@@ -35,7 +35,9 @@ def dump(rank, frames, iterations: int) -> None:
 
 
 def measured(root: Path) -> tuple[int, int]:
-    """Files, and the blocks that they and their folders take; without the lock of agents."""
+    """Return the number of files, and the bytes of blocks that files and folders take, without
+    `.rankdump`.
+    """
     block = os.statvfs(root).f_frsize
     paths = [path for path in root.rglob("*") if ".rankdump" not in path.parts]
     sizes = [path.stat().st_size for path in paths if path.is_file()]
@@ -116,7 +118,7 @@ def test_forecast_output_and_exit_codes(one, short_dir, capsys, monkeypatch):
 
 
 def test_run_with_require_fit_starts_only_fitting_jobs(one, short_dir, capfd):
-    """A job whose plan does not fit is not started."""
+    """A job is not started if its plan does not fit."""
     started = short_dir / "started"
     job = ["--", sys.executable, "-c", f"open({str(started)!r}, 'w')"]
     huge = config(short_dir, short_dir / "new", f"0-{1 << 60}")

@@ -34,7 +34,7 @@ FORMS = {
 
 
 def wide(name: str) -> tuple[np.ndarray, str]:
-    """Elements of a type that numpy lacks, as their bits."""
+    """Return elements of a type that numpy lacks, as integers of their bits."""
     if name == "bfloat16":
         return RANDOM.integers(0, 1 << 16, 60, dtype=np.uint16), name
     return RANDOM.integers(0, 120, 90, dtype=np.uint8), name
@@ -53,7 +53,7 @@ LARGE = ("Default/c/Large-op0", OUT, 0, RANDOM.random(20_000), "")
 
 @pytest.fixture
 def dumped(make_agent, make_rank, frames, short_dir):
-    """Makes trees of an agent, of two iterations; it has left by then."""
+    """Makes trees of two iterations; their agent has stopped."""
     agent = make_agent()
     agent.stop()
 
@@ -102,12 +102,12 @@ def dumped(make_agent, make_rank, frames, short_dir):
 
 
 def path_of(root: Path, damage: str = "Dense") -> Path:
-    """A tensor's file."""
+    """Return the file of a tensor."""
     return next(path for path in named(root) if damage in path.name)
 
 
 def named(root: Path) -> list[Path]:
-    """The files that manifests name."""
+    """Return the files that manifests name."""
     found = []
     for path in sorted(root.rglob(".dump_metadata/manifest/*.json")):
         found += [root / each["path"] for each in json.loads(path.read_bytes())["records"]]
@@ -131,7 +131,7 @@ def test_fsck_finds_no_problem_in_an_agents_tree(dumped, form, codec):
 @pytest.mark.parametrize("codec", ["zstd", "none"])
 @pytest.mark.parametrize("form", ["npy", "cann-bin", "api"])
 def test_fsck_finds_every_flipped_byte(dumped, form, codec):
-    """One after the other in each file that a manifest names; of large files some."""
+    """Each byte of each file that a manifest names is flipped once; of large files only some."""
     root = dumped(form, codec, TENSORS)
     chance = random.Random(form + codec)
     for path in named(root):
@@ -145,7 +145,7 @@ def test_fsck_finds_every_flipped_byte(dumped, form, codec):
 
 
 def test_fsck_names_each_kind_of_damage(dumped, short_dir):
-    """What is done to a tree is named, each file with its word, and nothing else is."""
+    """Each damaged file is named with its kind of damage, and no other file is."""
     root = dumped("npy", "none", TENSORS)
     paths = [path for path in named(root) if path.stat().st_nlink == 1]
     gone, cut, twin, alone = paths[:4]
@@ -196,7 +196,7 @@ def test_fsck_names_each_kind_of_damage(dumped, short_dir):
 def test_fsck_finds_rows_that_differ_from_the_manifest(
     make_agent, make_rank, frames, layout, tables
 ):
-    """Each row that a manifest names is in a table, with its operator, type and shape."""
+    """A table has each row of the manifest, with its operator, type and shape."""
     output = {"layout": layout, **({} if layout == "mindspore-sync" else {"started": STARTED})}
     content = ContentSettings("statistic", ("max", "min"), tables=tables)
     agent = make_agent()
@@ -249,7 +249,7 @@ def test_fsck_finds_an_unbalanced_iteration(dumped):
 
 
 def test_repair_removes_tensor_files_left_by_a_crash(dumped):
-    """They are in its file: --repair removes them, and not the file."""
+    """Tensor files that are joined already are removed by --repair, and the joined file is kept."""
     root = dumped("async-bin", "none", TENSORS)
     whole = path_of(root)
     own = whole.with_name(f"{whole.name}.input.0")

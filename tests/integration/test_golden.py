@@ -1,6 +1,7 @@
 """Arrays of real MindSpore trees, dumped again through an agent: the same names and bytes.
 
-Not compared, each by a rule below and counted: known errors of the CPU backend of those releases.
+What is not compared is excluded by one of the rules below and counted: known errors of the CPU
+backend of those releases.
 """
 
 from __future__ import annotations
@@ -69,12 +70,14 @@ class GoldenTensor:
 
     @property
     def unreadable(self) -> bool:
-        """bfloat16 under a type name that numpy does not know."""
+        """Whether the file has bfloat16 under a type name that numpy does not know."""
         return b"'<E2'" in self.data[:64]
 
     @property
     def left_out(self) -> bool:
-        """Unreadable, or the file of an empty tensor, with four stray bytes."""
+        """Whether the file is unreadable, or that of an empty tensor, which has four
+        stray bytes.
+        """
         return self.unreadable or 0 in parse_npy_header(self.data).shape
 
 
@@ -92,7 +95,7 @@ def rows_of(mapping: Path) -> list[list[str]]:
 
 
 def raw_names(rank: Path, graph: int) -> dict[str, str]:
-    """Return full scope names by their spelling in file names, as far as the order knows them."""
+    """Return full scope names by their spelling in file names, as far as the order has them."""
     return {
         layout.spell_operator("", name, profile): name
         for name in order_of(rank, graph)
@@ -110,7 +113,7 @@ def graphs_of(rank: Path) -> list[int]:
 
 
 def dump_again(rank: Path, number: int, world_size: int, plan: DumpPlan, address: str) -> None:
-    """Hand every array of a rank to a session, in the order in which MindSpore wrote them."""
+    """Pass every array of a rank to a session, in the order in which MindSpore wrote them."""
     identity = RankIdentity(number, world_size, number)
     session = Session(plan, identity=identity, agent=address)
     for graph in graphs_of(rank):
@@ -131,7 +134,9 @@ def dump_again(rank: Path, number: int, world_size: int, plan: DumpPlan, address
 
 
 def constants_by_process(files: list[GoldenTensor]) -> list[list[GoldenTensor]]:
-    """Return the first of each name, the second, and so on: a process writes each name once."""
+    """Return the first constant of each name, then the second, and so on: a process writes each
+    name once.
+    """
     by_name: dict[str, list[GoldenTensor]] = {}
     for file in files:
         by_name.setdefault(STAMP.sub(".", file.relative), []).append(file)
@@ -140,14 +145,14 @@ def constants_by_process(files: list[GoldenTensor]) -> list[list[GoldenTensor]]:
 
 
 def contents(rank: Path) -> Counter[tuple[str, bytes]]:
-    """Return full names without time stamps, with the bytes under them."""
+    """Count the files by full name without time stamp, and content."""
     kept = [file for file in files_of(rank) if not file.left_out]
     return Counter((STAMP.sub(".", file.relative), file.data) for file in kept)
 
 
 @pytest.mark.parametrize("tree", TREES)
 def test_golden_tree_dumped_again_is_identical(tree: str, make_agent, tmp_path: Path):
-    """The same names but for the time, the same bytes, the same execution order, file by file."""
+    """Names but for the time, bytes and execution order are equal, file by file."""
     origin, (profile, left_out) = golden(tree), TREES[tree]
     ranks = sorted(origin.glob("rank_*"))
     net_name = next(
@@ -179,7 +184,7 @@ def numbers_of(history: str) -> list[str]:
 
 
 def assert_mapped(mapping: Path) -> None:
-    """Every row names a file that is there, by a name no longer than a file system takes."""
+    """Check that every row names an existing file, whose name a file system can hold."""
     rows = rows_of(mapping)
     assert rows
     for short, full in rows:

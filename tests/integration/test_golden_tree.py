@@ -20,7 +20,7 @@ def recorded(kept: Path, what: str):
 
 @pytest.mark.parametrize("kept", KEPT, ids=NAMES)
 def test_old_tree_is_read_as_by_its_own_version(kept: Path, tmp_path: Path):
-    """Law: what a version wrote, and said of it, later versions read and say as well."""
+    """Today's readers and checks give what those of the tree's version gave."""
     tree = restore(kept, tmp_path / kept.name)
     assert sums(tree) == recorded(kept, "sums")
     assert recorded(kept, "answers")["fsck"]["clean"]
@@ -28,7 +28,7 @@ def test_old_tree_is_read_as_by_its_own_version(kept: Path, tmp_path: Path):
 
 
 def omit_places_in_b(expected: dict[str, Any]) -> dict[str, Any]:
-    """Remove where a call of side b stands: version 0.1.0 gave the rank and iteration of side a."""
+    """Remove the places of calls in side b: version 0.1.0 gave the rank and iteration of side a."""
     for answer in (each for each in expected.values() if isinstance(each, dict)):
         for origin in (*answer.get("origins", ()), *answer.get("rank_origins", ())):
             for suspect in origin["suspects"] if origin["side"] == "b" else ():
@@ -38,7 +38,7 @@ def omit_places_in_b(expected: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_restored_tree_has_its_hard_links(tmp_path: Path):
-    """The copies of a tensor that a tree has once are no files of their own."""
+    """Tensors that share one file in the original share it in the copy."""
     kept = FOLDER / "tree-0.1.0" / "net"
     tree = restore(kept, tmp_path / "net")
     links = {n: what["link"] for n, what in recorded(kept, "other").items() if "link" in what}
@@ -48,7 +48,7 @@ def test_restored_tree_has_its_hard_links(tmp_path: Path):
 
 @pytest.mark.parametrize("kept", KEPT, ids=NAMES)
 def test_changed_byte_of_an_old_tree_is_found(kept: Path, tmp_path: Path):
-    """The recorded sums see every byte, and the check of the tree those of its tensors."""
+    """The recorded checksums find every byte, and `fsck` those of the tensors."""
     tree, expected = restore(kept, tmp_path / kept.name), recorded(kept, "sums")
     chance = random.Random(7)
     for name in expected:

@@ -34,7 +34,7 @@ def environment(**more: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(("verbosity", "says"), [("", False), ("INFO", True)])
 def test_forking_job_shows_no_grpc_log_lines(make_daemon, short_dir, verbosity, says):
-    """Without a word, but for a user who set GRPC_VERBOSITY."""
+    """It shows them for a user who set GRPC_VERBOSITY."""
     address = make_daemon().address
     given = {"GRPC_VERBOSITY": verbosity} if verbosity else {}
     done = subprocess.run(
@@ -51,7 +51,7 @@ def test_forking_job_shows_no_grpc_log_lines(make_daemon, short_dir, verbosity, 
 
 @pytest.mark.parametrize(("module", "expected"), [("rankdump", "NONE"), ("rankdumpd", "ERROR")])
 def test_verbosity_is_set_before_grpc_is_loaded(module, expected):
-    """Whichever module is asked for first: gRPC reads it once."""
+    """This holds for whichever module is imported first, because gRPC reads the variable once."""
     code = (
         "import os, sys, importlib\n"
         "class Finder:\n"

@@ -1,6 +1,6 @@
 """Cases that break other dump tools: training and dump stay intact.
 
-Law: the job's numbers are those of a run without rankdump, bit for bit, and its dump is whole.
+The numbers of the job equal those of a run without rankdump, bit for bit, and its dump is complete.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow]
 
 
 def command(folder: Path, *cases: str) -> list[str]:
-    """The job under `rankdump run`, into folder/tree."""
+    """Return the job under `rankdump run`, with its tree in folder/tree."""
     config = folder / "data_dump.json"
     config.write_text(CONFIG)
     run = [sys.executable, "-m", "rankdump", "run", "--config", str(config)]
@@ -50,7 +50,7 @@ def whole(tmp_path_factory) -> tuple[str, subprocess.CompletedProcess[str], Path
 
 @pytest.fixture(scope="module")
 def tensors(whole):
-    """Case name -> its tensors, as (entry, array) in the order they were observed."""
+    """The tensors of each case by its name, as (entry, array) in the order of observation."""
     plain, _, tree = whole
     names = [line.split()[0] for line in plain.splitlines()]
     found = {name: [] for name in names}
@@ -116,7 +116,9 @@ def test_recomputed_calls_are_marked_and_keep_their_numbers(tensors, name):
 
 
 def test_calls_of_threads_are_not_mixed(tensors):
-    """Law: input and output of one call carry one number, whoever else calls the module."""
+    """Input and output of one call have the same number, whichever other threads call the
+    module.
+    """
     inputs = {e.op_name: a for e, a in pick(tensors["four_threads"], "ReLU", "input")}
     outputs = {e.op_name: a for e, a in pick(tensors["four_threads"], "ReLU", "output")}
     assert len(inputs) == 20
@@ -159,7 +161,7 @@ def test_killed_rank_loses_no_staged_tensor(tmp_path):
 
 
 def test_full_disk_drops_tensors_and_training_continues(tmp_path):
-    """A real file system of 1 MiB: what did not fit is counted under its reason."""
+    """On a real file system of 1 MiB, tensors that do not fit are counted by their reason."""
     tree = tmp_path / "tree"
     tree.mkdir()
     arguments = command(tmp_path, "large")

@@ -61,7 +61,7 @@ def gone(path: Path) -> Callable[[], bool]:
 
 
 def assert_same_arrays(ours: Path, theirs: Path) -> None:
-    """Every tensor by its key, unreadable ones unreadable in both."""
+    """Check that both trees have equal tensors under equal keys; unreadable ones are so in both."""
     mine, native = rankdump.open(ours), rankdump.open(theirs)
     by_key = {entry.key: entry for entry in mine.tensors()}
     entries = native.tensors()
@@ -81,7 +81,7 @@ def loaded(dump: Dump, entry: Entry) -> np.ndarray | str:
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("delete", [False, True])
 def test_ingest_follows_a_tree_while_it_is_written(tree: str, delete: bool, tmp_path: Path):
-    """Followed while another process writes it, a real tree gives the same arrays."""
+    """A real tree that another process writes meanwhile gives the same arrays."""
     origin = GOLDEN / tree
     if not origin.is_dir():
         pytest.skip("the golden trees are not beside this clone")
@@ -109,7 +109,9 @@ def test_ingest_follows_a_tree_while_it_is_written(tree: str, delete: bool, tmp_
 @pytest.mark.parametrize("delete", [False, True])
 @pytest.mark.parametrize("seed", range(2))
 def test_ingest_killed_at_any_call_imports_each_file_once(seed: int, delete: bool, tmp_path: Path):
-    """After every kill each file is in the source or committed; in the end each is there once."""
+    """After every kill each file is in the source or committed; at the end each is in the tree
+    once.
+    """
     source, tree = tmp_path / "source", tmp_path / "tree"
     files = write_tree(source, dict(native_files(ranks=1)))
     chance, kills = random.Random(seed), 0
@@ -142,7 +144,7 @@ def test_ingest_killed_at_any_call_imports_each_file_once(seed: int, delete: boo
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_ingest_killed_while_following_imports_each_file_once(seed: int, tmp_path: Path):
-    """The whole command, killed from outside again and again while a job writes."""
+    """The command is killed from outside, repeatedly, while a job writes."""
     chance = random.Random(seed)
     source, tree = tmp_path / "source", tmp_path / "tree"
     source.mkdir()
@@ -166,7 +168,7 @@ def test_ingest_killed_while_following_imports_each_file_once(seed: int, tmp_pat
 
 
 def test_second_ingest_of_one_tree_is_rejected(tmp_path: Path):
-    """The second is rejected with one line; the first does not notice."""
+    """The second one ends with one line; the first one continues."""
     source, tree = tmp_path / "source", tmp_path / "tree"
     files = write_tree(source)
     first = start(source, "--into", tree, "--follow")
@@ -180,7 +182,7 @@ def test_second_ingest_of_one_tree_is_rejected(tmp_path: Path):
 
 
 def test_engine_exits_when_its_command_is_killed(tmp_path: Path):
-    """Nobody is left to write to a tree that the next command wants."""
+    """The next command can lock the tree, because no process of the killed one writes to it."""
     source, tree = tmp_path / "source", tmp_path / "tree"
     files = write_tree(source)
     first = start(source, "--into", tree, "--follow", "--delete-source")
@@ -201,7 +203,7 @@ def test_engine_exits_when_its_command_is_killed(tmp_path: Path):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_agent_ingests_its_configured_folder(workers: int, short_dir: Path):
-    """As it comes, with each tensor removed; what may be appended to stays for its writer."""
+    """Files are ingested as they come, and tensors are removed; files that may grow are kept."""
     source, tree = short_dir / "source", short_dir / "tree"
     config = short_dir / "agent.toml"
     config.write_text(

@@ -27,7 +27,7 @@ ARRAY = np.arange(600, dtype=np.float32)
 
 
 def bodies(frames) -> list[bytes]:
-    """Return batches of every kind of frame, as an honest rank sends them."""
+    """Return batches of every kind of frame, as a correct client sends them."""
     events = events_pb2.EventColumns(
         names=["", "a"], count=1, position=bytes(8), kind=b"\x01", name=b"\x01\0\0\0"
     )
@@ -86,7 +86,7 @@ def report(root: str, number: int) -> bytes:
 
 
 class MessageFuzzer:
-    """Sends mutations of valid messages as bytes, unchecked by our library."""
+    """Sends mutations of valid messages as raw bytes, which no library checks."""
 
     def __init__(self, channel: grpc.Channel, root: str, frames, number: int) -> None:
         self._random = random.Random(SEED + number)
@@ -126,7 +126,7 @@ class MessageFuzzer:
         self._call("Control", self._mutated(self._drain.SerializeToString()))
 
     def _push(self) -> None:
-        """Through a session that was opened as it should be: anybody can."""
+        """Send them to a session that was opened correctly."""
         answer = self._call("OpenSession", self._opening)
         grant = agent_pb2.OpenSessionResponse.FromString(answer)
         hello = agent_pb2.Hello(session_id=self._session_id, token=grant.token)
@@ -154,7 +154,7 @@ class MessageFuzzer:
 
 
 def _check(error: grpc.RpcError) -> None:
-    """What cannot be parsed is gRPC's own affair; everything else has a code that is ours."""
+    """Check that a rejected call has a definite status."""
     assert isinstance(error, grpc.Call)
     assert error.code() is not grpc.StatusCode.UNKNOWN, error.details()
     assert error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED, error.details()

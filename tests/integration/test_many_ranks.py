@@ -27,7 +27,7 @@ WAIT_S = 300
 
 @pytest.fixture
 def run_ranks(short_dir: Path):
-    """Runs ranks of one job to their end; returns the job's tree."""
+    """Runs the ranks of one job until they end; returns the tree of the job."""
 
     def run(address: str, finishes: list[str], **own: object) -> Path:
         config = short_dir / "dump.json"
@@ -66,9 +66,9 @@ def run_ranks(short_dir: Path):
 
 
 def wait_until_settled(address: str, ranks: int) -> StatusView:
-    """Return the status once no session is open and every tensor is kept.
+    """Return the status once no session is open and every tensor is stored.
 
-    A killed rank is lost as soon as its stream breaks, a moment before its slab is read.
+    A killed rank is lost as soon as its stream breaks, shortly before its slab is read.
     """
     everything = ranks * crowd.ITERATIONS * crowd.OPERATORS
     deadline = time.monotonic() + WAIT_S
@@ -82,7 +82,7 @@ def wait_until_settled(address: str, ranks: int) -> StatusView:
 
 
 def check_whole(tree: Path, ranks: int) -> None:
-    """Every tensor that any rank dumped is in the tree, bit for bit, and no other."""
+    """Check that the tree has every tensor that any rank dumped, bit for bit, and no other."""
     dump = rankdump.open(tree)
     assert not dump.problems
     assert len(dump.tensors()) == ranks * crowd.ITERATIONS * crowd.OPERATORS
@@ -99,7 +99,7 @@ def check_whole(tree: Path, ranks: int) -> None:
 def test_sixteen_ranks_share_an_agent_without_loss(
     make_agent, short_dir: Path, run_ranks, shared_memory: bool
 ):
-    """They share the agent's memory; nothing is lost, and nobody gets another one's tensors."""
+    """They share the memory of the agent; no tensor is lost or given to another rank."""
     agent = make_agent(runtime_dir=str(short_dir), slab_bytes=4 * MIB)
     tree = run_ranks(agent.address, ["close"] * 16, shared_memory=shared_memory)
     view = wait_until_settled(agent.address, 16)
@@ -110,7 +110,7 @@ def test_sixteen_ranks_share_an_agent_without_loss(
 
 
 def test_killed_ranks_keep_their_staged_tensors(make_agent, short_dir: Path, run_ranks):
-    """What a rank staged before SIGKILL is in the tree, beside ranks that live on."""
+    """The tree has what a rank staged before SIGKILL, and the tensors of the other ranks."""
     agent = make_agent(runtime_dir=str(short_dir), slab_bytes=64 * MIB)
     tree = run_ranks(agent.address, ["kill", "close", "kill", "close"])
     view = wait_until_settled(agent.address, 4)

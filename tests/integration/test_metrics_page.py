@@ -46,7 +46,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class MetricsPageClient:
-    """A running metrics page and its reader."""
+    """A running metrics page, and a client that reads it."""
 
     def __init__(
         self, *sources, tls: TlsSettings | None = None, audit: AuditLog | None = None
@@ -80,7 +80,9 @@ class MetricsPageClient:
         return socket.create_connection((host, int(port)), timeout=60)
 
     def ask(self, request: bytes) -> bytes:
-        """Send anything in the clear; return the answer to its end, nothing where it was cut."""
+        """Send bytes without TLS; return the answer, which is empty if the connection was
+        closed.
+        """
         with contextlib.suppress(ConnectionError), self.connected() as asking:
             asking.sendall(request)
             with asking.makefile("rb") as answer:
@@ -91,12 +93,12 @@ class MetricsPageClient:
         return parsed(self.get())
 
     def refused(self) -> dict[str, float]:
-        """Return how often it rejected a request, by reason, of those that there were."""
+        """Return how often the page rejected a request, for each reason that occurred."""
         return {s.labels["reason"]: s.value for s in self.counters.samples() if s.value}
 
 
 def parsed(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """Read a page as prometheus_client's own parser of OpenMetrics does."""
+    """Return a page as parsed by the OpenMetrics parser of prometheus_client."""
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
@@ -121,7 +123,7 @@ def page_of() -> Iterator:
 
 
 def test_metrics_page_parses_and_matches_the_records(make_agent, make_rank, frames, page_of):
-    """Records, drops of both sides, bytes and the ledger's commits, as the rank sent them."""
+    """Records, drops on both sides, bytes and commits agree with what the rank sent."""
     embedded = make_agent()
     page = page_of(embedded.agent.samples, embedded.counters.samples)
     rank = make_rank(embedded.address)
@@ -150,7 +152,7 @@ def test_metrics_page_parses_and_matches_the_records(make_agent, make_rank, fram
 def test_counters_do_not_fall_when_sessions_are_removed(
     make_agent, make_rank, frames, page_of, monkeypatch
 ):
-    """Law: what was counted once stays, though the agent remembers only the last sessions."""
+    """Counts remain, although the agent keeps only the latest sessions."""
     monkeypatch.setattr(registry, "MAX_CLOSED_SESSIONS", 1)
     embedded = make_agent()
     page = page_of(embedded.agent.samples, embedded.counters.samples)
@@ -169,7 +171,7 @@ def test_counters_do_not_fall_when_sessions_are_removed(
 
 
 def test_metrics_page_is_off_by_default_and_loopback_without_tls():
-    """Law: nothing listens by default, and nothing but this host is served in the clear."""
+    """Nothing listens by default, and without TLS only this host is served."""
     _, none = build_metrics(DaemonSettings(), MetricCounters())
     assert none == ()
     settings = DaemonSettings(metrics=MetricsSettings(listen=HERE))
@@ -201,7 +203,9 @@ def test_failing_metric_source_leaves_the_others(page_of):
 
 
 def test_metrics_page_over_tls_needs_a_reader_role(tmp_path: Path, page_of):
-    """Without a certificate, with another role or one that is revoked: no page."""
+    """Requests without a certificate, with another role or with a revoked certificate get
+    no page.
+    """
     authority = CertificateAuthority(tmp_path / "ca")
     page = page_of(tls=authority.server())
     reader, rank = authority.issue("r", "reader"), authority.issue("k", "rank")
@@ -238,7 +242,7 @@ def written(path: Path) -> list[tuple[str, str, str, str]]:
 def test_rejected_page_requests_are_counted_and_audited(
     tmp_path: Path, page_of, request_line: str, status: bytes, reason: str
 ):
-    """In the clear all that is known of who asked is that it is here."""
+    """Without TLS the audit log has the caller as local."""
     audit = AuditLog(tmp_path / "audit")
     page = page_of(audit=audit)
     assert status in page.ask(f"{request_line}\r\n\r\n".encode())
@@ -251,7 +255,7 @@ def test_rejected_page_requests_are_counted_and_audited(
 
 
 def test_unauthorised_page_requests_are_counted_and_audited(tmp_path: Path, page_of):
-    """By name where a certificate is believed; else where it came from."""
+    """The audit log has the name in a valid certificate, else the address of the caller."""
     authority = CertificateAuthority(tmp_path / "ca")
     audit = AuditLog(tmp_path / "audit")
     page = page_of(tls=authority.server(), audit=audit)
@@ -278,7 +282,7 @@ def test_unauthorised_page_requests_are_counted_and_audited(tmp_path: Path, page
 
 
 def test_page_requests_beyond_the_limit_are_counted(page_of):
-    """Eight that say nothing: the ninth is turned away."""
+    """The ninth connection is rejected while eight are open without a request."""
     page = page_of()
     with contextlib.ExitStack() as stack:
         for _ in range(8):
@@ -307,7 +311,7 @@ def metrics_at(address: str) -> dict[tuple[str, frozenset[tuple[str, str]]], flo
 
 
 def test_metrics_of_workers_are_added_up(short_dir: Path):
-    """Ranks of two workers add up, on the same call as of an agent without any."""
+    """The call is the same as of an agent without workers; its counts are sums over the workers."""
     host = WorkerHost(short_dir, 2)
     try:
         for rank in range(4):
@@ -323,7 +327,7 @@ def test_metrics_of_workers_are_added_up(short_dir: Path):
 
 
 def test_health_changes_before_ranks_are_drained(short_dir: Path, monkeypatch):
-    """Law: load balancers see the change of health before ranks are drained."""
+    """Load balancers see the change of health before ranks are drained."""
     address = f"unix:{short_dir}/d.sock"
     seen: list[int] = []
     serves, gone, over = threading.Event(), threading.Event(), threading.Event()

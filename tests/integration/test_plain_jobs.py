@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.data_dumps import write_data_dump
 
 from rankdump.reader import read_order, status
 
@@ -45,28 +46,11 @@ WITHOUT_THE_EXTRA = "import sys\nsys.modules['click'] = None\n"
 
 
 def configuration(folder: Path, tree: Path, **rankdump: object) -> Path:
-    common = {
-        "dump_mode": 0,
-        "path": str(tree),
-        "net_name": "Net",
-        "iteration": "all",
-        "saved_data": "tensor",
-        "input_output": 0,
-        "kernels": [],
-        "support_device": [0, 1],
-    }
-    body = {
-        "common_dump_settings": common,
-        "e2e_dump_settings": {"enable": True, "trans_flag": True},
-        "rankdump": rankdump,
-    }
-    path = folder / "data_dump.json"
-    path.write_text(json.dumps(body))
-    return path
+    return write_data_dump(folder, tree, own=rankdump)
 
 
 class PlainJob:
-    """A script, with its temporary files in a folder of their own."""
+    """A script, with a folder of its own for temporary files."""
 
     def __init__(self, folder: Path, temp: Path) -> None:
         self.folder, self.temp = folder, temp
@@ -85,7 +69,7 @@ class PlainJob:
         )
 
     def run(self, script: str, *launcher: str, **environ: str) -> tuple[str, str]:
-        """Return what a script said; it leaves nothing behind."""
+        """Return the output of a script; it must leave no file behind."""
         process = self.start(script, *launcher, **environ)
         out, err = process.communicate(timeout=500)
         assert process.returncode == 0, err
@@ -112,7 +96,7 @@ BEGINNINGS = {
 
 @pytest.mark.parametrize("begin", BEGINNINGS)
 def test_plain_script_starts_an_embedded_agent(job, begin):
-    """Everything is dumped; one line says where the agent is, which is gone with the script."""
+    """Everything is dumped; one line names the agent, which ends with the script."""
     tree = job.folder / "dump"
     tree.mkdir()
     script = ARRAYS.format(begin=BEGINNINGS[begin].format(tree=str(tree)))
@@ -130,7 +114,7 @@ def test_plain_script_starts_an_embedded_agent(job, begin):
 
 @pytest.mark.parametrize("variable", ["RANKDUMP_CONFIG", "MINDSPORE_DUMP_CONFIG"])
 def test_script_with_a_wrong_configuration_runs_without_dump(job, variable):
-    """One line names the fault, and nothing after it gives another cause."""
+    """One line names the fault, and no later line names another cause."""
     tree = job.folder / "dump"
     config = configuration(job.folder, tree)
     config.write_text(config.read_text().replace('"Net"', '"' + "n" * 256 + '"'))
@@ -154,7 +138,7 @@ def test_acl_calls_start_an_embedded_agent(job):
 
 @pytest.mark.torch
 def test_acl_calls_return_an_error_without_an_agent(job):
-    """Without the extra, and with an agent that is not there."""
+    """The extra `daemon` is missing, or the configured agent does not answer."""
     file = job.folder / "acl.json"
     file.write_text(json.dumps({"dump": {"dump_path": str(job.folder), "dump_op_switch": "on"}}))
     script = ACL.format(file=str(file))
@@ -191,7 +175,7 @@ def test_configuration_can_forbid_the_embedded_agent(job):
 
 @pytest.mark.torch
 def test_ranks_of_plain_torchrun_share_an_agent(job):
-    """Its run id is `none`: they are one job all the same, and say a thing once."""
+    """Although the run id is `none`, they are one job; each message is logged once."""
     tree = job.folder / "dump"
     config = configuration(job.folder, tree)
     port = ["--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
@@ -209,7 +193,7 @@ def test_ranks_of_plain_torchrun_share_an_agent(job):
 
 @pytest.mark.torch
 def test_two_jobs_of_plain_torchrun_have_their_own_trees(job):
-    """Each has a tree and an order of its own."""
+    """Each job has its own tree and its own order."""
     trees = [job.folder / name for name in "ab"]
     port = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
     processes = []

@@ -19,13 +19,15 @@ from rankdump._core.tree_session import SESSIONS_FOLDER
 from rankdump._wire.status_messages import view_from_wire
 from rankdump.errors import ConfigError, CorruptedError
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
-from rankdumpd.rebuild.ledger_rebuild import rebuild_ledger
+from rankdumpd.rebuild import rebuild_ledger
 
 BIN = {"layout": "mindspore-async", "file_format": "bin"}
 
 
 def frames_of(frames, iterations: int) -> list:
-    """Two tensors that are the same in every iteration, one that is not; one the rank dropped."""
+    """Return two tensors that are equal in every iteration, one that is not, and a drop of the
+    rank.
+    """
     made, sequence = [], 0
     for iteration in range(iterations):
         for name in "abc":
@@ -113,7 +115,7 @@ def test_records_without_manifest_are_resent_and_stored_once(
 
 
 def test_rebuild_of_statistics_rows_and_old_manifests(make_agent, make_rank, frames, short_dir):
-    """More tensors than frames; and manifests of before they said their session."""
+    """There are more tensors than frames, and older manifests without a session."""
     agent = make_agent()
     rank = make_rank(agent.address, content=ContentSettings("statistic", ("max",)))
     rank.open()
@@ -144,7 +146,7 @@ def retired_of(rank) -> list[int]:
 
 
 def test_rebuild_keeps_retired_iterations_retired(make_agent, make_rank, frames, short_dir):
-    """Status shows it after a rebuild as before, and nothing of it is removed again."""
+    """The status has them as before, and no removal is repeated."""
     agent = make_agent(retain_bytes=1)
     rank = make_rank(agent.address)
     rank.open()
@@ -167,7 +169,9 @@ def test_rebuild_keeps_retired_iterations_retired(make_agent, make_rank, frames,
 
 
 def test_rebuild_completes_an_interrupted_removal(make_agent, make_rank, frames, short_dir):
-    """The hidden manifest says which files are left, and a session of nothing else is there."""
+    """The hidden manifest lists the remaining files, also for a session that has no other
+    iteration.
+    """
     agent = make_agent()
     rank = make_rank(agent.address)
     rank.open()

@@ -24,7 +24,7 @@ def health_of(channel: grpc.Channel) -> int:
 def test_removed_files_are_reported_and_connected_ranks_continue(
     make_daemon, make_rank, frames, short_dir, what
 ):
-    """The daemon looks every two seconds; a channel that is open still reaches it."""
+    """The daemon checks every two seconds; an open channel still reaches it."""
     daemon = make_daemon()
     rank = make_rank(daemon.address)
     rank.open()
@@ -51,7 +51,7 @@ def test_removed_files_are_reported_and_connected_ranks_continue(
 
 class TestRequiredFiles:
     def test_restored_file_clears_the_finding(self, tmp_path: Path):
-        """By its identity: another file under the same name is not the one that was made."""
+        """The file is recognised by its identity: another one of the same name does not count."""
         required, file = RequiredFiles(), tmp_path / "a"
         file.write_bytes(b"")
         required.watch_file(file, "nothing works")

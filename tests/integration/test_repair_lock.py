@@ -29,7 +29,7 @@ ARRAY = np.arange(12, dtype=np.float32)
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch):
-    """What waits is tried again at once."""
+    """Waiting work is tried again at once."""
     monkeypatch.setattr(post_commit, "FIRST_RETRY_S", 0.01)
     monkeypatch.setattr(committer, "CHECK_INTERVAL_S", 0.01)
 
@@ -40,7 +40,7 @@ def lock_of(root: Path) -> Path:
 
 @contextlib.contextmanager
 def mending(root: Path) -> Generator[None]:
-    """Have a tree alone, as a repair does."""
+    """Hold the lock of a tree exclusively, as a repair does."""
     with lock_of(root).open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -73,7 +73,7 @@ def begun(make_agent, make_rank, frames):
 
 class TestRepairBesideAgents:
     def test_repair_is_refused_until_the_agent_leaves_the_tree(self, begun, frames, capsys):
-        """From the first session to the stop: a rank that was cut off may come back."""
+        """From the first session to the stop, because a rank whose stream broke may reconnect."""
         agent, rank, stream = begun
         path = leftover(rank.root)
         assert run_command_line(["fsck", "--repair", str(rank.root)]) == 1
@@ -91,7 +91,9 @@ class TestRepairBesideAgents:
         assert not path.exists()
 
     def test_repair_is_allowed_after_all_sessions_ended(self, begun, make_rank, frames, capsys):
-        """A running agent holds no lock after its sessions ended; a new session locks again."""
+        """A running agent holds no lock after the end of its sessions; a new session
+        locks again.
+        """
         agent, rank, stream = begun
         other = make_rank(agent.address, rank=1, world_size=2, session_id="other")
         other.open()
@@ -109,7 +111,7 @@ class TestRepairBesideAgents:
         stream.finish()
 
     def test_repair_waits_for_every_agent_of_the_tree(self, begun, make_rank, short_dir):
-        """They share a tree; the last one that leaves lets others have it."""
+        """Agents share the lock; a repair gets it when the last one has released it."""
         from integration.conftest import EmbeddedAgent
 
         agent, rank, stream = begun
@@ -136,7 +138,7 @@ class TestRepairBesideAgents:
 
 
 class TestAgentDuringRepair:
-    """What an agent does meanwhile."""
+    """An agent whose tree is being repaired."""
 
     def test_rank_is_admitted_after_a_repair(self, begun, make_rank, frames):
         agent, rank, stream = begun
@@ -155,7 +157,7 @@ class TestAgentDuringRepair:
         assert iteration.stored == 2
 
     def test_pending_work_after_a_restart_waits_for_the_repair(self, begun, frames, monkeypatch):
-        """A manifest held up by a full disk is written after the repair, not before."""
+        """A manifest that waited for a full disk is written after the repair, not before."""
         agent, rank, stream = begun
         real, full = os.open, [True]
 
@@ -180,7 +182,7 @@ class TestAgentDuringRepair:
         assert held(rank.root)
 
     def test_removed_tree_is_not_created_again(self, begun):
-        """What people took away stays away when an agent takes its sessions up."""
+        """An agent that resumes its sessions does not make a tree that somebody removed."""
         agent, rank, stream = begun
         stream.cut()
         agent.stop()
@@ -189,7 +191,7 @@ class TestAgentDuringRepair:
         assert not rank.root.exists()
 
     def test_recreated_tree_is_locked_as_well(self, begun, make_rank):
-        """The file of the first one is no longer anybody's."""
+        """The lock file of the removed tree no longer counts."""
         agent, rank, stream = begun
         lock_of(rank.root).unlink()
         make_rank(agent.address, rank=1, world_size=2, session_id="other").open()
@@ -200,7 +202,7 @@ class TestAgentDuringRepair:
     def test_planted_link_is_neither_locked_nor_followed(
         self, make_agent, make_rank, frames, short_dir, caplog, place
     ):
-        """Nothing is created or locked at its target; ranks continue, a repair does not."""
+        """Nothing is created or locked behind it; ranks continue, and a repair is refused."""
         outside = short_dir / "outside"
         outside.mkdir()
         rank = make_rank(make_agent().address)
@@ -219,7 +221,9 @@ class TestAgentDuringRepair:
     def test_disk_without_locks_is_reported_by_agent_and_repair(
         self, make_agent, make_rank, frames, monkeypatch, caplog
     ):
-        """Dumps continue, one line reports it; a repair reports that it cannot be sure."""
+        """Dumps continue and one line reports it; a repair says that other writers cannot be
+        excluded.
+        """
 
         def flock(file, how):
             raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

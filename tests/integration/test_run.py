@@ -46,7 +46,7 @@ def written(path: Path, **common) -> Path:
 
 @pytest.fixture
 def start(tmp_path, socket_folder):
-    """Start `rankdump run` on a command, with its temporary files in a folder of their own."""
+    """Start `rankdump run` on a command, with a folder of its own for temporary files."""
 
     def started(config: Path, *command, **environ) -> subprocess.Popen[str]:
         arguments = ["run", "--config", config, "--output", tmp_path / "tree", "--", *command]
@@ -84,7 +84,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def test_run_dumps_all_selected_tensors(config, start, tmp_path, socket_folder):
-    """Both ranks' selected iterations lie in the tree, exact; the job's output is its own."""
+    """The tree has the selected iterations of both ranks exactly; the output is the job's alone."""
     code, out, err = ended(start(config, "sh", "-c", BOTH_RANKS))
     assert code == 0, err
     assert out == "rank 0 is done\nrank 1 is done\n"
@@ -105,7 +105,7 @@ def test_run_dumps_all_selected_tensors(config, start, tmp_path, socket_folder):
 
 
 def test_run_returns_the_exit_code_of_the_job(config, start):
-    """A failing job fails as it would alone, and what it dumped is kept."""
+    """A failing job has the exit code that it has alone, and its dump is kept."""
     code, _, err = ended(start(config, sys.executable, JOB, 0, 1, 5))
     assert code == 5
     assert ["0", "1/1", "2"] in [line.split()[:3] for line in err.splitlines()]
@@ -119,7 +119,7 @@ def test_run_returns_the_exit_code_of_the_job(config, start):
     ],
 )
 def test_run_reports_the_likely_cause_of_an_empty_dump(config, start, script, code, cause):
-    """An empty dump names its likely cause."""
+    """The summary names the likely cause."""
     returned, _, err = ended(start(config, sys.executable, "-c", script))
     assert returned == code
     assert "no rank connected" in err
@@ -127,7 +127,7 @@ def test_run_reports_the_likely_cause_of_an_empty_dump(config, start, script, co
 
 
 def test_excluded_rank_logs_the_setting_that_excludes_it(start, tmp_path):
-    """An excluded rank reads which setting excludes it."""
+    """The log of the rank names the setting."""
     config = written(tmp_path / "other.json", support_device=[5])
     code, _, err = ended(start(config, sys.executable, JOB, 0, 1))
     assert code == 0
@@ -135,7 +135,7 @@ def test_excluded_rank_logs_the_setting_that_excludes_it(start, tmp_path):
 
 
 def test_run_with_a_wrong_configuration_starts_no_job(start, tmp_path):
-    """Exit code 2 and one line; the job never starts."""
+    """The exit code is 2, with one line."""
     config = written(tmp_path / "wrong.json", input_output=7)
     marker = tmp_path / "started"
     code, out, err = ended(start(config, "touch", marker))
@@ -148,7 +148,7 @@ def test_run_with_a_wrong_configuration_starts_no_job(start, tmp_path):
 def test_run_returns_shell_codes_for_commands_that_cannot_start(
     config, start, command, code, socket_folder
 ):
-    """The codes of a shell, and one line with the command's name."""
+    """The codes are those of a shell, with one line that names the command."""
     returned, _, err = ended(start(config, command))
     assert returned == code
     assert f"rankdump: {command}: " in err
@@ -156,7 +156,7 @@ def test_run_returns_shell_codes_for_commands_that_cannot_start(
 
 
 def test_run_returns_three_when_the_daemon_cannot_start(config, start, tmp_path):
-    """The last line of its log is shown, the log is kept, and the job never starts."""
+    """The last line of its log is shown, the log is kept, and the job is not started."""
     marker = tmp_path / "started"
     process = start(config, "touch", marker, RANKDUMPD_AGENT__QUEUE_BYTES="many")
     code, _, err = ended(process)
@@ -168,7 +168,7 @@ def test_run_returns_three_when_the_daemon_cannot_start(config, start, tmp_path)
 
 
 def until(condition, timeout_s=60.0):
-    """Wait for something that must come true."""
+    """Wait until a condition is true."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, "it did not come true"
@@ -177,7 +177,7 @@ def until(condition, timeout_s=60.0):
 
 
 def alive(pid: int) -> bool:
-    """Return whether a process runs; one that nobody has waited for does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -199,7 +199,7 @@ def daemon_of(process: subprocess.Popen[str]) -> int:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_to_run_stops_the_job_and_keeps_the_dump(config, start, tmp_path, number):
-    """A signal reaches the job; what it had dumped is in the tree; no process is left."""
+    """The signal reaches the job, its dump is in the tree, and no process remains."""
     ready = tmp_path / "ready"
     # The shell waits for its child, and leaves by a trap: its code shows that it heard.
     trap = "trap 'kill $child; exit 42' TERM INT"
@@ -215,7 +215,7 @@ def test_signal_to_run_stops_the_job_and_keeps_the_dump(config, start, tmp_path,
 
 
 def test_killed_daemon_does_not_fail_the_job(config, start, tmp_path):
-    """The job ends as without it; the summary comes from the tree and mentions it."""
+    """The job ends as without it; the summary is read from the tree and says so."""
     ready, go = tmp_path / "ready", tmp_path / "go"
     wait = f"while [ ! -e {go} ]; do sleep 0.05; done"
     script = f"{sys.executable} {JOB} 0 2; touch {ready}; {wait}; echo the job ends"
@@ -234,7 +234,7 @@ def test_killed_daemon_does_not_fail_the_job(config, start, tmp_path):
 
 
 def test_killed_run_leaves_no_daemon_and_no_shared_memory(config, start, socket_folder):
-    """kill -9 on `rankdump run` itself, in a job in which nobody has connected."""
+    """`rankdump run` is killed while no rank of the job is connected."""
     process = start(config, "sleep", "600")
     until(lambda: list(socket_folder.glob("*/agent.sock")))
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -250,7 +250,7 @@ def test_killed_run_leaves_no_daemon_and_no_shared_memory(config, start, socket_
 def test_job_that_outlives_a_killed_run_is_dumped_to_its_end(
     config, start, tmp_path, socket_folder
 ):
-    """Its daemon stays until the last rank has left, then clears its folder away."""
+    """The daemon continues until the last rank has left, then removes its folder."""
     ready, go = tmp_path / "ready", tmp_path / "go"
     process = start(config, sys.executable, "-c", LONG_JOB, ready, go)
     until(ready.exists)
@@ -268,7 +268,7 @@ def test_job_that_outlives_a_killed_run_is_dumped_to_its_end(
 
 
 def test_run_warns_about_an_acl_file_that_enables_nothing(start, tmp_path):
-    """It is no error, as in CANN; the empty dump is reported before and after."""
+    """It is no error, as in CANN; the warning is printed before the job and after it."""
     path = tmp_path / "acl.json"
     path.write_text('{"dump": {}}')
     code, _, err = ended(start(path, sys.executable, JOB, 0, 1))
@@ -278,7 +278,7 @@ def test_run_warns_about_an_acl_file_that_enables_nothing(start, tmp_path):
 
 
 def test_run_removes_mindspores_own_dump_variable(config, start, tmp_path):
-    """MindSpore would dump what MINDSPORE_DUMP_CONFIG names; a dump of its own stays."""
+    """It is removed if it names rankdump's own file, because MindSpore would dump as well."""
     shown = "import os; print(os.environ.get('MINDSPORE_DUMP_CONFIG'))"
     other = tmp_path / "native.json"
     other.write_text(config.read_text().replace("/nowhere/unless/overridden", "/nowhere/else"))

@@ -12,7 +12,7 @@ from support.configurations import body_of
 
 
 def test_run_prints_warnings_before_the_job_starts(tmp_path: Path, short_dir: Path):
-    """One line each on stderr, then the job's own; its output and its code stay its own."""
+    """Each is one line on stderr before the job's output; output and exit code are the job's."""
     config = tmp_path / "data_dump.json"
     config.write_text(json.dumps(body_of(common={"iteration": "5-3", "support_device": [0, 0]})))
     script = "echo out; echo the job >&2; exit 3"

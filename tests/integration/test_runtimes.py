@@ -26,7 +26,7 @@ FIRST_WHEELS = {
 
 
 def requirements(*, oldest: bool) -> list[str]:
-    """What pyproject.toml allows, at one end of each range."""
+    """Return the requirements of pyproject.toml, at one end of each range."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     lines = project["dependencies"] + extras["cli"] + extras["daemon"]
@@ -46,7 +46,7 @@ def lowest(line: str) -> str:
 
 @pytest.mark.parametrize("end", ["oldest", "newest"])
 def test_round_trip_works_on_oldest_and_newest_runtimes(end: str, socket_folder: Path):
-    """Law: the lower bounds in pyproject.toml are true, and nothing newer broke them."""
+    """The lower bounds in pyproject.toml suffice, and the newest versions work."""
     home = ROOT / "build" / "runtimes" / end
     wanted = requirements(oldest=end == "oldest")
     python = home / "bin" / "python"

@@ -23,7 +23,7 @@ ARRAY = np.arange(1000, dtype=np.float32)
 
 
 class ServiceManager:
-    """A service manager that runs a daemon in a folder and reads its notifications."""
+    """A service manager that runs a daemon in a folder and receives its notifications."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -38,7 +38,7 @@ class ServiceManager:
         self.process: subprocess.Popen[bytes] | None = None
 
     def configure(self, **agent: object) -> None:
-        """Write the settings."""
+        """Write the settings file."""
         own = {"listen": self.public, "state_dir": f"{self.folder}/state", **agent}
         lines = [
             f'{key} = "{v}"' if isinstance(v, str) else f"{key} = {v}" for key, v in own.items()
@@ -61,7 +61,7 @@ class ServiceManager:
         self.process.send_signal(number)
 
     def wait_heard(self, word: str, times: int = 1) -> str:
-        """Return the last of so many messages that begin with a word."""
+        """Wait for that many messages that begin with a word; return the last one."""
 
         def found() -> list[str]:
             return [each for each in self.heard if each.startswith(word)]
@@ -72,12 +72,12 @@ class ServiceManager:
         return found()[times - 1]
 
     def ends_with(self) -> int:
-        """Return the exit status."""
+        """Wait for the end, and return the exit status."""
         assert self.process is not None
         return self.process.wait(WAIT_S)
 
     def wait_logged(self, text: str, times: int) -> None:
-        """Wait until a text was logged so often."""
+        """Wait until the log has a text that many times."""
         pause = threading.Event()
         assert any(
             self.log().count(text) >= times or pause.wait(0.05) for _ in range(WAIT_S * 20)
@@ -121,7 +121,7 @@ def test_watchdog_is_notified_twice_per_period(manager: ServiceManager):
 def test_reload_applies_settings_and_lists_those_that_need_a_restart(
     manager: ServiceManager, workers: int
 ):
-    """A broken file changes nothing, and ranks notice none of it."""
+    """A broken file changes nothing, and no rank is affected."""
     manager.configure(workers=workers)
     manager.run()
     manager.wait_heard("READY=1")
@@ -169,7 +169,7 @@ main()
 
 
 def test_hanging_disk_does_not_block_the_stop(manager: ServiceManager, make_rank, frames):
-    """It ends soon after the deadline, says how much it leaves, and leaves with status 1."""
+    """The daemon ends soon after the deadline with status 1, and says how much it leaves behind."""
     manager.configure(drain_timeout_s=0.5)
     manager.run(program=("-c", STALLED))
     rank = make_rank(manager.public)

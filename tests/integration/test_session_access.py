@@ -23,7 +23,7 @@ def refusal(call) -> tuple[Code, str]:
 
 class TestSessionSecret:
     def test_status_is_not_enough_to_take_over_a_session(self, make_agent, make_rank, frames):
-        """A neighbour sees every id, and could tell the same of itself but for the secret."""
+        """Another local user can read every id in the status, but not the secret."""
         agent = make_agent()
         rank = make_rank(agent.address, secret=SECRET)
         rank.open()
@@ -44,7 +44,7 @@ class TestSessionSecret:
         assert rank.push().send(frames.goodbye(2)).finish() is Code.OK
 
     def test_secret_survives_a_restart(self, make_agent, make_rank, frames, short_dir, caplog):
-        """The ledger has its hash; the secret is not on disk, in status or in a log."""
+        """The ledger has its hash; the secret itself is not on disk, in the status or in a log."""
         agent = make_agent()
         rank = make_rank(agent.address, secret=SECRET)
         rank.open()
@@ -66,7 +66,9 @@ class TestSessionSecret:
             assert secret.decode() not in told
 
     def test_older_client_needs_no_secret(self, make_agent, make_rank, frames):
-        """It opens and resumes without; a secret that comes later is the session's from then on."""
+        """It opens and resumes without one; a secret that is sent later is required from
+        then on.
+        """
         agent = make_agent()
         rank = make_rank(agent.address)
         rank.open()
@@ -78,7 +80,7 @@ class TestSessionSecret:
         assert refusal(rank.open)[0] is Code.PERMISSION_DENIED
 
     def test_token_of_another_rank_is_rejected(self, make_agent, make_rank, frames):
-        """And so is one of an earlier opening."""
+        """A token of an earlier opening is rejected, too."""
         agent = make_agent()
         ranks = [
             make_rank(
@@ -100,7 +102,7 @@ class TestAllowedRoots:
     def test_tree_outside_is_rejected_before_anything_is_created(
         self, make_agent, make_rank, short_dir
     ):
-        """One line names the tree and the folders; spelling and links do not help."""
+        """One line names the tree and the allowed folders, whatever the spelling, and for links."""
         inside, outside = short_dir / "in", short_dir / "out"
         inside.mkdir()
         outside.mkdir()
@@ -116,7 +118,7 @@ class TestAllowedRoots:
 
     @pytest.mark.parametrize("root", ["in", "in/a/b", "linked/a"])
     def test_tree_inside_is_accepted(self, make_agent, make_rank, short_dir, frames, root):
-        """The folder itself, one below it, and a folder of the setting that is a link."""
+        """It is the allowed folder, one below it, or below an allowed folder that is a link."""
         (short_dir / "in").mkdir()
         (short_dir / "linked").symlink_to(short_dir / "in")
         rank = make_rank(make_agent(roots=f"{short_dir}/linked").address, root=short_dir / root)
@@ -127,7 +129,7 @@ class TestAllowedRoots:
 
 class TestSessionLimit:
     def test_sessions_beyond_the_maximum_are_rejected(self, make_agent, make_rank, frames):
-        """Those that only opened count; who is here already may open again."""
+        """Sessions that were only opened count; a known session can be opened again."""
         agent = make_agent(max_sessions=2)
         ranks = [
             make_rank(agent.address, rank=n, world_size=3, session_id=f"s{n}") for n in range(3)

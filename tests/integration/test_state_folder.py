@@ -25,7 +25,9 @@ def ended(arguments: list[str]) -> tuple[int, str]:
 
 
 def test_full_state_folder_ends_with_exit_status_one(short_dir):
-    """A service manager starts it again until there is space; a wrong setting it would not."""
+    """With this status a service manager restarts the agent, with that of a wrong setting it does
+    not.
+    """
     (short_dir / "state").mkdir()
     fill = f"mount -t tmpfs -o size=16k tmpfs {short_dir}/state && exec"
     status, said = ended(["unshare", "-rm", "sh", "-c", f'{fill} "$@"', "sh", *command(short_dir)])
@@ -39,7 +41,7 @@ def test_full_state_folder_ends_with_exit_status_one(short_dir):
 
 @pytest.mark.parametrize("keeps", [0, 4096])
 def test_damaged_ledger_ends_the_process(short_dir, keeps):
-    """Whatever of the file is not SQLite's: one line that says which file it is."""
+    """Wherever the file is damaged, one line names it."""
     AgentLedger(short_dir / "state").close()
     path = short_dir / "state" / "ledger.sqlite"
     data = path.read_bytes()

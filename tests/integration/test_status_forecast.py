@@ -29,7 +29,7 @@ def selected(text: str) -> TensorSelection:
 
 
 class NoiseRank:
-    """A rank that dumps whole iterations of noise, which does not shrink."""
+    """A rank that dumps iterations of noise, which cannot be compressed."""
 
     def __init__(self, rank, frames) -> None:
         self.rank, self._frames = rank, frames
@@ -38,7 +38,7 @@ class NoiseRank:
         self._stream, self._sequence = rank.push(), 0
 
     def dump(self, iteration: int, *, elements: int = 700) -> None:
-        """Dump an iteration, and wait until it has taken effect."""
+        """Dump an iteration, and wait until its manifest is written."""
         for number in range(TENSORS):
             array = self._chance.standard_normal(elements * (1 + number % 7)).astype(np.float16)
             self._send(self._frames.record, array, iteration=iteration, op_name=f"N/{number}/X-op0")
@@ -61,7 +61,7 @@ class NoiseRank:
         return view_from_wire(self.rank.status())
 
     def wait_said(self, text: str) -> None:
-        """Wait until this, or nothing, is reported; disks are sampled once a second."""
+        """Wait until the status reports this, or nothing; disks are sampled once a second."""
         until_s = time.monotonic() + WAIT_S
         while text not in (said := "".join(self.view().findings)) or bool(text) != bool(said):
             assert time.monotonic() < until_s, said
@@ -80,7 +80,7 @@ def about(number: int) -> dict[str, object]:
     "content", [ContentSettings(), ContentSettings("full", ("max", "min"))], ids=["", "full"]
 )
 def test_status_forecast_agrees_with_the_command(make_agent, make_dumping, content):
-    """The command weighs each file, the agent has sums: they agree to some hundredths."""
+    """The command measures each file, the agent has sums: they differ by a few hundredths."""
     agent = make_agent()
     ranks = [
         make_dumping(agent.address, **about(n), selection=selected("0-99"), content=content)
@@ -99,7 +99,7 @@ def test_status_forecast_agrees_with_the_command(make_agent, make_dumping, conte
 
 
 def test_plan_beyond_the_job_quota_is_warned_about(make_agent, make_dumping):
-    """Said when the first iteration has ended, and not when there is nothing more to come."""
+    """The warning comes when the first iteration has ended, and goes when no iteration remains."""
     agent = make_agent(job_bytes=4 * MIB)
     rank = make_dumping(agent.address, selection=selected("0-49"))
     assert rank.view().findings == ()
@@ -116,7 +116,7 @@ def test_plan_beyond_the_job_quota_is_warned_about(make_agent, make_dumping):
 
 
 def test_plan_beyond_the_disk_space_is_warned_about(make_agent, make_dumping, monkeypatch):
-    """By bytes, then by files; it goes away when there is space."""
+    """By bytes, then by files; the warning goes when there is space."""
     free = {"bytes": 100 * MIB, "files": 100_000}
 
     def small(_path: object) -> os.statvfs_result:
@@ -138,7 +138,7 @@ def test_plan_beyond_the_disk_space_is_warned_about(make_agent, make_dumping, mo
 
 
 def test_endless_plan_is_warned_about_below_ten_iterations(make_agent, make_dumping):
-    """Nothing is reported while ten more fit; then how many do."""
+    """Nothing is reported while ten more iterations fit; below that, their number."""
     agent = make_agent(disk_bytes=6 * MIB)
     rank = make_dumping(agent.address, selection=selected("all"))
     rank.dump(0)

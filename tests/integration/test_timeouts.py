@@ -36,7 +36,9 @@ def rankdump(*arguments: str) -> subprocess.CompletedProcess[str]:
 def running(
     case: str, folder: Path, *, timeout_s: float
 ) -> Generator[subprocess.Popen[str], None, None]:
-    """The job under `rankdump run`, into folder/tree; its whole group is gone afterwards."""
+    """Run the job under `rankdump run`, into folder/tree; its process group is killed
+    afterwards.
+    """
     config = folder / "data_dump.json"
     config.write_text(CONFIG)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -57,7 +59,7 @@ def running(
 
 
 def hints_of(tree: Path) -> list[dict[str, Any]]:
-    """What is in the tree's file, by `rankdump hints`."""
+    """Return the hints in the file of a tree, as `rankdump hints` prints them."""
     done = rankdump("hints", str(tree), "--json")
     assert done.returncode in (0, 1), done.stderr
     return json.loads(done.stdout)["hints"]
@@ -65,7 +67,9 @@ def hints_of(tree: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("case", "culprit"), [("sleepy", 2), ("slow_dump", 1)])
 def test_hint_names_the_late_rank_and_the_share_of_dumping(tmp_path: Path, case: str, culprit: int):
-    """A rank that sleeps is not the dump's fault; one whose dump is slow is."""
+    """The dump does not cause the wait for a rank that sleeps, but that for a rank whose dump is
+    slow.
+    """
     with running(case, tmp_path, timeout_s=600) as job:
         assert job.wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()
     hints = hints_of(tmp_path / "tree")
@@ -82,7 +86,9 @@ def test_hint_names_the_late_rank_and_the_share_of_dumping(tmp_path: Path, case:
 
 
 def test_warning_is_logged_before_the_timeout(tmp_path: Path):
-    """Half of 20 s: ranks say so in their log while they wait, with the line to set."""
+    """When half of 20 s is used, waiting ranks log a warning with the line that sets the
+    timeout.
+    """
     with running("stuck_dump", tmp_path, timeout_s=20) as job:
         assert job.wait(PATIENCE_S) != 0
     log = (tmp_path / "log").read_text()
@@ -103,7 +109,7 @@ def test_warning_is_logged_before_the_timeout(tmp_path: Path):
 
 
 def test_rank_that_skips_a_collective_is_named_while_others_hang(tmp_path: Path):
-    """From what the agents hold: rank, group, number, and the last operator it did run."""
+    """The finding has rank, group, number, and the last operator that the rank executed."""
     with running("skips", tmp_path, timeout_s=25) as job:
         missing = named_while_hanging(tmp_path, job)
         assert job.wait(PATIENCE_S) != 0
@@ -129,7 +135,9 @@ def check_missing(finding: dict[str, Any]) -> None:
 
 
 def absence_in(text: str, kind: str = "missing_member") -> dict[str, Any] | None:
-    """Rank 3's absence from its sub-group; that rank 2 waits there keeps it from the next call."""
+    """Return the finding that rank 3 is absent from its sub-group, which keeps rank 2 from the next
+    call.
+    """
     for finding in json.loads(text)["findings"] if text else ():
         who = finding["kind"], finding["ranks"], finding["iteration"]
         if who == (kind, [3], 2) and finding["group"] != "0":
@@ -138,7 +146,7 @@ def absence_in(text: str, kind: str = "missing_member") -> dict[str, Any] | None
 
 
 def named_while_hanging(folder: Path, job: subprocess.Popen[str]) -> dict[str, Any]:
-    """Ask the coordinator until it says who is missing, while the job still runs."""
+    """Ask the coordinator until it names the missing rank, while the job runs."""
     deadline = time.monotonic() + PATIENCE_S
     address = folder / "address_0"
     while time.monotonic() < deadline:

@@ -47,7 +47,7 @@ ARRAY = np.arange(6, dtype=np.float32)
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
-    """One authority with a certificate of each role, and those that nobody should believe."""
+    """An authority with a certificate of each role, and certificates that must be rejected."""
     made = CertificateAuthority(tmp_path_factory.mktemp("tls") / "ca")
     for role in ("agent", "operator", "reader", "rank"):
         made.issue(role, role)
@@ -57,7 +57,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
 
 
 class TlsService:
-    """A service behind TLS and a gate, in this process."""
+    """A service behind TLS and access control, in this process."""
 
     def __init__(self, folder: Path, settings: TlsSettings, *services: GrpcService) -> None:
         self.settings = settings
@@ -79,7 +79,7 @@ class TlsService:
 
 @pytest.fixture
 def running(authority: CertificateAuthority, tmp_path: Path) -> Iterator[TlsService]:
-    """An agent and a coordinator that listen on TCP, with a certificate of their own each time."""
+    """An agent and a coordinator that listen on TCP, with a certificate each."""
     agent = DumpAgent(
         AgentSettings(listen=ANYWHERE, state_dir=str(tmp_path / "a"), encode_threads=1)
     )
@@ -100,7 +100,7 @@ def running(authority: CertificateAuthority, tmp_path: Path) -> Iterator[TlsServ
 
 @pytest.fixture
 def shows(monkeypatch: pytest.MonkeyPatch):
-    """Let the commands of this process show a certificate."""
+    """Let the commands of this process present a certificate."""
 
     def show(credentials: TlsCredentials) -> None:
         for name, path in variables(credentials).items():
@@ -117,7 +117,7 @@ def request(tree: Path, **more) -> agent_pb2.OpenSessionRequest:
 
 
 def dump(address: str, tree: Path, credentials: TlsCredentials) -> None:
-    """Be a rank that dumps one tensor in one iteration."""
+    """Dump one tensor in one iteration as a rank does."""
     plan = DumpPlan(OutputSettings(root=str(tree), codec="none"))
     with rankdump.Session(plan, agent=address, environ=variables(credentials)) as session:
         session.step(0)
@@ -125,7 +125,7 @@ def dump(address: str, tree: Path, credentials: TlsCredentials) -> None:
 
 
 def test_rank_dumps_over_tls(authority: CertificateAuthority, running: TlsService, tmp_path: Path):
-    """Law: with certificates on both sides everything works as it does on a socket."""
+    """With certificates on both sides everything works as on a socket."""
     dump(running.address, tmp_path / "tree", authority.credentials("rank"))
     (found,) = (tmp_path / "tree").rglob("*.npy")
     assert np.array_equal(np.load(found), ARRAY)
@@ -152,7 +152,7 @@ CALLS = {
 def test_role_permits_its_calls_and_no_others(
     authority: CertificateAuthority, running: TlsService, shows, role, allowed
 ):
-    """Every call of users is answered for the right roles, and rejected for the others."""
+    """Every call of users is answered for its roles, and rejected for others."""
     shows(authority.credentials(role))
     done = set[str]()
     for name, call in CALLS.items():
@@ -165,7 +165,9 @@ def test_role_permits_its_calls_and_no_others(
 def test_wrong_role_is_reported_in_one_line(
     authority: CertificateAuthority, running: TlsService, shows, capsys
 ):
-    """One line: the certificate, the call, and the roles that may make it. Code 1."""
+    """The line has the certificate, the call, and the roles that may make it; the exit
+    code is 1.
+    """
     shows(authority.credentials("rank"))
     assert run_command_line(["status", "--agent", running.address]) == 1
     said = capsys.readouterr().err
@@ -178,7 +180,7 @@ def test_wrong_role_is_reported_in_one_line(
 def test_revoked_certificate_is_reported_as_such(
     authority: CertificateAuthority, running: TlsService, shows, capsys, tmp_path: Path, caplog
 ):
-    """To people in one line, to a rank once: it is no matter of reaching anybody."""
+    """Commands report it in one line, a rank once; neither calls the server unreachable."""
     for name in ("operator", "rank"):
         digits = compute_fingerprint(Path(authority.credentials(name).certificate).read_bytes())
         with Path(running.settings.revoked).open("a") as listed:
@@ -196,7 +198,7 @@ def test_revoked_certificate_is_reported_as_such(
 def test_server_without_tls_is_reported_as_such(
     authority: CertificateAuthority, tmp_path: Path, shows
 ):
-    """It answers, but without TLS."""
+    """The error says that the server answers without TLS."""
     server = GrpcServer(ANYWHERE, ())
     shows(authority.credentials("operator"))
     try:
@@ -241,7 +243,7 @@ def test_certificate_problem_is_one_line_at_the_client(
     case: str,
     said: str,
 ):
-    """Law: whatever is wrong with a certificate is one clear line at the client, code 3."""
+    """Whatever is wrong with a certificate is one clear line at the client, with exit code 3."""
     ours = authority.credentials("operator")
     if case == "expired":
         shows(authority.credentials("expired"))
@@ -266,7 +268,9 @@ def test_certificate_problem_is_one_line_at_the_client(
 
 
 def test_missing_client_settings_are_named(authority: CertificateAuthority, monkeypatch, capsys):
-    """A variable that is missing is named; so is a host that is asked for in the clear. Code 2."""
+    """The error names a missing variable, or a remote address that needs TLS; the exit
+    code is 2.
+    """
     monkeypatch.setenv("RANKDUMP_TLS_CA", authority.credentials("operator").ca)
     assert run_command_line(["status", "--agent", "127.0.0.1:1"]) == 2
     assert "RANKDUMP_TLS_CERT" in capsys.readouterr().err
@@ -284,7 +288,7 @@ def test_rank_logs_the_connection_problem_once(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ):
-    """Law: training continues, and its log shows the cause once, not never and not always."""
+    """Training continues, and its log has the cause once."""
     dump(running.address, tmp_path / "t", authority.credentials("expired"))
     told = [r.message for r in caplog.records if "certificate has expired" in r.message]
     assert len(told) == 1
@@ -305,7 +309,7 @@ def test_rank_with_the_wrong_role_logs_it_once(
 def test_revoked_certificate_ends_its_open_streams(
     authority: CertificateAuthority, running: TlsService, tmp_path: Path
 ):
-    """Law: its open streams end, and on the same connection it may do nothing more."""
+    """Open streams end, and later calls on the same connection are rejected."""
     rank = authority.credentials("rank")
     with open_channel(running.address, rank) as channel:
         stub = agent_pb2_grpc.AgentServiceStub(channel)
@@ -336,7 +340,7 @@ def _first_and_then_nothing(
 def test_renewed_certificate_is_used_by_the_next_connection(
     authority: CertificateAuthority, running: TlsService, shows
 ):
-    """Law: the next connection sees the new one, without a restart; the earlier one lives on."""
+    """No restart is needed, and connections with the earlier one continue."""
     operator = authority.credentials("operator")
     host, port = running.address.rsplit(":", 1)
     with open_channel(running.address, operator) as channel:
@@ -359,7 +363,7 @@ def test_renewed_certificate_is_used_by_the_next_connection(
 def test_audit_log_records_callers_and_calls(
     authority: CertificateAuthority, running: TlsService, shows, tmp_path: Path
 ):
-    """Sessions, streams, reads, drains and refusals; whose they were; and no token."""
+    """It has sessions, streams, reads, drains and refusals with their callers, and no token."""
     dump(running.address, tmp_path / "tree", authority.credentials("rank"))
     shows(authority.credentials("operator"))
     daemon_client.fetch_agent_status(running.address)
@@ -396,7 +400,7 @@ def test_audit_log_records_callers_and_calls(
 def test_agent_reports_to_the_coordinator_over_tls(
     authority: CertificateAuthority, running: TlsService, tmp_path: Path, caplog
 ):
-    """With its role it reports; without it logs this and loses nothing until admitted."""
+    """An agent without the role logs that, and loses nothing until it is admitted."""
     credentials = authority.credentials("reader")
     own = tmp_path / "own"
     own.mkdir()
@@ -437,7 +441,7 @@ def _copy(source: TlsCredentials, target: TlsCredentials) -> None:
 def test_workers_serve_redirected_ranks_over_tls(
     authority: CertificateAuthority, short_dir: Path, shows
 ):
-    """Law: redirected ranks find the same certificate, and the supervisor reaches its workers."""
+    """Redirected ranks find the same certificate, and the supervisor reaches its workers."""
     notified = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     notified.bind(f"{short_dir}/notify")
     notified.settimeout(WAIT_S)
@@ -483,7 +487,7 @@ def test_workers_serve_redirected_ranks_over_tls(
 
 
 def test_addresses_beyond_loopback_need_certificates(authority: CertificateAuthority):
-    """The same address is served with certificates, and rejected without."""
+    """The same address is accepted with certificates, and rejected without."""
     with pytest.raises(ConfigError, match=r"with certificates \(\[tls\]\)"):
         GrpcServer("0.0.0.0:0", ()).start()
     server = GrpcServer("0.0.0.0:0", (), tls=ServerCertificates(authority.server("everywhere")))
@@ -494,7 +498,7 @@ def test_addresses_beyond_loopback_need_certificates(authority: CertificateAutho
 def test_health_and_reflection_are_open_to_every_role(
     authority: CertificateAuthority, running: TlsService
 ):
-    """Also streams of theirs pass; a certificate without any role may not even that."""
+    """This holds for their streams, too; a certificate without any role is rejected."""
     with open_channel(running.address, authority.credentials("rank")) as channel:
         health: Any = health_pb2_grpc.HealthStub(channel)
         watch = health.Watch(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
@@ -511,7 +515,7 @@ def test_health_and_reflection_are_open_to_every_role(
 
 
 def test_socket_callers_are_audited_as_local(short_dir: Path, tmp_path: Path):
-    """Everything is allowed there, and all that is known of the caller is that it is here."""
+    """Callers on a socket may do everything, and the log has them as local."""
     agent = DumpAgent(AgentSettings(listen=f"unix:{short_dir}/a", state_dir=f"{short_dir}/state"))
     path = tmp_path / "audit"
     audit = AuditLog(path)
@@ -535,7 +539,7 @@ def test_socket_callers_are_audited_as_local(short_dir: Path, tmp_path: Path):
 
 
 def test_audit_log_is_opened_once_per_process(make_daemon, tmp_path: Path):
-    """The gate, the page and what removes iterations write through one."""
+    """Access control, metrics page and retention write through one file object."""
     path = tmp_path / "audit"
     daemon = make_daemon(RANKDUMPD_LOG__AUDIT=str(path), RANKDUMPD_METRICS__LISTEN=ANYWHERE)
     daemon_client.fetch_agent_status(daemon.address)
@@ -549,7 +553,7 @@ def test_audit_log_is_opened_once_per_process(make_daemon, tmp_path: Path):
 
 
 def test_unusable_audit_file_ends_the_start(short_dir: Path):
-    """One line, and code 2, before anything listens."""
+    """The daemon ends with one line and exit code 2 before it listens."""
     environ = os.environ | {
         "RANKDUMPD_COORDINATOR__LISTEN": f"unix:{short_dir}/c",
         "RANKDUMPD_COORDINATOR__STATE_DIR": f"{short_dir}/state",
@@ -585,9 +589,9 @@ def check_config(own: TlsSettings, coordinator: str, folder: Path) -> subprocess
 def test_check_config_checks_certificates_and_calls_the_coordinator(
     authority: CertificateAuthority, running: TlsService, tmp_path: Path
 ):
-    """Status 0, 1 or 2 as nothing, something or everything is wrong; settings on standard output.
+    """Each problem is a line on stderr, with status 1; the settings are on standard output.
 
-    That nobody answers is a warning: a coordinator may come later.
+    A coordinator that does not answer is a warning, because it may start later.
     """
 
     def checked(name: str, coordinator: str) -> tuple[int, list[str]]:
@@ -621,7 +625,7 @@ def test_check_config_checks_certificates_and_calls_the_coordinator(
 def test_agent_with_mismatched_certificate_files_does_not_start(
     authority: CertificateAuthority, tmp_path: Path
 ):
-    """One line, status 2: not hours later, when there is something to report."""
+    """It ends with one line and status 2 at once, not with the first report."""
     shown = authority.credentials("agent")
     own = TlsSettings(shown.ca, shown.certificate, authority.credentials("rank").key)
     done = check_config(own, "unix:/c.sock", tmp_path)

@@ -25,7 +25,7 @@ def host(short_dir: Path) -> Iterator[WorkerHost]:
 
 
 def second(host: WorkerHost, socket: Path, *, workers: int) -> subprocess.CompletedProcess[str]:
-    """Run one more supervisor, with a state folder of its own."""
+    """Run another supervisor, with a state folder of its own."""
     folder = host.folder
     own = {"LISTEN": f"unix:{socket}", "STATE_DIR": f"{folder}/other", "RUNTIME_DIR": str(folder)}
     return subprocess.run(
@@ -40,7 +40,7 @@ def second(host: WorkerHost, socket: Path, *, workers: int) -> subprocess.Comple
 
 
 def test_second_supervisor_on_one_runtime_folder_is_rejected(host: WorkerHost, tmp_path: Path):
-    """With the same socket, another one beside it, or elsewhere; with more workers as well."""
+    """With the same socket, another one beside it, or one elsewhere; also with more workers."""
     tmp_path.chmod(0o750)
     before = sorted(host.folder.rglob("*"))
     places = ((host.folder / "agent.sock", 2), (host.folder / "b.sock", 3), (tmp_path / "c", 3))

@@ -88,7 +88,7 @@ def manifests(root: Path) -> list[Manifest]:
 
 
 def test_watched_output_shows_the_layer_that_overwrote_it(start, short_dir):
-    """Law: each file has the content after its layer, under the name that says both operators."""
+    """Each file has the content after its layer, and a name that has both operators."""
     with start(("calm", "wild"), ("first",)) as session:
         session.attach(net := Net())
         for i in range(2):
@@ -139,7 +139,7 @@ class Doubling(nn.Module):
 
 
 def losses(session: rankdump.Session) -> tuple[list[float], list[int]]:
-    """Train; return the losses, and how many graphs were gone before each next iteration."""
+    """Train; return the losses, and how many graphs were freed before each next iteration."""
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(4, 8), Doubling(), nn.ReLU(inplace=True), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -159,7 +159,7 @@ def losses(session: rankdump.Session) -> tuple[list[float], list[int]]:
 
 
 def test_watching_changes_no_result(start):
-    """Law: being watched changes no result, and keeps no graph of gradients alive."""
+    """Watching changes no result, and keeps no graph of gradients alive."""
     plain = losses(rankdump.Session())
     assert plain[1] == [1, 2, 3, 4]
     relu = "Gradients/Default/network-Sequential/2-ReLU/ReLU-op0"
@@ -168,7 +168,7 @@ def test_watching_changes_no_result(start):
 
 
 def test_freed_watched_memory_is_counted_as_drop(start, short_dir):
-    """Law: what has no memory any more is a loss with its reason, and no crash."""
+    """A tensor whose memory was freed is a loss with its reason, not a crash."""
     with start(("1", "2"), ("0",)) as session:
         net = nn.Sequential(nn.Linear(2, 2), nn.Identity(), nn.Identity())
         session.attach(net)

@@ -24,7 +24,7 @@ from rankdumpd.workers.session_migration import select_worker
 def test_ranks_continue_with_another_number_of_workers(
     short_dir: Path, before, after, shared_memory
 ):
-    """Law: no tensor is lost or duplicated, whichever worker serves a rank."""
+    """No tensor is lost or duplicated, whichever worker serves a rank."""
     with contextlib.ExitStack() as stack:
         host = WorkerHost(short_dir, before)
         stack.callback(host.close)
@@ -69,7 +69,7 @@ sys.stdin.read()
 
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
 def test_slab_of_a_dead_rank_is_read_by_another_worker(short_dir: Path, before, after):
-    """Supervisor, workers and rank are killed; the slab moves with the session and is read."""
+    """Supervisor, workers and rank are killed; the slab moves with its session and is read."""
     with contextlib.ExitStack() as stack:
         host = WorkerHost(short_dir, before)
         stack.callback(host.close)

@@ -42,7 +42,7 @@ def make_host(short_dir: Path) -> Iterator[Hosts]:
 
 
 def until(look: Callable[[], StatusView], holds: Callable[[StatusView], bool]) -> StatusView:
-    """Return the first view of which something holds; each look is a call that takes its time."""
+    """Return the first view for which a condition is true; each look is a call."""
     view = look()
     deadline = time.monotonic() + WAIT_S
     while not holds(view):
@@ -52,7 +52,9 @@ def until(look: Callable[[], StatusView], holds: Callable[[StatusView], bool]) -
 
 
 def test_ranks_are_distributed_and_all_tensors_are_in_the_tree(make_host):
-    """Law: every rank's tensors are in the tree, whichever worker wrote them; the view has all."""
+    """The tree has the tensors of every rank, whichever worker wrote them, and the view has all
+    ranks.
+    """
     host = make_host(2)
     for rank in range(4):
         with host.session(rank) as session:
@@ -83,14 +85,14 @@ def test_ranks_are_distributed_and_all_tensors_are_in_the_tree(make_host):
 
 
 def all_is_needed(view: StatusView) -> bool:
-    """Whether all four ranks have ended, and the needs, which follow later, show it."""
+    """Return whether all four ranks have ended and the view has their needs, which come later."""
     stored = sum(i.bytes_stored for i in view.iterations if i.complete)
     needs = [need.bytes_stored for need in view.needs]
     return sum(i.complete for i in view.iterations) == 4 and needs == [stored]
 
 
 def test_needs_and_ledgers_of_workers_are_added_up(make_host, short_dir):
-    """One sentence of all ranks, not one of each worker, which knows its own part only."""
+    """There is one sentence for all ranks, not one for each worker."""
     host = make_host(2, JOB_BYTES="150000", KEEP_FREE_RATIO="0", KEEP_FREE_INODES_RATIO="0")
     with contextlib.ExitStack() as sessions:
         for rank in range(4):
@@ -109,7 +111,7 @@ def test_needs_and_ledgers_of_workers_are_added_up(make_host, short_dir):
 
 @pytest.mark.parametrize("shared_memory", [True, False])
 def test_killed_worker_restarts_and_its_rank_loses_nothing(make_host, shared_memory):
-    """What was acknowledged is in its ledger, what was not is sent again or lies in the slab."""
+    """Acknowledged frames are in the ledger of the worker, others are resent or in the slab."""
     host = make_host(2)
     index = select_worker("job", 3, 2)
     with host.session(3, shared_memory=shared_memory) as session:
@@ -168,7 +170,7 @@ def test_supervisor_waits_for_workers_of_a_killed_one(make_host):
 
 
 def test_sigterm_drains_all_workers(make_host):
-    """Ranks end their streams, their frames are finished, and nothing is left but the state."""
+    """Ranks end their streams, their frames are committed, and only the state remains."""
     host = make_host(2)
     with contextlib.ExitStack() as sessions:
         for rank in range(2):
@@ -189,7 +191,7 @@ def test_sigterm_drains_all_workers(make_host):
 
 
 def test_sigterm_to_every_process_drains_as_usual(make_host):
-    """A worker that gets both the signal and the pipe's end drains as usual."""
+    """A worker that gets both the signal and the end of the pipe drains once."""
     host = make_host(2)
     with host.session(0) as session:
         session.step(0)
@@ -215,7 +217,7 @@ def test_silent_rank_is_cut_off_at_the_deadline(make_host, make_rank, frames):
 
 
 def test_readiness_is_notified_when_all_workers_serve(make_host, short_dir):
-    """The service manager learns of the supervisor alone, and only when every worker serves."""
+    """The service manager is notified by the supervisor only, when every worker serves."""
     heard: list[bytes] = []
     served: list[bool] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
@@ -243,13 +245,13 @@ def test_readiness_is_notified_when_all_workers_serve(make_host, short_dir):
 
 
 def until_served(served: list[bool]) -> bool:
-    """Wait for the listener, which is busy with calls."""
+    """Wait until the listener has served three calls; return whether it has."""
     pause = threading.Event()
     return any(len(served) == 3 or pause.wait(0.05) for _ in range(1000))
 
 
 def test_supervisor_rejects_frames_with_the_reason(make_host, make_rank):
-    """A client that follows no redirect learns that it is too old."""
+    """The error tells a client that follows no redirect that it is too old."""
     rank = make_rank(make_host(2).address)
     answer = rank.open()
     assert not answer.token
@@ -263,7 +265,7 @@ def test_supervisor_rejects_frames_with_the_reason(make_host, make_rank):
 
 
 def test_standalone_coordinator_gets_reports_of_all_workers(make_host):
-    """`standalone --workers N`: workers report to the address at which ranks ask."""
+    """With `standalone --workers N` workers report to the address that ranks use."""
     host = make_host(2, command="standalone")
     for rank in range(2):
         with host.session(rank, ranks=2) as session:
@@ -285,7 +287,7 @@ def test_standalone_coordinator_gets_reports_of_all_workers(make_host):
 
 
 def test_worker_over_tcp_has_its_own_port(make_host, make_rank, frames):
-    """A client goes to a port of the host that it knows the agent by."""
+    """The client connects to another port of the host by which it knows the agent."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -315,12 +317,12 @@ def refused(*arguments: str, **environ: str) -> str:
     ("workers", "says"), [("0", "1 to 256"), ("-1", "1 to 256"), ("257", "1 to 256"), ("x", "int")]
 )
 def test_invalid_number_of_workers_is_one_line(workers, says):
-    """One line says what is legal, and nothing starts."""
+    """The line has the allowed numbers, and nothing is started."""
     assert says in refused("agent", "--workers", workers)
 
 
 def test_faults_shared_by_workers_are_one_line(tmp_path, short_dir):
-    """Faults in what all workers share are found before any of them starts."""
+    """Errors in settings that all workers share are reported before any worker starts."""
     state = {"RANKDUMPD_AGENT__STATE_DIR": str(tmp_path), "RANKDUMPD_AGENT__WORKERS": "2"}
     name = "x" * (107 - len(f"{short_dir}/"))  # a front could listen there, no worker beside it
     group = refused("agent", RANKDUMPD_AGENT__RUNTIME_GROUP="no such group", **state)

@@ -12,7 +12,6 @@ import gc
 import json
 from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -395,28 +394,16 @@ def run_dumped(name: str, rank: int, world: int, tree: Path) -> list[str]:
     return [read_loss(loss) for loss in losses]
 
 
-def run_rank(rank: int, world: int, folder: Path, names: list[str]) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=world,
-        timeout=timedelta(seconds=60),
-    )
-    for name in names:
-        own = folder / name
-        own.mkdir(exist_ok=True)
-        torch.manual_seed(3)
-        plain, counts = run_plain(name, rank, world)
-        gc.collect()
-        torch.manual_seed(3)
-        dumped = run_dumped(name, rank, world, own / "tree")
-        result = {"plain": plain, "dumped": dumped, "counts": counts}
-        (own / f"rank_{rank}.json").write_text(json.dumps(result))
-        gc.collect()
-    dist.barrier()
+def run_scenario(name: str, rank: int, world: int, own: Path) -> None:
+    """Run a scenario without and with a dump on one rank, and write what it computed."""
+    torch.manual_seed(3)
+    plain, counts = run_plain(name, rank, world)
+    gc.collect()
+    torch.manual_seed(3)
+    dumped = run_dumped(name, rank, world, own / "tree")
+    result = {"plain": plain, "dumped": dumped, "counts": counts}
+    (own / f"rank_{rank}.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":
-    run_ranks(run_rank)
+    run_ranks(run_scenario)

@@ -15,7 +15,6 @@ import hashlib
 import json
 from collections.abc import Callable
 from copy import deepcopy
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -271,32 +270,20 @@ SCENARIOS: dict[str, Callable[[Job], None]] = {
 }
 
 
-def run_rank(rank: int, world: int, folder: Path, names: list[str]) -> None:
-    """Run scenarios on one rank and write what it computed."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=world,
-        timeout=timedelta(seconds=60),
-    )
-    for name in names:
-        own = folder / name
-        own.mkdir(exist_ok=True)
-        torch.manual_seed(3)
-        plain = Job(rank, world)
-        SCENARIOS[name](plain)
-        torch.compiler.reset()
-        torch.manual_seed(3)
-        plan = DumpPlan(OutputSettings(str(own / "tree")))
-        session = rankdump.Session(plan, identity=RankIdentity(rank, world, job_id=name))
-        dumped = Job(rank, world, session)
-        SCENARIOS[name](dumped)
-        found = {"plain": plain.losses, "dumped": dumped.losses, "digests": dumped.digests}
-        (own / f"rank_{rank}.json").write_text(json.dumps(found))
-    dist.barrier()
+def run_scenario(name: str, rank: int, world: int, own: Path) -> None:
+    """Run a scenario without and with a dump on one rank, and write what it computed."""
+    torch.manual_seed(3)
+    plain = Job(rank, world)
+    SCENARIOS[name](plain)
+    torch.compiler.reset()
+    torch.manual_seed(3)
+    plan = DumpPlan(OutputSettings(str(own / "tree")))
+    session = rankdump.Session(plan, identity=RankIdentity(rank, world, job_id=name))
+    dumped = Job(rank, world, session)
+    SCENARIOS[name](dumped)
+    found = {"plain": plain.losses, "dumped": dumped.losses, "digests": dumped.digests}
+    (own / f"rank_{rank}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
-    run_ranks(run_rank)
+    run_ranks(run_scenario)

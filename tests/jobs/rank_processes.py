@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
+import torch
+import torch.distributed as dist
 
-def run_ranks(run_rank: Callable[[int, int, Path, list[str]], None]) -> None:
-    """Run `run_rank(rank, world_size, folder, names)` in a child for each rank, with the arguments
-    of the script: world size, folder, names. End the script with the worst status.
+
+def run_ranks(run_scenario: Callable[[str, int, int, Path], None]) -> None:
+    """Run `run_scenario(name, rank, world_size, folder)` for each name, in a child for each rank.
+
+    The arguments of the script are world size, folder and names; each scenario has a folder of its
+    name in it. The script ends with the worst status of a child.
     """
     world, folder, names = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
     children: list[int] = []
@@ -20,7 +27,7 @@ def run_ranks(run_rank: Callable[[int, int, Path, list[str]], None]) -> None:
         if not child:
             code = 1
             try:
-                run_rank(rank, world, folder, names)
+                _run_rank(run_scenario, rank, world, folder, names)
                 code = 0
             except BaseException:
                 traceback.print_exc()
@@ -31,3 +38,26 @@ def run_ranks(run_rank: Callable[[int, int, Path, list[str]], None]) -> None:
         children.append(child)
     codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
     sys.exit(max(map(abs, codes)))
+
+
+def _run_rank(
+    run_scenario: Callable[[str, int, int, Path], None],
+    rank: int,
+    world: int,
+    folder: Path,
+    names: list[str],
+) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=60),
+    )
+    for name in names:
+        own = folder / name
+        own.mkdir(exist_ok=True)
+        run_scenario(name, rank, world, own)
+        gc.collect()
+    dist.barrier()

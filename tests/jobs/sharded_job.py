@@ -9,12 +9,10 @@ FOLDER/SCENARIO/tree.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -456,40 +454,28 @@ def redistribute(job: Job) -> None:
     job.train(Moving(line_mesh("dp")), whole_batch=True, options={"foreach": False})
 
 
-def run_rank(rank: int, world: int, folder: Path, names: list[str]) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store",
-        rank=rank,
-        world_size=world,
-        timeout=timedelta(seconds=60),
-    )
-    for name in names:
-        own = folder / name
-        own.mkdir(exist_ok=True)
-        torch.manual_seed(3)
-        plain = Job(rank)
-        SCENARIOS[name](plain)
-        torch.manual_seed(3)
-        finds_states = name in FOUND_STATES
-        selection = TensorSelection(optimizer_states=finds_states)
-        plan = DumpPlan(OutputSettings(str(own / "tree")), selection)
-        session = rankdump.Session(plan, identity=RankIdentity(rank, world, job_id=name))
-        dumped = Job(rank, session, finds_states=finds_states)
-        SCENARIOS[name](dumped)
-        result = {
-            "plain": plain.losses,
-            "dumped": dumped.losses,
-            "digests": dumped.digests,
-            "same": plain.digests == dumped.digests,
-        }
-        (own / f"rank_{rank}.json").write_text(json.dumps(result))
-        if rank == 0:
-            np.savez(own / "full.npz", allow_pickle=False, **dumped.full)
-        gc.collect()
-    dist.barrier()
+def run_scenario(name: str, rank: int, world: int, own: Path) -> None:
+    """Run a scenario without and with a dump on one rank, and write what it computed."""
+    torch.manual_seed(3)
+    plain = Job(rank)
+    SCENARIOS[name](plain)
+    torch.manual_seed(3)
+    finds_states = name in FOUND_STATES
+    selection = TensorSelection(optimizer_states=finds_states)
+    plan = DumpPlan(OutputSettings(str(own / "tree")), selection)
+    session = rankdump.Session(plan, identity=RankIdentity(rank, world, job_id=name))
+    dumped = Job(rank, session, finds_states=finds_states)
+    SCENARIOS[name](dumped)
+    result = {
+        "plain": plain.losses,
+        "dumped": dumped.losses,
+        "digests": dumped.digests,
+        "same": plain.digests == dumped.digests,
+    }
+    (own / f"rank_{rank}.json").write_text(json.dumps(result))
+    if rank == 0:
+        np.savez(own / "full.npz", allow_pickle=False, **dumped.full)
 
 
 if __name__ == "__main__":
-    run_ranks(run_rank)
+    run_ranks(run_scenario)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.data_dumps import write_data_dump
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -23,22 +24,9 @@ def run(tmp_path, socket_folder):
     """Run the job with an agent and a coordinator of its own; return its order as JSON."""
 
     def ran(way: str, **section) -> dict:
-        settings = {
-            "dump_mode": 0,
-            "path": "/nowhere/unless/overridden",
-            "net_name": "Net",
-            "iteration": "all",
-            "saved_data": "statistic",
-            "input_output": 0,
-            "kernels": [],
-            "support_device": [0, 1],
-        }
-        config = tmp_path / "data_dump.json"
-        e2e = {"enable": True, "trans_flag": True}
         # A small slab is ready at once, also on a busy disk: a rank waits 2 s for it at most.
         own = {"buffer_bytes": 1 << 20} | section
-        body = {"common_dump_settings": settings, "e2e_dump_settings": e2e, "rankdump": own}
-        config.write_text(json.dumps(body))
+        config = write_data_dump(tmp_path, "/nowhere", saved_data="statistic", own=own)
         tree = tmp_path / "tree"
         command = ["run", "--config", config, "--output", tree, "--", sys.executable, JOB]
         subprocess.run(

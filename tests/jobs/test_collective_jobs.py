@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.data_dumps import write_data_dump
 
 from rankdump._analysis.reader.coordinator_files import PublishedOrder
 from rankdump._core.events import FindingKind
@@ -41,7 +42,7 @@ TWO_RANKS = (
 FOUR_RANKS = ("hsdp", "fsdp2_tp", "pp_gpipe", "pp_1f1b", "pp_interleaved")
 TWO_DIMENSIONS = {(0, 1), (2, 3), (0, 2), (1, 3)}
 """Groups of a mesh of two by two ranks."""
-E2E_SETTINGS = {"enable": True, "trans_flag": True}
+
 STEPS = 3
 RUN_S = 500
 
@@ -93,19 +94,7 @@ class CollectiveRun:
 
 def run_job(folder: Path, world: int, names: tuple[str, ...]) -> Path:
     """Run the scenarios; the daemon has published everything when the command returns."""
-    common = {
-        "dump_mode": 0,
-        "path": str(folder / "unused"),
-        "net_name": "Net",
-        "iteration": "all",
-        "saved_data": "tensor",
-        "input_output": 0,
-        "kernels": [],
-        "support_device": [*range(world)],
-    }
-    body = {"common_dump_settings": common, "e2e_dump_settings": E2E_SETTINGS}
-    config = folder / "data_dump.json"
-    config.write_text(json.dumps(body))
+    config = write_data_dump(folder, folder / "unused", devices=range(world))
     command = [sys.executable, "-m", "rankdump", "run", "--config", str(config), "--"]
     command += [sys.executable, str(Path(__file__).with_name("collective_job.py"))]
     done = subprocess.run(

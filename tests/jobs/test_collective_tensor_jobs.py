@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.data_dumps import write_data_dump
 
 import rankdump
 from rankdump._analysis.reader.tree import Entry
@@ -32,19 +33,7 @@ BUCKET = "Default/group-0/bucket-0/AllReduce-op4"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run the job; the agent has everything when the command returns."""
     folder = tmp_path_factory.mktemp("tensors")
-    common = {
-        "dump_mode": 0,
-        "path": str(folder / "unused"),
-        "net_name": "Net",
-        "iteration": "all",
-        "saved_data": "tensor",
-        "input_output": 0,
-        "kernels": [],
-        "support_device": [*range(WORLD)],
-    }
-    config = folder / "data_dump.json"
-    e2e = {"enable": True, "trans_flag": True}
-    config.write_text(json.dumps({"common_dump_settings": common, "e2e_dump_settings": e2e}))
+    config = write_data_dump(folder, folder / "unused", devices=range(WORLD))
     command = [sys.executable, "-m", "rankdump", "run", "--config", str(config), "--"]
     command += [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(WORLD)]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]

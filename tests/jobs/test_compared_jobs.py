@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -12,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.data_dumps import write_data_dump
 
 import rankdump
 from rankdump._analysis.compare.report import TensorVerdict
@@ -41,19 +41,7 @@ def run_rankdump(*arguments: object) -> subprocess.CompletedProcess[str]:
 def run_job(folder: Path, name: str, *arguments: object, world: int = 1) -> Path:
     """Run a scenario to its end; return its tree."""
     tree = folder / name
-    common = {
-        "dump_mode": 0,
-        "path": str(tree),
-        "net_name": "Net",
-        "iteration": "all",
-        "saved_data": "tensor",
-        "input_output": 0,
-        "kernels": [],
-        "support_device": [0, 1],
-    }
-    settings = {"enable": True, "trans_flag": True}
-    config = folder / f"{name}.json"
-    config.write_text(json.dumps({"common_dump_settings": common, "e2e_dump_settings": settings}))
+    config = write_data_dump(folder, tree, name=f"{name}.json")
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", world]
     command = [sys.executable, *(launcher if world > 1 else []), JOB, *arguments]
     done = run_rankdump("run", "--config", config, "--", *command)
@@ -130,7 +118,7 @@ def test_diff_has_a_line_for_each_kind(sharded, whole):
     kinds = [line.split("  ")[0] for line in done.stdout.splitlines() if " pairs: " in line]
     assert kinds == ["parameters", "buffers", "gradients", "activations", "activation gradients"]
     (activations,) = (line for line in done.stdout.splitlines() if line.startswith("activations"))
-    assert "first extent 2 in a and 4 in b, as with other batches" in activations
+    assert "first extent 2 in a and 4 in b, as of other batch sizes" in activations
     assert "input.1 (labels)" in done.stdout
     assert "output.0 (loss)" in done.stdout
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.data_dumps import write_data_dump
 
 import rankdump
 from rankdump.reader import status
@@ -23,19 +24,7 @@ MODULES = ("0-Linear/Linear-op0", "1-GELU/GELU-op0", "2-LayerNorm/LayerNorm-op0"
 
 def run_job(folder: Path, kind: str, backend: str = "aot_eager") -> tuple[dict[str, Any], str]:
     """Run the job under `rankdump run`; return what it printed, and its messages."""
-    common = {
-        "dump_mode": 0,
-        "path": str(folder / "tree"),
-        "net_name": "Net",
-        "iteration": "1|3",
-        "saved_data": "tensor",
-        "input_output": 0,
-        "kernels": [],
-        "support_device": [0],
-    }
-    config = folder / "dump.json"
-    e2e = {"enable": True, "trans_flag": True}
-    config.write_text(json.dumps({"common_dump_settings": common, "e2e_dump_settings": e2e}))
+    config = write_data_dump(folder, folder / "tree", devices=[0], iteration="1|3")
     job = [sys.executable, Path(__file__).with_name("compiled_job.py"), backend, kind, folder]
     command = [sys.executable, "-m", "rankdump", "run", "--config", config, "--", *job]
     done = subprocess.run(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.data_dumps import write_data_dump
 
 from rankdump._analysis.reader.manifests import read_tree_sessions
 
@@ -101,22 +102,7 @@ def wait_until(read: Callable[[], str], shows: Callable[[str], bool], log: Path)
 @contextmanager
 def start_job(folder: Path, case: str, *prefix: str, **environ: str) -> Generator[HangingJob]:
     """Start a job that dumps into a tree of that folder, and end it by its process id."""
-    common = {
-        "dump_mode": 0,
-        "path": str(folder / "tree"),
-        "net_name": "Net",
-        "iteration": "all",
-        "saved_data": "tensor",
-        "input_output": 0,
-        "kernels": [],
-        "support_device": [0, 1],
-    }
-    body = {
-        "common_dump_settings": common,
-        "e2e_dump_settings": {"enable": True, "trans_flag": True},
-    }
-    config = folder / "data_dump.json"
-    config.write_text(json.dumps(body))
+    config = write_data_dump(folder, folder / "tree")
     short = Path(tempfile.mkdtemp(prefix="rd-"))
     own = {
         **os.environ,

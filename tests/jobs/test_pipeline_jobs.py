@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.data_dumps import write_data_dump
 
 import rankdump
 from rankdump._analysis.reader.tree import Entry
@@ -39,23 +40,6 @@ SIDES = {
 }
 
 
-def write_config(folder: Path, tree: str) -> Path:
-    common = {
-        "dump_mode": 0,
-        "path": str(folder / tree),
-        "net_name": "Net",
-        "iteration": "all",
-        "saved_data": "tensor",
-        "input_output": 0,
-        "kernels": [],
-        "support_device": [*range(WORLD)],
-    }
-    config = folder / f"{tree}.json"
-    e2e = {"enable": True, "trans_flag": True}
-    config.write_text(json.dumps({"common_dump_settings": common, "e2e_dump_settings": e2e}))
-    return config
-
-
 def make_environment() -> dict[str, str]:
     """Return the environment without settings of gRPC: what `import rankdump` sets must do."""
     return {name: value for name, value in os.environ.items() if not name.startswith("GRPC_")}
@@ -64,7 +48,8 @@ def make_environment() -> dict[str, str]:
 def run_command(folder: Path, tree: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a script of this folder with an agent that has everything when the command returns."""
     script, *rest = words
-    command = [sys.executable, "-m", "rankdump", "run", "--config", write_config(folder, tree)]
+    config = write_data_dump(folder, folder / tree, devices=range(WORLD), name=f"{tree}.json")
+    command = [sys.executable, "-m", "rankdump", "run", "--config", config]
     command += ["--", sys.executable, Path(__file__).with_name(script), *rest]
     done = subprocess.run(
         command,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from jobs.restarted_job import CRASH_ITERATION, ITERATIONS, make_batch
+from support.data_dumps import write_data_dump
 
 import rankdump
 from rankdump import reader
@@ -55,22 +56,7 @@ class DumpedJob:
 
 def run_job(folder: Path, *command: object, code: int = 0) -> DumpedJob:
     """Dump everything that a command does into a tree."""
-    common = {
-        "dump_mode": 0,
-        "path": str(folder / "tree"),
-        "net_name": "Net",
-        "iteration": "all",
-        "saved_data": "full",
-        "input_output": 0,
-        "kernels": [],
-        "support_device": [0, 1],
-    }
-    plan = {
-        "common_dump_settings": common,
-        "e2e_dump_settings": {"enable": True, "trans_flag": True},
-    }
-    config = folder / "data_dump.json"
-    config.write_text(json.dumps(plan))
+    config = write_data_dump(folder, folder / "tree", saved_data="full")
     done = subprocess.run(
         [
             *(sys.executable, "-m", "rankdump", "run", "--config", str(config), "--"),

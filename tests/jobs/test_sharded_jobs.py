@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.data_dumps import write_data_dump
 
 import rankdump
 from rankdump._analysis.reader.tree import Entry
@@ -52,26 +53,13 @@ PARAMETERS = {
 """Parameters of a scenario's model; 14 by default."""
 WITH_STATES = ("ddp_unreduced", "fsdp2", "fsdp2_tp")
 """Scenarios with the states of their optimizers."""
-E2E_SETTINGS = {"enable": True, "trans_flag": True}
+
 RUN_S = 500
 
 
 def run_job(folder: Path, world: int, names: tuple[str, ...]) -> Path:
     """Run the scenarios with an agent that has everything when the command returns."""
-    common = {
-        "dump_mode": 0,
-        "path": str(folder / "unused"),
-        "net_name": "Net",
-        "iteration": "all",
-        "saved_data": "tensor",
-        "input_output": 0,
-        "kernels": [],
-        "support_device": [*range(world)],
-    }
-    config = folder / "data_dump.json"
-    config.write_text(
-        json.dumps({"common_dump_settings": common, "e2e_dump_settings": E2E_SETTINGS})
-    )
+    config = write_data_dump(folder, folder / "unused", devices=range(world))
     command = [sys.executable, "-m", "rankdump", "run", "--config", str(config), "--"]
     command += [sys.executable, str(Path(__file__).with_name("sharded_job.py"))]
     done = subprocess.run(

@@ -69,7 +69,7 @@ def describe_plan(plan: DumpPlan) -> dict[str, str]:
         **_describe_models(selection),
         "sides": _describe_sides(selection),
         "kept": _describe_trigger(selection),
-        **({"optimizers": "states of those that step"} if selection.optimizer_states else {}),
+        **({"optimizers": "their states after each step"} if selection.optimizer_states else {}),
         **_describe_content(plan.content, output),
         "buffer": f"{format_bytes(delivery.buffer_bytes)} a rank; when full: {full}",
         **_describe_overhead(plan),

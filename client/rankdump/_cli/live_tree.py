@@ -162,7 +162,7 @@ def mark_ended_sessions(view: StatusView, files: Sequence[TreeSession], host: st
         findings.append(f"{_name_ranks(gone)}: the agent ended while the session was open")
     findings += (
         f"{_name_ranks(ranks)}: the agent runs on host {name} and cannot be asked from here; the "
-        "state is the one that it wrote last"
+        "state shown is the last one that it wrote"
         for name, ranks in unknown.items()
     )
     return replace(view, sessions=tuple(sessions), findings=tuple(findings))

@@ -102,7 +102,10 @@ class ZstdCodec:
 
     def encode(self, parts: Sequence[ByteBuffer]) -> Sequence[ByteBuffer]:
         """Return the frame in parts; zstandard releases the GIL while it works."""
-        return [*self.encode_blocks(parts, sum(map(len, parts)))]
+        size = sum(map(len, parts))
+        if size <= _MAX_JOINED_BYTES:
+            return (self._compressor().compress(b"".join(parts)),)
+        return (*self.encode_blocks(parts, size),)
 
     def encode_blocks(self, blocks: Iterable[ByteBuffer], size: int) -> Iterable[ByteBuffer]:
         """Yield the frame, which does not depend on where a block ends."""
@@ -188,6 +191,9 @@ Measured with zstd at level 1: random bits stay at 1.000, normal float64 comes t
 to 0.924 and bfloat16 to 0.777; a sample differs from the whole by less than 0.005. The 8 % of
 float32 cost a core as long as the training step that wrote them.
 """
+BLOCK_BYTES = 4 << 10
+"""Files up to this size stay plain: they take a block of a disk, packed or not, and packing one
+takes longer than writing it."""
 SMALL_FILE_BYTES = 64 << 10
 """Files up to this size are packed without a sample: a frame of them costs hardly more."""
 _SAMPLES = 8
@@ -201,12 +207,13 @@ def pack_file(
     """Return the bytes of a file, packed where that saves enough, else `parts` itself.
 
     The name of a packed file has the codec's suffix; whether it has depends on parts and codec
-    alone. With `later` a large file that packing would make smaller is stored in a frame of the
-    codec, so that it can be packed later under the same name.
+    alone. A codec that may defer packing leaves a file of one block plain for good. With `later`
+    a large file that packing would make smaller is stored in a frame of the codec, so that it can
+    be packed later under the same name.
     """
-    if not codec.suffix:
-        return parts
     size = _count_bytes(parts)
+    if not codec.suffix or (codec.is_deferrable and size <= BLOCK_BYTES):
+        return parts
     if size <= SMALL_FILE_BYTES:
         packed = codec.encode(parts)
         return packed if is_worthwhile(packed, size) else parts

@@ -90,7 +90,7 @@ def add_optimizer_states(
     if not settings.optimizer_states:
         return selection
     if selection.trigger != "always" or selection.watched or not selection.outputs:
-        reason = "records nothing: only a plan that keeps outputs, without a debug mode, has states"
+        reason = "has no effect: a plan without outputs or with a debug mode records no states"
         notes.add(f"{RANKDUMP_SECTION}.{_STATES_KEY}", True, reason)
     return replace(selection, optimizer_states=True)
 

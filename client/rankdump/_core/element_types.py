@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from rankdump._kernels.array_memory import find_address
+from rankdump._kernels.kernel_functions import KERNELS
 from rankdump.errors import UnsupportedError
 
 
@@ -80,10 +82,11 @@ def convert_to_stored(name: str, data: memoryview) -> memoryview:
     """Return the bytes of a file for these raw elements; a new buffer only if they are widened."""
     if name not in _WIDENED_TYPES:
         return data
-    if name == "bfloat16":
-        wide = np.frombuffer(data, dtype="<u2").astype("<u4") << np.uint32(16)
-    else:
-        wide = _make_float8_table(name)[np.frombuffer(data, dtype=np.uint8)]
+    elements = np.frombuffer(data, dtype=np.uint8)
+    if name != "bfloat16":
+        return _view_bytes(_make_float8_table(name)[elements])
+    wide = np.empty(elements.size // 2, "<u4")
+    KERNELS.functions.widen_bfloat16(find_address(wide), find_address(elements), wide.size)
     return _view_bytes(wide)
 
 

@@ -145,6 +145,17 @@ EVENT_COLUMN_TYPES: dict[str, str] = {
 }
 """Column names and their element types; TEXT_COLUMNS index the string table."""
 TEXT_COLUMNS = ("name", "group", "dtype", "source")
+CALL_COLUMNS = (
+    "group",
+    "sequence",
+    "element_count",
+    "dtype",
+    "peer",
+    "stall_us",
+    "source",
+    "outcome",
+)
+"""Columns of collectives and messages only; operators have the defaults of `RankEvent`."""
 
 EventColumn: TypeAlias = npt.NDArray[Any]
 

@@ -67,7 +67,8 @@ class LayoutDeclaration:
             )
         if found is None:
             cuts = ", ".join(map(str, self.placements)) or "no placement"
-            return f"shape {list(shape)} is not that of {cuts} of {list(self.global_shape)}"
+            whole = list(self.global_shape)
+            return f"shape {list(shape)} is not that of a part of {whole} under {cuts}"
         return find_layout_fault(found, shape) or found
 
 

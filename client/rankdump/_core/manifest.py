@@ -259,21 +259,22 @@ _COLUMN_CHECKS: Mapping[Any, tuple[Callable[[list[Any]], bool], str]] = {
 def _format_record(record: ManifestRecord, layouts: Mapping[TensorLayout, int]) -> str:
     # As `json.dumps` writes it. Only what differs from one iteration to the next is made anew:
     # a step has thousands of records.
-    kind = _format_record_kind(
-        record.op_type, record.op_name, record.argument, record.dtype, record.shape
+    path, timestamp_us, op_type, op_name, argument, dtype, shape = record[:7]
+    bytes_in, bytes_stored, digest, member, microbatch, phase, layout = record[7:]
+    kind = _format_record_kind(op_type, op_name, argument, dtype, shape)
+    text = (
+        f'{{"path": {_quote_text(path)}, "timestamp_us": {timestamp_us}, {kind}, '
+        f'"bytes_in": {bytes_in}, "bytes_stored": {bytes_stored}, "digest": {_quote_text(digest)}'
     )
-    rest = f', "member": {_quote_text(record.member)}' if record.member else ""
-    if record.microbatch is not None:
-        rest += f', "microbatch": {record.microbatch}'
-    if record.phase:
-        rest += f', "phase": {_quote_text(record.phase)}'
-    if record.layout is not None:
-        rest += f', "layout": {layouts[record.layout]}'
-    return (
-        f'{{"path": {_quote_text(record.path)}, "timestamp_us": {record.timestamp_us}, {kind}, '
-        f'"bytes_in": {record.bytes_in}, "bytes_stored": {record.bytes_stored}, '
-        f'"digest": {_quote_text(record.digest)}{rest}}}'
-    )
+    if member:
+        text += f', "member": {_quote_text(member)}'
+    if microbatch is not None:
+        text += f', "microbatch": {microbatch}'
+    if phase:
+        text += f', "phase": {_quote_text(phase)}'
+    if layout is not None:
+        text += f', "layout": {layouts[layout]}'
+    return text + "}"
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED_KINDS)

@@ -63,12 +63,13 @@ def sanitize_name(name: str) -> str:
     MindSpore turns `/`, `\\`, `.` and space into `_`, one for one (MindSpore 2.3,
     `GetFileKernelName`); control characters and unpaired surrogates become `_` as well.
     """
-    # Nearly all names are printable.
-    return (name if name.isprintable() else sanitize_line(name)).translate(_UNSAFE_CHARACTERS)
+    return sanitize_line(name).translate(_UNSAFE_CHARACTERS)
 
 
 def sanitize_line(name: str) -> str:
     """Return a name for a line of a file, with `_` for characters that are not printable."""
+    if name.isprintable():
+        return name
     return "".join(c if c.isprintable() else "_" for c in name)
 
 

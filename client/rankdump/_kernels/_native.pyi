@@ -1,6 +1,8 @@
 # Functions of native.c; numpy_twin.py has the same, kernel_functions.py says what they do.
 from rankdump._kernels.kernel_functions import FoundFingerprint, FoundMoments
 
+SOURCE_DIGEST: str
+
 def measure_elements(data: int | bytes, count: int, code: int, parts: int, /) -> FoundMoments: ...
 def copy_and_measure(
     target: int, data: int | bytes, count: int, code: int, parts: int, /
@@ -23,5 +25,8 @@ def copy_strided(
     source_strides: tuple[int, ...],
     /,
 ) -> None: ...
+def write_small_file(
+    folder: int, hidden_name: str, name: str, mode: int, data: bytes, /
+) -> tuple[int, int, int]: ...
 def select_variant(name: str, /) -> bool: ...
 def get_variant() -> str: ...

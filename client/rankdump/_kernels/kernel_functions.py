@@ -31,7 +31,10 @@ class KernelFunctions(Protocol):
     def copy_and_measure(
         self, target: int, data: int | bytes, count: int, code: int, parts: int, /
     ) -> FoundMoments:
-        """Copy elements to an address, and return the moments of the copy."""
+        """Copy elements to an address, and return their moments.
+
+        A copy of 4 MiB or more goes past the caches.
+        """
         ...
 
     def widen_bfloat16(self, target: int, source: int, count: int, /) -> None:
@@ -67,6 +70,21 @@ class KernelFunctions(Protocol):
         ...
 
 
+class SmallFileWriter(Protocol):
+    """Makes a file by one call of C, where Python needs six."""
+
+    def __call__(
+        self, folder: int, hidden_name: str, name: str, mode: int, data: bytes, /
+    ) -> tuple[int, int, int]:
+        """Return inode, size and time of change in ns of a file that was made in an open folder.
+
+        It has a hidden name until it is complete. OSError when it could not be made, and then
+        nothing is left: FileExistsError when the name is taken, EINVAL or ENOSYS where the system
+        cannot rename a file without replacing another.
+        """
+        ...
+
+
 class LoadedKernels(NamedTuple):
     """Functions, and the words that tell which ones they are."""
 
@@ -74,6 +92,8 @@ class LoadedKernels(NamedTuple):
     description: str
     """For `--version`."""
     is_compiled: bool
+    write_small_file: SmallFileWriter | None = None
+    """None where nothing is compiled."""
 
     def explain_slowness(self) -> str:
         """Return the text for a log when the kernels are not compiled; empty when they are."""
@@ -97,7 +117,8 @@ def load_kernels(wanted: str) -> LoadedKernels:
         return _load_numpy(str(error))
     if wanted and not native.select_variant(wanted):
         return _load_numpy(f"{KERNELS_VARIABLE} is {wanted!r}, which does not run here")
-    return LoadedKernels(native, f"compiled, {native.get_variant()}", is_compiled=True)
+    about = f"compiled, {native.get_variant()}"
+    return LoadedKernels(native, about, is_compiled=True, write_small_file=native.write_small_file)
 
 
 def _load_numpy(reason: str) -> LoadedKernels:

@@ -6,7 +6,10 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <errno.h>
+
 #include "kernels.h"
+#include "small_file.h"
 
 #ifdef HAS_AVX2
 #include <cpuid.h>
@@ -14,6 +17,14 @@
 
 /* Below this the lock is kept: another thread may keep it for longer than the kernel runs. */
 #define RELEASED_BYTES (1 << 18)
+
+#define RUN_KERNEL(bytes, call)                                                                    \
+    if ((bytes) < RELEASED_BYTES) {                                                                \
+        call;                                                                                      \
+    } else {                                                                                       \
+        Py_BEGIN_ALLOW_THREADS call;                                                               \
+        Py_END_ALLOW_THREADS                                                                       \
+    }
 
 struct variant {
     const char *name;
@@ -120,6 +131,14 @@ static int read_extents(PyObject *tuple, int64_t *extents)
     return (int)count;
 }
 
+static int64_t multiply_extents(const int64_t *extents, int dimensions)
+{
+    int64_t product = 1;
+    for (int axis = 0; axis < dimensions; axis++)
+        product *= extents[axis];
+    return product;
+}
+
 /* -- functions ----------------------------------------------------------------------------------- */
 
 static PyObject *build_moments(int64_t count, const struct moments *m)
@@ -153,13 +172,8 @@ static PyObject *run_measure(PyObject *const *arguments, unsigned char *copy)
     const long parts = PyLong_AsLong(arguments[3]);
     if (PyErr_Occurred())
         return NULL;
-    if (count * element_bytes[code] < RELEASED_BYTES) {
-        chosen->measure(elements, count, code, (int)parts, copy, &found);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        chosen->measure(elements, count, code, (int)parts, copy, &found);
-        Py_END_ALLOW_THREADS
-    }
+    RUN_KERNEL(count * element_bytes[code],
+               chosen->measure(elements, count, code, (int)parts, copy, &found))
     return build_moments(count, &found);
 }
 
@@ -195,9 +209,7 @@ static PyObject *widen_bfloat16(PyObject *self, PyObject *const *arguments, Py_s
     const int64_t count = PyLong_AsLongLong(arguments[2]);
     if (PyErr_Occurred())
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    widen_elements(target, source, count);
-    Py_END_ALLOW_THREADS
+    RUN_KERNEL(count * 2, widen_elements(target, source, count))
     Py_RETURN_NONE;
 }
 
@@ -219,12 +231,9 @@ static PyObject *fingerprint_shard(PyObject *self, PyObject *const *arguments, P
     if (shard.dimensions < 0
         || !read_numbers(arguments[3], (int64_t *)shard.strides, shard.dimensions))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    chosen->fingerprint(elements, &shard, (int)code, &found);
-    Py_END_ALLOW_THREADS
-    int64_t count = 1;
-    for (int axis = 0; axis < shard.dimensions; axis++)
-        count *= shard.extents[axis];
+    const int64_t count = multiply_extents(shard.extents, shard.dimensions);
+    RUN_KERNEL(count * element_bytes[code],
+               chosen->fingerprint(elements, &shard, (int)code, &found))
     return Py_BuildValue("Ky#N", (unsigned long long)found.digest, (const char *)found.sketch,
                          (Py_ssize_t)sizeof found.sketch, build_moments(count, &found.moments));
 }
@@ -244,10 +253,43 @@ static PyObject *copy_strided(PyObject *self, PyObject *const *arguments, Py_ssi
     if (plan.dimensions < 0 || !read_numbers(arguments[4], plan.target_strides, plan.dimensions)
         || !read_numbers(arguments[5], plan.source_strides, plan.dimensions))
         return NULL;
-    Py_BEGIN_ALLOW_THREADS
-    chosen->copy(target, source, &plan);
-    Py_END_ALLOW_THREADS
+    RUN_KERNEL(multiply_extents(plan.extents, plan.dimensions) * plan.item_bytes,
+               chosen->copy(target, source, &plan))
     Py_RETURN_NONE;
+}
+
+static PyObject *write_small_file(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)self;
+    if (!check_count(given, 5))
+        return NULL;
+    PyObject *hidden = NULL, *name = NULL, *made = NULL;
+    struct small_file file;
+    struct stat found;
+    char *data;
+    Py_ssize_t bytes;
+    file.folder = (int)PyLong_AsLong(arguments[0]);
+    file.mode = (mode_t)PyLong_AsLong(arguments[3]);
+    if (!PyErr_Occurred() && PyUnicode_FSConverter(arguments[1], &hidden)
+        && PyUnicode_FSConverter(arguments[2], &name)
+        && !PyBytes_AsStringAndSize(arguments[4], &data, &bytes)) {
+        int error;
+        file.hidden_name = PyBytes_AsString(hidden);
+        file.name = PyBytes_AsString(name);
+        file.data = data;
+        file.bytes = (size_t)bytes;
+        Py_BEGIN_ALLOW_THREADS
+        error = make_small_file(&file, &found);
+        Py_END_ALLOW_THREADS
+        errno = error;
+        made = error ? PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, arguments[2])
+                     : Py_BuildValue("KLL", (unsigned long long)found.st_ino,
+                                     (long long)found.st_size,
+                                     found.st_mtim.tv_sec * 1000000000LL + found.st_mtim.tv_nsec);
+    }
+    Py_XDECREF(hidden);
+    Py_XDECREF(name);
+    return made;
 }
 
 static PyObject *select_variant(PyObject *self, PyObject *name)
@@ -282,7 +324,7 @@ static const char measure_elements_doc[] =
     "Return moments of elements at an address, or in a bytes object.";
 static const char copy_and_measure_doc[] =
     "copy_and_measure(target, data, count, code, parts)\n--\n\n"
-    "Copy elements to an address, and return the moments of the copy.";
+    "Copy elements to an address, and return their moments.";
 static const char widen_bfloat16_doc[] =
     "widen_bfloat16(target, source, count)\n--\n\nStore bfloat16 elements as float32.";
 static const char fingerprint_shard_doc[] =
@@ -291,6 +333,9 @@ static const char fingerprint_shard_doc[] =
 static const char copy_strided_doc[] =
     "copy_strided(target, source, item_bytes, extents, target_strides, source_strides)\n--\n\n"
     "Copy elements between axes in two orders.";
+static const char write_small_file_doc[] =
+    "write_small_file(folder, hidden_name, name, mode, data)\n--\n\n"
+    "Make a file in an open folder; return its inode, size and time of change.";
 
 static PyMethodDef functions[] = {
     FAST(measure_elements),
@@ -298,6 +343,7 @@ static PyMethodDef functions[] = {
     FAST(widen_bfloat16),
     FAST(fingerprint_shard),
     FAST(copy_strided),
+    FAST(write_small_file),
     {"select_variant", select_variant, METH_O, "Return whether a variant runs here; use it then."},
     {"get_variant", get_variant, METH_NOARGS, "Return the name of the variant in use."},
     {NULL, NULL, 0, NULL},
@@ -305,11 +351,10 @@ static PyMethodDef functions[] = {
 
 static int prepare(PyObject *module)
 {
-    (void)module;
     for (int i = 0; i < VARIANT_COUNT; i++)
         if (can_run(i))
             chosen = &variants[i];
-    return 0;
+    return PyModule_AddStringConstant(module, "SOURCE_DIGEST", SOURCE_DIGEST);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, prepare}, {0, NULL}};

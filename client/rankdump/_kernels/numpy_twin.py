@@ -48,7 +48,7 @@ def measure_elements(data: int | bytes, count: int, code: int, parts: int) -> Fo
 def copy_and_measure(
     target: int, data: int | bytes, count: int, code: int, parts: int
 ) -> FoundMoments:
-    """Copy elements to an address, and return the moments of the copy."""
+    """Copy elements to an address, and return their moments."""
     copied = _view_elements(target, count, code)
     copied[...] = _view_elements(data, count, code)
     return _measure_blocks(copied, code, parts)
@@ -98,11 +98,10 @@ def _measure_block(values: npt.NDArray[Any], parts: int) -> ElementMoments:
 def _find_extremes(values: npt.NDArray[Any]) -> tuple[float, float]:
     high, low = float(np.maximum.reduce(values)), float(np.minimum.reduce(values))
     if values.dtype.kind == "f" and 0.0 in {high, low}:
-        zeros = np.signbit(values[values == 0])
-        if high == 0:
-            high = -0.0 if zeros.all() else 0.0
-        if low == 0:
-            low = -0.0 if zeros.any() else 0.0
+        # Nothing is beyond a zero that is an extreme, so only zeros have the other sign.
+        signs = np.signbit(values)
+        high = -0.0 if high == 0 and signs.all() else high + 0.0
+        low = -0.0 if low == 0 and signs.any() else low + 0.0
     return high, low
 
 

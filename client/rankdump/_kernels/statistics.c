@@ -342,22 +342,48 @@ void VARIANT(measure_block)(const unsigned char *data, int64_t count, int code, 
     block_measures[code](data, (int)count, parts, found);
 }
 
-/* Finds the moments of `count` elements. Where `copy` is not NULL, elements are copied there, and the
-   moments are those of the copy, also where another thread writes to the elements meanwhile. */
+/* Copies that do not fit into the cache go past it: they need not read the lines that they overwrite,
+   which then take nothing's place. */
+#define STREAMED_BYTES (4 << 20)
+
+static void copy_block(unsigned char *target, const unsigned char *block, int64_t bytes, int streams)
+{
+#ifdef __SSE2__
+    if (streams) {
+        int64_t at = -(intptr_t)target & 15;
+        at = at < bytes ? at : bytes;
+        memcpy(target, block, (size_t)at);
+        for (; at + 16 <= bytes; at += 16)
+            _mm_stream_si128((__m128i *)(target + at), _mm_loadu_si128((const void *)(block + at)));
+        memcpy(target + at, block + at, (size_t)(bytes - at));
+        return;
+    }
+#endif
+    (void)streams;
+    memcpy(target, block, (size_t)bytes);
+}
+
+/* Finds the moments of `count` elements, and copies them where `copy` is not NULL, block by block: what
+   a loop has just read is copied from the cache. */
 void VARIANT(measure_elements)(const unsigned char *data, int64_t count, int code, int parts,
                                unsigned char *copy, struct moments *found)
 {
     const int64_t bytes = element_bytes[code];
+    const int streams = count * bytes >= STREAMED_BYTES;
     block_measure *measure = block_measures[code];
     *found = EMPTY_MOMENTS;
     const unsigned mode = keep_denormals();
     for (int64_t at = 0; at < count; at += BLOCK_ELEMENTS) {
         const int64_t size = count - at < BLOCK_ELEMENTS ? count - at : BLOCK_ELEMENTS;
         const unsigned char *block = data + at * bytes;
-        if (copy)
-            block = memcpy(copy + at * bytes, block, (size_t)(size * bytes));
         measure(block, (int)size, parts, found);
+        if (copy)
+            copy_block(copy + at * bytes, block, size * bytes, streams);
     }
+#ifdef __SSE2__
+    if (copy && streams)
+        _mm_sfence(); /* who is told of the copy now sees it */
+#endif
     restore_mode(mode);
     if (parts & PART_COUNTS)
         found->zeros = count - found->positives - found->negatives - found->nans;

@@ -17,6 +17,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from rankdump._core.record import TensorKey, TensorSide, sanitize_name
 from rankdump._layout.file_name import (
@@ -33,8 +34,7 @@ MAPPING_FILE = "mapping.csv"
 _MAX_REMEMBERED_FOLDERS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class FilePlace:
+class FilePlace(NamedTuple):
     """Place of a file."""
 
     folder: str
@@ -99,6 +99,7 @@ def make_tensor_folder(key: TensorKey) -> str:
     return make_iteration_folder(key.rank, key.net_name, *where, constant=key.constant)
 
 
+@lru_cache(maxsize=_MAX_REMEMBERED_FOLDERS)
 def make_iteration_folder(
     rank: int, net_name: str, graph: int, iteration: int, *, constant: bool
 ) -> str:
@@ -132,27 +133,40 @@ def make_mindspore_place(
     key: TensorKey, suffix: str, profile: Profile = DEFAULT_PROFILE
 ) -> FilePlace:
     """Return the place of a record whose codec appends `suffix` (empty or `.zst`) to `.npy`."""
-    operator = _spell_type_and_name(key.op_type, key.op_name, profile)
-    element = f".{sanitize_name(key.element)}" if key.element and profile.element_token else ""
-    name = (
-        f"{operator}.{key.task}.{key.stream}.{key.timestamp_us}"
-        f".{key.side.value}.{key.slot}.{key.tensor_format}{element}"
+    element = key.element if profile.element_token else ""
+    operator, tensor = _spell_operator_and_tensor(
+        key.op_type, key.op_name, key.side, key.slot, key.tensor_format, element, profile
     )
-    return shorten_mindspore_name(make_tensor_folder(key), name, f".npy{suffix}")
+    stem = f"{operator}.{key.task}.{key.stream}.{key.timestamp_us}.{tensor}"
+    return shorten_mindspore_name(make_tensor_folder(key), stem, f".npy{suffix}")
 
 
 def shorten_mindspore_name(folder: str, stem: str, suffix: str) -> FilePlace:
     """Return the place of a file, under a number where its name would be too long."""
     name = stem + suffix
-    if len(name.encode()) <= MAX_NAME_BYTES:
+    if len(name) <= MAX_NAME_BYTES and (name.isascii() or len(name.encode()) <= MAX_NAME_BYTES):
         return FilePlace(folder, name)
     digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
     return FilePlace(folder, f"{int.from_bytes(digest, 'big')}{suffix}", mapped_from=name)
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED_OPERATORS)
-def _spell_type_and_name(op_type: str, op_name: str, profile: Profile) -> str:
-    return f"{sanitize_name(op_type) or '_'}.{spell_operator(op_type, op_name, profile)}"
+def _spell_operator_and_tensor(
+    op_type: str,
+    op_name: str,
+    side: TensorSide,
+    slot: int,
+    tensor_format: str,
+    element: str,
+    profile: Profile,
+) -> tuple[str, str]:
+    """Return the parts of a file's name before and behind its numbers."""
+    operator = spell_operator(op_type, op_name, profile)
+    last = f".{sanitize_name(element)}" if element else ""
+    return (
+        f"{sanitize_name(op_type) or '_'}.{operator}",
+        f"{side.value}.{slot}.{tensor_format}{last}",
+    )
 
 
 def parse_mindspore_name(name: str) -> FileName | None:

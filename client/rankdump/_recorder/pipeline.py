@@ -228,7 +228,7 @@ class DumpPipeline:
         self._metadata_sender.send_events()
         if self._iteration_state.ever_armed and (self._counters.kept_tensors or not self._quiet):
             self._metadata_sender.send_graphs()
-        self.refused = self._client.link is LinkState.REFUSED
+        self.refused = self._client.link is LinkState.REJECTED
         counters = self._counters
         run = make_run_facts(
             self._device,
@@ -266,7 +266,7 @@ class DumpPipeline:
 
     def _undelivered(self) -> int:
         """Return the number of selected tensors that no agent has taken."""
-        if self._client.link in (LinkState.ABSENT, LinkState.OPENING, LinkState.REFUSED):
+        if self._client.link in (LinkState.ABSENT, LinkState.OPENING, LinkState.REJECTED):
             return self.lost_tensors
         return self._counters.losses_by_reason.get(NOT_TAKEN_BY_AGENT, 0)
 
@@ -296,7 +296,7 @@ class DumpPipeline:
         self._session_logger.warn_lost_tensor(COPY_FAILED, head.kind.op_name)
 
     def _link_changed(self, link: LinkState, reason: str) -> None:
-        if link is LinkState.REFUSED:
+        if link is LinkState.REJECTED:
             self._iteration_state.disable()
         self._session_logger.log_link_change(link, reason, closing=self._client.closing)
 

@@ -112,7 +112,7 @@ class SessionLogger:
                 f"and counted",
                 about="opening",
             )
-        elif link is LinkState.REFUSED:
+        elif link is LinkState.REJECTED:
             self.warn_once(f"{self._rank}the agent at {self._address} rejected this rank: {reason}")
         elif link is LinkState.AWAY and not self._away and not closing:
             self._away = True

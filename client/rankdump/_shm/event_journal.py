@@ -286,7 +286,9 @@ class _JournalTexts:
         kind, dtype_bytes, source_bytes, peer, *numbers, at = _CALL.unpack_from(content)
         sequence, element_count, stall_us = numbers
         if not EventKind.OPERATOR < kind <= max(EventKind) or max(numbers) >= _NUMBER_LIMIT:
-            raise CorruptedError(f"damaged: a call at {place} of the journal's texts")
+            raise CorruptedError(
+                f"damaged: the journal has no call at position {place} of its texts"
+            )
         source_at = _CALL.size + dtype_bytes
         name_at = source_at + source_bytes
         return _JournalText(
@@ -306,19 +308,21 @@ class _JournalTexts:
         (name_bytes,) = _GROUP.unpack_from(content)
         name_end = _GROUP.size + name_bytes
         if (len(content) - name_end) % 4 or len(content) < name_end:
-            raise CorruptedError(f"damaged: a group at {place} of the journal's texts")
+            raise CorruptedError(
+                f"damaged: the journal has no group at position {place} of its texts"
+            )
         ranks = np.frombuffer(content[name_end:], "<u4").tolist()
         return ProcessGroup(_decode(content[_GROUP.size : name_end]), tuple(ranks))
 
     def _read(self, place: int) -> bytes:
         offset = place % JOURNAL_TEXT_BYTES
         if not self._text_end - JOURNAL_TEXT_BYTES <= place < self._text_end:
-            raise CorruptedError(f"the text at {place} of the journal is gone")
+            raise CorruptedError(f"the journal has overwritten the text at position {place}")
         length, checksum = _TEXT_HEAD.unpack_from(self._content, offset)
         begin = offset + _TEXT_HEAD.size
         content = self._content[begin : begin + length]
         if len(content) != length or zlib.crc32(content) != checksum:
-            raise CorruptedError(f"damaged: a text at {place} of the journal")
+            raise CorruptedError(f"damaged: the text at position {place} of the journal")
         return content
 
 

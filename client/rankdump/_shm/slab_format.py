@@ -149,4 +149,4 @@ def _compute_ring_bytes(version: int, length: int) -> int:
 
 def align_length(length: int) -> int:
     """Return a length rounded up to ENTRY_ALIGNMENT."""
-    return -(-length // ENTRY_ALIGNMENT) * ENTRY_ALIGNMENT
+    return (length + ENTRY_ALIGNMENT - 1) & -ENTRY_ALIGNMENT

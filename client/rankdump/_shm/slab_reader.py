@@ -32,6 +32,10 @@ _READ_AHEAD_BYTES = 64 << 10
 """Bytes that are read at once while entries are small; of large ones the head alone."""
 _READ_AHEAD_OF_LARGE_BYTES = 1 << 10
 _KNOWN_STATES = frozenset(map(int, EntryState))
+# As numbers: comparing members of an enumeration takes longer than reading them.
+_COMMITTED, _FILLER, _SEALED = map(
+    int, (EntryState.COMMITTED, EntryState.FILLER, EntryState.SEALED)
+)
 
 
 class SlabEntry(NamedTuple):
@@ -135,13 +139,14 @@ class SlabReader:
     def _entry(self, position: int, limit: int) -> SlabEntry | int:
         """Return the entry at a position, or the position behind a filler."""
         offset = position % self.ring_bytes
-        found = _parse_entry_head(
-            self._version, self._bytes(position, ENTRY_HEAD.size, limit), position
+        head_bytes, state, frame_bytes, data_bytes, frame_checksum, sequence, mark, digest = (
+            _parse_entry_head(
+                self._version, self._bytes(position, ENTRY_HEAD.size, limit), position
+            )
         )
-        filler = found.state == EntryState.FILLER
-        frame_at = offset + found.size
-        data_at = offset + align_length(found.size + found.frame_bytes)
-        total = found.data_bytes if filler else data_at - offset + align_length(found.data_bytes)
+        data_at = align_length(offset + head_bytes + frame_bytes)
+        filler = state == _FILLER
+        total = data_bytes if filler else align_length(data_at - offset + data_bytes)
         end = position + total
         if not 0 < total <= self.ring_bytes - offset or end > limit or total % ENTRY_ALIGNMENT:
             raise CorruptedError(
@@ -150,21 +155,22 @@ class SlabReader:
             )
         if filler:
             return end
-        frame = self._bytes(position + frame_at - offset, found.frame_bytes, limit)
+        frame = self._bytes(position + head_bytes, frame_bytes, limit)
         self._ahead = (
             _READ_AHEAD_BYTES if total <= _READ_AHEAD_BYTES // 2 else _READ_AHEAD_OF_LARGE_BYTES
         )
-        sealed = found.state == EntryState.SEALED
+        is_sealed = state == _SEALED
+        # By position: there is one for each small record.
         return SlabEntry(
             frame,
             RING_OFFSET + data_at,
-            found.data_bytes,
-            has_data=sealed or found.state == EntryState.COMMITTED,
-            end_position=end,
-            digest=found.digest if sealed and found.digest != _NO_DIGEST else b"",
-            is_corrupted=sealed and zlib.crc32(frame) != found.frame_checksum,
-            sequence=found.sequence,
-            mark=found.mark,
+            data_bytes,
+            is_sealed or state == _COMMITTED,
+            end,
+            digest if is_sealed and digest != _NO_DIGEST else b"",
+            is_sealed and zlib.crc32(frame) != frame_checksum,
+            sequence,
+            mark,
         )
 
     def _bytes(self, position: int, length: int, limit: int) -> memoryview:
@@ -179,34 +185,26 @@ class SlabReader:
         return self._window[begin : begin + length]
 
 
-class _EntryHead(NamedTuple):
-    """Head of an entry."""
+def _parse_entry_head(
+    version: int, raw: memoryview, position: int
+) -> tuple[int, int, int, int, int, int, int, bytes]:
+    """Return size, state, bytes of frame and data, checksum of the frame, number, mark and digest.
 
-    size: int
-    state: int
-    frame_bytes: int
-    data_bytes: int
-    frame_checksum: int = 0
-    sequence: int = 0
-    mark: int = 0
-    digest: bytes = _NO_DIGEST
-
-
-def _parse_entry_head(version: int, raw: memoryview, position: int) -> _EntryHead:
+    The last four are 0 or empty in the first version.
+    """
     if version == 1:
         magic, state, stamp, frame_bytes, data_bytes = _ENTRY_HEAD_OF_VERSION_1.unpack_from(raw)
-        head = _EntryHead(_ENTRY_HEAD_OF_VERSION_1.size, state, frame_bytes, data_bytes)
-        checksum = None
+        size = _ENTRY_HEAD_OF_VERSION_1.size
+        frame_checksum = sequence = mark = 0
+        checksum, digest = None, _NO_DIGEST
     else:
+        size = ENTRY_HEAD.size
         magic, state, stamp, frame_bytes, frame_checksum, data_bytes, *rest = ENTRY_HEAD.unpack(raw)
         sequence, mark, checksum, digest = rest
-        head = _EntryHead(
-            ENTRY_HEAD.size, state, frame_bytes, data_bytes, frame_checksum, sequence, mark, digest
-        )
-    if (magic, stamp) != (ENTRY_MAGIC, position) or state not in _KNOWN_STATES:
+    if magic != ENTRY_MAGIC or stamp != position or state not in _KNOWN_STATES:
         raise CorruptedError(f"damaged slab: no entry at {position}")
-    if state == EntryState.SEALED and zlib.crc32(raw[CHECKED_HEAD_BYTES]) != checksum:
+    if state == _SEALED and zlib.crc32(raw[CHECKED_HEAD_BYTES]) != checksum:
         raise CorruptedError(
             f"damaged slab: the head of the entry at {position} differs from what was sealed"
         )
-    return head
+    return size, state, frame_bytes, data_bytes, frame_checksum, sequence, mark, digest

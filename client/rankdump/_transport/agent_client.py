@@ -195,7 +195,7 @@ class AgentClient:
             outgoing.wake()
             while buffer.items.outstanding and self.link not in (
                 LinkState.ABSENT,
-                LinkState.REFUSED,
+                LinkState.REJECTED,
             ):
                 away = self.link is LinkState.AWAY
                 allowed_s = min(patience_s, RETURN_AT_EXIT_TIMEOUT_S) if away else patience_s
@@ -263,7 +263,7 @@ class AgentClient:
                     # Entries in shared memory are lost; later items take the stream.
                     self._selector.avoid_slabs(str(error))
                 elif isinstance(error, PermanentError):
-                    self._set_link(LinkState.REFUSED, str(error))
+                    self._set_link(LinkState.REJECTED, str(error))
                     return
                 if _is_timed_out(failure):
                     error = UnavailableError(f"no answer within {OPEN_TIMEOUT_S:g} s")
@@ -276,7 +276,7 @@ class AgentClient:
                 self._set_link(link, str(error))
             except Exception as error:  # this thread must not end without a log line
                 _logger.exception("rankdump: the sender thread stopped")
-                self._set_link(LinkState.REFUSED, f"internal error: {error}")
+                self._set_link(LinkState.REJECTED, f"internal error: {error}")
                 return
             self._pause(backoff.next_pause_s())
 
@@ -292,7 +292,7 @@ class AgentClient:
             )
 
     def _finished(self) -> bool:
-        gone = self._abandoned or self.link in (LinkState.ABSENT, LinkState.REFUSED)
+        gone = self._abandoned or self.link in (LinkState.ABSENT, LinkState.REJECTED)
         return self.closing and (gone or not self._buffer.items.outstanding)
 
     def _connect(self) -> None:

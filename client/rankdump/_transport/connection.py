@@ -63,5 +63,5 @@ class LinkState(Enum):
     UP = "up"
     AWAY = "away"
     """The connection was lost."""
-    REFUSED = "refused"
+    REJECTED = "rejected"
     """The agent rejected the session for good."""

@@ -10,6 +10,7 @@ from itertools import chain
 import numpy as np
 
 from rankdump._core.events import (
+    CALL_COLUMNS,
     EVENT_COLUMN_TYPES,
     TEXT_COLUMNS,
     CallOutcome,
@@ -45,18 +46,7 @@ MAX_PROCESS_GROUPS = 1 << 12
 MAX_GROUP_MEMBERS = 1 << 20
 """Ranks of all groups of one message."""
 MAX_UNSEEN_ENTRIES = 1 << 12
-_CALL_COLUMNS = (
-    "group",
-    "sequence",
-    "element_count",
-    "dtype",
-    "peer",
-    "stall_us",
-    "source",
-    "outcome",
-)
-"""Columns of collectives and messages only; operators have zeros or _OPERATOR_DEFAULTS."""
-_COMMON_COLUMNS = tuple(field for field in EVENT_COLUMN_TYPES if field not in _CALL_COLUMNS)
+_COMMON_COLUMNS = tuple(field for field in EVENT_COLUMN_TYPES if field not in CALL_COLUMNS)
 _OPERATOR_DEFAULTS = {"peer": -1}
 _INDEX_TYPE = "u4"
 
@@ -86,7 +76,7 @@ def events_to_wire(events: EventColumns, *, names: bool = True) -> events_pb2.Ev
     for field in _COMMON_COLUMNS:
         if field != "position":
             setattr(message, field, _pack_column(columns[field], EVENT_COLUMN_TYPES[field]))
-    for field in _CALL_COLUMNS:
+    for field in CALL_COLUMNS:
         setattr(message, field, _pack_column(columns[field][calls], EVENT_COLUMN_TYPES[field]))
     return message
 
@@ -113,7 +103,7 @@ def events_from_wire(
     if not np.array_equal(calls, np.flatnonzero(kinds != int(EventKind.OPERATOR))):
         raise ProtocolError(f"{len(calls)} calls, which do not match the kinds of the events")
     own_names = bool(message.names) or texts is None
-    for field in _CALL_COLUMNS:
+    for field in CALL_COLUMNS:
         columns[field] = np.full(count, _OPERATOR_DEFAULTS.get(field, 0), EVENT_COLUMN_TYPES[field])
         sent = "stream_source" if field == "source" and not own_names else field
         columns[field][calls] = _read_column(message, sent, len(calls), field)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import repeat
 from math import prod
 from typing import Any
 
@@ -134,13 +135,17 @@ def _serialize_nameless(
     ).SerializeToString(deterministic=True)
 
 
-def kind_from_wire(data: bytes) -> TensorKind:
-    """Read a kind; ProtocolError when it contradicts itself or is too long."""
+def kind_from_wire(data: bytes, model: str | None = None) -> TensorKind:
+    """Read a kind; ProtocolError when it contradicts itself or is too long.
+
+    With `model` it gets this name, or the name in the kind where that is empty.
+    """
     # Long kinds are few, unless a sender means to fill this memory.
-    return _parse_remembered_kind(data) if len(data) <= _MAX_REMEMBERED_BYTES else _parse_kind(data)
+    read = _parse_remembered_kind if len(data) <= _MAX_REMEMBERED_BYTES else _parse_kind
+    return read(data, model)
 
 
-def _parse_kind(data: bytes) -> TensorKind:
+def _parse_kind(data: bytes, model: str | None) -> TensorKind:
     if len(data) > _MAX_KIND_BYTES:
         raise ProtocolError(
             f"the kind of a record has {len(data)} bytes, at most {_MAX_KIND_BYTES}"
@@ -177,7 +182,7 @@ def _parse_kind(data: bytes) -> TensorKind:
         byte_count=message.byte_count,
         argument=message.argument,
         constant=message.constant,
-        model=message.model,
+        model=message.model if model is None else model or message.model or UNNAMED_MODEL,
         layout=_read_layout(message, shape) if message.HasField("layout") else None,
         microbatch=message.microbatch if message.HasField("microbatch") else None,
         phase=message.phase,
@@ -289,13 +294,10 @@ def record_from_wire(message: agent_pb2.Record, *, rank: int, net_name: str) -> 
 
     `net_name` is the plan's, which takes precedence over the name in the record.
     """
-    kind = kind_from_wire(message.kind)
     iteration, timestamp_us = message.iteration, message.timestamp_us
     if iteration >= NUMBER_LIMIT or timestamp_us >= NUMBER_LIMIT:
         raise ProtocolError(f"a record has a number over {NUMBER_LIMIT - 1}")
-    model = net_name or kind.model or UNNAMED_MODEL
-    if kind.model != model:
-        kind = kind._replace(model=model)
+    kind = kind_from_wire(message.kind, net_name)
     return RecordHead(
         kind, iteration, timestamp_us, rank, message.task, message.stream, message.switched_on
     )
@@ -326,7 +328,7 @@ def statistic_rows_from_wire(message: agent_pb2.FigureRows) -> StatisticRows:
         raise ProtocolError(f"a row of statistics has a number over {NUMBER_LIMIT - 1}")
     return StatisticRows(
         iteration=message.iteration,
-        kinds=tuple(map(kind_from_wire, message.kinds)),
+        kinds=_read_kinds(message.kinds),
         timestamps_us=timestamps_us,
         statistics=tuple(message.figures),
         switched_on=message.switched_on,
@@ -334,6 +336,13 @@ def statistic_rows_from_wire(message: agent_pb2.FigureRows) -> StatisticRows:
         if message.degraded
         else "",
     )
+
+
+def _read_kinds(kinds: Sequence[bytes]) -> tuple[TensorKind, ...]:
+    # A step has thousands: looking one up is a call of C.
+    if max(map(len, kinds), default=0) <= _MAX_REMEMBERED_BYTES:
+        return tuple(map(_parse_remembered_kind, kinds, repeat(None)))
+    return tuple(map(kind_from_wire, kinds))
 
 
 def timeouts_to_wire(timeouts: RankTimeouts) -> events_pb2.Timeouts:

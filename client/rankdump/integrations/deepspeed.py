@@ -63,7 +63,7 @@ def attach(engine: Any, *, session: Session | None = None) -> Session:
     script ends. TypeError for an object that is no engine.
     """
     caller = f"{__name__}.attach"
-    check_owner(caller, engine, _MEMBERS, "what deepspeed.initialize returns first")
+    check_owner(caller, engine, _MEMBERS, "the engine that deepspeed.initialize returns")
     check_models(caller, (engine.module,))
     loop = LoopSession(__name__, session)
     loop.open((engine.module,))

@@ -1,5 +1,5 @@
-"""gRPC server with health and reflection on one address, a Unix socket or a TCP port. Knows no
-service by name.
+"""gRPC server with health and reflection on one address, a Unix socket or a TCP port, and the
+status codes of calls that end with an error of rankdump. Knows no service by name.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from concurrent import futures
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -19,8 +20,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from rankdump._core.daemon_endpoint import is_loopback
-from rankdump.errors import ConfigError
+from rankdump._wire.channel import get_status_code
+from rankdump.errors import ConfigError, RankdumpError, RetryableError
 from rankdumpd.server.call_gate import CallGate
+from rankdumpd.server.metrics import MetricCounters
 from rankdumpd.server.state_files import RequiredFiles
 from rankdumpd.server.tls import ServerCertificates
 
@@ -228,3 +231,19 @@ def _check_protected(address: str, tls: ServerCertificates | None) -> None:
             address,
             "unix:/path, host:port on loopback, or any host:port with certificates ([tls])",
         )
+
+
+@contextmanager
+def abort_on_error(context: grpc.ServicerContext, counters: MetricCounters) -> Generator[None]:
+    """End the call with the status of the block's RankdumpError, which is logged and counted.
+
+    Any other exception passes: gRPC logs it and ends the call with UNKNOWN.
+    """
+    try:
+        yield
+    except RankdumpError as error:
+        code = get_status_code(error)
+        level = logging.INFO if isinstance(error, RetryableError) else logging.WARNING
+        _logger.log(level, "call failed with %s: %s", code.name, error)
+        counters.add("rankdump_refused_calls_total", code=code.name)
+        context.abort(code, str(error))

@@ -25,8 +25,7 @@ from rankdumpd.agent.ingress.servicer import SERVICE_NAME, limit_drain_s
 from rankdumpd.agent.ledger.database import lock_ledger_folder
 from rankdumpd.agent.shm.slab_folder import find_group_id, share_memory
 from rankdumpd.server import machine
-from rankdumpd.server.error_status import abort_on_error
-from rankdumpd.server.grpc_server import parse_socket_path
+from rankdumpd.server.grpc_server import abort_on_error, parse_socket_path
 from rankdumpd.server.lifecycle import Component
 from rankdumpd.server.metrics import MetricCounters
 from rankdumpd.server.state_files import RequiredFiles, make_group_folder

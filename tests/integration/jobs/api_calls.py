@@ -23,7 +23,7 @@ WIDTH = 4
 
 
 class Residual(nn.Module):
-    """Adds what it was given to what it makes of it."""
+    """Adds its input to the output of its modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,14 +63,14 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
 
 
 def end(how: str) -> None:
-    """Leave the script as somebody who did not mean to."""
+    """End the script within its last step: by an exception, an interrupt or SIGKILL."""
     if how == "raise":
         raise ZeroDivisionError
     os.kill(os.getpid(), {"interrupt": signal.SIGINT, "kill": signal.SIGKILL}[how])
 
 
 def run(init: dict[str, Any], start: dict[str, Any], steps: int = 2, how: str = "") -> None:
-    """Dump some steps of a training, the first of them begun when the dump is."""
+    """Dump some steps of a training; the dump is started before the first of them."""
     torch.manual_seed(0)
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
@@ -90,7 +90,7 @@ def run(init: dict[str, Any], start: dict[str, Any], steps: int = 2, how: str = 
 
 
 def main() -> None:
-    """Do all runs."""
+    """Execute all runs."""
     torch.set_num_threads(1)
     if "MASTER_PORT" in os.environ:
         dist.init_process_group("gloo")

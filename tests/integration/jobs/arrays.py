@@ -14,7 +14,7 @@ import rankdump
 
 
 def expected(rank: int, iteration: int, slot: int) -> np.ndarray:
-    """Return what is in the tree for that tensor."""
+    """Return the array that the tree has for a tensor."""
     return np.full((4, 5), rank * 100 + iteration * 10 + slot, np.float32)
 
 

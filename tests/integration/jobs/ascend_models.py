@@ -40,7 +40,7 @@ class Head(torch.nn.Module):
 
 
 def watched(seen, model):
-    """Keep what every layer of a model reads and writes, by call."""
+    """Record what every layer of a model reads and writes, by call."""
     for name, layer in model.named_modules():
         its_place = f"{type(model).__name__}/{name}"
 
@@ -79,7 +79,7 @@ def config_session():
 
 
 def two_configurations(encoder, head, images):
-    """One after the other, and the first model once more without a dump."""
+    """Dump two models one after the other, and run the first one again without a dump."""
     for model, file in ((encoder, "first.json"), (head, "second.json")):
         assert rankdump.acl.set_dump(str(FOLDER / file)) == 100045
         assert rankdump.acl.init_dump() == 0

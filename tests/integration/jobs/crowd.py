@@ -21,7 +21,7 @@ _LENGTHS = (1, 3, 1000, 20_000, 600_000)
 
 
 def tensors(rank: int, iteration: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield what a rank dumps in an iteration; no two tensors of a job are alike."""
+    """Yield the tensors that a rank dumps in an iteration; no two tensors of a job are equal."""
     for number in range(OPERATORS):
         length = _LENGTHS[number % len(_LENGTHS)]
         first = (rank * ITERATIONS + iteration) * OPERATORS + number

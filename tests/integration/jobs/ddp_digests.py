@@ -41,7 +41,7 @@ class Net(nn.Module):
 
 
 class Digests:
-    """What the hooks saw."""
+    """Digests of the tensors that the hooks received."""
 
     def __init__(self) -> None:
         self.iteration = 0
@@ -64,7 +64,7 @@ class Digests:
 
 
 def train(rank: int) -> list[list[object]]:
-    """Train for a few steps; return what the hooks saw."""
+    """Train for a few steps; return the digests."""
     torch.manual_seed(0)
     net = Net()
     digests = Digests()

@@ -21,7 +21,7 @@ _PAGE_BYTES = 4096
 
 
 def resident_bytes(pid: int | str) -> int:
-    """Return what a process has in memory, without what it shares."""
+    """Return the resident memory of a process without its shared memory."""
     _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
     return (resident - shared) * _PAGE_BYTES
 

@@ -26,7 +26,7 @@ CULPRIT = {"sleepy": 2, "slow_dump": 1, "stuck_dump": 1, "skips": 3}
 
 
 def slow_down_dumping(seconds: float) -> None:
-    """Let this rank's next tensor take that long to be kept, as behind a disk that hangs."""
+    """Delay the staging of this rank's next tensor, as a hanging disk does."""
     keep = StagingBuffer.keep
     left = [seconds]
 

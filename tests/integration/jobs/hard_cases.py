@@ -32,7 +32,9 @@ def case(function: Callable[[], float]) -> Callable[[], float]:
 
 
 def train(model: nn.Module, loss_of: Callable[[], Tensor]) -> float:
-    """One AdamW step with clipping; the loss plus every parameter, so that any drift shows."""
+    """Train one AdamW step with clipping; return the loss and every parameter, which show any
+    deviation.
+    """
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     loss = loss_of()
     loss.backward()
@@ -266,7 +268,7 @@ def unhandled() -> float:
 
 @case
 def killed() -> float:
-    """Three whole iterations, then the end no handler sees."""
+    """Train three whole iterations, then end by a signal that no handler receives."""
     model = attached(mlp())
     for i in range(3):
         session.step(i)
@@ -280,7 +282,7 @@ def killed() -> float:
 
 @case
 def large() -> float:
-    """Enough bytes to fill a small disk."""
+    """Dump enough bytes to fill a small disk."""
     model = attached(nn.Linear(512, 512))
     return train(model, lambda: model(torch.randn(512, 512)).sum())
 

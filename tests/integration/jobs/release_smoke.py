@@ -23,14 +23,14 @@ BIN = Path(sys.executable).parent
 
 
 def said(code: int, *command: str) -> str:
-    """Return what a command says; it ends with that code."""
+    """Return the output of a command that has to end with that code."""
     done = subprocess.run([BIN / command[0], *command[1:]], capture_output=True, text=True)
     assert done.returncode == code, (command, done.returncode, done.stdout, done.stderr)
     return done.stdout + done.stderr
 
 
 def base() -> None:
-    """Each command says in one line what to install."""
+    """Check that each command says in one line what has to be installed."""
     for command, extra in (("rankdump", "cli"), ("rankdumpd", "daemon")):
         line = said(2, command, "--help")
         assert line.count("\n") == 1, line
@@ -38,7 +38,7 @@ def base() -> None:
 
 
 def commands() -> None:
-    """Both commands know their version and their verbs."""
+    """Check the version and the subcommands of both commands."""
     for command in ("rankdump", "rankdumpd"):
         release = f"{command}, version {rankdump.__version__}"
         assert said(0, command, "--version") == f"{release}\nkernels: {KERNELS.description}\n"
@@ -46,7 +46,7 @@ def commands() -> None:
 
 
 def session(folder: Path) -> None:
-    """An array is dumped, listed, checked and read back."""
+    """Check that an array is dumped, listed, checked and read back."""
     array = np.random.default_rng(0).random((100, 100))
     plan = DumpPlan(output=OutputSettings(str(folder / "tree")))
     with rankdump.Session(plan) as job:

@@ -111,7 +111,7 @@ def test_diff_has_one_line_for_each_kind_of_tensor(tmp_path, capsys):
     assert out.splitlines()[parameters : parameters + 4] == [
         "parameters   1 pair: 1 equal",
         "gradients    1 pair: 1 different; by at most 2 (fc0.bias, rank 0, iteration 0)",
-        "activations  2 pairs: 2 shape; first extent 2 in a and 4 in b, as with other batches",
+        "activations  2 pairs: 2 shape; first extent 2 in a and 4 in b, as of other batch sizes",
         "",
     ]
 

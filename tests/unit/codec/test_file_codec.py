@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from support.codec_laws import COMPRESSIBLE, CodecLaws
 
 from rankdump._codec.file_codec import (
+    BLOCK_BYTES,
     CODECS,
     SMALL_FILE_BYTES,
     NoneCodec,
@@ -200,8 +201,9 @@ class CountingCodec:
 @pytest.mark.parametrize(
     ("body", "suffix"),
     [
-        (b"", ".zst"),  # the header alone shrinks
-        (NOISE[:100], ".zst"),
+        (b"", ""),
+        (bytes(BLOCK_BYTES - 128), ""),
+        (bytes(BLOCK_BYTES - 127), ".zst"),
         (NOISE[: SMALL_FILE_BYTES - 128], ""),
         (NOISE, ""),
         (COMPRESSIBLE, ".zst"),
@@ -209,7 +211,17 @@ class CountingCodec:
         (NOISE + bytes(len(NOISE)), ".zst"),
         (bytes(len(NOISE)) + NOISE, ".zst"),
     ],
-    ids=["empty", "tiny", "small", "noise", "text", "zeros", "noise first", "noise last"],
+    ids=[
+        "empty",
+        "block",
+        "larger",
+        "small",
+        "noise",
+        "text",
+        "zeros",
+        "noise first",
+        "noise last",
+    ],
 )
 def test_pack_file_leaves_incompressible_files_plain(body: bytes, suffix: str):
     """The parts themselves are returned, or packed bytes from which the codec restores them."""
@@ -279,9 +291,12 @@ def test_encode_blocks_gives_the_bytes_of_encode(size: int):
     assert packed == b"".join(ZstdCodec().encode(parts))
 
 
-def test_zstd_always_differs_in_its_patience_alone():
-    """It reads and writes the files of `zstd`."""
+def test_zstd_always_packs_at_once_and_files_of_a_block_too():
+    """Otherwise it reads and writes the files of `zstd`."""
     usual, always = get_codec("zstd"), get_codec("zstd-always")
     assert (usual.is_deferrable, always.is_deferrable) == (True, False)
     assert usual.suffix == always.suffix
     assert b"".join(always.encode([COMPRESSIBLE])) == FRAME
+    small = (b"head".ljust(128), NOISE[:100])
+    assert pack_file(usual, small) is small
+    assert list(pack_file(always, small)) == list(always.encode(small))

@@ -80,7 +80,7 @@ def test_wrong_declaration_is_one_line(changed: dict[str, Any], line: str) -> No
 
 def test_shape_that_contradicts_a_declaration_is_named() -> None:
     assert declare(0).make_layout((3, 6)) == (
-        "shape [3, 6] is not that of Replicate, Shard(0) of [8, 6]"
+        "shape [3, 6] is not that of a part of [8, 6] under Replicate, Shard(0)"
     )
     assert declare(0, global_offset=(7, 0)).make_layout((4, 6)) == (
         "block of shape [4, 6] at [7, 0] in shape [8, 6]"

@@ -35,7 +35,7 @@ OLD, NEW = ApiFileNames("torch"), ApiFileNames("torch", extended=True)
 
 
 class TestApiLayout(LayoutLaws):
-    """The laws of every layout."""
+    """The laws of every layout, for the layout of API dumps."""
 
     @staticmethod
     def place_of(key: TensorKey, suffix: str) -> FilePlace:
@@ -63,7 +63,7 @@ class TestApiLayout(LayoutLaws):
     ],
 )
 def test_api_tensor_is_named_by_its_place(argument: str, name: str, slot: int):
-    """As the real tool names them; marks are no part of a name."""
+    """Names are those of troubleshooter; marks are not part of a name."""
     place = LAYOUT.place_tensor(KEY._replace(argument=argument), STAND, ".zst")
     assert place == FilePlace("rank3/torch_api_dump", f"{name}.zst")
     read = parse_tensor_path(place.path)
@@ -74,7 +74,7 @@ def test_api_tensor_is_named_by_its_place(argument: str, name: str, slot: int):
 
 @given(name=names, path=names, side=st.sampled_from(TensorSide))
 def test_api_tensor_stays_in_its_folder(name: str, path: str, side: TensorSide):
-    """Whatever a call or an argument is called."""
+    """The name of the call or argument does not matter."""
     key = KEY._replace(op_name=name, side=side, argument=f"{side.value}.{path}")
     place = LAYOUT.place_tensor(key, STAND, "")
     assert place.folder == "rank3/torch_api_dump"
@@ -90,7 +90,7 @@ def test_api_tensor_stays_in_its_folder(name: str, path: str, side: TensorSide):
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_api_file_name_of_another_form_has_no_key(name: str):
-    """Names without side or suffix."""
+    """Names without side or suffix have no key."""
     assert parse_api_file_name(name) is None
     assert parse_api_file_name("NN_Conv2d_0_forward_input..npy") is None
     assert parse_api_file_name("_input.npy") is None
@@ -106,7 +106,7 @@ def line(files: ApiFileNames, argument: str, dtype: str, shape, **figures: str) 
 
 
 def test_info_line_has_the_form_of_each_release():
-    """Numbers of a float32 have a float32's digits; what is missing is NaN, or an empty list."""
+    """Numbers of a float32 have the digits of a float32; missing ones are NaN, or an empty list."""
     figures = {"max": "2.7466750144958496", "min": "-3.5", "avg": "0.07685063034296034"}
     start = '["NN_Conv2d_0_forward_input.0", 5, [], "torch.float32", [2, 3], '
     numbers = "[2.7466750144958496, -3.5, 0.07685063034296036]"
@@ -119,7 +119,9 @@ def test_info_line_has_the_form_of_each_release():
 
 
 def test_info_line_of_booleans_numbers_and_marks():
-    """bool has no figures, numbers of Python are said as they are, and marks stand in field 3."""
+    """bool has no statistics, Python's numbers are written as they are, and marks are in
+    field 3.
+    """
     three = {"max": "2.0", "min": "2.0", "avg": "2.0"}
     assert line(OLD, "input.0", "bool", (4,), **three).endswith(
         '"torch.bool", [4], [NaN, NaN, NaN]]'
@@ -151,7 +153,7 @@ def test_dtype_names_of_both_frameworks_are_read(framework: str, dtype: str):
 
 @given(number=st.floats(), dtype=st.sampled_from(["float32", "float64", "int64", "float16"]))
 def test_info_line_numbers_round_trip(number: float, dtype: str):
-    """Exactly, or as a float32; and every line is one of JSON."""
+    """Numbers are equal, exactly or as float32, and every line is valid JSON."""
     text = line(OLD, "input.0", dtype, (1,), max=repr(number), min="1.0")
     assert json.loads(text)[1] == 5
     found = api_files.parse_info_line(text, file="x").statistics
@@ -174,14 +176,14 @@ def test_info_line_numbers_round_trip(number: float, dtype: str):
     ],
 )
 def test_info_line_of_another_form_is_rejected(text: str):
-    """One sentence, with the file."""
+    """The error is one sentence with the file."""
     with pytest.raises(CorruptedError, match=r"f\.pkl: not a line of an info file"):
         api_files.parse_info_line(text, file="f.pkl")
 
 
 @pytest.mark.parametrize("tree", ["1.0.17-all", "1.0.17-statistics", "1.0.18-all"])
 def test_golden_info_lines_and_stack_keys_round_trip(tree: str):
-    """Lines of the real tool read, and written again, are the same; so are the keys of stacks."""
+    """Lines and stack keys of troubleshooter are read, and equal when they are written again."""
     folder = GOLDEN / tree / "rank0"
     if not folder.is_dir() and os.environ.get("CI") != "true":
         pytest.skip(f"no tree {folder}")
@@ -213,7 +215,7 @@ def test_golden_info_lines_and_stack_keys_round_trip(tree: str):
 
 
 def test_stack_keys_name_modules_by_path():
-    """Modules by their path; kinds and frameworks without a spelling of their own are plain."""
+    """Kinds of calls and frameworks without a spelling of their own have a plain key."""
     key_of_call = api_files.make_stack_key
     assert key_of_call("torch", "LAYER_blocks.0.conv_forward") == "LAYER: blocks.0.conv forward"
     assert key_of_call("torch", "Torch_matmul_3_forward") == "torch.matmul(3) forward"

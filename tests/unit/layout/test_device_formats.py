@@ -96,13 +96,15 @@ OFFSETS = {
 
 
 def values(shape, dtype):
-    """Elements that differ as far as the type can tell."""
+    """Return elements that are as different as the type permits."""
     flat = np.arange(1, math.prod(shape) + 1)
     return (flat % 2 == 0 if dtype == "bool" else flat % 251 - 100).astype(dtype).reshape(shape)
 
 
 def laid_out(tensor, name, c0, **more):
-    """A tensor in NCHW, NCDHW or ND on the device, element by element; padding is zero."""
+    """Return a tensor of NCHW, NCDHW or ND in a device format, copied by element; padding
+    is zero.
+    """
     shape = more.pop("device", None) or SHAPES[name](tensor.shape, c0)
     offset = more.pop("offset", None) or OFFSETS[name]
     flat = np.zeros(math.prod(shape), tensor.dtype)
@@ -112,7 +114,7 @@ def laid_out(tensor, name, c0, **more):
 
 
 def in_order(tensor, wanted):
-    """A tensor of NCHW or NCDHW in another order, element by element."""
+    """Return a tensor of NCHW or NCDHW in another order of axes, copied by element."""
     letters = "NCDHW" if len(wanted) == 5 else "NCHW"
     extents = dict(zip(letters, tensor.shape, strict=True))
     made = np.empty([extents[letter] for letter in wanted], tensor.dtype)
@@ -133,7 +135,9 @@ def same(found, expected):
 @pytest.mark.parametrize("name", ["NC1HWC0", "FRACTAL_Z"])
 @given(small, channels, small, small, st.sampled_from((8, 16, 32)), dtypes)
 def test_conversion_of_four_axis_formats(name, wanted, n, c, h, w, c0, dtype):
-    """Every order of people from every format of four axes, cropped to the original shape."""
+    """Every plain order is made from every format of four axes, and cropped to the
+    original shape.
+    """
     tensor = values((n, c, h, w), dtype)
     expected = in_order(tensor, wanted)
     device = laid_out(tensor, name, c0)
@@ -148,7 +152,7 @@ def test_conversion_of_four_axis_formats(name, wanted, n, c, h, w, c0, dtype):
 @pytest.mark.parametrize("name", ["NDC1HWC0", "FRACTAL_Z_3D"])
 @given(small, st.integers(1, 35), small, small, small, st.sampled_from((16, 32)), dtypes)
 def test_conversion_of_five_axis_formats(name, wanted, n, c, d, h, w, c0, dtype):
-    """The same with a depth."""
+    """The same holds for formats with a depth."""
     tensor = values((n, c, d, h, w), dtype)
     expected = in_order(tensor, wanted)
     device = laid_out(tensor, name, c0)
@@ -172,7 +176,7 @@ def test_conversion_of_ndc1hwc0_to_nd_is_ncdhw(n, c, d, h, w):
     dtypes,
 )
 def test_conversion_of_fractal_nz_matrices(wanted, lead, h, w, c0, dtype):
-    """Matrices, with any number of extents before them."""
+    """Any number of extents may precede those of the matrices."""
     tensor = values((*lead, h, w), dtype)
     device = laid_out(tensor, "FRACTAL_NZ", c0)
     same(convert_format(device, "FRACTAL_NZ", wanted, OriginalLayout(tensor.shape)).array, tensor)
@@ -181,7 +185,7 @@ def test_conversion_of_fractal_nz_matrices(wanted, lead, h, w, c0, dtype):
 
 @given(st.integers(1, 100), st.sampled_from((16, 32)))
 def test_conversion_of_a_fractal_nz_vector(length, c0):
-    """It stands in the first row of its blocks."""
+    """The vector is in the first row of its blocks."""
     vector = values((length,), "float16")
     device = np.zeros((ceil(length, c0), 1, 16, c0), "float16")
     for at in range(length):
@@ -200,7 +204,7 @@ def test_conversion_of_a_fractal_nz_vector(length, c0):
     st.sampled_from((16, 32)),
 )
 def test_conversion_of_grouped_fractal_z(wanted, groups, cin, cout, h, w, c0):
-    """Groups share blocks, each on its own diagonal; everywhere else is zero."""
+    """Groups share blocks, each on a diagonal of its own; all other elements are zero."""
     tensor = values((groups * cout, cin, h, w), "float32")
     e = min(math.lcm(math.lcm(cin, c0) // cin, math.lcm(cout, 16) // cout), groups)
     outer = ceil(groups, e) * ceil(e * cin, c0) * h * w
@@ -223,7 +227,7 @@ def test_conversion_of_grouped_fractal_z(wanted, groups, cin, cout, h, w, c0):
 @pytest.mark.parametrize("orders", [FLAT_ORDERS, DEEP_ORDERS])
 @given(st.data())
 def test_conversion_between_plain_orders(orders, data):
-    """Every order into every other, and back."""
+    """Every order is converted into every other, and back."""
     extents = data.draw(st.lists(st.integers(0, 4), min_size=len(orders[0]), max_size=5))
     tensor = values(extents[: len(orders[0])], data.draw(dtypes))
     for source, target in product(orders, orders):
@@ -233,7 +237,7 @@ def test_conversion_between_plain_orders(orders, data):
 
 @given(st.binary(max_size=6), st.integers(1, 3), st.integers(1, 33), st.integers(1, 9))
 def test_conversion_of_unaligned_bytes(gap, n, c, w):
-    """A payload stands behind a header of any length."""
+    """The header before a payload may have any length."""
     tensor = values((n, c, 2, w), "float32")
     device = laid_out(tensor, "NC1HWC0", 16)
     data = bytearray(gap + device.tobytes())
@@ -244,7 +248,7 @@ def test_conversion_of_unaligned_bytes(gap, n, c, w):
 
 
 def test_conversion_keeps_every_bit():
-    """Elements are moved and never computed with: a NaN keeps its payload."""
+    """Elements are moved without computation, so a NaN keeps its payload."""
     bits = np.arange(2 * 2 * 3 * 5 * 16, dtype="<u2") * 7919
     found = convert_format(bits.view("<f2").reshape(2, 2, 3, 5, 16), "NC1HWC0", "NCHW").array
     expected = bits.reshape(2, 2, 3, 5, 16).transpose(0, 1, 4, 2, 3).reshape(2, 32, 3, 5)
@@ -315,7 +319,7 @@ def test_conversion_rejects_a_format_word_that_contradicts_the_shape():
 
 
 def test_convert_format_names_possible_targets():
-    """The message names what the source can become."""
+    """The error lists the formats that the source can be converted to."""
     with pytest.raises(UnsupportedError, match=r"to HWCN, only to NCDHW, NDHWC, DHWCN, ND$"):
         convert_format(DEVICE, "NDC1HWC0", "HWCN")
     with pytest.raises(UnsupportedError, match="only to nothing"):

@@ -45,14 +45,14 @@ def key_of(path: str) -> TensorKey:
     ],
 )
 def test_parse_file_name_of_operators(name, kind, names, ids):
-    """Old and new releases, parts of tasks, aclnn's other order, a watcher's pair."""
+    """Old and new releases, parts of tasks, aclnn's other order, and pairs of a watcher."""
     found = name_of(name)
     assert (found.kind, found.op_type, found.op_name) == (kind, *names)
     assert (found.task, found.stream, found.timestamp_us) == ids
 
 
 def test_parse_file_name_of_parts_and_captured_streams():
-    """What only some names say."""
+    """Some names also have a part, a thread or a captured stream."""
     of_part = name_of(f"Add.a.2.7.{NOW}.4.1.2.3")
     assert (of_part.part, of_part.context, of_part.thread) == ((4, 1, 2, 3), 1, 2)
     short = name_of(f"Add.a.2.{NOW}.4.1.2.output.0.zst")
@@ -75,14 +75,14 @@ def test_parse_file_name_of_parts_and_captured_streams():
     ],
 )
 def test_parse_file_name_of_npy_files(tail, tensor_format, element):
-    """MindSpore's, MSTT's with the element type, msaccucmp's without a format."""
+    """MindSpore's, MSTT's with the element type, and msaccucmp's without a format."""
     found = name_of(f"Add.a.2.7.{NOW}.{tail}")
     assert (found.kind, found.side, found.slot) == (NPY, TensorSide.INPUT, 1)
     assert (found.tensor_format, found.element) == (tensor_format, element)
 
 
 def test_parse_file_name_of_members_and_overflows():
-    """A file of one tensor is a bin file; the state of the cores is no tensor."""
+    """A file of one tensor is a bin file; the state of the cores is not a tensor."""
     member = name_of(f"Add.a.2.7.{NOW}.output.3.zst")
     assert (member.kind, member.side, member.slot) == (FileKind.MEMBER, TensorSide.OUTPUT, 3)
     for tail in ("", ".zst", ".4.65535.65535.0"):
@@ -92,7 +92,7 @@ def test_parse_file_name_of_members_and_overflows():
 
 
 def test_parse_file_name_of_overflows_as_json():
-    """One file for each output; no other operator has such files."""
+    """Each output has such a file, which holds no tensor."""
     for start in (f"Opdebug.Node_OpDebug.1.5.{NOW}", f"Opdebug.Node_OpDebug.1.{NOW}.4.3.2.0"):
         found = name_of(f"{start}.output.1.json")
         assert (found.kind, found.side, found.slot) == (
@@ -121,7 +121,7 @@ def test_parse_file_name_of_overflows_as_json():
     ],
 )
 def test_parse_exception_name(name, op_type, ids):
-    """Task and stream stand the other way round in some of their names."""
+    """Some releases have task and stream in the other order."""
     found = parse_exception_name(name)
     assert found is not None
     assert (found.op_type, found.task, found.stream, found.timestamp_us) == (op_type, *ids)
@@ -158,7 +158,7 @@ def test_parse_exception_name(name, op_type, ids):
     ],
 )
 def test_parse_file_name_rejects_other_files(name):
-    """Any other file has no parts."""
+    """Any other file name returns None."""
     assert parse_file_name(name) is None
     assert parse_exception_name(name) is None
 
@@ -185,7 +185,7 @@ def test_parse_file_name_rejects_other_files(name):
     ],
 )
 def test_find_folder_knows_every_tree(path, names, says):
-    """Each tree is told by its folders; a step in front says the iteration."""
+    """The folders determine the kind of tree; a folder of a step above gives the iteration."""
     found = find_folder(path)
     assert found is not None
     assert found.names is names
@@ -215,12 +215,12 @@ def test_find_folder_knows_every_tree(path, names, says):
     ],
 )
 def test_find_folder_rejects_other_folders(path):
-    """No other folder is examined."""
+    """Any other path returns None."""
     assert find_folder(path) is None
 
 
 def test_captured_stream_needs_its_number():
-    """A number alone may be any folder: files without one are not taken for a dump."""
+    """A folder that is only a number counts if its files name the captured stream."""
     assert dump_folders.parse_tensor_path(f"5/Add.a.2.7.{NOW}.output.0") is None
     assert key_of(f"5/Add.a.11.2.7.{NOW}.output.0").iteration == 11
     key = key_of(f"5/Add.a.11.2.7.{NOW}.output.0.ND.npy")

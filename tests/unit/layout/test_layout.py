@@ -12,7 +12,7 @@ from rankdump._layout.profile import PROFILES
 
 
 def in_profile(name: str) -> type[LayoutLaws]:
-    """The laws, with the layout's functions in one profile."""
+    """Return the laws, for the functions of the layout in one profile."""
     profile = PROFILES[name]
 
     class Laws(LayoutLaws):
@@ -63,7 +63,7 @@ PATH = (
 
 
 def test_mindspore_path_equals_that_of_2_3():
-    """A record's path is the one MindSpore 2.3 would write."""
+    """The path of a record is that of MindSpore 2.3."""
     assert tree_paths.make_mindspore_place(KEY, "").path == PATH
     assert tree_paths.make_mindspore_place(KEY, ".zst").path == PATH + ".zst"
     assert parse_tensor_path(PATH) == tree_paths.make_mindspore_readable_key(KEY)
@@ -104,7 +104,7 @@ STAMP = KEY.timestamp_us
     ],
 )
 def test_mindspore_path_follows_the_profile(profile: str, key: TensorKey, path: str):
-    """Each profile spells as its release does; constants stand beside the iterations."""
+    """Each profile has the spelling of its release; constants are beside the iterations."""
     assert tree_paths.make_mindspore_place(key, "", PROFILES[profile]).path == path
     back = parse_tensor_path(path)
     assert back == tree_paths.make_mindspore_readable_key(key, PROFILES[profile])
@@ -123,12 +123,12 @@ def test_mindspore_path_follows_the_profile(profile: str, key: TensorKey, path: 
     ],
 )
 def test_sanitize_name_replaces_each_unsafe_character(raw: str, clean: str):
-    """Each character that a path cannot hold becomes one underscore."""
+    """Each character that a path cannot have becomes one underscore."""
     assert sanitize_name(raw) == clean
 
 
 def test_long_mindspore_name_maps_to_a_number():
-    """A name over 255 bytes is a number on disk, the same one each time, and remembered."""
+    """A name of more than 255 bytes is a number on disk, the same each time, with its row."""
     long = TensorKey(0, "Net", 0, 0, 1, "T", "x" * 300, TensorSide.OUTPUT, 0)
     place = tree_paths.make_mindspore_place(long, ".zst")
     number, dot, rest = place.name.partition(".")
@@ -140,7 +140,7 @@ def test_long_mindspore_name_maps_to_a_number():
 
 
 def test_mindspore_name_limit_is_in_bytes():
-    """Exactly 255 bytes still stand under their own name; one more does not."""
+    """A name of exactly 255 bytes is kept, one of 256 is mapped."""
     for letter in ("x", "\u00e9"):
         frame = TensorKey(0, "Net", 0, 0, 1, "T", "_", TensorSide.OUTPUT, 0)
         spare = 255 - len(tree_paths.make_mindspore_place(frame, "").name) + 1
@@ -153,7 +153,7 @@ def test_mindspore_name_limit_is_in_bytes():
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_hostile_mindspore_name_stays_in_its_folder(name: str):
-    """For any name of the operator, the file is in the iteration's folder."""
+    """For any operator name, the file is in the folder of the iteration."""
     key = TensorKey(0, "Net", 0, 0, 1, name, name, TensorSide.OUTPUT, 0)
     place = tree_paths.make_mindspore_place(key, "")
     assert place.folder == "rank_0/Net/0/0"
@@ -182,12 +182,12 @@ def test_hostile_mindspore_name_stays_in_its_folder(name: str):
     ],
 )
 def test_parse_tensor_path_rejects_other_paths(path: str):
-    """A path that `place_of` would not write has no key."""
+    """A path that the layout would not write has no key."""
     assert parse_tensor_path(path) is None
 
 
 def test_parse_tensor_path_reads_names_of_other_unicode_tables():
-    """What one Python version found printable is still a name to another."""
+    """Python versions differ in which characters can be printed."""
     key = parse_tensor_path("rank_0/Net/0/0/T.a\u0378b.0.0.1.output.0.DefaultFormat.npy")
     assert key is not None
     assert key.op_name == "a\u0378b"

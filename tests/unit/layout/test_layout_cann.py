@@ -29,7 +29,7 @@ TOPS = {
 
 
 def in_layout(name: str) -> type[LayoutLaws]:
-    """The laws, with one layout's functions."""
+    """Return the laws, for the functions of one layout."""
     layout = LAYOUTS[name]
 
     class Laws(LayoutLaws):
@@ -50,7 +50,7 @@ def in_layout(name: str) -> type[LayoutLaws]:
         @inherited
         @given(key=keys)
         def test_operator_files_of_each_kind_are_distinguished(self, key: TensorKey):
-            """A bin file, a table, and a bin file of one tensor are told apart, packed or not."""
+            """The kinds are bin file, table, and bin file of one tensor, packed or not."""
             read = layout.make_readable_key(key, STAND)._replace(tensor_format="")
             for suffix in self.suffixes:
                 for place, kind in (
@@ -95,7 +95,7 @@ class TestCannOpStep(in_layout("cann-op-step")):
 @pytest.mark.parametrize("name", LAYOUTS)
 @given(key=keys, net=names, started=names)
 def test_model_name_never_leaves_the_root(name: str, key: TensorKey, net: str, started: str):
-    """Whatever a model is called, and whenever a session claims to have begun."""
+    """This holds for any name of a model and any start time of a session."""
     stand = TreeContext("/data/dump", 0, started)
     layout = LAYOUTS[name]
     key = key._replace(net_name=net, tensor_format=layout.tensor_format(()))
@@ -110,7 +110,7 @@ def test_model_name_never_leaves_the_root(name: str, key: TensorKey, net: str, s
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 def test_hostile_operator_name_stays_in_its_folder(name: str):
-    """An operator's bin file has one name, whatever the operator is called."""
+    """The bin file of an operator has one name, whatever the name of the operator."""
     key = TensorKey(0, name, 3, 7, 1, name, name, TensorSide.OUTPUT, 0)
     place = LAYOUTS["cann"].place_operator(key, STAND, "")
     assert place.folder.count("/") == 4
@@ -118,7 +118,9 @@ def test_hostile_operator_name_stays_in_its_folder(name: str):
 
 
 def test_long_cann_name_maps_to_its_hash():
-    """Digits alone as CANN writes them; what is packed says so, under the same digits."""
+    """The name is digits alone, as CANN writes it; a packed file has the same digits with its
+    suffix.
+    """
     key = TensorKey(0, "Net", 0, 0, 1, "T", "x" * 300, TensorSide.OUTPUT, 0)
     plain = LAYOUTS["cann"].place_operator(key, STAND, "")
     packed = LAYOUTS["cann"].place_operator(key, STAND, ".zst")
@@ -130,5 +132,5 @@ def test_long_cann_name_maps_to_its_hash():
 
 @given(st.text("rank_0123/.abc-", max_size=60))
 def test_parse_tensor_path_accepts_any_text(path: str):
-    """Nothing that is called like a path raises."""
+    """No text raises."""
     assert parse_tensor_path(path) is None or "input" in path or "output" in path

@@ -19,7 +19,7 @@ KIND = TensorKind(
 
 
 def test_operator_table_lines_equal_those_of_cann():
-    """Header and row of a sample in CANN's own tests."""
+    """Header and row of a sample in CANN's tests."""
     assert statistic_tables.format_operator_header(CANN_ITEMS) == (
         "Input/Output,Index,Data Size,Data Type,Format,Shape,Max Value,Min Value,"
         "Avg Value,Count,Nan Count,Negative Inf Count,Positive Inf Count"
@@ -39,13 +39,13 @@ def test_operator_table_lines_equal_those_of_cann():
     ],
 )
 def test_operator_table_types_and_shapes(dtype, shape, spelt):
-    """A scalar has a dash; a type without a number of CANN's is undefined."""
+    """The shape of a scalar is a dash; a type without a number in CANN is undefined."""
     kind = KIND._replace(side=TensorSide.INPUT, slot=2, dtype=dtype, shape=shape)
     assert statistic_tables.format_operator_line(kind, "ND", "") == f"Input,2,640000,{spelt}"
 
 
 def test_operator_table_columns_follow_the_items():
-    """The columns are the items in their order, the norm under its own title."""
+    """Columns are in the order of the items, and the norm has a title of its own."""
     assert statistic_tables.format_operator_header(("count", "min", "l2norm")).endswith(
         ",Shape,Count,Min Value,l2norm"
     )
@@ -57,7 +57,7 @@ def test_operator_table_columns_follow_the_items():
     shape=st.lists(st.integers(0, 1 << 62), max_size=6).map(tuple),
 )
 def test_operator_table_round_trip(sides, shape):
-    """What was written comes back, with a header that an interrupted writer repeated."""
+    """Rows are read as written, also after a header that an interrupted writer repeated."""
     kinds = [KIND._replace(side=side, slot=slot, shape=shape) for slot, side in enumerate(sides)]
     lines = [statistic_tables.format_operator_header(("max",))] * 2
     lines += [statistic_tables.format_operator_line(kind, "ND", str(kind.slot)) for kind in kinds]
@@ -79,14 +79,14 @@ def test_operator_table_round_trip(sides, shape):
     ],
 )
 def test_operator_table_names_the_damaged_row(line):
-    """A row that is none is an error with its line."""
+    """The error for a damaged row names its line."""
     text = f"{statistic_tables.format_operator_header(('max',))}\n{line}\n"
     with pytest.raises(CorruptedError, match=r"a\.csv, line 2"):
         statistic_tables.parse_operator_table(text, file="a.csv")
 
 
 def test_operator_table_may_have_empty_cells():
-    """CANN leaves cells empty where it has no figures of a type."""
+    """CANN leaves cells empty where a type has no statistics."""
     header = statistic_tables.format_operator_header(("max", "min"))
     text = f"{header}\nInput,0,4,DT_COMPLEX64,ND,2,,\n"
     (row,) = statistic_tables.parse_operator_table(text, file="a.csv")
@@ -94,6 +94,6 @@ def test_operator_table_may_have_empty_cells():
 
 
 def test_operator_table_rejects_another_file():
-    """A table of another kind is refused by its first line."""
+    """The first line identifies a table of another kind."""
     with pytest.raises(CorruptedError, match="not an operator table"):
         statistic_tables.parse_operator_table("Op Type,Op Name\n", file="a.csv")

@@ -19,7 +19,9 @@ NAMES = st.builds(
 
 @given(names=st.lists(NAMES, max_size=40))
 def test_alias_has_a_unique_last_component(names):
-    """Law: one operator, one component; the same name gets the same alias; scopes stay."""
+    """Each operator has its own component, a name always has the same alias, and scopes
+    are kept.
+    """
     aliases = OperatorAliases()
     found = {name: aliases.get_alias(name) for name in names}
     components = [alias.rpartition("/")[2] for alias in found.values()]
@@ -68,7 +70,7 @@ def test_alias_of_a_gradient_names_its_parameter():
 
 
 def test_aliases_are_bounded_in_memory(monkeypatch):
-    """Law: beyond the limit names are as they come, and those known keep their alias."""
+    """Beyond the limit names are not shortened, and known ones keep their alias."""
     monkeypatch.setattr("rankdump._layout.profile._MAX_NAMES", 3)
     aliases = OperatorAliases()
     found = [aliases.get_alias(f"{scope}/x-op0") for scope in "abcd"]

@@ -1,4 +1,4 @@
-"""Rows of `statistic.csv`: what is written is read back, by us and by any reader of CSV."""
+"""Rows of `statistic.csv`: they are read as written, by rankdump and by any reader of CSV."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ names = st.text(st.characters() | st.sampled_from('",(/.-\\\n\r\u2028'), max_siz
     profile=st.sampled_from(list(PROFILES.values())),
 )
 def test_statistic_line_keeps_columns_for_any_name(op_type, op_name, side, shape, profile):
-    """Whatever an operator is called, a row is one line with its fields in their columns."""
+    """For any operator name a row is one line with its fields in their columns."""
     key = TensorKey(0, "Net", 0, 0, 1_700_000_000_000_000, op_type, op_name, side, 3)
     line = statistic_tables.format_statistic_line(
         head_of(key, "float32", shape, 24), ("1", "ff", "0"), profile
@@ -42,7 +42,7 @@ def test_statistic_line_keeps_columns_for_any_name(op_type, op_name, side, shape
 
 
 def test_second_table_is_named_by_its_columns():
-    """Two jobs with the same columns share it; every such name is known as a table's."""
+    """Two jobs with the same columns share it; all such names are recognised as tables."""
     name = statistic_tables.make_second_table_name(statistic_tables.format_statistic_header(ITEMS))
     assert name == statistic_tables.make_second_table_name(
         statistic_tables.format_statistic_header(ITEMS)

@@ -39,5 +39,6 @@ def test_declared_layout_covers_a_tensor_and_its_gradient() -> None:
     assert warnings == []
     assert observe(layouts, "weight", out, extent=3) == whole
     assert warnings == [
-        "layout of weight output 0 is not recorded: shape [3] is not that of Shard(0) of [4]"
+        "layout of weight output 0 is not recorded: "
+        "shape [3] is not that of a part of [4] under Shard(0)"
     ]

@@ -24,7 +24,9 @@ from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import DeferredStatistics, TensorObservation
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._frameworks.arrays import ArraySource
+from rankdump._kernels.kernel_functions import load_kernels
 from rankdump._layout.statistic_tables import FIXED_TABLE_STATISTICS
+from rankdump._recorder import pipeline as pipeline_module
 from rankdump._recorder.pipeline import DumpPipeline
 
 INPUT = np.arange(1, 7, dtype="f4").reshape(2, 3)
@@ -238,3 +240,19 @@ def test_arguments_are_not_wanted_without_the_setting(running):
     pipeline.recorder.record_arguments(0, "Conv2d", "x", {"a": "1"})
     pipeline.close()
     assert bodies(running, "kernel_arguments") == []
+
+
+@pytest.mark.parametrize("saved", ["statistic", "tensor"])
+def test_slow_kernels_are_logged_where_a_rank_needs_them(running, saved, monkeypatch, caplog):
+    """A rank that computes no statistics has nothing to say about their speed."""
+    monkeypatch.setattr(pipeline_module, "KERNELS", load_kernels("numpy"))
+    with started(running, a_plan(saved=saved)) as session:
+        session.dump("Add", "a", "input", 0, INPUT)
+        session.step(1)
+    found = [line.message for line in caplog.records if "kernels" in line.message]
+    reason = "RANKDUMP_KERNELS is 'numpy'"
+    expected = (
+        f"rankdump: statistics and conversions are computed by numpy, {reason}: they take several "
+        "times as long as with compiled kernels"
+    )
+    assert found == ([expected] if saved == "statistic" else [])

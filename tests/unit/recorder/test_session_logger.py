@@ -61,7 +61,7 @@ def test_warnings_are_limited(caplog, monkeypatch):
         ),
         # A stream ends with its session: what is not told as lost does not come back either.
         ([LinkState.UP, LinkState.AWAY, LinkState.UP, LinkState.AWAY], True, []),
-        ([LinkState.REFUSED], False, ["the agent at unix:/a rejected this rank: why"]),
+        ([LinkState.REJECTED], False, ["the agent at unix:/a rejected this rank: why"]),
         (
             [LinkState.OPENING, LinkState.OPENING, LinkState.UP],
             False,

@@ -198,7 +198,7 @@ def test_client_ends_with_the_reason_of_a_rejection(running: RunningFakeAgent, t
         on_slab_unused=lambda _reason: None,
     )
     client.start(5)
-    assert client.link is LinkState.REFUSED
+    assert client.link is LinkState.REJECTED
     assert said == ["rank 0 is taken by pid 7"]
     assert len(running.agent.opened) == 1
     client.close(1)

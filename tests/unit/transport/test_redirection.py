@@ -120,7 +120,7 @@ def test_client_rejects_a_second_redirect(running: RunningFakeAgent, address: st
         running.agent.redirect = worker.agent.redirect = "a.sock.1"
         sender = RedirectedClient(address, tmp_path)
         sender.client.start(5)
-        assert sender.client.link is LinkState.REFUSED
+        assert sender.client.link is LinkState.REJECTED
         assert "to an agent that redirected to" in sender.said[-1]
         assert sender.client.close(1) == 0
     finally:

@@ -420,7 +420,7 @@ def test_rejected_rank_keeps_no_slab(running: RunningFakeAgent, tmp_path):
     running.agent.refusal = "no"
     rank = RingRank(running.address, tmp_path)
     rank.client.start(5)
-    assert rank.client.link is LinkState.REFUSED
+    assert rank.client.link is LinkState.REJECTED
     assert rank.keep(np.ones(3)) is PlacementResult.ELSEWHERE
     assert rank.client.close(1) == 1
 

@@ -1,6 +1,6 @@
-"""Why nobody answers, by what gRPC says of it: as releases from 1.62 to 1.85 were heard to say it.
+"""Causes of a failed connection, from messages of gRPC 1.62 to 1.85.
 
-The same with real servers and the gRPC that is installed: `tests/integration/test_tls.py`.
+`tests/integration/test_tls.py` has the same cases with real servers and the installed gRPC.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OTHER_HOST = "its certificate names another host than this address"
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> TlsCredentials:
-    """A certificate with which nothing is wrong."""
+    """A certificate that is valid."""
     return CertificateAuthority(tmp_path_factory.mktemp("causes") / "ca").issue("ann", "operator")
 
 
@@ -68,7 +68,7 @@ def said(text: str, credentials: TlsCredentials | None) -> str:
 def test_unavailable_with_a_valid_certificate_blames_the_server(
     own: TlsCredentials, text: str, cause: str
 ):
-    """What is wrong is then the server's, or what the server thinks of it."""
+    """The fault is the server's certificate, or the server rejects the client's."""
     assert said(text, own) == cause.format(**dataclasses.asdict(own))
 
 
@@ -82,7 +82,7 @@ def test_unavailable_without_a_certificate_names_that(
 
 
 def test_unavailable_names_a_faulty_own_certificate_first(tmp_path: Path):
-    """Whatever gRPC says: a connection that is closed says nothing of its cause."""
+    """This holds whatever gRPC says, because a closed connection does not name its cause."""
     authority = CertificateAuthority(tmp_path / "ca")
     expired = authority.issue_expired("old", "operator")
     for text in (CLOSED, RESET, f"{NEVER}{REFUSED}"):
@@ -98,5 +98,5 @@ def test_unavailable_socket_has_no_explanation(own: TlsCredentials):
 
 
 def test_broken_connection_does_not_blame_certificates(own: TlsCredentials):
-    """It stood before: what was believed then is believed."""
+    """The connection was established before, with certificates that were accepted."""
     assert said("Socket closed", own) == "Socket closed"

@@ -72,7 +72,6 @@ requests = st.builds(
 
 @given(request=requests)
 def test_session_request_round_trip(request: SessionRequest):
-    """A request is read back as it was sent."""
     message = sent(session_messages.session_request_to_wire(request), agent_pb2.OpenSessionRequest)
     assert session_messages.session_request_from_wire(message) == request
 
@@ -97,7 +96,7 @@ def test_session_request_round_trip(request: SessionRequest):
     ],
 )
 def test_session_request_with_contradictions_is_rejected(fields: dict[str, Any], cause: str):
-    """A request that contradicts itself is rejected with its numbers."""
+    """The error has the numbers of the request."""
     good: dict[str, Any] = {"job_id": "j", "session_id": "s", "rank": 0, "world_size": 2}
     with pytest.raises(ProtocolError, match=cause):
         session_messages.session_request_from_wire(agent_pb2.OpenSessionRequest(**(good | fields)))
@@ -105,7 +104,6 @@ def test_session_request_with_contradictions_is_rejected(fields: dict[str, Any],
 
 @given(grant=st.builds(SessionGrant, blobs, uint64, uint64, texts, redirect=texts))
 def test_session_grant_round_trip(grant: SessionGrant):
-    """A grant is read back as it was sent."""
     message = sent(session_messages.session_grant_to_wire(grant), agent_pb2.OpenSessionResponse)
     assert session_messages.session_grant_from_wire(message) == grant
 
@@ -142,7 +140,7 @@ def kinds_with_layouts(draw: st.DrawFn) -> TensorKind:
 
 @given(kind=tensor_kinds | kinds_with_layouts())
 def test_tensor_kind_round_trip(kind: TensorKind):
-    """What is the same in every iteration comes back, from the same bytes each time."""
+    """The kind is equal, and made of the same bytes each time."""
     data = session_messages.kind_to_wire(kind)
     assert session_messages.kind_from_wire(data) == kind
     session_messages._serialize_nameless.cache_clear()
@@ -170,7 +168,7 @@ FLAT = replace(LAYOUT, source=LayoutSource.FSDP1, flat_range=(2, 4))
     ],
 )
 def test_tensor_layout_with_contradictions_is_rejected(layout, shape, cause):
-    """A layout that does not fit its tensor or its mesh is rejected with its numbers."""
+    """The error for a layout that does not fit its tensor or mesh has its numbers."""
     kind = TensorKind(0, "T", "a", TensorSide.INPUT, 0, "other", shape, 8, layout=layout)
     with pytest.raises(ProtocolError, match=cause):
         session_messages.kind_from_wire(session_messages.kind_to_wire(kind))
@@ -197,7 +195,7 @@ heads = st.builds(
 
 @given(head=heads, data=blobs)
 def test_record_head_round_trip(head: RecordHead, data: bytes):
-    """A record's head and first bytes come back; rank and net name are the session's own."""
+    """Head and first bytes of a record are equal; rank and net name are those of the session."""
     message = sent(session_messages.record_to_wire(head, data), agent_pb2.Record)
     assert session_messages.record_from_wire(message, rank=3, net_name="Net") == head
     assert message.data == data
@@ -224,7 +222,7 @@ def test_record_body_has_the_fields_of_its_message(heads: list[RecordHead], chec
 def test_statistic_rows_round_trip(
     rows: list[tuple[TensorKind, int, str]], iteration: int, switched_on: bool, degraded: str
 ):
-    """Rows come back in their order."""
+    """Rows keep their order."""
     columns = tuple(zip(*rows, strict=True)) or ((), (), ())
     sent_rows = StatisticRows(iteration, *columns, switched_on=switched_on, degraded=degraded)
     message = sent(session_messages.statistic_rows_to_wire(sent_rows), agent_pb2.FigureRows)
@@ -257,7 +255,7 @@ def a_kind(**fields: Any) -> bytes:
     ],
 )
 def test_tensor_kind_with_contradictions_is_rejected(data: bytes, cause: str):
-    """A kind that contradicts itself is refused, in a record and in rows."""
+    """It is rejected in a record and in rows of statistics."""
     with pytest.raises(ProtocolError, match=cause):
         session_messages.record_from_wire(agent_pb2.Record(kind=data), rank=0, net_name="Net")
     rows = agent_pb2.FigureRows(kinds=[data], timestamps_us=[1], figures=["1"])
@@ -267,7 +265,7 @@ def test_tensor_kind_with_contradictions_is_rejected(data: bytes, cause: str):
 
 @pytest.mark.parametrize("fields", [{"iteration": 1 << 63}, {"timestamp_us": 1 << 63}])
 def test_record_with_impossible_numbers_is_rejected(fields: dict[str, Any]):
-    """Numbers from the wire end in signed columns."""
+    """Numbers from the wire are stored in signed columns."""
     message = agent_pb2.Record(kind=a_kind(), **fields)
     with pytest.raises(ProtocolError, match="number over"):
         session_messages.record_from_wire(message, rank=0, net_name="Net")
@@ -283,7 +281,7 @@ def test_record_with_impossible_numbers_is_rejected(fields: dict[str, Any]):
     ],
 )
 def test_statistic_rows_with_contradictions_are_rejected(fields: dict[str, Any], cause: str):
-    """Columns of different lengths are refused, and numbers that fit no column."""
+    """Columns have different lengths, or numbers that do not fit into a column."""
     good: dict[str, Any] = {"kinds": [a_kind()], "timestamps_us": [1], "figures": ["1"]}
     with pytest.raises(ProtocolError, match=cause):
         session_messages.statistic_rows_from_wire(agent_pb2.FigureRows(**(good | fields)))
@@ -299,7 +297,7 @@ def test_statistic_rows_above_the_limit_are_rejected():
 
 
 def test_tensor_kind_that_is_long_is_not_cached():
-    """Kinds of every step are short; a cache of long ones could be filled by any client."""
+    """Kinds of usual operators are short; a client could fill a cache with long ones."""
     before = session_messages._parse_remembered_kind.cache_info().currsize
     for at in range(8):
         session_messages.kind_from_wire(a_kind(op_name=f"{at}" * 2000))
@@ -307,7 +305,7 @@ def test_tensor_kind_that_is_long_is_not_cached():
 
 
 def test_client_cuts_names_that_an_agent_would_reject():
-    """One name must not make an agent reject the session."""
+    """One long name must not cause the rejection of the session."""
     kind = TensorKind(0, "t" * 5000, "n" * 5000, TensorSide.INPUT, 0, "d" * 70, (), 0, "a" * 2000)
     found = session_messages.kind_from_wire(session_messages.kind_to_wire(kind))
     lengths = [len(each) for each in (found.op_type, found.op_name, found.dtype, found.argument)]
@@ -329,7 +327,7 @@ def test_texts_for_people_are_sanitised_and_cut():
 
 
 def test_drop_reasons_outside_the_list_become_other():
-    """They become keys and labels, so unknown ones are counted together."""
+    """Reasons become keys and labels, so unknown ones are counted as one."""
     message = agent_pb2.IterationEnd(dropped={"torn": 1, "x" * 200: 2, "y": 3, "other": 4})
     assert session_messages.iteration_end_from_wire(message).dropped == {"torn": 1, "other": 9}
     sums = agent_pb2.IterationEnd(dropped={"x": 1 << 62, "y": 1 << 62})
@@ -341,7 +339,7 @@ def test_drop_reasons_outside_the_list_become_other():
 
 
 def test_unpaired_surrogates_are_replaced():
-    """A name that UTF-8 cannot hold is sent with replacement characters."""
+    """A name that UTF-8 cannot encode is sent with replacement characters."""
     bad = "a\ud800/b"
     key = TensorKey(3, "Net", 0, 0, 1, bad, bad, TensorSide.INPUT, 0)
     message = sent(
@@ -368,7 +366,9 @@ OPERATOR: dict[str, Any] = {
 
 
 def as_made(event: RankEvent) -> RankEvent:
-    """An operator has no group, no size and no peer: those columns do not travel for it."""
+    """Return an event as it is received: operators have no group, size or peer, which are
+    not sent.
+    """
     return replace(event, **OPERATOR) if event.kind is EventKind.OPERATOR else event
 
 
@@ -397,7 +397,7 @@ groups = st.lists(
 
 @given(batch=st.lists(events, max_size=10), groups=groups)
 def test_event_columns_round_trip(batch: list[RankEvent], groups: tuple[ProcessGroup, ...]):
-    """A batch of events comes back as it was, in columns of the right types."""
+    """A batch of events is equal, in columns of the right types."""
     columns = EventColumns.from_events(batch, groups)
     message = sent(events_to_wire(columns), events_pb2.EventColumns)
     back = events_from_wire(message)
@@ -406,7 +406,7 @@ def test_event_columns_round_trip(batch: list[RankEvent], groups: tuple[ProcessG
 
 
 def test_unseen_collectives_round_trip():
-    """Names are the user's: any text arrives, and a reason of a newer version is kept."""
+    """Names may be any text, and the reason of a newer version is kept."""
     unseen = (UnseenCollectives(3, "0", 2, "backend_call"), UnseenCollectives(4, "a\0b", 0, "new"))
     sent = replace(EventColumns.from_events([]), unseen=unseen)
     back = events_from_wire(events_to_wire(sent)).unseen
@@ -421,7 +421,6 @@ def test_too_many_unseen_collectives_are_rejected():
 
 
 def test_event_columns_of_an_empty_message_are_empty():
-    """An empty message is an empty batch."""
     assert len(events_from_wire(events_pb2.EventColumns())) == 0
 
 
@@ -438,7 +437,7 @@ def test_event_columns_of_different_lengths_are_rejected(field: str):
 
 
 def test_event_columns_with_too_few_positions_are_rejected():
-    """A count costs memory, so it must match the positions."""
+    """A count costs memory, so it must agree with the positions."""
     message = events_to_wire(CALL)
     message.count = 2
     with pytest.raises(ProtocolError, match="2 events have 8 bytes of positions"):
@@ -450,7 +449,6 @@ def test_event_columns_with_too_few_positions_are_rejected():
 
 @pytest.mark.parametrize("field", ["name", "group", "dtype"])
 def test_event_columns_with_an_index_past_the_table_are_rejected(field: str):
-    """A text must be in the table."""
     message = events_to_wire(CALL)
     setattr(message, field, len(message.names).to_bytes(4, "little"))
     with pytest.raises(ProtocolError, match=f"{field} points past 2 names"):
@@ -458,7 +456,7 @@ def test_event_columns_with_an_index_past_the_table_are_rejected(field: str):
 
 
 def test_event_columns_share_the_texts_of_the_stream():
-    """A batch without names of its own points into those that came before."""
+    """A batch without texts of its own refers to those that were sent before."""
     message = events_to_wire(CALL, names=False)
     assert events_from_wire(message, CALL.names).to_events() == CALL.to_events()
     with pytest.raises(ProtocolError, match="points past"):
@@ -482,7 +480,7 @@ def test_event_columns_with_too_many_texts_are_rejected(fields: dict[str, Any], 
 
 @pytest.mark.parametrize("kind", [0, 13, 255])
 def test_event_columns_with_an_unknown_kind_are_rejected(kind: int):
-    """A kind from a newer or a broken client is refused."""
+    """A newer or a faulty client sent it."""
     message = events_to_wire(CALL)
     message.kind = bytes([kind])
     with pytest.raises(ProtocolError, match="an event has an unknown kind"):
@@ -491,7 +489,7 @@ def test_event_columns_with_an_unknown_kind_are_rejected(kind: int):
 
 @pytest.mark.parametrize("calls", [b"", b"\1\0\0\0", b"\0\0\0\0\0\0\0\0"])
 def test_event_columns_with_misplaced_calls_are_rejected(calls: bytes):
-    """The places of calls must be where the kinds say calls are."""
+    """The positions of calls must be those of events with the kind of a call."""
     message = events_to_wire(CALL)
     message.calls = calls
     with pytest.raises(ProtocolError, match="calls, which do not match the kinds of the events"):

@@ -52,19 +52,18 @@ def made(kind: type[RankdumpError]) -> RankdumpError:
     ],
 )
 def test_error_has_its_status_code(kind: type[RankdumpError], code: grpc.StatusCode):
-    """What a server answers to each error."""
     assert get_status_code(made(kind)) is code
 
 
 @pytest.mark.parametrize("kind", EVERY_CLASS)
 def test_error_stays_permanent_or_retryable(kind: type[RankdumpError]):
-    """A permanent error stays permanent on the other side, a retryable one retryable."""
+    """A permanent error is permanent on the other side, a retryable one retryable."""
     back = ERRORS_BY_CODE.get(get_status_code(made(kind)), UnavailableError)
     assert issubclass(back, PermanentError) is issubclass(kind, PermanentError)
 
 
 def test_error_table_rows_are_all_reachable():
-    """No row of the table stands behind one that would always fit before it."""
+    """No row is hidden by an earlier one that always matches."""
     for index, (kind, _) in enumerate(CODES_BY_ERROR):
         assert not any(issubclass(kind, earlier) for earlier, _ in CODES_BY_ERROR[:index])
 
@@ -96,7 +95,7 @@ def channel() -> Iterator[grpc.Channel]:
 
 @pytest.mark.parametrize("code", [code for code in Code if code is not Code.OK])
 def test_status_code_becomes_an_error_with_its_text(channel: grpc.Channel, code: grpc.StatusCode):
-    """Every code a real call can end with becomes one error that keeps the server's words."""
+    """Every status code becomes an error with the text of the server."""
     with pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(f"/test/{code.name}")(b"3 of 4")
     error = make_error(caught.value)
@@ -105,12 +104,11 @@ def test_status_code_becomes_an_error_with_its_text(channel: grpc.Channel, code:
 
 
 def test_status_code_without_details_is_the_message(channel: grpc.Channel):
-    """Without details the code's name is the message."""
     with pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary("/test/DATA_LOSS")(b"")
     assert str(make_error(caught.value)) == "DATA_LOSS"
 
 
 def test_failure_without_a_status_is_retryable():
-    """A failure without a status, as from a closed channel, may pass later."""
+    """A closed channel, for example, fails without a status."""
     assert isinstance(make_error(grpc.RpcError("closed")), UnavailableError)

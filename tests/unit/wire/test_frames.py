@@ -32,7 +32,7 @@ from rankdump.wire.v1 import agent_pb2
 
 @given(end=st.builds(IterationEnd, uint64, uint64, losses, uint64), sequence=uint64)
 def test_iteration_end_round_trip(end: IterationEnd, sequence: int):
-    """The end of an iteration comes back with its number."""
+    """The end of an iteration has its number."""
     frame = sent(frames.make_metadata_frame(sequence, end), agent_pb2.Frame)
     assert frame.sequence == sequence
     assert session_messages.metadata_from_wire(frame) == end
@@ -40,7 +40,6 @@ def test_iteration_end_round_trip(end: IterationEnd, sequence: int):
 
 @given(end=st.builds(SessionEnd, uint64, st.lists(lines, max_size=3).map(tuple)))
 def test_session_end_round_trip(end: SessionEnd):
-    """The end of a session is read back as it was sent."""
     frame = sent(frames.make_metadata_frame(1, end), agent_pb2.Frame)
     assert session_messages.metadata_from_wire(frame) == end
 
@@ -67,7 +66,6 @@ graphs = st.builds(
 
 @given(part=st.builds(GraphPart, graphs, first=st.booleans(), last=st.booleans()))
 def test_graph_part_round_trip(part: GraphPart):
-    """Some nodes of a graph come back as they were."""
     frame = sent(frames.make_metadata_frame(1, part), agent_pb2.Frame)
     assert session_messages.metadata_from_wire(frame) == part
 
@@ -82,7 +80,6 @@ def test_graph_part_round_trip(part: GraphPart):
     )
 )
 def test_kernel_arguments_round_trip(arguments: KernelArguments):
-    """What operators were configured with comes back as it was."""
     frame = sent(frames.make_metadata_frame(1, arguments), agent_pb2.Frame)
     assert session_messages.metadata_from_wire(frame) == arguments
 
@@ -93,7 +90,6 @@ def test_kernel_arguments_round_trip(arguments: KernelArguments):
     iteration=uint64,
 )
 def test_call_stacks_round_trip(names, stacks, iteration: int):
-    """Where calls came from comes back as it was."""
     calls = tuple(name for name, _ in names)
     said = CallStacks(iteration, calls, tuple(place for _, place in names), stacks)
     frame = sent(frames.make_metadata_frame(1, said), agent_pb2.Frame)
@@ -101,7 +97,7 @@ def test_call_stacks_round_trip(names, stacks, iteration: int):
 
 
 def test_graph_names_that_utf8_cannot_hold_are_replaced():
-    """An unpaired surrogate anywhere in a graph or in arguments travels as a mark."""
+    """Each unpaired surrogate in a graph or in arguments becomes a replacement character."""
     bad = "a\ud800"
     kind = TensorType("int8", ())
     node = GraphNode(bad, bad, (bad,), (kind,), {bad: bad}, (SourceLine(bad, 1, bad, bad),))
@@ -115,7 +111,7 @@ def test_graph_names_that_utf8_cannot_hold_are_replaced():
 
 @pytest.mark.parametrize("of_parameter", [True, False])
 def test_graph_tensor_of_too_many_dimensions_is_rejected(of_parameter: bool):
-    """A graph is held to the same bound as a record."""
+    """The limit is that of a record."""
     kind = agent_pb2.TensorType(shape=[1] * 65)
     if of_parameter:
         part = agent_pb2.GraphPart(parameters=[agent_pb2.GraphParameter(type=kind)])
@@ -126,7 +122,7 @@ def test_graph_tensor_of_too_many_dimensions_is_rejected(of_parameter: bool):
 
 
 def test_statistic_rows_frame_round_trip():
-    """Rows travel in a frame, whatever their tensors' size."""
+    """A frame has any number of rows, whatever the sizes of their tensors."""
     kind = TensorKind(0, "T", "a", TensorSide.INPUT, 0, "uint8", (1 << 40,), 1 << 40)
     rows = StatisticRows(3, (kind, kind), (1, 2), ("6,1,nan", "7,2,0"))
     frame = sent(frames.make_metadata_frame(7, rows), agent_pb2.Frame)
@@ -134,7 +130,6 @@ def test_statistic_rows_frame_round_trip():
 
 
 def test_events_frame_round_trip():
-    """Events travel in a frame too."""
     frame = sent(frames.make_metadata_frame(9, ONE), agent_pb2.Frame)
     back = session_messages.metadata_from_wire(frame)
     assert isinstance(back, EventColumns)
@@ -150,7 +145,7 @@ def test_events_frame_round_trip():
     ],
 )
 def test_frame_without_metadata_is_rejected(frame: agent_pb2.Frame):
-    """A frame of any other kind is refused with its number."""
+    """The error has the number of the frame."""
     with pytest.raises(ProtocolError, match="frame 4 has the unknown body"):
         session_messages.metadata_from_wire(frame)
 
@@ -159,7 +154,9 @@ def test_frame_without_metadata_is_rejected(frame: agent_pb2.Frame):
     "extra", [-frames.MAX_CHUNK_BYTES, -1, 0, 1, 2 * frames.MAX_CHUNK_BYTES + 3]
 )
 def test_record_frames_hold_all_chunks_of_the_data(extra: int):
-    """A record's frames have one number, at most a chunk of bytes each, and all of the data."""
+    """The frames of a record have one number, at most a chunk of bytes each, and all of
+    its data.
+    """
     data = bytes(range(256)) * ((frames.MAX_CHUNK_BYTES + extra) // 256 + 1)
     data = data[: frames.MAX_CHUNK_BYTES + extra]
     key = TensorKey(3, "Net", 0, 0, 1, "T", "a", TensorSide.INPUT, 0)
@@ -176,7 +173,7 @@ def test_record_frames_hold_all_chunks_of_the_data(extra: int):
 
 @given(sizes=st.lists(st.integers(0, frames.MAX_CHUNK_BYTES), max_size=6))
 def test_batches_keep_the_order_of_frames(sizes: list[int]):
-    """Frames keep their order, no message is empty, and only the last one may be small."""
+    """No message is empty, and only the last one may be small."""
     limit = frames.MAX_CHUNK_BYTES
     sent_frames = [
         agent_pb2.Frame(sequence=n, chunk=agent_pb2.Chunk(data=bytes(size)))
@@ -194,7 +191,7 @@ def test_batches_keep_the_order_of_frames(sizes: list[int]):
 
 @given(sequence=uint64, end=st.builds(IterationEnd, uint64, uint64, losses, uint64))
 def test_sequence_and_body_make_a_frame(sequence: int, end: IterationEnd):
-    """In a slab a frame is numbered when it has its place: after its body was made."""
+    """A frame in a slab is numbered after its body was made, when it has its place."""
     body = frames.make_metadata_frame(0, end).SerializeToString()
     frame = agent_pb2.Frame.FromString(frames.add_sequence(sequence, body))
     assert frame == frames.make_metadata_frame(sequence, end)
@@ -213,7 +210,7 @@ def test_varints_are_those_of_the_message(numbers: list[int]):
 
 @pytest.mark.parametrize("size", [0, 1, frames.MAX_CHUNK_BYTES, 2 * frames.MAX_CHUNK_BYTES + 3])
 def test_slab_entry_is_split_into_frames(size: int):
-    """An entry read back from a slab is sent as if it had never been in one."""
+    """An entry that is read back from a slab is sent as on the stream."""
     data = memoryview(bytes(range(251)) * (size // 251 + 1))[:size]
     key = TensorKey(3, "Net", 0, 0, 1, "T", "a", TensorSide.INPUT, 0)
     head = head_of(key, "uint8", (size,), size)

@@ -1,4 +1,4 @@
-"""Status, order and hints as messages and back."""
+"""Round trips of status, order and hints through messages."""
 
 from __future__ import annotations
 
@@ -108,34 +108,31 @@ status_views = st.builds(
 
 @given(view=status_views)
 def test_status_view_round_trip(view: StatusView):
-    """The whole status is read back as it was sent."""
     message = sent(status_messages.view_to_wire(view), status_pb2.StatusView)
     assert status_messages.view_from_wire(message) == view
 
 
 @given(entry=entries)
 def test_order_entry_round_trip(entry: OrderEntry):
-    """A line of the order comes back as it was."""
     message = sent(status_messages.entry_to_wire(entry), coordinator_pb2.OrderEntry)
     assert status_messages.entry_from_wire(message) == entry
 
 
 @given(hint=hints)
 def test_timeout_hint_round_trip(hint: TimeoutHint):
-    """A hint comes back as it was."""
     message = sent(status_messages.timeout_hint_to_wire(hint), status_pb2.TimeoutHint)
     assert status_messages.timeout_hint_from_wire(message) == hint
 
 
 def test_timeout_hint_of_unknown_level_is_rejected():
-    """Levels are words on the wire."""
+    """Levels are texts on the wire."""
     with pytest.raises(ProtocolError, match="unknown level 'red'"):
         status_messages.timeout_hint_from_wire(status_pb2.TimeoutHint(level="red"))
 
 
 @pytest.mark.parametrize("number", [0, 99, -1])
 def test_status_view_rejects_unknown_enumerators(number: Any):
-    """A state or a kind that nobody knows is refused."""
+    """The unknown value is a state or a kind."""
     with pytest.raises(ProtocolError, match="unknown state"):
         status_messages.session_from_wire(status_pb2.SessionStatus(state=number))
     with pytest.raises(ProtocolError, match="unknown kind"):
@@ -143,7 +140,7 @@ def test_status_view_rejects_unknown_enumerators(number: Any):
 
 
 def test_wire_enumerators_agree_with_those_here():
-    """Wire and contract number the kinds alike, and every state and side has its number."""
+    """Messages and values number kinds alike, and every state and side has its number."""
     wire_kinds = dict(events_pb2.EventKind.items())
     assert wire_kinds.pop("EVENT_KIND_UNSPECIFIED") == 0
     assert wire_kinds == {f"EVENT_KIND_{kind.name}": kind.value for kind in EventKind}

@@ -316,7 +316,7 @@ def _describe_kind(found: KindSummary, spelt: Callable[[str], str]) -> str:
     sizes = found.batch_sizes if TensorVerdict.SHAPE in counts else None
     if sizes is not None:
         details.append(
-            f"first extent {sizes[0]:,} in a and {sizes[1]:,} in b, as with other batches"
+            f"first extent {sizes[0]:,} in a and {sizes[1]:,} in b, as of other batch sizes"
         )
     return "; ".join((f"{len(found.rows):,} {noun}: {parts}", *details))
 

@@ -191,21 +191,22 @@ def _iter_kept(rows: StatisticRows, frame: StoredStatisticRows) -> Iterator[_Sta
 
 
 def _make_record(kind: TensorKind, timestamp_us: int, layout: Layout) -> ManifestRecord:
+    # By position: there is one for each row.
     return ManifestRecord(
-        path="",
-        timestamp_us=timestamp_us,
-        op_type=kind.op_type,
-        op_name=kind.op_name,
-        argument=kind.argument,
-        dtype=kind.dtype,
-        shape=kind.shape,
-        bytes_in=0,
-        bytes_stored=0,
-        digest="",
-        member=format_member(kind.side, kind.slot) if layout.shares_timestamps else "",
-        microbatch=kind.microbatch,
-        phase=kind.phase,
-        layout=kind.layout,
+        "",
+        timestamp_us,
+        kind.op_type,
+        kind.op_name,
+        kind.argument,
+        kind.dtype,
+        kind.shape,
+        0,
+        0,
+        "",
+        format_member(kind.side, kind.slot) if layout.shares_timestamps else "",
+        kind.microbatch,
+        kind.phase,
+        kind.layout,
     )
 
 

@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from rankdump._core.backoff import RetrySchedule
 from rankdump._core.events import EventColumns
@@ -155,23 +155,21 @@ _UNPACKED = "rankdump_agent_stored_unpacked_bytes_total"
 
 
 def count_frames(
-    outcomes: Iterable[RecordOutcome], row_results: Iterable[StatisticRowsResult]
+    outcomes: Collection[RecordOutcome], row_results: Iterable[StatisticRowsResult]
 ) -> dict[SampleKey, float]:
     """Return the metric increments of committed records and rows of statistics."""
-    statuses: Counter[RecordStatus] = Counter()
-    reasons: Counter[str] = Counter()
-    degraded: Counter[str] = Counter()
-    unpacked: Counter[str] = Counter()
-    received = stored = 0
+    statuses = Counter(outcome.status for outcome in outcomes)
+    degraded, reasons = Counter[str](), Counter[str]()
     for outcome in outcomes:
-        statuses[outcome.status] += 1
-        received += outcome.head.byte_count
-        stored += outcome.bytes_stored
+        if outcome.reason:
+            is_kept = outcome.status is RecordStatus.DEGRADED
+            (degraded if is_kept else reasons)[outcome.reason] += 1
+    received = sum(outcome.head.kind.byte_count for outcome in outcomes)
+    stored = sum(outcome.bytes_stored for outcome in outcomes)
+    unpacked: Counter[str] = Counter()
+    for outcome in outcomes:
         if outcome.unpacked:
             unpacked[outcome.unpacked] += outcome.bytes_stored
-        if outcome.reason:
-            counted = degraded if outcome.status is RecordStatus.DEGRADED else reasons
-            counted[outcome.reason] += 1
     for frame in row_results:
         statuses[frame.status] += frame.kept
         if frame.reason:

@@ -187,18 +187,19 @@ class FrameAssembler:
         self, sequence: int, message: agent_pb2.Record, data: RecordElements, lost: str
     ) -> ReceivedRecord | RecordOutcome | None:
         head = session_messages.record_from_wire(message, rank=self._rank, net_name=self._net_name)
+        received, declared = len(data), head.kind.byte_count
         # Elements that the plan does not keep are no error: `admit` drops them with a reason.
-        if len(data) > head.byte_count:
+        if received > declared:
             raise ProtocolError(
-                f"record {sequence} contains {len(data)} bytes but declares {head.byte_count}"
+                f"record {sequence} contains {received} bytes but declares {declared}"
             )
         frame_id = FrameId(self._session_id, sequence)
         # A slab entry whose copy failed may have lost the length of its data, too.
-        whole = len(data) == head.byte_count or bool(lost and not data)
+        whole = received == declared or bool(lost and not data)
         if self._known(sequence):
-            self._open = None if whole else _OpenRecord(sequence, head, len(data), repeated=True)
+            self._open = None if whole else _OpenRecord(sequence, head, received, repeated=True)
             return None
-        answer = SelectionVerdict(False, lost) if lost and head.byte_count else self._admit(head)
+        answer = SelectionVerdict(False, lost) if lost and declared else self._admit(head)
         if whole:
             if answer.accepted:
                 return ReceivedRecord(frame_id, head, data, message.checksum)

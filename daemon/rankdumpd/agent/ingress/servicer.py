@@ -16,7 +16,7 @@ from rankdumpd.agent.session.openings import SessionOpenings, read_final_balance
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.session.registry import SessionRegistry
 from rankdumpd.agent.shm.ring_registry import RingRegistry
-from rankdumpd.server.error_status import abort_on_error
+from rankdumpd.server.grpc_server import abort_on_error
 from rankdumpd.server.metrics import MetricCounters
 
 MAX_DRAIN_S = 3600.0

@@ -40,6 +40,7 @@ from rankdumpd.agent.records import (
 )
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.storage.session_storage import SessionStorage
+from rankdumpd.agent.storage.tree import OpenFolders
 from rankdumpd.server.background_thread import BackgroundThread
 
 _MAX_SESSIONS = 4096
@@ -74,7 +75,7 @@ class RecordWorkers:
     def __init__(
         self,
         count: int,
-        store: Callable[[ReceivedRecord, SessionStorage], RecordOutcome],
+        store: Callable[[ReceivedRecord, SessionStorage, OpenFolders], RecordOutcome],
         done: Callable[[Sequence[RecordOutcome]], None],
     ) -> None:
         self._store = store
@@ -117,11 +118,14 @@ class RecordWorkers:
             # Records that are left are not acknowledged, and resent to the next process.
             if time.monotonic() < self._deadline_s:
                 records, storage = batch
-                self._done([self._store_logged(record, storage) for record in records])
+                opened: OpenFolders = {}
+                self._done([self._store_logged(record, storage, opened) for record in records])
 
-    def _store_logged(self, record: ReceivedRecord, storage: SessionStorage) -> RecordOutcome:
+    def _store_logged(
+        self, record: ReceivedRecord, storage: SessionStorage, opened: OpenFolders
+    ) -> RecordOutcome:
         try:
-            return self._store(record, storage)
+            return self._store(record, storage, opened)
         except Exception:
             frame_id = record.frame_id
             session_id = frame_id.session_id
@@ -275,10 +279,12 @@ class SessionIntake:
         return self._assembler.settle_unreadable(frame)
 
     def _admit(self, head: RecordHead) -> SelectionVerdict:
-        large = head.byte_count > SMALL_RECORD_BYTES
+        large = head.kind.byte_count > SMALL_RECORD_BYTES
         if large:
             self.flush()
         answer = self._admission.check_record(head, self._get_usage())
+        if answer.accepted and not large:
+            return answer
         if answer.reason in SPACE_REASONS and self._may_be_written(head):
             answer = ACCEPTED_VERDICT
         if answer.accepted and large:
@@ -301,12 +307,13 @@ class SessionIntake:
             self._growing = False
             self._claim([item])
             return
-        self.release_budget()
+        if self._growing:
+            self.release_budget()
         frame = item if isinstance(item, ReceivedRecord) else self._check_rows(item)
-        self._gathered.append(frame)
+        gathered = self._gathered
+        gathered.append(frame)
         self._gathered_cost += _compute_cost(frame)
-        full = self._gathered_cost > MAX_GATHERED_BYTES
-        if full or len(self._gathered) >= MAX_GATHERED_FRAMES:
+        if self._gathered_cost > MAX_GATHERED_BYTES or len(gathered) >= MAX_GATHERED_FRAMES:
             self.flush()
 
     def _check_rows(
@@ -339,5 +346,5 @@ class SessionIntake:
 
 def _compute_cost(item: ReceivedRecord | FinishedFrame) -> int:
     if isinstance(item, ReceivedRecord):
-        return compute_cost_bytes(item.head.byte_count)
+        return compute_cost_bytes(item.head.kind.byte_count)
     return compute_cost_bytes(0 if isinstance(item, RecordOutcome) else len(item.raw))

@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from operator import attrgetter
 from typing import Any
 
 from rankdump._core.session_protocol import IterationEnd
@@ -161,7 +162,7 @@ class LedgerReader:
             *map(rows.read_stored_record, json.loads(records)),
             *map(rows.read_stored_rows, frames),
         ]
-        return sorted(found, key=lambda each: each.sequence)
+        return sorted(found, key=attrgetter("sequence"))
 
     def members(self, session_id: str, iteration: int, *, before: int) -> list[OperatorMember]:
         """Return the tensors of an iteration that have or had a `bin` file of their own.

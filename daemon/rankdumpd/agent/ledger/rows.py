@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from rankdump._core.events import EventColumns
 from rankdump._core.graph import GraphPart
@@ -41,8 +41,7 @@ from rankdumpd.agent.records import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class StoredRecord:
+class StoredRecord(NamedTuple):
     """A record that is in the tree, as the ledger returns it."""
 
     sequence: int
@@ -149,6 +148,8 @@ MEMBER_COLUMNS = (
 RECORD_PLACES = f"({', '.join('?' * 22)}, 0, ?, ?, ?)"
 _MAX_REMEMBERED_LAYOUTS = 1 << 13
 _NO_MEMBER = OperatorMembership("")
+# Reading the value of a member of an enumeration is a Python call.
+_STATUS_WORDS = {status: status.value for status in RecordStatus}
 _LIMIT = 1 << 63
 
 
@@ -199,7 +200,7 @@ def make_record_row(outcome: RecordOutcome) -> tuple[str | int | None, ...]:
         outcome.frame_id.sequence,
         kind.graph,
         head.iteration,
-        outcome.status.value,
+        _STATUS_WORDS[outcome.status],
         outcome.reason,
         outcome.path,
         kind.op_type,
@@ -229,7 +230,7 @@ def read_stored_record(row: tuple[Any, ...]) -> StoredRecord:
     fields[_SHAPE_INDEX] = parse_shape(fields[_SHAPE_INDEX])
     if fields[_LAYOUT_INDEX] is not None:
         fields[_LAYOUT_INDEX] = _read_layout(fields[_LAYOUT_INDEX])
-    return StoredRecord(sequence, graph, ManifestRecord(*fields))
+    return StoredRecord(sequence, graph, ManifestRecord._make(fields))
 
 
 def read_operator_member(row: tuple[Any, ...]) -> OperatorMember:

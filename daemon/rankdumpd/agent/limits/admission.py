@@ -179,7 +179,9 @@ class RecordAdmission:
     def __init__(self, plan: DumpPlan, device: int) -> None:
         self._plan = plan
         self._device_accepted = selection.decide_device(plan, device).accepted
-        self._iteration: tuple[int, bool, str] = (-1, False, "")
+        self._iteration: tuple[tuple[int, bool], str] = ((-1, False), "")
+        self._roomy: tuple[ResourceUsage | None, int] = (None, 0)
+        """A usage, and a size for which it leaves space."""
         lists = plan.selection.operator_lists
         # Otherwise the reason is the same for all slots of an operator, and for all models.
         self._by_tensor = bool(plan.selection.models) or any(each.has_exclusions for each in lists)
@@ -188,10 +190,11 @@ class RecordAdmission:
 
     def check_record(self, head: RecordHead, usage: ResourceUsage) -> SelectionVerdict:
         """Decide on a record that contains its elements."""
+        kind = head.kind
         reason = (
             self._find_iteration_reason(head.iteration, head.switched_on)
-            or self._find_kind_reason(head.kind, head.kind.model, False)
-            or find_limit_reason(usage, head.byte_count)
+            or self._find_kind_reason(kind, kind.model, False)
+            or self._find_limit_reason(usage, kind.byte_count)
         )
         return SelectionVerdict(False, reason) if reason else ACCEPTED_VERDICT
 
@@ -209,10 +212,22 @@ class RecordAdmission:
                 refused[reason].append(place)
         return refused
 
+    def _find_limit_reason(self, usage: ResourceUsage, byte_count: int) -> str:
+        # Where there is space for a tensor, there is for a smaller one.
+        roomy, roomy_bytes = self._roomy
+        if usage is roomy and byte_count <= roomy_bytes:
+            return ""
+        reason = find_limit_reason(usage, byte_count)
+        if not reason:
+            self._roomy = usage, byte_count
+        return reason
+
     def _find_iteration_reason(self, iteration: int, switched_on: bool) -> str:
-        if (iteration, switched_on) != self._iteration[:2]:
-            self._iteration = (iteration, switched_on, self._find_reason(iteration, switched_on))
-        return self._iteration[2]
+        known, reason = self._iteration
+        if known != (iteration, switched_on):
+            reason = self._find_reason(iteration, switched_on)
+            self._iteration = (iteration, switched_on), reason
+        return reason
 
     def _find_reason(self, iteration: int, switched_on: bool) -> str:
         if not self._device_accepted:

@@ -39,6 +39,17 @@ class IterationTally:
     ended_to: int = 0
     """Number of the last declaration of its end that is counted."""
 
+    def count_record(
+        self, fate: RecordStatus, reason: str, bytes_in: int, bytes_stored: int
+    ) -> None:
+        """Add one record."""
+        if fate is RecordStatus.STORED:
+            self.stored += 1
+            self.bytes_in += bytes_in
+            self.bytes_stored += bytes_stored
+        else:
+            self.count(fate, reason, bytes_in=bytes_in, bytes_stored=bytes_stored)
+
     def count(
         self, fate: RecordStatus, reason: str, *, records: int = 1, bytes_in: int, bytes_stored: int
     ) -> None:
@@ -126,11 +137,9 @@ class SessionTallies:
     def add(self, outcomes: Iterable[RecordOutcome], result: Iterable[StatisticRowsResult]) -> None:
         """Add records and rows of statistics that are committed."""
         for outcome in outcomes:
-            self._tallies[outcome.head.iteration].count(
-                outcome.status,
-                outcome.reason,
-                bytes_in=outcome.head.byte_count,
-                bytes_stored=outcome.bytes_stored,
+            head = outcome.head
+            self._tallies[head.iteration].count_record(
+                outcome.status, outcome.reason, head.kind.byte_count, outcome.bytes_stored
             )
         for frame in result:
             self._tallies[frame.rows.iteration].count_rows(frame)

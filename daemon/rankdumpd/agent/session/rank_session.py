@@ -121,6 +121,11 @@ class CommitProgress:
     def __contains__(self, sequence: int) -> bool:
         return sequence <= self._watermark or sequence in self._beyond
 
+    def exclude_committed(self, sequences: Iterable[int]) -> set[int]:
+        """Return the numbers that are not committed."""
+        watermark, beyond = self._watermark, self._beyond
+        return {number for number in sequences if number > watermark and number not in beyond}
+
     def add(self, sequences: Iterable[int]) -> None:
         """Mark numbers as committed, in any order; repetitions change nothing."""
         self._beyond.update(number for number in sequences if number > self._watermark)
@@ -261,7 +266,7 @@ class RankSession:
     def claim_frames(self, sequences: set[int]) -> set[int]:
         """Claim frames that arrived completely; return those that were not claimed before."""
         with self._lock:
-            new = {number for number in sequences if not self.is_known(number)}
+            new = self._progress.exclude_committed(sequences) - self._in_flight
             if new:
                 self._in_flight.update(new)
                 self._end = None

@@ -8,7 +8,6 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Protocol
 
 from google.protobuf.message import DecodeError
@@ -22,25 +21,19 @@ from rankdumpd.agent.records import CORRUPTED, SMALL_RECORD_BYTES, RecordElement
 from rankdumpd.agent.shm.slab_file import SlabFile
 
 
-@dataclass(frozen=True, slots=True)
-class _ReadEntry:
-    """A ring entry that was read."""
-
-    sequence: int
-    end: int
-    copied: bool
-
-
 class ReleaseQueue:
-    """Entries that were read and are not released yet, in their order."""
+    """Entries that were read and are not released yet, in their order.
+
+    One thread may add while another one pops.
+    """
 
     def __init__(self, acknowledged: int) -> None:
         self._acknowledged = acknowledged
-        self._entries: deque[_ReadEntry] = deque()
+        self._entries: deque[tuple[int, int]] = deque()
 
     def add(self, sequence: int, end: int, *, copied: bool) -> None:
         """Note an entry that ends at a position; a copied one needs no acknowledgement."""
-        self._entries.append(_ReadEntry(sequence, end, copied))
+        self._entries.append((0 if copied else sequence, end))
 
     def acknowledge(self, sequence: int) -> None:
         """Note that all frames up to a number are acknowledged."""
@@ -48,11 +41,9 @@ class ReleaseQueue:
 
     def pop(self) -> int:
         """Return the position up to which entries can be released, once; 0 when it is unchanged."""
-        position = 0
-        while self._entries and (
-            self._entries[0].copied or self._entries[0].sequence <= self._acknowledged
-        ):
-            position = self._entries.popleft().end
+        position, entries, acknowledged = 0, self._entries, self._acknowledged
+        while entries and entries[0][0] <= acknowledged:
+            _, position = entries.popleft()
         return position
 
 
@@ -245,10 +236,10 @@ class RingReader:
             lost = CORRUPTED if entry.is_corrupted else lost
             data = memoryview(b"") if entry.is_corrupted else self._read_elements(entry)
             self._intake.handle_frame(frame, data, lost=lost)
-        copied = self._intake.within_record or pieced
-        with self._releasing:
-            self._releases.add(frame.sequence, entry.end_position, copied=copied)
-            if copied:
+        copied = pieced or self._intake.within_record
+        self._releases.add(frame.sequence, entry.end_position, copied=copied)
+        if copied:
+            with self._releasing:
                 self._release()
 
     def _read_elements(self, entry: SlabEntry) -> RecordElements:

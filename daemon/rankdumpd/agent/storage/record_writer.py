@@ -46,7 +46,7 @@ from rankdumpd.agent.records import (
 from rankdumpd.agent.storage.folders import OutsideRootError
 from rankdumpd.agent.storage.record_formats import encode_bin, encode_npy
 from rankdumpd.agent.storage.statistic_tables import TableFormat
-from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
+from rankdumpd.agent.storage.tree import DumpTree, MappingFiles, OpenFolders
 
 NAME_TAKEN = "name_taken"
 """Drop reason: another tensor of the dump has the same file name."""
@@ -94,11 +94,16 @@ class RecordWriter:
         self._log = LogOnce(_logger)
 
     def write(
-        self, record: ReceivedRecord, *, pressure: PressureCheck = find_no_pressure
+        self,
+        record: ReceivedRecord,
+        *,
+        pressure: PressureCheck = find_no_pressure,
+        opened: OpenFolders | None = None,
     ) -> RecordOutcome:
         """Write an examined record as an npy file; return it as stored, or as dropped.
 
-        A large file is stored unpacked, where its codec allows that and there is `pressure`.
+        A large file is stored unpacked, where its codec allows that and there is `pressure`. The
+        folders of its batch are `opened`.
         """
         codec, plain = self._codec, encode_npy(record)
         may_wait = codec.is_deferrable and record.head.byte_count > SMALL_FILE_BYTES
@@ -109,7 +114,13 @@ class RecordWriter:
         place = self._layout.place_tensor(key, self._context, suffix)
         unpacked = cause if cause and is_stored_frame(parts[0]) else ""
         return self._put(
-            record, place, parts, self._make_membership(key), plain=plain, unpacked=unpacked
+            record,
+            place,
+            parts,
+            self._make_membership(key),
+            plain=plain,
+            unpacked=unpacked,
+            opened=opened,
         )
 
     def write_member(self, record: ReceivedRecord) -> RecordOutcome:
@@ -135,17 +146,23 @@ class RecordWriter:
         *,
         plain: Sequence[ByteBuffer] = (),
         unpacked: str = "",
+        opened: OpenFolders | None = None,
     ) -> RecordOutcome:
         """Write the file of a record; return the record as stored, or as dropped.
 
         An existing file with these parts, or with this `plain` content, is that of the record.
         """
-        size, stamp = sum(map(len, parts)), None
+        size, path, stamp = sum(map(len, parts)), place.path, None
         try:
             self._names.write_mapping(place)
             mark = _make_mark(record)
             # An existing file may hold another tensor: file names contain no session.
-            stamp = self._tree.put(place.folder, place.name, parts, mark=mark, replaces=False)
+            if size <= SMALL_FILE_BYTES:
+                stamp = self._tree.put_small(
+                    place.folder, place.name, b"".join(parts), mark=mark, opened=opened
+                )
+            else:
+                stamp = self._tree.put(place.folder, place.name, parts, mark=mark, replaces=False)
         except OSError as error:
             written = self._find_written(place, parts, plain)
             if written is None:
@@ -155,11 +172,11 @@ class RecordWriter:
             record.frame_id,
             record.head,
             RecordStatus.STORED,
-            path=place.path,
+            path=path,
             digest=record.digest,
             bytes_stored=size,
             row=self._table_format.format_record(record, place),
-            original=None if stamp is None else OriginalFile(place.path, stamp, unpacked),
+            original=None if stamp is None else OriginalFile(path, stamp, unpacked),
             membership=membership,
             unpacked=unpacked,
         )
@@ -218,10 +235,25 @@ class RecordWriter:
 
     def _make_key(self, head: RecordHead) -> TensorKey:
         """Return the key of a record with the other values that its file name contains."""
-        element = self._context.profile.make_element_token(head.kind.dtype, self._device_target)
-        tensor_format = self._layout.tensor_format(head.kind.shape)
-        argument = head.kind.argument if self._layout.api_files is not None else ""
-        return head.key._replace(element=element, tensor_format=tensor_format, argument=argument)
+        layout, kind = self._layout, head.kind
+        # By position, and not from `head.key`: there is one for each record.
+        return TensorKey(
+            head.rank,
+            kind.model,
+            kind.graph,
+            head.iteration,
+            head.timestamp_us,
+            kind.op_type,
+            kind.op_name,
+            kind.side,
+            kind.slot,
+            head.task,
+            head.stream,
+            layout.tensor_format(kind.shape),
+            kind.constant,
+            self._context.profile.make_element_token(kind.dtype, self._device_target),
+            kind.argument if layout.api_files is not None else "",
+        )
 
     def _make_membership(self, key: TensorKey) -> OperatorMembership | None:
         """Return the place of a tensor with an npy file within its operator."""
@@ -302,9 +334,9 @@ class DuplicateIndex:
 
         `kind` names the tree and how files are stored in it. `link` returns None where it fails.
         """
-        if record.head.byte_count < MIN_LINKED_BYTES:
-            return write()
         about = record.head.kind
+        if about.byte_count < MIN_LINKED_BYTES:
+            return write()
         key = make_content_key(record.digest, about.dtype, about.shape, kind)
         # An input often arrives right after the output that it equals. A thread waits here no
         # longer than compressing the same bytes again would take.

@@ -5,7 +5,7 @@ function that stores a received record.
 from __future__ import annotations
 
 import stat
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rankdump._codec.file_codec import FileCodec, get_codec
 from rankdump._core.plan import DumpPlan
@@ -30,7 +30,7 @@ from rankdumpd.agent.storage.record_formats import (
 )
 from rankdumpd.agent.storage.record_writer import DuplicateIndex, PressureCheck, RecordWriter
 from rankdumpd.agent.storage.statistic_tables import StatisticTables, TableFormat, make_table_format
-from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
+from rankdumpd.agent.storage.tree import DumpTree, MappingFiles, OpenFolders
 from rankdumpd.agent.storage.tree_lock import TreeLock, claim_tree_context
 
 
@@ -61,11 +61,8 @@ class SessionStorage:
     """Statistics that the agent computes; None when it computes none."""
     synced: bool
     """A record is acknowledged once it would survive a power loss."""
-
-    @property
-    def file_kind(self) -> str:
-        """Files of one kind may be links to each other."""
-        return f"{self.codec.name} {self.tree.kind}"
+    file_kind: str
+    """Files of one kind may be links to each other."""
 
 
 def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStorage:
@@ -113,6 +110,7 @@ def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStor
         degrades=degrades,
         statistic_names=table_format.items if content.saved == "full" else None,
         synced=synced,
+        file_kind=f"{codec.name} {tree.kind}",
     )
 
 
@@ -126,12 +124,15 @@ def _make_stack_file(tree: DumpTree, layout: Layout, rank: int) -> CallStackFile
 def store_record(
     received: ReceivedRecord,
     storage: SessionStorage,
+    opened: OpenFolders,
+    *,
     originals: DuplicateIndex,
     find_pressure: PressureCheck,
 ) -> RecordOutcome:
     """Store a received record of a session; return its outcome.
 
-    `find_pressure` returns why a large file should be packed later; empty to pack it now.
+    The folders of its batch are `opened`. `find_pressure` returns why a large file should be
+    packed later; empty to pack it now.
     """
     exact = storage.layout.api_files is not None
     try:
@@ -144,15 +145,16 @@ def store_record(
         if record.head.kind.slot >= MAX_SLOTS:
             return make_drop_outcome(record.frame_id, record.head, "slot_too_high")
         return storage.writer.write_member(record)
+    writer = storage.writer
     reason = find_degrade_reason(record.head.kind)
     if reason:
-        outcome = storage.writer.write(record, pressure=find_pressure)
+        outcome = writer.write(record, pressure=find_pressure, opened=opened)
         if outcome.status is RecordStatus.DROPPED:
             return outcome
-        return replace(outcome, status=RecordStatus.DEGRADED, reason=reason)
+        return outcome._replace(status=RecordStatus.DEGRADED, reason=reason)
     return originals.link_or_write(
         record,
         storage.file_kind,
-        link=lambda original: storage.writer.link(record, original),
-        write=lambda: storage.writer.write(record, pressure=find_pressure),
+        link=lambda original: writer.link(record, original),
+        write=lambda: writer.write(record, pressure=find_pressure, opened=opened),
     )

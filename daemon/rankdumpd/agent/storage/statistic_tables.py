@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import dropwhile, groupby
+from operator import attrgetter
 from typing import TypeAlias
 
 from rankdump._core.bounded_cache import remember
@@ -78,14 +79,14 @@ class FolderTableFormat:
         return StatisticTableRow(self._find_table(kind, iteration), text)
 
     def _find_table(self, kind: TensorKind, iteration: int) -> FilePlace:
-        about = self.about
-        where = about.model(kind), kind.graph, iteration, kind.constant
+        where = kind.model, kind.graph, iteration, kind.constant
         table = self._tables.get(where)
         if table is None:
+            about = self.about
             folder = about.layout.make_folder(
                 about.context,
                 rank=about.rank,
-                net_name=where[0],
+                net_name=about.model(kind),
                 graph=kind.graph,
                 iteration=iteration,
                 constant=kind.constant,
@@ -239,7 +240,7 @@ class StatisticTables:
         """
         pairs = [
             (table.name, self._append(table, [row.text for row in some]))
-            for table, some in groupby(rows, key=lambda row: row.table)
+            for table, some in groupby(rows, key=attrgetter("table"))
         ]
         return [
             f"{usual} of another job has other columns: rows are written to {name} beside it"

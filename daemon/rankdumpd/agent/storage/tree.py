@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 from rankdump._codec.zstd_frames import ByteBuffer
 from rankdump._core.bounded_cache import remember
+from rankdump._kernels.kernel_functions import KERNELS
 from rankdump._layout.tree_paths import MAPPING_FILE, FilePlace
 from rankdumpd.agent.records import FileDescriptor, FileStamp, FileTail, OriginalFile
 from rankdumpd.agent.storage.folders import LIST_FLAGS, TreeFolders, sync_folder
@@ -108,6 +109,8 @@ class RootedFolder:
         return os.open(name, _READ_FLAGS, dir_fd=where.number)
 
 
+OpenFolders: TypeAlias = "dict[str, FileDescriptor]"
+"""Folders that one batch of files is written to, by their paths: each is looked up once."""
 PartsWriter = Callable[[int, Sequence[ByteBuffer]], None]
 """Writes all parts to an open file."""
 
@@ -248,6 +251,9 @@ class DumpTree(RootedFolder):
         self._synced, self._write = synced, write
         self.kind = f"{os.path.realpath(root)}:{file_mode:o}:{synced}"
         """Trees of one kind may link each other's files: root, mode and durability agree."""
+        # It syncs nothing, and writes as `write_parts` does.
+        is_plain = not synced and write is write_parts
+        self._write_small_file = KERNELS.write_small_file if is_plain else None
         self._append_lock = threading.Lock()
 
     def put(
@@ -270,6 +276,30 @@ class DumpTree(RootedFolder):
 
         rename = rename_file if replaces else rename_without_replacing
         return self._write_new_file(folder, name, mark, fill, rename)
+
+    def put_small(
+        self, folder: str, name: str, data: bytes, *, mark: str, opened: OpenFolders | None = None
+    ) -> FileStamp:
+        """Make a file as `put` does when it replaces none, by one call where that is possible.
+
+        A folder that is in `opened` is not looked up again.
+        """
+        write = self._write_small_file
+        if write is not None:
+            opened = {} if opened is None else opened
+            where = opened.get(folder)
+            if where is None:
+                where = opened[folder] = self._folders.open(folder, make=True)
+            try:
+                return FileStamp(*write(where.number, f".{mark}.tmp", name, self._file_mode, data))
+            except FileExistsError:
+                raise
+            except OSError as error:
+                # The other way finds out why, and does without what this system lacks.
+                del opened[folder]
+                if error.errno in _UNSUPPORTED_ERRNOS:
+                    self._write_small_file = None
+        return self.put(folder, name, (data,), mark=mark, replaces=False)
 
     def join(
         self, folder: str, name: str, head: bytes, pieces: Sequence[FileTail], *, mark: str

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rankdump._core.events import (
+    CALL_COLUMNS,
     EVENT_COLUMN_TYPES,
     OPEN_END_POSITION,
     EventColumn,
@@ -151,16 +152,6 @@ _EVENT_FIELDS = (
     "end_us",
     "stream",
 )
-_CALL_FIELDS = (
-    "group",
-    "sequence",
-    "element_count",
-    "dtype",
-    "peer",
-    "stall_us",
-    "source",
-    "outcome",
-)
 _COLUMN_TYPES = EVENT_COLUMN_TYPES | {
     "name": "i4",
     "dtype": "i4",
@@ -255,12 +246,12 @@ class _EventTableBuilder:
         parts: list[dict[str, EventColumn]] = []
         for batch in batches:
             own = np.flatnonzero(batch.columns["kind"] != int(EventKind.OPERATOR))
-            part = {field: batch.columns[field][own] for field in _CALL_FIELDS}
+            part = {field: batch.columns[field][own] for field in CALL_COLUMNS}
             for field in ("dtype", "source"):
                 part[field] = self._texts.translate(batch.names, part[field])
             part["group"] = self._groups.translate(rank, batch, part["group"])
             parts.append(part)
-        return {field: _concatenate([part[field] for part in parts]) for field in _CALL_FIELDS}
+        return {field: _concatenate([part[field] for part in parts]) for field in CALL_COLUMNS}
 
     def _complete(
         self, rank: int, span: slice, call_fields: dict[str, EventColumn], at: EventColumn
@@ -281,7 +272,7 @@ class _EventTableBuilder:
 
     def build(self) -> EventTable:
         """Return the table of all ranks that were added."""
-        fields = (*_CALL_FIELDS, "kind", "position", "end_position", "row", "rank")
+        fields = (*CALL_COLUMNS, "kind", "position", "end_position", "row", "rank")
         empty = [{field: np.empty(0, _COLUMN_TYPES[field]) for field in fields}]
         parts = self._members or empty
         return EventTable(

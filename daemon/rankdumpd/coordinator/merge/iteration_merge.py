@@ -20,19 +20,30 @@ precede it, the entries are sorted by that time; operators of one time by (rank,
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rankdump._core.events import OPEN_END_POSITION, EventColumn, EventKind, Finding, FindingKind
+from rankdump._core.events import (
+    OPEN_END_POSITION,
+    UNSEEN_REASON_TEXTS,
+    EventColumn,
+    EventColumns,
+    EventKind,
+    Finding,
+    FindingKind,
+)
 from rankdumpd.coordinator.execution_order import GlobalOrder, OrderedCalls
 from rankdumpd.coordinator.fleet_views import IterationView
 from rankdumpd.coordinator.merge.absence_findings import (
     CallAbsences,
     build_absence_findings,
     build_cycle_findings,
+    build_deadlock_findings,
     build_gap_findings,
+    describe_ranks,
     find_event_gaps,
     find_missing_members,
 )
@@ -44,14 +55,12 @@ from rankdumpd.coordinator.merge.call_order import (
     sequence_calls,
 )
 from rankdumpd.coordinator.merge.clock_correction import correct_times, find_clock_corrections
-from rankdumpd.coordinator.merge.deadlock_findings import build_deadlock_findings
 from rankdumpd.coordinator.merge.difference_findings import (
     build_difference_findings,
     build_program_findings,
 )
 from rankdumpd.coordinator.merge.ended_ranks import build_ended_findings
 from rankdumpd.coordinator.merge.event_table import NEVER_ENDED, EventTable, build_event_table
-from rankdumpd.coordinator.merge.unseen_findings import build_unseen_findings
 
 _STRETCH_ELEMENTS = 1 << 17
 """Approximate number of elements that are sorted at once: the rows that they point to stay in the
@@ -294,3 +303,35 @@ def _add_iteration(finding: Finding, view: IterationView) -> Finding:
         provisional=view.provisional,
         attempt=view.attempt,
     )
+
+
+_RanksByCase = dict[tuple[str, str, int], list[int]]
+"""Ranks by group, reason and number."""
+
+
+def build_unseen_findings(events: Mapping[int, Sequence[EventColumns]]) -> Iterator[Finding]:
+    """Yield a finding for each group, reason and number of collectives that were not seen."""
+    for (group, reason, count), ranks in sorted(_collect_cases(events).items()):
+        where = f" of group {group!r}" if group else ""
+        number = f"{count} " if count else ""
+        one = count == 1
+        why = UNSEEN_REASON_TEXTS.get(reason, f"the reason is {reason!r}")
+        yield Finding(
+            kind=FindingKind.COLLECTIVES_NOT_SEEN,
+            iteration=0,
+            text=f"{number}collective{'' if one else 's'}{where} on {describe_ranks(ranks)} "
+            f"{'is' if one else 'are'} not in the order: {why}",
+            ranks=tuple(ranks),
+            group=group,
+        )
+
+
+def _collect_cases(events: Mapping[int, Sequence[EventColumns]]) -> _RanksByCase:
+    cases: _RanksByCase = {}
+    for rank in sorted(events):
+        counts: Counter[tuple[str, str]] = Counter()
+        for each in (each for batch in events[rank] for each in batch.unseen):
+            counts[each.group, each.reason] += each.count
+        for (group, reason), count in counts.items():
+            cases.setdefault((group, reason, count), []).append(rank)
+    return cases

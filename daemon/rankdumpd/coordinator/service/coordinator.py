@@ -38,7 +38,7 @@ from rankdumpd.coordinator.service.fleet_status import (
 from rankdumpd.coordinator.service.publication import HintUpdater, IterationPublisher
 from rankdumpd.coordinator.state.state_file import CoordinatorState
 from rankdumpd.server.background_thread import BackgroundThread
-from rankdumpd.server.error_status import abort_on_error
+from rankdumpd.server.grpc_server import abort_on_error
 from rankdumpd.server.lifecycle import Component
 from rankdumpd.server.metrics import COORDINATOR_PREFIX, MetricCounters
 from rankdumpd.server.state_files import RequiredFiles

@@ -22,16 +22,17 @@ from rankdump.errors import ExhaustedError
 from rankdumpd.coordinator.execution_order import GlobalOrder
 from rankdumpd.coordinator.fleet_views import IterationView, PublicationResult
 from rankdumpd.coordinator.hints.assessment import build_hints
-from rankdumpd.coordinator.hints.open_waits import find_open_waits, find_rank_waits
-from rankdumpd.coordinator.hints.rank_warnings import WarningKey, build_warnings
-from rankdumpd.coordinator.hints.spread_history import HintState, update_hint_state
-from rankdumpd.coordinator.hints.wait_causes import (
+from rankdumpd.coordinator.hints.open_waits import (
     STANDING_KINDS,
     explain_hint,
+    find_open_waits,
+    find_rank_waits,
     mark_stuck_waits,
     may_be_stuck,
     select_standing_findings,
 )
+from rankdumpd.coordinator.hints.rank_warnings import WarningKey, build_warnings
+from rankdumpd.coordinator.hints.spread_history import HintState, update_hint_state
 from rankdumpd.coordinator.merge.absence_findings import describe_ranks
 from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
 from rankdumpd.coordinator.publish.publisher import OrderPublisher, write_findings

@@ -10,6 +10,7 @@ import pytest
 
 from rankdumpd.agent.ingress.session_intake import RecordWorkers
 from rankdumpd.agent.records import FrameId, ReceivedRecord, RecordOutcome, RecordStatus
+from rankdumpd.agent.storage.tree import OpenFolders
 
 
 @pytest.mark.parametrize("batches", [((0,), (1,)), ((0, 1),)])
@@ -18,7 +19,7 @@ def test_record_workers_continue_after_failing_record(make_head, caplog, batches
     own: Any = object()
     done: queue.SimpleQueue[Sequence[RecordOutcome]] = queue.SimpleQueue()
 
-    def store(parcel: ReceivedRecord, storage: Any) -> RecordOutcome:
+    def store(parcel: ReceivedRecord, storage: Any, opened: OpenFolders) -> RecordOutcome:
         assert storage is own
         if parcel.frame_id.sequence == 1:
             raise ZeroDivisionError

@@ -101,7 +101,7 @@ def rowed(outcome: RecordOutcome) -> RecordOutcome:
     row = StatisticTableRow(
         FilePlace("folder", "statistic.csv"), f"row {outcome.frame_id.sequence}"
     )
-    return replace(outcome, row=row)
+    return outcome._replace(row=row)
 
 
 def declared(sequence: int, declaration) -> MetadataFrame:
@@ -128,7 +128,7 @@ def test_ledger_resumes_at_first_gap(ledger, make_request, stored):
 
 
 def unpacked(outcome: RecordOutcome, cause: str = "rank_waits") -> RecordOutcome:
-    return replace(outcome, unpacked=cause)
+    return outcome._replace(unpacked=cause)
 
 
 def test_unpacked_files_are_kept_in_the_order_of_commits(ledger, make_request, stored, tmp_path):
@@ -162,7 +162,7 @@ def test_unpacked_files_are_counted_once(ledger, make_request, stored):
     for _ in range(2):
         commit(ledger, [unpacked(stored(1))])
         assert ledger.unpacked.sums == (1, 9)
-    broken = replace(unpacked(stored(2)), path=cast("str", object()))
+    broken = unpacked(stored(2))._replace(path=cast("str", object()))
     with pytest.raises(sqlite3.Error):
         commit(ledger, [unpacked(stored(3)), broken])
     assert ledger.unpacked.sums == (1, 9)
@@ -352,7 +352,7 @@ def test_ledger_keeps_each_layout_once(tmp_path, make_request, stored):
     fields = {"layout": shard_rows(1, 2, (4,)), "microbatch": 0, "phase": "eval"}
     sent = [stored(number) for number in (1, 2, 3)]
     sent[:2] = [
-        replace(each, head=each.head._replace(kind=each.head.kind._replace(**fields)))
+        each._replace(head=each.head._replace(kind=each.head.kind._replace(**fields)))
         for each in sent[:2]
     ]
     commit(ledger, sent)
@@ -377,8 +377,8 @@ def test_members_have_operator_file_once_joined(ledger, make_request, stored):
     ledger.open_session(make_request())
     whole = FilePlace("5/Net/0", "123.zst", "long.name.zst")
     sent = [
-        replace(
-            stored(n, slot=n), membership=OperatorMembership(f"output.{n}", whole, head_bytes=5)
+        stored(n, slot=n)._replace(
+            membership=OperatorMembership(f"output.{n}", whole, head_bytes=5)
         )
         for n in (1, 2)
     ]

@@ -119,12 +119,13 @@ def test_interrupt_ends_the_workers(pairs, workers_only):
     seen = []
 
     def interrupt(done: int, total: int) -> None:
-        if not seen:
-            seen.append(done)
+        seen.append(done)
+        if len(seen) == 2:  # the first call is for pairs that no file decides
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         compare_pairs(pairs, SETTINGS, processes=3, progress=interrupt)
+    assert len(seen) == 2
     assert not [each for each in threading.enumerate() if each.name.startswith("rankdump")]
 
 

@@ -9,14 +9,14 @@ from support.rank_limits import session
 from rankdump._core.events import Finding, FindingKind
 from rankdump._core.status import RankWait, SessionState
 from rankdump._core.timeouts import HintLevel, TimeoutHint, TimeoutLimit, parse_hints
-from rankdumpd.coordinator.hints.rank_warnings import build_warnings
-from rankdumpd.coordinator.hints.wait_causes import (
+from rankdumpd.coordinator.hints.open_waits import (
     MIN_STUCK_US,
     explain_hint,
     mark_stuck_waits,
     may_be_stuck,
     select_standing_findings,
 )
+from rankdumpd.coordinator.hints.rank_warnings import build_warnings
 
 LONG = MIN_STUCK_US
 DEADLOCK = Finding(FindingKind.CYCLE, 4, "iteration 4: deadlock: rank 0 waits", (0, 1))
