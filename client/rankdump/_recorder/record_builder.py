@@ -383,27 +383,10 @@ class RecordBuilder:
         if self._overhead is not None:
             form = self._overhead.select_form()
             if form is not RecordForm.FULL:
-                return self._build_lesser(observation, source, form)
-        return self._build_whole(observation, source)
-
-    def _build_lesser(
-        self, observation: TensorObservation, source: TensorSource, form: RecordForm
-    ) -> BuildResult:
-        """Return less than the plan selects of a tensor, which limits the time that it takes."""
-        if form is RecordForm.NOTHING:
-            return self.make_loss(observation.op_name, STEP_OVERHEAD)
-        # A part of a logical tensor has a layout already, which could not say what is missing.
-        if form is RecordForm.SAMPLE and source.layout is None:
-            first = self._take_sample(source, SAMPLE_ELEMENTS)
-            if first is not source:
-                first.layout = make_sample_layout(tuple(source.shape), SAMPLE_ELEMENTS)
-            return self._build_whole(observation, first)
-        row = self._make_row(
-            self._namer.find_kind(observation, source), source, degraded=STEP_OVERHEAD
-        )
-        return self.make_loss(observation.op_name, STEP_OVERHEAD) if row is None else row
-
-    def _build_whole(self, observation: TensorObservation, source: TensorSource) -> BuildResult:
+                lesser = self._reduce(observation, source, form)
+                if isinstance(lesser, (LostTensor, TensorStatisticsRow)):
+                    return lesser
+                source = lesser
         state = self._iteration_state
         kind = self._namer.find_kind(observation, source)
         if self._no_elements:
@@ -415,6 +398,22 @@ class RecordBuilder:
             return record
         row = self._make_row(kind, source, degraded=BUFFER_FULL) if self._degrades else None
         return self.make_loss(kind.op_name, BUFFER_FULL) if row is None else row
+
+    def _reduce(
+        self, observation: TensorObservation, source: TensorSource, form: RecordForm
+    ) -> TensorSource | TensorStatisticsRow | LostTensor:
+        """Return what a form that is not the full one keeps of a tensor."""
+        if form is RecordForm.NOTHING:
+            return self.make_loss(observation.op_name, STEP_OVERHEAD)
+        # A part of a logical tensor has a layout already, which could not say what is missing.
+        if form is RecordForm.SAMPLE and source.layout is None:
+            first = self._take_sample(source, SAMPLE_ELEMENTS)
+            if first is not source:
+                first.layout = make_sample_layout(tuple(source.shape), SAMPLE_ELEMENTS)
+            return first
+        kind = self._namer.find_kind(observation, source)
+        row = self._make_row(kind, source, degraded=STEP_OVERHEAD)
+        return self.make_loss(kind.op_name, STEP_OVERHEAD) if row is None else row
 
     def _make_row(
         self, kind: TensorKind, source: TensorSource, *, degraded: str = ""

@@ -110,4 +110,5 @@ def test_tallies_count_rows_of_statistics_without_bytes(make_request, make_kind)
     status = tally.status(make_request(), 0)
     assert status.is_balanced
     assert (status.stored, status.degraded, status.dropped) == (2, 2, {"why": 2})
+    assert status.degraded_by == {"buffer_full": 2}
     assert (status.bytes_in, status.bytes_stored) == (0, 0)
