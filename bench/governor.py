@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -108,8 +109,7 @@ def _make_trainer() -> Trainer:
     return Trainer(model, lambda: model(batch).square().mean(), optimizer)
 
 
-def _train(trainer: Trainer, begin_step: object, number: int, steps: int) -> int:
-    assert callable(begin_step)
+def _train(trainer: Trainer, begin_step: Callable[[int], None], number: int, steps: int) -> int:
     for _ in range(steps):
         begin_step(number)
         trainer.step()

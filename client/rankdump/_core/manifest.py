@@ -146,7 +146,7 @@ def _parse_manifest(body: dict[str, Any]) -> Manifest:
         _check_column(name, kind, [body[name]])
     # Manifests of the first versions have neither stall nor positions, and those of a first
     # attempt do not number it.
-    unsaid = {
+    unsaid: dict[str, Any] = {
         "stall_us": 0,
         "first_position": 0,
         "last_position": 0,

@@ -18,6 +18,7 @@ from rankdump._core.plan import (
     DumpPlan,
     OutputSettings,
     TensorSelection,
+    TriggerMode,
 )
 from rankdump._core.record import STEP_OVERHEAD
 from rankdump._recorder.overhead_governor import RecordForm
@@ -29,7 +30,7 @@ SMALL = np.ones(3, "f4")
 FULL, SAMPLE, STATISTICS, NOTHING = RecordForm
 
 
-def a_plan(share: float, trigger: str = "always", **delivery) -> DumpPlan:
+def a_plan(share: float, trigger: TriggerMode = "always", **delivery) -> DumpPlan:
     return DumpPlan(
         OutputSettings("/x"),
         TensorSelection(trigger=trigger),
@@ -48,10 +49,13 @@ class FakeTime:
             plan,
             rank=3,
             find_timeout_us=lambda: timeout_us,
-            warn=lambda text, about: self.lines.setdefault(about, text) and None,
+            warn=self._warn,
             meter=self.meter,
         )
         self.overhead.start()
+
+    def _warn(self, text: str, about: str) -> None:
+        self.lines.setdefault(about, text)
 
     def spend(self, cost_ms: int) -> None:
         assert self.meter.begin()

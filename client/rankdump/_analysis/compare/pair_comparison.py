@@ -164,9 +164,9 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
 
 def _decide_samples(a: DumpedTensor, b: DumpedTensor) -> PairOutcome | None:
     """Return the outcome of a pair of which a side has only first elements, else None."""
-    shapes, findings = [_find_whole_shape(each) for each in (a, b)], _list_findings(a, b)
-    if shapes[0] is not None and shapes[1] is not None and not _is_comparable(*shapes):
-        text = _format_shapes(shapes[0], shapes[1])
+    left, right, findings = _find_whole_shape(a), _find_whole_shape(b), _list_findings(a, b)
+    if left is not None and right is not None and not _is_comparable(left, right):
+        text = _format_shapes(left, right)
         return _build_unread_outcome(TensorVerdict.SHAPE, a, b, text, *findings)
     if a.entry is None or b.entry is None:
         text = "the statistics of all elements are known on the other side only"

@@ -156,6 +156,7 @@ def test_first_elements_are_never_compared_as_the_whole_tensor(tmp_path):
     assert (both.verdict, len(both.findings)) == (TensorVerdict.EQUAL, 2)
     # A whole tensor that happens to have the same few elements.
     assert compare_pair(TensorPair(first, made.a), SETTINGS).verdict is TensorVerdict.SHAPE
+    assert made.b is not None
     row = made.b._replace(entry=None, statistics={"max": 11.0})
     found = compare_pair(TensorPair(first, row), SETTINGS)
     assert found.verdict is TensorVerdict.UNKNOWN
