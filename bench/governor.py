@@ -26,13 +26,15 @@ from .training import Trainer
 SHARES = (0.05, 0.2)
 WIDTH = 1024
 LAYERS = 2
-BATCH = 1024
+BATCH = 512
 WARMUP_STEPS = 5
 SETTLE_STEPS = 80
-ROUNDS = 6
-DUMPED_STEPS = 24
+ROUNDS = 15
+DUMPED_STEPS = 16
 """A block with a dump: most cycles of a level fit into it."""
-PLAIN_STEPS = 8
+PLAIN_STEPS = 6
+QUIET_STEPS = 2
+"""Steps before a block without a dump, in which the agent still writes; they are not timed."""
 QUICK_ROUNDS = 2
 
 
@@ -88,6 +90,7 @@ def _run(host: Host, name: str, share: float, *, quick: bool) -> GovernedRun:
     first = number
     for _ in range(QUICK_ROUNDS if short else ROUNDS):
         session.dump_stop()
+        run_block(QUIET_STEPS)
         plain_s = run_block(PLAIN_STEPS)
         session.dump_start()
         ratios.append(run_block(PLAIN_STEPS if short else DUMPED_STEPS) / plain_s)
