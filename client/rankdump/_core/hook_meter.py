@@ -18,14 +18,27 @@ class HookMeter:
         self._clock_ns = clock_ns
         self._lock = Lock()
         self._since: dict[int, int] = {}
+        self._users = 0
         self.is_on = False
         """Whether calls are to be measured; callers check it first."""
         self.ended_ns = 0
         """Time of calls that have ended; it never decreases."""
 
-    def switch(self, on: bool) -> None:
-        """Measure from now on, or no longer; takes no lock, for a forked child uses it too."""
-        self.is_on = on
+    def start(self) -> None:
+        """Measure for one session more."""
+        self._users += 1
+        self.is_on = True
+
+    def stop(self) -> None:
+        """Measure for one session less, and no longer after the last one."""
+        self._users -= 1
+        if self._users <= 0:
+            self.disarm()
+
+    def disarm(self) -> None:
+        """Measure no longer, in a forked child; takes no lock, because it may be held."""
+        self._users = 0
+        self.is_on = False
         self._since = {}
 
     def begin(self) -> bool:

@@ -283,7 +283,7 @@ class DumpPipeline:
         # shared memory belong to the parent.
         self._in_child = True
         if self._overhead is not None:
-            self._overhead.stop()
+            self._overhead.disarm()
         self._iteration_state.disable()
         self._metadata_sender.disarm()
         # The mapping is shared with the parent, whose journal it is.

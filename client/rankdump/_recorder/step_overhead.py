@@ -75,12 +75,16 @@ class StepOverhead:
 
     def start(self) -> None:
         """Begin to measure."""
-        self._meter.switch(True)
+        self._meter.start()
         self._begun_ns, self._spent_ns = self._meter.split()
 
     def stop(self) -> None:
-        """Measure no longer; in a forked child too."""
-        self._meter.switch(False)
+        """Measure no longer."""
+        self._meter.stop()
+
+    def disarm(self) -> None:
+        """Measure no longer, in a forked child."""
+        self._meter.disarm()
 
     def select_form(self) -> RecordForm:
         """Return the form of a tensor that is observed now."""

@@ -56,11 +56,21 @@ def test_calls_of_several_threads_add_up():
     assert meter.ended_ns == 10
 
 
-def test_switching_forgets_calls_that_never_ended():
-    clock = Clock()
-    meter = HookMeter(clock)
-    meter.switch(True)
+def test_meter_is_on_until_the_last_session_stops():
+    meter = HookMeter(Clock())
+    meter.start()
+    meter.start()
+    meter.stop()
+    assert meter.is_on
     meter.begin()
-    meter.switch(False)
+    meter.stop()
     meter.end()
     assert (meter.is_on, meter.ended_ns) == (False, 0)
+
+
+def test_meter_of_a_forked_child_is_off_for_all_sessions():
+    meter = HookMeter(Clock())
+    meter.start()
+    meter.start()
+    meter.disarm()
+    assert not meter.is_on
