@@ -14,6 +14,7 @@ import rankdump
 from .arrays import Tensors, activations, dump, numpy_save_s, stamp
 from .burst import ELEMENTS, ITERATIONS, TENSORS, burst_s
 from .host import Host, memory_folder, running_host
+from .process import cpu_s
 from .result import Result, median
 from .timing import seconds
 from .trees import check_complete
@@ -28,11 +29,16 @@ def measure() -> Result:
     """Measure records, rows of statistics and `numpy.save` alternately."""
     tensors = activations(TENSORS, ELEMENTS)
     rates: dict[str, list[float]] = {"records": [], "rows": [], "saved": [], "one": [], "two": []}
+    used_s: dict[str, list[float]] = {"record": [], "row": []}
     with running_host() as host, running_host(workers=2) as double, memory_folder() as folder:
         for repeat in range(REPEATS):
+            before_s = cpu_s(host.pid)
             rates["records"].append(_records(host, f"tensor{repeat}", tensors))
+            used_s["record"].append((cpu_s(host.pid) - before_s) / (TENSORS * ITERATIONS))
             rates["saved"].append(TENSORS / numpy_save_s(folder, tensors))
+            before_s = cpu_s(host.pid)
             rates["rows"].append(_rows(host, f"statistic{repeat}", tensors))
+            used_s["row"].append((cpu_s(host.pid) - before_s) / (TENSORS * ROW_ITERATIONS))
             rates["one"].append(_ranks(host, f"ranks{repeat}"))
             rates["two"].append(_ranks(double, f"ranks{repeat}"))
     speed = {name: median(found) for name, found in rates.items()}
@@ -41,6 +47,8 @@ def measure() -> Result:
             "records_per_s": speed["records"],
             "statistic_rows_per_s": speed["rows"],
             "numpy_save_per_s": speed["saved"],
+            "agent_us_per_record": median(used_s["record"]) * 1e6,
+            "agent_us_per_row": median(used_s["row"]) * 1e6,
             "records_of_2_ranks_per_s": speed["one"],
             "records_of_2_ranks_2_workers_per_s": speed["two"],
             "records": TENSORS * ITERATIONS,

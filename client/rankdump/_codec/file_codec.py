@@ -193,7 +193,8 @@ float32 cost a core as long as the training step that wrote them.
 """
 BLOCK_BYTES = 4 << 10
 """Files up to this size stay plain: they take a block of a disk, packed or not, and packing one
-takes longer than writing it."""
+takes as long as writing it.
+"""
 SMALL_FILE_BYTES = 64 << 10
 """Files up to this size are packed without a sample: a frame of them costs hardly more."""
 _SAMPLES = 8

@@ -118,7 +118,9 @@ def load_kernels(wanted: str) -> LoadedKernels:
     if wanted and not native.select_variant(wanted):
         return _load_numpy(f"{KERNELS_VARIABLE} is {wanted!r}, which does not run here")
     about = f"compiled, {native.get_variant()}"
-    return LoadedKernels(native, about, is_compiled=True, write_small_file=native.write_small_file)
+    # In a working copy the module may be an older one until it is compiled again.
+    write_small_file = getattr(native, "write_small_file", None)
+    return LoadedKernels(native, about, is_compiled=True, write_small_file=write_small_file)
 
 
 def _load_numpy(reason: str) -> LoadedKernels:

@@ -167,6 +167,9 @@ class FrameAssembler:
 
     def _advance(self, sequence: int) -> bool:
         """Advance to a frame; return whether it is new on this stream."""
+        if sequence == self._last + 1 < NUMBER_LIMIT and self._last and self._open is None:
+            self._last = sequence
+            return True
         if not 1 <= sequence < NUMBER_LIMIT:
             raise ProtocolError(f"frame number {sequence} is not between 1 and {NUMBER_LIMIT - 1}")
         if self._last and sequence <= self._last:

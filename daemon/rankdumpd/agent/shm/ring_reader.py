@@ -229,9 +229,10 @@ class RingReader:
 
     def _handle_entry(self, entry: SlabEntry, lost: str) -> None:
         frame = self._make_lost_frame(entry) if entry.is_corrupted else _parse_frame(entry)
-        pieced = frame.HasField("chunk")
+        body = frame.WhichOneof("body")
+        pieced = body == "chunk"
         if not pieced or frame.sequence != self._abandoned_record:
-            if entry.digest and frame.HasField("record"):
+            if entry.digest and body == "record":
                 frame.record.checksum = entry.digest
             lost = CORRUPTED if entry.is_corrupted else lost
             data = memoryview(b"") if entry.is_corrupted else self._read_elements(entry)

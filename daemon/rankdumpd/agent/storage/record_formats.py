@@ -112,7 +112,7 @@ def examine_record(
         data,
         record.checksum,
         xxhash.xxh3_128_hexdigest(data),
-        _compute_statistics(record.head, data, items, exact),
+        None if items is None else _compute_statistics(record.head, data, items, exact),
     )
 
 
@@ -138,10 +138,10 @@ def encode_bin(record: ReceivedRecord, layout: Layout) -> tuple[ByteBuffer, Byte
 
 
 def _compute_statistics(
-    head: RecordHead, data: memoryview, items: tuple[str, ...] | None, exact: bool
+    head: RecordHead, data: memoryview, items: tuple[str, ...], exact: bool
 ) -> tuple[str, ...] | None:
     # MindSpore 2.3 writes no row for a tensor without elements, nor for complex ones.
-    if items is None or not head.byte_count or not statistics.has_statistics(head.kind.dtype):
+    if not head.byte_count or not statistics.has_statistics(head.kind.dtype):
         return None
     return statistics.compute_statistic_texts(items, head.kind.dtype, data, exact=exact)
 
