@@ -23,6 +23,7 @@ from rankdump._recorder.plan_settings import (
     compute_row_buffer_bytes,
     has_call_stacks,
     is_copied_directly,
+    is_governed,
     is_shared_memory_wanted,
     make_statistics_calculator,
     make_wait_policy,
@@ -41,6 +42,7 @@ from rankdump._recorder.record_filter import OperatorRanges, RecordFilter
 from rankdump._recorder.recorder import DumpRecorder
 from rankdump._recorder.run_summary import make_run_facts, summarize_run
 from rankdump._recorder.session_logger import SessionLogger
+from rankdump._recorder.step_overhead import StepOverhead
 from rankdump._recorder.triggers import DumpTrigger, make_trigger
 from rankdump._shm.slab_format import JOURNAL_SLAB_VERSION
 from rankdump._transport.agent_client import AgentClient
@@ -62,6 +64,7 @@ def call_in_forked_children(method: Callable[[], None]) -> None:
 
 
 NOT_TAKEN_BY_AGENT = "not_taken_by_agent"
+_UNOPENED_LINKS = (LinkState.STARTING, LinkState.ABSENT, LinkState.OPENING, LinkState.REJECTED)
 FIRST_ANSWER_TIMEOUT_S = 5.0
 """Longest wait at the start of a job for an agent that neither answers nor rejects."""
 
@@ -78,9 +81,10 @@ class DumpPipeline:
         credentials: TlsCredentials | None = None,
         *,
         missing: str = "",
+        is_starting: Callable[[], bool] | None = None,
     ) -> None:
         """`variables` are the environment variables that set a timeout of communication; `missing`
-        is the reason why no agent is expected.
+        is the reason why no agent is expected; `is_starting` is that of `AgentClient`.
         """
         self._plan, self._device = plan, request.device
         self._quiet = plan.selection.trigger == "exception"
@@ -106,7 +110,7 @@ class DumpPipeline:
             copies_directly=is_copied_directly(plan),
         )
         self._calculator = make_statistics_calculator(plan)
-        self._client = self._make_client(request, address, credentials)
+        self._client = self._make_client(request, address, credentials, is_starting)
         self._metadata_sender = MetadataSender(
             trace=self._trace,
             graph_builder=self._graph_builder,
@@ -117,6 +121,7 @@ class DumpPipeline:
         self._timeout_reporter = TimeoutReporter(
             variables or {}, self._send_buffer, self._session_logger.warn_once
         )
+        self._overhead = self._make_overhead(request.rank) if is_governed(plan) else None
         self._record_sender = self._make_record_sender()
         self._stack_sender = (
             CallStackSender(self._staging, self._send_buffer) if has_call_stacks(plan) else None
@@ -137,6 +142,8 @@ class DumpPipeline:
             self._session_logger.warn_once(slowness)
         self._timeout_reporter.start()
         self._client.start(FIRST_ANSWER_TIMEOUT_S)
+        if self._overhead is not None:
+            self._overhead.start()
         self.begin_iteration(self._iteration_state.iteration)
 
     # -- iterations, called by the session on the training thread
@@ -175,6 +182,9 @@ class DumpPipeline:
         self._trigger.end_all_calls()
         self._flush(iteration)
         span = self._trace.end_iteration()
+        if self._overhead is not None:
+            dumped = self._iteration_state.was_armed and (ran or self.has_run)
+            self._overhead.end_iteration(iteration, dumped=dumped)
         if not self._iteration_state.end(ran=ran):
             return
         if self._quiet and not self._counters.expects(iteration):
@@ -230,8 +240,16 @@ class DumpPipeline:
             refused=self.refused,
             unseen_collectives=dict(self._trace.unseen_count),
         )
+        if self._overhead is not None:
+            self._overhead.stop()
         retired_in = self._iteration_state.retired_in
-        summary = summarize_run(self._plan, run, self._filter.unmatched, retired_in=retired_in)
+        summary = summarize_run(
+            self._plan,
+            run,
+            self._filter.unmatched,
+            retired_in=retired_in,
+            overhead="" if self._overhead is None else self._overhead.summarize(),
+        )
         state = self._iteration_state
         raised_in = state.iteration if raised else None
         self._send_buffer.submit(SessionEnd(state.iterations_seen, summary.notes, raised_in))
@@ -250,7 +268,7 @@ class DumpPipeline:
 
     def _undelivered(self) -> int:
         """Return the number of selected tensors that no agent has taken."""
-        if self._client.link in (LinkState.ABSENT, LinkState.OPENING, LinkState.REJECTED):
+        if self._client.link in _UNOPENED_LINKS:
             return self.lost_tensors
         return self._counters.losses_by_reason.get(NOT_TAKEN_BY_AGENT, 0)
 
@@ -266,6 +284,8 @@ class DumpPipeline:
         # A fork copies neither the sender's thread nor the channel: the session and the mapped
         # shared memory belong to the parent.
         self._in_child = True
+        if self._overhead is not None:
+            self._overhead.disarm()
         self._iteration_state.disable()
         self._metadata_sender.disarm()
         # The mapping is shared with the parent, whose journal it is.
@@ -297,7 +317,11 @@ class DumpPipeline:
         )
 
     def _make_client(
-        self, request: SessionRequest, address: str, credentials: TlsCredentials | None
+        self,
+        request: SessionRequest,
+        address: str,
+        credentials: TlsCredentials | None,
+        is_starting: Callable[[], bool] | None,
     ) -> AgentClient:
         return AgentClient(
             replace(
@@ -312,6 +336,7 @@ class DumpPipeline:
             on_warning=self._session_logger.warn_once,
             on_link_change=self._link_changed,
             on_slab_unused=self._session_logger.warn_no_shared_memory,
+            is_starting=is_starting,
         )
 
     def _make_record_sender(self) -> RecordSender:
@@ -325,6 +350,14 @@ class DumpPipeline:
             batch_rows=compute_batch_rows(self._plan),
         )
 
+    def _make_overhead(self, rank: int) -> StepOverhead:
+        return StepOverhead(
+            self._plan,
+            rank=rank,
+            find_timeout_us=self._timeout_reporter.find_tightest_us,
+            warn=lambda text, about: self._session_logger.warn_once(text, about=about),
+        )
+
     def _make_trigger(self) -> DumpTrigger:
         record_builder = RecordBuilder(
             self._plan,
@@ -333,6 +366,7 @@ class DumpPipeline:
             staging=self._staging,
             calculator=self._calculator,
             stalls=self._stalls,
+            overhead=self._overhead,
         )
         return make_trigger(
             self._plan,
