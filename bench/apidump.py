@@ -2,6 +2,8 @@
 
 Two steps warm up, three count; cases alternate, each with a fresh model in a fresh process. When
 all tensors are dumped, later steps are timed as well: by then the buffer is full, as in a long run.
+The first step, with the call that starts the dump, is timed with the agent that runs, and with one
+that the job starts.
 troubleshooter and msprobe run in processes of their own when the variables TROUBLESHOOTER_PYTHON
 and MSPROBE_PYTHON name Pythons that have them.
 """
@@ -48,6 +50,7 @@ def measure() -> Result:
     named = {peer: os.environ.get(variable, "") for peer, variable in PEER_VARIABLES.items()}
     pythons = {peer: python for peer, python in named.items() if python}
     times: Times = defaultdict(list)
+    init_s: Times = defaultdict(list)
     with running_host() as host:
         for repetition in range(REPETITIONS):
             for name, case in CASES.items():
@@ -56,12 +59,16 @@ def measure() -> Result:
                 times[f"{name}_sustained"] += taken[SUSTAINED_STEP:]
             for peer, python in pythons.items():
                 _measure_peer(host, peer, python, repetition, times)
+            _measure_first_steps(host, repetition, times, init_s)
         growth = {
             f"{name}_step20_vs_step1": _growth(host, name, case) for name, case in GROWTH.items()
         }
     step_s = {name: median(found) for name, found in times.items() if found}
     return Result(
-        figures={f"{name}_step_ms": found * 1e3 for name, found in step_s.items()},
+        figures={
+            **{f"{name}_step_ms": found * 1e3 for name, found in step_s.items()},
+            **{f"{name}_init_ms": median(found) * 1e3 for name, found in init_s.items()},
+        },
         ratios={**_ratios(step_s), **_peer_ratios(step_s, pythons), **growth},
     )
 
@@ -75,6 +82,7 @@ def _ratios(step_s: dict[str, float]) -> dict[str, float]:
         "stack_step_vs_no_hook": step_s["stack"] / plain,
         "many_small_all_vs_no_hook": step_s["many_small_all"] / small,
         "many_small_statistics_vs_no_hook": step_s["many_small_statistics"] / small,
+        "own_agent_first_step_vs_running_agent": step_s["own_agent_first"] / step_s["first"],
     }
 
 
@@ -99,7 +107,16 @@ def _peer_ratios(step_s: dict[str, float], peers: Iterable[str]) -> dict[str, fl
 
 def _steps(host: Host, name: str, case: Case) -> list[float]:
     """Return the seconds of the steps of one fresh trainer in a fresh process."""
-    return apidump_steps.run(case.shape, case.dumped, case.steps, host.tree(name), host.agent)
+    tree = host.tree(name)
+    return apidump_steps.run(case.shape, case.dumped, case.steps, tree, host.agent).step_s
+
+
+def _measure_first_steps(host: Host, repetition: int, times: Times, init_s: Times) -> None:
+    for name, agent in {"first": host.agent, "own_agent_first": ""}.items():
+        tree = host.tree(f"{name}{repetition}")
+        taken = apidump_steps.run("standard", "statistics", 1, tree, agent)
+        init_s[name].append(taken.init_s)
+        times[name].append(taken.start_s + taken.step_s[0])
 
 
 def _growth(host: Host, name: str, case: Case) -> float:

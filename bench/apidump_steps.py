@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import shutil
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -17,32 +18,47 @@ from rankdump import migrator
 
 from .encoder import SHAPES, encoder_trainer
 from .peer import asked
+from .timing import seconds
 from .training import step_times
 
 
-def run(shape: str, dump_type: str, steps: int, tree: Path, agent: str) -> list[float]:
-    """Return the seconds of all steps; `dump_type` is empty for no dump."""
+@dataclass(frozen=True, slots=True)
+class DumpTimes:
+    """What a dump took in the training process."""
+
+    step_s: list[float]
+    """Seconds of all steps."""
+    init_s: float = 0.0
+    """Seconds of `api_dump_init`."""
+    start_s: float = 0.0
+    """Seconds of `api_dump_start`."""
+
+
+def run(shape: str, dump_type: str, steps: int, tree: Path, agent: str) -> DumpTimes:
+    """Run so many steps; `dump_type` is empty for no dump, `agent` for one that the job starts."""
     arguments = (shape, dump_type, str(steps), str(tree))
     variables = {"RANKDUMP_AGENT": agent}
-    return asked(sys.executable, "bench.apidump_steps", *arguments, variables=variables)["step_s"]
+    return DumpTimes(
+        **asked(sys.executable, "bench.apidump_steps", *arguments, variables=variables)
+    )
 
 
-def main(shape: str, dump_type: str, steps: str, tree: str) -> dict[str, list[float]]:
-    """Train, and return the seconds of the steps; remove the dump."""
+def main(shape: str, dump_type: str, steps: str, tree: str) -> dict[str, object]:
+    """Train, and return what `DumpTimes` holds; remove the dump."""
     torch.set_num_threads(1)
     trainer = encoder_trainer(SHAPES[shape])
     if not dump_type:
-        return {"step_s": step_times(lambda _: trainer.step(), int(steps))}
+        return asdict(DumpTimes(step_times(lambda _: trainer.step(), int(steps))))
     logging.getLogger("rankdump").setLevel(logging.WARNING)
-    migrator.api_dump_init(trainer.model, tree, retain_backward=True)
-    migrator.api_dump_start(dump_type=dump_type)
-    times = step_times(lambda _: trainer.step(), int(steps))
+    init_s = seconds(lambda: migrator.api_dump_init(trainer.model, tree, retain_backward=True))
+    start_s = seconds(lambda: migrator.api_dump_start(dump_type=dump_type))
+    step_s = step_times(lambda _: trainer.step(), int(steps))
     # Delivers what still waits: the next case has the machine to itself.
     migrator.api_dump_stop()
     _check(Path(tree), dump_type, int(steps))
     # The coordinator may still be busy with the rest.
     shutil.rmtree(Path(tree) / "rank0")
-    return {"step_s": times}
+    return asdict(DumpTimes(step_s, init_s, start_s))
 
 
 def _check(tree: Path, dump_type: str, steps: int) -> None:

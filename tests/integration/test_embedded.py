@@ -21,10 +21,17 @@ RANK = """
 import sys
 from rankdump._embedded.daemon_lease import DaemonLease
 lease = DaemonLease("job")
+lease.wait_until_serving()
 print(lease.address, flush=True)
 sys.stdin.read()
 lease.close()
 print("left", flush=True)
+"""
+HASTY_RANK = RANK.replace("lease.wait_until_serving()\n", "")
+PREPARING_RANK = """
+import os
+from rankdump._session.agent_finder import default_agent_finder
+default_agent_finder.prepare(os.environ)
 """
 
 
@@ -56,9 +63,9 @@ def daemon_of_a_user(folder: Path) -> bool:
 class RankProcess:
     """A process that uses the daemon until its standard input ends."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, code: str = RANK) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", RANK],
+            [sys.executable, "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -85,13 +92,34 @@ def test_ranks_share_one_daemon_until_the_last_exits(socket_folder: Path):
     assert list(socket_folder.iterdir()) == []
 
 
-def test_killed_ranks_leave_no_daemon_and_no_folder(socket_folder: Path):
+@pytest.mark.parametrize("code", [RANK, HASTY_RANK], ids=["serving", "starting"])
+def test_killed_ranks_leave_no_daemon_and_no_folder(socket_folder: Path, code: str):
     """The daemon drains, ends, and removes its folder by itself."""
-    rank = RankProcess(socket_folder)
+    rank = RankProcess(socket_folder, code)
     folder = Path(rank.address().removeprefix("unix:")).parent
     rank.process.send_signal(signal.SIGKILL)
     rank.process.communicate(timeout=60)
     wait_for(lambda: not folder.exists())
+    assert list(socket_folder.iterdir()) == []
+
+
+def test_rank_that_ends_while_its_daemon_starts_leaves_nothing(socket_folder: Path):
+    rank = RankProcess(socket_folder, HASTY_RANK)
+    rank.address()
+    rank.leave()
+    assert list(socket_folder.iterdir()) == []
+
+
+def test_daemon_that_was_prepared_and_not_used_leaves_nothing(socket_folder: Path):
+    """A script may call `api_dump_init`, and never `api_dump_start`."""
+    environ = {key: value for key, value in os.environ.items() if key != "RANKDUMP_AGENT"}
+    ended = subprocess.run(
+        [sys.executable, "-c", PREPARING_RANK],
+        capture_output=True,
+        env=environ | {"TMPDIR": str(socket_folder)},
+        timeout=120,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
     assert list(socket_folder.iterdir()) == []
 
 
@@ -148,8 +176,10 @@ def test_forked_worker_does_not_keep_the_daemon(socket_folder: Path):
 
 def test_failed_start_reports_its_cause(socket_folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RANKDUMPD_AGENT__QUEUE_BYTES", "many")
+    lease = DaemonLease("job", root=socket_folder)
     with pytest.raises(UnavailableError, match=r"ended before it was ready.*QUEUE_BYTES"):
-        DaemonLease("job", root=socket_folder)
+        lease.wait_until_serving()
+    assert "QUEUE_BYTES" in lease.close()
     (kept,) = socket_folder.glob("*/*")
     assert "QUEUE_BYTES" in kept.read_text()
 

@@ -101,7 +101,7 @@ def run_embedded_daemon(job_id: str, *, keep_log: bool) -> Generator[DaemonLease
     lease = DaemonLease(job_id)
     fault = ""
     try:
-        if not lease.serves:
+        if not lease.wait_until_serving():
             raise UnavailableError(
                 f"the embedded daemon has not started in time; its log: {lease.log}"
             )

@@ -44,7 +44,7 @@ from rankdump._session.framework_adapters import (
     ModelStepWatch,
     find_api_framework,
 )
-from rankdump._session.rank_session import Session, never_raises
+from rankdump._session.rank_session import Session, load_session_modules, never_raises
 from rankdump.errors import RankdumpError
 
 _logger = logging.getLogger("rankdump")
@@ -148,6 +148,7 @@ class ApiDumpController:
         if framework is None:
             raise TypeError(f"api_dump_init: net {net!r} is not allowed; allowed: {MODEL_TYPES}")
         with self._lock:
+            self._prepare_session()
             self._observe(net, setting, framework)
 
     def start(self, request: ApiDumpRequest) -> None:
@@ -195,6 +196,12 @@ class ApiDumpController:
         return self._observed
 
     @never_raises
+    def _prepare_session(self) -> None:
+        """Do what takes a second, so that no step waits; the agent starts beside the script."""
+        self._agents.prepare(self._environ)
+        load_session_modules()
+
+    @never_raises
     def _observe(self, net: object, setting: ApiDumpSetting, framework: ApiFramework) -> None:
         earlier, self._observed = self._observed, None
         self._end_window()
@@ -221,7 +228,7 @@ class ApiDumpController:
         try:
             plan = make_dump_plan(setting, request, framework)
             identity = make_window_identity(self._identify(setting), self._windows)
-            agent = self._agents.find(self._environ)
+            agent = self._agents.find(self._environ, waits=False)
             step = observed.steps.upcoming_step
             if observed.is_fresh and not agent.missing:
                 dump_files.clear_rank_folder(setting.output_path, identity.rank, framework)

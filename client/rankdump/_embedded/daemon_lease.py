@@ -18,14 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from rankdump._core.daemon_endpoint import DaemonFolder
-from rankdump._wire.channel import open_channel
 from rankdump.errors import UnavailableError
 
 START_TIMEOUT_S = 30.0
@@ -74,21 +71,6 @@ def start_daemon(
         )
 
 
-def wait_for_daemon(folder: DaemonFolder, alive: Callable[[], bool]) -> bool:
-    """Return whether a daemon serves within START_TIMEOUT_S; UnavailableError if it ended."""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while alive():
-        if folder.socket.exists() and is_daemon_serving(format_daemon_address(folder)):
-            return True
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(POLL_S)
-    line = read_last_log_line(folder)
-    raise UnavailableError(
-        f"the embedded daemon ended before it was ready; its last log line: {line}"
-    )
-
-
 def stop_daemon(process: subprocess.Popen[bytes]) -> int:
     """Request a daemon's stop, wait, kill it after a timeout; return its exit code."""
     if process.poll() is None:
@@ -133,6 +115,11 @@ def is_daemon_serving(address: str, *, timeout_s: float = 1.0) -> bool:
 
     Messages are raw bytes: a job need not have the package grpc_health.
     """
+    # Imported here: loading gRPC takes as long as a daemon takes to begin, and can go on beside it.
+    import grpc
+
+    from rankdump._wire.channel import open_channel
+
     with open_channel(address) as channel:
         # Generic in its serializers, which are absent here: messages are bytes.
         unary: Any = channel.unary_unary
@@ -155,31 +142,25 @@ class DaemonLease:
     """Share of this process in the daemon of its job, until `close`."""
 
     def __init__(self, job_id: str, *, merges: bool = True, root: Path | None = None) -> None:
-        """Find or start the daemon; UnavailableError if that fails.
+        """Find or start the daemon; UnavailableError if that fails. It may not serve yet.
 
-        With `merges` it is also the coordinator of the job. A daemon that does not serve after
-        START_TIMEOUT_S may do so later.
+        With `merges` it is also the coordinator of the job.
         """
         check_daemon_installed()
         root = root or Path(select_temp_root())
         self._users = self._liveness_fd = -1
         self._merges, self._process = merges, None
+        self._joined_s, self._has_served = time.monotonic(), False
         _remove_leftovers(root)
         name = _UNSAFE_CHARACTER.sub("_", job_id)[-_MAX_NAME_CHARACTERS:]
         self._folder = DaemonFolder(root / f"{_FOLDER_PREFIX}-{os.getuid()}-{name}")
         try:
-            self._join()
-            os.register_at_fork(after_in_child=self._forget)
-            self.serves = self._wait_until_ready()
-            """Whether the daemon serves already."""
-        except UnavailableError as error:
+            with _explain_failed_start():
+                self._join()
+        except UnavailableError:
             self.close()
-            log = f"; log file of the daemon: {self.log}" if self.log.exists() else ""
-            raise UnavailableError(f"{error}{log}") from None
-        except OSError as error:
-            self.close()
-            reason = f"{error.strerror}: {error.filename}"
-            raise UnavailableError(f"the embedded daemon cannot be started: {reason}") from None
+            raise
+        os.register_at_fork(after_in_child=self._forget)
 
     @property
     def address(self) -> str:
@@ -200,6 +181,25 @@ class DaemonLease:
     def alive(self) -> bool:
         """Whether the daemon runs."""
         return self._folder.has_daemon
+
+    def is_starting(self) -> bool:
+        """Return whether the daemon runs and does not serve yet, for START_TIMEOUT_S at most.
+
+        UnavailableError if it ended.
+        """
+        if self._serves() or time.monotonic() - self._joined_s > START_TIMEOUT_S:
+            return False
+        self._check_running()
+        return True
+
+    def wait_until_serving(self) -> bool:
+        """Return whether the daemon serves within START_TIMEOUT_S; it may do so later.
+
+        UnavailableError if it ended.
+        """
+        while self.is_starting():
+            time.sleep(POLL_S)
+        return self._has_served
 
     def close(self, *, keep_log: bool = False) -> str:
         """Release the daemon; the last user waits until it has written everything.
@@ -241,25 +241,37 @@ class DaemonLease:
         finally:
             os.close(reader)
 
-    def _wait_until_ready(self) -> bool:
-        """Return whether the daemon serves; replace one that was about to end."""
-        if self._process is None:
-            with contextlib.suppress(UnavailableError):
-                return wait_for_daemon(self._folder, lambda: self.alive)
-            with self._folder.hold_lock():
+    def _serves(self) -> bool:
+        if not self._has_served and self._folder.socket.exists():
+            self._has_served = is_daemon_serving(self.address)
+        return self._has_served
+
+    def _check_running(self) -> None:
+        """Replace a daemon that was about to end when this process joined it.
+
+        UnavailableError if the one that this process started has ended.
+        """
+        process = self._process
+        if process is not None and process.poll() is not None:
+            line = read_last_log_line(self._folder)
+            raise UnavailableError(
+                f"the embedded daemon ended before it was ready; its last log line: {line}; log "
+                f"file of the daemon: {self.log}"
+            )
+        if process is None and not self.alive:
+            with _explain_failed_start(), self._folder.hold_lock():
                 os.close(self._liveness_fd)
                 self._liveness_fd = self._folder.open_liveness_fifo()
                 if self._liveness_fd < 0:
                     self._start()
-        process = self._process
-        alive = (lambda: process.poll() is None) if process else (lambda: self.alive)
-        return wait_for_daemon(self._folder, alive)
 
     def _end_daemon(self) -> str:
         """Wait for the end of a daemon without other users; return how it failed, or ''."""
         if self._process is not None:
             # Before the descriptor is closed: that requests a stop too, and two requests force one.
             code = stop_daemon(self._process)
+            if code == -signal.SIGTERM:  # it had not even begun to handle signals
+                return ""
             how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
         else:
             ended_early, liveness_fd, self._liveness_fd = not self.alive, self._liveness_fd, -1
@@ -282,6 +294,16 @@ class DaemonLease:
         if process is not None and process.returncode is None:
             # The daemon may outlive this process: Popen must not warn that it still runs.
             process.returncode = 0
+
+
+@contextlib.contextmanager
+def _explain_failed_start() -> Generator[None, None, None]:
+    """Raise UnavailableError for what the system refuses."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"{error.strerror}: {error.filename}"
+        raise UnavailableError(f"the embedded daemon cannot be started: {reason}") from None
 
 
 def _wait_for_end(folder: DaemonFolder) -> bool:

@@ -64,6 +64,7 @@ def call_in_forked_children(method: Callable[[], None]) -> None:
 
 
 NOT_TAKEN_BY_AGENT = "not_taken_by_agent"
+_UNOPENED_LINKS = (LinkState.STARTING, LinkState.ABSENT, LinkState.OPENING, LinkState.REJECTED)
 FIRST_ANSWER_TIMEOUT_S = 5.0
 """Longest wait at the start of a job for an agent that neither answers nor rejects."""
 
@@ -80,9 +81,10 @@ class DumpPipeline:
         credentials: TlsCredentials | None = None,
         *,
         missing: str = "",
+        is_starting: Callable[[], bool] | None = None,
     ) -> None:
         """`variables` are the environment variables that set a timeout of communication; `missing`
-        is the reason why no agent is expected.
+        is the reason why no agent is expected; `is_starting` is that of `AgentClient`.
         """
         self._plan, self._device = plan, request.device
         self._quiet = plan.selection.trigger == "exception"
@@ -101,14 +103,9 @@ class DumpPipeline:
         self._trace = EventTrace(stalled_us=self._stalls.total_us, keeps=not self._quiet)
         self._graph_builder = GraphBuilder()
         self._send_buffer = self._make_send_buffer()
-        self._staging = StagingBuffer(
-            self._send_buffer,
-            records=StagingBudget(plan.delivery.buffer_bytes),
-            rows=StagingBudget(compute_row_buffer_bytes(plan)),
-            copies_directly=is_copied_directly(plan),
-        )
+        self._staging = self._make_staging()
         self._calculator = make_statistics_calculator(plan)
-        self._client = self._make_client(request, address, credentials)
+        self._client = self._make_client(request, address, credentials, is_starting)
         self._metadata_sender = MetadataSender(
             trace=self._trace,
             graph_builder=self._graph_builder,
@@ -266,7 +263,7 @@ class DumpPipeline:
 
     def _undelivered(self) -> int:
         """Return the number of selected tensors that no agent has taken."""
-        if self._client.link in (LinkState.ABSENT, LinkState.OPENING, LinkState.REJECTED):
+        if self._client.link in _UNOPENED_LINKS:
             return self.lost_tensors
         return self._counters.losses_by_reason.get(NOT_TAKEN_BY_AGENT, 0)
 
@@ -306,6 +303,15 @@ class DumpPipeline:
         net_name, layout = self._plan.output.net_name, select_layout(self._plan)
         return RecordNamer(rank=rank, net_name=net_name, clock_us=now_us, layout=layout)
 
+    def _make_staging(self) -> StagingBuffer:
+        plan = self._plan
+        return StagingBuffer(
+            self._send_buffer,
+            records=StagingBudget(plan.delivery.buffer_bytes),
+            rows=StagingBudget(compute_row_buffer_bytes(plan)),
+            copies_directly=is_copied_directly(plan),
+        )
+
     def _make_send_buffer(self) -> SendBuffer:
         return SendBuffer(
             on_release=lambda item: self._staging.release(item),
@@ -315,7 +321,11 @@ class DumpPipeline:
         )
 
     def _make_client(
-        self, request: SessionRequest, address: str, credentials: TlsCredentials | None
+        self,
+        request: SessionRequest,
+        address: str,
+        credentials: TlsCredentials | None,
+        is_starting: Callable[[], bool] | None,
     ) -> AgentClient:
         return AgentClient(
             replace(
@@ -330,6 +340,7 @@ class DumpPipeline:
             on_warning=self._session_logger.warn_once,
             on_link_change=self._link_changed,
             on_slab_unused=self._session_logger.warn_no_shared_memory,
+            is_starting=is_starting,
         )
 
     def _make_record_sender(self) -> RecordSender:

@@ -10,12 +10,13 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rankdump._core.daemon_endpoint import DEFAULT_AGENT_ADDRESS
-from rankdump._core.rank_identity import identify_rank
-from rankdump.errors import UnavailableError
+from rankdump._core.rank_identity import RankIdentity, identify_rank
+from rankdump.errors import RankdumpError, UnavailableError
 
 if TYPE_CHECKING:
     from rankdump._embedded.daemon_lease import DaemonLease
@@ -36,6 +37,9 @@ class AgentAddress:
     address: str
     missing: str = ""
     """Reason why no agent runs there now; empty where one may run."""
+    is_starting: Callable[[], bool] | None = field(default=None, compare=False)
+    """Returns whether the agent still starts; UnavailableError if it ended. None for an agent that
+    this job did not start, or that serves."""
 
 
 class AgentFinder:
@@ -55,18 +59,34 @@ class AgentFinder:
         self._explain_missing = explain_missing or explain_missing_agent
         self._lock = threading.Lock()
         self._lease: DaemonLease | None = None
+        self._job_id = ""
+        """Job of the embedded agent."""
+        self._is_used = False
+        """Whether a session got the address of the embedded agent."""
         os.register_at_fork(after_in_child=self._forget)
 
-    def find(self, environ: Mapping[str, str], *, embedded: bool = True) -> AgentAddress:
+    def prepare(self, environ: Mapping[str, str]) -> None:
+        """Start an embedded agent now if `find` would start one, without waiting for it."""
+        if environ.get(AGENT_VARIABLE):
+            return
+        with self._lock:
+            if self._lease is None and self._explain_missing(DEFAULT_AGENT_ADDRESS):
+                with suppress(RankdumpError):  # `find` tries again, and reports the reason
+                    self._take_lease(identify_rank(environ, tree=""))
+
+    def find(
+        self, environ: Mapping[str, str], *, embedded: bool = True, waits: bool = True
+    ) -> AgentAddress:
         """Return the agent in RANKDUMP_AGENT, that of this host, or an embedded one.
 
-        With `embedded` False no agent is started. A missing agent may be started later.
+        With `embedded` False no agent is started. With `waits` False one that was started may not
+        serve yet. A missing agent may be started later.
         """
         if environ.get(AGENT_VARIABLE):
             return AgentAddress(environ[AGENT_VARIABLE])
         with self._lock:
-            if self._lease is not None:
-                return AgentAddress(self._lease.address)
+            if self._lease is not None and self._is_used:
+                return _make_address(self._lease)
             reason = self._explain_missing(DEFAULT_AGENT_ADDRESS)
             if not reason:
                 return AgentAddress(DEFAULT_AGENT_ADDRESS)
@@ -75,17 +95,22 @@ class AgentFinder:
                     DEFAULT_AGENT_ADDRESS, f"{reason}, and rankdump.embedded is false"
                 )
             try:
-                self._lease = self._start_lease(environ, reason)
+                return self._use_lease(identify_rank(environ, tree=""), reason, waits=waits)
             except UnavailableError as error:
                 return AgentAddress(DEFAULT_AGENT_ADDRESS, f"{reason}, and {error}")
-            return AgentAddress(self._lease.address)
 
-    def _start_lease(self, environ: Mapping[str, str], reason: str) -> DaemonLease:
-        # A process may dump to several trees, but has one daemon.
-        identity = identify_rank(environ, tree="")
-        lease = self._make_lease(identity.job_id, not identity.spans_hosts)
-        # Functions registered later, such as the end of a session, run before this one.
-        atexit.register(_close_lease, lease)
+    def _use_lease(self, identity: RankIdentity, reason: str, *, waits: bool) -> AgentAddress:
+        """Return the address of the embedded agent; UnavailableError if there is none."""
+        lease = self._take_lease(identity)
+        try:
+            if waits:
+                lease.wait_until_serving()
+            found = _make_address(lease)
+        except UnavailableError:
+            self._lease = None
+            lease.close()
+            raise
+        self._is_used = True
         if lease.started_it:
             _logger.warning(
                 "rankdump: %s: started an agent for this job at %s; it ends with the job%s",
@@ -93,7 +118,24 @@ class AgentFinder:
                 lease.address,
                 _NOT_MERGED_NOTE if identity.spans_hosts else "",
             )
-        return lease
+        return found
+
+    def _take_lease(self, identity: RankIdentity) -> DaemonLease:
+        """Return the lease of the job's embedded agent, which may have to start it.
+
+        A process may dump to several trees, but has one daemon.
+        """
+        job_id = identity.job_id
+        if self._lease is not None and self._job_id != job_id:
+            # Its process group was made after `prepare`, and names another job.
+            self._lease.close()
+            self._lease = None
+        if self._lease is None:
+            self._job_id = job_id
+            self._lease = self._make_lease(job_id, not identity.spans_hosts)
+            # Functions registered later, such as the end of a session, run before this one.
+            atexit.register(_close_lease, self._lease)
+        return self._lease
 
     def _forget(self) -> None:
         # A fork has no share in its parent's daemon, and the lock may be held.
@@ -125,6 +167,12 @@ def _make_lease(job_id: str, merges: bool) -> DaemonLease:
     from rankdump._embedded.daemon_lease import DaemonLease
 
     return DaemonLease(job_id, merges=merges)
+
+
+def _make_address(lease: DaemonLease) -> AgentAddress:
+    return AgentAddress(
+        lease.address, is_starting=lease.is_starting if lease.is_starting() else None
+    )
 
 
 def _close_lease(lease: DaemonLease) -> None:

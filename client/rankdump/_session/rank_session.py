@@ -106,6 +106,11 @@ def never_raises(method: Callable[_P, None]) -> Callable[_P, None]:
     return guarded
 
 
+def load_session_modules() -> None:
+    """Load what the first session of a process loads: gRPC and the recorder."""
+    import rankdump._recorder.pipeline  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+
 MAX_MICROBATCH = (1 << 32) - 1
 """Largest number of a micro-batch; records have 32 bits for it."""
 
@@ -466,6 +471,7 @@ class Session:
             read_timeout_variables(environ),
             read_credentials(environ),
             missing=agent.missing,
+            is_starting=agent.is_starting,
         )
         self._array_operators = ArrayOperatorRecorder(self._pipeline.recorder, make_array_source)
         self._pipeline.start()

@@ -137,15 +137,18 @@ class AgentClient:
         on_warning: Callable[[str], None],
         on_link_change: Callable[[LinkState, str], None],
         on_slab_unused: Callable[[str], None],
+        is_starting: Callable[[], bool] | None = None,
     ) -> None:
         """Send the items of `buffer`, after `start`.
 
-        `on_tick` is called about twice a second while connected, `on_warning` with the warnings of
-        the agent, which repeats them, `on_slab_unused` with the reason why a requested slab is not
-        used.
+        `is_starting` returns whether an agent that this job started does not serve yet, but may do
+        so soon; UnavailableError if it never will. `on_tick` is called about twice a second while
+        connected, `on_warning` with the warnings of the agent, which repeats them, `on_slab_unused`
+        with the reason why a requested slab is not used.
         """
         self._request, self._address, self._on_link_change = request, address, on_link_change
         self._credentials = credentials
+        self._is_starting = is_starting
         self._on_warning = on_warning
         self._buffer = buffer
         self._selector = TransportSelector(
@@ -161,7 +164,12 @@ class AgentClient:
         self._thread = threading.Thread(target=self._run, name="rankdump-sender", daemon=True)
 
     def start(self, patience_s: float) -> None:
-        """Begin to connect; returns when the first attempt succeeded or failed."""
+        """Begin to connect; returns when the first attempt succeeded or failed.
+
+        An agent that is being started is not waited for.
+        """
+        if self._is_starting is not None:
+            self._buffer.set_link(LinkState.STARTING)
         self._thread.start()
         with self._buffer.changed:
             self._buffer.changed.wait_for(lambda: self.link is not LinkState.CONNECTING, patience_s)
@@ -247,6 +255,7 @@ class AgentClient:
             _logger.debug("rankdump: losses were not reported to the agent: %s", failure)
 
     def _run(self) -> None:
+        self._wait_for_start()
         backoff = RetryBackoff(MIN_PAUSE_S, MAX_PAUSE_S)
         while not self._finished():
             taken = self._buffer.items.acknowledged
@@ -279,6 +288,14 @@ class AgentClient:
                 self._set_link(LinkState.REJECTED, f"internal error: {error}")
                 return
             self._pause(backoff.next_pause_s())
+
+    def _wait_for_start(self) -> None:
+        """Wait until an agent that is being started serves, or never will."""
+        try:
+            while self._is_starting is not None and not self._finished() and self._is_starting():
+                self._pause(MIN_PAUSE_S)
+        except UnavailableError as error:
+            self._set_link(LinkState.ABSENT, str(error))
 
     def _pause(self, pause_s: float) -> None:
         """Wait before the next attempt; at the end of the session not for long."""

@@ -56,6 +56,8 @@ class LinkState(Enum):
 
     CONNECTING = "connecting"
     """The first attempt is not over."""
+    STARTING = "starting"
+    """The agent that the job brought along does not serve yet."""
     ABSENT = "absent"
     """No agent has answered so far."""
     OPENING = "opening"

@@ -34,7 +34,7 @@ BATCH_BYTES = 32 << 20
 BATCH_TIMEOUT_S = 0.002
 _ALREADY_WOKEN = 1 << 62
 """More entries than any that a sender waits for."""
-_LIVE_LINKS = (LinkState.UP, LinkState.AWAY, LinkState.OPENING)
+_LIVE_LINKS = (LinkState.UP, LinkState.AWAY, LinkState.OPENING, LinkState.STARTING)
 
 _logger = logging.getLogger(__name__)
 

@@ -78,7 +78,10 @@ def run(init: dict[str, Any], start: dict[str, Any], steps: int = 2, how: str = 
     ts.migrator.api_dump_init(model, **init)
     for step in range(steps):
         images, classes = batch(step)
-        if step == 0:
+        if how and step:
+            # Until the agent serves, the process itself keeps what was dumped.
+            ts.migrator.api_dump_stop()
+        if how or not step:
             ts.migrator.api_dump_start(**start)
         optimizer.zero_grad()
         loss = functional.nll_loss(model(images), classes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -260,6 +261,44 @@ def test_second_init_detaches_the_earlier_model(begun: Begin, framework, running
     assert sent(running)[1:] == [(0, "NN_Conv2d_0_forward")]
     roots = [plan_from_json(opened.plan_json).output.root for opened in running.agent.opened]
     assert roots == [str(tmp_path / "dump"), str(tmp_path / "other")]
+
+
+class StartingLease:
+    """A share in a daemon that begins to serve when it is told to."""
+
+    started_it = True
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.serving = threading.Event()
+
+    def is_starting(self) -> bool:
+        return not self.serving.is_set()
+
+    def close(self) -> str:
+        return ""
+
+
+def test_steps_do_not_wait_for_the_agent_that_was_started(running, framework, tmp_path):
+    """It is started by init, and what was dumped until it serves is kept for it."""
+    leases: list[StartingLease] = []
+
+    def start(job_id: str, merges: bool) -> Any:
+        leases.append(StartingLease(running.address))
+        return leases[-1]
+
+    agents = AgentFinder(start, lambda address: "no agent runs on this host")
+    dumping = ApiDumpController({}, agents, framework_of=lambda net: framework)
+    dumping.init(Net(), ApiDumpSetting(str(tmp_path)))
+    assert len(leases) == 1
+    dumping.start(ApiDumpRequest())
+    framework.train()
+    framework.train()
+    assert running.agent.opened == []
+    leases[0].serving.set()
+    dumping.stop()
+    assert sent(running) == [(0, "NN_Conv2d_0_forward"), (1, "NN_Conv2d_1_forward")]
+    assert len(leases) == 1
 
 
 def test_missing_agent_is_logged_with_the_lost_calls(framework, tmp_path, caplog):

@@ -60,6 +60,7 @@ def test_records_are_copied_directly_only_with_trigger_always(trigger):
     [
         ("block", "always", LinkState.UP, False, 7.0),
         ("block", "always", LinkState.AWAY, True, 7.0),
+        ("block", "always", LinkState.STARTING, True, 7.0),
         ("block", "always", LinkState.ABSENT, True, 0.0),
         ("block", "always", LinkState.REJECTED, True, 0.0),
         ("drop", "always", LinkState.UP, True, 0.0),

@@ -19,11 +19,21 @@ class FakeLease:
     """A share in a daemon that never runs."""
 
     address, started_it = "unix:/brought", True
-    closed = 0
+    closed = waited = 0
+    fault = ""
 
     def close(self) -> str:
         self.closed += 1
         return ""
+
+    def is_starting(self) -> bool:
+        if self.fault:
+            raise UnavailableError(self.fault)
+        return True
+
+    def wait_until_serving(self) -> bool:
+        self.waited += 1
+        return not self.is_starting()
 
 
 class FinderRig:
@@ -95,6 +105,50 @@ def test_finder_reports_an_agent_that_cannot_be_started_as_missing(monkeypatch):
     finder = AgentFinder(refuse, lambda address: ABSENT)  # pyright: ignore[reportArgumentType]
     assert finder.find({}).missing == f"{ABSENT}, and no daemon can be started"
     assert rig.at_exit == []
+
+
+def test_prepared_agent_is_used_without_waiting_for_it(monkeypatch, caplog):
+    """An API dump starts its agent at `api_dump_init`; no step waits until it serves."""
+    rig, environ = FinderRig(monkeypatch), {"RANKDUMP_JOB_ID": "a"}
+    for _ in range(2):
+        rig.finder.prepare(environ)
+    assert (rig.asked, caplog.messages) == ([("a", True)], [])
+    found = rig.finder.find(environ, waits=False)
+    assert found == AgentAddress("unix:/brought")
+    assert found.is_starting is not None
+    assert found.is_starting()
+    assert (rig.asked, rig.share.waited, len(rig.at_exit)) == ([("a", True)], 0, 1)
+    assert "started an agent for this job" in caplog.text
+
+
+def test_nothing_is_prepared_where_an_agent_runs(monkeypatch):
+    rig = FinderRig(monkeypatch)
+    rig.finder.prepare({"RANKDUMP_AGENT": "unix:/named"})
+    assert rig.asked == []
+    rig = FinderRig(monkeypatch, reason="")
+    rig.finder.prepare({})
+    assert rig.asked == []
+
+
+def test_prepared_agent_of_another_job_is_released(monkeypatch):
+    """A process without a launcher's variables learns its job from its process group, later on."""
+    rig = FinderRig(monkeypatch)
+    rig.finder.prepare({"RANKDUMP_JOB_ID": "a"})
+    rig.finder.find({"RANKDUMP_JOB_ID": "b"}, waits=False)
+    assert (rig.asked, rig.share.closed) == ([("a", True), ("b", True)], 1)
+    rig.finder.find({"RANKDUMP_JOB_ID": "c"})
+    assert len(rig.asked) == 2, "sessions of one process share one agent"
+
+
+def test_prepared_agent_that_ended_is_missing(monkeypatch):
+    rig, environ = FinderRig(monkeypatch), {"RANKDUMP_JOB_ID": "a"}
+    rig.finder.prepare(environ)
+    rig.share.fault = "the embedded daemon ended before it was ready"
+    found = rig.finder.find(environ, waits=False)
+    assert found.missing == f"{ABSENT}, and the embedded daemon ended before it was ready"
+    assert rig.share.closed == 1
+    rig.share.fault = ""
+    assert rig.finder.find(environ).missing == ""
 
 
 def test_missing_agent_is_explained_by_its_socket(socket_folder: Path):

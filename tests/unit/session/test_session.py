@@ -19,6 +19,7 @@ from support.agent_double import RunningFakeAgent, bodies, event_names, plan
 import rankdump
 from rankdump._core.plan import DumpPlan, IterationSelection, OutputSettings, TensorSelection
 from rankdump._core.rank_identity import RankIdentity
+from rankdump._session.agent_finder import AgentAddress
 from rankdump.errors import ExhaustedError
 
 
@@ -429,8 +430,40 @@ def test_events_have_the_order_of_operators(running, tmp_path):
     assert event_names(running) == ["first", "second"]
 
 
-def test_forked_process_neither_sends_nor_waits(running, tmp_path):
-    session = started(running, tmp_path)
+@pytest.mark.parametrize(("on_full", "kept"), [("block", 2), ("drop", 1)])
+def test_full_buffer_follows_the_plan_while_the_agent_starts(running, tmp_path, on_full, kept):
+    """A blocking plan waits for an agent that the job started as for one that is busy."""
+    serving = threading.Event()
+    agent = AgentAddress(running.address, is_starting=lambda: not serving.is_set())
+    the_plan = plan(tmp_path, buffer_bytes=1, on_full=on_full, shared_memory=False)
+    session = rankdump.Session(the_plan, agent=agent)
+
+    def dump(name: str) -> None:
+        session.dump("Add", name, "input", 0, np.ones(1024))
+
+    dump("first")
+    second = threading.Thread(target=dump, args=["second"])
+    second.start()
+    if on_full == "drop":
+        second.join()
+    assert running.agent.opened == []
+    serving.set()
+    second.join()
+    session.close()
+    assert [record.op_name for record in records(running)] == ["first", "second"][:kept]
+    assert sum(end.dropped["buffer_full"] for end in ends(running)) == 2 - kept
+
+
+def start_with_agent(running: RunningFakeAgent, folder: Path) -> rankdump.Session:
+    """Open a session whose agent begins to serve soon after it."""
+    answers = iter([True, True, True])
+    agent = AgentAddress(running.address, is_starting=lambda: next(answers, False))
+    return rankdump.Session(plan(folder), agent=agent)
+
+
+@pytest.mark.parametrize("start", [started, start_with_agent])
+def test_forked_process_neither_sends_nor_waits(running, tmp_path, start):
+    session = start(running, tmp_path)
     session.dump("Add", "parent", "input", 0, np.ones(1))
     child = os.fork()
     if child == 0:

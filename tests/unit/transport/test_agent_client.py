@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from rankdump._transport.connection import LinkState
 from rankdump._transport.frame_queue import BufferedItem
 from rankdump._transport.send_buffer import SendBuffer
 from rankdump._wire.frames import MAX_CHUNK_BYTES
+from rankdump.errors import UnavailableError
 
 
 def staged(data: bytes, stamp: int = 1) -> StagedRecord:
@@ -30,7 +32,12 @@ class WatchedClient:
     """A client that records its callbacks."""
 
     def __init__(
-        self, address: str, tmp_path, on_tick=lambda: None, on_reason=lambda _: None
+        self,
+        address: str,
+        tmp_path,
+        on_tick=lambda: None,
+        on_reason=lambda _: None,
+        is_starting: Callable[[], bool] | None = None,
     ) -> None:
         self.taken: list[BufferedItem] = []
         self.warnings: list[str] = []
@@ -45,6 +52,7 @@ class WatchedClient:
             on_warning=self.warnings.append,
             on_link_change=self._hear,
             on_slab_unused=lambda _reason: None,
+            is_starting=is_starting,
         )
 
     def _hear(self, link: LinkState, reason: str) -> None:
@@ -106,6 +114,36 @@ def test_client_delivers_everything_to_a_late_agent(address: str, tmp_path):
         assert bytes_of(late.agent.frames, 1) == b"early"
     finally:
         late.stop()
+
+
+def test_client_waits_quietly_for_an_agent_that_starts(address: str, tmp_path):
+    """Nothing waits for it but the sender, and no failed attempt is reported."""
+    serving = threading.Event()
+    watched = WatchedClient(address, tmp_path, is_starting=lambda: not serving.is_set())
+    watched.client.start(60)
+    assert watched.client.link is LinkState.STARTING
+    watched.buffer.submit(staged(b"early"))
+    late = RunningFakeAgent(address)
+    try:
+        serving.set()
+        assert watched.client.close(10) == 0
+        assert bytes_of(late.agent.frames, 1) == b"early"
+        assert watched.links[0] is LinkState.UP
+    finally:
+        late.stop()
+
+
+def test_client_reports_why_an_agent_did_not_start(address: str, tmp_path):
+    def fail() -> bool:
+        raise UnavailableError("it ended before it was ready")
+
+    reasons: list[str] = []
+    watched = WatchedClient(address, tmp_path, on_reason=reasons.append, is_starting=fail)
+    watched.client.start(5)
+    eventually(lambda: watched.client.link is LinkState.ABSENT)
+    watched.buffer.submit(staged(b"lost"))
+    assert watched.client.close(10) == 1
+    assert reasons[0] == "it ended before it was ready"
 
 
 def test_client_reports_a_lost_agent_once(running: RunningFakeAgent, tmp_path, monkeypatch):
