@@ -103,12 +103,7 @@ class DumpPipeline:
         self._trace = EventTrace(stalled_us=self._stalls.total_us, keeps=not self._quiet)
         self._graph_builder = GraphBuilder()
         self._send_buffer = self._make_send_buffer()
-        self._staging = StagingBuffer(
-            self._send_buffer,
-            records=StagingBudget(plan.delivery.buffer_bytes),
-            rows=StagingBudget(compute_row_buffer_bytes(plan)),
-            copies_directly=is_copied_directly(plan),
-        )
+        self._staging = self._make_staging()
         self._calculator = make_statistics_calculator(plan)
         self._client = self._make_client(request, address, credentials, is_starting)
         self._metadata_sender = MetadataSender(
@@ -307,6 +302,15 @@ class DumpPipeline:
     def _make_namer(self, rank: int) -> RecordNamer:
         net_name, layout = self._plan.output.net_name, select_layout(self._plan)
         return RecordNamer(rank=rank, net_name=net_name, clock_us=now_us, layout=layout)
+
+    def _make_staging(self) -> StagingBuffer:
+        plan = self._plan
+        return StagingBuffer(
+            self._send_buffer,
+            records=StagingBudget(plan.delivery.buffer_bytes),
+            rows=StagingBudget(compute_row_buffer_bytes(plan)),
+            copies_directly=is_copied_directly(plan),
+        )
 
     def _make_send_buffer(self) -> SendBuffer:
         return SendBuffer(
