@@ -21,8 +21,9 @@ NAMES = (
     "apidump",
     "diff",
     "reading",
+    "governor",
 )
-QUICK = ("diff", "reading")
+QUICK = ("diff", "reading", "governor")
 """Benchmarks with a small version, for tests."""
 
 

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sqlite3
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import count
@@ -28,6 +28,7 @@ from rankdump._core.manifest import (
 )
 from rankdump._core.npy_format import compute_npy_sizes
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
+from rankdump._core.record import BUFFER_FULL, STEP_OVERHEAD
 from rankdump._core.session_protocol import IterationEnd, SessionRequest
 from rankdump._core.status import IterationStatus, SessionState
 from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN, find_folder
@@ -259,10 +260,10 @@ def build_session_rows(
         # Older manifests have no last sequence number: assume that only tensors were sent.
         end = _last_sequence(manifest) or reached + len(manifest.records) + 1
         numbers = iter(range(reached + 1, end))
-        for record, outcome in _iter_record_statuses(manifest):
+        for record, outcome, reason in _iter_record_statuses(manifest):
             # One frame has many rows of statistics; ranks never send numbers below 1.
             sequence = next(numbers, None) or next(spare)
-            records.append(_build_record_row(manifest.status, sequence, record, outcome))
+            records.append(_build_record_row(manifest.status, sequence, record, outcome, reason))
         ends.append(_build_end_row(manifest, end))
         reached = max(reached, end)
     request = _build_request(found, root)
@@ -337,16 +338,29 @@ def _iter_retired_rows(found: SessionManifests) -> Iterator[LedgerRow]:
         yield (line.session_id, iteration, line.at_us, int(iteration not in cut), 0, status)
 
 
-def _iter_record_statuses(manifest: Manifest) -> Iterator[tuple[ManifestRecord, RecordStatus]]:
-    """Yield the records of a manifest with their status, as many of each as it counts."""
-    linked, degraded = manifest.status.linked, manifest.status.degraded
+def _iter_record_statuses(
+    manifest: Manifest,
+) -> Iterator[tuple[ManifestRecord, RecordStatus, str]]:
+    """Yield the records of a manifest with status and reason, as many of each as it counts."""
+    status = manifest.status
+    linked = status.linked
+    # Manifests of older agents do not say why: there was one reason.
+    left = Counter(status.degraded_by or {BUFFER_FULL: status.degraded})
+    left.subtract(STEP_OVERHEAD for each in manifest.records if _is_sample(each))
+    reasons = (+left).elements()
     for record in manifest.records:
-        outcome = RecordStatus.STORED
-        if record.path and not record.bytes_stored and linked:
-            outcome, linked = RecordStatus.LINKED, linked - 1
-        elif not record.path and degraded:
-            outcome, degraded = RecordStatus.DEGRADED, degraded - 1
-        yield record, outcome
+        if _is_sample(record):
+            yield record, RecordStatus.DEGRADED, STEP_OVERHEAD
+        elif record.path and not record.bytes_stored and linked:
+            linked -= 1
+            yield record, RecordStatus.LINKED, ""
+        else:
+            reason = "" if record.path else next(reasons, "")
+            yield record, RecordStatus.DEGRADED if reason else RecordStatus.STORED, reason
+
+
+def _is_sample(record: ManifestRecord) -> bool:
+    return record.layout is not None and record.layout.is_sample
 
 
 def _iter_unpacked_rows(
@@ -370,7 +384,11 @@ def _is_unpacked(record: ManifestRecord) -> bool:
 
 
 def _build_record_row(
-    status: IterationStatus, sequence: int, record: ManifestRecord, outcome: RecordStatus
+    status: IterationStatus,
+    sequence: int,
+    record: ManifestRecord,
+    outcome: RecordStatus,
+    reason: str,
 ) -> LedgerRow:
     folder = find_folder(record.path.rpartition("/")[0])
     return (
@@ -379,7 +397,7 @@ def _build_record_row(
         folder.graph if folder is not None else 0,
         status.iteration,
         outcome.value,
-        "",
+        reason,
         record.path,
         record.op_type,
         record.op_name,

@@ -98,7 +98,7 @@ class FrameBuilder:
         rows: list[tuple[np.ndarray, str]],
         *,
         iteration: int = 0,
-        degraded: bool = False,
+        degraded: str = "",
         switched_on: bool = False,
         stamps: list[int] | None = None,
         **fields: Any,
@@ -110,7 +110,8 @@ class FrameBuilder:
             kinds=[kind_of(array, **fields) for array, _ in rows],
             timestamps_us=times,
             figures=[text for _, text in rows],
-            degraded=degraded,
+            degraded=bool(degraded),
+            degraded_reason=degraded,
             switched_on=switched_on,
         )
         return agent_pb2.Frame(sequence=sequence, figure_rows=body)

@@ -169,7 +169,7 @@ class TestRingTransfer:
         delivery = DeliverySettings(buffer_bytes=MIB, on_full="statistic")
         rank, side = enter(slab_agent().address, content=content, delivery=delivery)
         array = np.arange(4, dtype=np.float32)
-        poor = frames.figures(1, [(array, "3.5,0.25")], degraded=True)
+        poor = frames.figures(1, [(array, "3.5,0.25")], degraded="buffer_full")
         side.put(poor.SerializeToString())
         put(side, 2, array)
         stream = rank.push().ring(side.put(frames.end(3, 0, 2).SerializeToString()))

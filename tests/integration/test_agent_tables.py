@@ -394,9 +394,9 @@ class TestStatisticRows:
         large = np.full(300_000, 1.0)
         stream = rank.push().send(
             frames.record(1, large),
-            frames.figures(2, rows_of(np.full(2, 2.0), np.full(2, 3.0)), degraded=True),
+            frames.figures(2, rows_of(np.full(2, 2.0), np.full(2, 3.0)), degraded="buffer_full"),
             frames.record(3, np.full(2, 4.0)),
-            frames.figures(4, rows_of(*np.arange(5.0, 9.0).reshape(4, 1)), degraded=True),
+            frames.figures(4, rows_of(*np.arange(5.0, 9.0).reshape(4, 1)), degraded="buffer_full"),
             frames.end(5, 0, 8),
             frames.goodbye(6),
         )

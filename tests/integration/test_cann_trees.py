@@ -285,7 +285,7 @@ class TestOperatorTables:
         array, text = self.ROW
         sent = [
             frames.record(1, array, side=IN, timestamp_us=STAMP, task=65535, stream=65535),
-            frames.figures(2, [(array, text)], stamps=[STAMP], degraded=True),
+            frames.figures(2, [(array, text)], stamps=[STAMP], degraded="buffer_full"),
             frames.end(3, 0, 2),
         ]
         assert rank.push().send(*sent).finish() is grpc.StatusCode.OK

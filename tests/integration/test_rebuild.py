@@ -14,10 +14,13 @@ from support.slab_agents import wait_until
 from rankdump._analysis.fsck.tree_check import check_tree
 from rankdump._cli.command_group import run_command_line
 from rankdump._core.manifest import Manifest, RetiredIteration
-from rankdump._core.plan import ContentSettings
+from rankdump._core.plan import ContentSettings, DeliverySettings
+from rankdump._core.tensor_layout import make_sample_layout
 from rankdump._core.tree_session import SESSIONS_FOLDER
+from rankdump._wire.message_fields import make_fields
 from rankdump._wire.status_messages import view_from_wire
 from rankdump.errors import ConfigError, CorruptedError
+from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.rebuild import rebuild_ledger
 
@@ -135,6 +138,49 @@ def test_rebuild_of_statistics_rows_and_old_manifests(make_agent, make_rank, fra
     assert dataclasses.astuple(rebuild_ledger(rank.root, short_dir / "two")) == (1, 1, 5)
     agent.start()
     assert not rows(short_dir / "two", "SELECT 1 FROM sessions WHERE state <> 'closed'")
+
+
+def test_reasons_of_degraded_tensors_outlive_the_ledger(make_agent, make_rank, frames, short_dir):
+    """Status, metrics, manifest and a rebuilt ledger know what was kept, and why not more."""
+    agent = make_agent()
+    rank = make_rank(
+        agent.address,
+        delivery=DeliverySettings(on_full="statistic", max_step_overhead=0.1),
+        content=ContentSettings(statistics=("max",)),
+    )
+    rank.open()
+    array = np.arange(6, dtype=np.float32)
+    layout = agent_pb2.TensorLayout(**make_fields(make_sample_layout((4, 3), 6)))
+    sent = [
+        frames.record(1, array),
+        frames.record(2, array, layout=layout),
+        frames.figures(3, [(array, "5")] * 3, degraded="step_overhead"),
+        frames.figures(4, [(array, "5")], degraded="buffer_full", stamps=[1_700_000_000_000_009]),
+    ]
+    rank.push().send(*sent, frames.end(5, 0, 6)).wait_acknowledged(5)
+    (old,) = view_from_wire(rank.status()).iterations
+    assert (old.stored, old.linked, old.degraded, old.is_balanced) == (1, 0, 5, True)
+    assert old.degraded_by == {"step_overhead": 4, "buffer_full": 1}
+    name = "rankdump_agent_degraded_records_total"
+    counted = {
+        each.labels["reason"]: each.value
+        for each in agent.counters.samples()
+        if each.name == name and each.value
+    }
+    assert counted == old.degraded_by
+    (path,) = rank.root.rglob("iteration_0.*.json")
+    manifest = Manifest.from_json(path.read_bytes())
+    assert manifest.status.degraded_by == old.degraded_by
+    texts = [str(each.layout) for each in manifest.records if each.path and each.layout]
+    assert texts == ["only the first 6 elements of [4, 3]"]
+    agent.stop()
+    state = short_dir / "state"
+    state.rename(short_dir / "lost")
+    rebuild_ledger(rank.root, state)
+    agent.start()
+    assert rank.open().acknowledged_sequence == 5
+    (again,) = view_from_wire(rank.status()).iterations
+    assert (again.degraded, again.degraded_by) == (old.degraded, old.degraded_by)
 
 
 def npys(rank) -> list[Path]:

@@ -59,11 +59,15 @@ def note_waiting_functions() -> None:
 
 
 def wait_until_acknowledged(session: rankdump.Session) -> None:
-    """Wait until nothing is on its way: the next acknowledgement is that of the traced tensor."""
+    """Wait until nothing is on its way: the next acknowledgement is that of the traced tensor.
+
+    The agent may take a while to prepare shared memory; until then, tensors take the stream.
+    """
     pipeline = session._pipeline
     assert pipeline is not None
-    deadline_s = time.monotonic() + 60.0
-    while pipeline._send_buffer.items.outstanding:
+    deadline_s = time.monotonic() + 300.0
+    buffer = pipeline._send_buffer
+    while buffer.ring is None or buffer.items.outstanding:
         assert time.monotonic() < deadline_s, "earlier iterations are not acknowledged"
         time.sleep(0.01)
 

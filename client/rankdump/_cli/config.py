@@ -20,7 +20,7 @@ from rankdump._core.plan import (
     TensorSelection,
     plan_to_json,
 )
-from rankdump._core.units import format_bytes
+from rankdump._core.units import format_bytes, format_percentage
 from rankdump._layout.profile import PROFILES
 from rankdump._layout.statistic_tables import select_table_items
 
@@ -72,9 +72,17 @@ def describe_plan(plan: DumpPlan) -> dict[str, str]:
         **({"optimizers": "their states after each step"} if selection.optimizer_states else {}),
         **_describe_content(plan.content, output),
         "buffer": f"{format_bytes(delivery.buffer_bytes)} a rank; when full: {full}",
+        **_describe_overhead(plan),
         "durability": delivery.durability + (", strict" if delivery.strict else ""),
         "modes": f"files {output.file_mode:04o}, folders {output.folder_mode:04o}",
     }
+
+
+def _describe_overhead(plan: DumpPlan) -> dict[str, str]:
+    share = plan.delivery.max_step_overhead
+    if not share:
+        return {}
+    return {"overhead": f"at most {format_percentage(share)} of a step, by keeping less"}
 
 
 def _describe_iterations(selection: TensorSelection) -> str:

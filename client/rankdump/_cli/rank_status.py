@@ -15,7 +15,7 @@ from rankdump._analysis.reader.query import ranges
 from rankdump._cli.output import TableColumn, format_table, number_columns, without_attempts
 from rankdump._cli.text_format import format_count, format_ratio
 from rankdump._core.attempts import describe_crash
-from rankdump._core.drop_reasons import describe_drops
+from rankdump._core.drop_reasons import describe_degraded, describe_drops
 from rankdump._core.status import (
     IterationStatus,
     RankWait,
@@ -104,6 +104,14 @@ class RankTally:
         total: Counter[str] = Counter()
         for iteration in self.iterations:
             total.update(iteration.dropped)
+        return total
+
+    @property
+    def degraded_by(self) -> Mapping[str, int]:
+        """Tensors of which less than the plan selects was kept, by reason."""
+        total: Counter[str] = Counter()
+        for iteration in self.iterations:
+            total.update(iteration.degraded_by)
         return total
 
 
@@ -284,6 +292,7 @@ def _rank_sentences(tally: RankTally) -> list[str]:
         by = tally.sessions[-1].ended_by
         how = f"the process ended ({by})" if by else "the connection ended"
         texts.append(f"{how} before the session was closed; {kept}")
+    texts += describe_degraded(tally.degraded_by)
     texts += describe_drops(tally.dropped)
     unfinished = [i.iteration for i in tally.iterations if not i.complete]
     is_explained = tally.crash == f"crashed in iteration {ranges(unfinished)}"

@@ -80,6 +80,8 @@ class _SurveyCounts:
 
     rows_from_tables: int = 0
     rows_computed: int = 0
+    sample_rows: int = 0
+    """Rows of tensors of which only the first elements are in the tree."""
     undecided_rows: int = 0
     """Rows whose statistics do not show whether they are finite."""
     nonfinite_rows: int = 0
@@ -99,7 +101,8 @@ class _SurveyCounts:
         for row in rows:
             self.rows_from_tables += not row.computed
             self.rows_computed += row.computed
-            self.undecided_rows += row.finite is None and not row.damage
+            self.sample_rows += row.is_sample
+            self.undecided_rows += row.finite is None and not (row.damage or row.is_sample)
             if row.damage:
                 self.damages.append(row.damage)
             if row.finite is False:
@@ -335,12 +338,17 @@ def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[s
             f"{format_count(seen.nonfinite_rows, 'tensor')} not finite; "
             f"{_describe_first_nonfinite(seen.first_nonfinite, tree)}"
         )
-    elif whole and not seen.undecided_rows and not seen.damages:
+    elif whole and not (seen.undecided_rows or seen.sample_rows or seen.damages):
         lost = count_tree_drops(tree)
         lines.append("all of them are finite")
         if lost:
             lines[-1] += f", but {format_count(lost, 'tensor')} of the plan are not in the tree:"
             lines += describe_tree_drops(tree)
+    if seen.sample_rows:
+        lines.append(
+            f"of {format_count(seen.sample_rows, 'tensor')} the tree has the first elements only, "
+            "and their statistics are not those of the whole tensor"
+        )
     if seen.undecided_rows:
         lines.append(
             f"{format_count(seen.undecided_rows, 'tensor')} may not be finite: "
@@ -389,6 +397,7 @@ def _row_as_json(row: Surveyed, tree: Tree) -> dict[str, object]:
         "shape": row.shape,
         "source": "tensor" if row.computed else "statistic.csv",
         "finite": row.finite,
+        **({"first_elements_only": True} if row.is_sample else {}),
         **{name: to_json_value(value) for name, value in values.items()},
         "damage": row.damage,
     }

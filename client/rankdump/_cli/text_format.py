@@ -114,6 +114,8 @@ def wrap_text(text: str, width: int | None) -> list[str]:
 
 def format_layout(layout: TensorLayout) -> list[tuple[str, str]]:
     """Return the lines about a layout: what they are about, and the text."""
+    if layout.is_sample:
+        return [("kept", str(layout))]
     mesh, flat = layout.mesh, layout.flat_range
     part = f"; elements {flat[0]:,} to {flat[1]:,} of the flattened tensor" if flat else ""
     name = f"{mesh.name} " if mesh.name else ""

@@ -24,7 +24,7 @@ from rankdump._cli.text_format import (
     format_shape,
     name_models,
 )
-from rankdump._core.drop_reasons import count_lost, describe_drops
+from rankdump._core.drop_reasons import count_lost, describe_degraded, describe_drops
 from rankdump._core.manifest import ManifestRecord
 from rankdump._core.record import BUFFER_ARGUMENT, TensorKey, TensorSide, name_argument
 from rankdump._core.units import format_bytes
@@ -198,13 +198,15 @@ def read_tree(
 
 
 def describe_tree_drops(tree: Tree) -> list[str]:
-    """Return one sentence for each drop reason, with the ranks that lost tensors for it."""
+    """Return one sentence for each reason for which ranks lost tensors, or kept less of them."""
     by_rank: defaultdict[int, Counter[str]] = defaultdict(Counter)
+    degraded: defaultdict[int, Counter[str]] = defaultdict(Counter)
     for manifest in tree.manifests:
         by_rank[manifest.status.rank].update(manifest.status.dropped)
+        degraded[manifest.status.rank].update(manifest.status.degraded_by)
     by_text: defaultdict[str, list[int]] = defaultdict(list)
     for rank, dropped in sorted(by_rank.items()):
-        for text in describe_drops(dropped):
+        for text in (*describe_degraded(degraded[rank]), *describe_drops(dropped)):
             by_text[text].append(rank)
     return [
         f"{'rank' if len(own) == 1 else 'ranks'} {ranges(own)}: {text}"

@@ -26,6 +26,7 @@ MAX_BLOCK_TIMEOUT_S = 86_400
 MAX_BUFFER_BYTES = 1 << 40
 
 _STATES_KEY = "optimizer_states"
+_OVERHEAD_KEY = "max_step_overhead"
 _KEYS = (
     "layout",
     "profile",
@@ -35,6 +36,7 @@ _KEYS = (
     "buffer_bytes",
     "durability",
     "strict",
+    _OVERHEAD_KEY,
     "shared_memory",
     "embedded",
     _STATES_KEY,
@@ -137,6 +139,13 @@ def _parse_delivery(section: ConfigSection) -> DeliverySettings:
         strict=section.read_flag("strict", default.strict),
         shared_memory=section.read_flag("shared_memory", default.shared_memory),
         embedded=section.read_flag("embedded", default.embedded),
+        max_step_overhead=section.read_number(
+            _OVERHEAD_KEY,
+            low=0,
+            high=1,
+            allowed="a share of the step from 0 (no limit) to 1",
+            default=default.max_step_overhead,
+        ),
     )
 
 

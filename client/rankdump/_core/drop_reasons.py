@@ -101,6 +101,11 @@ DROP_EXPLANATIONS: Mapping[str, DropExplanation] = {
             "rank dumps",
             "raise block_timeout_s or buffer_bytes, or " + _FASTER_DISK,
         ),
+        (
+            "step_overhead",
+            "dumping would have taken more of the step than rankdump.max_step_overhead allows",
+            "raise that setting, or dump fewer tensors or statistics only",
+        ),
         ("no_memory", "the agent had no memory left for it", "raise agent.memory_bytes"),
         (
             "no_descriptors",
@@ -175,6 +180,20 @@ dump to another disk']
         f"{count:,} {'tensor' if count == 1 else 'tensors'} dropped ({reason}): "
         f"{explain_drop(reason).cause}; {explain_drop(reason).remedy}"
         for reason, count in sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
+        if count
+    ]
+
+
+def describe_degraded(degraded_by: Mapping[str, int]) -> list[str]:
+    """Return one sentence for each reason for which less than the plan selects was kept.
+
+    >>> describe_degraded({"buffer_full": 1})[0].partition(";")[0]
+    '1 tensor degraded (buffer_full): less than the plan selects was kept'
+    """
+    return [
+        f"{count:,} {'tensor' if count == 1 else 'tensors'} degraded ({reason}): less than the "
+        f"plan selects was kept; {explain_drop(reason).cause}; {explain_drop(reason).remedy}"
+        for reason, count in sorted(degraded_by.items(), key=lambda item: (-item[1], item[0]))
         if count
     ]
 

@@ -146,7 +146,13 @@ def _parse_manifest(body: dict[str, Any]) -> Manifest:
         _check_column(name, kind, [body[name]])
     # Manifests of the first versions have neither stall nor positions, and those of a first
     # attempt do not number it.
-    unsaid = {"stall_us": 0, "first_position": 0, "last_position": 0, "attempt": 0}
+    unsaid: dict[str, Any] = {
+        "stall_us": 0,
+        "first_position": 0,
+        "last_position": 0,
+        "attempt": 0,
+        "degraded_by": {},
+    }
     session = body.get("session")
     return Manifest(
         status=read_json(IterationStatus, unsaid | body["status"], minimum=0),
@@ -165,6 +171,8 @@ def _make_plain_status(status: IterationStatus) -> dict[str, Any]:
     plain = make_plain(status)
     if not status.attempt:  # versions without attempts read the manifests of a first one
         del plain["attempt"]
+    if not status.degraded_by:  # likewise
+        del plain["degraded_by"]
     return plain
 
 

@@ -189,6 +189,9 @@ class DeliverySettings:
     """Whether tensors go through the agent's shared memory where it offers some."""
     embedded: bool = True
     """Whether a job without an agent starts one of its own."""
+    max_step_overhead: float = 0.0
+    """Most time that dumping may take of the training thread, as a share of the time of a step
+    without it; 0 for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,13 +226,14 @@ def plan_from_json(data: bytes) -> DumpPlan:
         body: dict[str, Any] = json.loads(data)
         if body.pop("version") != PLAN_VERSION:
             raise ValueError("its version is not supported")
-        # Older clients do not send these, and no agent needs them.
-        body["delivery"] = {"embedded": True} | body["delivery"]
+        # Older clients do not send these, and no agent needs them otherwise.
+        body["delivery"] = {"embedded": True, "max_step_overhead": 0.0} | body["delivery"]
         body["selection"] = {"optimizer_states": False} | body["selection"]
         plan = read_json(DumpPlan, body, unknown=True)
         _check_output(read_json(OutputSettings, body["output"]))
         _check_selection(plan.selection)
         _check_content(plan.content)
+        _check_share(plan.delivery.max_step_overhead)
     except _UNREADABLE_ERRORS as error:
         raise ProtocolError(f"plan cannot be read: {error}") from None
     return plan
@@ -275,6 +279,11 @@ def _check_content(content: ContentSettings) -> None:
     _check_count(content.sample_elements)
     if not all(item in STATISTIC_TITLES for item in content.statistics):
         raise ValueError(f"unknown statistics in {content.statistics!r}")
+
+
+def _check_share(share: float) -> None:
+    if not 0 <= share <= 1:
+        raise ValueError(f"{share!r} is not a share from 0 to 1")
 
 
 def _check_count(number: int) -> None:

@@ -144,14 +144,18 @@ class StatisticRows:
     """Texts of the plan's statistics, joined by commas as a table has them."""
     switched_on: bool = False
     """The script itself switched dumping on: the plan's iterations do not matter."""
-    degraded: bool = False
-    """There was no space for the elements, so only the statistics are kept."""
+    degraded: str = ""
+    """Why the statistics are kept in the place of the elements; empty where the plan says so."""
 
     def __len__(self) -> int:
         return len(self.kinds)
 
 
 OTHER_REASON = "other"
+BUFFER_FULL = "buffer_full"
+STEP_OVERHEAD = "step_overhead"
+DEGRADE_REASONS = (BUFFER_FULL, STEP_OVERHEAD)
+"""Reasons why less than the plan selects is kept of a tensor."""
 
 PLAN_REASONS = frozenset(
     {
@@ -188,7 +192,7 @@ TENSOR_REASONS = frozenset(
 
 SPACE_REASONS = frozenset(
     {
-        "buffer_full",
+        BUFFER_FULL,
         "disk_cap",
         "disk_full",
         "disk_low",
@@ -196,9 +200,10 @@ SPACE_REASONS = frozenset(
         "job_quota",
         "no_descriptors",
         "no_memory",
+        STEP_OVERHEAD,
     }
 )
-"""There was no space for the tensor: in memory, on the disk, or within a limit."""
+"""There was no space or time for the tensor: in memory, on the disk, or within a limit."""
 
 FAULT_REASONS = frozenset(
     {
@@ -221,3 +226,13 @@ DROP_REASONS = PLAN_REASONS | TENSOR_REASONS | SPACE_REASONS | FAULT_REASONS | {
 def normalize_reason(reason: str) -> str:
     """Return a reason as it is counted."""
     return reason if reason in DROP_REASONS else OTHER_REASON
+
+
+def normalize_degrade_reason(reason: str) -> str:
+    """Return why a tensor was degraded, as it is counted; older ranks do not say it."""
+    return reason if reason in DEGRADE_REASONS else BUFFER_FULL
+
+
+def find_degrade_reason(kind: TensorKind) -> str:
+    """Return why a record of that kind is less than its tensor; empty for a whole one."""
+    return STEP_OVERHEAD if kind.layout is not None and kind.layout.is_sample else ""

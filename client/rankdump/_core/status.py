@@ -171,7 +171,7 @@ class IterationStatus:
     linked: int = 0
     """Stored as a hard link to identical bytes."""
     degraded: int = 0
-    """Kept as statistics only."""
+    """Kept as less than the plan selects: statistics, or the first elements."""
     dropped: Mapping[str, int] = field(default_factory=dict[str, int])
     """By reason."""
     bytes_in: int = 0
@@ -183,6 +183,8 @@ class IterationStatus:
     """Positions in the rank's program that belong to it; both 0 when that is not known."""
     attempt: int = 0
     """Number of the attempt that ran it."""
+    degraded_by: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Degraded tensors by reason."""
 
     @property
     def is_balanced(self) -> bool:

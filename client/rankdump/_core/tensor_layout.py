@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from math import prod
 
 MAX_MESH_DIMENSIONS = 16
@@ -30,6 +31,8 @@ class LayoutSource(str, Enum):
     MEGATRON = "megatron"
     DEEPSPEED = "deepspeed"
     USER = "user"
+    SAMPLE = "sample"
+    """Nobody: the rank kept the first elements only, because the whole tensor took too long."""
 
     # Enum's own hash is a Python call.
     __hash__ = str.__hash__
@@ -133,12 +136,19 @@ class TensorLayout:
     """Name in the whole model, where the rank's own name differs; else empty."""
 
     @property
+    def is_sample(self) -> bool:
+        """Whether it is the first elements of a tensor whose other elements were not kept."""
+        return self.source is LayoutSource.SAMPLE
+
+    @property
     def is_partial(self) -> bool:
         """Whether ranks hold summands (or other operands) instead of elements."""
         return any(each.kind is PlacementKind.PARTIAL for each in self.placements)
 
     def __str__(self) -> str:
         """Return a short text, as `dp 1/4 Shard(0), tp 0/2 Replicate of [8, 4]`."""
+        if self.is_sample:
+            return f"only the first {self.flat_range[-1]} elements of {list(self.global_shape)}"
         parts = [
             f"{name or f'dim{number}'} {at}/{extent} {placement}"
             for number, (name, at, extent, placement) in enumerate(
@@ -152,6 +162,20 @@ class TensorLayout:
             )
         ]
         return f"{', '.join(parts)} of {list(self.global_shape)}"
+
+
+@lru_cache(maxsize=1 << 12)
+def make_sample_layout(shape: tuple[int, ...], count: int) -> TensorLayout:
+    """Return the layout of the first `count` elements of a tensor of that shape, in C order."""
+    return TensorLayout(
+        LayoutSource.SAMPLE,
+        shape,
+        (0,) * len(shape),
+        RankMesh("", (), ()),
+        (),
+        (),
+        flat_range=(0, count),
+    )
 
 
 def find_layout_fault(layout: TensorLayout, shape: tuple[int, ...]) -> str:
@@ -172,7 +196,7 @@ def find_layout_fault(layout: TensorLayout, shape: tuple[int, ...]) -> str:
         return f"coordinate {list(layout.coordinate)} in a mesh of shape {list(mesh.shape)}"
     if len(layout.global_offset) != len(layout.global_shape):
         return f"offset {list(layout.global_offset)} in shape {list(layout.global_shape)}"
-    if layout.flat_range:
+    if layout.flat_range or layout.is_sample:
         return _find_range_fault(layout, shape)
     if len(shape) != len(layout.global_shape):
         return f"block of shape {list(shape)} in shape {list(layout.global_shape)}"

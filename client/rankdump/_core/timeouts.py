@@ -56,6 +56,24 @@ TIMEOUT_VARIABLES: tuple[str, ...] = (
 environment variables)."""
 
 
+_EXECUTION_VARIABLE = "HCCL_EXEC_TIMEOUT"
+
+
+def find_tightest_us(timeouts: RankTimeouts) -> int:
+    """Return the tightest timeout within which other ranks wait for this one; 0 without one.
+
+    Of the variables only that of HCCL's collectives counts, in seconds (CANN, environment
+    variables); one that is not a number is ignored.
+    """
+    text = timeouts.variables.get(_EXECUTION_VARIABLE, "")
+    seconds = [int(text)] if text.isascii() and text.isdigit() and len(text) < 10 else []
+    known = [
+        *(group.timeout_us for group in timeouts.groups),
+        *(int(limit * 1e6) for limit in (*timeouts.limits.values(), *seconds)),
+    ]
+    return min((each for each in known if each > 0), default=0)
+
+
 class HintLevel(str, Enum):
     """How much of the budget is used."""
 

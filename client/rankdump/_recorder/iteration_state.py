@@ -53,6 +53,11 @@ class IterationState:
         return self._switch is not None
 
     @property
+    def was_armed(self) -> bool:
+        """Whether the running iteration was dumped at some time."""
+        return self._touched
+
+    @property
     def is_describing(self) -> bool:
         """Whether operators are to be described now."""
         return self.armed and not self._described

@@ -12,7 +12,7 @@ from typing import cast
 
 from rankdump._core.record import MAX_FRAME_ROWS
 from rankdump._core.session_protocol import CallStacks
-from rankdump._core.timeouts import GroupTimeout, RankTimeouts
+from rankdump._core.timeouts import GroupTimeout, RankTimeouts, find_tightest_us
 from rankdump._recorder.event_trace import EventTrace
 from rankdump._recorder.graph_builder import GraphBuilder
 from rankdump._recorder.iteration_state import IterationCounters, StallTimer
@@ -166,9 +166,17 @@ class TimeoutReporter:
                 self._limits[name] = float(seconds)
                 self._send()
 
+    def find_tightest_us(self) -> int:
+        """Return the tightest timeout of communication that is known so far; 0 without one."""
+        with self._lock:
+            return find_tightest_us(self._list_timeouts())
+
     def _send(self) -> None:
+        self._send_buffer.submit(self._list_timeouts())
+
+    def _list_timeouts(self) -> RankTimeouts:
         groups = tuple(self._groups.values())
-        self._send_buffer.submit(RankTimeouts(dict(self._variables), groups, dict(self._limits)))
+        return RankTimeouts(dict(self._variables), groups, dict(self._limits))
 
 
 def _find_fault(name: object, seconds: object) -> str:

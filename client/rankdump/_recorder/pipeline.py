@@ -23,6 +23,7 @@ from rankdump._recorder.plan_settings import (
     compute_row_buffer_bytes,
     has_call_stacks,
     is_copied_directly,
+    is_governed,
     is_shared_memory_wanted,
     make_statistics_calculator,
     make_wait_policy,
@@ -41,6 +42,7 @@ from rankdump._recorder.record_filter import OperatorRanges, RecordFilter
 from rankdump._recorder.recorder import DumpRecorder
 from rankdump._recorder.run_summary import make_run_facts, summarize_run
 from rankdump._recorder.session_logger import SessionLogger
+from rankdump._recorder.step_overhead import StepOverhead
 from rankdump._recorder.triggers import DumpTrigger, make_trigger
 from rankdump._shm.slab_format import JOURNAL_SLAB_VERSION
 from rankdump._transport.agent_client import AgentClient
@@ -101,12 +103,7 @@ class DumpPipeline:
         self._trace = EventTrace(stalled_us=self._stalls.total_us, keeps=not self._quiet)
         self._graph_builder = GraphBuilder()
         self._send_buffer = self._make_send_buffer()
-        self._staging = StagingBuffer(
-            self._send_buffer,
-            records=StagingBudget(plan.delivery.buffer_bytes),
-            rows=StagingBudget(compute_row_buffer_bytes(plan)),
-            copies_directly=is_copied_directly(plan),
-        )
+        self._staging = self._make_staging()
         self._calculator = make_statistics_calculator(plan)
         self._client = self._make_client(request, address, credentials, is_starting)
         self._metadata_sender = MetadataSender(
@@ -119,6 +116,7 @@ class DumpPipeline:
         self._timeout_reporter = TimeoutReporter(
             variables or {}, self._send_buffer, self._session_logger.warn_once
         )
+        self._overhead = self._make_overhead(request.rank) if is_governed(plan) else None
         self._record_sender = self._make_record_sender()
         self._stack_sender = (
             CallStackSender(self._staging, self._send_buffer) if has_call_stacks(plan) else None
@@ -139,6 +137,8 @@ class DumpPipeline:
             self._session_logger.warn_once(slowness)
         self._timeout_reporter.start()
         self._client.start(FIRST_ANSWER_TIMEOUT_S)
+        if self._overhead is not None:
+            self._overhead.start()
         self.begin_iteration(self._iteration_state.iteration)
 
     # -- iterations, called by the session on the training thread
@@ -177,6 +177,9 @@ class DumpPipeline:
         self._trigger.end_all_calls()
         self._flush(iteration)
         span = self._trace.end_iteration()
+        if self._overhead is not None:
+            dumped = self._iteration_state.was_armed and (ran or self.has_run)
+            self._overhead.end_iteration(iteration, dumped=dumped)
         if not self._iteration_state.end(ran=ran):
             return
         if self._quiet and not self._counters.expects(iteration):
@@ -232,8 +235,16 @@ class DumpPipeline:
             refused=self.refused,
             unseen_collectives=dict(self._trace.unseen_count),
         )
+        if self._overhead is not None:
+            self._overhead.stop()
         retired_in = self._iteration_state.retired_in
-        summary = summarize_run(self._plan, run, self._filter.unmatched, retired_in=retired_in)
+        summary = summarize_run(
+            self._plan,
+            run,
+            self._filter.unmatched,
+            retired_in=retired_in,
+            overhead="" if self._overhead is None else self._overhead.summarize(),
+        )
         state = self._iteration_state
         raised_in = state.iteration if raised else None
         self._send_buffer.submit(SessionEnd(state.iterations_seen, summary.notes, raised_in))
@@ -268,6 +279,8 @@ class DumpPipeline:
         # A fork copies neither the sender's thread nor the channel: the session and the mapped
         # shared memory belong to the parent.
         self._in_child = True
+        if self._overhead is not None:
+            self._overhead.disarm()
         self._iteration_state.disable()
         self._metadata_sender.disarm()
         # The mapping is shared with the parent, whose journal it is.
@@ -289,6 +302,15 @@ class DumpPipeline:
     def _make_namer(self, rank: int) -> RecordNamer:
         net_name, layout = self._plan.output.net_name, select_layout(self._plan)
         return RecordNamer(rank=rank, net_name=net_name, clock_us=now_us, layout=layout)
+
+    def _make_staging(self) -> StagingBuffer:
+        plan = self._plan
+        return StagingBuffer(
+            self._send_buffer,
+            records=StagingBudget(plan.delivery.buffer_bytes),
+            rows=StagingBudget(compute_row_buffer_bytes(plan)),
+            copies_directly=is_copied_directly(plan),
+        )
 
     def _make_send_buffer(self) -> SendBuffer:
         return SendBuffer(
@@ -332,6 +354,14 @@ class DumpPipeline:
             batch_rows=compute_batch_rows(self._plan),
         )
 
+    def _make_overhead(self, rank: int) -> StepOverhead:
+        return StepOverhead(
+            self._plan,
+            rank=rank,
+            find_timeout_us=self._timeout_reporter.find_tightest_us,
+            warn=lambda text, about: self._session_logger.warn_once(text, about=about),
+        )
+
     def _make_trigger(self) -> DumpTrigger:
         record_builder = RecordBuilder(
             self._plan,
@@ -340,6 +370,7 @@ class DumpPipeline:
             staging=self._staging,
             calculator=self._calculator,
             stalls=self._stalls,
+            overhead=self._overhead,
         )
         return make_trigger(
             self._plan,

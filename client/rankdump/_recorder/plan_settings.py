@@ -6,12 +6,16 @@ network.
 from __future__ import annotations
 
 from rankdump._core.plan import DumpPlan
+from rankdump._core.statistics import DEVICE_STATISTICS
 from rankdump._layout.profile import DEFAULT_PROFILE, PROFILES, Profile
 from rankdump._layout.statistic_tables import select_table_items
 from rankdump._layout.tree_layouts import DEFAULT_LAYOUT, LAYOUTS, Layout
+from rankdump._recorder.overhead_governor import RecordForm
 from rankdump._recorder.tensor_statistics import MAX_WAITING_ROWS, StatisticsCalculator
 from rankdump._transport.send_buffer import WaitPolicy
 
+SAMPLE_ELEMENTS = 1024
+"""Elements of a tensor of which only the first are kept."""
 ROW_BYTES = 128
 """Approximate bytes of a row of statistics: its text and its part of the frame."""
 
@@ -34,10 +38,13 @@ def select_profile(plan: DumpPlan) -> Profile:
 def make_statistics_calculator(plan: DumpPlan) -> StatisticsCalculator | None:
     """Return the calculator of statistics on this rank; None if the plan needs none."""
     content = plan.content
-    if not (is_statistics_only(plan) or plan.delivery.on_full == "statistic"):
+    governed = is_governed(plan)
+    if not (is_statistics_only(plan) or plan.delivery.on_full == "statistic" or governed):
         return None
     items = select_table_items(content.statistics, select_profile(plan))
     on_device = content.on_device and is_statistics_only(plan)
+    # Statistics that are to save time must not copy whole tensors from a device.
+    on_device = on_device or (governed and set(items) <= {*DEVICE_STATISTICS})
     exact = select_layout(plan).api_files is not None
     return StatisticsCalculator(
         items=items, on_device=on_device, precision=content.precision, exact=exact
@@ -47,6 +54,25 @@ def make_statistics_calculator(plan: DumpPlan) -> StatisticsCalculator | None:
 def is_statistics_only(plan: DumpPlan) -> bool:
     """Return whether the plan keeps statistics only."""
     return plan.content.saved == "statistic"
+
+
+def is_governed(plan: DumpPlan) -> bool:
+    """Return whether a plan limits the overhead; one that waits for a failure does not."""
+    return plan.delivery.max_step_overhead > 0 and plan.selection.trigger == "always"
+
+
+def list_record_forms(plan: DumpPlan) -> tuple[RecordForm, ...]:
+    """Return the forms in which tensors of a plan may be kept, the richest first.
+
+    A `bin` file and a table beside the elements have no place that says that elements are missing.
+    A strict plan loses nothing.
+    """
+    forms = [RecordForm.FULL]
+    if plan.content.saved == "tensor" and plan.output.file_format == "npy":
+        forms.append(RecordForm.SAMPLE)
+    if not is_statistics_only(plan):
+        forms.append(RecordForm.STATISTICS)
+    return (*forms, *([] if plan.delivery.strict else [RecordForm.NOTHING]))
 
 
 def compute_batch_rows(plan: DumpPlan) -> int:

@@ -18,7 +18,13 @@ from typing import TypeAlias
 from rankdump._core.bounded_cache import remember
 from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.plan import UNNAMED_MODEL, DumpPlan
-from rankdump._core.record import StatisticRows, TensorKind, TensorSide
+from rankdump._core.record import (
+    BUFFER_FULL,
+    STEP_OVERHEAD,
+    StatisticRows,
+    TensorKind,
+    TensorSide,
+)
 from rankdump._core.recorder_protocol import (
     ForwardPass,
     PlacementResult,
@@ -33,9 +39,12 @@ from rankdump._core.session_protocol import (
     OperatorArguments,
     RecordHead,
 )
+from rankdump._core.tensor_layout import make_sample_layout
 from rankdump._layout.tree_layouts import DEFAULT_LAYOUT, Layout
 from rankdump._recorder.iteration_state import IterationCounters, IterationState, StallTimer
-from rankdump._recorder.plan_settings import ROW_BYTES, is_statistics_only
+from rankdump._recorder.overhead_governor import RecordForm
+from rankdump._recorder.plan_settings import ROW_BYTES, SAMPLE_ELEMENTS, is_statistics_only
+from rankdump._recorder.step_overhead import StepOverhead
 from rankdump._recorder.tensor_statistics import (
     RowBatch,
     StatisticsCalculator,
@@ -294,7 +303,6 @@ def _compute_charge(head: RecordHead) -> int:
     return max(head.byte_count, MIN_RECORD_BYTES)
 
 
-BUFFER_FULL = "buffer_full"
 COPY_FAILED = "copy_failed"
 NO_STATISTICS = "no_statistics"
 UNSUPPORTED_DTYPE = "unsupported_dtype"
@@ -325,9 +333,13 @@ class RecordBuilder:
         staging: StagingBuffer,
         calculator: StatisticsCalculator | None,
         stalls: StallTimer,
+        overhead: StepOverhead | None = None,
     ) -> None:
+        """`overhead` selects the form of tensors where the plan limits what dumping may take."""
+        self._overhead = overhead
         self._sample_elements = plan.content.sample_elements
         self._no_elements = is_statistics_only(plan)
+        self._degrades = plan.delivery.on_full == "statistic"
         self._iteration_state = iteration_state
         self._namer = namer
         self.end_call = namer.end_call
@@ -367,7 +379,14 @@ class RecordBuilder:
         if source.dtype not in ELEMENT_TYPES:
             return self.make_loss(observation.op_name, UNSUPPORTED_DTYPE)
         if self._sample_elements:
-            source = self._take_sample(source)
+            source = self._take_sample(source, self._sample_elements)
+        if self._overhead is not None:
+            form = self._overhead.select_form()
+            if form is not RecordForm.FULL:
+                lesser = self._reduce(observation, source, form)
+                if isinstance(lesser, (LostTensor, TensorStatisticsRow)):
+                    return lesser
+                source = lesser
         state = self._iteration_state
         kind = self._namer.find_kind(observation, source)
         if self._no_elements:
@@ -377,11 +396,27 @@ class RecordBuilder:
         record = self._staging.keep(head, source)
         if record is not None:
             return record
-        row = self._make_row(kind, source, degraded=True)
+        row = self._make_row(kind, source, degraded=BUFFER_FULL) if self._degrades else None
         return self.make_loss(kind.op_name, BUFFER_FULL) if row is None else row
 
+    def _reduce(
+        self, observation: TensorObservation, source: TensorSource, form: RecordForm
+    ) -> TensorSource | TensorStatisticsRow | LostTensor:
+        """Return what a form that is not the full one keeps of a tensor."""
+        if form is RecordForm.NOTHING:
+            return self.make_loss(observation.op_name, STEP_OVERHEAD)
+        # A part of a logical tensor has a layout already, which could not say what is missing.
+        if form is RecordForm.SAMPLE and source.layout is None:
+            first = self._take_sample(source, SAMPLE_ELEMENTS)
+            if first is not source:
+                first.layout = make_sample_layout(tuple(source.shape), SAMPLE_ELEMENTS)
+            return first
+        kind = self._namer.find_kind(observation, source)
+        row = self._make_row(kind, source, degraded=STEP_OVERHEAD)
+        return self.make_loss(kind.op_name, STEP_OVERHEAD) if row is None else row
+
     def _make_row(
-        self, kind: TensorKind, source: TensorSource, *, degraded: bool = False
+        self, kind: TensorKind, source: TensorSource, *, degraded: str = ""
     ) -> TensorStatisticsRow | None:
         """Return the tensor's statistics; None if the plan keeps none, or its type has none."""
         if self._calculator is None or not self._calculator.can_measure(kind.dtype):
@@ -396,8 +431,7 @@ class RecordBuilder:
             degraded,
         )
 
-    def _take_sample(self, source: TensorSource) -> TensorSource:
-        count = self._sample_elements
+    def _take_sample(self, source: TensorSource, count: int) -> TensorSource:
         return source.make_head_source(count) if count < math.prod(source.shape) else source
 
 

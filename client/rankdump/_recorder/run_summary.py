@@ -164,9 +164,17 @@ def make_run_facts(
 
 
 def summarize_run(
-    plan: DumpPlan, run: RunFacts, unmatched: Sequence[UnmatchedEntry], *, retired_in: int | None
+    plan: DumpPlan,
+    run: RunFacts,
+    unmatched: Sequence[UnmatchedEntry],
+    *,
+    retired_in: int | None,
+    overhead: str = "",
 ) -> RunSummary:
-    """Return the messages about a run, given the entries of lists that matched nothing."""
+    """Return the messages about a run, given the entries of lists that matched nothing.
+
+    `overhead` says what was kept of how many iterations where their time was limited.
+    """
     # Without any operator, an entry had no chance to match.
     could_match = run.operators_seen and not run.refused
     unused = [_describe_unused(plan, entry) for entry in unmatched] if could_match else []
@@ -189,6 +197,9 @@ def summarize_run(
         )
         remarks.append(reached)
         notes.append(reached)
+    if overhead:
+        remarks.append(overhead)
+        notes.append(overhead)
     return RunSummary(tuple(warnings), tuple(remarks), tuple(notes))
 
 

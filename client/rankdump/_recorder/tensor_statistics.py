@@ -52,8 +52,8 @@ class TensorStatisticsRow(NamedTuple):
     statistics: StatisticsResult
     iteration: int
     switched_on: bool = False
-    degraded: bool = False
-    """There was no space for its elements."""
+    degraded: str = ""
+    """Why its elements are not kept; empty where the plan says so."""
 
 
 class StatisticsCache:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, SupportsIndex, cast
 
+from rankdump._core.hook_meter import HOOK_METER
 from rankdump._core.layout_declaration import LayoutDeclaration, declare_layout
 from rankdump._core.plan import DumpPlan, plan_to_json
 from rankdump._core.rank_identity import (
@@ -91,12 +92,16 @@ def never_raises(method: Callable[_P, None]) -> Callable[_P, None]:
 
     @wraps(method)
     def guarded(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        is_measured = HOOK_METER.is_on and HOOK_METER.begin()
         try:
             method(*args, **kwargs)
         except ExhaustedError:
             raise
         except Exception:
             _logger.exception("rankdump: internal error in %s", method.__name__)
+        finally:
+            if is_measured:
+                HOOK_METER.end()
 
     return guarded
 

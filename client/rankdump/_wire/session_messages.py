@@ -311,7 +311,8 @@ def statistic_rows_to_wire(rows: StatisticRows) -> agent_pb2.FigureRows:
         timestamps_us=rows.timestamps_us,
         figures=rows.statistics,
         switched_on=rows.switched_on,
-        degraded=rows.degraded,
+        degraded=bool(rows.degraded),
+        degraded_reason=rows.degraded,
     )
 
 
@@ -331,7 +332,9 @@ def statistic_rows_from_wire(message: agent_pb2.FigureRows) -> StatisticRows:
         timestamps_us=timestamps_us,
         statistics=tuple(message.figures),
         switched_on=message.switched_on,
-        degraded=message.degraded,
+        degraded=record.normalize_degrade_reason(message.degraded_reason)
+        if message.degraded
+        else "",
     )
 
 

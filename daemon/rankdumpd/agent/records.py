@@ -246,7 +246,7 @@ class RecordStatus(str, Enum):
 
 
 class RecordOutcome(NamedTuple):
-    """The outcome of a record; `reason` is empty unless it was dropped."""
+    """The outcome of a record; `reason` is empty unless it was degraded or dropped."""
 
     frame_id: FrameId
     head: RecordHead
@@ -294,6 +294,11 @@ class StatisticRowsResult:
     def status(self) -> RecordStatus:
         """Outcome of the rows that are kept."""
         return RecordStatus.DEGRADED if self.rows.degraded else RecordStatus.STORED
+
+    @property
+    def reason(self) -> str:
+        """Why the rows that are kept are degraded; empty where they are not."""
+        return self.rows.degraded
 
     @property
     def kept(self) -> int:

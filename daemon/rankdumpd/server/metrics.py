@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from rankdump._core.events import FindingKind
-from rankdump._core.record import DROP_REASONS
+from rankdump._core.record import DEGRADE_REASONS, DROP_REASONS
 from rankdump._core.status import MetricSample, SessionState
 from rankdump._core.timeouts import HintLevel
 
@@ -85,6 +85,10 @@ _AGENT_METRICS = {
         "Selected tensors that were dropped, by reason and by who dropped them.",
         by=("agent", "rank"),
         reason=sorted(DROP_REASONS),
+    ),
+    "degraded_records_total": _counter(
+        "Selected tensors of which less than the plan selects was kept, by reason.",
+        reason=DEGRADE_REASONS,
     ),
     "received_bytes_total": _counter("Bytes of tensors that the agent received."),
     "stored_bytes_total": _counter("Bytes of the files that the agent wrote for tensors."),

@@ -38,6 +38,7 @@ def test_rankdump_section_sets_every_field(tmp_path: Path):
             "durability": "synced",
             "strict": True,
             "shared_memory": False,
+            "max_step_overhead": 0.05,
             "optimizer_states": True,
             "file_mode": "0640",
             "folder_mode": "770",
@@ -46,7 +47,7 @@ def test_rankdump_section_sets_every_field(tmp_path: Path):
     assert plan.output == OutputSettings(
         "/tmp/dump", "LeNet", "mindspore-async", "ms2.0", "none", 0o640, 0o770
     )
-    assert plan.delivery == DeliverySettings("drop", 2.0, 4096, "synced", True, False)
+    assert plan.delivery == DeliverySettings("drop", 2.0, 4096, "synced", True, False, True, 0.05)
     assert plan.selection.optimizer_states
     assert not plan.warnings
     assert load_own(tmp_path, {}) == load_common(tmp_path)
@@ -69,6 +70,11 @@ OWN_REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
     ("durability", (*NOT_TEXT, "maybe"), '"written" or "synced"'),
     ("strict", (0, "no", None), "true or false"),
     ("shared_memory", (0, "no", None), "true or false"),
+    (
+        "max_step_overhead",
+        (-0.1, 1.5, 5, True, "5%", None, 10**400),
+        "a share of the step from 0 (no limit) to 1",
+    ),
     ("optimizer_states", (0, "no", None, ["exp_avg"]), "true or false"),
     ("file_mode", (0o440, "440x", "0o440", "8888", "", "0040", "07777"), "octal text"),
     ("folder_mode", (0o750, "0600", "0070"), "octal text"),

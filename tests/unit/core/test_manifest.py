@@ -38,6 +38,7 @@ manifests = st.builds(
         dropped=st.dictionaries(texts, counts, max_size=3),
         bytes_in=counts,
         bytes_stored=counts,
+        degraded_by=st.dictionaries(texts, counts, max_size=2),
     ),
     world_size=counts,
     device=counts,

@@ -68,6 +68,7 @@ plans = st.builds(
         DeliverySettings,
         on_full=st.sampled_from(["block", "drop", "statistic"]),
         block_timeout_s=st.floats(0, 1e6),
+        max_step_overhead=st.floats(0, 1),
         buffer_bytes=numbers,
         durability=st.sampled_from(["written", "synced"]),
         strict=st.booleans(),
@@ -85,7 +86,8 @@ def test_plan_round_trip(plan: DumpPlan):
 def test_plan_of_an_older_client_is_read():
     """It lacks keys that came later."""
     body = json.loads(plan_to_json(PLAN))
-    del body["delivery"]["embedded"], body["selection"]["optimizer_states"]
+    del body["delivery"]["embedded"], body["delivery"]["max_step_overhead"]
+    del body["selection"]["optimizer_states"]
     assert plan_from_json(json.dumps(body).encode()) == PLAN
 
 
@@ -136,6 +138,7 @@ PLAN = DumpPlan(
         (("delivery", "on_full"), []),
         (("delivery", "durability"), None),
         (("delivery", "block_timeout_s"), "soon"),
+        (("delivery", "max_step_overhead"), 1.5),
         (("delivery", "buffer_bytes"), None),
     ],
 )

@@ -64,7 +64,7 @@ def test_statistic_mode_sends_no_elements(running, array, sample, statistics, si
         session.dump("Add", "a", "input", 0, array)
     (row,) = rows(running)
     assert row.figures == statistics
-    assert (row.byte_count, row.degraded) == (size, False)
+    assert (row.byte_count, row.degraded) == (size, "")
     assert not {"record", "chunk"} & set(kinds(running))
     assert bodies(running, "iteration_end")[0].expected == 1
 

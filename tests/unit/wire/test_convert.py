@@ -33,6 +33,7 @@ from rankdump._core.events import (
     UnseenCollectives,
 )
 from rankdump._core.record import (
+    DEGRADE_REASONS,
     MAX_FRAME_ROWS,
     PASS_PHASES,
     StatisticRows,
@@ -216,10 +217,10 @@ def test_record_body_has_the_fields_of_its_message(heads: list[RecordHead], chec
     rows=st.lists(st.tuples(tensor_kinds, counts, texts), max_size=5),
     iteration=counts,
     switched_on=st.booleans(),
-    degraded=st.booleans(),
+    degraded=st.sampled_from(("", *DEGRADE_REASONS)),
 )
 def test_statistic_rows_round_trip(
-    rows: list[tuple[TensorKind, int, str]], iteration: int, switched_on: bool, degraded: bool
+    rows: list[tuple[TensorKind, int, str]], iteration: int, switched_on: bool, degraded: str
 ):
     """Rows keep their order."""
     columns = tuple(zip(*rows, strict=True)) or ((), (), ())

@@ -52,6 +52,7 @@ iterations = st.builds(
     dropped=counts,
     bytes_in=uint64,
     bytes_stored=uint64,
+    degraded_by=counts,
 )
 entries = st.builds(
     OrderEntry,

@@ -145,6 +145,8 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
     a, b = pair.a, pair.b
     if a is None or b is None:
         return _build_unread_outcome(TensorVerdict.UNMATCHED, a, b)
+    if _is_sample(a) or _is_sample(b):
+        return _decide_samples(a, b)
     if a.digest and a.digest == b.digest and a.shape == b.shape and a.dtype and a.dtype == b.dtype:
         # Thousands of pairs share one outcome where nothing else is known about them.
         known = a.statistics or b.statistics or a.dtype == "bool"
@@ -158,6 +160,31 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
     if a.entry is None and b.entry is None:
         return compare_pair_statistics(a, b, settings.tolerances, _list_findings(a, b))
     return None
+
+
+def _decide_samples(a: DumpedTensor, b: DumpedTensor) -> PairOutcome | None:
+    """Return the outcome of a pair of which a side has only first elements, else None."""
+    left, right, findings = _find_whole_shape(a), _find_whole_shape(b), _list_findings(a, b)
+    if left is not None and right is not None and not _is_comparable(left, right):
+        text = _format_shapes(left, right)
+        return _build_unread_outcome(TensorVerdict.SHAPE, a, b, text, *findings)
+    if a.entry is None or b.entry is None:
+        text = "the statistics of all elements are known on the other side only"
+        return _build_unread_outcome(TensorVerdict.UNKNOWN, a, b, *findings, text)
+    if a.digest and a.digest == b.digest and a.shape == b.shape:
+        return _build_unread_outcome(TensorVerdict.EQUAL, a, b, *findings)
+    return None
+
+
+def _is_sample(tensor: DumpedTensor) -> bool:
+    layout = _find_layout(tensor)
+    return layout is not None and layout.is_sample
+
+
+def _find_whole_shape(tensor: DumpedTensor) -> tuple[int, ...] | None:
+    """Return the shape of a tensor of which perhaps only first elements were kept."""
+    layout = _find_layout(tensor)
+    return layout.global_shape if layout is not None and layout.is_sample else tensor.shape
 
 
 def _build_unread_outcome(
@@ -315,7 +342,11 @@ def _format_extents(numbers: tuple[int, ...]) -> str:
 
 def _list_findings(a: DumpedTensor, b: DumpedTensor) -> tuple[str, ...]:
     """Return findings about the types and shapes of two comparable tensors."""
-    found: list[str] = []
+    found = [
+        f"{side} has {_find_layout(each)}"
+        for side, each in (("a", a), ("b", b))
+        if _is_sample(each)
+    ]
     if a.dtype and b.dtype and a.dtype != b.dtype:
         terms = select_comparison_dtype(a.dtype, b.dtype)
         how = f", compared as {terms}" if terms else ""

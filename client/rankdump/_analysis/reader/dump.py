@@ -261,6 +261,8 @@ class Dump:
         entry = tensor if isinstance(tensor, Entry) else self._entry(tensor)
         record = entry.record
         if full and record is not None and record.layout is not None:
+            if record.layout.is_sample:
+                raise CorruptedError(f"{entry.op_name}: the dump has {record.layout}")
             return self._join_shards(entry, record.layout)
         return load_entry(entry, tensor_format=format)
 

@@ -106,6 +106,8 @@ class Surveyed:
     """Reason why there are no statistics."""
     argument: str = ""
     """Place of the tensor in its call; empty when unknown."""
+    is_sample: bool = False
+    """They are those of its first elements: no others are in the tree."""
 
 
 class Survey:
@@ -200,9 +202,12 @@ def _survey_entry(entry: Entry) -> Surveyed:
     except UnsupportedError:  # strings have no statistics
         return _empty_survey(entry, facts(entry))
     computed = statistics(tensor)
+    empty = _empty_survey(entry, facts_of(entry, tensor))
+    is_finite = computed.nans + computed.infinities == 0
     return replace(
-        _empty_survey(entry, facts_of(entry, tensor)),
-        finite=computed.nans + computed.infinities == 0,
+        empty,
+        # The elements that were not kept may be NaN.
+        finite=None if is_finite and empty.is_sample else is_finite,
         maximum=computed.maximum,
         minimum=computed.minimum,
         mean=computed.mean,
@@ -223,4 +228,5 @@ def _empty_survey(entry: Entry, known: Facts, *, damage: str = "") -> Surveyed:
         computed=True,
         damage=damage,
         argument=entry.record.argument if entry.record else "",
+        is_sample=bool(entry.record and entry.record.layout and entry.record.layout.is_sample),
     )

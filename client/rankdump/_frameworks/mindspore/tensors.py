@@ -16,6 +16,7 @@ import numpy as np
 
 from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.graph import TensorType
+from rankdump._core.hook_meter import HOOK_METER
 from rankdump._core.plan import StatisticPrecision
 from rankdump._core.tensor_layout import TensorLayout
 from rankdump._frameworks.arrays import ArraySource
@@ -144,8 +145,12 @@ class MindSporeObserver(ModelObserver):
 
     def run_shielded(self, body: Callable[..., _ResultT], *args: Any) -> _ResultT | None:
         """Run a hook's body; None after an error, which is reported. Interrupts pass through."""
+        is_measured = HOOK_METER.is_on and HOOK_METER.begin()
         try:
             return body(*args)
         except Exception as error:
             self.report_failure(error)
             return None
+        finally:
+            if is_measured:
+                HOOK_METER.end()

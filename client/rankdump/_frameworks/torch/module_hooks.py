@@ -23,6 +23,7 @@ from typing import Any, Protocol, TypeVar
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
+from rankdump._core.hook_meter import HOOK_METER
 from rankdump._frameworks.torch.internals import (
     disable_function_modes,
     find_compiled_call,
@@ -54,11 +55,15 @@ def run_shielded(
     body: Callable[..., None], failed: Callable[[Exception], None], *args: Any
 ) -> None:
     """Run a hook's body; an error goes to `failed`, an interrupt passes through."""
+    is_measured = HOOK_METER.is_on and HOOK_METER.begin()
     try:
         with disable_function_modes():
             body(*args)
     except Exception as error:
         failed(error)
+    finally:
+        if is_measured:
+            HOOK_METER.end()
 
 
 _MAX_CAUSES = 32

@@ -428,7 +428,9 @@ class TensorLayout(google.protobuf.message.Message):
     PADDING_FIELD_NUMBER: builtins.int
     LOGICAL_NAME_FIELD_NUMBER: builtins.int
     source: builtins.str
-    """"dtensor", "fsdp1", "megatron", "deepspeed" or "user": who described it."""
+    """"dtensor", "fsdp1", "megatron", "deepspeed" or "user": who described it; "sample": only the first
+    elements are kept.
+    """
     padding: builtins.int
     """Elements at the end of the local tensor that belong to no element of the logical one."""
     logical_name: builtins.str
@@ -588,10 +590,13 @@ class FigureRows(google.protobuf.message.Message):
     FIGURES_FIELD_NUMBER: builtins.int
     SWITCHED_ON_FIELD_NUMBER: builtins.int
     DEGRADED_FIELD_NUMBER: builtins.int
+    DEGRADED_REASON_FIELD_NUMBER: builtins.int
     iteration: builtins.int
     switched_on: builtins.bool
     degraded: builtins.bool
-    """There was no room for the elements: the figures are all that is kept."""
+    """The figures are kept in the place of the elements that the plan selects."""
+    degraded_reason: builtins.str
+    """Why they are: a word of contract.reasons; empty from older ranks, which had no room."""
     @property
     def kinds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
         """Serialised TensorKinds."""
@@ -611,8 +616,9 @@ class FigureRows(google.protobuf.message.Message):
         figures: collections.abc.Iterable[builtins.str] | None = ...,
         switched_on: builtins.bool = ...,
         degraded: builtins.bool = ...,
+        degraded_reason: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["degraded", b"degraded", "figures", b"figures", "iteration", b"iteration", "kinds", b"kinds", "switched_on", b"switched_on", "timestamps_us", b"timestamps_us"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["degraded", b"degraded", "degraded_reason", b"degraded_reason", "figures", b"figures", "iteration", b"iteration", "kinds", b"kinds", "switched_on", b"switched_on", "timestamps_us", b"timestamps_us"]) -> None: ...
 
 global___FigureRows = FigureRows
 

@@ -155,6 +155,22 @@ class IterationStatus(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
+    @typing.final
+    class DegradedByEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     JOB_ID_FIELD_NUMBER: builtins.int
     SESSION_ID_FIELD_NUMBER: builtins.int
     RANK_FIELD_NUMBER: builtins.int
@@ -171,6 +187,7 @@ class IterationStatus(google.protobuf.message.Message):
     FIRST_POSITION_FIELD_NUMBER: builtins.int
     LAST_POSITION_FIELD_NUMBER: builtins.int
     ATTEMPT_FIELD_NUMBER: builtins.int
+    DEGRADED_BY_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     session_id: builtins.str
     rank: builtins.int
@@ -191,6 +208,10 @@ class IterationStatus(google.protobuf.message.Message):
     """Number of the attempt that ran it."""
     @property
     def dropped(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]: ...
+    @property
+    def degraded_by(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """Degraded records by reason."""
+
     def __init__(
         self,
         *,
@@ -210,8 +231,9 @@ class IterationStatus(google.protobuf.message.Message):
         first_position: builtins.int = ...,
         last_position: builtins.int = ...,
         attempt: builtins.int = ...,
+        degraded_by: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "bytes_in", b"bytes_in", "bytes_stored", b"bytes_stored", "complete", b"complete", "degraded", b"degraded", "dropped", b"dropped", "expected", b"expected", "first_position", b"first_position", "iteration", b"iteration", "job_id", b"job_id", "last_position", b"last_position", "linked", b"linked", "rank", b"rank", "session_id", b"session_id", "stall_us", b"stall_us", "stored", b"stored"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "bytes_in", b"bytes_in", "bytes_stored", b"bytes_stored", "complete", b"complete", "degraded", b"degraded", "degraded_by", b"degraded_by", "dropped", b"dropped", "expected", b"expected", "first_position", b"first_position", "iteration", b"iteration", "job_id", b"job_id", "last_position", b"last_position", "linked", b"linked", "rank", b"rank", "session_id", b"session_id", "stall_us", b"stall_us", "stored", b"stored"]) -> None: ...
 
 global___IterationStatus = IterationStatus
 

@@ -150,6 +150,7 @@ def _make_mark(frame_id: FrameId) -> str:
 
 _RECORDS = "rankdump_agent_records_total"
 _DROPPED = "rankdump_agent_dropped_records_total"
+_DEGRADED = "rankdump_agent_degraded_records_total"
 _UNPACKED = "rankdump_agent_stored_unpacked_bytes_total"
 
 
@@ -158,7 +159,11 @@ def count_frames(
 ) -> dict[SampleKey, float]:
     """Return the metric increments of committed records and rows of statistics."""
     statuses = Counter(outcome.status for outcome in outcomes)
-    reasons = Counter(outcome.reason for outcome in outcomes if outcome.reason)
+    degraded, reasons = Counter[str](), Counter[str]()
+    for outcome in outcomes:
+        if outcome.reason:
+            is_kept = outcome.status is RecordStatus.DEGRADED
+            (degraded if is_kept else reasons)[outcome.reason] += 1
     received = sum(outcome.head.kind.byte_count for outcome in outcomes)
     stored = sum(outcome.bytes_stored for outcome in outcomes)
     unpacked: Counter[str] = Counter()
@@ -167,6 +172,8 @@ def count_frames(
             unpacked[outcome.unpacked] += outcome.bytes_stored
     for frame in row_results:
         statuses[frame.status] += frame.kept
+        if frame.reason:
+            degraded[frame.reason] += frame.kept
         for reason, places in frame.refused.items():
             statuses[RecordStatus.DROPPED] += len(places)
             reasons[reason] += len(places)
@@ -176,6 +183,8 @@ def count_frames(
     }
     for cause, byte_count in unpacked.items():
         found[_UNPACKED, (("reason", cause),)] = byte_count
+    for reason, count in degraded.items():
+        found[_DEGRADED, (("reason", reason),)] = count
     for status, count in statuses.items():
         found[_RECORDS, (("fate", status.value),)] = count
     return found | _count_drops(reasons, "agent")

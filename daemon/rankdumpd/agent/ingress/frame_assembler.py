@@ -217,7 +217,8 @@ class FrameAssembler:
         """Raise ProtocolError for statistics that the plan does not have or that damage a table."""
         if rows.degraded and not self._degrades:
             raise ProtocolError(
-                f"frame {sequence} is degraded, which the plan's on_full does not allow"
+                f"frame {sequence} is degraded, which neither on_full nor max_step_overhead of the "
+                "plan allows"
             )
         if self._elements and not rows.degraded:
             raise ProtocolError(

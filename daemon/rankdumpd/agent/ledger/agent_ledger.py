@@ -154,7 +154,7 @@ class AgentLedger(LedgerReader):
             _insert_records(base, outcomes)
             self.unpacked.enter(base, outcomes)
             base.executemany(
-                "INSERT OR IGNORE INTO figures VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT OR IGNORE INTO figures VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 map(rows.make_statistics_row, row_results),
             )
             self.log.enter_declared(base, declared)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from rankdumpd.server import state_files
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Version of the tables below, in the file's `user_version`; the first version was 0."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
@@ -69,6 +69,7 @@ CREATE TABLE IF NOT EXISTS figures (
     kept INTEGER NOT NULL,           -- how many these are
     refused TEXT NOT NULL,           -- JSON: places of the others, by reason
     body BLOB NOT NULL,              -- the frame as it came
+    reason TEXT NOT NULL DEFAULT '', -- why its rows are degraded, if they are
     PRIMARY KEY (session_id, sequence)
 );
 CREATE INDEX IF NOT EXISTS figures_by_iteration ON figures (session_id, iteration);
@@ -185,6 +186,33 @@ ALTER TABLE records ADD COLUMN layout INTEGER NOT NULL DEFAULT 0;
 """,
     # Version 7 added the table of unpacked files, likewise.
     6: "",
+    # Before version 8 a tensor was degraded for one reason only. Files of the first versions have
+    # neither of these tables yet, so they are made here as they were.
+    7: """
+CREATE TABLE IF NOT EXISTS figures (
+    session_id TEXT NOT NULL,
+    sequence INTEGER NOT NULL,
+    iteration INTEGER NOT NULL,
+    fate TEXT NOT NULL,
+    kept INTEGER NOT NULL,
+    refused TEXT NOT NULL,
+    body BLOB NOT NULL,
+    PRIMARY KEY (session_id, sequence)
+);
+CREATE TABLE IF NOT EXISTS tallies (
+    session_id TEXT NOT NULL,
+    iteration INTEGER NOT NULL,
+    fate TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    records INTEGER NOT NULL,
+    bytes_in INTEGER NOT NULL,
+    bytes_stored INTEGER NOT NULL,
+    PRIMARY KEY (session_id, iteration, fate, reason)
+) WITHOUT ROWID;
+ALTER TABLE figures ADD COLUMN reason TEXT NOT NULL DEFAULT '';
+UPDATE figures SET reason = 'buffer_full' WHERE fate = 'degraded';
+UPDATE tallies SET reason = 'buffer_full' WHERE fate = 'degraded';
+""",
 }
 """Statements that bring the tables of a version to the next one."""
 

@@ -106,8 +106,9 @@ class LedgerReader:
             "SELECT iteration, fate, reason, COUNT(*), CAST(TOTAL(bytes_in) AS INTEGER),"
             " CAST(TOTAL(bytes_stored) AS INTEGER)"
             " FROM records WHERE session_id = ?1 GROUP BY iteration, fate, reason"
-            " UNION ALL SELECT iteration, fate, '', CAST(TOTAL(kept) AS INTEGER), 0, 0"
-            " FROM figures WHERE session_id = ?1 GROUP BY iteration, fate HAVING TOTAL(kept) > 0"
+            " UNION ALL SELECT iteration, fate, reason, CAST(TOTAL(kept) AS INTEGER), 0, 0"
+            " FROM figures WHERE session_id = ?1 GROUP BY iteration, fate, reason"
+            " HAVING TOTAL(kept) > 0"
             " UNION ALL SELECT iteration, fate, reason, records, bytes_in, bytes_stored"
             " FROM tallies WHERE session_id = ?1",
             session_id,

@@ -230,10 +230,10 @@ _SUMS = {
         f" GROUP BY session_id, iteration, fate, reason {_ADD_TO_SUMS}",
     ),
     "figures": (
-        "INSERT INTO tallies SELECT session_id, iteration, fate, '',"
+        "INSERT INTO tallies SELECT session_id, iteration, fate, reason,"
         " CAST(TOTAL(kept) AS INTEGER), 0, 0"
         f" FROM figures WHERE {_FOLDED_ROWS} AND kept > 0 GROUP BY session_id, iteration, "
-        f"fate {_ADD_TO_SUMS}",
+        f"fate, reason {_ADD_TO_SUMS}",
         "INSERT INTO tallies SELECT session_id, iteration, 'dropped', key,"
         " SUM(CASE type WHEN 'array' THEN json_array_length(value) ELSE 0 END), 0, 0"
         " FROM figures, json_each(CASE WHEN json_valid(refused) THEN refused ELSE '{}' END)"

@@ -274,6 +274,7 @@ def make_statistics_row(result: StatisticRowsResult) -> tuple[str | int | bytes,
         result.kept,
         json.dumps(refused),
         result.raw,
+        result.reason,
     )
 
 

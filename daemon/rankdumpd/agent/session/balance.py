@@ -30,6 +30,8 @@ class IterationTally:
     degraded: int = 0
     dropped: dict[str, int] | None = None
     """By reason; None while nothing is dropped."""
+    degraded_by: dict[str, int] | None = None
+    """By reason; None while nothing is degraded."""
     bytes_in: int = 0
     bytes_stored: int = 0
     stall_us: int = 0
@@ -55,13 +57,13 @@ class IterationTally:
         if fate is RecordStatus.DROPPED:
             self._drop(reason, records)
         else:
-            self._keep(fate, records)
+            self._keep(fate, reason, records)
         self.bytes_in += bytes_in
         self.bytes_stored += bytes_stored
 
     def count_rows(self, result: StatisticRowsResult) -> None:
         """Add rows of statistics: they have no bytes, and no tensor file."""
-        self._keep(result.status, result.kept)
+        self._keep(result.status, result.reason, result.kept)
         for reason, places in result.refused.items():
             self._drop(reason, len(places))
 
@@ -93,15 +95,19 @@ class IterationTally:
             first_position=self.positions[0],
             last_position=self.positions[1],
             attempt=request.attempt,
+            degraded_by={reason: n for reason, n in (self.degraded_by or {}).items() if n},
         )
 
-    def _keep(self, fate: RecordStatus, count: int) -> None:
+    def _keep(self, fate: RecordStatus, reason: str, count: int) -> None:
         if fate is RecordStatus.STORED:
             self.stored += count
         elif fate is RecordStatus.LINKED:
             self.linked += count
         elif fate is RecordStatus.DEGRADED:
             self.degraded += count
+            if self.degraded_by is None:
+                self.degraded_by = {}
+            self.degraded_by[reason] = self.degraded_by.get(reason, 0) + count
 
     def _drop(self, reason: str, count: int) -> None:
         if self.dropped is None:

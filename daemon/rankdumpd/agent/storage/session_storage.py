@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from rankdump._codec.file_codec import FileCodec, get_codec
 from rankdump._core.plan import DumpPlan
+from rankdump._core.record import find_degrade_reason
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._layout.profile import PROFILES
 from rankdump._layout.tree_layouts import LAYOUTS, Layout
@@ -18,6 +19,7 @@ from rankdumpd.agent.records import (
     CORRUPTED,
     ReceivedRecord,
     RecordOutcome,
+    RecordStatus,
     make_drop_outcome,
 )
 from rankdumpd.agent.storage.rank_files import CallStackFile
@@ -54,7 +56,7 @@ class SessionStorage:
     elements: bool
     """Tensors are sent with their elements."""
     degrades: bool
-    """A tensor for which the rank has no memory is sent as statistics."""
+    """A tensor for which the rank has no memory, or no time, may be sent as statistics."""
     statistic_names: tuple[str, ...] | None
     """Statistics that the agent computes; None when it computes none."""
     synced: bool
@@ -68,7 +70,7 @@ def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStor
     output, content, delivery = plan.output, plan.content, plan.delivery
     layout = LAYOUTS[output.layout]
     codec, synced = get_codec(output.codec), delivery.durability == "synced"
-    degrades = delivery.on_full == "statistic"
+    degrades = delivery.on_full == "statistic" or delivery.max_step_overhead > 0
     tree = DumpTree(
         output.root,
         file_mode=output.file_mode,
@@ -144,6 +146,12 @@ def store_record(
             return make_drop_outcome(record.frame_id, record.head, "slot_too_high")
         return storage.writer.write_member(record)
     writer = storage.writer
+    reason = find_degrade_reason(record.head.kind)
+    if reason:
+        outcome = writer.write(record, pressure=find_pressure, opened=opened)
+        if outcome.status is RecordStatus.DROPPED:
+            return outcome
+        return outcome._replace(status=RecordStatus.DEGRADED, reason=reason)
     return originals.link_or_write(
         record,
         storage.file_kind,

@@ -359,7 +359,10 @@ def _list_clauses(
     if advice.remark:
         yield advice.remark
     if level is not HintLevel.OK and dump_us > spread_us / 2:
-        yield "to shorten it, dump less: set `saved_data` to `statistic`, or select fewer `kernels`"
+        yield (
+            "to shorten it, dump less: set `saved_data` to `statistic`, select fewer `kernels`, or "
+            "set `rankdump.max_step_overhead`, which keeps less before half of a timeout is used"
+        )
 
 
 def _describe_trend(

@@ -70,7 +70,7 @@ def dump(ledger: AgentLedger, make_request, make_head, make_kind):
                 make_drop_outcome(tickets[3], heads[3], "disk_full"),
             ]
             columns = (make_kind(),) * 5, tuple(range(5)), ("1",) * 5
-            rows = StatisticRows(iteration, *columns, degraded=True)
+            rows = StatisticRows(iteration, *columns, degraded="buffer_full")
             judged = StatisticRowsResult(tickets[4], rows, {"disk_low": [0, 3]}, b"rows")
             ended = IterationEnd(iteration, 9)
             end = MetadataFrame(tickets[5], ended, b"end")

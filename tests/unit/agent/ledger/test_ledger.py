@@ -276,11 +276,15 @@ class TestStatisticRows:
         """Rows count like records, without bytes."""
         ledger.open_session(make_request())
         refused = {"disk_low": [0, 2], "side_excluded": (1,)}
-        judged = [make_judged(2, 4, refused), make_judged(3, 5), make_judged(4, 1, degraded=True)]
+        judged = [
+            make_judged(2, 4, refused),
+            make_judged(3, 5),
+            make_judged(4, 1, degraded="step_overhead"),
+        ]
         for _ in range(2):
             commit(ledger, [stored(1)], judged=[*judged, make_judged(5, 2, {"why": range(2)})])
         assert sorted(ledger.counts("session"), key=str) == [
-            OutcomeCountRow(0, RecordStatus.DEGRADED, "", 1, 0, 0),
+            OutcomeCountRow(0, RecordStatus.DEGRADED, "step_overhead", 1, 0, 0),
             OutcomeCountRow(0, RecordStatus.DROPPED, "disk_low", 2, 0, 0),
             OutcomeCountRow(0, RecordStatus.DROPPED, "side_excluded", 1, 0, 0),
             OutcomeCountRow(0, RecordStatus.DROPPED, "why", 2, 0, 0),
@@ -418,6 +422,30 @@ def test_migration_from_version_0_keeps_rows(tmp_path, make_request, make_judged
         assert frame.sequence == 3
         assert ledger.ends("session") == [IterationEnd(0, 4, {})]
         ledger.close()
+
+
+def test_migration_from_version_7_knows_why_tensors_were_degraded(tmp_path, make_request):
+    """Until then there was one reason."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    with contextlib.closing(sqlite3.connect(folder / "ledger.sqlite")) as base:
+        base.executescript(database.SCHEMA)
+        base.execute("ALTER TABLE figures DROP COLUMN reason")
+        base.execute("PRAGMA user_version = 7")
+        for sequence, fate in ((1, "degraded"), (2, "stored")):
+            base.execute(
+                "INSERT INTO figures VALUES ('session', ?, 0, ?, 3, '{}', x'')", (sequence, fate)
+            )
+        base.execute("INSERT INTO tallies VALUES ('session', 1, 'degraded', '', 2, 0, 0)")
+        base.commit()
+    ledger = AgentLedger(folder)
+    ledger.open_session(make_request())
+    assert sorted(ledger.counts("session"), key=str) == [
+        OutcomeCountRow(0, RecordStatus.DEGRADED, "buffer_full", 3, 0, 0),
+        OutcomeCountRow(0, RecordStatus.STORED, "", 3, 0, 0),
+        OutcomeCountRow(1, RecordStatus.DEGRADED, "buffer_full", 2, 0, 0),
+    ]
+    ledger.close()
 
 
 def test_ledger_of_later_version_is_rejected(tmp_path):

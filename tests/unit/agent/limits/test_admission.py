@@ -173,7 +173,13 @@ class TestCheckRows:
         plan = DumpPlan(output=OutputSettings(root="/dump"), content=ContentSettings(saved=saved))
         types = ("float32", "complex64", "int4", "float32")
         kinds = tuple(make_kind(dtype=dtype, byte_count=1 << 20) for dtype in types)
-        rows = StatisticRows(0, kinds, (1, 2, 3, 4), ("1",) * 4, degraded=saved != "statistic")
+        rows = StatisticRows(
+            0,
+            kinds,
+            (1, 2, 3, 4),
+            ("1",) * 4,
+            degraded="" if saved == "statistic" else "buffer_full",
+        )
         found = RecordAdmission(plan, 0).check_rows(rows, ROOMY)
         assert found == {"no_statistics": [1], "unsupported_dtype": [2]}
 
@@ -183,7 +189,7 @@ class TestCheckRows:
         models = tuple((name, NOTHING) for name in ("Net", "Mine", "A"))
         plan = DumpPlan(OutputSettings("/dump", net_name=net_name), TensorSelection(models=models))
         kinds = tuple(make_kind(model=model) for model in ("", "B", "C", "A"))
-        rows = StatisticRows(0, kinds, (1, 2, 3, 4), ("1",) * 4, degraded=True)
+        rows = StatisticRows(0, kinds, (1, 2, 3, 4), ("1",) * 4, degraded="buffer_full")
         found = RecordAdmission(plan, 0).check_rows(rows, ROOMY)
         assert found == {"operator_excluded": refused}
 

@@ -103,11 +103,12 @@ def test_tallies_merge_stall_and_positions_of_two_runs(make_request):
 def test_tallies_count_rows_of_statistics_without_bytes(make_request, make_kind):
     """Each row counts as kept or by its drop reason, in degraded and planned frames."""
     tally, columns = IterationTally(), ((make_kind(),) * 3, (1, 2, 3), ("1", "2", "3"))
-    for degraded in (False, True):
+    for degraded in ("", "buffer_full"):
         rows = StatisticRows(0, *columns, degraded=degraded)
         tally.count_rows(StatisticRowsResult(FrameId("s", 1), rows, {"why": [1]}, b""))
     tally.end(IterationEnd(0, 6))
     status = tally.status(make_request(), 0)
     assert status.is_balanced
     assert (status.stored, status.degraded, status.dropped) == (2, 2, {"why": 2})
+    assert status.degraded_by == {"buffer_full": 2}
     assert (status.bytes_in, status.bytes_stored) == (0, 0)

@@ -21,6 +21,7 @@ from rankdump._analysis.compare.report import (
 )
 from rankdump._core.manifest import ManifestRecord
 from rankdump._core.record import TensorSide
+from rankdump._core.tensor_layout import make_sample_layout
 
 SETTINGS = ComparisonSettings()
 ONES = np.ones((2, 3), np.float32)
@@ -140,6 +141,27 @@ def test_shard_is_compared_with_its_part_of_the_whole(tmp_path):
     other = pair(tmp_path, "y", whole[2:], whole[:3])
     shard = _with_layout(other.a, rows)
     assert compare_pair(TensorPair(shard, other.b), SETTINGS).verdict is TensorVerdict.SHAPE
+
+
+def test_first_elements_are_never_compared_as_the_whole_tensor(tmp_path):
+    """Law: of a tensor whose first elements alone were kept every outcome says so, or refuses."""
+    whole = np.arange(12, dtype=np.float32).reshape(4, 3)
+    layout = make_sample_layout((4, 3), 5)
+    made = pair(tmp_path, "x", whole.reshape(-1)[:5], whole)
+    first = _with_layout(made.a, layout)
+    found = compare_pair(TensorPair(first, made.b), SETTINGS)
+    assert found.verdict is TensorVerdict.EQUAL
+    assert "a has only the first 5 elements of [4, 3]" in found.findings
+    both = compare_pair(TensorPair(first, first), SETTINGS)
+    assert (both.verdict, len(both.findings)) == (TensorVerdict.EQUAL, 2)
+    # A whole tensor that happens to have the same few elements.
+    assert compare_pair(TensorPair(first, made.a), SETTINGS).verdict is TensorVerdict.SHAPE
+    assert made.b is not None
+    row = made.b._replace(entry=None, statistics={"max": 11.0})
+    found = compare_pair(TensorPair(first, row), SETTINGS)
+    assert found.verdict is TensorVerdict.UNKNOWN
+    other = _with_layout(made.a, make_sample_layout((3, 4), 5))
+    assert compare_pair(TensorPair(first, other), SETTINGS).verdict is TensorVerdict.SHAPE
 
 
 def _with_layout(held, layout):

@@ -78,7 +78,8 @@ def test_hint_for_wait_by_dumping_has_share_and_setting():
         "rank 1 arrived 12 s after rank 0 at all_reduce 'call1', number 2 of group '0-1' in "
         "iteration 0; that is 60% of the 20 s limit (timeout of init_process_group); dumping "
         "caused 11 s of it; the suggested settings allow twice the expected wait; "
-        "to shorten it, dump less: set `saved_data` to `statistic`, or select fewer `kernels`"
+        "to shorten it, dump less: set `saved_data` to `statistic`, select fewer `kernels`, or set "
+        "`rankdump.max_step_overhead`, which keeps less before half of a timeout is used"
     )
 
 
