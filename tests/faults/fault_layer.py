@@ -16,6 +16,8 @@ from typing import Any
 
 from faults.control_page import CALLS, ControlPage
 
+from rankdumpd.agent.storage import tree
+
 _PAUSE_S = 0.01
 _FOLDERS = ("dir_fd", "src_dir_fd", "dst_dir_fd")
 _COMMANDS = ("BEGIN", "COMMIT")
@@ -37,13 +39,15 @@ class FaultLayer:
         self._replace(time, "time", lambda: real_time() + self._ahead_us() / 1e6)
         self._replace(time, "time_ns", lambda: real_ns() + self._ahead_us() * 1000)
         self._replace(sqlite3, "connect", self._connect(sqlite3.connect))
+        # Calls of C are not seen here, so small files are made by calls of Python.
+        self._replace(tree, "KERNELS", tree.KERNELS._replace(write_small_file=None))
 
     def undo(self) -> None:
         """Put the real calls back."""
         while self._real:
             setattr(*self._real.pop())
 
-    def _replace(self, module: Any, name: str, call: Callable[..., Any]) -> None:
+    def _replace(self, module: Any, name: str, call: object) -> None:
         self._real.append((module, name, getattr(module, name)))
         setattr(module, name, call)
 

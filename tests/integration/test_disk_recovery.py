@@ -22,6 +22,7 @@ from rankdump._wire.metadata_messages import events_to_wire
 from rankdump.errors import CorruptedError
 from rankdump.wire.v1 import agent_pb2, status_pb2
 from rankdumpd.agent.commit import committer, post_commit
+from rankdumpd.agent.storage import tree
 
 ARRAY = np.arange(12, dtype=np.float32)
 
@@ -51,6 +52,8 @@ def disk(short_dir, monkeypatch) -> FailingDisk:
     monkeypatch.setattr(committer, "CHECK_INTERVAL_S", 0.01)
     disk = FailingDisk(short_dir / "dump")
     monkeypatch.setattr(os, "open", disk.open)
+    # Errors are injected into calls of Python, so small files are made by those too.
+    monkeypatch.setattr(tree, "KERNELS", tree.KERNELS._replace(write_small_file=None))
     return disk
 
 

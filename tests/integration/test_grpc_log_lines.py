@@ -63,7 +63,7 @@ def test_verbosity_is_set_before_grpc_is_loaded(module, expected):
         "    importlib.import_module(name)\n"
     )
     names = {
-        "rankdump": ["rankdump._embedded.daemon_lease"],
+        "rankdump": ["rankdump._transport.agent_client"],
         "rankdumpd": ["rankdumpd.main", "rankdumpd.composition"],
     }
     done = subprocess.run(

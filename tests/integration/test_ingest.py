@@ -99,7 +99,9 @@ def test_ingest_follows_a_tree_while_it_is_written(tree: str, delete: bool, tmp_
     files = {p.relative_to(origin).as_posix(): p for p in origin.rglob("*") if p.is_file()}
     assert stored(target) == {name: path.read_bytes() for name, path in files.items()}
     assert_same_arrays(target, origin)
-    assert json.loads(out)["removed"] == delete * len(files)
+    removed = json.loads(out)["removed"]
+    # A file that grew after it had been imported is imported, and removed, again.
+    assert removed >= len(files) if delete else not removed
     assert list(source.iterdir()) == [] if delete else stored(source).keys() == files.keys()
     view = reader.status(target)
     assert all(iteration.complete and iteration.is_balanced for iteration in view.iterations)
