@@ -37,6 +37,8 @@ from rankdump._frameworks.model_observer import capture_source_lines
 from rankdump._frameworks.operator_names import PARAMETER_TYPE, is_gradient
 from rankdump.errors import UnsupportedError
 
+_MAX_SMALL_BYTES = 1 << 14
+
 
 class ArraySource:
     """A numpy array, or anything `numpy.asarray` takes without copying.
@@ -49,29 +51,22 @@ class ArraySource:
         """`dtype` names the element type where the array's does not: float8 kept as `uint8`."""
         self._array: npt.NDArray[Any] = np.asarray(array)
         self._type, self._little = _find_types(self._array.dtype, dtype)
+        self.dtype = self._type.name
+        """Common name of the element type."""
+        self.shape: tuple[int, ...] = self._array.shape
+        """Extents, outermost first."""
+        self.byte_count: int = self._array.size * self._type.item_bytes
+        """Bytes of the elements, packed."""
         self.layout: TensorLayout | None = None
         """Which part of a logical tensor it is; None for a whole one."""
 
-    @property
-    def dtype(self) -> str:
-        """Common name of the element type."""
-        return self._type.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Extents, outermost first."""
-        return self._array.shape
-
-    @property
-    def byte_count(self) -> int:
-        """Bytes of the elements, packed."""
-        return self._array.size * self._type.item_bytes
-
     def copy_into(self, target: memoryview) -> None:
         """Write the elements, C order, little endian."""
-        if not self.byte_count:
-            return
-        np.copyto(np.frombuffer(target, self._little).reshape(self.shape), self._array)
+        if self.byte_count > _MAX_SMALL_BYTES:
+            np.copyto(np.frombuffer(target, self._little).reshape(self.shape), self._array)
+        else:
+            # A second copy within the cache costs less than an array over the target.
+            target[:] = self.copy_elements()
 
     def accelerator(self) -> DeviceCopier | None:
         """Return None: an array lies in host memory."""
@@ -95,7 +90,10 @@ class ArraySource:
 
     def copy_elements(self) -> bytes:
         """Return a copy of the elements, C order, little endian."""
-        return self._array.astype(self._little, copy=False).tobytes()
+        array = self._array
+        if array.dtype != self._little:
+            array = array.astype(self._little)
+        return array.tobytes()
 
     def make_head_source(self, count: int) -> ArraySource:
         """Return a copy of the first elements in C order, as an array of one dimension."""
@@ -145,7 +143,9 @@ _logger = logging.getLogger(__name__)
 
 UNSUPPORTED_DTYPE = "unsupported_dtype"
 UNREADABLE_ARRAY = "unreadable_array"
-_SIDE_NAMES = tuple(side.value for side in TensorSide)
+SIDES = {side.value: side for side in TensorSide}
+"""Sides by the words of scripts; a look-up costs a tenth of a call of the enumeration."""
+_SIDE_NAMES = tuple(SIDES)
 _ALLOWED_NUMBERS = range(1 << 32)
 """Allowed numbers of slots and graphs."""
 
@@ -170,27 +170,43 @@ def make_graph_nodes(names: Sequence[str], op_types: Sequence[str] | None) -> li
 
 
 @dataclass(slots=True)
+class _ArrayNodeDraft:
+    """What is known of the node of an operator that is described."""
+
+    source: tuple[SourceLine, ...]
+    inputs: set[int] = field(default_factory=set[int])
+    outputs: dict[int, TensorType] = field(default_factory=dict[int, TensorType])
+
+    def add_array(self, side: TensorSide, slot: int, source: TensorSource) -> None:
+        """Add an array of the operator."""
+        if side is TensorSide.INPUT:
+            self.inputs.add(slot)
+        else:
+            self.outputs[slot] = TensorType(source.dtype, source.shape)
+
+    def make_node(self, name: str, op_type: str) -> GraphNode:
+        """Return the node in the graph; the producers of its inputs are unknown."""
+        return GraphNode(
+            name=name,
+            op_type=op_type,
+            inputs=("",) * len(self.inputs),
+            outputs=tuple(kind for _, kind in sorted(self.outputs.items())),
+            source=self.source,
+        )
+
+
+@dataclass(slots=True)
 class _OpenArrayOperator:
     """An operator whose arrays are being passed."""
 
     graph: int
     op_type: str
     name: str
+    is_weight: bool
+    """Whether it is a weight rather than an operator that ran."""
     begun: StartedEvent
-    source: tuple[SourceLine, ...]
-    inputs: set[int] = field(default_factory=set[int])
-    outputs: dict[int, TensorType] = field(default_factory=dict[int, TensorType])
-
-    @property
-    def node(self) -> GraphNode:
-        """Its node in the graph; the producers of its inputs are unknown."""
-        return GraphNode(
-            name=self.name,
-            op_type=self.op_type,
-            inputs=("",) * len(self.inputs),
-            outputs=tuple(kind for _, kind in sorted(self.outputs.items())),
-            source=self.source,
-        )
+    node_draft: _ArrayNodeDraft | None
+    """None unless operators are described."""
 
 
 class ArrayOperatorRecorder:
@@ -218,15 +234,15 @@ class ArrayOperatorRecorder:
         source = self._make_source(place, array, wanted=wanted)
         if source is None:
             return
-        if side is TensorSide.INPUT:
-            operator.inputs.add(slot)
-        else:
-            operator.outputs[slot] = TensorType(source.dtype, source.shape)
+        if operator.node_draft is not None:
+            operator.node_draft.add_array(side, slot, source)
         if wanted:
-            state = _is_weight(op_type, op_name)
+            state = operator.is_weight
             forward = UNDIVIDED_PASS if state else self._recorder.declared_pass
             self._recorder.observe(
-                TensorObservation(*place, "", source, state, forward_pass=forward)
+                TensorObservation(
+                    graph, op_type, op_name, side, slot, "", source, state, False, forward
+                )
             )
 
     def record_constant(self, name: str, array: Any, graph: int) -> None:
@@ -255,13 +271,16 @@ class ArrayOperatorRecorder:
     def _open_operator(self, graph: int, op_type: str, name: str) -> _OpenArrayOperator:
         thread = threading.get_ident()
         current = self._operators.get(thread)
-        if current is None or (current.graph, current.name) != (graph, name):
+        if current is None or current.name != name or current.graph != graph:
             self._finish_operator(thread)
-            lines = capture_source_lines() if self._recorder.is_describing else ()
-            if not _is_weight(op_type, name):
-                self._recorder.begin_call(graph, name)
-            begun = self._recorder.start_event(graph=graph, name=name)
-            current = _OpenArrayOperator(graph, op_type, name, begun, lines)
+            recorder, draft = self._recorder, None
+            if recorder.is_describing:
+                draft = _ArrayNodeDraft(capture_source_lines())
+            is_weight = op_type == PARAMETER_TYPE and not is_gradient(name)
+            if not is_weight:
+                recorder.begin_call(graph, name)
+            begun = recorder.start_event(graph=graph, name=name)
+            current = _OpenArrayOperator(graph, op_type, name, is_weight, begun, draft)
             self._operators[thread] = current
         return current
 
@@ -270,8 +289,10 @@ class ArrayOperatorRecorder:
         if operator is None:
             return
         self._recorder.finish_event(operator.begun)
-        if self._recorder.is_describing:
-            self._recorder.describe(operator.graph, operator.node)
+        draft = operator.node_draft
+        if draft is not None:
+            node = draft.make_node(operator.name, operator.op_type)
+            self._recorder.describe(operator.graph, node)
         self._recorder.end_call(operator.graph, operator.name, raised=raised)
 
     def _make_source(
@@ -295,8 +316,3 @@ class ArrayOperatorRecorder:
         if wanted:
             self._recorder.count_loss(*place, reason)
         return None
-
-
-def _is_weight(op_type: str, op_name: str) -> bool:
-    """Return whether it is a weight rather than an operator that ran."""
-    return op_type == PARAMETER_TYPE and not is_gradient(op_name)

@@ -38,6 +38,8 @@ class IterationState:
         """Whether tensors of this iteration are kept now."""
         self.active = False
         """Whether any operator ran in this iteration."""
+        self.switched = False
+        """Whether the script decides when to dump."""
         self.ever_armed = False
         """Whether any iteration was armed."""
         self.iterations_seen = 0
@@ -46,11 +48,6 @@ class IterationState:
         """Iterations that ran and were dumped, at least in part."""
         self.retired_in: int | None = None
         """Last iteration to be dumped, once the plan's limit is reached."""
-
-    @property
-    def switched(self) -> bool:
-        """Whether the script decides when to dump."""
-        return self._switch is not None
 
     @property
     def was_armed(self) -> bool:
@@ -84,7 +81,7 @@ class IterationState:
 
     def set_dumping(self, on: bool) -> None:
         """Dump from now on, or no longer, whatever iterations the plan names."""
-        self._switch = on
+        self._switch, self.switched = on, True
         self._arm()
 
     def describe_again(self) -> None:

@@ -39,7 +39,7 @@ from rankdump._core.session_protocol import (
     OperatorArguments,
     RecordHead,
 )
-from rankdump._core.tensor_layout import make_sample_layout
+from rankdump._core.tensor_layout import TensorLayout, make_sample_layout
 from rankdump._layout.tree_layouts import DEFAULT_LAYOUT, Layout
 from rankdump._recorder.iteration_state import IterationCounters, IterationState, StallTimer
 from rankdump._recorder.overhead_governor import RecordForm
@@ -105,6 +105,11 @@ class TimestampAllocator:
         return stamp_us
 
 
+_KindPlace: TypeAlias = "tuple[int, str, TensorSide, int, ForwardPass]"
+_KindDetails: TypeAlias = "tuple[str, str, bool, str, tuple[int, ...], TensorLayout | None]"
+"""What may differ between tensors of one place."""
+
+
 class RecordNamer:
     """Names tensors of one rank; safe to use from several threads."""
 
@@ -124,7 +129,7 @@ class RecordNamer:
         # In an API dump each call has its own name, so no name repeats.
         self._remembers = layout.api_files is None
         self._models: dict[int, str] = {}
-        self._kinds: dict[tuple[int, str, TensorSide, int, ForwardPass], TensorKind] = {}
+        self._kinds: dict[_KindPlace, tuple[_KindDetails, TensorKind]] = {}
 
     def name_model(self, graph: int, name: str) -> None:
         """Set the name of a graph's model; kinds with the old name are forgotten."""
@@ -142,22 +147,15 @@ class RecordNamer:
         """
         if not self._remembers:
             return self._make_kind(observation, source)
-        side, slot = observation.side, observation.slot
-        place = (observation.graph, observation.op_name, side, slot, observation.forward_pass)
+        graph, op_type, op_name, side, slot, argument, _, _, constant, forward = observation
+        place = (graph, op_name, side, slot, forward)
+        details = (op_type, argument, constant, source.dtype, source.shape, source.layout)
         known = self._kinds.get(place)
-        if (
-            known is not None
-            and known.shape == source.shape
-            and known.dtype == source.dtype
-            and known.argument == observation.argument
-            and known.op_type == observation.op_type
-            and known.constant == observation.constant
-            and known.layout == source.layout
-        ):
-            return known
+        if known is not None and known[0] == details:
+            return known[1]
         kind = self._make_kind(observation, source)
         remember_kind(kind)
-        return remember(self._kinds, place, kind, _MAX_REMEMBERED_NAMES)
+        return remember(self._kinds, place, (details, kind), _MAX_REMEMBERED_NAMES)[1]
 
     def stamp(self, kind: TensorKind, iteration: int) -> int:
         """Return the time in us that names the file of a tensor, or sorts its row."""
@@ -172,15 +170,10 @@ class RecordNamer:
         self, kind: TensorKind, *, iteration: int, switched_on: bool = False
     ) -> RecordHead:
         """Return the head of a record of that kind, stamped now."""
-        return RecordHead(
-            kind,
-            iteration,
-            self._stamps.allocate(kind, iteration),
-            self._rank,
-            self._unknown_id,
-            self._unknown_id,
-            switched_on,
-        )
+        stamp_us, unknown = self._stamps.allocate(kind, iteration), self._unknown_id
+        # As `RecordHead(...)`, in a third of the time: there is one for each tensor.
+        fields = kind, iteration, stamp_us, self._rank, unknown, unknown, switched_on
+        return tuple.__new__(RecordHead, fields)
 
     def _make_kind(self, observation: TensorObservation, source: TensorSource) -> TensorKind:
         graph, op_type, op_name, side, slot, argument, *_ = observation

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -157,13 +158,18 @@ def make_array_source(array: Any) -> TensorSource | str | None:
     A torch tensor is read by torch's adapter: numpy has no bfloat16 and rejects tensors with
     gradients.
     """
-    if any(
-        kind.__name__ == "Tensor" and kind.__module__ == "torch" for kind in type(array).__mro__
-    ):
+    if _is_torch_tensor(type(array)):
         from rankdump._frameworks.torch.tensors import make_torch_source
 
         return make_torch_source(array)
     return ArraySource(array)
+
+
+# A script passes arrays of few classes.
+@lru_cache(maxsize=64)
+def _is_torch_tensor(kind: type) -> bool:
+    """Return whether a class is torch's tensor or derived from it; torch need not be installed."""
+    return any(base.__name__ == "Tensor" and base.__module__ == "torch" for base in kind.__mro__)
 
 
 def is_torch_module(value: object) -> bool:

@@ -26,7 +26,12 @@ from rankdump._core.rank_identity import (
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import IterationHook, TensorNameFinder
 from rankdump._core.session_protocol import SessionRequest
-from rankdump._frameworks.arrays import ArrayOperatorRecorder, check_array_place, make_graph_nodes
+from rankdump._frameworks.arrays import (
+    SIDES,
+    ArrayOperatorRecorder,
+    check_array_place,
+    make_graph_nodes,
+)
 from rankdump._frameworks.model_observer import format_type
 from rankdump._layout.tree_paths import make_folder_name
 from rankdump._session.agent_finder import AgentAddress, default_agent_finder
@@ -264,9 +269,7 @@ class Session:
         if fault:
             pipeline.recorder.warn_once(f"dump of {op_name}: {fault}")
         else:
-            self._array_operators.record_array(
-                op_type, op_name, TensorSide(side), slot, array, graph
-            )
+            self._array_operators.record_array(op_type, op_name, SIDES[side], slot, array, graph)
 
     @never_raises
     def constant(self, name: str, array: Any, *, graph: int = 0) -> None:

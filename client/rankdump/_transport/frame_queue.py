@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from rankdump._core.record import MAX_FRAME_ROWS, StatisticRows
 from rankdump._core.recorder_protocol import StagedRecord
@@ -92,7 +92,8 @@ class FrameQueue:
         """The highest number acknowledged."""
         self.lost_metadata = 0
         """Metadata items that found no space, or were damaged in a slab."""
-        self._assigned: deque[_AssignedSequence] = deque()
+        self._assigned: deque[tuple[int, int, int]] = deque()
+        """Numbers of items with tensors, how many, and the iteration of these."""
         self._assigned_tensors = self._waiting_tensors = 0
         self._waiting_records = self._waiting_metadata = 0
 
@@ -147,7 +148,7 @@ class FrameQueue:
         """Return the next number, for an item with so many tensors of an iteration."""
         self.last_sequence += 1
         if tensors:
-            self._assigned.append(_AssignedSequence(self.last_sequence, tensors, iteration))
+            self._assigned.append((self.last_sequence, tensors, iteration))
             self._assigned_tensors += tensors
         return self.last_sequence
 
@@ -162,8 +163,8 @@ class FrameQueue:
         """Remove all items up to a number; return those that held memory of the budget."""
         # A number that was never assigned cannot be acknowledged.
         self.acknowledged = max(self.acknowledged, min(sequence, self.last_sequence))
-        while self._assigned and self._assigned[0].sequence <= self.acknowledged:
-            self._assigned_tensors -= self._assigned.popleft().tensors
+        while self._assigned and self._assigned[0][0] <= self.acknowledged:
+            self._assigned_tensors -= self._assigned.popleft()[1]
         taken: list[BufferedItem] = []
         for queue in (self.in_flight, self.numbered):
             while queue and queue[0].sequence <= self.acknowledged:
@@ -179,9 +180,9 @@ class FrameQueue:
         Return the number of these tensors.
         """
         again = {each.sequence: each for each in (*carried, *self.in_flight, *self.numbered)}
-        lost = [assigned for assigned in self._assigned if assigned.sequence not in again]
-        for assigned in lost:
-            again[assigned.sequence] = assigned.make_lost_item()
+        lost = [assigned for assigned in self._assigned if assigned[0] not in again]
+        for sequence, tensors, iteration in lost:
+            again[sequence] = _make_lost_item(sequence, tensors, iteration)
         for number in range(self.acknowledged + 1, self.last_sequence + 1):
             if number not in again:
                 self.lost_metadata += 1
@@ -191,20 +192,13 @@ class FrameQueue:
             each.loaded_bytes = 0
         self.in_flight.clear()
         self.numbered = deque(sorted(again.values(), key=lambda each: each.sequence))
-        return sum(assigned.tensors for assigned in lost)
+        return sum(tensors for _, tensors, _ in lost)
 
 
-class _AssignedSequence(NamedTuple):
-    """A number assigned to an item with tensors."""
-
-    sequence: int
-    tensors: int
-    iteration: int
-
-    def make_lost_item(self) -> NumberedItem:
-        """Return the item that reports the loss."""
-        frame = make_lost_frame(self.sequence, self.iteration, self.tensors, CORRUPTED)
-        return NumberedItem(self.sequence, RecoveredEntry(frame, _NO_DATA, True, self.tensors))
+def _make_lost_item(sequence: int, tensors: int, iteration: int) -> NumberedItem:
+    """Return the item that reports the loss of the tensors of a number."""
+    frame = make_lost_frame(sequence, iteration, tensors, CORRUPTED)
+    return NumberedItem(sequence, RecoveredEntry(frame, _NO_DATA, True, tensors))
 
 
 def make_loss_frames(items: Iterable[StagedRecord | MetadataItem]) -> list[agent_pb2.Frame]:

@@ -98,7 +98,7 @@ class RingLoader:
         if ready is not None and ready[0] is first.item and ready[1] == first.loaded_bytes:
             return ready[2]
         entry = make_ring_entry(first, ring)
-        if not ring.fits(len(entry.body), len(entry.data)):
+        if len(entry.body) + len(entry.data) > ring.max_content_bytes:
             raise FrameTooLargeError(
                 f"a frame of {len(entry.body)} bytes does not fit into the slab"
             )
@@ -147,7 +147,7 @@ def make_ring_entry(each: NumberedItem, ring: SendRing) -> RingEntry:
     if isinstance(item, StagedRecord):
         data = item.data[: item.head.byte_count]
         body = serialize_record_body(item.head)
-        if ring.fits(len(body), len(data)):
+        if len(body) + len(data) <= ring.max_content_bytes:
             return RingEntry(body, data, freed_item=item, iteration=item.head.iteration)
         if not each.loaded_bytes:
             body = serialize_record_body(item.head, compute_checksum(data))
@@ -170,7 +170,7 @@ def _make_resent_entry(each: NumberedItem, item: RecoveredEntry, ring: SendRing)
     body = frame.SerializeToString()
     if not item.whole:
         return RingEntry(body, _NO_DATA, whole=False, iteration=iteration)
-    if ring.fits(len(body), len(item.data)):
+    if len(body) + len(item.data) <= ring.max_content_bytes:
         return RingEntry(body, item.data, iteration=iteration)
     return _make_piece_entry(each, body, item.data, ring, iteration)
 

@@ -183,7 +183,7 @@ class SendBuffer:
         if ring is None:
             return PlacementResult.ELSEWHERE
         body = serialize_record_body(head)
-        if not ring.fits(len(body), head.kind.byte_count):
+        if len(body) + head.kind.byte_count > ring.max_content_bytes:
             return PlacementResult.ELSEWHERE
         while (reservation := self._reserve(ring, body, head)) is None:
             if self.ring is not ring or self._catching_up or self.closed:
@@ -201,7 +201,9 @@ class SendBuffer:
     ) -> None:
         whole = begun = False
         try:
-            transfer = ring.begin_copy(source, reservation.data)
+            accelerator, transfer = source.accelerator(), None
+            if accelerator is not None:
+                transfer = ring.begin_copy(accelerator, reservation.data)
             if transfer is None:
                 source.copy_into(reservation.data)
                 whole = True

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from rankdump._core.recorder_protocol import DeviceTransfer, TensorSource
+from rankdump._core.recorder_protocol import DeviceCopier, DeviceTransfer
 from rankdump._core.session_protocol import SlabPlace
 from rankdump._shm.event_journal import EventJournal
 from rankdump._shm.slab_format import JOURNAL_BYTES, RING_OFFSET, SlabMemory
@@ -97,6 +97,10 @@ class SendRing:
             self.journal = EventJournal(self.mapping.memory[begin : begin + JOURNAL_BYTES])
         self._cut_from: dict[int, int] = {}
         self._positions = _EntryPositions()
+        self.publish = self._writer.commit
+        """Publishes an entry, with its data or without."""
+        self.max_content_bytes = self._writer.max_content_bytes - _MAX_NUMBER_BYTES
+        """Largest sum of a frame without its number and its data in one entry."""
         self._unpin: Callable[[], None] | None = None
         self._may_pin = True
         self._pinning = threading.Lock()
@@ -118,10 +122,6 @@ class SendRing:
         """Bytes of one piece of a large record."""
         return min(MAX_PIECE_BYTES, self._writer.ring_bytes // 8)
 
-    def fits(self, body_bytes: int, data_bytes: int) -> bool:
-        """Return whether a frame without its number and its data fit into one entry."""
-        return self._writer.can_fit(body_bytes + _MAX_NUMBER_BYTES, data_bytes)
-
     def reserve(
         self, frame: bytes, data_bytes: int, *, sequence: int, iteration: int | None
     ) -> SlabReservation | None:
@@ -130,19 +130,18 @@ class SendRing:
         `iteration` is that of a record, which is counted there if its frame is damaged.
         """
         mark = 0 if iteration is None else iteration + 1
-        reservation = self._writer.reserve(frame, data_bytes, sequence=sequence, mark=mark)
-        if reservation is not None and self._positions.add(sequence, reservation.position):
-            self._positions.forget_released(self._writer.released)
+        reservation = self._writer.reserve(frame, data_bytes, sequence, mark)
+        if reservation is not None:
+            self._positions.add(sequence, reservation.position)
         return reservation
 
-    def begin_copy(self, source: TensorSource, target: memoryview) -> DeviceTransfer | None:
-        """Let the tensor's accelerator copy into a part of this slab; None when it cannot.
+    def begin_copy(self, accelerator: DeviceCopier, target: memoryview) -> DeviceTransfer | None:
+        """Let a tensor's accelerator copy into a part of this slab; None when it cannot.
 
         The slab is pinned for the first copy. After one failure all copies are plain, which is
         slower and reliable.
         """
-        accelerator = source.accelerator() if self._may_pin else None
-        if accelerator is None:
+        if not self._may_pin:
             return None
         try:
             with self._pinning:
@@ -155,13 +154,10 @@ class SendRing:
             self._may_pin = False
             return None
 
-    def publish(self, reservation: SlabReservation, *, whole: bool) -> None:
-        """Publish an entry, with its data or without."""
-        self._writer.commit(reservation, whole=whole)
-
     def seal(self, position: int) -> None:
         """Seal the entries published before a position; for the sender."""
         self._writer.seal(position, self._digest)
+        self._positions.forget_released(self._writer.released)
 
     def note_cut_record(self, sequence: int, first: SlabReservation) -> None:
         """Note that a record is sent in pieces, which the agent releases one by one."""
@@ -206,26 +202,34 @@ _MIN_FORGOTTEN_ENTRIES = 1024
 
 
 class _EntryPositions:
-    """Numbers and positions of entries, 16 bytes each: a full slab may hold a million."""
+    """Numbers and positions of entries, 16 bytes each: a full slab may hold a million.
+
+    Entries are added by one thread at a time, and forgotten by any other.
+    """
 
     def __init__(self) -> None:
         self._numbers, self._positions = array("Q"), array("Q")
+        self._forgetting = threading.Lock()
         self._enough = _MIN_FORGOTTEN_ENTRIES
 
-    def add(self, sequence: int, position: int) -> bool:
-        """Note an entry; return whether released ones are to be forgotten now."""
+    def add(self, sequence: int, position: int) -> None:
+        """Note an entry."""
+        # In this order: a position that is forgotten has its number.
         self._numbers.append(sequence)
         self._positions.append(position)
-        return len(self._numbers) >= self._enough
 
     def forget_released(self, released: int) -> None:
-        """Forget the entries before a position; call it again at twice the number of the others."""
-        count = bisect_left(self._positions, released)
-        del self._numbers[:count], self._positions[:count]
-        self._enough = max(_MIN_FORGOTTEN_ENTRIES, 2 * len(self._numbers))
+        """Forget the entries before a position, when twice as many are known as were left."""
+        if len(self._positions) < self._enough:
+            return
+        with self._forgetting:
+            count = bisect_left(self._positions, released)
+            del self._numbers[:count], self._positions[:count]
+            self._enough = max(_MIN_FORGOTTEN_ENTRIES, 2 * len(self._positions))
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        return zip(self._numbers, self._positions, strict=True)
+        with self._forgetting:
+            return zip(self._numbers[:], self._positions[:], strict=True)
 
 
 def _recover_entry(reader: SlabReader, sequence: int, position: int) -> NumberedItem | None:

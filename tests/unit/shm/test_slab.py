@@ -87,10 +87,17 @@ def test_writer_reuses_released_space():
     assert put(writer, b"f", bytes(4000))
 
 
-def test_can_fit_rejects_entries_that_never_fit():
-    writer = SlabWriter(fresh())
-    assert writer.can_fit(100, SMALL // 2 - 1024)
-    assert not writer.can_fit(100, SMALL // 2)
+@pytest.mark.parametrize("frame_bytes", [0, 1, 63, 64, 100])
+def test_largest_content_fits_at_any_position(frame_bytes: int):
+    """Half of the ring holds it, so a filler at the end always leaves room for it."""
+    largest = SlabWriter(fresh()).max_content_bytes
+    assert SMALL // 2 - 256 < largest < SMALL // 2
+    for before in range(0, SMALL // 2, 4096):
+        memory = fresh()
+        writer, reader = SlabWriter(memory), SlabReader(SlabMemory(memory))
+        assert put(writer, b"", bytes(before))
+        drain(reader)
+        assert put(writer, bytes(frame_bytes), bytes(largest - frame_bytes))
 
 
 @settings(max_examples=200, deadline=None)
