@@ -69,6 +69,13 @@ class KernelFunctions(Protocol):
         """Copy elements between arrays that do not overlap; strides are in bytes."""
         ...
 
+    def encode_varint(self, number: int, /) -> bytes:
+        """Return the varint of a number (Protocol Buffers, Encoding: base 128).
+
+        OverflowError below 0 and from 2^64 on.
+        """
+        ...
+
 
 class SmallFileWriter(Protocol):
     """Makes a file by one call of C, where Python needs six."""

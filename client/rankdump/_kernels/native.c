@@ -258,6 +258,20 @@ static PyObject *copy_strided(PyObject *self, PyObject *const *arguments, Py_ssi
     Py_RETURN_NONE;
 }
 
+static PyObject *encode_varint(PyObject *self, PyObject *number)
+{
+    (void)self;
+    unsigned long long rest = PyLong_AsUnsignedLongLong(number);
+    if (PyErr_Occurred())
+        return NULL;
+    char bytes[10];
+    int count = 0;
+    for (; rest > 127; rest >>= 7)
+        bytes[count++] = (char)(rest | 128);
+    bytes[count++] = (char)rest;
+    return PyBytes_FromStringAndSize(bytes, count);
+}
+
 static PyObject *write_small_file(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
     (void)self;
@@ -344,6 +358,7 @@ static PyMethodDef functions[] = {
     FAST(fingerprint_shard),
     FAST(copy_strided),
     FAST(write_small_file),
+    {"encode_varint", encode_varint, METH_O, "Return the varint of a number of 64 bits."},
     {"select_variant", select_variant, METH_O, "Return whether a variant runs here; use it then."},
     {"get_variant", get_variant, METH_NOARGS, "Return the name of the variant in use."},
     {NULL, NULL, 0, NULL},

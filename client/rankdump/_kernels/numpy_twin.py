@@ -233,6 +233,17 @@ _DISTANT_TILE = 128, 16
 are pages apart in the source: more pages would not stay in the cache."""
 
 
+def encode_varint(number: int) -> bytes:
+    """Return the varint of a number; twin of the compiled one."""
+    if not 0 <= number < 1 << 64:
+        raise OverflowError(f"{number} is no number of 64 bits")
+    groups: list[int] = []
+    while number > 127:
+        groups.append(number & 127 | 128)
+        number >>= 7
+    return bytes((*groups, number))
+
+
 def copy_strided(
     target: int,
     source: int,

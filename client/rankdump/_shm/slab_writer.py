@@ -29,6 +29,9 @@ from rankdump.errors import CorruptedError
 
 _MAX_MARK = (1 << 32) - 1
 _HEAD_BYTES = ENTRY_HEAD.size
+_pack_head = ENTRY_HEAD.pack_into
+_UNSEALED = 0, 0, 0, b""
+"""The last fields of a head until its seal."""
 _PADDING_MASK = ENTRY_ALIGNMENT - 1
 """`-length & _PADDING_MASK` bytes follow a length; a call for that would cost as much as a copy."""
 _WRITTEN, _RELEASED = WRITTEN_OFFSET // 8, RELEASED_OFFSET // 8
@@ -115,13 +118,25 @@ class SlabWriter:
             if end > self._free_end and end > self._find_free_end():
                 return None
             if filler:
-                self._put_head(position, EntryState.FILLER, 0, filler)
+                _pack_head(
+                    ring, offset, ENTRY_MAGIC, EntryState.FILLER, position, 0, 0, filler, *_UNSEALED
+                )
                 position += filler
                 offset = 0
             begin = offset + _HEAD_BYTES
             ring[begin : begin + frame_bytes] = frame
             # Last, so that a death in between leaves no head before half a frame.
-            self._put_head(position, _RESERVED, frame_bytes, data_bytes)
+            _pack_head(
+                ring,
+                offset,
+                ENTRY_MAGIC,
+                _RESERVED,
+                position,
+                frame_bytes,
+                0,
+                data_bytes,
+                *_UNSEALED,
+            )
             begin = offset + data_at
             data = ring[begin : begin + data_bytes]
             fields = offset, data, position, end, frame, sequence, mark
@@ -182,20 +197,3 @@ class SlabWriter:
             begin = min(begin, self._sealing)
         self._free_end = begin + self.ring_bytes
         return self._free_end
-
-    def _put_head(self, position: int, state: int, frame_bytes: int, data_bytes: int) -> None:
-        offset = position % self.ring_bytes
-        ENTRY_HEAD.pack_into(
-            self._ring,
-            offset,
-            ENTRY_MAGIC,
-            state,
-            position,
-            frame_bytes,
-            0,
-            data_bytes,
-            0,
-            0,
-            0,
-            b"",
-        )

@@ -23,6 +23,7 @@ from rankdump._core.session_protocol import (
     SessionEnd,
 )
 from rankdump._core.timeouts import RankTimeouts
+from rankdump._kernels.kernel_functions import KERNELS
 from rankdump._wire.message_fields import make_fields
 from rankdump._wire.metadata_messages import (
     arguments_to_wire,
@@ -83,23 +84,26 @@ def serialize_record_body(head: RecordHead, checksum: bytes = b"") -> bytes:
     serialized = kind_to_wire(kind)
     record = (
         _KIND_TAG
-        + encode_varint(len(serialized))
+        + _encode_varint(len(serialized))
         + serialized
         + _serialize_numbers(iteration, task, stream, switched_on)
-        + _TIMESTAMP_TAG
-        + _timestamps.encode(timestamp_us)
+        + _encode_varint(timestamp_us)
     )
     if checksum:
         record += agent_pb2.Record(checksum=checksum).SerializeToString()
-    return _RECORD_TAG + encode_varint(len(record)) + record
+    return _RECORD_TAG + _encode_varint(len(record)) + record
 
 
 @lru_cache(maxsize=64)
 def _serialize_numbers(iteration: int, task: int, stream: int, switched_on: bool) -> bytes:
-    """Return the fields of a record that are the same for all of an iteration."""
-    return agent_pb2.Record(
+    """Return the fields of a record that are the same for all of an iteration, and a tag.
+
+    The time comes behind the tag.
+    """
+    numbers = agent_pb2.Record(
         iteration=iteration, task=task, stream=stream, switched_on=switched_on
-    ).SerializeToString()
+    )
+    return numbers.SerializeToString() + _TIMESTAMP_TAG
 
 
 def serialize_chunk_body(offset: int) -> bytes:
@@ -109,43 +113,15 @@ def serialize_chunk_body(offset: int) -> bytes:
 
 def add_sequence(sequence: int, body: bytes) -> bytes:
     """Return a serialised frame with its number; fields of a message may come in any order."""
-    return _SEQUENCE_TAG + _sequences.encode(sequence) + body
+    return _SEQUENCE_TAG + _encode_varint(sequence) + body
 
 
-def encode_varint(number: int) -> bytes:
-    """Return the varint of a number from 0 on (Protocol Buffers, Encoding: base 128)."""
-    if number < 128:
-        return bytes((number,))
-    if number < 1 << 14:
-        return bytes((number & 127 | 128, number >> 7))
-    return bytes((number & 127 | 128, number >> 7 & 127 | 128)) + encode_varint(number >> 14)
-
-
-class RisingVarint:
-    """Encodes numbers that rise in small steps as varints: their high bits are encoded once.
-
-    Safe to use from several threads.
-    """
-
-    def __init__(self) -> None:
-        self._known = 0, b""
-        """High bits of the last number, and their bytes."""
-
-    def encode(self, number: int) -> bytes:
-        """Return the varint of a number from 0 on."""
-        high = number >> 14
-        known, tail = self._known
-        if high != known:
-            tail = encode_varint(high) if high else b""
-            self._known = high, tail
-        if tail:
-            return bytes((number & 127 | 128, number >> 7 & 127 | 128)) + tail
-        return encode_varint(number)
+_encode_varint = KERNELS.functions.encode_varint
 
 
 def _make_tag(message: Message, field: str, wire_type: int) -> bytes:
     """Return the tag of a field, which is in front of its value."""
-    return encode_varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | wire_type)
+    return _encode_varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | wire_type)
 
 
 _VARINT, _LENGTH_DELIMITED = 0, 2
@@ -153,7 +129,6 @@ _RECORD_TAG = _make_tag(agent_pb2.Frame(), "record", _LENGTH_DELIMITED)
 _SEQUENCE_TAG = _make_tag(agent_pb2.Frame(), "sequence", _VARINT)
 _KIND_TAG = _make_tag(agent_pb2.Record(), "kind", _LENGTH_DELIMITED)
 _TIMESTAMP_TAG = _make_tag(agent_pb2.Record(), "timestamp_us", _VARINT)
-_timestamps, _sequences = RisingVarint(), RisingVarint()
 
 
 _METADATA_WRITERS: Mapping[type, tuple[str, Callable[[Any], Message]]] = {

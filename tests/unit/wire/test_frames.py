@@ -197,17 +197,6 @@ def test_sequence_and_body_make_a_frame(sequence: int, end: IterationEnd):
     assert frame == frames.make_metadata_frame(sequence, end)
 
 
-@given(numbers=st.lists(uint64, max_size=6))
-def test_varints_are_those_of_the_message(numbers: list[int]):
-    """Numbers of a field rise slowly or jump: the high bits of the last one are remembered."""
-    encoder = frames.RisingVarint()
-    for number in numbers:
-        for near in (number, number ^ 1, number ^ (1 << 13)):
-            field = b"\x08" + encoder.encode(near)
-            assert field == b"\x08" + frames.encode_varint(near)
-            assert agent_pb2.Frame.FromString(field) == agent_pb2.Frame(sequence=near)
-
-
 @pytest.mark.parametrize("size", [0, 1, frames.MAX_CHUNK_BYTES, 2 * frames.MAX_CHUNK_BYTES + 3])
 def test_slab_entry_is_split_into_frames(size: int):
     """An entry that is read back from a slab is sent as on the stream."""

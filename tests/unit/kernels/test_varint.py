@@ -1,0 +1,35 @@
+"""Varints are those of Protocol Buffers, compiled and in Python alike."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rankdump._kernels._native as native
+from rankdump._kernels import numpy_twin
+from rankdump._kernels.kernel_functions import KernelFunctions
+from rankdump.wire.v1 import agent_pb2
+
+BOTH: tuple[KernelFunctions, ...] = (native, numpy_twin)
+LIMIT = 1 << 64
+
+
+@given(number=st.integers(0, LIMIT - 1))
+def test_varint_is_that_of_the_message(number: int):
+    frame = agent_pb2.Frame(sequence=number)
+    for kernels in BOTH:
+        assert agent_pb2.Frame.FromString(b"\x08" + kernels.encode_varint(number)) == frame
+
+
+@pytest.mark.parametrize("bits", range(65))
+def test_varint_at_the_edges_of_its_groups_is_the_same_in_both(bits: int):
+    for number in {max(0, (1 << bits) - 1), min(1 << bits, LIMIT - 1)}:
+        assert native.encode_varint(number) == numpy_twin.encode_varint(number)
+
+
+@pytest.mark.parametrize("number", [-1, LIMIT])
+def test_number_of_more_than_64_bits_is_rejected(number: int):
+    for kernels in BOTH:
+        with pytest.raises(OverflowError):
+            kernels.encode_varint(number)
