@@ -84,9 +84,9 @@ class ModelObserver:
             if isinstance(source, str):
                 self.recorder.count_loss(*place, source)
             elif source is not None:
-                self.recorder.observe(
-                    TensorObservation(*place, argument, source, state, constant, forward_pass)
-                )
+                # As `TensorObservation(...)`, in a third of the time.
+                fields = (*place, argument, source, state, constant, forward_pass)
+                self.recorder.observe(tuple.__new__(TensorObservation, fields))
         except Exception as error:
             self.recorder.count_loss(*place, HOOK_FAILED)
             self.report_failure(error)

@@ -190,9 +190,23 @@ class _RowRun:
 
     mark: tuple[Any, ...]
     """Iteration, switched on, degraded: the common values."""
-    kinds: list[TensorKind] = field(default_factory=list[TensorKind])
-    stamps_us: list[int] = field(default_factory=list[int])
-    statistics: list[StatisticsResult] = field(default_factory=list[StatisticsResult])
+    fields: list[Any] = field(default_factory=list[Any])
+    """Kind, time and statistics of each row in turn: no object is kept for a row."""
+
+    @property
+    def kinds(self) -> list[TensorKind]:
+        """Kinds of the rows."""
+        return self.fields[::3]
+
+    @property
+    def stamps_us(self) -> list[int]:
+        """Times of the rows."""
+        return self.fields[1::3]
+
+    @property
+    def statistics(self) -> list[StatisticsResult]:
+        """Statistics of the rows, or what they are read from."""
+        return self.fields[2::3]
 
 
 class RowBatch:
@@ -206,19 +220,15 @@ class RowBatch:
 
     def add(self, row: TensorStatisticsRow) -> bool:
         """Append a row; return whether so many wait that they should be read now."""
-        kind, stamp_us, statistics = row[:3]
-        mark = row[3:]
+        fields, mark = row[:3], row[3:]
         with self._lock:
-            run = self._runs[-1] if self._runs else None
-            if run is None or run.mark != mark:
-                run = _RowRun(mark)
-                self._runs.append(run)
-            run.kinds.append(kind)
-            run.stamps_us.append(stamp_us)
-            run.statistics.append(statistics)
+            runs = self._runs
+            if not runs or runs[-1].mark != mark:
+                runs.append(_RowRun(mark))
+            runs[-1].fields.extend(fields)
             self._rows += 1
-            if type(statistics) is bytes:
-                self._bytes += len(statistics)
+            if type(fields[2]) is bytes:
+                self._bytes += len(fields[2])
             return self._rows >= self._limit or self._bytes >= MAX_WAITING_BYTES
 
     def drain_rows(self, calculator: StatisticsCalculator) -> Iterator[StatisticRows | UnreadRow]:
@@ -232,7 +242,7 @@ class RowBatch:
         taken = list(chain.from_iterable(run.statistics for run in runs))
         texts = iter(calculator.read_texts(kinds, taken))
         for run in runs:
-            yield from _make_row_frames(run, list(islice(texts, len(run.kinds))))
+            yield from _make_row_frames(run, list(islice(texts, len(run.fields) // 3)))
 
 
 def _make_row_frames(

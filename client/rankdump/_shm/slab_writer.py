@@ -32,8 +32,8 @@ _HEAD_BYTES = ENTRY_HEAD.size
 _pack_head = ENTRY_HEAD.pack_into
 _UNSEALED = 0, 0, 0, b""
 """The last fields of a head until its seal."""
-_PADDING_MASK = ENTRY_ALIGNMENT - 1
-"""`-length & _PADDING_MASK` bytes follow a length; a call for that would cost as much as a copy."""
+_PADDING_MASK, _ALIGNED = ENTRY_ALIGNMENT - 1, -ENTRY_ALIGNMENT
+"""`length + _PADDING_MASK & _ALIGNED` is `align_length(length)`, without a call for each tensor."""
 _WRITTEN, _RELEASED = WRITTEN_OFFSET // 8, RELEASED_OFFSET // 8
 _RESERVED, _COMMITTED = int(EntryState.RESERVED), int(EntryState.COMMITTED)
 _SEALED = int(EntryState.SEALED)
@@ -106,9 +106,8 @@ class SlabWriter:
         frame_bytes, ring = len(frame), self._ring
         if mark > _MAX_MARK:
             mark = _MAX_MARK
-        data_at = _HEAD_BYTES + frame_bytes
-        data_at += -data_at & _PADDING_MASK
-        total = data_at + data_bytes + (-data_bytes & _PADDING_MASK)
+        data_at = _HEAD_BYTES + frame_bytes + _PADDING_MASK & _ALIGNED
+        total = data_at + data_bytes + _PADDING_MASK & _ALIGNED
         with self._lock:
             position, ring_bytes = self._next, self.ring_bytes
             offset = position % ring_bytes

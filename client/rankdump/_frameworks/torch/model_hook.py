@@ -84,16 +84,17 @@ class ModuleGradientObserver:
         `again` means that the call is being recomputed: slots that its forward already watches are
         skipped, so that no gradient is recorded twice. Gradients carry the forward's number.
         """
-        observer, arrivals = self._observer, call.arrivals
+        arrivals = call.arrivals
         # The gradients arriving make the event, whether or not their values are wanted.
-        if side is TensorSide.INPUT and not observer.is_selected(
-            call.names.gradient, TensorSide.OUTPUT
-        ):
-            return
+        is_watched = side is TensorSide.OUTPUT
         for leaf in leaves:
             tensor = leaf.value
             if not isinstance(tensor, Tensor) or not is_hookable(tensor):
                 continue
+            if not is_watched:
+                is_watched = self._observer.is_selected(call.names.gradient, TensorSide.OUTPUT)
+                if not is_watched:
+                    return
             if not again:
                 arrivals.watch_slot(side, leaf.slot)
             elif arrivals.watches(side, leaf.slot):
