@@ -91,8 +91,8 @@ class ArraySource:
     def copy_elements(self) -> bytes:
         """Return a copy of the elements, C order, little endian."""
         array = self._array
-        if array.dtype != self._little:
-            array = array.astype(self._little)
+        if array.dtype is not self._little:
+            array = array.astype(self._little, copy=False)
         return array.tobytes()
 
     def make_head_source(self, count: int) -> ArraySource:
@@ -136,7 +136,8 @@ def _find_types(kind: np.dtype[Any], name: str) -> tuple[ElementType, np.dtype[n
         raise UnsupportedError(f"an array of Python objects ({kind}) cannot be stored")
     # Types of extension packages, such as bfloat16, carry their common name.
     little = cast("np.dtype[np.generic]", kind.newbyteorder("<"))
-    return get_element_type(name or f"{kind.name}"), little
+    # The same object where nothing is to be swapped, which is seen without a comparison.
+    return get_element_type(name or f"{kind.name}"), kind if kind == little else little
 
 
 _logger = logging.getLogger(__name__)

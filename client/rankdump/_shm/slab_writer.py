@@ -96,6 +96,12 @@ class SlabWriter:
         """Position before which everything may be overwritten."""
         return self._numbers[_RELEASED]
 
+    @property
+    def open_entries(self) -> int:
+        """Entries that are reserved and not published."""
+        with self._lock:
+            return len(self._open)
+
     def reserve(
         self, frame: bytes, data_bytes: int, sequence: int = 0, mark: int = 0
     ) -> SlabReservation | None:

@@ -146,11 +146,11 @@ class FrameQueue:
 
     def assign_sequence(self, tensors: int, iteration: int) -> int:
         """Return the next number, for an item with so many tensors of an iteration."""
-        self.last_sequence += 1
+        self.last_sequence = sequence = self.last_sequence + 1
         if tensors:
-            self._assigned.append((self.last_sequence, tensors, iteration))
+            self._assigned.append((sequence, tensors, iteration))
             self._assigned_tensors += tensors
-        return self.last_sequence
+        return sequence
 
     def retain_metadata(self, each: NumberedItem) -> None:
         """Hold metadata that is in a slab, up to a limit, to resend it if it is damaged there."""

@@ -123,7 +123,6 @@ class RingLoader:
             buffer.sender_first = reservation is None
             if reservation is None:
                 return None
-            ring.open_entries += 1
             if first.sequence:
                 items.numbered.popleft()
             else:

@@ -217,29 +217,25 @@ class SendBuffer:
                 self.publish(ring, reservation, whole=whole)
 
     def _reserve(self, ring: SendRing, body: bytes, head: RecordHead) -> SlabReservation | None:
-        items = self.items
+        items, iteration, data_bytes = self.items, head.iteration, head.kind.byte_count
         with self._lock:
             if self.ring is not ring or self.closed or items.blocks_records or self.sender_first:
                 return None
             self._catching_up = False
-            sequence, iteration = items.last_sequence + 1, head.iteration
+            sequence = items.last_sequence + 1
             frame = add_sequence(sequence, body)
-            reservation = ring.reserve(
-                frame, head.kind.byte_count, sequence=sequence, iteration=iteration
-            )
+            reservation = ring.reserve(frame, data_bytes, sequence, iteration)
             if reservation is not None:
                 if items.acknowledged == items.last_sequence and not items.waiting:
                     self._progress_s = time.monotonic()
                 items.assign_sequence(1, iteration)
-                ring.open_entries += 1
             return reservation
 
     def publish(self, ring: SendRing, reservation: SlabReservation, *, whole: bool) -> None:
         """Publish a reserved entry, with its data or without."""
         ring.publish(reservation, whole=whole)
         with self._lock:
-            ring.open_entries -= 1
-            if not ring.open_entries and self.ring is not ring:
+            if self.ring is not ring and not ring.open_entries:
                 self.changed.notify_all()
             self.batching.count_entry(len(reservation.data))
 

@@ -104,8 +104,6 @@ class SendRing:
         self._unpin: Callable[[], None] | None = None
         self._may_pin = True
         self._pinning = threading.Lock()
-        self.open_entries = 0
-        """Entries that are being filled; the owner counts them under its lock."""
 
     @property
     def written(self) -> int:
@@ -118,12 +116,17 @@ class SendRing:
         return self._writer.released
 
     @property
+    def open_entries(self) -> int:
+        """Entries that are being filled, or wait for an earlier one that is."""
+        return self._writer.open_entries
+
+    @property
     def piece_bytes(self) -> int:
         """Bytes of one piece of a large record."""
         return min(MAX_PIECE_BYTES, self._writer.ring_bytes // 8)
 
     def reserve(
-        self, frame: bytes, data_bytes: int, *, sequence: int, iteration: int | None
+        self, frame: bytes, data_bytes: int, sequence: int, iteration: int | None
     ) -> SlabReservation | None:
         """Reserve space for a numbered frame; None when there is none at present.
 

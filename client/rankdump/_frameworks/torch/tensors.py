@@ -385,16 +385,16 @@ class TorchObserver(ModelObserver):
         """
         if not self.recorder.is_wanted(self.graph, op_name, side):
             return
-        for leaf in leaves:
-            if isinstance(leaf.value, Tensor):
+        for slot, argument, value in leaves:
+            if isinstance(value, Tensor):
                 self.record_tensor(
                     op_type,
                     op_name,
                     side,
-                    leaf.slot,
-                    leaf.argument,
+                    slot,
+                    argument,
                     read or make_torch_source,
-                    leaf.value,
+                    value,
                     forward_pass=forward_pass,
                 )
 
