@@ -69,6 +69,10 @@ class KernelFunctions(Protocol):
         """Copy elements between arrays that do not overlap; strides are in bytes."""
         ...
 
+    def read_memory(self, address: int, byte_count: int, /) -> bytes:
+        """Return a copy of a few bytes, with the interpreter's lock held; ValueError below 0."""
+        ...
+
     def encode_varint(self, number: int, /) -> bytes:
         """Return the varint of a number (Protocol Buffers, Encoding: base 128).
 

@@ -258,6 +258,20 @@ static PyObject *copy_strided(PyObject *self, PyObject *const *arguments, Py_ssi
     Py_RETURN_NONE;
 }
 
+static PyObject *read_memory(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)self;
+    if (!check_count(given, 2))
+        return NULL;
+    const char *address = PyLong_AsVoidPtr(arguments[0]);
+    const Py_ssize_t bytes = PyLong_AsSsize_t(arguments[1]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (bytes < 0)
+        return PyErr_Format(PyExc_ValueError, "%zd bytes are not allowed", bytes);
+    return PyBytes_FromStringAndSize(address, bytes);
+}
+
 static PyObject *encode_varint(PyObject *self, PyObject *number)
 {
     (void)self;
@@ -347,6 +361,8 @@ static const char fingerprint_shard_doc[] =
 static const char copy_strided_doc[] =
     "copy_strided(target, source, item_bytes, extents, target_strides, source_strides)\n--\n\n"
     "Copy elements between axes in two orders.";
+static const char read_memory_doc[] =
+    "read_memory(address, byte_count)\n--\n\nReturn a copy of a few bytes.";
 static const char write_small_file_doc[] =
     "write_small_file(folder, hidden_name, name, mode, data)\n--\n\n"
     "Make a file in an open folder; return its inode, size and time of change.";
@@ -357,6 +373,7 @@ static PyMethodDef functions[] = {
     FAST(widen_bfloat16),
     FAST(fingerprint_shard),
     FAST(copy_strided),
+    FAST(read_memory),
     FAST(write_small_file),
     {"encode_varint", encode_varint, METH_O, "Return the varint of a number of 64 bits."},
     {"select_variant", select_variant, METH_O, "Return whether a variant runs here; use it then."},

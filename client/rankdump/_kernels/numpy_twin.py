@@ -6,6 +6,7 @@ array is a view of memory at an address, in blocks that stay in a core's cache b
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
@@ -231,6 +232,13 @@ _CACHED_LINES = 4096
 _DISTANT_TILE = 128, 16
 """Elements that follow each other in the source, and in the target, where neighbours of the target
 are pages apart in the source: more pages would not stay in the cache."""
+
+
+def read_memory(address: int, byte_count: int) -> bytes:
+    """Return a copy of a few bytes."""
+    if byte_count < 0:
+        raise ValueError(f"{byte_count} bytes are not allowed")
+    return ctypes.string_at(address, byte_count)
 
 
 def encode_varint(number: int) -> bytes:

@@ -39,10 +39,12 @@ from rankdump._frameworks.torch.internals import (
 )
 from rankdump._frameworks.torch.layouts import LayoutFinder, find_local_shard
 from rankdump._frameworks.torch.model_parallel import select_partition
+from rankdump._kernels.kernel_functions import KERNELS
 from rankdump.errors import ProtocolError
 
 MAX_SMALL_BYTES = 1 << 16
 """Size below which a plain copy is faster than torch's, which may start threads."""
+_read_memory = KERNELS.functions.read_memory
 _UINT_DTYPES = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 """Unsigned types by element size, for copies of raw bits."""
 
@@ -84,7 +86,7 @@ def copy_small_tensor(tensor: Tensor) -> bytes | None:
     reach = _compute_reach(shape, strides) + size
     if reach > MAX_SMALL_BYTES:
         return None
-    stretch = ctypes.string_at(tensor.data_ptr(), reach)
+    stretch = _read_memory(tensor.data_ptr(), reach)
     return np.ndarray(shape, _UINT_DTYPES[size], stretch, strides=strides).tobytes()
 
 
@@ -243,7 +245,7 @@ class TorchTensor:
             and not tensor.is_neg()
             and not (self.dtype in _COMPLEX_TYPES and tensor.is_conj())
         ):
-            return ctypes.string_at(tensor.data_ptr(), size)
+            return _read_memory(tensor.data_ptr(), size)
         return copy_small_tensor(tensor)
 
     def _memory(self) -> memoryview:

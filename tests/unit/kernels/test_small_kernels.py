@@ -1,6 +1,8 @@
-"""Varints are those of Protocol Buffers, compiled and in Python alike."""
+"""Kernels of single values, compiled and in Python alike: copies of a few bytes, and varints."""
 
 from __future__ import annotations
+
+import ctypes
 
 import pytest
 from hypothesis import given
@@ -33,3 +35,19 @@ def test_number_of_more_than_64_bits_is_rejected(number: int):
     for kernels in BOTH:
         with pytest.raises(OverflowError):
             kernels.encode_varint(number)
+
+
+@given(data=st.binary(max_size=300), begin=st.integers(0, 300))
+def test_copy_of_memory_has_its_bytes(data: bytes, begin: int):
+    memory = ctypes.create_string_buffer(data, len(data) + 1)
+    begin = min(begin, len(data))
+    for kernels in BOTH:
+        found = kernels.read_memory(ctypes.addressof(memory) + begin, len(data) - begin)
+        assert found == data[begin:]
+
+
+def test_copy_of_memory_of_negative_length_is_rejected():
+    memory = ctypes.create_string_buffer(8)
+    for kernels in BOTH:
+        with pytest.raises(ValueError, match="-1 bytes are not allowed"):
+            kernels.read_memory(ctypes.addressof(memory), -1)
