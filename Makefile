@@ -49,7 +49,7 @@ demo: setup
 # More processes than the two cores of a small machine: many tests wait for others. Those that
 # measure run afterwards, alone.
 JOBS ?= 3
-PARALLEL := -n $(JOBS) --dist loadgroup
+PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 test: setup
 	$(BIN)/python -m pytest tests -m "not serial" $(PARALLEL)
 	$(BIN)/python -m pytest tests -m serial

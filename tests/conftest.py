@@ -75,26 +75,16 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark by folder what starts processes; begin with slow modules, for they end last otherwise.
 
-    Tests that share a job or a daemon run in one process of pytest-xdist, so that it starts once.
+    A module stays together, so that what its tests share is made by one process of pytest-xdist.
     """
     for item in items:
         folders = item.path.relative_to(Path(__file__).parent).parts
-        if _shares_a_fixture(item):
-            item.add_marker(pytest.mark.xdist_group("/".join(folders)))
         if folders[0] in _PROCESSES:
             item.add_marker("process")
         if folders[0] == "torch":
             item.add_marker("torch")
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
-
-
-def _shares_a_fixture(item: pytest.Item) -> bool:
-    """Say whether a fixture of our own is made once for several tests."""
-    if not isinstance(item, pytest.Function):
-        return False
-    definitions = item._fixtureinfo.name2fixturedefs.values()  # pyright: ignore[reportPrivateUsage]
-    return any(each[-1].scope == "module" for each in definitions)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
