@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from rankdump._core.recorder_protocol import (
     IterationHook,
@@ -158,8 +158,7 @@ def make_array_source(array: Any) -> TensorSource | str | None:
     A torch tensor is read by torch's adapter: numpy has no bfloat16 and rejects tensors with
     gradients.
     """
-    kind: Any = type(array)
-    if _is_torch_tensor(kind):
+    if _is_torch_tensor(cast("type[object]", type(array))):
         from rankdump._frameworks.torch.tensors import make_torch_source
 
         return make_torch_source(array)
