@@ -13,7 +13,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rankdump._codec.zstd_frames import ByteBuffer
 from rankdump._core.bounded_cache import remember
@@ -109,8 +109,15 @@ class RootedFolder:
         return os.open(name, _READ_FLAGS, dir_fd=where.number)
 
 
-OpenFolders: TypeAlias = "dict[str, FileDescriptor]"
-"""Folders that one batch of files is written to, by their paths: each is looked up once."""
+class SmallFile(NamedTuple):
+    """A file of one batch."""
+
+    mark: str
+    """Names the hidden file it is written to, as in `DumpTree.put`."""
+    name: str
+    data: bytes
+
+
 PartsWriter = Callable[[int, Sequence[ByteBuffer]], None]
 """Writes all parts to an open file."""
 
@@ -253,7 +260,7 @@ class DumpTree(RootedFolder):
         """Trees of one kind may link each other's files: root, mode and durability agree."""
         # It syncs nothing, and writes as `write_parts` does.
         is_plain = not synced and write is write_parts
-        self._write_small_file = KERNELS.write_small_file if is_plain else None
+        self._write_small_files = KERNELS.write_small_files if is_plain else None
         self._append_lock = threading.Lock()
 
     def put(
@@ -277,29 +284,38 @@ class DumpTree(RootedFolder):
         rename = rename_file if replaces else rename_without_replacing
         return self._write_new_file(folder, name, mark, fill, rename)
 
-    def put_small(
-        self, folder: str, name: str, data: bytes, *, mark: str, opened: OpenFolders | None = None
-    ) -> FileStamp:
-        """Make a file as `put` does when it replaces none, by one call where that is possible.
+    def put_small_files(self, folder: str, files: Sequence[SmallFile]) -> list[FileStamp | OSError]:
+        """Make files as `put` does when it replaces none, by one call where that is possible.
 
-        A folder that is in `opened` is not looked up again.
+        Return the stamp of each, or why there is none.
         """
-        write = self._write_small_file
-        if write is not None:
-            opened = {} if opened is None else opened
-            where = opened.get(folder)
-            if where is None:
-                where = opened[folder] = self._folders.open(folder, make=True)
-            try:
-                return FileStamp(*write(where.number, f".{mark}.tmp", name, self._file_mode, data))
-            except FileExistsError:
-                raise
-            except OSError as error:
-                # The other way finds out why, and does without what this system lacks.
-                del opened[folder]
-                if error.errno in _UNSUPPORTED_ERRNOS:
-                    self._write_small_file = None
-        return self.put(folder, name, (data,), mark=mark, replaces=False)
+        write = self._write_small_files
+        if write is None:
+            return [self._put_small(folder, file) for file in files]
+        try:
+            where = self._folders.open(folder, make=True)
+        except OSError as error:
+            return [error] * len(files)
+        made = write(where.number, self._file_mode, [(f".{m}.tmp", n, d) for m, n, d in files])
+        return [
+            self._take_result(folder, file, found) if isinstance(found, int) else FileStamp(*found)
+            for file, found in zip(files, made, strict=True)
+        ]
+
+    def _take_result(self, folder: str, file: SmallFile, error: int) -> FileStamp | OSError:
+        """Return the error of a small file, or the stamp where Python can make it."""
+        if error == errno.EEXIST:
+            return FileExistsError(error, os.strerror(error), file.name)
+        # The other way finds out why, and does without what this system lacks.
+        if error in _UNSUPPORTED_ERRNOS:
+            self._write_small_files = None
+        return self._put_small(folder, file)
+
+    def _put_small(self, folder: str, file: SmallFile) -> FileStamp | OSError:
+        try:
+            return self.put(folder, file.name, (file.data,), mark=file.mark, replaces=False)
+        except OSError as error:
+            return error
 
     def join(
         self, folder: str, name: str, head: bytes, pieces: Sequence[FileTail], *, mark: str
