@@ -77,12 +77,12 @@ class SmallFileWriter(Protocol):
     def __call__(
         self, folder: int, mode: int, files: Sequence[tuple[str, str, bytes]], /
     ) -> list[tuple[int, int, int] | int]:
-        """Make files in an open folder, each of a hidden name, its name and its bytes.
+        """Make files in an open folder, each of a mark, its name and its bytes.
 
         Return inode, size and time of change in ns of each, or the number of the error for which
-        it could not be made. A file has its hidden name until it is complete, and after an error
-        nothing is left: EEXIST says that its name is taken, EINVAL or ENOSYS that the system cannot
-        rename a file without replacing another, EILSEQ that its name cannot be one of a file.
+        it could not be made. A file has the hidden name `.MARK.tmp` until it is complete, and after
+        an error nothing is left: EEXIST says that its name is taken, EINVAL or ENOSYS that the
+        system cannot rename a file without replacing another, EILSEQ that it cannot have its name.
         """
         ...
 

@@ -258,21 +258,21 @@ static PyObject *copy_strided(PyObject *self, PyObject *const *arguments, Py_ssi
     Py_RETURN_NONE;
 }
 
-/* The names of a small file, which its `struct small_file` points into. */
-struct small_file_names {
-    PyObject *hidden, *name;
+/* The texts that a `struct small_file` points into. */
+struct small_file_texts {
+    PyObject *mark, *name;
 };
 
-static void read_small_file(PyObject *given, struct small_file *file, struct small_file_names *names)
+static void read_small_file(PyObject *given, struct small_file *file, struct small_file_texts *texts)
 {
     char *data;
     Py_ssize_t bytes;
     file->error = EILSEQ;
-    if (PyTuple_Size(given) == 3 && PyUnicode_FSConverter(PyTuple_GetItem(given, 0), &names->hidden)
-        && PyUnicode_FSConverter(PyTuple_GetItem(given, 1), &names->name)
+    if (PyTuple_Size(given) == 3 && PyUnicode_FSConverter(PyTuple_GetItem(given, 0), &texts->mark)
+        && PyUnicode_FSConverter(PyTuple_GetItem(given, 1), &texts->name)
         && !PyBytes_AsStringAndSize(PyTuple_GetItem(given, 2), &data, &bytes)) {
-        file->hidden_name = PyBytes_AsString(names->hidden);
-        file->name = PyBytes_AsString(names->name);
+        file->mark = PyBytes_AsString(texts->mark);
+        file->name = PyBytes_AsString(texts->name);
         file->data = data;
         file->bytes = (size_t)bytes;
         file->error = 0;
@@ -293,11 +293,11 @@ static PyObject *describe_small_file(const struct small_file *file)
 static PyObject *write_all_files(int folder, mode_t mode, PyObject *given, Py_ssize_t count)
 {
     struct small_file *files = PyMem_Calloc((size_t)count, sizeof *files);
-    struct small_file_names *names = PyMem_Calloc((size_t)count, sizeof *names);
-    PyObject *made = files && names ? PyList_New(count) : PyErr_NoMemory();
+    struct small_file_texts *texts = PyMem_Calloc((size_t)count, sizeof *texts);
+    PyObject *made = files && texts ? PyList_New(count) : PyErr_NoMemory();
     if (made) {
         for (Py_ssize_t at = 0; at < count; at++)
-            read_small_file(PyList_GetItem(given, at), &files[at], &names[at]);
+            read_small_file(PyList_GetItem(given, at), &files[at], &texts[at]);
         Py_BEGIN_ALLOW_THREADS
         for (Py_ssize_t at = 0; at < count; at++)
             if (!files[at].error)
@@ -311,11 +311,11 @@ static PyObject *write_all_files(int folder, mode_t mode, PyObject *given, Py_ss
             }
         }
     }
-    for (Py_ssize_t at = 0; names && at < count; at++) {
-        Py_XDECREF(names[at].hidden);
-        Py_XDECREF(names[at].name);
+    for (Py_ssize_t at = 0; texts && at < count; at++) {
+        Py_XDECREF(texts[at].mark);
+        Py_XDECREF(texts[at].name);
     }
-    PyMem_Free(names);
+    PyMem_Free(texts);
     PyMem_Free(files);
     return made;
 }
@@ -379,7 +379,7 @@ static const char copy_strided_doc[] =
     "Copy elements between axes in two orders.";
 static const char write_small_files_doc[] =
     "write_small_files(folder, mode, files)\n--\n\n"
-    "Make files, each of a hidden name, a name and bytes, in an open folder; return inode, size and "
+    "Make files, each of a mark, a name and bytes, in an open folder; return inode, size and "
     "time of change in ns of each, or the number of an error.";
 
 static PyMethodDef functions[] = {

@@ -2,6 +2,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -58,14 +60,19 @@ static int fill_and_close(int made, mode_t mode, struct small_file *file)
 
 void make_small_file(int folder, mode_t mode, struct small_file *file)
 {
-    const int made = create_hidden(folder, mode, file->hidden_name);
+    char hidden[NAME_MAX + 1];
+    if ((size_t)snprintf(hidden, sizeof hidden, ".%s.tmp", file->mark) >= sizeof hidden) {
+        file->error = ENAMETOOLONG;
+        return;
+    }
+    const int made = create_hidden(folder, mode, hidden);
     if (made < 0) {
         file->error = errno == EEXIST ? EBUSY : errno; /* EEXIST is kept for the name. */
         return;
     }
     file->error = fill_and_close(made, mode, file);
     if (!file->error)
-        file->error = rename_without_replacing(folder, file->hidden_name, file->name);
+        file->error = rename_without_replacing(folder, hidden, file->name);
     if (file->error)
-        unlinkat(folder, file->hidden_name, 0);
+        unlinkat(folder, hidden, 0);
 }

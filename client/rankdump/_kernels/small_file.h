@@ -8,7 +8,7 @@
 #include <sys/types.h>
 
 struct small_file {
-    const char *hidden_name, *name;
+    const char *mark, *name; /* it is written as `.MARK.tmp` */
     const char *data;
     size_t bytes;
     struct stat found; /* its status */

@@ -239,7 +239,7 @@ class Component(Protocol):
         return ""
 
 
-_COLLECTED_AFTER_OBJECTS = 20_000
+_COLLECTED_AFTER_OBJECTS = 50_000
 """New objects after which Python looks for cycles among them, in place of 700."""
 
 

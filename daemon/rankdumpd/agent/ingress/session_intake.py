@@ -24,7 +24,12 @@ from rankdump._core.session_protocol import RecordHead
 from rankdump._wire.frames import make_metadata_frame
 from rankdump.errors import ProtocolError, ResendError, RetryableError
 from rankdump.wire.v1 import agent_pb2
-from rankdumpd.agent.commit.committer import FinishedFrame, FrameCommitter, compute_cost_bytes
+from rankdumpd.agent.commit.committer import (
+    FRAME_COST_BYTES,
+    FinishedFrame,
+    FrameCommitter,
+    compute_cost_bytes,
+)
 from rankdumpd.agent.declarations import read_metadata_frame
 from rankdumpd.agent.ingress.frame_assembler import CompletedFrame, FrameAssembler
 from rankdumpd.agent.limits.admission import RecordAdmission, ResourceUsage
@@ -312,10 +317,15 @@ class SessionIntake:
             return
         if self._growing:
             self.release_budget()
-        frame = item if isinstance(item, ReceivedRecord) else self._check_rows(item)
         gathered = self._gathered
-        gathered.append(frame)
-        self._gathered_cost += _compute_cost(frame)
+        if isinstance(item, ReceivedRecord):
+            # Not by `_compute_cost`: there is one for each small record.
+            self._gathered_cost += item.head.kind.byte_count + FRAME_COST_BYTES
+            gathered.append(item)
+        else:
+            frame = self._check_rows(item)
+            self._gathered_cost += _compute_cost(frame)
+            gathered.append(frame)
         if self._gathered_cost > MAX_GATHERED_BYTES or len(gathered) >= MAX_GATHERED_FRAMES:
             self.flush()
 

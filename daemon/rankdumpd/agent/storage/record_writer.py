@@ -12,7 +12,6 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
 from rankdump._codec.file_codec import (
@@ -48,7 +47,7 @@ from rankdumpd.agent.records import (
 from rankdumpd.agent.storage.folders import OutsideRootError
 from rankdumpd.agent.storage.record_formats import encode_bin, encode_npy
 from rankdumpd.agent.storage.statistic_tables import TableFormat
-from rankdumpd.agent.storage.tree import DumpTree, MappingFiles, SmallFile
+from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
 
 NAME_TAKEN = "name_taken"
 """Drop reason: another tensor of the dump has the same file name."""
@@ -106,6 +105,7 @@ class RecordWriter:
         self._tree, self._names, self._codec = tree, names, codec
         self._layout, self._context, self._device_target = layout, context, device_target
         self._table_format = table_format
+        self._shares_timestamps = layout.shares_timestamps
         self._log = LogOnce(_logger)
 
     def prepare(
@@ -116,7 +116,7 @@ class RecordWriter:
         A large file is stored unpacked, where its codec allows that and there is `pressure`.
         """
         codec, plain = self._codec, encode_npy(record)
-        may_wait = codec.is_deferrable and record.head.kind.byte_count > SMALL_FILE_BYTES
+        may_wait = record.head.kind.byte_count > SMALL_FILE_BYTES and codec.is_deferrable
         cause = pressure(record) if may_wait else ""
         parts = pack_file(codec, plain, later=bool(cause))
         suffix = "" if parts is plain else codec.suffix
@@ -125,7 +125,7 @@ class RecordWriter:
             record,
             self._layout.place_tensor(key, self._context, suffix),
             parts,
-            self._make_membership(key),
+            self._make_membership(key) if self._shares_timestamps else None,
             plain,
             cause if cause and is_stored_frame(parts[0]) else "",
         )
@@ -147,14 +147,18 @@ class RecordWriter:
     def write(self, files: Sequence[PreparedFile], degraded: str = "") -> list[RecordOutcome]:
         """Write the files of records; return each record as stored, as dropped, or as `degraded`.
 
-        Small files that follow each other in one folder are written at once. An existing file
+        Small files of one folder are written at once. An existing file
         with the parts, or with the `plain` content, of a record is that of the record.
         """
         outcomes: list[RecordOutcome] = []
-        for (folder, is_small), group in groupby(files, key=_get_way):
-            some = list(group)
-            made = self._put_small(folder, some) if is_small else map(self._put_large, some)
-            outcomes += map(self._make_outcome, some, made)
+        small: dict[str, list[PreparedFile]] = {}
+        for file in files:
+            if sum(map(len, file.parts)) <= SMALL_FILE_BYTES:
+                small.setdefault(file.place.folder, []).append(file)
+            else:
+                outcomes.append(self._make_outcome(file, self._put_large(file)))
+        for folder, some in small.items():
+            outcomes += map(self._make_outcome, some, self._put_small(folder, some))
         if not degraded:
             return outcomes
         return [
@@ -176,7 +180,7 @@ class RecordWriter:
                 return (error,)
         return self._tree.put_small_files(
             folder,
-            [SmallFile(_make_mark(f.record), f.place.name, b"".join(f.parts)) for f in files],
+            [(_make_mark(f.record), f.place.name, b"".join(f.parts)) for f in files],
         )
 
     def _put_large(self, file: PreparedFile) -> FileStamp | OSError:
@@ -191,7 +195,7 @@ class RecordWriter:
 
     def _make_outcome(self, file: PreparedFile, made: FileStamp | OSError) -> RecordOutcome:
         record, place, parts, membership, plain, unpacked = file
-        path, original = place.path, None
+        path, original = f"{place.folder}/{place.name}", None
         if isinstance(made, FileStamp):
             size, original = made.size_bytes, OriginalFile(path, made, unpacked)
         else:
@@ -263,7 +267,7 @@ class RecordWriter:
             path=place.path,
             digest=record.digest,
             row=self._table_format.format_record(record, place),
-            membership=self._make_membership(key),
+            membership=self._make_membership(key) if self._shares_timestamps else None,
             unpacked=original.unpacked,
         )
 
@@ -289,10 +293,9 @@ class RecordWriter:
             kind.argument if layout.api_files is not None else "",
         )
 
-    def _make_membership(self, key: TensorKey) -> OperatorMembership | None:
+    @staticmethod
+    def _make_membership(key: TensorKey) -> OperatorMembership:
         """Return the place of a tensor with an npy file within its operator."""
-        if not self._layout.shares_timestamps:
-            return None
         return OperatorMembership(format_member(key.side, key.slot))
 
     def _find_written(
@@ -321,13 +324,9 @@ class RecordWriter:
         self._log.log(level, message, about=what, extra={"session": session_id})
 
 
-def _get_way(file: PreparedFile) -> tuple[str, bool]:
-    """Return the folder of a file, and whether it is small."""
-    return file.place.folder, sum(map(len, file.parts)) <= SMALL_FILE_BYTES
-
-
 def _make_mark(record: ReceivedRecord) -> str:
-    return f"{record.frame_id.session_id}-{record.frame_id.sequence}"
+    session_id, sequence = record.frame_id
+    return f"{session_id}-{sequence}"
 
 
 def find_write_reason(error: OSError) -> str:

@@ -144,10 +144,10 @@ def store_records(
     outcomes: list[RecordOutcome] = []
     for received in records:
         record = _examine(received, storage)
-        kind = record.head.kind
         if isinstance(record, RecordOutcome):
             outcomes.append(record)
             continue
+        kind = record.head.kind
         degraded = find_degrade_reason(kind)
         if storage.joiner:
             files.setdefault("", []).append(writer.prepare_member(record))
@@ -167,8 +167,6 @@ def _examine(received: ReceivedRecord, storage: SessionStorage) -> ReceivedRecor
         record = examine_record(received, storage.statistic_names, exact=exact)
     except CorruptedError:
         return make_drop_outcome(received.frame_id, received.head, CORRUPTED)
-    if record.is_corrupted:
-        return make_drop_outcome(record.frame_id, record.head, CORRUPTED)
     if storage.joiner and record.head.kind.slot >= MAX_SLOTS:
         return make_drop_outcome(record.frame_id, record.head, "slot_too_high")
     return record

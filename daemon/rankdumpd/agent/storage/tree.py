@@ -13,7 +13,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from rankdump._codec.zstd_frames import ByteBuffer
 from rankdump._core.bounded_cache import remember
@@ -109,15 +109,8 @@ class RootedFolder:
         return os.open(name, _READ_FLAGS, dir_fd=where.number)
 
 
-class SmallFile(NamedTuple):
-    """A file of one batch."""
-
-    mark: str
-    """Names the hidden file it is written to, as in `DumpTree.put`."""
-    name: str
-    data: bytes
-
-
+SmallFile: TypeAlias = "tuple[str, str, bytes]"
+"""A mark, which names the hidden file as in `DumpTree.put`, the name of the file, and its bytes."""
 PartsWriter = Callable[[int, Sequence[ByteBuffer]], None]
 """Writes all parts to an open file."""
 
@@ -296,7 +289,7 @@ class DumpTree(RootedFolder):
             where = self._folders.open(folder, make=True)
         except OSError as error:
             return [error] * len(files)
-        made = write(where.number, self._file_mode, [(f".{m}.tmp", n, d) for m, n, d in files])
+        made = write(where.number, self._file_mode, files)
         return [
             self._take_result(folder, file, found) if isinstance(found, int) else FileStamp(*found)
             for file, found in zip(files, made, strict=True)
@@ -305,15 +298,16 @@ class DumpTree(RootedFolder):
     def _take_result(self, folder: str, file: SmallFile, error: int) -> FileStamp | OSError:
         """Return the error of a small file, or the stamp where Python can make it."""
         if error == errno.EEXIST:
-            return FileExistsError(error, os.strerror(error), file.name)
+            return FileExistsError(error, os.strerror(error), file[1])
         # The other way finds out why, and does without what this system lacks.
         if error in _UNSUPPORTED_ERRNOS:
             self._write_small_files = None
         return self._put_small(folder, file)
 
     def _put_small(self, folder: str, file: SmallFile) -> FileStamp | OSError:
+        mark, name, data = file
         try:
-            return self.put(folder, file.name, (file.data,), mark=file.mark, replaces=False)
+            return self.put(folder, name, (data,), mark=mark, replaces=False)
         except OSError as error:
             return error
 

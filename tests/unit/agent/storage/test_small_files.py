@@ -14,7 +14,7 @@ import pytest
 from rankdump._kernels.kernel_functions import KERNELS, load_kernels
 from rankdumpd.agent.records import FileStamp
 from rankdumpd.agent.storage import tree as tree_module
-from rankdumpd.agent.storage.tree import DumpTree, SmallFile
+from rankdumpd.agent.storage.tree import DumpTree
 
 
 @pytest.fixture(params=["", "numpy"], ids=["loaded", "without C"])
@@ -34,7 +34,7 @@ def small_size_limit() -> Iterator[int]:
 
 
 def put(tree: DumpTree, name: str, data: bytes) -> FileStamp:
-    (made,) = tree.put_small_files("a/b", [SmallFile("m", name, data)])
+    (made,) = tree.put_small_files("a/b", [("m", name, data)])
     if isinstance(made, OSError):
         raise made
     return made
@@ -87,9 +87,7 @@ def test_small_file_is_written_to_a_folder_that_was_removed_meanwhile(tree, tmp_
 def test_small_files_of_a_batch_fail_alone(tree: DumpTree, tmp_path: Path, small_size_limit):
     """Each has its own result, in their order; of two with one name the first is made."""
     batch = [("x", b"first"), ("x", b"second"), ("y", bytes(small_size_limit + 1)), ("z", b"")]
-    found = tree.put_small_files(
-        "a/b", [SmallFile(str(number), *each) for number, each in enumerate(batch)]
-    )
+    found = tree.put_small_files("a/b", [(str(number), *each) for number, each in enumerate(batch)])
     assert [type(each) for each in found] == [FileStamp, FileExistsError, OSError, FileStamp]
     assert (tmp_path / "a" / "b" / "x").read_bytes() == b"first"
     assert names(tmp_path / "a" / "b") == ["x", "z"]
@@ -97,7 +95,7 @@ def test_small_files_of_a_batch_fail_alone(tree: DumpTree, tmp_path: Path, small
 
 def test_batch_of_small_files_with_a_name_that_no_file_can_have_is_refused(tree, tmp_path: Path):
     """The others may exist by then; a file that is written again is recognised."""
-    batch = [SmallFile("1", "x", b""), SmallFile("2", "y\0", b""), SmallFile("3", "z", b"")]
+    batch = [("1", "x", b""), ("2", "y\0", b""), ("3", "z", b"")]
     with pytest.raises(ValueError, match="null"):
         tree.put_small_files("a/b", batch)
     assert "x" in names(tmp_path / "a" / "b")
