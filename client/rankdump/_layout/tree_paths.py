@@ -121,11 +121,7 @@ def make_mindspore_readable_key(key: TensorKey, profile: Profile = DEFAULT_PROFI
 
 def spell_operator(op_type: str, op_name: str, profile: Profile) -> str:
     """Return an operator's name as file names and tables of that profile spell it."""
-    return _spell_operator(op_type, op_name, profile.short_names)
-
-
-def _spell_operator(op_type: str, op_name: str, short_names: bool) -> str:
-    if not short_names:
+    if not profile.short_names:
         return sanitize_name(op_name) or "_"
     short = op_name.rpartition("/")[2]
     if op_type == PARAMETER_OP_TYPE:
@@ -139,13 +135,7 @@ def make_mindspore_place(
     """Return the place of a record whose codec appends `suffix` (empty or `.zst`) to `.npy`."""
     element = key.element if profile.element_token else ""
     operator, tensor = _spell_operator_and_tensor(
-        key.op_type,
-        key.op_name,
-        key.side,
-        key.slot,
-        key.tensor_format,
-        element,
-        profile.short_names,
+        key.op_type, key.op_name, key.side, key.slot, key.tensor_format, element, profile
     )
     stem = f"{operator}.{key.task}.{key.stream}.{key.timestamp_us}.{tensor}"
     return shorten_mindspore_name(make_tensor_folder(key), stem, f".npy{suffix}")
@@ -168,11 +158,10 @@ def _spell_operator_and_tensor(
     slot: int,
     tensor_format: str,
     element: str,
-    short_names: bool,
+    profile: Profile,
 ) -> tuple[str, str]:
     """Return the parts of a file's name before and behind its numbers."""
-    # Not by profile, whose hash is a call of Python.
-    operator = _spell_operator(op_type, op_name, short_names)
+    operator = spell_operator(op_type, op_name, profile)
     last = f".{sanitize_name(element)}" if element else ""
     return (
         f"{sanitize_name(op_type) or '_'}.{operator}",
