@@ -139,6 +139,8 @@ KEPT_COLUMNS = (
     " CASE layout WHEN 0 THEN NULL ELSE (SELECT body FROM layouts WHERE number = layout) END"
 )
 """With the fields of a ManifestRecord, in their order."""
+_SHAPE_INDEX = ManifestRecord._fields.index("shape")
+_LAYOUT_INDEX = ManifestRecord._fields.index("layout")
 MEMBER_COLUMNS = (
     "sequence, path, whole, whole_name, head_bytes, bytes_stored, joined, timestamp_us, op_name,"
     " member, dtype, shape, bytes_in"
@@ -224,26 +226,11 @@ def make_record_row(outcome: RecordOutcome) -> tuple[str | int | None, ...]:
 
 def read_stored_record(row: tuple[Any, ...]) -> StoredRecord:
     """Return a record from the columns of KEPT_COLUMNS."""
-    # By name and position: there is one for each record.
-    sequence, graph, path, timestamp_us, op_type, op_name, argument, dtype, shape, *rest = row
-    bytes_in, bytes_stored, digest, member, microbatch, phase, layout = rest
-    record = ManifestRecord(
-        path,
-        timestamp_us,
-        op_type,
-        op_name,
-        argument,
-        dtype,
-        parse_shape(shape),
-        bytes_in,
-        bytes_stored,
-        digest,
-        member,
-        microbatch,
-        phase,
-        None if layout is None else _read_layout(layout),
-    )
-    return StoredRecord(sequence, graph, record)
+    sequence, graph, *fields = row
+    fields[_SHAPE_INDEX] = parse_shape(fields[_SHAPE_INDEX])
+    if fields[_LAYOUT_INDEX] is not None:
+        fields[_LAYOUT_INDEX] = _read_layout(fields[_LAYOUT_INDEX])
+    return StoredRecord(sequence, graph, ManifestRecord._make(fields))
 
 
 def read_operator_member(row: tuple[Any, ...]) -> OperatorMember:
