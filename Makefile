@@ -9,6 +9,9 @@ PROTO_TOOLS := grpcio-tools==1.62.3 mypy-protobuf==3.6.0 setuptools==75.8.0
 SOURCES := client daemon tests bench examples checks hatch_build.py
 KERNEL_SOURCES := hatch_build.py $(wildcard client/rankdump/_kernels/*.[ch])
 
+# Tests start some thousand processes; each would compile all of rankdump again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test test-fast test-pythons coverage test-mindspore test-frameworks test-deploy soak deb release check proto \
   proto-check schema bench bench-peers peers fuzz clean
 
@@ -46,7 +49,7 @@ demo: setup
 # More processes than the two cores of a small machine: many tests wait for others. Those that
 # measure run afterwards, alone.
 JOBS ?= 3
-PARALLEL := -n $(JOBS) --dist worksteal
+PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 test: setup
 	$(BIN)/python -m pytest tests -m "not serial" $(PARALLEL)
 	$(BIN)/python -m pytest tests -m serial

@@ -75,7 +75,7 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark by folder what starts processes; begin with slow modules, for they end last otherwise.
 
-    A module stays together: what its tests share is then made by few processes of pytest-xdist.
+    A module stays together, so that what its tests share is made by one process of pytest-xdist.
     """
     for item in items:
         folders = item.path.relative_to(Path(__file__).parent).parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,10 +12,21 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+MAKEFILE = HERE.parent / "Makefile"
 TESTS = """
 import pytest
 def test_passes(): pass
 def test_cannot_run(): pytest.skip("no such device")
+"""
+
+SHARING = """
+import pytest
+@pytest.fixture(scope="module")
+def shared(request):
+    with open(request.path.parent / "made", "a") as made:
+        made.write("once\\n")
+@pytest.mark.parametrize("number", range(8))
+def test_shares(shared, number): pass
 """
 
 
@@ -42,6 +54,14 @@ def test_a_skipped_test_fails_the_gate_only(tmp_path: Path, workers: str):
     assert "CI=true and 1 tests were skipped" in gate.stdout
     at_home = run(tmp_path, "-n", workers, CI="")
     assert at_home.returncode == 0, at_home.stdout + at_home.stderr
+
+
+def test_what_a_module_shares_is_made_by_one_process(tmp_path: Path):
+    (tmp_path / "test_sharing.py").write_text(SHARING)
+    (parallel,) = re.findall("^PARALLEL := (.*)", MAKEFILE.read_text(), re.MULTILINE)
+    done = run(tmp_path, *parallel.replace("$(JOBS)", "2").split())
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "made").read_text() == "once\n"
 
 
 def test_modules_with_slow_tests_begin_and_folders_mark(tmp_path: Path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -130,20 +131,22 @@ TUTORIAL = [0, *range(5, 9), *range(100, 121)]
 """The iterations that `0|5-8|100-120` means, both ends of a range included."""
 
 
-def test_example_trains_identically_without_dump(tmp_path, socket_folder):
-    """The example runs without rankdump, and dumping changes none of its losses."""
+def test_example_trains_identically_without_dump(socket_folder):
+    """`make demo` shows a whole dump, whose tree is complete, and it changes no loss."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    alone = finished(torchrun(EXAMPLE), environ)
-    with_dump = dumped(tmp_path / "tree", torchrun(EXAMPLE), socket_folder)
-    assert alone.stdout == with_dump.stdout
-    assert alone.stdout.count("loss") == 7
-    tree = walk(tmp_path / "tree")
+    alone = finished(torchrun(EXAMPLE), environ).stdout
+    demo = finished(["make", "-C", str(ROOT), "demo"], {**environ, "TMPDIR": str(socket_folder)})
+    losses = [line for line in demo.stdout.splitlines(keepends=True) if line.startswith("step ")]
+    assert "".join(losses) == alone
+    assert alone.count("loss") == 7
+    assert re.search(r"all +52/242", demo.stdout)
+    tree = walk(ROOT / "build" / "demo")
     assert {(e.key.rank, e.key.iteration) for e in tree.entries} == {
         (rank, iteration) for rank in (0, 1) for iteration in TUTORIAL
     }
     assert tree.problems == ()
     # saved_data is full: a row for every tensor, and a tensor for every row.
-    for folder in sorted((tmp_path / "tree").glob("rank_*/Digits/0/*")):
+    for folder in sorted((ROOT / "build" / "demo").glob("rank_*/Digits/0/*")):
         rows = (folder / "statistic.csv").read_text().splitlines()[1:]
         assert len(rows) == len(list(folder.glob("*.npy*"))) > 0
 

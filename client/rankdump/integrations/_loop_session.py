@@ -113,9 +113,12 @@ class LoopSession:
         # A configuration that cannot be used was reported when the session was made.
         if any(os.environ.get(name) for name in _CONFIGURATION_VARIABLES):
             return
+        self.warn_once(
+            "dumps nothing, because there is no configuration: name it in RANKDUMP_CONFIG, or "
+            "start the job with `rankdump run --config FILE`"
+        )
+
+    def warn_once(self, text: str) -> None:
+        """Log on rank 0 what the integration does not do, once for each text."""
         if identify_rank(os.environ, tree="").rank == 0:
-            _log_once.log(
-                logging.WARNING,
-                f"rankdump: {self._user} dumps nothing, because there is no configuration: name it "
-                f"in RANKDUMP_CONFIG, or start the job with `rankdump run --config FILE`",
-            )
+            _log_once.log(logging.WARNING, f"rankdump: {self._user} {text}")

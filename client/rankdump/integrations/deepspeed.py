@@ -19,7 +19,13 @@ from rankdump.integrations._object_checks import check_models, check_owner
 
 __all__ = ["attach"]
 
-_MEMBERS = ("global_steps", "micro_steps", "gradient_accumulation_steps", "module")
+_MEMBERS = (
+    "global_steps",
+    "micro_steps",
+    "gradient_accumulation_steps",
+    "module",
+    "zero_optimization_stage",
+)
 
 
 class EngineLoop:
@@ -69,4 +75,16 @@ def attach(engine: Any, *, session: Session | None = None) -> Session:
     loop.open((engine.module,))
     if loop.session.active:
         EngineLoop(engine, loop).watch()
+        _warn_about_zero(engine, loop)
     return loop.session
+
+
+@shield
+def _warn_about_zero(engine: Any, loop: LoopSession) -> None:
+    """Say which tensors of an engine with ZeRO are missing in the dump."""
+    stage = engine.zero_optimization_stage()
+    if stage:
+        loop.warn_once(
+            f"records no gradients of parameters: ZeRO stage {stage} moves them into DeepSpeed's "
+            "optimizer; gradients between operators are recorded"
+        )

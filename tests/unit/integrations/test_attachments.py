@@ -153,10 +153,14 @@ def test_fabric_counts_where_only_parts_of_the_module_are_called(
 class StandInEngine:
     """Counts as DeepSpeed's engine does."""
 
-    def __init__(self, module: nn.Module, accumulated: int) -> None:
+    def __init__(self, module: nn.Module, accumulated: int, zero_stage: int = 0) -> None:
         self.module = module
         self.global_steps = self.micro_steps = 0
         self._accumulated = accumulated
+        self._zero_stage = zero_stage
+
+    def zero_optimization_stage(self) -> int:
+        return self._zero_stage
 
     def gradient_accumulation_steps(self) -> int:
         return self._accumulated
@@ -182,6 +186,17 @@ def test_deepspeed_follows_the_counters_of_the_engine(
     micro = ["micro 0", "micro 1"] if accumulated == 2 else []
     assert session.calls == [6, *micro, 7, *micro]
     assert session.attached == [net]
+
+
+def test_deepspeed_with_zero_warns_of_missing_gradients(
+    net: nn.Module, session: SessionJournal, caplog: pytest.LogCaptureFixture
+) -> None:
+    deepspeed.attach(StandInEngine(net, 1), session=session)
+    assert caplog.records == []
+    for _ in range(2):
+        deepspeed.attach(StandInEngine(net, 1, zero_stage=2), session=session)
+    (record,) = caplog.records
+    assert "records no gradients of parameters: ZeRO stage 2" in record.getMessage()
 
 
 class StandInTrainer:
