@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 import torch
@@ -69,6 +70,13 @@ def end(how: str) -> None:
     os.kill(os.getpid(), {"interrupt": signal.SIGINT, "kill": signal.SIGKILL}[how])
 
 
+def wait_for_ring() -> None:
+    """Wait for the shared memory of the agent: what is dumped before dies with this process."""
+    window: Any = ts.migrator._process._window  # pyright: ignore[reportPrivateUsage]
+    while window._session._pipeline._send_buffer.ring is None:
+        time.sleep(0.01)
+
+
 def run(init: dict[str, Any], start: dict[str, Any], steps: int = 2, how: str = "") -> None:
     """Dump some steps of a training; the dump is started before the first of them."""
     torch.manual_seed(0)
@@ -78,11 +86,10 @@ def run(init: dict[str, Any], start: dict[str, Any], steps: int = 2, how: str = 
     ts.migrator.api_dump_init(model, **init)
     for step in range(steps):
         images, classes = batch(step)
-        if how and step:
-            # Until the agent serves, the process itself keeps what was dumped.
-            ts.migrator.api_dump_stop()
-        if how or not step:
+        if not step:
             ts.migrator.api_dump_start(**start)
+            if how:
+                wait_for_ring()
         optimizer.zero_grad()
         loss = functional.nll_loss(model(images), classes)
         if how and step == steps - 1:
