@@ -1,4 +1,6 @@
 # Functions of native.c; numpy_twin.py has the same, kernel_functions.py says what they do.
+from collections.abc import Sequence
+
 from rankdump._kernels.kernel_functions import FoundFingerprint, FoundMoments
 
 SOURCE_DIGEST: str
@@ -25,8 +27,8 @@ def copy_strided(
     source_strides: tuple[int, ...],
     /,
 ) -> None: ...
-def write_small_file(
-    folder: int, hidden_name: str, name: str, mode: int, data: bytes, /
-) -> tuple[int, int, int]: ...
+def write_small_files(
+    folder: int, mode: int, files: Sequence[tuple[str, str, bytes]], /
+) -> list[tuple[int, int, int] | int]: ...
 def select_variant(name: str, /) -> bool: ...
 def get_variant() -> str: ...
