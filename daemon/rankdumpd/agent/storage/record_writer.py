@@ -75,7 +75,7 @@ def find_no_pressure(record: ReceivedRecord) -> str:
 _logger = logging.getLogger(__name__)
 
 
-class PreparedFile(NamedTuple):
+class _FileDraft(NamedTuple):
     """An examined record, and the file that is to be written for it."""
 
     record: ReceivedRecord
@@ -108,20 +108,42 @@ class RecordWriter:
         self._shares_timestamps = layout.shares_timestamps
         self._log = LogOnce(_logger)
 
-    def prepare(
-        self, record: ReceivedRecord, *, pressure: PressureCheck = find_no_pressure
-    ) -> PreparedFile:
-        """Return the npy file of an examined record.
+    def write(
+        self,
+        records: Sequence[ReceivedRecord],
+        degraded: str = "",
+        *,
+        pressure: PressureCheck = find_no_pressure,
+    ) -> list[RecordOutcome]:
+        """Write the npy files of examined records; return each as stored, dropped or `degraded`.
 
-        A large file is stored unpacked, where its codec allows that and there is `pressure`.
+        Small files of one folder are written at once; a large one is stored unpacked, where its
+        codec allows that and there is `pressure`. An existing file with the parts, or with the
+        `plain` content, of a record is that of the record.
         """
+        outcomes = self._write_files([self._draft_file(each, pressure) for each in records])
+        if not degraded:
+            return outcomes
+        return [
+            each
+            if each.status is RecordStatus.DROPPED
+            else each._replace(status=RecordStatus.DEGRADED, reason=degraded)
+            for each in outcomes
+        ]
+
+    def write_members(self, records: Sequence[ReceivedRecord]) -> list[RecordOutcome]:
+        """Write examined records as `bin` files, to be joined to those of their operators."""
+        return self._write_files(list(map(self._draft_member, records)))
+
+    def _draft_file(self, record: ReceivedRecord, pressure: PressureCheck) -> _FileDraft:
+        """Return the npy file of an examined record."""
         codec, plain = self._codec, encode_npy(record)
         may_wait = record.head.kind.byte_count > SMALL_FILE_BYTES and codec.is_deferrable
         cause = pressure(record) if may_wait else ""
         parts = pack_file(codec, plain, later=bool(cause))
         suffix = "" if parts is plain else codec.suffix
         key = self._make_key(record.head)
-        return PreparedFile(
+        return _FileDraft(
             record,
             self._layout.place_tensor(key, self._context, suffix),
             parts,
@@ -130,8 +152,7 @@ class RecordWriter:
             cause if cause and is_stored_frame(parts[0]) else "",
         )
 
-    def prepare_member(self, record: ReceivedRecord) -> PreparedFile:
-        """Return an examined record as a `bin` file, to be joined to its operator's."""
+    def _draft_member(self, record: ReceivedRecord) -> _FileDraft:
         codec, context = self._codec, self._context
         header, elements = encode_bin(record, self._layout)
         head = pack_part(codec, header)
@@ -142,16 +163,11 @@ class RecordWriter:
             sum(map(len, head)),
         )
         place = self._layout.place_member(key, context, codec.suffix)
-        return PreparedFile(record, place, (*head, *pack_part(codec, elements)), membership)
+        return _FileDraft(record, place, (*head, *pack_part(codec, elements)), membership)
 
-    def write(self, files: Sequence[PreparedFile], degraded: str = "") -> list[RecordOutcome]:
-        """Write the files of records; return each record as stored, as dropped, or as `degraded`.
-
-        Small files of one folder are written at once. An existing file
-        with the parts, or with the `plain` content, of a record is that of the record.
-        """
+    def _write_files(self, files: Sequence[_FileDraft]) -> list[RecordOutcome]:
         outcomes: list[RecordOutcome] = []
-        small: dict[str, list[PreparedFile]] = {}
+        small: dict[str, list[_FileDraft]] = {}
         for file in files:
             if sum(map(len, file.parts)) <= SMALL_FILE_BYTES:
                 small.setdefault(file.place.folder, []).append(file)
@@ -159,18 +175,9 @@ class RecordWriter:
                 outcomes.append(self._make_outcome(file, self._put_large(file)))
         for folder, some in small.items():
             outcomes += map(self._make_outcome, some, self._put_small(folder, some))
-        if not degraded:
-            return outcomes
-        return [
-            each
-            if each.status is RecordStatus.DROPPED
-            else each._replace(status=RecordStatus.DEGRADED, reason=degraded)
-            for each in outcomes
-        ]
+        return outcomes
 
-    def _put_small(
-        self, folder: str, files: Sequence[PreparedFile]
-    ) -> Sequence[FileStamp | OSError]:
+    def _put_small(self, folder: str, files: Sequence[_FileDraft]) -> Sequence[FileStamp | OSError]:
         if any(file.place.mapped_from for file in files):
             if len(files) > 1:
                 return [self._put_small(folder, (file,))[0] for file in files]
@@ -183,7 +190,7 @@ class RecordWriter:
             [(_make_mark(f.record), f.place.name, b"".join(f.parts)) for f in files],
         )
 
-    def _put_large(self, file: PreparedFile) -> FileStamp | OSError:
+    def _put_large(self, file: _FileDraft) -> FileStamp | OSError:
         place = file.place
         try:
             self._names.write_mapping(place)
@@ -193,7 +200,7 @@ class RecordWriter:
         except OSError as error:
             return error
 
-    def _make_outcome(self, file: PreparedFile, made: FileStamp | OSError) -> RecordOutcome:
+    def _make_outcome(self, file: _FileDraft, made: FileStamp | OSError) -> RecordOutcome:
         record, place, parts, membership, plain, unpacked = file
         path, original = f"{place.folder}/{place.name}", None
         if isinstance(made, FileStamp):

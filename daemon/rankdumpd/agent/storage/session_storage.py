@@ -30,7 +30,6 @@ from rankdumpd.agent.storage.record_formats import (
 )
 from rankdumpd.agent.storage.record_writer import (
     DuplicateIndex,
-    PreparedFile,
     PressureCheck,
     RecordWriter,
     is_linkable,
@@ -139,8 +138,8 @@ def store_records(
     `find_pressure` returns why a large file should be packed later; empty to pack it now.
     """
     writer = storage.writer
-    files: dict[str, list[PreparedFile]] = {}
-    """Files that are written together, by why they are degraded."""
+    together: dict[str, list[ReceivedRecord]] = {}
+    """Records whose files are written at once, by why they are degraded."""
     outcomes: list[RecordOutcome] = []
     for received in records:
         record = _examine(received, storage)
@@ -149,14 +148,15 @@ def store_records(
             continue
         kind = record.head.kind
         degraded = find_degrade_reason(kind)
-        if storage.joiner:
-            files.setdefault("", []).append(writer.prepare_member(record))
-        elif degraded or not is_linkable(kind):
-            files.setdefault(degraded, []).append(writer.prepare(record, pressure=find_pressure))
+        if storage.joiner or degraded or not is_linkable(kind):
+            together.setdefault(degraded, []).append(record)
         else:
             outcomes.append(_link_or_write(record, storage, originals, find_pressure))
-    for degraded, some in files.items():
-        outcomes += writer.write(some, degraded)
+    for degraded, some in together.items():
+        if storage.joiner:
+            outcomes += writer.write_members(some)
+        else:
+            outcomes += writer.write(some, degraded, pressure=find_pressure)
     return outcomes
 
 
@@ -183,5 +183,5 @@ def _link_or_write(
         record,
         storage.file_kind,
         link=lambda original: writer.link(record, original),
-        write=lambda: writer.write([writer.prepare(record, pressure=find_pressure)])[0],
+        write=lambda: writer.write([record], pressure=find_pressure)[0],
     )

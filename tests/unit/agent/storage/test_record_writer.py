@@ -77,7 +77,7 @@ def write_record(
 def write(
     writer: RecordWriter, record: ReceivedRecord, pressure: PressureCheck = find_no_pressure
 ) -> RecordOutcome:
-    (outcome,) = writer.write([writer.prepare(record, pressure=pressure)])
+    (outcome,) = writer.write([record], pressure=pressure)
     return outcome
 
 
