@@ -107,6 +107,7 @@ class _DaemonProcess:
         metrics, page = build_metrics(self._settings, self._counters, *parts, audit=self._audit)
         server = self._build_server(address, (*parts, metrics), is_worker=bool(pipe))
         first, *others = parts
+        lifecycle.relax_garbage_collector()
         with contextlib.closing(self._audit) if self._audit else contextlib.nullcontext():
             return lifecycle.run_process(
                 (first, *ingest, *others, *page),

@@ -40,7 +40,7 @@ class FaultLayer:
         self._replace(time, "time_ns", lambda: real_ns() + self._ahead_us() * 1000)
         self._replace(sqlite3, "connect", self._connect(sqlite3.connect))
         # Calls of C are not seen here, so small files are made by calls of Python.
-        self._replace(tree, "KERNELS", tree.KERNELS._replace(write_small_file=None))
+        self._replace(tree, "KERNELS", tree.KERNELS._replace(write_small_files=None))
 
     def undo(self) -> None:
         """Put the real calls back."""

@@ -53,7 +53,7 @@ def disk(short_dir, monkeypatch) -> FailingDisk:
     disk = FailingDisk(short_dir / "dump")
     monkeypatch.setattr(os, "open", disk.open)
     # Errors are injected into calls of Python, so small files are made by those too.
-    monkeypatch.setattr(tree, "KERNELS", tree.KERNELS._replace(write_small_file=None))
+    monkeypatch.setattr(tree, "KERNELS", tree.KERNELS._replace(write_small_files=None))
     return disk
 
 

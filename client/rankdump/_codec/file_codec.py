@@ -212,7 +212,7 @@ def pack_file(
     a large file that packing would make smaller is stored in a frame of the codec, so that it can
     be packed later under the same name.
     """
-    size = _count_bytes(parts)
+    size = sum(map(len, parts))
     if not codec.suffix or (codec.is_deferrable and size <= BLOCK_BYTES):
         return parts
     if size <= SMALL_FILE_BYTES:

@@ -8,6 +8,7 @@ the memory alive, and as large as they say.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 KERNELS_VARIABLE = "RANKDUMP_KERNELS"
@@ -82,16 +83,17 @@ class KernelFunctions(Protocol):
 
 
 class SmallFileWriter(Protocol):
-    """Makes a file by one call of C, where Python needs six."""
+    """Makes the small files of a batch by one call of C, where Python needs six for each."""
 
     def __call__(
-        self, folder: int, hidden_name: str, name: str, mode: int, data: bytes, /
-    ) -> tuple[int, int, int]:
-        """Return inode, size and time of change in ns of a file that was made in an open folder.
+        self, folder: int, mode: int, files: Sequence[tuple[str, str, bytes]], /
+    ) -> list[tuple[int, int, int] | int]:
+        """Make files in an open folder, each of a mark, its name and its bytes.
 
-        It has a hidden name until it is complete. OSError when it could not be made, and then
-        nothing is left: FileExistsError when the name is taken, EINVAL or ENOSYS where the system
-        cannot rename a file without replacing another.
+        Return inode, size and time of change in ns of each, or the number of the error for which
+        it could not be made. A file has the hidden name `.MARK.tmp` until it is complete, and after
+        an error nothing is left: EEXIST says that its name is taken, EINVAL or ENOSYS that the
+        system cannot rename a file without replacing another, EILSEQ that it cannot have its name.
         """
         ...
 
@@ -103,7 +105,7 @@ class LoadedKernels(NamedTuple):
     description: str
     """For `--version`."""
     is_compiled: bool
-    write_small_file: SmallFileWriter | None = None
+    write_small_files: SmallFileWriter | None = None
     """None where nothing is compiled."""
 
     def explain_slowness(self) -> str:
@@ -130,8 +132,8 @@ def load_kernels(wanted: str) -> LoadedKernels:
         return _load_numpy(f"{KERNELS_VARIABLE} is {wanted!r}, which does not run here")
     about = f"compiled, {native.get_variant()}"
     # In a working copy the module may be an older one until it is compiled again.
-    write_small_file = getattr(native, "write_small_file", None)
-    return LoadedKernels(native, about, is_compiled=True, write_small_file=write_small_file)
+    write_small_files = getattr(native, "write_small_files", None)
+    return LoadedKernels(native, about, is_compiled=True, write_small_files=write_small_files)
 
 
 def _load_numpy(reason: str) -> LoadedKernels:

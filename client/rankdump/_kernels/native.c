@@ -286,37 +286,81 @@ static PyObject *encode_varint(PyObject *self, PyObject *number)
     return PyBytes_FromStringAndSize(bytes, count);
 }
 
-static PyObject *write_small_file(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+/* The texts that a `struct small_file` points into. */
+struct small_file_texts {
+    PyObject *mark, *name;
+};
+
+static void read_small_file(PyObject *given, struct small_file *file, struct small_file_texts *texts)
 {
-    (void)self;
-    if (!check_count(given, 5))
-        return NULL;
-    PyObject *hidden = NULL, *name = NULL, *made = NULL;
-    struct small_file file;
-    struct stat found;
     char *data;
     Py_ssize_t bytes;
-    file.folder = (int)PyLong_AsLong(arguments[0]);
-    file.mode = (mode_t)PyLong_AsLong(arguments[3]);
-    if (!PyErr_Occurred() && PyUnicode_FSConverter(arguments[1], &hidden)
-        && PyUnicode_FSConverter(arguments[2], &name)
-        && !PyBytes_AsStringAndSize(arguments[4], &data, &bytes)) {
-        int error;
-        file.hidden_name = PyBytes_AsString(hidden);
-        file.name = PyBytes_AsString(name);
-        file.data = data;
-        file.bytes = (size_t)bytes;
-        Py_BEGIN_ALLOW_THREADS
-        error = make_small_file(&file, &found);
-        Py_END_ALLOW_THREADS
-        errno = error;
-        made = error ? PyErr_SetFromErrnoWithFilenameObject(PyExc_OSError, arguments[2])
-                     : Py_BuildValue("KLL", (unsigned long long)found.st_ino,
-                                     (long long)found.st_size,
-                                     found.st_mtim.tv_sec * 1000000000LL + found.st_mtim.tv_nsec);
+    file->error = EILSEQ;
+    if (PyTuple_Size(given) == 3 && PyUnicode_FSConverter(PyTuple_GetItem(given, 0), &texts->mark)
+        && PyUnicode_FSConverter(PyTuple_GetItem(given, 1), &texts->name)
+        && !PyBytes_AsStringAndSize(PyTuple_GetItem(given, 2), &data, &bytes)) {
+        file->mark = PyBytes_AsString(texts->mark);
+        file->name = PyBytes_AsString(texts->name);
+        file->data = data;
+        file->bytes = (size_t)bytes;
+        file->error = 0;
     }
-    Py_XDECREF(hidden);
-    Py_XDECREF(name);
+    PyErr_Clear(); /* The caller finds out why, and writes the others. */
+}
+
+static PyObject *describe_small_file(const struct small_file *file)
+{
+    if (file->error)
+        return PyLong_FromLong(file->error);
+    const struct timespec *changed = &file->found.st_mtim;
+    return Py_BuildValue("KLL", (unsigned long long)file->found.st_ino,
+                         (long long)file->found.st_size,
+                         changed->tv_sec * 1000000000LL + changed->tv_nsec);
+}
+
+static PyObject *write_all_files(int folder, mode_t mode, PyObject *given, Py_ssize_t count)
+{
+    struct small_file *files = PyMem_Calloc((size_t)count, sizeof *files);
+    struct small_file_texts *texts = PyMem_Calloc((size_t)count, sizeof *texts);
+    PyObject *made = files && texts ? PyList_New(count) : PyErr_NoMemory();
+    if (made) {
+        for (Py_ssize_t at = 0; at < count; at++)
+            read_small_file(PyList_GetItem(given, at), &files[at], &texts[at]);
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t at = 0; at < count; at++)
+            if (!files[at].error)
+                make_small_file(folder, mode, &files[at]);
+        Py_END_ALLOW_THREADS
+        for (Py_ssize_t at = 0; at < count; at++) {
+            PyObject *described = describe_small_file(&files[at]);
+            if (!described || PyList_SetItem(made, at, described)) {
+                Py_CLEAR(made);
+                break;
+            }
+        }
+    }
+    for (Py_ssize_t at = 0; texts && at < count; at++) {
+        Py_XDECREF(texts[at].mark);
+        Py_XDECREF(texts[at].name);
+    }
+    PyMem_Free(texts);
+    PyMem_Free(files);
+    return made;
+}
+
+static PyObject *write_small_files(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)self;
+    if (!check_count(given, 3))
+        return NULL;
+    const int folder = (int)PyLong_AsLong(arguments[0]);
+    const mode_t mode = (mode_t)PyLong_AsLong(arguments[1]);
+    /* A copy, whose items no other thread can replace. */
+    PyObject *files = PyErr_Occurred() ? NULL : PySequence_List(arguments[2]);
+    if (!files)
+        return NULL;
+    PyObject *made = write_all_files(folder, mode, files, PyList_Size(files));
+    Py_DECREF(files);
     return made;
 }
 
@@ -363,9 +407,10 @@ static const char copy_strided_doc[] =
     "Copy elements between axes in two orders.";
 static const char read_memory_doc[] =
     "read_memory(address, byte_count)\n--\n\nReturn a copy of a few bytes.";
-static const char write_small_file_doc[] =
-    "write_small_file(folder, hidden_name, name, mode, data)\n--\n\n"
-    "Make a file in an open folder; return its inode, size and time of change.";
+static const char write_small_files_doc[] =
+    "write_small_files(folder, mode, files)\n--\n\n"
+    "Make files, each of a mark, a name and bytes, in an open folder; return inode, size and "
+    "time of change in ns of each, or the number of an error.";
 
 static PyMethodDef functions[] = {
     FAST(measure_elements),
@@ -374,7 +419,7 @@ static PyMethodDef functions[] = {
     FAST(fingerprint_shard),
     FAST(copy_strided),
     FAST(read_memory),
-    FAST(write_small_file),
+    FAST(write_small_files),
     {"encode_varint", encode_varint, METH_O, "Return the varint of a number of 64 bits."},
     {"select_variant", select_variant, METH_O, "Return whether a variant runs here; use it then."},
     {"get_variant", get_variant, METH_NOARGS, "Return the name of the variant in use."},

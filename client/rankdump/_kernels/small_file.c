@@ -2,6 +2,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdio.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -10,13 +12,13 @@
 /* Of linux/fs.h, which old headers do not have. */
 #define FAIL_IF_TAKEN 1
 
-static int create_hidden(const struct small_file *file)
+static int create_hidden(int folder, mode_t mode, const char *name)
 {
     const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-    const int made = openat(file->folder, file->hidden_name, flags, file->mode);
-    if (made >= 0 || errno != EEXIST || unlinkat(file->folder, file->hidden_name, 0))
+    const int made = openat(folder, name, flags, mode);
+    if (made >= 0 || errno != EEXIST || unlinkat(folder, name, 0))
         return made;
-    return openat(file->folder, file->hidden_name, flags, file->mode);
+    return openat(folder, name, flags, mode);
 }
 
 static int write_all(int made, const char *data, size_t bytes)
@@ -33,33 +35,44 @@ static int write_all(int made, const char *data, size_t bytes)
     return 0;
 }
 
-static int rename_without_replacing(const struct small_file *file)
+static int rename_without_replacing(int folder, const char *present, const char *name)
 {
 #ifdef SYS_renameat2
-    return syscall(SYS_renameat2, file->folder, file->hidden_name, file->folder, file->name,
-                   FAIL_IF_TAKEN) ? errno : 0;
+    return syscall(SYS_renameat2, folder, present, folder, name, FAIL_IF_TAKEN) ? errno : 0;
 #else
-    (void)file;
+    (void)folder, (void)present, (void)name;
     return ENOSYS;
 #endif
 }
 
-int make_small_file(const struct small_file *file, struct stat *found)
+static int fill_and_close(int made, mode_t mode, struct small_file *file)
 {
-    const int made = create_hidden(file);
-    if (made < 0)
-        return errno == EEXIST ? EBUSY : errno; /* EEXIST is kept for the name. */
     int error = write_all(made, file->data, file->bytes);
-    if (!error && fstat(made, found))
+    if (!error && fstat(made, &file->found))
         error = errno;
     /* The process may mask bits, and a folder may have a default ACL. */
-    if (!error && (found->st_mode & 07777) != file->mode && fchmod(made, file->mode))
+    if (!error && (file->found.st_mode & 07777) != mode && fchmod(made, mode))
         error = errno;
     if (close(made) && !error && errno != EINTR)
         error = errno;
-    if (!error)
-        error = rename_without_replacing(file);
-    if (error)
-        unlinkat(file->folder, file->hidden_name, 0);
     return error;
+}
+
+void make_small_file(int folder, mode_t mode, struct small_file *file)
+{
+    char hidden[NAME_MAX + 1];
+    if ((size_t)snprintf(hidden, sizeof hidden, ".%s.tmp", file->mark) >= sizeof hidden) {
+        file->error = ENAMETOOLONG;
+        return;
+    }
+    const int made = create_hidden(folder, mode, hidden);
+    if (made < 0) {
+        file->error = errno == EEXIST ? EBUSY : errno; /* EEXIST is kept for the name. */
+        return;
+    }
+    file->error = fill_and_close(made, mode, file);
+    if (!file->error)
+        file->error = rename_without_replacing(folder, hidden, file->name);
+    if (file->error)
+        unlinkat(folder, hidden, 0);
 }

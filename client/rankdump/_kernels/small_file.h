@@ -8,15 +8,15 @@
 #include <sys/types.h>
 
 struct small_file {
-    int folder; /* descriptor */
-    const char *hidden_name, *name;
-    mode_t mode;
+    const char *mark, *name; /* it is written as `.MARK.tmp` */
     const char *data;
     size_t bytes;
+    struct stat found; /* its status */
+    int error; /* the number of the error for which there is no file, or 0 */
 };
 
-/* Returns 0 and the status of the file, or the number of an error: then nothing is left, and EEXIST
-   says that the name is taken. A file of the hidden name is removed. */
-int make_small_file(const struct small_file *file, struct stat *found);
+/* Makes a file in an open folder, or leaves nothing: EEXIST says that the name is taken. A file of
+   the hidden name is removed. */
+void make_small_file(int folder, mode_t mode, struct small_file *file);
 
 #endif

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from rankdump._core.cann_types import DATA_TYPE_NUMBERS, DATA_TYPES
 from rankdump._core.record import TensorKind, TensorSide, sanitize_name
@@ -74,6 +74,10 @@ class StatisticCsvRow:
     """Column title and text of each statistic, in the table's order."""
 
 
+StatisticRow: TypeAlias = "tuple[TensorKind, int, str]"
+"""Kind and time of a tensor with statistics only, which are joined by commas."""
+
+
 def select_table_items(items: tuple[str, ...], profile: Profile) -> tuple[str, ...]:
     """Return the items in a table of a profile, given those of the plan."""
     return FIXED_TABLE_STATISTICS if profile.fixed_table else items
@@ -103,17 +107,18 @@ def format_statistic_line(head: RecordHead, statistics: Sequence[str], profile: 
     return ",".join((fixed, *statistics)) + end
 
 
-def format_statistics_only_line(
-    kind: TensorKind, timestamp_us: int, statistics: str, profile: Profile, *, unknown_id: int = 0
-) -> str:
-    """Return the line of a tensor with statistics only, which are joined by commas.
+def iter_statistics_only_lines(
+    rows: Iterable[StatisticRow], profile: Profile, *, unknown_id: int = 0
+) -> Iterator[str]:
+    """Yield the lines of tensors with statistics only.
 
-    Task and stream of its operator are not known.
+    Task and stream of their operators are not known.
     """
-    operator, tensor = _format_kind(kind, profile)
     end = "" if profile.fixed_table else ","
-    when = f"{unknown_id},{unknown_id},{timestamp_us}"
-    return f"{operator},{when},{tensor}{statistics and ','}{statistics}{end}"
+    ids = f"{unknown_id},{unknown_id}"
+    for kind, timestamp_us, statistics in rows:
+        operator, tensor = _format_kind(kind, profile)
+        yield f"{operator},{ids},{timestamp_us},{tensor}{statistics and ','}{statistics}{end}"
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED_KINDS)

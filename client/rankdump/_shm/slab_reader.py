@@ -20,7 +20,6 @@ from rankdump._shm.slab_format import (
     WRITTEN_OFFSET,
     EntryState,
     SlabStore,
-    align_length,
     parse_slab_header,
 )
 from rankdump.errors import CorruptedError
@@ -28,6 +27,9 @@ from rankdump.errors import CorruptedError
 # Ranks of an earlier release may still run, or have left slabs, when an agent is upgraded.
 _ENTRY_HEAD_OF_VERSION_1 = struct.Struct("<IIQQQ")
 _NO_DIGEST = bytes(16)
+_HEAD_BYTES = ENTRY_HEAD.size
+_PADDING_MASK = ENTRY_ALIGNMENT - 1
+"""`-length & _PADDING_MASK` bytes follow a length, as in the writer."""
 _READ_AHEAD_BYTES = 64 << 10
 """Bytes that are read at once while entries are small; of large ones the head alone."""
 _READ_AHEAD_OF_LARGE_BYTES = 1 << 10
@@ -114,12 +116,11 @@ class SlabReader:
 
     def read_data(self, entry: SlabEntry) -> memoryview:
         """Return an entry's data."""
-        end = self._window_at + len(self._window)
-        position = entry.end_position - align_length(entry.data_bytes)
-        if self._window_at <= position and position + entry.data_bytes <= end:
-            begin = position - self._window_at
-            return self._window[begin : begin + entry.data_bytes]
-        return self._store.read(entry.data_at, entry.data_bytes)
+        data_bytes = entry.data_bytes
+        begin = entry.end_position - data_bytes - (-data_bytes & _PADDING_MASK) - self._window_at
+        if begin >= 0 and begin + data_bytes <= len(self._window):
+            return self._window[begin : begin + data_bytes]
+        return self._store.read(entry.data_at, data_bytes)
 
     def release(self, position: int) -> None:
         """Let the rank overwrite everything before a position."""
@@ -140,13 +141,13 @@ class SlabReader:
         """Return the entry at a position, or the position behind a filler."""
         offset = position % self.ring_bytes
         head_bytes, state, frame_bytes, data_bytes, frame_checksum, sequence, mark, digest = (
-            _parse_entry_head(
-                self._version, self._bytes(position, ENTRY_HEAD.size, limit), position
-            )
+            _parse_entry_head(self._version, self._bytes(position, _HEAD_BYTES, limit), position)
         )
-        data_at = align_length(offset + head_bytes + frame_bytes)
+        data_at = offset + head_bytes + frame_bytes
+        data_at += -data_at & _PADDING_MASK
         filler = state == _FILLER
-        total = data_bytes if filler else align_length(data_at - offset + data_bytes)
+        total = data_bytes if filler else data_at - offset + data_bytes
+        total += 0 if filler else -total & _PADDING_MASK
         end = position + total
         if not 0 < total <= self.ring_bytes - offset or end > limit or total % ENTRY_ALIGNMENT:
             raise CorruptedError(
@@ -198,7 +199,7 @@ def _parse_entry_head(
         frame_checksum = sequence = mark = 0
         checksum, digest = None, _NO_DIGEST
     else:
-        size = ENTRY_HEAD.size
+        size = _HEAD_BYTES
         magic, state, stamp, frame_bytes, frame_checksum, data_bytes, *rest = ENTRY_HEAD.unpack(raw)
         sequence, mark, checksum, digest = rest
     if magic != ENTRY_MAGIC or stamp != position or state not in _KNOWN_STATES:

@@ -7,6 +7,7 @@ Tensors of such a frame are counted as dropped; they have no names.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from itertools import chain
 
 from google.protobuf.message import DecodeError
@@ -31,6 +32,7 @@ MAX_DECLARED_ITEMS = 1 << 16
 """Nodes of one part, inputs of one node, arguments of one operator, and the like."""
 MAX_TEXT_CHARACTERS = 1 << 16
 """Of a name, of an argument's value, of a line of source."""
+_MAX_REMEMBERED_FRAMES = 4
 
 
 def read_metadata_frame(frame: agent_pb2.Frame, session_id: str) -> MetadataFrame:
@@ -53,8 +55,12 @@ def reread_metadata_frame(raw: bytes, session_id: str) -> MetadataFrame:
     return read_metadata_frame(_parse_ledger_frame(raw), session_id)
 
 
+@lru_cache(maxsize=_MAX_REMEMBERED_FRAMES)
 def reread_statistic_rows(raw: bytes) -> StatisticRows:
-    """Reread rows of statistics from the ledger; CorruptedError when they cannot be parsed."""
+    """Reread rows of statistics from the ledger; CorruptedError when they cannot be parsed.
+
+    The last ones are remembered: the manifest of an iteration needs them after its table.
+    """
     return session_messages.statistic_rows_from_wire(_parse_ledger_frame(raw).figure_rows)
 
 

@@ -201,11 +201,6 @@ class ReceivedRecord(NamedTuple):
     statistics: tuple[str, ...] | None = None
     """Texts of its row in `statistic.csv`; None when it has no row, or is not examined yet."""
 
-    @property
-    def is_corrupted(self) -> bool:
-        """Whether the elements of an examined record are not those that the rank sent."""
-        return bool(self.checksum) and self.checksum.hex() != self.digest
-
 
 class FileStamp(NamedTuple):
     """Distinguishes a written file from one that replaced it or was changed since."""

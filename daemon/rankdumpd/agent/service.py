@@ -48,7 +48,7 @@ from rankdumpd.agent.shm.slab_folder import (
     share_memory,
 )
 from rankdumpd.agent.storage.record_writer import DuplicateIndex
-from rankdumpd.agent.storage.session_storage import store_record
+from rankdumpd.agent.storage.session_storage import store_records
 from rankdumpd.server import machine, state_files
 from rankdumpd.server.grpc_server import parse_socket_path
 from rankdumpd.server.lifecycle import Component, request_stop
@@ -255,7 +255,7 @@ class DumpAgent(Component):
         threads = settings.encode_threads or machine.count_cores()
         self._workers = RecordWorkers(
             threads,
-            partial(store_record, originals=self._originals, find_pressure=self._find_pressure),
+            partial(store_records, originals=self._originals, find_pressure=self._find_pressure),
             self._committer.submit_outcomes,
         )
         self._rings = RingRegistry(

@@ -14,6 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -275,7 +276,9 @@ def killed() -> float:
         print(train(model, lambda: model(torch.randn(2, 8)).sum()).hex(), flush=True)
     session.step(3)
     if os.environ.get("HARD_CASES_KILL"):
-        time.sleep(1.0)  # what is in flight leaves this process; nothing says goodbye
+        pipeline: Any = session._pipeline  # pyright: ignore[reportPrivateUsage]
+        while pipeline._send_buffer.items.outstanding:
+            time.sleep(0.01)  # what is in flight leaves this process; nothing says goodbye
         os.kill(os.getpid(), signal.SIGKILL)
     return 0.0
 

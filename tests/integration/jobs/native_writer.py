@@ -14,20 +14,30 @@ import sys
 from pathlib import Path
 
 
+def append(path: Path, row: bytes) -> bool:
+    """Append a row to a table; return whether the table was made for it."""
+    while True:
+        made = True
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            made = False
+            try:
+                path.chmod(0o600)
+                descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+            except FileNotFoundError:  # it was removed meanwhile
+                continue
+        with os.fdopen(descriptor, "ab") as file:
+            file.write(row)
+            os.fchmod(descriptor, 0o400)
+        return made
+
+
 def write(path: Path, data: bytes, chance: random.Random) -> int:
     """Write a file; return how often it was made."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if path.suffix == ".csv":
-        made = 0
-        for row in data.splitlines(keepends=True):
-            try:
-                path.chmod(0o600)
-            except FileNotFoundError:
-                made += 1
-            with path.open("ab") as file:
-                file.write(row)
-            path.chmod(0o400)
-        return made
+        return sum(append(path, row) for row in data.splitlines(keepends=True))
     how = chance.choice(["whole", "pieces", "moved"])
     target = path.with_name(f"{path.name[:200]}.part") if how == "moved" else path
     with target.open("wb", buffering=0) as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -210,6 +211,18 @@ class FakeServer(GrpcServer):
 
 class ProcessExit(BaseException):
     """Raised in place of the exit of the process."""
+
+
+def test_collector_leaves_out_what_is_loaded_and_runs_less_often():
+    before = gc.get_threshold()
+    try:
+        lifecycle.relax_garbage_collector()
+        assert gc.get_freeze_count() > 1000
+        assert gc.get_threshold()[0] > before[0] > 0
+        assert gc.isenabled()
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
 
 
 @pytest.fixture

@@ -252,9 +252,8 @@ class FrameCommitter:
 
     def submit_outcomes(self, outcomes: Sequence[RecordOutcome]) -> None:
         """Queue the outcomes of records; never waits."""
-        self.submit(
-            outcomes, sum(compute_cost_bytes(outcome.head.byte_count) for outcome in outcomes)
-        )
+        tensor_bytes = sum([outcome.head.kind.byte_count for outcome in outcomes])
+        self.submit(outcomes, tensor_bytes + FRAME_COST_BYTES * len(outcomes))
 
     def findings(self) -> list[str]:
         """Return one sentence while frames cannot be committed, nothing otherwise."""

@@ -12,6 +12,7 @@ from rankdump._core.manifest import Manifest, ManifestRecord, ManifestSession
 from rankdump._core.record import StatisticRows, TensorKind
 from rankdump._core.session_protocol import IterationEnd
 from rankdump._core.status import IterationStatus
+from rankdump._layout.statistic_tables import StatisticRow
 from rankdump._layout.tree_layouts import Layout
 from rankdumpd.agent.declarations import reread_statistic_rows
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
@@ -149,9 +150,6 @@ def _note_failure(session: RankSession, what: str, error: OSError) -> None:
         _logger.error("rank %d, %s", rank, what, exc_info=error)
 
 
-_StatisticRow = tuple[TensorKind, int, str]
-
-
 def iter_committed_rows(
     found: Iterable[StatisticTableRow | StoredStatisticRows], session: RankSession
 ) -> Iterator[StatisticTableRow]:
@@ -161,8 +159,7 @@ def iter_committed_rows(
             yield piece
         else:
             rows, table_format = reread_statistic_rows(piece.raw), session.storage.table_format
-            for row in _iter_kept(rows, piece):
-                yield table_format.format_statistics(*row, rows.iteration)
+            yield from table_format.format_statistics(_list_kept(rows, piece), rows.iteration)
 
 
 def make_manifest_records(
@@ -171,26 +168,27 @@ def make_manifest_records(
     """Return the graphs and the manifest records of an iteration's stored tensors."""
     graphs: set[int] = set()
     records: list[ManifestRecord] = []
+    has_members = layout.shares_timestamps
     for each in kept:
         if isinstance(each, StoredRecord):
             graphs.add(each.graph)
             records.append(each.record)
         else:
-            for kind, timestamp_us, _ in _iter_kept(reread_statistic_rows(each.raw), each):
-                graphs.add(kind.graph)
-                records.append(_make_record(kind, timestamp_us, layout))
+            kept_rows = _list_kept(reread_statistic_rows(each.raw), each)
+            graphs.update([kind.graph for kind, _, _ in kept_rows])
+            records += [_make_record(kind, when_us, has_members) for kind, when_us, _ in kept_rows]
     return graphs, tuple(records)
 
 
-def _iter_kept(rows: StatisticRows, frame: StoredStatisticRows) -> Iterator[_StatisticRow]:
+def _list_kept(rows: StatisticRows, frame: StoredStatisticRows) -> list[StatisticRow]:
     all_rows = zip(rows.kinds, rows.timestamps_us, rows.statistics, strict=True)
     if not frame.refused:
-        return all_rows
+        return list(all_rows)
     refused = {place for places in frame.refused.values() for place in places}
-    return (row for place, row in enumerate(all_rows) if place not in refused)
+    return [row for place, row in enumerate(all_rows) if place not in refused]
 
 
-def _make_record(kind: TensorKind, timestamp_us: int, layout: Layout) -> ManifestRecord:
+def _make_record(kind: TensorKind, timestamp_us: int, has_member: bool) -> ManifestRecord:
     # By position: there is one for each row.
     return ManifestRecord(
         "",
@@ -203,7 +201,7 @@ def _make_record(kind: TensorKind, timestamp_us: int, layout: Layout) -> Manifes
         0,
         0,
         "",
-        format_member(kind.side, kind.slot) if layout.shares_timestamps else "",
+        format_member(kind.side, kind.slot) if has_member else "",
         kind.microbatch,
         kind.phase,
         kind.layout,

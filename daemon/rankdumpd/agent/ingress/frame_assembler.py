@@ -121,21 +121,23 @@ class FrameAssembler:
         Elements are in the frame, or in `data`, which stays readable until they are committed.
         Elements that never arrived are `lost` for that reason.
         """
-        body = frame.WhichOneof("body")
+        body, sequence = frame.WhichOneof("body"), frame.sequence
         if body == "chunk":
-            data = _select_data(frame.sequence, frame.chunk.data, data)
-            return self._handle_chunk(frame.sequence, frame.chunk.offset, data, lost)
-        if not self._advance(frame.sequence):
+            data = _select_data(sequence, frame.chunk.data, data)
+            return self._handle_chunk(sequence, frame.chunk.offset, data, lost)
+        if not self._advance(sequence):
             return None
         if body == "record":
-            data = _select_data(frame.sequence, frame.record.data, data)
-            return self._handle_record(frame.sequence, frame.record, data, lost)
+            record = frame.record
+            return self._handle_record(
+                sequence, record, _select_data(sequence, record.data, data), lost
+            )
         if body == "lost":
-            return self._handle_lost(frame.sequence, frame.lost)
+            return self._handle_lost(sequence, frame.lost)
         declared = read_metadata_frame(frame, self._session_id)
         if isinstance(declared.declaration, StatisticRows):
-            self._check_statistics(frame.sequence, declared.declaration)
-        return None if self._known(frame.sequence) else declared
+            self._check_statistics(sequence, declared.declaration)
+        return None if self._known(sequence) else declared
 
     def finish(self) -> None:
         """Accept the end of the stream; ResendError when a record is still open."""

@@ -24,7 +24,12 @@ from rankdump._core.session_protocol import RecordHead
 from rankdump._wire.frames import make_metadata_frame
 from rankdump.errors import ProtocolError, ResendError, RetryableError
 from rankdump.wire.v1 import agent_pb2
-from rankdumpd.agent.commit.committer import FinishedFrame, FrameCommitter, compute_cost_bytes
+from rankdumpd.agent.commit.committer import (
+    FRAME_COST_BYTES,
+    FinishedFrame,
+    FrameCommitter,
+    compute_cost_bytes,
+)
 from rankdumpd.agent.declarations import read_metadata_frame
 from rankdumpd.agent.ingress.frame_assembler import CompletedFrame, FrameAssembler
 from rankdumpd.agent.limits.admission import RecordAdmission, ResourceUsage
@@ -40,7 +45,6 @@ from rankdumpd.agent.records import (
 )
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.storage.session_storage import SessionStorage
-from rankdumpd.agent.storage.tree import OpenFolders
 from rankdumpd.server.background_thread import BackgroundThread
 
 _MAX_SESSIONS = 4096
@@ -75,7 +79,7 @@ class RecordWorkers:
     def __init__(
         self,
         count: int,
-        store: Callable[[ReceivedRecord, SessionStorage, OpenFolders], RecordOutcome],
+        store: Callable[[Sequence[ReceivedRecord], SessionStorage], Sequence[RecordOutcome]],
         done: Callable[[Sequence[RecordOutcome]], None],
     ) -> None:
         self._store = store
@@ -117,26 +121,30 @@ class RecordWorkers:
         while (batch := batches.get()) is not None:
             # Records that are left are not acknowledged, and resent to the next process.
             if time.monotonic() < self._deadline_s:
-                records, storage = batch
-                opened: OpenFolders = {}
-                self._done([self._store_logged(record, storage, opened) for record in records])
+                self._done(self._store_logged(*batch))
 
     def _store_logged(
-        self, record: ReceivedRecord, storage: SessionStorage, opened: OpenFolders
-    ) -> RecordOutcome:
+        self, records: Sequence[ReceivedRecord], storage: SessionStorage
+    ) -> Sequence[RecordOutcome]:
+        """Store records together, or each alone where that fails: one that fails is dropped.
+
+        A file that is there by then is recognised as that of its record.
+        """
         try:
-            return self._store(record, storage, opened)
-        except Exception:
-            frame_id = record.frame_id
+            return self._store(records, storage)
+        except Exception as error:
+            if len(records) > 1:
+                _logger.warning("%d records are written one by one: %r", len(records), error)
+                return [each for one in records for each in self._store_logged((one,), storage)]
+            frame_id, head, *_ = records[0]
             session_id = frame_id.session_id
-            extra = {"session": session_id}
             _logger.exception(
                 "record %d of session %s cannot be written",
                 frame_id.sequence,
                 session_id,
-                extra=extra,
+                extra={"session": session_id},
             )
-            return make_drop_outcome(frame_id, record.head, "internal_error")
+            return [make_drop_outcome(frame_id, head, "internal_error")]
 
 
 MAX_GATHERED_FRAMES = 256
@@ -309,10 +317,15 @@ class SessionIntake:
             return
         if self._growing:
             self.release_budget()
-        frame = item if isinstance(item, ReceivedRecord) else self._check_rows(item)
         gathered = self._gathered
-        gathered.append(frame)
-        self._gathered_cost += _compute_cost(frame)
+        if isinstance(item, ReceivedRecord):
+            # Not by `_compute_cost`: there is one for each small record.
+            self._gathered_cost += item.head.kind.byte_count + FRAME_COST_BYTES
+            gathered.append(item)
+        else:
+            frame = self._check_rows(item)
+            self._gathered_cost += _compute_cost(frame)
+            gathered.append(frame)
         if self._gathered_cost > MAX_GATHERED_BYTES or len(gathered) >= MAX_GATHERED_FRAMES:
             self.flush()
 

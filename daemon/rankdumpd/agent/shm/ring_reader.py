@@ -228,17 +228,18 @@ class RingReader:
                 self._release()
 
     def _handle_entry(self, entry: SlabEntry, lost: str) -> None:
+        intake = self._intake
         frame = self._make_lost_frame(entry) if entry.is_corrupted else _parse_frame(entry)
-        body = frame.WhichOneof("body")
+        body, sequence = frame.WhichOneof("body"), frame.sequence
         pieced = body == "chunk"
-        if not pieced or frame.sequence != self._abandoned_record:
+        if not pieced or sequence != self._abandoned_record:
             if entry.digest and body == "record":
                 frame.record.checksum = entry.digest
             lost = CORRUPTED if entry.is_corrupted else lost
             data = memoryview(b"") if entry.is_corrupted else self._read_elements(entry)
-            self._intake.handle_frame(frame, data, lost=lost)
-        copied = pieced or self._intake.within_record
-        self._releases.add(frame.sequence, entry.end_position, copied=copied)
+            intake.handle_frame(frame, data, lost=lost)
+        copied = pieced or intake.within_record
+        self._releases.add(sequence, entry.end_position, copied=copied)
         if copied:
             with self._releasing:
                 self._release()

@@ -25,6 +25,7 @@ from rankdump._core.cann_types import DATA_TYPE_NUMBERS, FORMAT_NUMBERS
 from rankdump._core.record import TensorSide
 from rankdump._core.session_protocol import RecordHead
 from rankdump._layout.tree_layouts import Layout
+from rankdump.errors import CorruptedError
 from rankdumpd.agent.records import (
     BinTensor,
     FileTail,
@@ -103,27 +104,25 @@ def examine_record(
     """Return a record with its elements in memory, their digest, and the statistics `items`.
 
     `items` is None for no statistics; with `exact` they have all their digits. CorruptedError
-    when the file of the elements was truncated.
+    when they are not those that the rank sent, or their file was truncated.
     """
-    data = load_elements(record.data)
-    return ReceivedRecord(
-        record.frame_id,
-        record.head,
-        data,
-        record.checksum,
-        xxhash.xxh3_128_hexdigest(data),
-        None if items is None else _compute_statistics(record.head, data, items, exact),
-    )
+    frame_id, head, elements, checksum, *_ = record
+    data = load_elements(elements)
+    digest = xxhash.xxh3_128_hexdigest(data)
+    if checksum and checksum.hex() != digest:
+        raise CorruptedError(f"frame {frame_id.sequence} differs from what its rank sent")
+    texts = None if items is None else _compute_statistics(head, data, items, exact)
+    return ReceivedRecord(frame_id, head, data, checksum, digest, texts)
 
 
 def encode_npy(record: ReceivedRecord) -> tuple[ByteBuffer, ByteBuffer]:
     """Return header and elements of a record's npy file, not compressed."""
     kind = record.head.kind
-    header = npy_format.format_npy_header(
-        element_types.get_element_type(kind.dtype).descr, kind.shape
+    descr = element_types.get_element_type(kind.dtype).descr
+    return (
+        npy_format.format_npy_header(descr, kind.shape),
+        element_types.convert_to_stored(kind.dtype, load_elements(record.data)),
     )
-    data = load_elements(record.data)
-    return header, element_types.convert_to_stored(kind.dtype, data)
 
 
 def encode_bin(record: ReceivedRecord, layout: Layout) -> tuple[ByteBuffer, ByteBuffer]:

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rankdump._codec.file_codec import (
     CODECS,
@@ -29,12 +29,13 @@ from rankdump._codec.zstd_frames import (
     is_stored_frame,
 )
 from rankdump._core.log_once import LogOnce
-from rankdump._core.record import TensorKey
+from rankdump._core.record import TensorKey, TensorKind
 from rankdump._core.session_protocol import RecordHead
 from rankdump._layout.tree_layouts import Layout
 from rankdump._layout.tree_paths import FilePlace, TreeContext
 from rankdump.errors import CorruptedError
 from rankdumpd.agent.records import (
+    FileStamp,
     OperatorMembership,
     OriginalFile,
     ReceivedRecord,
@@ -46,7 +47,7 @@ from rankdumpd.agent.records import (
 from rankdumpd.agent.storage.folders import OutsideRootError
 from rankdumpd.agent.storage.record_formats import encode_bin, encode_npy
 from rankdumpd.agent.storage.statistic_tables import TableFormat
-from rankdumpd.agent.storage.tree import DumpTree, MappingFiles, OpenFolders
+from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
 
 NAME_TAKEN = "name_taken"
 """Drop reason: another tensor of the dump has the same file name."""
@@ -74,6 +75,19 @@ def find_no_pressure(record: ReceivedRecord) -> str:
 _logger = logging.getLogger(__name__)
 
 
+class _FileDraft(NamedTuple):
+    """An examined record, and the file that is to be written for it."""
+
+    record: ReceivedRecord
+    place: FilePlace
+    parts: Sequence[ByteBuffer]
+    membership: OperatorMembership | None
+    plain: Sequence[ByteBuffer] = ()
+    """Content of the file where that is packed, or may be."""
+    unpacked: str = ""
+    """Why it is stored unpacked."""
+
+
 class RecordWriter:
     """Writes the records of one session; safe to use from several threads."""
 
@@ -91,40 +105,54 @@ class RecordWriter:
         self._tree, self._names, self._codec = tree, names, codec
         self._layout, self._context, self._device_target = layout, context, device_target
         self._table_format = table_format
+        self._shares_timestamps = layout.shares_timestamps
         self._log = LogOnce(_logger)
 
     def write(
         self,
-        record: ReceivedRecord,
+        records: Sequence[ReceivedRecord],
+        degraded: str = "",
         *,
         pressure: PressureCheck = find_no_pressure,
-        opened: OpenFolders | None = None,
-    ) -> RecordOutcome:
-        """Write an examined record as an npy file; return it as stored, or as dropped.
+    ) -> list[RecordOutcome]:
+        """Write the npy files of examined records; return each as stored, dropped or `degraded`.
 
-        A large file is stored unpacked, where its codec allows that and there is `pressure`. The
-        folders of its batch are `opened`.
+        Small files of one folder are written at once; a large one is stored unpacked, where its
+        codec allows that and there is `pressure`. An existing file with the parts, or with the
+        `plain` content, of a record is that of the record.
         """
+        outcomes = self._write_files([self._draft_file(each, pressure) for each in records])
+        if not degraded:
+            return outcomes
+        return [
+            each
+            if each.status is RecordStatus.DROPPED
+            else each._replace(status=RecordStatus.DEGRADED, reason=degraded)
+            for each in outcomes
+        ]
+
+    def write_members(self, records: Sequence[ReceivedRecord]) -> list[RecordOutcome]:
+        """Write examined records as `bin` files, to be joined to those of their operators."""
+        return self._write_files(list(map(self._draft_member, records)))
+
+    def _draft_file(self, record: ReceivedRecord, pressure: PressureCheck) -> _FileDraft:
+        """Return the npy file of an examined record."""
         codec, plain = self._codec, encode_npy(record)
-        may_wait = codec.is_deferrable and record.head.byte_count > SMALL_FILE_BYTES
+        may_wait = record.head.kind.byte_count > SMALL_FILE_BYTES and codec.is_deferrable
         cause = pressure(record) if may_wait else ""
         parts = pack_file(codec, plain, later=bool(cause))
         suffix = "" if parts is plain else codec.suffix
         key = self._make_key(record.head)
-        place = self._layout.place_tensor(key, self._context, suffix)
-        unpacked = cause if cause and is_stored_frame(parts[0]) else ""
-        return self._put(
+        return _FileDraft(
             record,
-            place,
+            self._layout.place_tensor(key, self._context, suffix),
             parts,
-            self._make_membership(key),
-            plain=plain,
-            unpacked=unpacked,
-            opened=opened,
+            self._make_membership(key) if self._shares_timestamps else None,
+            plain,
+            cause if cause and is_stored_frame(parts[0]) else "",
         )
 
-    def write_member(self, record: ReceivedRecord) -> RecordOutcome:
-        """Write an examined record as a `bin` file of its own, to be joined to its operator's."""
+    def _draft_member(self, record: ReceivedRecord) -> _FileDraft:
         codec, context = self._codec, self._context
         header, elements = encode_bin(record, self._layout)
         head = pack_part(codec, header)
@@ -135,50 +163,67 @@ class RecordWriter:
             sum(map(len, head)),
         )
         place = self._layout.place_member(key, context, codec.suffix)
-        return self._put(record, place, (*head, *pack_part(codec, elements)), membership)
+        return _FileDraft(record, place, (*head, *pack_part(codec, elements)), membership)
 
-    def _put(
-        self,
-        record: ReceivedRecord,
-        place: FilePlace,
-        parts: Sequence[ByteBuffer],
-        membership: OperatorMembership | None,
-        *,
-        plain: Sequence[ByteBuffer] = (),
-        unpacked: str = "",
-        opened: OpenFolders | None = None,
-    ) -> RecordOutcome:
-        """Write the file of a record; return the record as stored, or as dropped.
+    def _write_files(self, files: Sequence[_FileDraft]) -> list[RecordOutcome]:
+        outcomes: list[RecordOutcome] = []
+        small: dict[str, list[_FileDraft]] = {}
+        for file in files:
+            if sum(map(len, file.parts)) <= SMALL_FILE_BYTES:
+                small.setdefault(file.place.folder, []).append(file)
+            else:
+                outcomes.append(self._make_outcome(file, self._put_large(file)))
+        for folder, some in small.items():
+            outcomes += map(self._make_outcome, some, self._put_small(folder, some))
+        return outcomes
 
-        An existing file with these parts, or with this `plain` content, is that of the record.
-        """
-        size, path, stamp = sum(map(len, parts)), place.path, None
+    def _put_small(self, folder: str, files: Sequence[_FileDraft]) -> Sequence[FileStamp | OSError]:
+        if any(file.place.mapped_from for file in files):
+            if len(files) > 1:
+                return [self._put_small(folder, (file,))[0] for file in files]
+            try:
+                self._names.write_mapping(files[0].place)
+            except OSError as error:
+                return (error,)
+        return self._tree.put_small_files(
+            folder,
+            [(_make_mark(f.record), f.place.name, b"".join(f.parts)) for f in files],
+        )
+
+    def _put_large(self, file: _FileDraft) -> FileStamp | OSError:
+        place = file.place
         try:
             self._names.write_mapping(place)
-            mark = _make_mark(record)
-            # An existing file may hold another tensor: file names contain no session.
-            if size <= SMALL_FILE_BYTES:
-                stamp = self._tree.put_small(
-                    place.folder, place.name, b"".join(parts), mark=mark, opened=opened
-                )
-            else:
-                stamp = self._tree.put(place.folder, place.name, parts, mark=mark, replaces=False)
+            return self._tree.put(
+                place.folder, place.name, file.parts, mark=_make_mark(file.record), replaces=False
+            )
         except OSError as error:
+            return error
+
+    def _make_outcome(self, file: _FileDraft, made: FileStamp | OSError) -> RecordOutcome:
+        record, place, parts, membership, plain, unpacked = file
+        path, original = f"{place.folder}/{place.name}", None
+        if isinstance(made, FileStamp):
+            size, original = made.size_bytes, OriginalFile(path, made, unpacked)
+        else:
+            # An existing file may hold another tensor: file names contain no session.
             written = self._find_written(place, parts, plain)
             if written is None:
-                return self._drop(record, error)
+                return self._drop(record, made)
             size, unpacked = written
+        # By position: there is one for each small record.
         return RecordOutcome(
             record.frame_id,
             record.head,
             RecordStatus.STORED,
-            path=path,
-            digest=record.digest,
-            bytes_stored=size,
-            row=self._table_format.format_record(record, place),
-            original=None if stamp is None else OriginalFile(path, stamp, unpacked),
-            membership=membership,
-            unpacked=unpacked,
+            "",
+            path,
+            record.digest,
+            size,
+            self._table_format.format_record(record, place),
+            original,
+            membership,
+            unpacked,
         )
 
     def _drop(self, record: ReceivedRecord, error: OSError) -> RecordOutcome:
@@ -229,7 +274,7 @@ class RecordWriter:
             path=place.path,
             digest=record.digest,
             row=self._table_format.format_record(record, place),
-            membership=self._make_membership(key),
+            membership=self._make_membership(key) if self._shares_timestamps else None,
             unpacked=original.unpacked,
         )
 
@@ -255,10 +300,9 @@ class RecordWriter:
             kind.argument if layout.api_files is not None else "",
         )
 
-    def _make_membership(self, key: TensorKey) -> OperatorMembership | None:
+    @staticmethod
+    def _make_membership(key: TensorKey) -> OperatorMembership:
         """Return the place of a tensor with an npy file within its operator."""
-        if not self._layout.shares_timestamps:
-            return None
         return OperatorMembership(format_member(key.side, key.slot))
 
     def _find_written(
@@ -288,7 +332,8 @@ class RecordWriter:
 
 
 def _make_mark(record: ReceivedRecord) -> str:
-    return f"{record.frame_id.session_id}-{record.frame_id.sequence}"
+    session_id, sequence = record.frame_id
+    return f"{session_id}-{sequence}"
 
 
 def find_write_reason(error: OSError) -> str:
@@ -303,6 +348,11 @@ MAX_ORIGINALS = 32_768
 MIN_LINKED_BYTES = 4096
 """Writing less costs as much as a link (15 us on tmpfs) and saves hardly any space."""
 _LOCK_COUNT = 1024
+
+
+def is_linkable(kind: TensorKind) -> bool:
+    """Return whether records of a kind may be linked to each other's files."""
+    return kind.byte_count >= MIN_LINKED_BYTES
 
 
 def make_content_key(digest: str, dtype: str, shape: tuple[int, ...], kind: str) -> str:
@@ -335,8 +385,6 @@ class DuplicateIndex:
         `kind` names the tree and how files are stored in it. `link` returns None where it fails.
         """
         about = record.head.kind
-        if about.byte_count < MIN_LINKED_BYTES:
-            return write()
         key = make_content_key(record.digest, about.dtype, about.shape, kind)
         # An input often arrives right after the output that it equals. A thread waits here no
         # longer than compressing the same bytes again would take.

@@ -5,6 +5,7 @@ function that stores a received record.
 from __future__ import annotations
 
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rankdump._codec.file_codec import FileCodec, get_codec
@@ -19,7 +20,6 @@ from rankdumpd.agent.records import (
     CORRUPTED,
     ReceivedRecord,
     RecordOutcome,
-    RecordStatus,
     make_drop_outcome,
 )
 from rankdumpd.agent.storage.rank_files import CallStackFile
@@ -28,9 +28,14 @@ from rankdumpd.agent.storage.record_formats import (
     BinFileJoiner,
     examine_record,
 )
-from rankdumpd.agent.storage.record_writer import DuplicateIndex, PressureCheck, RecordWriter
+from rankdumpd.agent.storage.record_writer import (
+    DuplicateIndex,
+    PressureCheck,
+    RecordWriter,
+    is_linkable,
+)
 from rankdumpd.agent.storage.statistic_tables import StatisticTables, TableFormat, make_table_format
-from rankdumpd.agent.storage.tree import DumpTree, MappingFiles, OpenFolders
+from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
 from rankdumpd.agent.storage.tree_lock import TreeLock, claim_tree_context
 
 
@@ -121,40 +126,62 @@ def _make_stack_file(tree: DumpTree, layout: Layout, rank: int) -> CallStackFile
     return CallStackFile(tree, place, layout.api_files.framework)
 
 
-def store_record(
-    received: ReceivedRecord,
+def store_records(
+    records: Sequence[ReceivedRecord],
     storage: SessionStorage,
-    opened: OpenFolders,
     *,
     originals: DuplicateIndex,
     find_pressure: PressureCheck,
-) -> RecordOutcome:
-    """Store a received record of a session; return its outcome.
+) -> list[RecordOutcome]:
+    """Store received records of a session; return their outcomes.
 
-    The folders of its batch are `opened`. `find_pressure` returns why a large file should be
-    packed later; empty to pack it now.
+    `find_pressure` returns why a large file should be packed later; empty to pack it now.
     """
+    writer = storage.writer
+    together: dict[str, list[ReceivedRecord]] = {}
+    """Records whose files are written at once, by why they are degraded."""
+    outcomes: list[RecordOutcome] = []
+    for received in records:
+        record = _examine(received, storage)
+        if isinstance(record, RecordOutcome):
+            outcomes.append(record)
+            continue
+        kind = record.head.kind
+        degraded = find_degrade_reason(kind)
+        if storage.joiner or degraded or not is_linkable(kind):
+            together.setdefault(degraded, []).append(record)
+        else:
+            outcomes.append(_link_or_write(record, storage, originals, find_pressure))
+    for degraded, some in together.items():
+        if storage.joiner:
+            outcomes += writer.write_members(some)
+        else:
+            outcomes += writer.write(some, degraded, pressure=find_pressure)
+    return outcomes
+
+
+def _examine(received: ReceivedRecord, storage: SessionStorage) -> ReceivedRecord | RecordOutcome:
+    """Return a record with digest and statistics, or dropped."""
     exact = storage.layout.api_files is not None
     try:
         record = examine_record(received, storage.statistic_names, exact=exact)
     except CorruptedError:
         return make_drop_outcome(received.frame_id, received.head, CORRUPTED)
-    if record.is_corrupted:
-        return make_drop_outcome(record.frame_id, record.head, CORRUPTED)
-    if storage.joiner:
-        if record.head.kind.slot >= MAX_SLOTS:
-            return make_drop_outcome(record.frame_id, record.head, "slot_too_high")
-        return storage.writer.write_member(record)
+    if storage.joiner and record.head.kind.slot >= MAX_SLOTS:
+        return make_drop_outcome(record.frame_id, record.head, "slot_too_high")
+    return record
+
+
+def _link_or_write(
+    record: ReceivedRecord,
+    storage: SessionStorage,
+    originals: DuplicateIndex,
+    find_pressure: PressureCheck,
+) -> RecordOutcome:
     writer = storage.writer
-    reason = find_degrade_reason(record.head.kind)
-    if reason:
-        outcome = writer.write(record, pressure=find_pressure, opened=opened)
-        if outcome.status is RecordStatus.DROPPED:
-            return outcome
-        return outcome._replace(status=RecordStatus.DEGRADED, reason=reason)
     return originals.link_or_write(
         record,
         storage.file_kind,
         link=lambda original: writer.link(record, original),
-        write=lambda: writer.write(record, pressure=find_pressure, opened=opened),
+        write=lambda: writer.write([record], pressure=find_pressure)[0],
     )

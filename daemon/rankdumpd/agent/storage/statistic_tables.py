@@ -5,7 +5,7 @@ which committed rows are appended in order, each once. It computes no statistics
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import dropwhile, groupby
@@ -17,6 +17,7 @@ from rankdump._core.plan import UNNAMED_MODEL, DumpPlan
 from rankdump._core.record import TensorKey, TensorKind, TensorSide
 from rankdump._layout import api_files, api_tree, statistic_tables
 from rankdump._layout.api_tree import ApiPlace, parse_place
+from rankdump._layout.statistic_tables import StatisticRow
 from rankdump._layout.tree_layouts import Layout
 from rankdump._layout.tree_paths import STATISTIC_FILE, FilePlace, TreeContext
 from rankdumpd.agent.records import ReceivedRecord, StatisticTableRow
@@ -65,34 +66,30 @@ class FolderTableFormat:
         return StatisticTableRow(FilePlace(place.folder, STATISTIC_FILE), text)
 
     def format_statistics(
-        self, kind: TensorKind, timestamp_us: int, statistics: str, iteration: int
-    ) -> StatisticTableRow:
-        """Return the row of a tensor that came as statistics only."""
-        about = self.about
-        text = statistic_tables.format_statistics_only_line(
-            kind,
-            timestamp_us,
-            statistics,
-            about.context.profile,
-            unknown_id=about.layout.unknown_id,
+        self, rows: Sequence[StatisticRow], iteration: int
+    ) -> Iterator[StatisticTableRow]:
+        """Yield the rows of tensors that came as statistics only."""
+        about, tables = self.about, self._tables
+        lines = statistic_tables.iter_statistics_only_lines(
+            rows, about.context.profile, unknown_id=about.layout.unknown_id
         )
-        return StatisticTableRow(self._find_table(kind, iteration), text)
+        for (kind, _, _), line in zip(rows, lines, strict=True):
+            table = tables.get((kind.model, kind.graph, iteration, kind.constant))
+            yield StatisticTableRow(table or self._make_table(kind, iteration), line)
 
-    def _find_table(self, kind: TensorKind, iteration: int) -> FilePlace:
+    def _make_table(self, kind: TensorKind, iteration: int) -> FilePlace:
+        about = self.about
+        folder = about.layout.make_folder(
+            about.context,
+            rank=about.rank,
+            net_name=about.model(kind),
+            graph=kind.graph,
+            iteration=iteration,
+            constant=kind.constant,
+        )
+        table = FilePlace(folder, STATISTIC_FILE)
         where = kind.model, kind.graph, iteration, kind.constant
-        table = self._tables.get(where)
-        if table is None:
-            about = self.about
-            folder = about.layout.make_folder(
-                about.context,
-                rank=about.rank,
-                net_name=about.model(kind),
-                graph=kind.graph,
-                iteration=iteration,
-                constant=kind.constant,
-            )
-            table = FilePlace(folder, STATISTIC_FILE)
-            remember(self._tables, where, table, _MAX_FOLDERS)
+        remember(self._tables, where, table, _MAX_FOLDERS)
         return table
 
 
@@ -113,9 +110,14 @@ class OperatorTableFormat:
         return None
 
     def format_statistics(
+        self, rows: Sequence[StatisticRow], iteration: int
+    ) -> Iterator[StatisticTableRow]:
+        """Yield the rows of tensors that came as statistics only."""
+        return (self._format_operator(*row, iteration) for row in rows)
+
+    def _format_operator(
         self, kind: TensorKind, timestamp_us: int, statistics: str, iteration: int
     ) -> StatisticTableRow:
-        """Return the row of a tensor that came as statistics only."""
         about = self.about
         layout = about.layout
         key = TensorKey(
@@ -157,11 +159,12 @@ class InfoFileFormat:
         return self._make_row(record.head.kind, record.head.iteration, record.statistics or ())
 
     def format_statistics(
-        self, kind: TensorKind, timestamp_us: int, statistics: str, iteration: int
-    ) -> StatisticTableRow:
-        """Return the row of a tensor that came as statistics only."""
-        values = tuple(statistics.split(",")) if statistics else ()
-        return self._make_row(kind, iteration, values)
+        self, rows: Sequence[StatisticRow], iteration: int
+    ) -> Iterator[StatisticTableRow]:
+        """Yield the rows of tensors that came as statistics only."""
+        for kind, _, statistics in rows:
+            values = tuple(statistics.split(",")) if statistics else ()
+            yield self._make_row(kind, iteration, values)
 
     def _make_row(
         self, kind: TensorKind, iteration: int, values: tuple[str, ...]

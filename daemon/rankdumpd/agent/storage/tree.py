@@ -109,8 +109,8 @@ class RootedFolder:
         return os.open(name, _READ_FLAGS, dir_fd=where.number)
 
 
-OpenFolders: TypeAlias = "dict[str, FileDescriptor]"
-"""Folders that one batch of files is written to, by their paths: each is looked up once."""
+SmallFile: TypeAlias = "tuple[str, str, bytes]"
+"""A mark, which names the hidden file as in `DumpTree.put`, the name of the file, and its bytes."""
 PartsWriter = Callable[[int, Sequence[ByteBuffer]], None]
 """Writes all parts to an open file."""
 
@@ -253,7 +253,7 @@ class DumpTree(RootedFolder):
         """Trees of one kind may link each other's files: root, mode and durability agree."""
         # It syncs nothing, and writes as `write_parts` does.
         is_plain = not synced and write is write_parts
-        self._write_small_file = KERNELS.write_small_file if is_plain else None
+        self._write_small_files = KERNELS.write_small_files if is_plain else None
         self._append_lock = threading.Lock()
 
     def put(
@@ -277,29 +277,39 @@ class DumpTree(RootedFolder):
         rename = rename_file if replaces else rename_without_replacing
         return self._write_new_file(folder, name, mark, fill, rename)
 
-    def put_small(
-        self, folder: str, name: str, data: bytes, *, mark: str, opened: OpenFolders | None = None
-    ) -> FileStamp:
-        """Make a file as `put` does when it replaces none, by one call where that is possible.
+    def put_small_files(self, folder: str, files: Sequence[SmallFile]) -> list[FileStamp | OSError]:
+        """Make files as `put` does when it replaces none, by one call where that is possible.
 
-        A folder that is in `opened` is not looked up again.
+        Return the stamp of each, or why there is none.
         """
-        write = self._write_small_file
-        if write is not None:
-            opened = {} if opened is None else opened
-            where = opened.get(folder)
-            if where is None:
-                where = opened[folder] = self._folders.open(folder, make=True)
-            try:
-                return FileStamp(*write(where.number, f".{mark}.tmp", name, self._file_mode, data))
-            except FileExistsError:
-                raise
-            except OSError as error:
-                # The other way finds out why, and does without what this system lacks.
-                del opened[folder]
-                if error.errno in _UNSUPPORTED_ERRNOS:
-                    self._write_small_file = None
-        return self.put(folder, name, (data,), mark=mark, replaces=False)
+        write = self._write_small_files
+        if write is None:
+            return [self._put_small(folder, file) for file in files]
+        try:
+            where = self._folders.open(folder, make=True)
+        except OSError as error:
+            return [error] * len(files)
+        made = write(where.number, self._file_mode, files)
+        return [
+            self._take_result(folder, file, found) if isinstance(found, int) else FileStamp(*found)
+            for file, found in zip(files, made, strict=True)
+        ]
+
+    def _take_result(self, folder: str, file: SmallFile, error: int) -> FileStamp | OSError:
+        """Return the error of a small file, or the stamp where Python can make it."""
+        if error == errno.EEXIST:
+            return FileExistsError(error, os.strerror(error), file[1])
+        # The other way finds out why, and does without what this system lacks.
+        if error in _UNSUPPORTED_ERRNOS:
+            self._write_small_files = None
+        return self._put_small(folder, file)
+
+    def _put_small(self, folder: str, file: SmallFile) -> FileStamp | OSError:
+        mark, name, data = file
+        try:
+            return self.put(folder, name, (data,), mark=mark, replaces=False)
+        except OSError as error:
+            return error
 
     def join(
         self, folder: str, name: str, head: bytes, pieces: Sequence[FileTail], *, mark: str

@@ -10,7 +10,6 @@ import pytest
 
 from rankdumpd.agent.ingress.session_intake import RecordWorkers
 from rankdumpd.agent.records import FrameId, ReceivedRecord, RecordOutcome, RecordStatus
-from rankdumpd.agent.storage.tree import OpenFolders
 
 
 @pytest.mark.parametrize("batches", [((0,), (1,)), ((0, 1),)])
@@ -19,11 +18,11 @@ def test_record_workers_continue_after_failing_record(make_head, caplog, batches
     own: Any = object()
     done: queue.SimpleQueue[Sequence[RecordOutcome]] = queue.SimpleQueue()
 
-    def store(parcel: ReceivedRecord, storage: Any, opened: OpenFolders) -> RecordOutcome:
+    def store(batch: Sequence[ReceivedRecord], storage: Any) -> list[RecordOutcome]:
         assert storage is own
-        if parcel.frame_id.sequence == 1:
+        if any(each.frame_id.sequence == 1 for each in batch):
             raise ZeroDivisionError
-        return RecordOutcome(parcel.frame_id, parcel.head, RecordStatus.STORED)
+        return [RecordOutcome(each.frame_id, each.head, RecordStatus.STORED) for each in batch]
 
     workers = RecordWorkers(1, store, done.put)
     workers.start()

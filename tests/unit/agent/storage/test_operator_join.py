@@ -72,7 +72,7 @@ class JoinRig:
         head = head._replace(kind=head.kind._replace(**looks))
         elements = memoryview(data)
         record = examine_record(ReceivedRecord(FrameId("s", sequence), head, elements), None)
-        outcome = self.writer.write_member(record)
+        (outcome,) = self.writer.write_members([record])
         assert outcome.status is RecordStatus.STORED
         member = outcome.membership
         assert member

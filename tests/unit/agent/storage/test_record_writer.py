@@ -23,7 +23,7 @@ from rankdumpd.agent.records import (
     RecordOutcome,
     RecordStatus,
 )
-from rankdumpd.agent.storage.record_writer import RecordWriter
+from rankdumpd.agent.storage.record_writer import PressureCheck, RecordWriter, find_no_pressure
 from rankdumpd.agent.storage.statistic_tables import make_table_format
 from rankdumpd.agent.storage.tree import DumpTree, MappingFiles, write_parts
 
@@ -71,7 +71,14 @@ def write_record(
     data: bytes = b"123456",
     statistics: tuple[str, ...] | None = None,
 ) -> RecordOutcome:
-    return writer.write(examined(head, sequence, statistics, data))
+    return write(writer, examined(head, sequence, statistics, data))
+
+
+def write(
+    writer: RecordWriter, record: ReceivedRecord, pressure: PressureCheck = find_no_pressure
+) -> RecordOutcome:
+    (outcome,) = writer.write([record], pressure=pressure)
+    return outcome
 
 
 def files(root: Path) -> list[Path]:
@@ -87,17 +94,17 @@ DATA = bytes(1 << 17) + bytes(range(256)) * (1 << 9)
 def test_resent_record_is_known_in_both_states(make_head, tmp_path, cause: str, again: str):
     """A file that a killed process wrote is that of the record, packed or not, then and now."""
     writer = writer_of(tree(tmp_path), codec="zstd")
-    first = writer.write(examined(make_head(**LARGE), data=DATA), pressure=lambda _: cause)
+    first = write(writer, examined(make_head(**LARGE), data=DATA), pressure=lambda _: cause)
     (path,) = files(tmp_path)
     before = path.read_bytes()
     assert (first.unpacked, first.bytes_stored) == (cause, len(before))
     assert is_stored_frame(before) == bool(cause)
-    resent = writer.write(examined(make_head(**LARGE), data=DATA), pressure=lambda _: again)
+    resent = write(writer, examined(make_head(**LARGE), data=DATA), pressure=lambda _: again)
     assert (resent.status, resent.bytes_stored) == (RecordStatus.STORED, len(before))
     assert resent.unpacked == ("resent" if cause else "")
     assert files(tmp_path) == [path]
     assert path.read_bytes() == before
-    other = writer.write(examined(make_head(**LARGE), data=DATA[::-1]), pressure=lambda _: again)
+    other = write(writer, examined(make_head(**LARGE), data=DATA[::-1]), pressure=lambda _: again)
     assert (other.status, other.reason) == (RecordStatus.DROPPED, "name_taken")
 
 
@@ -112,13 +119,13 @@ def test_write_asks_for_pressure_only_where_a_file_may_wait(make_head, tmp_path)
         head = make_head(iteration=number, **fields)
         writer = writer_of(tree(tmp_path), codec=codec)
         data = DATA if number < 2 else bytes(16)
-        assert not writer.write(examined(head, data=data), pressure=fail).unpacked
+        assert not write(writer, examined(head, data=data), pressure=fail).unpacked
 
 
 def test_link_to_an_unpacked_file_is_unpacked(make_head, tmp_path):
     """It has to become a link to the packed file."""
     writer = writer_of(tree(tmp_path), codec="zstd")
-    first = writer.write(examined(make_head(**LARGE), data=DATA), pressure=lambda _: "rank_waits")
+    first = write(writer, examined(make_head(**LARGE), data=DATA), pressure=lambda _: "rank_waits")
     assert first.original is not None
     other = make_head(op_name="Default/MatMul-op1", **LARGE)
     linked = writer.link(examined(other, 2, data=DATA), first.original)

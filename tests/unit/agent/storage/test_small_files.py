@@ -6,7 +6,7 @@ import os
 import resource
 import signal
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ import pytest
 from rankdump._kernels.kernel_functions import KERNELS, load_kernels
 from rankdumpd.agent.records import FileStamp
 from rankdumpd.agent.storage import tree as tree_module
-from rankdumpd.agent.storage.tree import DumpTree, OpenFolders
+from rankdumpd.agent.storage.tree import DumpTree
 
 
 @pytest.fixture(params=["", "numpy"], ids=["loaded", "without C"])
@@ -33,8 +33,11 @@ def small_size_limit() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def put(tree: DumpTree, name: str, data: bytes, opened: OpenFolders | None = None) -> FileStamp:
-    return tree.put_small("a/b", name, data, mark="m", opened=opened)
+def put(tree: DumpTree, name: str, data: bytes) -> FileStamp:
+    (made,) = tree.put_small_files("a/b", [("m", name, data)])
+    if isinstance(made, OSError):
+        raise made
+    return made
 
 
 def names(folder: Path) -> list[str]:
@@ -73,14 +76,29 @@ def test_small_file_takes_the_place_of_a_hidden_one_that_a_crash_left(tree, tmp_
 
 
 def test_small_file_is_written_to_a_folder_that_was_removed_meanwhile(tree, tmp_path: Path):
-    """Also when the batch had opened that folder."""
-    opened: OpenFolders = {}
-    put(tree, "x", b"x", opened)
+    put(tree, "x", b"x")
     (tmp_path / "a" / "b" / "x").unlink()
     (tmp_path / "a" / "b").rmdir()
     for name in ("y", "z"):
-        put(tree, name, b"x", opened)
+        put(tree, name, b"x")
     assert names(tmp_path / "a" / "b") == ["y", "z"]
+
+
+def test_small_files_of_a_batch_fail_alone(tree: DumpTree, tmp_path: Path, small_size_limit):
+    """Each has its own result, in their order; of two with one name the first is made."""
+    batch = [("x", b"first"), ("x", b"second"), ("y", bytes(small_size_limit + 1)), ("z", b"")]
+    found = tree.put_small_files("a/b", [(str(number), *each) for number, each in enumerate(batch)])
+    assert [type(each) for each in found] == [FileStamp, FileExistsError, OSError, FileStamp]
+    assert (tmp_path / "a" / "b" / "x").read_bytes() == b"first"
+    assert names(tmp_path / "a" / "b") == ["x", "z"]
+
+
+def test_batch_of_small_files_with_a_name_that_no_file_can_have_is_refused(tree, tmp_path: Path):
+    """The others may exist by then; a file that is written again is recognised."""
+    batch = [("1", "x", b""), ("2", "y\0", b""), ("3", "z", b"")]
+    with pytest.raises(ValueError, match="null"):
+        tree.put_small_files("a/b", batch)
+    assert "x" in names(tmp_path / "a" / "b")
 
 
 def test_small_file_that_cannot_be_written_leaves_nothing(tree, tmp_path: Path, small_size_limit):
@@ -94,11 +112,11 @@ def test_tree_does_without_a_call_that_its_system_lacks(tmp_path: Path, monkeypa
     """A file system without such a rename is asked once."""
     calls: list[str] = []
 
-    def refuse(folder: int, hidden_name: str, name: str, mode: int, data: bytes, /):
-        calls.append(name)
-        raise OSError(22, "Invalid argument")
+    def refuse(folder: int, mode: int, files: Sequence[tuple[str, str, bytes]], /):
+        calls.extend(name for _, name, _ in files)
+        return [22] * len(files)
 
-    monkeypatch.setattr(tree_module, "KERNELS", KERNELS._replace(write_small_file=refuse))
+    monkeypatch.setattr(tree_module, "KERNELS", KERNELS._replace(write_small_files=refuse))
     made = DumpTree(str(tmp_path), file_mode=0o440, folder_mode=0o750)
     for name in ("x", "y"):
         put(made, name, b"data")
