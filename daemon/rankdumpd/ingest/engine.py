@@ -135,7 +135,9 @@ class SourceCleaner:
         """Remove files that are still those ingested, now or when old enough; return how many."""
         now_s = self._clock()
         gone: list[str] = []
-        for file in (*self._due(now_s), *files):
+        # A file that is due may be among the others, which are the later ones of that path.
+        latest = {file.path: file for file in (*self._due(now_s), *files)}
+        for file in latest.values():
             self._young.pop(file.path, None)
             removed = self._source.remove(file.path, file.source, before_s=now_s - REMOVAL_DELAY_S)
             if removed:

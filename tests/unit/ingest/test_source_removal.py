@@ -48,6 +48,14 @@ def test_a_young_file_waits(cleared):
     assert clearing.remove(()) == 0
 
 
+def test_a_due_file_that_is_listed_again_counts_once(cleared):
+    clearing, taken, state, now, _ = cleared
+    assert clearing.remove([taken]) == 0
+    now[0] += REMOVAL_DELAY_S + 0.1
+    assert clearing.remove([taken]) == 1
+    assert state.paths == ["a.npy"]
+
+
 def test_the_end_waits_for_what_is_young(cleared):
     clearing, taken, _, now, path = cleared
     clearing.remove([taken])
