@@ -64,7 +64,13 @@ def call_in_forked_children(method: Callable[[], None]) -> None:
 
 
 NOT_TAKEN_BY_AGENT = "not_taken_by_agent"
-_UNOPENED_LINKS = (LinkState.STARTING, LinkState.ABSENT, LinkState.OPENING, LinkState.REJECTED)
+_UNOPENED_LINKS = (
+    LinkState.STARTING,
+    LinkState.ABSENT,
+    LinkState.UNRESPONSIVE,
+    LinkState.OPENING,
+    LinkState.REJECTED,
+)
 FIRST_ANSWER_TIMEOUT_S = 5.0
 """Longest wait at the start of a job for an agent that neither answers nor rejects."""
 

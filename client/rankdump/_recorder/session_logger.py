@@ -96,7 +96,7 @@ class SessionLogger:
 
     def log_link_change(self, link: LinkState, reason: str, *, closing: bool) -> None:
         """Log a change of the connection's state."""
-        if link is LinkState.ABSENT:
+        if link in (LinkState.ABSENT, LinkState.UNRESPONSIVE):
             self._not_open = ""
             self.warn_once(
                 f"{self._missing or f'no agent at {self._address} ({reason})'}: training "

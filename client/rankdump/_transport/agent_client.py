@@ -205,7 +205,7 @@ class AgentClient:
                 LinkState.ABSENT,
                 LinkState.REJECTED,
             ):
-                away = self.link is LinkState.AWAY
+                away = self.link in (LinkState.AWAY, LinkState.UNRESPONSIVE)
                 allowed_s = min(patience_s, RETURN_AT_EXIT_TIMEOUT_S) if away else patience_s
                 if buffer.idle_s() > allowed_s:
                     break
@@ -274,14 +274,15 @@ class AgentClient:
                 elif isinstance(error, PermanentError):
                     self._set_link(LinkState.REJECTED, str(error))
                     return
+                link = LinkState.AWAY if self._was_opened else LinkState.ABSENT
                 if _is_timed_out(failure):
                     error = UnavailableError(f"no answer within {OPEN_TIMEOUT_S:g} s")
+                    link = LinkState.AWAY if self._was_opened else LinkState.UNRESPONSIVE
                 elif isinstance(error, UnavailableError):
                     error = explain_unavailable(error, self._address, self._credentials)
                 if self._buffer.items.acknowledged > taken:
                     # The stream made progress before it broke: there is no need to wait long.
                     backoff.reset()
-                link = LinkState.AWAY if self._was_opened else LinkState.ABSENT
                 self._set_link(link, str(error))
             except Exception as error:  # this thread must not end without a log line
                 _logger.exception("rankdump: the sender thread stopped")

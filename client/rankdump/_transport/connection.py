@@ -60,6 +60,8 @@ class LinkState(Enum):
     """The agent that the job brought along does not serve yet."""
     ABSENT = "absent"
     """No agent has answered so far."""
+    UNRESPONSIVE = "unresponsive"
+    """No agent has answered in time so far: one may be there, on a busy host."""
     OPENING = "opening"
     """The agent has answered and not opened the session yet: a disk is busy."""
     UP = "up"

@@ -209,18 +209,21 @@ def test_client_close_waits_for_the_first_answer(running: RunningFakeAgent, tmp_
 def test_client_reports_an_agent_that_does_not_answer(
     running: RunningFakeAgent, tmp_path, monkeypatch
 ):
-    """It is not reported as absent."""
+    """It is not reported as absent, and gets at the end what waits."""
     held = threading.Event()
     running.agent.before_opening = lambda: held.wait(60)
     monkeypatch.setattr("rankdump._transport.agent_client.OPEN_TIMEOUT_S", 0.1)
     reasons: list[str] = []
     watched = WatchedClient(running.address, tmp_path, on_reason=reasons.append)
     watched.client.start(60)
-    assert watched.client.link is LinkState.ABSENT
+    assert watched.client.link is LinkState.UNRESPONSIVE
     eventually(lambda: reasons)
     assert reasons[0] == "no answer within 0.1 s"
+    watched.buffer.submit(staged(b"late"))
+    monkeypatch.undo()
     held.set()
-    watched.client.close(1)
+    assert watched.client.close(10) == 0
+    assert bytes_of(running.agent.frames, 1) == b"late"
 
 
 def test_client_ends_with_the_reason_of_a_rejection(running: RunningFakeAgent, tmp_path):
