@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rankdump._core import tree_root
@@ -102,6 +102,7 @@ class _DaemonProcess:
         address: str,
         ingest: Sequence[IngestComponent] = (),
         pipe: WorkerPipe | None = None,
+        begin_watch: Callable[[], None] = lambda: None,
     ) -> int:
         """Serve until a signal; return the exit status. A folder is ingested by the first part."""
         metrics, page = build_metrics(self._settings, self._counters, *parts, audit=self._audit)
@@ -116,6 +117,7 @@ class _DaemonProcess:
                 reread=self._reread,
                 pipe=pipe,
                 required=self._required,
+                begin_watch=begin_watch,
             )
 
     def _build_server(
@@ -179,9 +181,14 @@ def serve_embedded(
     process = _DaemonProcess(settings, reread)
     agent = process.build_agent(ends_with_job=True)
     coordinator = [process.build_coordinator(ends_with_job=True)] if merges else []
-    lifecycle.stop_at_end_of_file(sys.stdin.fileno(), still_used=lambda: _has_ranks(agent))
+
+    def begin_watch() -> None:
+        lifecycle.stop_at_end_of_file(sys.stdin.fileno(), still_used=lambda: _has_ranks(agent))
+
     ingest = _build_ingest(settings.agent)
-    status = process.serve(agent, *coordinator, address=settings.agent.listen, ingest=ingest)
+    status = process.serve(
+        agent, *coordinator, address=settings.agent.listen, ingest=ingest, begin_watch=begin_watch
+    )
     folder.remove_unused(keep_log=status != 0, by_daemon=True)
     return status
 

@@ -262,15 +262,18 @@ def run_process(
     reread: SettingsReader,
     pipe: WorkerPipe | None = None,
     required: RequiredFiles | None = None,
+    begin_watch: Callable[[], None] = lambda: None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, then drain; return the exit status of the process.
 
     `components` are in the order in which tensors pass through them. A supervisor requests a stop
     or a reload over `pipe`. SIGHUP reloads the settings. A missing file of `required` is logged
-    within seconds. A stop that a hanging disk blocks ends the process with status 1.
+    within seconds. A stop that a hanging disk blocks ends the process with status 1. `begin_watch`
+    is called when signals are handled: what it begins may send one at once.
     """
     life = _ProcessLife(components, server, settings, reread, pipe, required or RequiredFiles())
     try:
+        begin_watch()
         life.start()
         life.serve()
     except BaseException:
