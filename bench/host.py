@@ -103,7 +103,9 @@ class Host:
     def remove_tensors(self, name: str) -> None:
         """Delete the ranks' files of a tree; the coordinator may still be writing the others."""
         for folder in self.tree(name).glob("rank_*"):
-            shutil.rmtree(folder)
+            # The agent may be packing a file of it, and put that back meanwhile.
+            while folder.exists():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
