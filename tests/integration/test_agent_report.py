@@ -395,8 +395,10 @@ def test_report_log_is_bounded_while_the_coordinator_is_absent(make_agent, coord
         agent.take(events(1000 * n, 1000, iteration=n), IterationEnd(n, 0))
     ((kept,),) = agent.ledger._select("SELECT SUM(bytes) FROM log")
     assert kept <= 200_000
-    (said,) = agent.reporter.findings()
+    # An outage of some seconds, on a slow machine, is a finding before it.
+    *_, said = agent.reporter.findings()
     lost = int(said.split()[0])
+    assert said == f"{lost} events never reached the coordinator"
     assert lost > 0
     assert lost % 1000 == 0
     assert agent.bodies() == 50 - lost // 1000
