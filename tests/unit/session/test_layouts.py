@@ -36,6 +36,7 @@ def test_declared_layout_is_sent_with_the_kind(running) -> None:
     ]
 
 
+@pytest.mark.torch
 def test_wrong_calls_are_one_line_each(running, caplog) -> None:
     caplog.set_level(logging.WARNING)
     with started(running) as session:
