@@ -98,6 +98,12 @@ class SmallFileWriter(Protocol):
         ...
 
 
+_COMPILED_FUNCTIONS = (
+    *(name for name in vars(KernelFunctions) if not name.startswith("_")),
+    "write_small_files",
+)
+
+
 class LoadedKernels(NamedTuple):
     """Functions, and the words that tell which ones they are."""
 
@@ -128,12 +134,13 @@ def load_kernels(wanted: str) -> LoadedKernels:
         return _load_numpy("installed without a C compiler")
     except ImportError as error:
         return _load_numpy(str(error))
+    if any(not hasattr(native, name) for name in _COMPILED_FUNCTIONS):
+        # As in a working copy, until it is compiled again.
+        return _load_numpy("the compiled module is older than the library: install it again")
     if wanted and not native.select_variant(wanted):
         return _load_numpy(f"{KERNELS_VARIABLE} is {wanted!r}, which does not run here")
     about = f"compiled, {native.get_variant()}"
-    # In a working copy the module may be an older one until it is compiled again.
-    write_small_files = getattr(native, "write_small_files", None)
-    return LoadedKernels(native, about, is_compiled=True, write_small_files=write_small_files)
+    return LoadedKernels(native, about, True, native.write_small_files)
 
 
 def _load_numpy(reason: str) -> LoadedKernels:

@@ -97,9 +97,12 @@ class SessionLogger:
     def log_link_change(self, link: LinkState, reason: str, *, closing: bool) -> None:
         """Log a change of the connection's state."""
         if link in (LinkState.ABSENT, LinkState.UNRESPONSIVE):
+            absent = f"no agent at {self._address} ({reason})"
+            if link is LinkState.UNRESPONSIVE:
+                absent = f"the agent at {self._address} does not answer ({reason})"
             self._not_open = ""
             self.warn_once(
-                f"{self._missing or f'no agent at {self._address} ({reason})'}: training "
+                f"{self._missing or absent}: training "
                 f"continues; up to {self._buffer_bytes >> 20} MiB of tensors wait for an agent, "
                 f"further ones are dropped and counted",
                 about="absent",

@@ -60,6 +60,16 @@ def test_numpy_stands_in_for_a_module_that_is_absent_or_broken(tmp_path: Path):
         assert done.stdout == description, done.stderr
 
 
+@pytest.mark.parametrize("missing", ["encode_varint", "write_small_files"])
+def test_numpy_stands_in_for_a_module_of_an_older_library(
+    monkeypatch: pytest.MonkeyPatch, missing: str
+):
+    monkeypatch.delattr(native, missing)
+    older = load_kernels("")
+    assert older.functions is numpy_twin
+    assert "older than the library: install it again" in older.description
+
+
 def test_environment_chooses_the_kernels_of_a_process():
     code = "from rankdump._kernels.kernel_functions import KERNELS; print(KERNELS.description)"
     for wanted in ("numpy", *VARIANTS):

@@ -54,6 +54,7 @@ def test_warnings_are_limited(caplog, monkeypatch):
     ("links", "closing", "words"),
     [
         ([LinkState.ABSENT, LinkState.ABSENT], False, ["no agent at unix:/a"]),
+        ([LinkState.UNRESPONSIVE], False, ["the agent at unix:/a does not answer"]),
         (
             [LinkState.UP, LinkState.AWAY, LinkState.AWAY, LinkState.UP],
             False,
