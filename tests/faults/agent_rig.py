@@ -55,9 +55,7 @@ class AgentRig:
 
     def play(self, session: rankdump.Session, iteration: int, rank: int = 0, life: int = 0) -> None:
         """Dump one iteration; it ends with the next one, or with the session."""
-        session.step(iteration)
-        for name in names(rank, life, iteration):
-            session.dump(OP_TYPE, op_name(name), "output", name.slot, tensor(name))
+        dump_iteration(session, iteration, rank, life)
 
     def status(self) -> list[IterationStatus]:
         """Return how every iteration stands, in their order."""
@@ -86,6 +84,13 @@ class AgentRig:
     def wait_manifests(self, iterations: list[int]) -> None:
         """Return once just these iterations have their manifest."""
         wait_until(lambda: sorted(each.iteration for each in tree(self.root)[1]) == iterations)
+
+
+def dump_iteration(session: rankdump.Session, iteration: int, rank: int = 0, life: int = 0) -> None:
+    """Begin an iteration and dump all its tensors."""
+    session.step(iteration)
+    for name in names(rank, life, iteration):
+        session.dump(OP_TYPE, op_name(name), "output", name.slot, tensor(name))
 
 
 def wait_until(true: Callable[[], object]) -> None:

@@ -239,7 +239,7 @@ class RankProcess(ManagedProcess):
         return {
             "common_dump_settings": common | self.role.common,
             "e2e_dump_settings": {"enable": True, "trans_flag": True},
-            "rankdump": {"block_timeout_s": 5, "shared_memory": not self.role.meddled}
+            "rankdump": {"block_timeout_s": 15, "shared_memory": not self.role.meddled}
             | self.role.own,
         }
 
@@ -257,8 +257,13 @@ class RankProcess(ManagedProcess):
     @property
     def up(self) -> bool:
         """Whether anything of its present life is safe."""
+        return any(self.acknowledged)
+
+    @property
+    def acknowledged(self) -> bytes:
+        """How much of its present life is safe, as its journal has it; empty at its start."""
         path = self.folder / f"rank{self.role.rank}.{self.starts - 1}.acknowledged"
-        return path.exists() and any(path.read_bytes())
+        return path.read_bytes() if path.exists() else b""
 
     def close(self) -> None:
         """Close proxies and tamperers."""

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from faults.control_page import ControlPage
 from faults.fault_layer import FaultLayer
-from faults.rank_journal import RankJournal
+from faults.rank_journal import NOT_CLOSED, RankJournal
 from faults.tensor_content import OP_TYPE, names, op_name, tensor
 
 import rankdump
@@ -50,7 +50,8 @@ class ClientWitness:
 
     def __init__(self, journal: RankJournal, control: ControlPage) -> None:
         self.session_id = ""
-        self.left = 1
+        self.left: dict[str, Any] = NOT_CLOSED
+        """What the session kept when it was closed, and the state in which it waited no longer."""
         self._journal = journal
         self._wrap_client()
         self._wrap_buffer()
@@ -66,10 +67,14 @@ class ClientWitness:
             begin(client, request, *args, **fields)
 
         def closed(client: AgentClient, patience_s: float) -> int:
-            lost = close(client, patience_s)
-            witnessed.left = lost + client.left_in_slab
-            if client._buffer.items.outstanding:
-                witnessed.left += 1
+            lost, items = close(client, patience_s), client._buffer.items
+            witnessed.left = {
+                "tensors": lost + client.left_in_slab,
+                "outstanding": items.outstanding,
+                "in_slab": client.left_in_slab,
+                "link": client.link.value,
+                "idle_s": round(client._buffer.idle_s(), 3),
+            }
             return lost
 
         _put(AgentClient, "__init__", begun)

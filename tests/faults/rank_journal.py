@@ -11,6 +11,8 @@ from typing import Any
 from faults.values import RankLife
 
 _NUMBER = struct.Struct("<Q")
+NOT_CLOSED = {"tensors": 1, "outstanding": 1}
+"""What a rank kept that did not come to closing its session."""
 
 
 class RankJournal:
@@ -32,7 +34,7 @@ class RankJournal:
 
 def read(path: Path) -> RankLife | None:
     """Return what a journal says; None where its process did not come to opening a session."""
-    said: dict[str, Any] = {}
+    said: dict[str, Any] = {"left": NOT_CLOSED}
     ended: dict[int, int] = {}
     for line in path.read_text().splitlines():
         fields = json.loads(line)
@@ -49,6 +51,7 @@ def read(path: Path) -> RankLife | None:
         root=said["root"],
         begun=said.get("begun", -1),
         ended=ended,
-        closed=said.get("left", 1) == 0,
+        closed=not said["left"]["tensors"] and not said["left"]["outstanding"],
+        left=said["left"],
         acknowledged=_NUMBER.unpack(number)[0] if number else 0,
     )

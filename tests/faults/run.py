@@ -186,12 +186,19 @@ def _of(path: str, closed: set[str]) -> bool:
 
 
 def _all_live(deployment: FaultDeployment, player: SchedulePlayer) -> None:
-    """Wait until all processes have been up for a while, so that session ends are received."""
+    """Wait until every process is up, and every rank has been answered since then."""
     until_s = time.monotonic() + _PATIENCE_S
     servers = (deployment.coordinator, *deployment.agents)
+    before: list[bytes] = []
     while time.monotonic() < until_s:
-        if all(rank.settled for rank in deployment.ranks) and all(
+        if not all(rank.settled for rank in deployment.ranks) or not all(
             is_daemon_serving(s.address) for s in servers
+        ):
+            before = []
+        elif not before:
+            before = [rank.acknowledged for rank in deployment.ranks]
+        elif all(
+            rank.acknowledged != was for rank, was in zip(deployment.ranks, before, strict=True)
         ):
             break
         player.look_after()
@@ -204,8 +211,11 @@ def _not_well(deployment: FaultDeployment) -> list[str]:
         (life.rank, life.life): life for life in observation.lives(deployment.agents[0].folder)
     }
     last = [lives.get((rank.role.rank, rank.starts - 1)) for rank in deployment.ranks]
-    return [f"rank {each.rank} life {each.life} kept something" for each in last
-            if each is not None and not each.closed]  # fmt: skip
+    return [
+        f"rank {each.rank} life {each.life} kept something: {dict(each.left)}"
+        for each in last
+        if each is not None and not each.closed
+    ]
 
 
 def _drained(deployment: FaultDeployment) -> list[str]:

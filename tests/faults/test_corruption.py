@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from threading import Event
 
 import pytest
-from faults.agent_rig import EACH, AgentRig
-from faults.control_page import PLACES
+from faults.agent_rig import EACH, AgentRig, dump_iteration
+from faults.control_page import PLACES, ControlPage
+from faults.observation import tree
 from faults.rank import BitFlipper
+from integration.conftest import StandaloneProcess
+from support.worker_host import WAIT_S, RankPlace
 
 import rankdump
+from rankdump._cli.daemon_client import drain_agent
 from rankdump._core.status import IterationStatus
+from rankdump._transport.agent_client import TransportSelector
 from rankdump._transport.push_stream import PushStream
 from rankdump._transport.send_buffer import SendBuffer
+
+
+def flip_bits(monkeypatch, control: ControlPage, body: str, place: str) -> None:
+    """Let ranks of this process flip bits of such entries where the control page requests it."""
+    flipper = BitFlipper(control, body)
+    monkeypatch.setattr(SendBuffer, "publish", flipper.publish(SendBuffer.publish))
+    monkeypatch.setattr(PushStream, "requests", flipper.requests(PushStream.requests))
+    control.flip_at = place
 
 
 @pytest.fixture
@@ -20,10 +36,7 @@ def flip(rig: AgentRig, monkeypatch) -> Callable[..., list[IterationStatus]]:
     """Flips one bit of an entry of some kind in the second of three iterations."""
 
     def flipped(body: str, place: str, saved: str = "tensor") -> list[IterationStatus]:
-        flipper = BitFlipper(rig.control, body)
-        monkeypatch.setattr(SendBuffer, "publish", flipper.publish(SendBuffer.publish))
-        monkeypatch.setattr(PushStream, "requests", flipper.requests(PushStream.requests))
-        rig.control.flip_at = place
+        flip_bits(monkeypatch, rig.control, body, place)
         with rig.session(saved=saved) as session:
             played(rig, session)
         assert rig.control.hits("flip") == 1
@@ -60,6 +73,37 @@ def test_damaged_iteration_end_is_resent(rig: AgentRig, flip, place):
     """Law: what the rank still has costs nothing."""
     assert [each.kept_tensors for each in flip("iteration_end", place)] == [EACH] * 3
     assert rig.stored() == 3 * EACH
+
+
+@pytest.mark.parametrize("place", ["frame", "head"])
+def test_restarted_agent_does_not_read_an_abandoned_slab(socket_folder: Path, monkeypatch, place):
+    """Law: the rank is not rejected by an agent that knows nothing of the damage."""
+    avoid, found, restarted = TransportSelector.avoid_slabs, Event(), Event()
+
+    def avoided(selector: TransportSelector, reason: str) -> None:
+        found.set()
+        assert restarted.wait(WAIT_S)
+        avoid(selector, reason)
+
+    monkeypatch.setattr(TransportSelector, "avoid_slabs", avoided)
+    daemon, control = StandaloneProcess(socket_folder), ControlPage(socket_folder / "control")
+    flip_bits(monkeypatch, control, "iteration_end", place)
+    placed = RankPlace(socket_folder, daemon.address)
+    with closing(daemon), placed.session(0) as session:
+        dump_iteration(session, 1)
+        control.flips = 1
+        session.step(2)
+        assert found.wait(WAIT_S)
+        daemon.kill()
+        daemon.start()
+        restarted.set()
+        dump_iteration(session, 2)
+        session.close()
+        assert drain_agent(daemon.address, timeout_s=WAIT_S) == 0
+    files, manifests, _ = tree(placed.tree)
+    assert [(each.kept, dict(each.dropped)) for each in manifests] == [(EACH, {})] * 2
+    assert len(files) == 2 * EACH
+    assert not any(file.fault for file in files)
 
 
 @pytest.mark.parametrize("place", ["frame", "head"])

@@ -74,6 +74,8 @@ class RankLife:
     """Whether it said goodbye and everything was taken."""
     acknowledged: int
     """The highest number that it was told is safe."""
+    left: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """What it kept when it said goodbye, and in which state it waited no longer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,13 @@ class TransportSelector:
         if reason:
             self._on_slab_unused(reason)
 
+    def update_request(self, request: SessionRequest) -> SessionRequest:
+        """Return the request of the next connection: without a slab once slabs are avoided.
+
+        An agent that was restarted does not know that the slab is damaged, and would read it again.
+        """
+        return replace(request, wants_slab=False) if self._avoid else request
+
     def avoid_slabs(self, reason: str) -> None:
         """Use the stream from the next connection on."""
         self._avoid = reason
@@ -315,7 +322,8 @@ class AgentClient:
 
     def _connect(self) -> None:
         """Open or resume the session, after one redirect at most; push until the stream ends."""
-        request, address = session_request_to_wire(self._request), self._address
+        request = session_request_to_wire(self._selector.update_request(self._request))
+        address = self._address
         for _ in ("here", "redirected"):
             with open_channel(address, self._credentials, CHANNEL_OPTIONS) as channel:
                 stub = agent_pb2_grpc.AgentServiceStub(channel)
