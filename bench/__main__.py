@@ -22,8 +22,9 @@ NAMES = (
     "diff",
     "reading",
     "governor",
+    "table",
 )
-QUICK = ("diff", "reading", "governor")
+QUICK = ("diff", "reading", "governor", "table")
 """Benchmarks with a small version, for tests."""
 
 

@@ -5,6 +5,7 @@
     |   |-- ConfigError     a configuration has a value that is not allowed
     |   |-- RejectedError   the other side understood the request and rejected it
     |   |   `-- ForbiddenError  the caller is not authorised for the request
+    |   |-- QueryError      a statement of SQL cannot be run, or ran too long
     |   |-- UnsupportedError  no file format here can hold the elements of a tensor
     |   |-- ProtocolError   a message contradicts itself or an earlier one
     |   `-- CorruptedError  the content of a file does not match its format or checksum
@@ -27,6 +28,7 @@ __all__ = [
     "ForbiddenError",
     "PermanentError",
     "ProtocolError",
+    "QueryError",
     "RankdumpError",
     "RejectedError",
     "ResendError",
@@ -72,6 +74,10 @@ class RejectedError(PermanentError):
 
 class ForbiddenError(RejectedError):
     """The certificate, token or role of the caller does not authorise the request."""
+
+
+class QueryError(PermanentError):
+    """A statement of SQL is not one SELECT, is rejected, or ran too long."""
 
 
 class UnsupportedError(PermanentError):

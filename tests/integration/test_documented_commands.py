@@ -121,6 +121,8 @@ def readme(page: DocumentPage, trained: TrainedTrees) -> None:
     page.run("rankdump diff A B", A="before", B="before", says="0 different|equal")
     page.run("rankdump ls TREE", TREE="/data/dump", says="Linear")
     file = next((page.folder / "data/dump/rank_0").rglob("Linear.Default*Head*output*"))
+    count = "'SELECT count(*) AS tensors FROM tensors'"
+    page.run("rankdump query TREE SQL", TREE="/data/dump", SQL=count, says="tensors")
     page.run("rankdump show FILE", FILE=file, says=r"shape: +\(2,2\)")
     page.run("rankdump stats TREE --nonfinite", TREE="/data/dump", says="all of them are finite")
     page.run("rankdump find-source TREE train.py:24", TREE="/data/dump", says="Linear-op0")
@@ -404,6 +406,13 @@ def mindspore(page: DocumentPage, _: TrainedTrees) -> None:
         )
 
 
+def querying(page: DocumentPage, trained: TrainedTrees) -> None:
+    copied(trained.tree, page.folder / "data/dump")
+    page.run("rankdump index /data/dump", says=r"rows in 1 file written")
+    (query,) = (command for command in commands(page.path) if "query /data/dump" in command)
+    page.run(query, says=r"(?s)rank  tensors +norm\n +0 .*\n +1 ")
+
+
 def performance(page: DocumentPage, _: TrainedTrees) -> None:
     """A benchmark takes many minutes, so only the existence of each is checked."""
     for command in commands(page.path):
@@ -427,6 +436,7 @@ SCENES: dict[str, Callable[[DocumentPage, TrainedTrees], None]] = {
     "docs/order.md": order,
     "docs/overflow.md": overflow,
     "docs/performance.md": performance,
+    "docs/querying.md": querying,
     "docs/reading.md": reading,
     "docs/security.md": security,
     "deploy/README.md": deploy,

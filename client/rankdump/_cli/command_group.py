@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import click
 
 from rankdump._cli.version_option import add_version_option
-from rankdump.errors import ConfigError, RankdumpError, UnavailableError
+from rankdump.errors import ConfigError, QueryError, RankdumpError, UnavailableError
 
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -25,11 +25,13 @@ COMMAND_NAMES = (
     "forecast",
     "fsck",
     "hints",
+    "index",
     "ingest",
     "ls",
     "order",
     "overflow",
     "pin",
+    "query",
     "run",
     "show",
     "stats",
@@ -94,6 +96,6 @@ def run_command_line(arguments: Sequence[str]) -> int:
 
 
 def _exit_code_of(error: Exception) -> int:
-    if isinstance(error, click.ClickException | ConfigError):
+    if isinstance(error, click.ClickException | ConfigError | QueryError):
         return EXIT_USAGE
     return EXIT_UNAVAILABLE if isinstance(error, UnavailableError) else EXIT_FAILURE

@@ -20,8 +20,8 @@ PUBLIC_NAMES = {
     """,
     "rankdump.errors": """
         ConfigError CorruptedError EmptyFileError ExhaustedError ForbiddenError PermanentError
-        ProtocolError RankdumpError RejectedError ResendError RetryableError UnavailableError
-        UnsupportedError
+        ProtocolError QueryError RankdumpError RejectedError ResendError RetryableError
+        UnavailableError UnsupportedError
     """,
     "rankdump.integrations": "accelerate deepspeed fabric lightning torchtitan transformers",
     "rankdump.integrations.accelerate": "attach",

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from importlib import import_module
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,9 +46,11 @@ from rankdump._layout.tree_paths import make_mindspore_readable_key
 from rankdump.errors import CorruptedError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from typing_extensions import Unpack
 
     from rankdump._analysis.reader.query import Filters
+    from rankdump._analysis.table.table_query import QueryLimits
 
 _MSPROBE_FILES = tuple(
     f"{folder}{name}"
@@ -146,6 +149,11 @@ class Dump:
     def root(self) -> Path:
         """The folder that contains the folders of ranks, times or devices."""
         return self._source.root
+
+    @property
+    def tree(self) -> Tree:
+        """The walked tree, with at least the places that the filters select."""
+        return self._tree
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -282,6 +290,36 @@ class Dump:
             for row in read_table_rows(table, known)
             if dump._keeps(row)
         ]
+
+    def table(self) -> pa.Table:
+        """Return a row for each tensor and its statistics, as a table of Arrow.
+
+        The columns are in [docs/querying.md](../../../../docs/querying.md). Needs
+        `pip install 'rankdump[table]'`. Files that cannot be read are in `problems` of the tree.
+        """
+        from rankdump._analysis.reader.tensor_columns import make_columns_of_tree
+
+        return make_columns_of_tree(self._tree, [], self._keeps)
+
+    def pandas(self) -> Any:
+        """Return `table()` as a DataFrame of pandas, which has to be installed."""
+        return self.table().to_pandas()
+
+    def polars(self) -> Any:
+        """Return `table()` as a DataFrame of Polars, which has to be installed."""
+        return import_module("polars").from_arrow(self.table())
+
+    def sql(self, statement: str, *, limits: QueryLimits | None = None) -> pa.Table:
+        """Return the rows of one SELECT over `tensors`, `iterations`, `events` and `findings`.
+
+        Without filters, tensors and iterations are those of the table of the tree, where it has
+        one. QueryError for a statement that cannot be run, ExhaustedError when it needs more
+        memory than the limits allow.
+        """
+        from rankdump._analysis.reader.table_views import find_views
+        from rankdump._analysis.table.table_query import run_query
+
+        return run_query(statement, find_views(self, is_filtered=bool(self._queries)), limits)
 
     @cached_property
     def sources(self) -> Mapping[str, tuple[Frame, ...]]:

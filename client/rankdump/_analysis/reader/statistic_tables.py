@@ -50,6 +50,11 @@ _TITLE_SPELLINGS = {title.lower(): title for title in STATISTIC_TITLES.values()}
 """Titles of MindSpore by the spellings of CANN and its tools, in lower case."""
 
 
+def spell_title(title: str) -> str:
+    """Return the title of a column as MindSpore spells it; an unknown title as it is."""
+    return _TITLE_SPELLINGS.get(title.lower(), title)
+
+
 @dataclass(frozen=True, slots=True)
 class PlacedInfoLine:
     """One line of an info file with its position."""
@@ -367,7 +372,7 @@ def _statistics_row(
         dtype=normalize_element_name(row.dtype),
         shape=row.shape,
         data_bytes=row.data_bytes,
-        values={_TITLE_SPELLINGS.get(title.lower(), title): text for title, text in row.values},
+        values={spell_title(title): text for title, text in row.values},
         relative=table.relative,
         record=known_record[1] if known_record is not None else None,
     )

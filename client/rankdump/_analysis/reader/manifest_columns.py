@@ -1,0 +1,304 @@
+"""Rows of the tensor table from manifests of rankdump, as columns: a record is never an object of
+its own, except where the name of its file says nothing by itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import json as arrow_json
+
+from rankdump._analysis.reader.tree_files import read_long_names
+from rankdump._analysis.table.table_schema import ITERATION_SCHEMA
+from rankdump._core.json_values import read_json
+from rankdump._core.manifest import Manifest, is_intact
+from rankdump._core.record import TensorSide
+from rankdump._core.tensor_layout import TensorLayout
+from rankdump._layout.dump_folders import find_folder, parse_name_in_folder
+from rankdump._layout.tree_paths import CONSTANT_FOLDER, MAPPING_FILE
+from rankdump.errors import CorruptedError
+
+UNKNOWN_SIDE = -1
+SIDES = (TensorSide.INPUT.value, TensorSide.OUTPUT.value)
+_RECORD_SCHEMA = pa.schema(
+    [
+        ("path", pa.string()),
+        ("timestamp_us", pa.int64()),
+        ("op_type", pa.string()),
+        ("op_name", pa.string()),
+        ("argument", pa.string()),
+        ("dtype", pa.string()),
+        ("shape", pa.list_(pa.int64())),
+        ("bytes_in", pa.int64()),
+        ("bytes_stored", pa.int64()),
+        ("digest", pa.string()),
+        ("member", pa.string()),
+        ("microbatch", pa.int32()),
+        ("phase", pa.string()),
+        ("layout", pa.int32()),
+    ]
+)
+_SIDE_OF_PATH = (
+    r"^.*\.(?P<side>input|output)\.(?P<slot>[0-9]{1,9})\.[^./]+(?:\.[^./]+)?\.npy(?:\.zst)?$"
+)
+_SIDE_OF_MEMBER = r"^(?P<side>input|output)\.(?P<slot>[0-9]{1,9})$"
+_LINE_END = b",\n"
+_MAX_BLOCK_BYTES = 1 << 30
+
+
+@dataclass(slots=True)
+class ManifestColumns:
+    """Records of several manifests."""
+
+    manifests: list[Manifest] = field(default_factory=list[Manifest])
+    """Without their records."""
+    records: pa.Table = field(default_factory=_RECORD_SCHEMA.empty_table)
+    """As the manifests have them, but that `layout` is a text, and with `slot` and `side`: 0 for an
+    input, 1 for an output, UNKNOWN_SIDE where only a table of statistics says it.
+    """
+    manifest_of: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Place of each record's manifest in `manifests`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ManifestFile:
+    """A manifest that was read: its head, and its records as lines of JSON."""
+
+    manifest: Manifest
+    layouts: tuple[str, ...]
+    lines: bytes
+
+    @property
+    def count(self) -> int:
+        """Number of the records."""
+        return self.lines.count(b"\n") + 1 if self.lines else 0
+
+
+def read_manifest_columns(root: Path, paths: Sequence[str], problems: list[str]) -> ManifestColumns:
+    """Return the records of manifests; adds a problem for each that cannot be read."""
+    files: list[_ManifestFile] = []
+    for path in paths:
+        try:
+            files.append(_read_file(root / path))
+        except (OSError, CorruptedError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            problems.append(f"{root / path}: cannot be read: {reason}")
+    if not files:
+        return ManifestColumns()
+    records, files = _parse_records(files, problems)
+    counts = np.array([each.count for each in files], np.int64)
+    manifest_of = np.repeat(np.arange(len(files)), counts)
+    records = _spell_layouts(records, files, manifest_of)
+    records = _add_sides(root, records)
+    return ManifestColumns([each.manifest for each in files], records, manifest_of)
+
+
+def _read_file(path: Path) -> _ManifestFile:
+    data = path.read_bytes()
+    if not is_intact(data):
+        raise CorruptedError("its checksum is wrong")
+    try:
+        return _split_file(data)
+    except ValueError:
+        # Another program, or an early version, formatted it.
+        return _split_file(_format_again(data))
+
+
+def _split_file(data: bytes) -> _ManifestFile:
+    """Return the parts of a manifest as `Manifest.to_json` formats it; ValueError for another."""
+    first, found, rest = data.partition(b"\n")
+    manifest = Manifest.parse_head(first + found)
+    end = rest.rfind(b"\n]")
+    if manifest is None or end < 0:
+        raise ValueError("the records of the manifest are not lines")
+    layouts: tuple[str, ...] = ()
+    if b'"layouts": ' in first:
+        listed = json.loads(first + b"]}")["layouts"]
+        layouts = tuple(str(read_json(TensorLayout, each, minimum=0)) for each in listed)
+    return _ManifestFile(manifest, layouts, rest[:end])
+
+
+def _format_again(data: bytes) -> bytes:
+    manifest = Manifest.from_json(data)
+    records = tuple(
+        record._replace(**{name: _make_text(getattr(record, name)) for name in _NAMES})
+        for record in manifest.records
+    )
+    return Manifest(
+        manifest.status,
+        manifest.world_size,
+        manifest.device,
+        manifest.host,
+        records,
+        manifest.session,
+    ).to_json()
+
+
+_NAMES = ("path", "op_type", "op_name", "argument")
+
+
+def _make_text(text: str) -> str:
+    """Return a text that can be encoded: names of files may have any bytes."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _parse_records(
+    files: list[_ManifestFile], problems: list[str]
+) -> tuple[pa.Table, list[_ManifestFile]]:
+    """Return the records of all files, and the files that could be read."""
+    try:
+        return _parse_lines(files), files
+    except pa.ArrowException:
+        pass
+    # One of them is not as it should be: each is read by itself.
+    tables: list[pa.Table] = []
+    kept: list[_ManifestFile] = []
+    for each in files:
+        status = each.manifest.status
+        where = f"the manifest of rank {status.rank}, iteration {status.iteration}"
+        for data in (each, None):
+            try:
+                whole = data if data is not None else _repair(each)
+                tables.append(_parse_lines([whole]))
+                kept.append(whole)
+                break
+            except (pa.ArrowException, CorruptedError) as error:
+                if data is None:
+                    problems.append(f"{where}: {error}")
+    if not tables:
+        return _RECORD_SCHEMA.empty_table(), []
+    return pa.concat_tables(tables), kept
+
+
+def _repair(file: _ManifestFile) -> _ManifestFile:
+    """Return a file with texts that Arrow reads; CorruptedError where a line is no record."""
+    try:
+        records = [json.loads(line.removesuffix(b",")) for line in file.lines.split(b"\n")]
+        lines = [
+            json.dumps({k: _make_text(v) if isinstance(v, str) else v for k, v in each.items()})
+            for each in records
+        ]
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise CorruptedError(f"a record cannot be read: {error}") from None
+    return _ManifestFile(file.manifest, file.layouts, ",\n".join(lines).encode())
+
+
+def _parse_lines(files: Sequence[_ManifestFile]) -> pa.Table:
+    lines = b"\n".join(each.lines.replace(b"}" + _LINE_END, b"}\n") for each in files if each.lines)
+    if not lines:
+        return _RECORD_SCHEMA.empty_table()
+    options = arrow_json.ParseOptions(
+        explicit_schema=_RECORD_SCHEMA, unexpected_field_behavior="error", newlines_in_values=False
+    )
+    # A line may be longer than a block, which is read at a time.
+    block_bytes = min(max(1 << 20, len(lines) // 4), _MAX_BLOCK_BYTES)
+    table = arrow_json.read_json(
+        pa.BufferReader(lines + b"\n"),
+        arrow_json.ReadOptions(use_threads=False, block_size=block_bytes),
+        options,
+    )
+    if len(table) != sum(each.count for each in files):
+        raise pa.ArrowInvalid("a record is not on a line of its own")
+    return table.select(_RECORD_SCHEMA.names).cast(_RECORD_SCHEMA)
+
+
+def _spell_layouts(
+    records: pa.Table, files: Sequence[_ManifestFile], manifest_of: npt.NDArray[np.int64]
+) -> pa.Table:
+    """Replace the numbers of layouts by their texts."""
+    at = records.schema.get_field_index("layout")
+    texts = [text for each in files for text in each.layouts]
+    if not texts:
+        return records.set_column(at, "layout", pa.nulls(len(records), pa.string()))
+    starts = np.cumsum([0, *(len(each.layouts) for each in files)])[:-1]
+    numbers = records.column("layout")
+    known = pc.add(numbers.cast(pa.int64()), pa.array(starts[manifest_of]))
+    is_known = pc.and_(pc.greater_equal(known, 0), pc.less(known, len(texts)))
+    known = pc.if_else(is_known, known, None)
+    return records.set_column(at, "layout", pc.take(pa.array(texts, pa.string()), known))
+
+
+def _add_sides(root: Path, records: pa.Table) -> pa.Table:
+    """Add the columns `side` and `slot`."""
+    sides = np.full(len(records), UNKNOWN_SIDE, np.int64)
+    slots = np.zeros(len(records), np.int64)
+    members = records.column("member").fill_null("")
+    paths = records.column("path")
+    for texts, pattern in ((paths, _SIDE_OF_PATH), (members, _SIDE_OF_MEMBER)):
+        found = pc.extract_regex(texts, pattern)
+        known = pc.is_valid(found).to_numpy()
+        if known.any():
+            sides[known] = _number_sides(pc.struct_field(found, "side"))[known]
+            text = pc.struct_field(found, "slot").filter(pa.array(known))
+            slots[known] = text.cast(pa.int64()).to_numpy()
+    named = pc.not_equal(paths, "").to_numpy()
+    for row in np.flatnonzero((sides == UNKNOWN_SIDE) & named).tolist():
+        sides[row], slots[row] = _parse_path(root, paths[row].as_py())
+    return records.append_column("side", pa.array(sides)).append_column("slot", pa.array(slots))
+
+
+def _number_sides(texts: Any) -> npt.NDArray[np.int64]:
+    """Return 0 for the text of an input, 1 for that of an output."""
+    return pc.index_in(texts, pa.array(SIDES)).fill_null(0).to_numpy().astype(np.int64)
+
+
+def _parse_path(root: Path, path: str) -> tuple[int, int]:
+    """Return side and slot by the whole grammar of names, for a tensor with a short name too."""
+    parent, _, name = path.rpartition("/")
+    folder = find_folder(parent)
+    if folder is not None:
+        file = parse_name_in_folder(folder, _get_long_name(root / parent, name))
+        if file is not None:
+            return SIDES.index(file.side.value), file.slot
+    return UNKNOWN_SIDE, 0
+
+
+def _get_long_name(folder: Path, name: str) -> str:
+    try:
+        return _read_long_names(folder / MAPPING_FILE).get_full_name(name)
+    except CorruptedError:
+        return name
+
+
+_read_long_names = lru_cache(maxsize=8)(read_long_names)
+
+
+def find_constants(records: pa.Table) -> pa.ChunkedArray:
+    """Return which records are of constants, which belong to no iteration."""
+    return pc.match_substring(records.column("path"), f"/{CONSTANT_FOLDER}/")
+
+
+def make_iteration_table(manifests: Sequence[Manifest]) -> pa.Table:
+    """Return the rows of iterations of manifests."""
+    rows = [
+        {
+            "job": status.job_id,
+            "attempt": status.attempt,
+            "session": status.session_id,
+            "rank": status.rank,
+            "iteration": status.iteration,
+            "expected": status.expected,
+            "stored": status.stored,
+            "linked": status.linked,
+            "degraded": status.degraded,
+            "dropped": sum(status.dropped.values()),
+            "dropped_by": list(status.dropped.items()),
+            "degraded_by": list(status.degraded_by.items()),
+            "bytes": status.bytes_in,
+            "stored_bytes": status.bytes_stored,
+            "stall_us": status.stall_us,
+            "host": manifest.host,
+        }
+        for manifest in manifests
+        for status in [manifest.status]
+    ]
+    return pa.Table.from_pylist(rows, ITERATION_SCHEMA)

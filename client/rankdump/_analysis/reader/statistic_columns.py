@@ -1,0 +1,256 @@
+"""Statistics of tensors as columns, and their place beside the records of manifests. Arrow reads
+`statistic.csv`; a table that it rejects, and those of other forms, are read row by row.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pyarrow import csv as arrow_csv
+
+from rankdump._analysis.reader.manifest_columns import SIDES, UNKNOWN_SIDE
+from rankdump._analysis.reader.statistic_tables import MAX_TABLE_BYTES, spell_title
+from rankdump._analysis.reader.tree import Figures
+from rankdump._analysis.table.table_schema import STATISTIC_COLUMNS, TENSOR_SCHEMA
+from rankdump._codec.file_codec import select_codec
+from rankdump._core.statistics import MD5_ITEM, STATISTIC_TITLES
+from rankdump._layout.statistic_tables import (
+    STATISTIC_COLUMNS as FIXED_TITLES,
+)
+from rankdump._layout.statistic_tables import (
+    STATISTIC_COLUMNS_WITH_FORMAT,
+    STATISTIC_TABLE_NAME,
+    parse_statistic_table,
+)
+from rankdump.errors import CorruptedError
+
+_COLUMNS = {**STATISTIC_COLUMNS, MD5_ITEM: MD5_ITEM}
+_COLUMN_OF_TITLE = {title: _COLUMNS[item] for item, title in STATISTIC_TITLES.items()}
+STATISTIC_FIELDS = [TENSOR_SCHEMA.field(name) for name in _COLUMNS.values()]
+_PLACE_FIELDS = [
+    pa.field("place", pa.int64()),
+    pa.field("timestamp_us", pa.int64()),
+    pa.field("side", pa.int64()),
+    pa.field("slot", pa.int64()),
+]
+STATISTIC_SCHEMA = pa.schema([*_PLACE_FIELDS, *STATISTIC_FIELDS])
+_NULL_TEXTS = ["", "null"]
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticTableText:
+    """Text of a `statistic.csv`, without an incomplete last line."""
+
+    place: int
+    """Number of the rank's iteration that it belongs to."""
+    path: Path
+    header: bytes
+    rows: bytes
+
+
+def list_statistic_tables(folder: Path) -> list[Path]:
+    """Return the tables in a folder of tensors."""
+    with suppress(OSError), os.scandir(folder) as found:
+        names = [each.name for each in found if each.name.startswith("statistic")]
+        wanted = (n for n in names if STATISTIC_TABLE_NAME.fullmatch(n.removesuffix(".zst")))
+        return [folder / name for name in sorted(wanted)]
+    return []
+
+
+def read_statistic_text(path: Path, place: int) -> StatisticTableText:
+    """Return the text of a table; CorruptedError when it cannot be read."""
+    try:
+        packed = path.read_bytes()
+        data = bytes(select_codec(path.name).decode(packed, limit_bytes=MAX_TABLE_BYTES))
+    except OSError as error:
+        raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
+    except CorruptedError as error:
+        raise CorruptedError(f"{path}: {error}") from None
+    header, _, rows = data.replace(b"\r\n", b"\n").partition(b"\n")
+    return StatisticTableText(place, path, header, rows[: rows.rfind(b"\n") + 1])
+
+
+def parse_statistic_texts(texts: Sequence[StatisticTableText], problems: list[str]) -> pa.Table:
+    """Return the rows of tables; adds a problem for each invalid one."""
+    by_form: defaultdict[tuple[bytes, bool], list[StatisticTableText]] = defaultdict(list)
+    for text in texts:
+        if text.rows:
+            first = text.rows[: text.rows.find(b"\n")]
+            by_form[text.header, first.endswith(b",")].append(text)
+    tables: list[pa.Table] = []
+    for (header, has_end), same in by_form.items():
+        try:
+            tables.append(_parse_with_arrow(header, same, has_end=has_end))
+        except (pa.ArrowException, UnicodeError):
+            tables += _parse_each(same, problems)
+    return pa.concat_tables(tables) if tables else STATISTIC_SCHEMA.empty_table()
+
+
+def _parse_with_arrow(
+    header: bytes, texts: Sequence[StatisticTableText], *, has_end: bool
+) -> pa.Table:
+    """Return the rows of tables of one form; ArrowInvalid where one needs the exact reader."""
+    titles = header.decode().rstrip(",").split(",")
+    fixed = STATISTIC_COLUMNS_WITH_FORMAT if "Format" in titles else FIXED_TITLES
+    if tuple(titles[: len(fixed)]) != fixed:
+        raise pa.ArrowInvalid("the header is not that of a table of statistics")
+    columns = {spell_title(title): title for title in titles[len(fixed) :]}
+    known = {title: name for name, title in columns.items() if name in _COLUMN_OF_TITLE}
+    kinds = {f: TENSOR_SCHEMA.field(_COLUMN_OF_TITLE[n]).type for f, n in known.items()}
+    table = arrow_csv.read_csv(
+        pa.BufferReader(b"".join(text.rows for text in texts)),
+        arrow_csv.ReadOptions(
+            use_threads=False, column_names=[*titles, *([" end"] if has_end else [])]
+        ),
+        convert_options=arrow_csv.ConvertOptions(
+            column_types={"Timestamp": pa.int64(), "IO": pa.string(), "Slot": pa.int64(), **kinds},
+            include_columns=["Timestamp", "IO", "Slot", *known],
+            null_values=_NULL_TEXTS,
+            strings_can_be_null=True,
+        ),
+    )
+    counts = [text.rows.count(b"\n") for text in texts]
+    if len(table) != sum(counts):
+        raise pa.ArrowInvalid("a row has several lines")
+    places = np.repeat([text.place for text in texts], counts)
+    made = {_COLUMN_OF_TITLE[name]: table.column(title) for title, name in known.items()}
+    return _make_table(
+        places,
+        table.column("Timestamp"),
+        _number_io(table.column("IO")),
+        table.column("Slot"),
+        made,
+    )
+
+
+def _number_io(words: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    given = words.dictionary_encode().combine_chunks()
+    numbers: list[int] = []
+    for word in given.dictionary.to_pylist():
+        side = (word or "").lower()
+        if side not in SIDES:
+            raise pa.ArrowInvalid(f"{word!r} is no side")
+        numbers.append(SIDES.index(side))
+    if given.null_count or not numbers:
+        raise pa.ArrowInvalid("a row has no side")
+    return np.array(numbers, np.int64)[given.indices.to_numpy()]
+
+
+def _make_table(
+    places: Any, stamps: Any, sides: Any, slots: Any, values: dict[str, Any]
+) -> pa.Table:
+    count = len(places)
+    columns: list[Any] = [places, stamps, sides, slots]
+    columns += [values.get(each.name, pa.nulls(count, each.type)) for each in STATISTIC_FIELDS]
+    return pa.Table.from_arrays(
+        [each if isinstance(each, pa.ChunkedArray) else pa.array(each) for each in columns],
+        names=STATISTIC_SCHEMA.names,
+    ).cast(STATISTIC_SCHEMA)
+
+
+def _parse_each(texts: Sequence[StatisticTableText], problems: list[str]) -> list[pa.Table]:
+    tables: list[pa.Table] = []
+    for text in texts:
+        whole = (text.header + b"\n" + text.rows).decode("utf-8", "surrogateescape")
+        try:
+            rows = parse_statistic_table(whole, file=str(text.path))
+        except CorruptedError as error:
+            problems.append(str(error))
+            continue
+        tables.append(
+            make_statistic_table(
+                (
+                    (text.place, row.timestamp_us, row.side.value, row.slot),
+                    {spell_title(title): value for title, value in row.values},
+                )
+                for row in rows
+            )
+        )
+    return tables
+
+
+def make_statistic_table(
+    rows: Iterable[tuple[tuple[int, int, str, int], dict[str, str]]],
+) -> pa.Table:
+    """Return rows of (place, time, side, slot) and the texts of statistics by their titles."""
+    columns: dict[str, list[Any]] = {name: [] for name in STATISTIC_SCHEMA.names}
+    for (place, stamp, side, slot), values in rows:
+        columns["place"].append(place)
+        columns["timestamp_us"].append(stamp)
+        columns["side"].append(SIDES.index(side))
+        columns["slot"].append(slot)
+        for title, name in _COLUMN_OF_TITLE.items():
+            columns[name].append(_read_value(values.get(title), TENSOR_SCHEMA.field(name).type))
+    return pa.Table.from_pydict(columns, STATISTIC_SCHEMA)
+
+
+def _read_value(text: str | None, kind: pa.DataType) -> object:
+    if text is None or text in _NULL_TEXTS:
+        return None
+    try:
+        if kind == pa.int64():
+            return int(text)
+        return float(text) if kind == pa.float64() else text
+    except ValueError:
+        return None
+
+
+def read_statistics(row: Figures) -> dict[str, object]:
+    """Return the statistics of a row by the names of their columns."""
+    return {
+        name: _read_value(row.values.get(title), TENSOR_SCHEMA.field(name).type)
+        for title, name in _COLUMN_OF_TITLE.items()
+    }
+
+
+def match_statistics(
+    places: npt.NDArray[np.int64],
+    stamps: npt.NDArray[np.int64],
+    sides: npt.NDArray[np.int64],
+    slots: npt.NDArray[np.int64],
+    statistics: pa.Table,
+) -> npt.NDArray[np.int64]:
+    """Return for each tensor the row of its statistics, -1 for none.
+
+    Tensors are known by rank and iteration (`place`), time, side and slot; one of UNKNOWN_SIDE by
+    place and time alone. Of equal rows of statistics the last counts, which was written last.
+    """
+    if not len(statistics) or not len(places):
+        return np.full(len(places), -1)
+    found = [statistics.column(name).to_numpy() for name in STATISTIC_SCHEMA.names[:4]]
+    moments = _number_pairs(np.concatenate([found[0], places]), np.concatenate([found[1], stamps]))
+    parts = _number_pairs(
+        moments, np.concatenate([found[2], sides]) * (1 << 32) + np.concatenate([found[3], slots])
+    )
+    count = len(statistics)
+    exact = _find_last(parts[:count], parts[count:])
+    by_time = _find_last(moments[:count], moments[count:])
+    return np.where(sides == UNKNOWN_SIDE, by_time, exact)
+
+
+def _number_pairs(
+    first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return one number for each pair of values, equal for equal pairs."""
+    firsts = np.unique(first, return_inverse=True)[1]
+    values, seconds = np.unique(second, return_inverse=True)
+    return firsts.astype(np.int64) * len(values) + seconds
+
+
+def _find_last(
+    known: npt.NDArray[np.int64], wanted: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return the last place of each wanted value among the known ones, -1 for none."""
+    order = np.argsort(known, kind="stable")
+    after = np.searchsorted(known[order], wanted, side="right") - 1
+    rows = order[np.maximum(after, 0)]
+    return np.where((after >= 0) & (known[rows] == wanted), rows, -1)

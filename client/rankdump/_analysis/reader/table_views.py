@@ -1,0 +1,112 @@
+"""Views for SQL over a dump: the files of its table where it has one, else tables of its tensors;
+the published order, and what is wrong. Needs pyarrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from rankdump._analysis.reader.coordinator_files import PublishedOrder, read_order
+from rankdump._analysis.reader.manifest_columns import make_iteration_table
+from rankdump._analysis.reader.tree_status import findings
+from rankdump._analysis.table.table_files import (
+    list_iteration_files,
+    list_tensor_files,
+    read_sources,
+)
+from rankdump._analysis.table.table_query import ITERATIONS, TENSORS, TableViews
+from rankdump.errors import CorruptedError
+
+if TYPE_CHECKING:
+    from rankdump._analysis.reader.dump import Dump
+
+_TEXT, _NUMBER, _NUMBERS = pa.string(), pa.int64(), pa.list_(pa.int64())
+EVENT_SCHEMA = pa.schema(
+    [
+        ("position", _NUMBER),
+        ("attempt", _NUMBER),
+        ("iteration", _NUMBER),
+        ("graph", _NUMBER),
+        ("kind", _TEXT),
+        ("name", _TEXT),
+        ("ranks", _NUMBERS),
+        ("group_name", _TEXT),
+        ("sequence", _NUMBER),
+        ("start_us", _NUMBER),
+        ("end_us", _NUMBER),
+        ("missing", _NUMBERS),
+        ("element_count", _NUMBER),
+        ("dtype", _TEXT),
+        ("peer", _NUMBER),
+    ]
+)
+FINDING_SCHEMA = pa.schema(
+    [
+        ("kind", _TEXT),
+        ("attempt", _NUMBER),
+        ("iteration", _NUMBER),
+        ("ranks", _NUMBERS),
+        ("name", _TEXT),
+        ("text", _TEXT),
+    ]
+)
+
+
+def find_views(dump: Dump, *, is_filtered: bool) -> TableViews:
+    """Return the views of a dump; CorruptedError for a file that is no table of rankdump."""
+    made: dict[str, Callable[[], pa.Table]] = {
+        "events": lambda: _make_events(dump),
+        "findings": lambda: _make_findings(dump),
+    }
+    files = [] if is_filtered else list_tensor_files(dump.root)
+    if not files:
+        made[TENSORS] = dump.table
+        made[ITERATIONS] = lambda: make_iteration_table(dump.tree.manifests)
+        return TableViews({}, made)
+    for path in files:
+        read_sources(path)
+    return TableViews({TENSORS: files, ITERATIONS: list_iteration_files(dump.root)}, made)
+
+
+def _read_order(dump: Dump) -> PublishedOrder | None:
+    try:
+        return read_order(dump.root)
+    except CorruptedError:
+        return None
+
+
+def _make_events(dump: Dump) -> pa.Table:
+    """Return the merged execution order; no rows for a tree without one."""
+    order = _read_order(dump)
+    fields = [name if name != "group_name" else "group" for name in EVENT_SCHEMA.names]
+    columns: dict[str, list[Any]] = {name: [] for name in EVENT_SCHEMA.names}
+    for entry in order.entries() if order is not None else ():
+        for name, column in zip(fields, columns.values(), strict=True):
+            value = getattr(entry, name)
+            column.append(value.name if name == "kind" else value)
+    return pa.Table.from_pydict(columns, EVENT_SCHEMA)
+
+
+def _make_findings(dump: Dump) -> pa.Table:
+    """Return the findings of the merge, and what is missing or damaged in the tree."""
+    order = _read_order(dump)
+    rows = [
+        {
+            "kind": each.kind.value,
+            "attempt": each.attempt,
+            "iteration": each.iteration,
+            "ranks": each.ranks,
+            "name": each.name,
+            "text": each.text,
+        }
+        for each in (order.findings if order is not None else ())
+    ]
+    rows += _make_tree_findings(findings(dump.tree))
+    return pa.Table.from_pylist(rows, FINDING_SCHEMA)
+
+
+def _make_tree_findings(sentences: Iterable[str]) -> list[dict[str, Any]]:
+    return [{"kind": "tree", "text": sentence} for sentence in sentences]

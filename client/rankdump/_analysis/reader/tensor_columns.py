@@ -1,0 +1,256 @@
+"""Rows of the tensor table: from manifests as columns, or from the tensors of a walked tree. Both
+ways give the same rows for a tree that has manifests. Needs pyarrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rankdump._analysis.reader.manifest_columns import (
+    SIDES,
+    UNKNOWN_SIDE,
+    ManifestColumns,
+    find_constants,
+)
+from rankdump._analysis.reader.statistic_columns import (
+    STATISTIC_FIELDS,
+    list_statistic_tables,
+    match_statistics,
+    parse_statistic_texts,
+    read_statistic_text,
+    read_statistics,
+)
+from rankdump._analysis.reader.statistic_tables import TableRecords, named, read_table_rows
+from rankdump._analysis.reader.tensor_loader import facts
+from rankdump._analysis.reader.tree import Entry, Figures, Tree
+from rankdump._analysis.table.table_schema import TENSOR_SCHEMA
+from rankdump._core.record import TensorKey
+from rankdump._layout.tree_paths import CONSTANT_FOLDER
+from rankdump.errors import CorruptedError
+
+_INT32_MAX = (1 << 31) - 1
+
+
+def make_columns_of_manifests(root: Path, read: ManifestColumns, problems: list[str]) -> pa.Table:
+    """Return a row for each record of MindSpore's tree; adds a problem for each invalid table."""
+    manifests, manifest_of = read.manifests, read.manifest_of
+    if not len(read.records):
+        return TENSOR_SCHEMA.empty_table()
+    statuses = [each.status for each in manifests]
+    numbered = {place: n for n, place in enumerate({(s.rank, s.iteration) for s in statuses})}
+    place_of = np.array([numbered[each.rank, each.iteration] for each in statuses], np.int64)
+    constant = find_constants(read.records)
+    folders = _find_tensor_folders(root, list(numbered), has_constants=pc.any(constant).as_py())
+    statistics = _read_statistics(folders, problems)
+    stamps = read.records.column("timestamp_us").to_numpy()
+    sides = np.array(read.records.column("side").to_numpy(), np.int64)
+    slots = np.array(read.records.column("slot").to_numpy(), np.int64)
+    rows = match_statistics(place_of[manifest_of], stamps, sides, slots, statistics)
+    unknown = (sides == UNKNOWN_SIDE) & (rows >= 0)
+    for values, name in ((sides, "side"), (slots, "slot")):
+        values[unknown] = statistics.column(name).to_numpy()[rows[unknown]]
+    order = np.lexsort((slots, sides, stamps, constant.to_numpy(), manifest_of))
+    return _assemble_manifest_rows(
+        read, statistics.select([each.name for each in STATISTIC_FIELDS]), rows, sides, slots, order
+    )
+
+
+def _assemble_manifest_rows(
+    read: ManifestColumns,
+    statistics: pa.Table,
+    rows: npt.NDArray[np.int64],
+    sides: npt.NDArray[np.int64],
+    slots: npt.NDArray[np.int64],
+    order: npt.NDArray[np.int64],
+) -> pa.Table:
+    # Most manifests are in this order already, and a copy of all columns takes as long as reading.
+    is_sorted = bool((order[1:] > order[:-1]).all())
+    records = read.records if is_sorted else read.records.take(pa.array(order))
+    manifest_of = read.manifest_of[order]
+    statuses = [each.status for each in read.manifests]
+    constant = find_constants(records)
+    # Constants of a graph are counted by themselves, like an iteration.
+    parts = manifest_of * 2 + constant.to_numpy()
+    columns: dict[str, Any] = {
+        "job": _spread([each.job_id for each in statuses], manifest_of),
+        "attempt": _spread([each.attempt for each in statuses], manifest_of),
+        "rank": _spread([each.rank for each in statuses], manifest_of),
+        "iteration": pc.if_else(
+            constant, None, _spread([each.iteration for each in statuses], manifest_of)
+        ),
+        "position": pa.array(np.arange(len(order)) - np.searchsorted(parts, parts)),
+        "name": records.column("op_name"),
+        "side": _spell_sides(sides[order]),
+        "slot": pa.array(slots[order], mask=sides[order] == UNKNOWN_SIDE),
+        "bytes": records.column("bytes_in"),
+        "stored_bytes": records.column("bytes_stored"),
+        "phase": records.column("phase").fill_null(""),
+        "member": records.column("member").fill_null(""),
+        "layout": records.column("layout").fill_null(""),
+    }
+    for name in ("microbatch", "op_type", "argument", "dtype", "shape", "digest", "path"):
+        columns[name] = records.column(name)
+    columns["timestamp_us"] = records.column("timestamp_us")
+    found = rows[order]
+    taken = statistics.take(pa.array(found, mask=found < 0))
+    columns |= {name: taken.column(name) for name in taken.column_names}
+    return _make_table(columns, len(order))
+
+
+def _spread(values: Sequence[Any], places: npt.NDArray[np.int64]) -> pa.Array:
+    return pa.array(values).take(pa.array(places))
+
+
+def _spell_sides(sides: npt.NDArray[np.int64]) -> pa.Array:
+    return pa.array(SIDES).take(pa.array(sides, mask=sides == UNKNOWN_SIDE))
+
+
+def _make_table(columns: dict[str, Any], count: int) -> pa.Table:
+    """Return columns by the schema; those that are not given are NULL."""
+    arrays: list[Any] = []
+    for each in TENSOR_SCHEMA:
+        column = columns.get(each.name)
+        if column is None:
+            column = pa.nulls(count, each.type)
+        elif pa.types.is_dictionary(each.type):
+            column = column.cast(pa.string()).dictionary_encode()
+        arrays.append(column)
+    return pa.Table.from_arrays(arrays, names=TENSOR_SCHEMA.names).cast(TENSOR_SCHEMA)
+
+
+def _find_tensor_folders(
+    root: Path, places: Sequence[tuple[int, int]], *, has_constants: bool
+) -> Iterator[tuple[int, Path]]:
+    """Yield the folders of ranks and iterations, with the number of the place."""
+    graphs = {rank: [*root.glob(f"rank_{rank}/*/[0-9]*")] for rank in {rank for rank, _ in places}}
+    for number, (rank, iteration) in enumerate(places):
+        names = [str(iteration), *([CONSTANT_FOLDER] if has_constants else [])]
+        for graph in graphs[rank]:
+            yield from ((number, graph / name) for name in names)
+
+
+def _read_statistics(folders: Iterator[tuple[int, Path]], problems: list[str]) -> pa.Table:
+    texts: list[Any] = []
+    for place, folder in folders:
+        for path in list_statistic_tables(folder):
+            try:
+                texts.append(read_statistic_text(path, place))
+            except CorruptedError as error:
+                problems.append(str(error))
+    return parse_statistic_texts(texts, problems)
+
+
+def make_columns_of_tree(
+    tree: Tree, problems: list[str], keeps: Callable[[Entry | Figures], bool] = lambda _: True
+) -> pa.Table:
+    """Return a row for each tensor of a walked tree; adds a problem for each damaged file.
+
+    Where the tree has manifests, tensors that none of them names are left out.
+    """
+    read = [*_read_rows(tree, problems)]
+    figures = {_place(row.key): row for row in read}
+    tensors = _list_recorded(tree, read, keeps) if tree.manifests else named(tree, keeps)
+    jobs: dict[tuple[int, int | None], str]
+    jobs = {(m.status.rank, m.status.iteration): m.status.job_id for m in tree.manifests}
+    jobs |= {(m.status.rank, None): m.status.job_id for m in tree.manifests}
+    counts: dict[tuple[int, int | None], int] = {}
+    rows: list[dict[str, Any]] = []
+    for tensor in tensors:
+        try:
+            row = _make_row(tensor)
+        except CorruptedError as error:
+            problems.append(str(error))
+            continue
+        key = tensor.key
+        place = key.rank, None if key.constant else key.iteration
+        row |= {
+            "job": jobs.get(place, ""),
+            "attempt": tree.find_attempt(key),
+            "position": counts.get(place, 0),
+        }
+        counts[place] = row["position"] + 1
+        found = tensor if isinstance(tensor, Figures) else figures.get(_place(key))
+        rows.append(row | (read_statistics(found) if found is not None else {}))
+    return pa.Table.from_pylist(rows, TENSOR_SCHEMA)
+
+
+def _list_recorded(
+    tree: Tree, rows: Sequence[Figures], keeps: Callable[[Entry | Figures], bool]
+) -> list[Entry | Figures]:
+    """Return the tensors that manifests name, in execution order.
+
+    A folder with files may also have rows of tensors of which only statistics were kept.
+    """
+    files = [each for each in tree.entries if each.record is not None and keeps(each)]
+    others = [row for row in rows if row.record and not row.record.path and keeps(row)]
+    return sorted([*files, *others], key=lambda each: _get_execution_order(each.key))
+
+
+def _get_execution_order(key: TensorKey) -> tuple[int, bool, int, int, str, int]:
+    when = 0 if key.constant else key.iteration
+    return key.rank, not key.constant, when, key.timestamp_us, key.side.value, key.slot
+
+
+def _read_rows(tree: Tree, problems: list[str]) -> Iterator[Figures]:
+    known = TableRecords(tree)
+    for table in tree.tables:
+        try:
+            yield from read_table_rows(table, known)
+        except CorruptedError as error:
+            problems.append(str(error))
+
+
+def _place(key: TensorKey) -> tuple[object, ...]:
+    """Return by what a row of statistics and a file are the same tensor."""
+    when = None if key.constant else key.iteration
+    return key.rank, when, key.timestamp_us, key.side, key.slot, key.argument
+
+
+def _make_row(tensor: Entry | Figures) -> dict[str, Any]:
+    """Return the columns of a tensor without its statistics; CorruptedError for a damaged file."""
+    key, record = tensor.key, tensor.record
+    row: dict[str, Any] = {
+        "rank": key.rank,
+        "iteration": None if key.constant else key.iteration,
+        "name": tensor.op_name,
+        "op_type": tensor.op_type,
+        "side": key.side.value,
+        "slot": min(key.slot, _INT32_MAX),
+        "path": tensor.relative if isinstance(tensor, Entry) else "",
+        "member": tensor.member if isinstance(tensor, Entry) else "",
+        "timestamp_us": min(key.timestamp_us, (1 << 63) - 1),
+        "phase": "",
+        "layout": "",
+        "argument": key.argument,
+    }
+    if record is not None:
+        return row | {
+            "microbatch": record.microbatch,
+            "phase": record.phase,
+            "argument": record.argument,
+            "dtype": record.dtype,
+            "shape": list(record.shape),
+            "layout": str(record.layout or ""),
+            "bytes": record.bytes_in,
+            "stored_bytes": record.bytes_stored,
+            "digest": record.digest,
+            "path": record.path,
+            "member": record.member,
+        }
+    if isinstance(tensor, Figures):
+        size = {"bytes": tensor.data_bytes, "stored_bytes": 0}
+        return row | size | {"dtype": tensor.dtype, "shape": list(tensor.shape)}
+    known = facts(tensor)
+    return row | {
+        "dtype": known.dtype,
+        "shape": list(known.shape),
+        "bytes": known.bytes_in,
+        "stored_bytes": tensor.stored_bytes,
+    }

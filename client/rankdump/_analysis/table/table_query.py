@@ -1,0 +1,125 @@
+"""SQL over the tensor table with DuckDB: `pip install 'rankdump[table]'`. Only SELECT is run, and a
+statement reaches nothing but the views that it is given: no other file, no network, no settings
+(DuckDB documentation, "Securing DuckDB").
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from rankdump._core.units import format_bytes
+from rankdump.errors import ExhaustedError, QueryError
+
+TENSORS, ITERATIONS = "tensors", "iterations"
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLimits:
+    """Resources that one query may take."""
+
+    timeout_s: float = 60.0
+    memory_bytes: int = 1 << 30
+    threads: int = 0
+    """0 for one a core."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableViews:
+    """What the statements may name: Parquet files, and tables that are made when they are named."""
+
+    files: Mapping[str, Sequence[Path]]
+    made: Mapping[str, Callable[[], pa.Table]]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all views, sorted."""
+        return sorted({*self.files, *self.made})
+
+
+def run_query(sql: str, views: TableViews, limits: QueryLimits | None = None) -> pa.Table:
+    """Return the rows of a statement.
+
+    QueryError for a statement that is not one SELECT, that DuckDB rejects, or that runs too long;
+    ExhaustedError when it needs more memory.
+    """
+    limits = limits or QueryLimits()
+    with duckdb.connect(":memory:") as connection:
+        statement = _parse_select(connection, sql)
+        _add_views(connection, sql, views)
+        _restrict(connection, views, limits)
+        timer = threading.Timer(limits.timeout_s, connection.interrupt)
+        timer.start()
+        try:
+            return connection.sql(statement).to_arrow_table()
+        except duckdb.InterruptException:
+            raise QueryError(f"the query took longer than {limits.timeout_s:g} s") from None
+        except duckdb.OutOfMemoryException:
+            raise ExhaustedError(
+                f"the query needs more memory than {format_bytes(limits.memory_bytes)}"
+            ) from None
+        except duckdb.Error as error:
+            raise QueryError(_explain(error, views)) from None
+        finally:
+            timer.cancel()
+
+
+def _parse_select(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statement:
+    try:
+        statements = connection.extract_statements(sql)
+    except duckdb.Error as error:
+        raise QueryError(f"not SQL: {_get_first_line(error)}") from None
+    if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+        kinds = ", ".join(each.type.name for each in statements) or "nothing"
+        raise QueryError(f"one SELECT is allowed, and this is {kinds}")
+    return statements[0]
+
+
+def _add_views(connection: duckdb.DuckDBPyConnection, sql: str, views: TableViews) -> None:
+    for name, paths in views.files.items():
+        listed = ", ".join(_quote(str(path)) for path in paths)
+        try:
+            connection.execute(f"CREATE VIEW {name} AS SELECT * FROM read_parquet([{listed}])")
+        except duckdb.Error as error:
+            raise QueryError(f"view {name}: {_get_first_line(error)}") from None
+    for name, make in views.made.items():
+        # Some take a walk of the whole tree.
+        if re.search(rf"\b{name}\b", sql, re.IGNORECASE):
+            connection.register(name, make())
+
+
+def _restrict(
+    connection: duckdb.DuckDBPyConnection, views: TableViews, limits: QueryLimits
+) -> None:
+    files = [str(path) for paths in views.files.values() for path in paths]
+    connection.execute("SET allowed_paths = ?", [files])
+    connection.execute("SET memory_limit = ?", [f"{limits.memory_bytes >> 10}KiB"])
+    connection.execute("SET temp_directory = ''")
+    if limits.threads:
+        connection.execute("SET threads = ?", [limits.threads])
+    connection.execute("SET python_enable_replacements = false")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
+def _quote(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _get_first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _explain(error: duckdb.Error, views: TableViews) -> str:
+    reason = _get_first_line(error)
+    if isinstance(error, duckdb.CatalogException) and "Table with name" in reason:
+        return f"{reason.partition(' Did you mean')[0]} There are {', '.join(views.names)}"
+    if isinstance(error, duckdb.PermissionException):
+        return f"a query reads only {', '.join(views.names)}: {reason}"
+    return reason

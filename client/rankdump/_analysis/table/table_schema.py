@@ -1,0 +1,79 @@
+"""Columns of the tensor table: one row for each tensor that a tree keeps, and one for each
+iteration of a rank. Needs pyarrow: `pip install 'rankdump[table]'`.
+
+Rows are sorted by iteration, rank and position, so that the statistics of a row group (Apache
+Parquet format, `Statistics` of a column chunk) show which groups a question concerns.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from rankdump._core.statistics import MD5_ITEM, STATISTIC_TITLES
+
+TABLE_VERSION = 1
+"""Changes when a column changes its meaning; new columns leave it as it is."""
+_WORDS = pa.dictionary(pa.int32(), pa.string())
+STATISTIC_COLUMNS = {item: item.replace(" ", "_") for item in STATISTIC_TITLES if item != MD5_ITEM}
+"""Column of each item of `statistic_category`; NULL where it was not recorded."""
+SKETCH_BUCKETS = 64
+"""Length of the linear sketch of a fingerprint."""
+_COUNT_ITEMS = frozenset(item for item in STATISTIC_TITLES if item.endswith("count"))
+
+
+def _statistic_fields() -> list[pa.Field]:
+    return [
+        pa.field(name, pa.int64() if item in _COUNT_ITEMS else pa.float64())
+        for item, name in STATISTIC_COLUMNS.items()
+    ]
+
+
+TENSOR_SCHEMA = pa.schema(
+    [
+        pa.field("job", _WORDS),
+        pa.field("attempt", pa.int32()),
+        pa.field("rank", pa.int32()),
+        pa.field("iteration", pa.int64()),  # NULL for a constant of a graph
+        pa.field("microbatch", pa.int32()),
+        pa.field("phase", _WORDS),
+        pa.field("position", pa.int32()),  # within the rank's iteration, in execution order
+        pa.field("name", _WORDS),
+        pa.field("op_type", _WORDS),
+        pa.field("side", _WORDS),
+        pa.field("slot", pa.int32()),
+        pa.field("argument", _WORDS),
+        pa.field("dtype", _WORDS),
+        pa.field("shape", pa.list_(pa.int64())),
+        pa.field("layout", _WORDS),
+        pa.field("bytes", pa.int64()),  # of the elements in the framework
+        pa.field("stored_bytes", pa.int64()),  # on disk; 0 for a link or a row of statistics
+        pa.field("digest", pa.string()),
+        *_statistic_fields(),
+        pa.field("md5", pa.string()),
+        pa.field("sketch", pa.list_(pa.float32(), SKETCH_BUCKETS)),
+        pa.field("path", pa.string()),  # below the root; empty for a row of statistics
+        pa.field("member", _WORDS),
+        pa.field("timestamp_us", pa.int64()),
+    ]
+)
+ITERATION_SCHEMA = pa.schema(
+    [
+        pa.field("job", _WORDS),
+        pa.field("attempt", pa.int32()),
+        pa.field("session", pa.string()),
+        pa.field("rank", pa.int32()),
+        pa.field("iteration", pa.int64()),
+        pa.field("expected", pa.int64()),
+        pa.field("stored", pa.int64()),
+        pa.field("linked", pa.int64()),
+        pa.field("degraded", pa.int64()),
+        pa.field("dropped", pa.int64()),
+        pa.field("dropped_by", pa.map_(pa.string(), pa.int64())),
+        pa.field("degraded_by", pa.map_(pa.string(), pa.int64())),
+        pa.field("bytes", pa.int64()),
+        pa.field("stored_bytes", pa.int64()),
+        pa.field("stall_us", pa.int64()),
+        pa.field("host", _WORDS),
+    ]
+)
+SORT_COLUMNS = ("iteration", "rank", "position")

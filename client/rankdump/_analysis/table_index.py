@@ -1,0 +1,260 @@
+"""Makes the tensor table of a tree that has none, and adds what the tree has gained since. Windows
+of manifests are read and written by several processes; a run that was interrupted goes on with
+the windows that have no file yet. Needs pyarrow.
+
+A file whose sources changed is removed before its rows are written again: a reader may find a row
+missing meanwhile, but none twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+
+from rankdump._analysis.reader.manifest_columns import (
+    make_iteration_table,
+    read_manifest_columns,
+)
+from rankdump._analysis.reader.manifests import list_manifest_files, list_rank_folders
+from rankdump._analysis.reader.query import Query
+from rankdump._analysis.reader.tensor_columns import (
+    make_columns_of_manifests,
+    make_columns_of_tree,
+)
+from rankdump._analysis.reader.tree_files import FolderIndex
+from rankdump._analysis.reader.tree_walk import collector_paused, walk
+from rankdump._analysis.table.table_files import (
+    TABLE_FOLDER,
+    TableFile,
+    TableSource,
+    list_tensor_files,
+    read_sources,
+    remove_table_file,
+    write_table_file,
+)
+from rankdump._layout.dump_folders import ROOT_FORMS, find_folder
+from rankdump.errors import CorruptedError, UnavailableError
+
+_RECORD_BYTES = 280
+"""Usual length of a record in a manifest."""
+WINDOW_ROWS = 125_000
+_SMALL_FILE_BYTES = 2 << 20
+_MAX_SMALL_FILES = 16
+"""More small files than that are written again as few."""
+_LOCK_FILE = f"{TABLE_FOLDER}/.lock"
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexWindow:
+    """Part of a tree whose rows are in one file."""
+
+    sources: tuple[TableSource, ...]
+    rank: int | None = None
+    """The rank whose folders are walked; None for all of them."""
+    is_walked: bool = False
+    """Whether files are looked at, as no manifest or one of another layout says all."""
+
+
+@dataclass(slots=True)
+class IndexReport:
+    """What a run has done."""
+
+    rows: int = 0
+    """Rows of tensors that were written."""
+    files: int = 0
+    kept_files: int = 0
+    """Files of earlier runs that are still true."""
+    problems: list[str] = field(default_factory=list[str])
+
+
+def index_tree(
+    root: Path, *, processes: int = 0, on_progress: OnProgress = lambda done, total: None
+) -> IndexReport:
+    """Write the rows that the table of a tree lacks; returns what was done.
+
+    `on_progress` gets the number of windows that are done, and of all. UnavailableError when
+    another process indexes the tree, CorruptedError when the folder is no dump tree, OSError where
+    the tree cannot be written.
+    """
+    windows = find_windows(root)
+    if not windows:
+        raise CorruptedError(f"{root}: not a dump tree: no folder {ROOT_FORMS} in it")
+    (root / TABLE_FOLDER).mkdir(parents=True, exist_ok=True)
+    with _lock(root):
+        report = IndexReport()
+        kept = _remove_outdated(root, windows, report)
+        report.kept_files = len(kept)
+        known = {source for file in kept for source in file.sources}
+        missing = [window for window in windows if not known.issuperset(window.sources)]
+        _write_windows(root, _join_windows(missing), processes, on_progress, report)
+    return report
+
+
+def find_windows(root: Path) -> list[IndexWindow]:
+    """Return the smallest parts of a tree that can be indexed, by iteration and rank."""
+    places = FolderIndex(root, sized=False)
+    places.find_folders()
+    problems: list[str] = []
+    manifests = [
+        (file.iteration if file.iteration is not None else -1, rank, _make_source(root, file.path))
+        for rank in list_rank_folders(root)
+        for file in list_manifest_files(root, rank, problems)
+    ]
+    is_by_device = any(folder.device for folder in places.folders.values())
+    is_of_ranks = not is_by_device and all(rank.startswith("rank_") for _, rank, _ in manifests)
+    if manifests and is_of_ranks:
+        manifests.sort(key=lambda each: (each[0], int(each[1].removeprefix("rank_"))))
+        return [IndexWindow((source,)) for _, _, source in manifests if source is not None]
+    sources = [source for _, _, source in manifests if source is not None]
+    return _find_walked_windows(places, sources, is_by_device=is_by_device)
+
+
+def _find_walked_windows(
+    places: FolderIndex, manifests: Sequence[TableSource], *, is_by_device: bool
+) -> list[IndexWindow]:
+    tables = [path for _, path, _ in places.tables] + [path for _, path in places.info_files]
+    paths = {leaf.path for leaf in places.leaves} | {file.folder_path for file in places.files}
+    for leaf in places.leaves:
+        with suppress(OSError), os.scandir(places.root / leaf.path) as found:
+            tables += [f"{leaf.path}/{each.name}" for each in found if ".csv" in each.name]
+    by_rank: dict[int | None, list[TableSource]] = {}
+    for path in sorted([*paths, *tables]):
+        folder = find_folder(path if path in paths else path.rpartition("/")[0])
+        source = _make_source(places.root, places.root / path)
+        if source is not None and folder is not None:
+            by_rank.setdefault(None if is_by_device else folder.rank, []).append(source)
+    for source in manifests:
+        folder = find_folder(source.path.partition("/")[0])
+        rank = None if is_by_device or folder is None else folder.rank
+        by_rank.setdefault(rank, []).append(source)
+    return [IndexWindow(tuple(sources), rank, is_walked=True) for rank, sources in by_rank.items()]
+
+
+def _make_source(root: Path, path: Path) -> TableSource | None:
+    """Return a file or folder as it is now; None when it was removed since it was listed."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return TableSource(path.relative_to(root).as_posix(), found.st_size, found.st_mtime_ns)
+
+
+@contextmanager
+def _lock(root: Path) -> Generator[None, None, None]:
+    descriptor = os.open(root / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise UnavailableError(f"{root}: another process is indexing this tree") from None
+    finally:
+        os.close(descriptor)
+
+
+def _remove_outdated(
+    root: Path, windows: Iterable[IndexWindow], report: IndexReport
+) -> list[TableFile]:
+    """Remove files that are damaged, of changed sources, or too small; return the others."""
+    current = {source for window in windows for source in window.sources}
+    kept: list[TableFile] = []
+    for path in list_tensor_files(root):
+        try:
+            file = TableFile.at(path, read_sources(path))
+        except CorruptedError as error:
+            report.problems.append(f"{error}; it is made again")
+            remove_table_file(TableFile.at(path, frozenset()))
+            continue
+        if file.sources <= current:
+            kept.append(file)
+        else:
+            remove_table_file(file)
+    small = [file for file in kept if file.tensors.stat().st_size < _SMALL_FILE_BYTES]
+    if len(small) > _MAX_SMALL_FILES:
+        for file in small:
+            remove_table_file(file)
+        kept = [file for file in kept if file not in small]
+    return kept
+
+
+def _join_windows(windows: Sequence[IndexWindow]) -> list[IndexWindow]:
+    """Return windows of about WINDOW_ROWS rows; one that is walked stays by itself."""
+    joined = [window for window in windows if window.is_walked]
+    sources: list[TableSource] = []
+    size = 0
+    for window in windows:
+        if not window.is_walked:
+            sources += window.sources
+            size += sum(source.size for source in window.sources)
+            if size >= WINDOW_ROWS * _RECORD_BYTES:
+                joined.append(IndexWindow(tuple(sources)))
+                sources, size = [], 0
+    return [*joined, IndexWindow(tuple(sources))] if sources else joined
+
+
+def _write_windows(
+    root: Path,
+    windows: Sequence[IndexWindow],
+    processes: int,
+    on_progress: OnProgress,
+    report: IndexReport,
+) -> None:
+    count = min(len(windows), processes or os.cpu_count() or 1)
+    if count <= 1:
+        for done, window in enumerate(windows, 1):
+            _add_window(report, write_window(root, window))
+            on_progress(done, len(windows))
+        return
+    # A Python of its own for each: threads of Arrow must not be forked.
+    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
+        running = [pool.submit(write_window, root, window) for window in windows]
+        try:
+            for done, future in enumerate(as_completed(running), 1):
+                _add_window(report, future.result())
+                on_progress(done, len(windows))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+def _add_window(report: IndexReport, written: tuple[int, list[str]]) -> None:
+    rows, problems = written
+    report.rows += rows
+    report.files += 1
+    report.problems += problems
+
+
+@collector_paused()
+def write_window(root: Path, window: IndexWindow) -> tuple[int, list[str]]:
+    """Write the file of a window; return its rows, and the problems on the way."""
+    problems: list[str] = []
+    if window.is_walked:
+        tree = walk(root, *([] if window.rank is None else [Query(rank=window.rank)]))
+        problems += tree.problems
+        tensors = make_columns_of_tree(tree, problems)
+        iterations = make_iteration_table(tree.manifests)
+    else:
+        read = read_manifest_columns(root, [source.path for source in window.sources], problems)
+        tensors = make_columns_of_manifests(root, read, problems)
+        iterations = make_iteration_table(read.manifests)
+    write_table_file(root, tensors, iterations, window.sources)
+    return len(tensors), problems
+
+
+def count_missing_sources(root: Path) -> int:
+    """Return how many parts of a tree its table lacks, or has as they were before."""
+    known: set[TableSource] = set()
+    for path in list_tensor_files(root):
+        with suppress(CorruptedError):
+            known |= read_sources(path)
+    return _count_missing(find_windows(root), known)
+
+
+def _count_missing(windows: Iterable[IndexWindow], known: Collection[TableSource]) -> int:
+    return sum(any(source not in known for source in each.sources) for each in windows)
