@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rankdump._core import tree_root
 from rankdump._core.daemon_endpoint import DaemonFolder
+from rankdump._core.pandas_blocker import leave_pandas_out
 from rankdump._wire.channel import TlsCredentials
 from rankdump.errors import ConfigError, RejectedError
 from rankdumpd.agent.retention.manager import no_op
@@ -109,6 +110,7 @@ class _DaemonProcess:
         server = self._build_server(address, (*parts, metrics), is_worker=bool(pipe))
         first, *others = parts
         lifecycle.relax_garbage_collector()
+        leave_pandas_out()
         with contextlib.closing(self._audit) if self._audit else contextlib.nullcontext():
             return lifecycle.run_process(
                 (first, *ingest, *others, *page),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -38,6 +38,7 @@ from rankdump._analysis.table.table_files import (
     remove_table_file,
     write_table_file,
 )
+from rankdump._core.pandas_blocker import leave_pandas_out
 from rankdump._layout.dump_folders import ROOT_FORMS, find_folder
 from rankdump.errors import CorruptedError, UnavailableError
 
@@ -48,6 +49,30 @@ _SMALL_FILE_BYTES = 2 << 20
 _MAX_SMALL_FILES = 16
 """More small files than that are written again as few."""
 _LOCK_FILE = f"{TABLE_FOLDER}/.lock"
+
+
+@dataclass(frozen=True, slots=True)
+class TableLag:
+    """How far a table is behind its tree."""
+
+    missing: int
+    """Manifests, or files, that are new or changed."""
+    removed: int
+    """Those that the table has and the tree no longer."""
+
+    def __str__(self) -> str:
+        """Return what the table lacks and has too much; empty for a table that is up to date."""
+        parts = {
+            "lacks {} new or changed {}": self.missing,
+            "has rows of {} removed {}": self.removed,
+        }
+        return " and ".join(
+            text.format(count, "manifest" if count == 1 else "manifests")
+            for text, count in parts.items()
+            if count
+        )
+
+
 OnProgress = Callable[[int, int], None]
 
 
@@ -212,7 +237,9 @@ def _write_windows(
             on_progress(done, len(windows))
         return
     # A Python of its own for each: threads of Arrow must not be forked.
-    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(
+        count, mp_context=get_context("spawn"), initializer=leave_pandas_out
+    ) as pool:
         running = [pool.submit(write_window, root, window) for window in windows]
         try:
             for done, future in enumerate(as_completed(running), 1):
@@ -247,14 +274,12 @@ def write_window(root: Path, window: IndexWindow) -> tuple[int, list[str]]:
     return len(tensors), problems
 
 
-def count_missing_sources(root: Path) -> int:
-    """Return how many parts of a tree its table lacks, or has as they were before."""
+def compare_with_tree(root: Path) -> TableLag:
+    """Return what has happened to a tree since its table was made."""
     known: set[TableSource] = set()
     for path in list_tensor_files(root):
         with suppress(CorruptedError):
             known |= read_sources(path)
-    return _count_missing(find_windows(root), known)
-
-
-def _count_missing(windows: Iterable[IndexWindow], known: Collection[TableSource]) -> int:
-    return sum(any(source not in known for source in each.sources) for each in windows)
+    current = {source for window in find_windows(root) for source in window.sources}
+    paths = {source.path for source in current}
+    return TableLag(len(current - known), sum(each.path not in paths for each in known))

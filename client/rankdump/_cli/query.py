@@ -89,7 +89,7 @@ def query(
             f"the query needs more memory than --memory {memory_mib} allows; a tree without a "
             f"table (rankdump index {tree}) needs most"
         ) from None
-    _note_missing_rows(tree)
+    _note_lag(tree)
     if target is not None:
         _write_parquet(found, target)
     elif form == "json":
@@ -127,17 +127,13 @@ def _deadline(timeout_s: float) -> Generator[None, None, None]:
         timer.cancel()
 
 
-def _note_missing_rows(tree: Path) -> None:
+def _note_lag(tree: Path) -> None:
     from rankdump._analysis.table.table_files import list_tensor_files
-    from rankdump._analysis.table_index import count_missing_sources
+    from rankdump._analysis.table_index import compare_with_tree
 
-    missing = count_missing_sources(tree) if list_tensor_files(tree) else 0
-    if missing:
-        parts = format_count(missing, "part")
-        print_lines(
-            [f"the table lacks {parts} of the tree, new or changed: run rankdump index {tree}"],
-            err=True,
-        )
+    lag = str(compare_with_tree(tree)) if list_tensor_files(tree) else ""
+    if lag:
+        print_lines([f"the table {lag}: run rankdump index {tree}"], err=True)
 
 
 def _write_parquet(found: pa.Table, target: Path) -> None:

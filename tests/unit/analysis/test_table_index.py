@@ -18,7 +18,7 @@ from rankdump._analysis import table_index
 from rankdump._analysis.reader.tensor_columns import make_columns_of_tree
 from rankdump._analysis.reader.tree_walk import walk
 from rankdump._analysis.table.table_files import TABLE_FOLDER, list_tensor_files
-from rankdump._analysis.table_index import count_missing_sources, index_tree
+from rankdump._analysis.table_index import TableLag, compare_with_tree, index_tree
 from rankdump.errors import CorruptedError, UnavailableError
 
 NAME = "Default/network-Net/fc-Linear/Linear-op0"
@@ -62,13 +62,14 @@ def test_every_tensor_has_one_row(tree: TreeBuilder):
     assert (report.rows, report.files, report.problems) == (12, 1, [])
     assert rows(tree.root) == of_walk(tree.root)
     assert set(rows(tree.root).values()) == {1}
-    assert count_missing_sources(tree.root) == 0
+    assert compare_with_tree(tree.root) == TableLag(0, 0)
+    assert str(compare_with_tree(tree.root)) == ""
 
 
 def test_second_run_adds_what_is_new(tree: TreeBuilder):
     index_tree(tree.root)
     add(tree, 3)
-    assert count_missing_sources(tree.root) == 2
+    assert compare_with_tree(tree.root) == TableLag(2, 0)
     report = index_tree(tree.root)
     assert (report.rows, report.files, report.kept_files) == (4, 1, 1)
     assert rows(tree.root) == of_walk(tree.root)
@@ -89,6 +90,7 @@ def test_retired_iteration_has_no_rows(tree: TreeBuilder):
         path.unlink()
     shutil.rmtree(tree.root / "rank_0/Net/0/1")
     shutil.rmtree(tree.root / "rank_1/Net/0/1")
+    assert compare_with_tree(tree.root) == TableLag(0, 2)
     index_tree(tree.root)
     assert {row[1] for row in rows(tree.root)} == {"0", "2"}
     assert rows(tree.root) == of_walk(tree.root)

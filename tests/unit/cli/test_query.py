@@ -101,9 +101,7 @@ def test_query_notes_what_the_table_lacks(filled, capsys, tree):
     tree.complete(0, 1)
     code, out, err = told(capsys, "query", filled, "SELECT count(*) FROM tensors", "--csv")
     assert (code, out.splitlines()[1]) == (0, "4")
-    assert err == (
-        f"the table lacks 1 part of the tree, new or changed: run rankdump index {filled}\n"
-    )
+    assert err == (f"the table lacks 1 new or changed manifest: run rankdump index {filled}\n")
 
 
 @pytest.mark.parametrize(

@@ -294,8 +294,8 @@ class Dump:
     def table(self) -> pa.Table:
         """Return a row for each tensor and its statistics, as a table of Arrow.
 
-        The columns are in [docs/querying.md](../../../../docs/querying.md). Needs
-        `pip install 'rankdump[table]'`. Files that cannot be read are in `problems` of the tree.
+        docs/querying.md has the columns. Needs `pip install 'rankdump[table]'`. Tensors whose file
+        cannot be read are left out.
         """
         from rankdump._analysis.reader.tensor_columns import make_columns_of_tree
 
@@ -319,7 +319,8 @@ class Dump:
         from rankdump._analysis.reader.table_views import find_views
         from rankdump._analysis.table.table_query import run_query
 
-        return run_query(statement, find_views(self, is_filtered=bool(self._queries)), limits)
+        is_part = bool(self._queries or self._source.job_id)
+        return run_query(statement, find_views(self, is_filtered=is_part), limits)
 
     @cached_property
     def sources(self) -> Mapping[str, tuple[Frame, ...]]:

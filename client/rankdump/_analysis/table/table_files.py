@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankdump._analysis.table.table_schema import SORT_COLUMNS, TABLE_VERSION
-from rankdump._core.tree_session import STATE_FOLDER
+from rankdump._core.tree_root import STATE_FOLDER
 from rankdump.errors import CorruptedError
 
 TABLE_FOLDER = f"{STATE_FOLDER}/table"
@@ -76,7 +76,7 @@ def list_iteration_files(root: Path) -> list[Path]:
 def _list_files(root: Path, kind: str) -> list[Path]:
     with suppress(FileNotFoundError):
         with os.scandir(root / TABLE_FOLDER) as found:
-            names = [each.name for each in found]
+            names = [each.name for each in found if each.is_file(follow_symlinks=False)]
         wanted = (name for name in names if name.startswith(kind) and name.endswith(_SUFFIX))
         return [root / TABLE_FOLDER / name for name in sorted(wanted)]
     return []
