@@ -12,6 +12,7 @@ import fcntl
 import os
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -35,12 +36,13 @@ from rankdump._analysis.table.table_files import (
     TableSource,
     list_tensor_files,
     read_sources,
+    remove_remains,
     remove_table_file,
     write_table_file,
 )
 from rankdump._core.pandas_blocker import leave_pandas_out
-from rankdump._layout.dump_folders import ROOT_FORMS, find_folder
-from rankdump.errors import CorruptedError, UnavailableError
+from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN, ROOT_FORMS, find_folder
+from rankdump.errors import CorruptedError, ExhaustedError, UnavailableError
 
 _RECORD_BYTES = 280
 """Usual length of a record in a manifest."""
@@ -67,7 +69,7 @@ class TableLag:
             "has rows of {} removed {}": self.removed,
         }
         return " and ".join(
-            text.format(count, "manifest" if count == 1 else "manifests")
+            text.format(count, "file" if count == 1 else "files")
             for text, count in parts.items()
             if count
         )
@@ -130,6 +132,7 @@ def find_windows(root: Path) -> list[IndexWindow]:
     manifests = [
         (file.iteration if file.iteration is not None else -1, rank, _make_source(root, file.path))
         for rank in list_rank_folders(root)
+        if RANK_FOLDER_PATTERN.fullmatch(rank)
         for file in list_manifest_files(root, rank, problems)
     ]
     is_by_device = any(folder.device for folder in places.folders.values())
@@ -189,6 +192,7 @@ def _remove_outdated(
     """Remove files that are damaged, of changed sources, or too small; return the others."""
     current = {source for window in windows for source in window.sources}
     kept: list[TableFile] = []
+    remove_remains(root)
     for path in list_tensor_files(root):
         try:
             file = TableFile.at(path, read_sources(path))
@@ -245,6 +249,11 @@ def _write_windows(
             for done, future in enumerate(as_completed(running), 1):
                 _add_window(report, future.result())
                 on_progress(done, len(windows))
+        except BrokenProcessPool:
+            raise ExhaustedError(
+                f"{root}: a process that indexed the tree was killed, as where memory is used up; "
+                "the next run goes on, and needs less memory with --processes 1"
+            ) from None
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -261,6 +270,7 @@ def _add_window(report: IndexReport, written: tuple[int, list[str]]) -> None:
 def write_window(root: Path, window: IndexWindow) -> tuple[int, list[str]]:
     """Write the file of a window; return its rows, and the problems on the way."""
     problems: list[str] = []
+    sources = window.sources
     if window.is_walked:
         tree = walk(root, *([] if window.rank is None else [Query(rank=window.rank)]))
         problems += tree.problems
@@ -270,7 +280,10 @@ def write_window(root: Path, window: IndexWindow) -> tuple[int, list[str]]:
         read = read_manifest_columns(root, [source.path for source in window.sources], problems)
         tensors = make_columns_of_manifests(root, read, problems)
         iterations = make_iteration_table(read.manifests)
-    write_table_file(root, tensors, iterations, window.sources)
+        # What could not be read is tried, and told, again by the next run.
+        sources = tuple(each for each in sources if each.path not in read.unread_paths)
+    if sources:
+        write_table_file(root, tensors, iterations, sources)
     return len(tensors), problems
 
 

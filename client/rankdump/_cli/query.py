@@ -171,7 +171,6 @@ def _format_csv(found: pa.Table) -> str:
 
 
 def _print_rows(found: pa.Table) -> None:
-
     columns = [
         TableColumn(field.name, is_right_aligned=_is_number(field.type)) for field in found.schema
     ]

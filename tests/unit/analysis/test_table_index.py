@@ -17,7 +17,11 @@ import rankdump
 from rankdump._analysis import table_index
 from rankdump._analysis.reader.tensor_columns import make_columns_of_tree
 from rankdump._analysis.reader.tree_walk import walk
-from rankdump._analysis.table.table_files import TABLE_FOLDER, list_tensor_files
+from rankdump._analysis.table.table_files import (
+    TABLE_FOLDER,
+    list_iteration_files,
+    list_tensor_files,
+)
 from rankdump._analysis.table_index import TableLag, compare_with_tree, index_tree
 from rankdump.errors import CorruptedError, UnavailableError
 
@@ -140,6 +144,36 @@ def test_damaged_file_is_made_again(tree: TreeBuilder):
     assert len(report.problems) == 1
     assert str(path) in report.problems[0]
     assert rows(tree.root) == of_walk(tree.root)
+
+
+def test_manifest_that_cannot_be_read_is_told_and_tried_again(tree: TreeBuilder):
+    """Law: what failed once is not taken for indexed."""
+    (path,) = (tree.root / "rank_1/.dump_metadata/manifest").glob("iteration_1.*")
+    data = path.read_bytes()
+    for _ in range(2):
+        path.write_bytes(b"{")
+        assert len(index_tree(tree.root).problems) == 1
+    path.write_bytes(data)
+    assert index_tree(tree.root).problems == []
+    assert rows(tree.root) == of_walk(tree.root)
+
+
+def test_remains_of_a_killed_run_are_removed(tree: TreeBuilder):
+    """Law: rows of iterations are there once as well, before and after the next run."""
+    index_tree(tree.root)
+    (path,) = list_iteration_files(tree.root)
+    path.with_name("iterations.0-2.0123456789abcdef.parquet").write_bytes(path.read_bytes())
+    path.with_name(".tensors.0-2.0123456789abcdef.parquet.tmp").write_bytes(b"PAR1")
+    sql = "SELECT count(*) n FROM iterations"
+    assert rankdump.open(tree.root).sql(sql).to_pylist() == [{"n": 6}]
+    index_tree(tree.root)
+    assert len([*(tree.root / TABLE_FOLDER).glob("*.parquet*")]) == 2
+    assert not [*(tree.root / TABLE_FOLDER).glob(".*.tmp")]
+
+
+def test_folder_that_looks_like_a_rank_is_left_out(tree: TreeBuilder):
+    shutil.copytree(tree.root / "rank_0", tree.root / "rank_backup")
+    assert index_tree(tree.root).rows == 12
 
 
 def test_second_process_is_told_to_wait(tree: TreeBuilder):

@@ -101,7 +101,7 @@ def test_query_notes_what_the_table_lacks(filled, capsys, tree):
     tree.complete(0, 1)
     code, out, err = told(capsys, "query", filled, "SELECT count(*) FROM tensors", "--csv")
     assert (code, out.splitlines()[1]) == (0, "4")
-    assert err == (f"the table lacks 1 new or changed manifest: run rankdump index {filled}\n")
+    assert err == (f"the table lacks 1 new or changed file: run rankdump index {filled}\n")
 
 
 @pytest.mark.parametrize(

@@ -151,11 +151,6 @@ class Dump:
         return self._source.root
 
     @property
-    def tree(self) -> Tree:
-        """The walked tree, with at least the places that the filters select."""
-        return self._tree
-
-    @property
     def problems(self) -> tuple[str, ...]:
         """Sentences about unreadable files, and about missing files that a manifest names."""
         return self._tree.problems
@@ -319,8 +314,13 @@ class Dump:
         from rankdump._analysis.reader.table_views import find_views
         from rankdump._analysis.table.table_query import run_query
 
-        is_part = bool(self._queries or self._source.job_id)
-        return run_query(statement, find_views(self, is_filtered=is_part), limits)
+        views = find_views(
+            self.root,
+            get_tree=lambda: self._tree,
+            make_table=self.table,
+            is_filtered=bool(self._queries or self._source.job_id),
+        )
+        return run_query(statement, views, limits)
 
     @cached_property
     def sources(self) -> Mapping[str, tuple[Frame, ...]]:

@@ -67,12 +67,15 @@ class ManifestColumns:
     """
     manifest_of: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Place of each record's manifest in `manifests`."""
+    unread_paths: set[str] = field(default_factory=set[str])
+    """Manifests that could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ManifestFile:
     """A manifest that was read: its head, and its records as lines of JSON."""
 
+    path: str
     manifest: Manifest
     layouts: tuple[str, ...]
     lines: bytes
@@ -88,32 +91,33 @@ def read_manifest_columns(root: Path, paths: Sequence[str], problems: list[str])
     files: list[_ManifestFile] = []
     for path in paths:
         try:
-            files.append(_read_file(root / path))
+            files.append(_read_file(root, path))
         except (OSError, CorruptedError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             problems.append(f"{root / path}: cannot be read: {reason}")
     if not files:
-        return ManifestColumns()
+        return ManifestColumns(unread_paths=set(paths))
     records, files = _parse_records(files, problems)
     counts = np.array([each.count for each in files], np.int64)
     manifest_of = np.repeat(np.arange(len(files)), counts)
     records = _spell_layouts(records, files, manifest_of)
     records = _add_sides(root, records)
-    return ManifestColumns([each.manifest for each in files], records, manifest_of)
+    unread = set(paths).difference(each.path for each in files)
+    return ManifestColumns([each.manifest for each in files], records, manifest_of, unread)
 
 
-def _read_file(path: Path) -> _ManifestFile:
-    data = path.read_bytes()
+def _read_file(root: Path, path: str) -> _ManifestFile:
+    data = (root / path).read_bytes()
     if not is_intact(data):
         raise CorruptedError("its checksum is wrong")
     try:
-        return _split_file(data)
+        return _split_file(path, data)
     except ValueError:
         # Another program, or an early version, formatted it.
-        return _split_file(_format_again(data))
+        return _split_file(path, _format_again(data))
 
 
-def _split_file(data: bytes) -> _ManifestFile:
+def _split_file(path: str, data: bytes) -> _ManifestFile:
     """Return the parts of a manifest as `Manifest.to_json` formats it; ValueError for another."""
     first, found, rest = data.partition(b"\n")
     manifest = Manifest.parse_head(first + found)
@@ -124,7 +128,7 @@ def _split_file(data: bytes) -> _ManifestFile:
     if b'"layouts": ' in first:
         listed = json.loads(first + b"]}")["layouts"]
         layouts = tuple(str(read_json(TensorLayout, each, minimum=0)) for each in listed)
-    return _ManifestFile(manifest, layouts, rest[:end])
+    return _ManifestFile(path, manifest, layouts, rest[:end])
 
 
 def _format_again(data: bytes) -> bytes:
@@ -189,7 +193,7 @@ def _repair(file: _ManifestFile) -> _ManifestFile:
         ]
     except (ValueError, AttributeError, RecursionError) as error:
         raise CorruptedError(f"a record cannot be read: {error}") from None
-    return _ManifestFile(file.manifest, file.layouts, ",\n".join(lines).encode())
+    return _ManifestFile(file.path, file.manifest, file.layouts, ",\n".join(lines).encode())
 
 
 def _parse_lines(files: Sequence[_ManifestFile]) -> pa.Table:

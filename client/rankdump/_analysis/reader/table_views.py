@@ -4,13 +4,15 @@ the published order, and what is wrong. Needs pyarrow.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from rankdump._analysis.reader.coordinator_files import PublishedOrder, read_order
 from rankdump._analysis.reader.manifest_columns import make_iteration_table
+from rankdump._analysis.reader.tree import Tree
 from rankdump._analysis.reader.tree_status import findings
 from rankdump._analysis.table.table_files import (
     list_iteration_files,
@@ -19,9 +21,6 @@ from rankdump._analysis.table.table_files import (
 )
 from rankdump._analysis.table.table_query import ITERATIONS, TENSORS, TableViews
 from rankdump.errors import CorruptedError
-
-if TYPE_CHECKING:
-    from rankdump._analysis.reader.dump import Dump
 
 _TEXT, _NUMBER, _NUMBERS = pa.string(), pa.int64(), pa.list_(pa.int64())
 EVENT_SCHEMA = pa.schema(
@@ -55,32 +54,42 @@ FINDING_SCHEMA = pa.schema(
 )
 
 
-def find_views(dump: Dump, *, is_filtered: bool) -> TableViews:
-    """Return the views of a dump; CorruptedError for a file that is no table of rankdump."""
+def find_views(
+    root: Path,
+    *,
+    get_tree: Callable[[], Tree],
+    make_table: Callable[[], pa.Table],
+    is_filtered: bool,
+) -> TableViews:
+    """Return the views of a dump; CorruptedError for a file that is no table of rankdump.
+
+    `get_tree` and `make_table` return the walked tree and its tensors, for statements that need
+    them.
+    """
     made: dict[str, Callable[[], pa.Table]] = {
-        "events": lambda: _make_events(dump),
-        "findings": lambda: _make_findings(dump),
+        "events": lambda: _make_events(root),
+        "findings": lambda: _make_findings(root, get_tree()),
     }
-    files = [] if is_filtered else list_tensor_files(dump.root)
+    files = [] if is_filtered else list_tensor_files(root)
     if not files:
-        made[TENSORS] = dump.table
-        made[ITERATIONS] = lambda: make_iteration_table(dump.tree.manifests)
+        made[TENSORS] = make_table
+        made[ITERATIONS] = lambda: make_iteration_table(get_tree().manifests)
         return TableViews({}, made)
     for path in files:
         read_sources(path)
-    return TableViews({TENSORS: files, ITERATIONS: list_iteration_files(dump.root)}, made)
+    return TableViews({TENSORS: files, ITERATIONS: list_iteration_files(root)}, made)
 
 
-def _read_order(dump: Dump) -> PublishedOrder | None:
+def _read_order(root: Path) -> PublishedOrder | None:
     try:
-        return read_order(dump.root)
+        return read_order(root)
     except CorruptedError:
         return None
 
 
-def _make_events(dump: Dump) -> pa.Table:
+def _make_events(root: Path) -> pa.Table:
     """Return the merged execution order; no rows for a tree without one."""
-    order = _read_order(dump)
+    order = _read_order(root)
     fields = [name if name != "group_name" else "group" for name in EVENT_SCHEMA.names]
     columns: dict[str, list[Any]] = {name: [] for name in EVENT_SCHEMA.names}
     for entry in order.entries() if order is not None else ():
@@ -90,9 +99,9 @@ def _make_events(dump: Dump) -> pa.Table:
     return pa.Table.from_pydict(columns, EVENT_SCHEMA)
 
 
-def _make_findings(dump: Dump) -> pa.Table:
+def _make_findings(root: Path, tree: Tree) -> pa.Table:
     """Return the findings of the merge, and what is missing or damaged in the tree."""
-    order = _read_order(dump)
+    order = _read_order(root)
     rows = [
         {
             "kind": each.kind.value,
@@ -104,9 +113,5 @@ def _make_findings(dump: Dump) -> pa.Table:
         }
         for each in (order.findings if order is not None else ())
     ]
-    rows += _make_tree_findings(findings(dump.tree))
+    rows += [{"kind": "tree", "text": sentence} for sentence in findings(tree)]
     return pa.Table.from_pylist(rows, FINDING_SCHEMA)
-
-
-def _make_tree_findings(sentences: Iterable[str]) -> list[dict[str, Any]]:
-    return [{"kind": "tree", "text": sentence} for sentence in sentences]

@@ -69,8 +69,8 @@ def list_tensor_files(root: Path) -> list[Path]:
 
 
 def list_iteration_files(root: Path) -> list[Path]:
-    """Return the files with rows of iterations, sorted by name."""
-    return _list_files(root, _ITERATIONS)
+    """Return the files with rows of iterations, each beside its file of tensors."""
+    return [TableFile.at(path, frozenset()).iterations for path in list_tensor_files(root)]
 
 
 def _list_files(root: Path, kind: str) -> list[Path]:
@@ -80,6 +80,16 @@ def _list_files(root: Path, kind: str) -> list[Path]:
         wanted = (name for name in names if name.startswith(kind) and name.endswith(_SUFFIX))
         return [root / TABLE_FOLDER / name for name in sorted(wanted)]
     return []
+
+
+def remove_remains(root: Path) -> None:
+    """Remove what a killed run left: drafts, and iterations without their tensors."""
+    known = set(list_iteration_files(root))
+    for path in (root / TABLE_FOLDER).glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+    for path in _list_files(root, _ITERATIONS):
+        if path not in known:
+            path.unlink(missing_ok=True)
 
 
 def read_sources(path: Path) -> frozenset[TableSource]:
