@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -92,6 +93,11 @@ class FakeRecorder:
     stacks: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Where calls of an API came from."""
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def wait_for_ends(self) -> None:
+        """Wait until every event is complete; a thread of gloo ends the last collectives."""
+        while self.open:
+            time.sleep(0.01)
 
     def begin_call(self, graph: int, op_name: str) -> None:
         self.entries.append(op_name)

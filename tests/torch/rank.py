@@ -321,6 +321,7 @@ def buckets(rank: int, world: int) -> Result:
         expected = train(rank, None, **options)
         recorder = FakeRecorder()
         seen = train(rank, recorder, **options)
+        recorder.wait_for_ends()
         result[name] = {
             "same": seen == expected,
             "events": events(recorder),
@@ -364,8 +365,8 @@ def fail(rank: int, recorder: FakeRecorder | None) -> dict[str, object]:
             call()
         except Exception as error:
             result[name] = find_files(error)
-    while recorder is not None and recorder.open:
-        time.sleep(0.01)  # the last one is ended by a thread of gloo
+    if recorder is not None:
+        recorder.wait_for_ends()
     if hook is not None:
         hook.detach()
     dist.barrier()

@@ -369,6 +369,7 @@ def test_wrappers_of_distributed_training_make_no_calls(recorder, alone, wrap) -
         return losses
 
     assert run(attached=True) == run(attached=False)
+    recorder.wait_for_ends()
     collectives = {event.collective.kind.name for event in recorder.events if event.collective}
     # The broadcast agrees on buckets. On a single rank the other wrapper has no collectives.
     reducer = {"ALL_REDUCE", "BROADCAST"}
@@ -387,5 +388,6 @@ def test_collectives_of_a_wrapper_added_later_are_recorded(recorder, alone) -> N
         wrapped = DistributedDataParallel(model)
         for _ in range(2):
             wrapped(torch.ones(2, 4)).sum().backward()
+    recorder.wait_for_ends()
     collectives = [event.collective for event in recorder.events if event.collective]
     assert [each.kind.name for each in collectives].count("ALL_REDUCE") == 2

@@ -135,6 +135,7 @@ def test_compiler_does_not_compile_the_observation_of_collectives(alone, recorde
     hook.detach()
     assert recorder.unseen == []
     assert not [text for text in recorder.warnings if "could not be recorded" in text]
+    recorder.wait_for_ends()
     kinds = [each.collective.kind.name for each in recorder.events if each.collective]
     assert kinds.count("ALL_REDUCE") == 2
 
