@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from rankdump._analysis.reader.query import group_ranks
 from rankdump._analysis.reader.tree import Table, Tree
-from rankdump._core.manifest import RETIRED_FILE, Manifest, ManifestRecord, RetiredIteration
+from rankdump._core.manifest import (
+    RETIRED_FILE,
+    Manifest,
+    ManifestRecord,
+    RetiredIteration,
+    names_no_file,
+)
 from rankdump._core.status import IterationStatus
 from rankdump._core.tree_session import (
     MAX_FILE_BYTES,
@@ -137,6 +143,33 @@ def read_manifests(
             with path.open("rb") as file:
                 head = Manifest.parse_head(file.readline()) if balances_only else None
                 yield head or Manifest.from_json(path.read_bytes())
+        except OSError as error:
+            problems.append(f"{path}: cannot be read: {error.strerror}")
+        except CorruptedError as error:
+            problems.append(f"{path}: {error}")
+
+
+def read_file_records(
+    files: Iterable[ManifestFileName], problems: list[str], indexed: Container[str]
+) -> Iterator[Manifest]:
+    """Yield manifests like `read_manifests`, without records where none of them names a file.
+
+    Rows of tables are most records of a dump of statistics, and making objects of them would be
+    most of the time to open its tree. The bytes show whether there are others; those of `indexed`
+    manifests are known to be whole, so their first line is enough.
+    """
+    for path, *_ in files:
+        try:
+            with path.open("rb") as file:
+                first = file.readline()
+                head = Manifest.parse_head(first)
+                if head is not None and (head.status.bytes_stored or head.status.linked):
+                    head = None
+                if head is not None and str(path) in indexed:
+                    yield head
+                    continue
+                data = first + file.read()
+            yield head if head is not None and names_no_file(data) else Manifest.from_json(data)
         except OSError as error:
             problems.append(f"{path}: cannot be read: {error.strerror}")
         except CorruptedError as error:
