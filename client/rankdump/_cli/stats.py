@@ -8,7 +8,7 @@ import heapq
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from pathlib import Path
@@ -96,9 +96,9 @@ class _SurveyCounts:
         """All tensors."""
         return self.rows_from_tables + self.rows_computed
 
-    def count_rows(self, rows: Iterable[Surveyed]) -> Iterator[Surveyed]:
-        """Yield the rows as they are, counted."""
-        for row in rows:
+    def count_rows(self, survey: Survey) -> Iterator[Surveyed]:
+        """Yield the rows as they are, counted, and count those that the survey leaves out."""
+        for row in survey:
             self.rows_from_tables += not row.computed
             self.rows_computed += row.computed
             self.sample_rows += row.is_sample
@@ -116,6 +116,7 @@ class _SurveyCounts:
                 ):
                     self.first_nonfinite = row
             yield row
+        self.rows_from_tables += survey.skipped_rows
 
 
 @click.command()
@@ -154,7 +155,8 @@ def stats(
     but not for NaN and infinities.
     """
     found = read_tree(tree, query, job_id, attempt)
-    survey, seen = Survey(found, query, decide=nonfinite), _SurveyCounts()
+    survey = Survey(found, query, decide=nonfinite, skip_finite=nonfinite)
+    seen = _SurveyCounts()
     rows = (row for row in seen.count_rows(survey) if row.finite is False or not nonfinite)
     ordered = (
         rows if by == "order" else iter(sorted(rows, key=lambda row: _extreme_sort_key(row, by)))

@@ -15,8 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rankdump._analysis.reader.indexed_manifests import find_indexed_places
 from rankdump._analysis.reader.query import Query
-from rankdump._analysis.reader.statistic_tables import TableRecords, read_table_rows
+from rankdump._analysis.reader.statistic_tables import (
+    TableRecords,
+    count_decided_lines,
+    read_table_rows,
+)
 from rankdump._analysis.reader.tensor_loader import Facts, facts, facts_of, load
 from rankdump._analysis.reader.tree import (
     NONFINITE_COUNT_ITEMS,
@@ -113,10 +118,19 @@ class Surveyed:
 class Survey:
     """Iterable over the statistics of a tree; `problems` lists what could not be read."""
 
-    def __init__(self, tree: Tree, query: Query, *, decide: bool = False) -> None:
-        """With `decide`, tensors whose row does not show whether they are finite are computed."""
+    def __init__(
+        self, tree: Tree, query: Query, *, decide: bool = False, skip_finite: bool = False
+    ) -> None:
+        """With `decide`, tensors whose row does not show whether they are finite are computed.
+
+        With `skip_finite`, iterations of a rank may be left out of which the table of the tree
+        shows that all tensors are finite.
+        """
         self.problems: list[str] = []
-        self._query, self._decide = query, decide
+        self.skipped_rows = 0
+        """Rows of tables of `statistic.csv` that were left out so far."""
+        self._tree, self._query, self._decide = tree, query, decide
+        self._skip_finite = skip_finite
         self._known = TableRecords(tree)
         self._entries = tree.entries.where(query.keeps).by_place()
         self._tables: defaultdict[PlaceInTime, list[Table]] = defaultdict(list)
@@ -132,7 +146,11 @@ class Survey:
         for table in self._infos:
             for row in self._rows(table):
                 spread[PlaceInTime(row.key.rank, True, row.key.iteration)].append(row)
+        finite = self._count_finite_rows() if self._skip_finite else {}
         for place in sorted({*self._entries, *self._tables, *spread}):
+            if place in finite:
+                self.skipped_rows += finite[place]
+                continue
             filed = _index_by_position(self._entries.get(place, ()))
             tables = self._tables.get(place, ())
             there = chain(spread.get(place, ()), *map(self._rows, tables))
@@ -144,6 +162,30 @@ class Survey:
                     yield _survey_entry(filed[where])
                 else:
                     yield _survey_row(row, filed.get(where))
+
+    def _count_finite_rows(self) -> dict[PlaceInTime, int]:
+        """Return the number of rows of places that have tables alone, and finite tensors alone."""
+        tree, query = self._tree, self._query
+        if query != query.places or tree.job_id or tree.attempt is not None or self._infos:
+            return {}
+        indexed = find_indexed_places(tree.root)
+        if not indexed.files:
+            return {}
+        # Imported on use: it loads pyarrow, and there is none without a table.
+        from rankdump._analysis.reader.indexed_rows import count_finite_rows
+
+        found: dict[PlaceInTime, int] = {}
+        for (rank, iteration), count in count_finite_rows(indexed.files).items():
+            place = PlaceInTime(rank, True, iteration)
+            tables = self._tables.get(place, [])
+            # A manifest is written last: a later table, or one of other rows, is not its own.
+            if (
+                tables
+                and place not in self._entries
+                and count == count_decided_lines(tables, indexed.manifests[rank, iteration])
+            ):
+                found[place] = count
+        return found
 
     def _rows(self, table: Table) -> Iterator[Figures]:
         try:

@@ -1,0 +1,133 @@
+"""Sums over the rows of a table for each rank and iteration: whether all tensors are finite, and
+how much disk they take. Needs pyarrow. One file of the table is held at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rankdump._analysis.reader.tree import NONFINITE_COUNT_ITEMS
+from rankdump._analysis.table.table_files import TableFile
+from rankdump._analysis.table.table_schema import STATISTIC_COLUMNS
+
+_COUNTS = [STATISTIC_COLUMNS[item] for item in NONFINITE_COUNT_ITEMS]
+_EXTREMES = [STATISTIC_COLUMNS[item] for item in ("max", "min")]
+_POSITION = ["timestamp_us", "side", "slot"]
+_PLACE = ["iteration", "rank"]
+
+
+def count_finite_rows(files: Sequence[TableFile]) -> dict[tuple[int, int], int]:
+    """Return the number of rows of each rank and iteration whose statistics show that all of its
+    tensors are finite, and of which no two are of the same time, side and slot.
+    """
+    found: dict[tuple[int, int], int] = {}
+    for file in files:
+        columns = [*_PLACE, *_POSITION, *_COUNTS, *_EXTREMES]
+        rows = pq.read_table(file.tensors, columns=columns, use_threads=False)
+        # Constants of a graph belong to no iteration.
+        rows = _sort_by_place(rows.filter(pc.is_valid(rows.column("iteration"))))
+        is_good = _find_finite(rows) & _find_single(rows)
+        for place, start, end in _split_places(rows):
+            if place not in found and is_good[start:end].all():
+                found[place] = end - start
+            else:
+                found[place] = 0
+    return {place: count for place, count in found.items() if count}
+
+
+def _sort_by_place(rows: pa.Table) -> pa.Table:
+    keys = [rows.column(name).to_numpy() for name in reversed(_PLACE)]
+    order = np.lexsort(keys)
+    return rows if (order[1:] > order[:-1]).all() else rows.take(pa.array(order))
+
+
+def _split_places(rows: pa.Table) -> Iterator[tuple[tuple[int, int], int, int]]:
+    """Yield rank and iteration, and the first and the end of their rows."""
+    iterations, ranks = (rows.column(name).to_numpy() for name in _PLACE)
+    changes = (iterations[1:] != iterations[:-1]) | (ranks[1:] != ranks[:-1])
+    starts = [*([0] if len(rows) else []), *(np.flatnonzero(changes) + 1).tolist()]
+    for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
+        yield (int(ranks[start]), int(iterations[start])), start, end
+
+
+def _find_finite(rows: Any) -> Any:
+    """Return which rows are finite for sure, as `are_statistics_finite` decides it."""
+    counts = [rows.column(name) for name in _COUNTS]
+    has_counts = np.logical_and.reduce([pc.is_valid(each).to_numpy() for each in counts])
+    is_zero = np.logical_and.reduce([each.fill_null(1).to_numpy() == 0 for each in counts])
+    extremes = [rows.column(name).fill_null(np.nan).to_numpy() for name in _EXTREMES]
+    is_bounded = np.isfinite(extremes[0]) & np.isfinite(extremes[1])
+    return np.asarray(np.where(has_counts, is_zero, is_bounded))
+
+
+def _find_single(rows: Any) -> npt.NDArray[np.bool_]:
+    """Return which rows have a time, side and slot that no other of their place has."""
+    keys: list[Any] = [rows.column(name).to_numpy() for name in _PLACE]
+    keys.append(rows.column("timestamp_us").to_numpy())
+    keys.append(
+        pc.equal(rows.column("side").cast(pa.string()), "input").fill_null(False).to_numpy()
+    )
+    keys.append(rows.column("slot").fill_null(-1).to_numpy())
+    order = np.lexsort(keys[::-1])
+    same = np.logical_and.reduce([each[order][1:] == each[order][:-1] for each in keys])
+    is_single = np.ones(len(rows), np.bool_)
+    is_single[order[1:][same]] = False
+    is_single[order[:-1][same]] = False
+    return is_single & np.asarray(pc.is_valid(rows.column("side")).to_numpy())
+
+
+class PlaceSizes(NamedTuple):
+    """Sizes of the tensors of one iteration of a rank."""
+
+    rank: int
+    iteration: int | None
+    """None for constants of a graph."""
+    stall_us: int
+    paths: list[str]
+    """Of files; fewer than tensors, because rows of statistics have none."""
+    stored_bytes: list[int]
+    """Of each path."""
+    bytes_in: int
+    """Of all tensors."""
+    stamps_us: npt.NDArray[np.int64]
+    """Of each tensor."""
+
+
+def read_place_sizes(file: TableFile) -> Iterator[PlaceSizes]:
+    """Yield the sizes of the tensors of each place of a file of the table."""
+    columns = ["path", "bytes", "stored_bytes", "timestamp_us"]
+    rows = pq.read_table(file.tensors, columns=[*_PLACE, *columns], use_threads=False)
+    iterations = pq.read_table(file.iterations, columns=[*_PLACE, "stall_us"], use_threads=False)
+    stalls = {
+        (each["rank"], each["iteration"]): each["stall_us"] for each in iterations.to_pylist()
+    }
+    is_dated = pc.is_valid(rows.column("iteration"))
+    constants = rows.filter(pc.invert(is_dated))
+    for rank in pc.unique(constants.column("rank")).to_pylist():
+        own = constants.filter(pc.equal(constants.column("rank"), rank))
+        yield _sum_sizes(own, rank, None, 0)
+    dated = _sort_by_place(rows.filter(is_dated))
+    parts = {place: (start, end) for place, start, end in _split_places(dated)}
+    for (rank, iteration), stall_us in stalls.items():
+        start, end = parts.get((rank, iteration), (0, 0))
+        yield _sum_sizes(dated.slice(start, end - start), rank, iteration, stall_us)
+
+
+def _sum_sizes(rows: Any, rank: int, iteration: int | None, stall_us: int) -> PlaceSizes:
+    filed = rows.filter(pc.not_equal(rows.column("path"), ""))
+    return PlaceSizes(
+        rank=rank,
+        iteration=iteration,
+        stall_us=stall_us,
+        paths=filed.column("path").to_pylist(),
+        stored_bytes=filed.column("stored_bytes").to_pylist(),
+        bytes_in=pc.sum(rows.column("bytes")).as_py() or 0,
+        stamps_us=rows.column("timestamp_us").to_numpy(),
+    )
