@@ -63,8 +63,8 @@ def _find_finite(rows: Any) -> Any:
     has_counts = np.logical_and.reduce([pc.is_valid(each).to_numpy() for each in counts])
     is_zero = np.logical_and.reduce([each.fill_null(1).to_numpy() == 0 for each in counts])
     extremes = [rows.column(name).fill_null(np.nan).to_numpy() for name in _EXTREMES]
-    is_bounded = np.isfinite(extremes[0]) & np.isfinite(extremes[1])
-    return np.asarray(np.where(has_counts, is_zero, is_bounded))
+    is_bounded = np.logical_and.reduce([np.isfinite(each) for each in extremes])
+    return (has_counts & is_zero) | (~has_counts & is_bounded)
 
 
 def _find_single(rows: Any) -> npt.NDArray[np.bool_]:

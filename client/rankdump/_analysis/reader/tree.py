@@ -463,8 +463,19 @@ class Entries(Sequence[Entry]):
     @property
     def folders(self) -> set[str]:
         """Folders of the files, relative to the root."""
+        return {place[0] for place in self._list_places()}
+
+    @property
+    def graphs_in_time(self) -> set[tuple[int, int, int | None]]:
+        """Rank, graph and iteration of the tensors; the iteration of constants is None."""
+        return {
+            (rank, graph, None if constant else iteration)
+            for _, rank, _, graph, iteration, constant in self._list_places()
+        }
+
+    def _list_places(self) -> list[Any]:
         there = np.unique(_column_array(self._columns.place)[self._rows]).tolist()
-        return {self._columns.places[place][0] for place in there}
+        return [self._columns.places[place] for place in there]
 
     @property
     def stored_bytes(self) -> int:
