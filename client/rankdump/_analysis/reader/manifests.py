@@ -8,6 +8,7 @@ manifest of the session names. A session that is open here may have ended togeth
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator
@@ -39,6 +40,8 @@ from rankdump.errors import CorruptedError
 _T = TypeVar("_T")
 StatusAndRecord: TypeAlias = "tuple[IterationStatus, ManifestRecord]"
 """The status of an iteration, and one record of it."""
+_MAX_HEAD_BYTES = 1 << 15
+"""Of a longer first line the whole file is read."""
 _MANIFEST_NAME = re.compile(rf"iteration_({NUMBER_PATTERN})\.(.*)\.json", re.S)
 
 
@@ -115,7 +118,8 @@ def list_manifest_files(root: Path, rank: str, problems: list[str]) -> list[Mani
     """Return the manifests in the folder of a rank, sorted by iteration."""
     folder = root / rank / MANIFEST_FOLDER
     try:
-        names = [path.name for path in folder.iterdir()]
+        with os.scandir(folder) as items:
+            names = [item.name for item in items]
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -140,9 +144,8 @@ def read_manifests(
     """
     for path, *_ in files:
         try:
-            with path.open("rb") as file:
-                head = Manifest.parse_head(file.readline()) if balances_only else None
-                yield head or Manifest.from_json(path.read_bytes())
+            head = _read_head(path) if balances_only else None
+            yield head or Manifest.from_json(path.read_bytes())
         except OSError as error:
             problems.append(f"{path}: cannot be read: {error.strerror}")
         except CorruptedError as error:
@@ -160,20 +163,29 @@ def read_file_records(
     """
     for path, *_ in files:
         try:
-            with path.open("rb") as file:
-                first = file.readline()
-                head = Manifest.parse_head(first)
-                if head is not None and (head.status.bytes_stored or head.status.linked):
-                    head = None
-                if head is not None and str(path) in indexed:
-                    yield head
-                    continue
-                data = first + file.read()
+            head = _read_head(path)
+            if head is not None and (head.status.bytes_stored or head.status.linked):
+                head = None
+            if head is not None and str(path) in indexed:
+                yield head
+                continue
+            data = path.read_bytes()
             yield head if head is not None and names_no_file(data) else Manifest.from_json(data)
         except OSError as error:
             problems.append(f"{path}: cannot be read: {error.strerror}")
         except CorruptedError as error:
             problems.append(f"{path}: {error}")
+
+
+def _read_head(path: Path) -> Manifest | None:
+    """Return a manifest without its records; None where its first line does not end in front."""
+    # A file object takes as long as parsing the line, and status reads one of each iteration.
+    descriptor = os.open(str(path), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        start = os.read(descriptor, _MAX_HEAD_BYTES)
+    finally:
+        os.close(descriptor)
+    return Manifest.parse_head(start[: start.find(b"\n") + 1])
 
 
 def _base_of(parent: str) -> str:

@@ -163,7 +163,7 @@ class Table:
         return self.relative.rpartition("/")[0]
 
 
-@dataclass(frozen=True)  # without slots, so that the periods are computed once
+@dataclass(frozen=True)  # without slots, so that what is asked often is computed once
 class Tree:
     """Result of a walk."""
 
@@ -208,7 +208,7 @@ class Tree:
             and self.attempt in (None, each.status.attempt)
         )
 
-    @property
+    @cached_property
     def attempts(self) -> tuple[int, ...]:
         """Numbers of the attempts in it, ascending; 0 where nothing numbers them."""
         found = {m.status.attempt for m in self.manifests}
@@ -221,11 +221,11 @@ class Tree:
             return self.attempt
         return self.periods.find_attempt(key.rank, key.timestamp_us)
 
-    @property
-    def gone(self) -> set[tuple[int, int]]:
+    @cached_property
+    def gone(self) -> frozenset[tuple[int, int]]:
         """Ranks and iterations that were removed and not dumped again."""
         there = {(m.status.rank, m.status.iteration) for m in self.manifests}
-        return {(each.rank, each.iteration) for each in self.retired} - there
+        return frozenset((each.rank, each.iteration) for each in self.retired) - there
 
     @property
     def unit(self) -> str:
