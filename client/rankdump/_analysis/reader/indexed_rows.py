@@ -4,7 +4,8 @@ how much disk they take. Needs pyarrow. One file of the table is held at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,9 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from rankdump._analysis.reader.indexed_manifests import IndexedFile
 from rankdump._analysis.reader.tree import NONFINITE_COUNT_ITEMS
-from rankdump._analysis.table.table_files import TableFile
 from rankdump._analysis.table.table_schema import STATISTIC_COLUMNS
+from rankdump.errors import CorruptedError
 
 _COUNTS = [STATISTIC_COLUMNS[item] for item in NONFINITE_COUNT_ITEMS]
 _EXTREMES = [STATISTIC_COLUMNS[item] for item in ("max", "min")]
@@ -23,23 +25,37 @@ _POSITION = ["timestamp_us", "side", "slot"]
 _PLACE = ["iteration", "rank"]
 
 
-def count_finite_rows(files: Sequence[TableFile]) -> dict[tuple[int, int], int]:
+def count_finite_rows(file: IndexedFile) -> dict[tuple[int, int], int]:
     """Return the number of rows of each rank and iteration whose statistics show that all of its
     tensors are finite, and of which no two are of the same time, side and slot.
+
+    CorruptedError when the file is damaged or was removed.
     """
-    found: dict[tuple[int, int], int] = {}
-    for file in files:
-        columns = [*_PLACE, *_POSITION, *_COUNTS, *_EXTREMES]
-        rows = pq.read_table(file.tensors, columns=columns, use_threads=False)
-        # Constants of a graph belong to no iteration.
-        rows = _sort_by_place(rows.filter(pc.is_valid(rows.column("iteration"))))
-        is_good = _find_finite(rows) & _find_single(rows)
-        for place, start, end in _split_places(rows):
-            if place not in found and is_good[start:end].all():
-                found[place] = end - start
-            else:
-                found[place] = 0
-    return {place: count for place, count in found.items() if count}
+    rows = _read(file.tensors, [*_PLACE, *_POSITION, *_COUNTS, *_EXTREMES])
+    # Constants of a graph belong to no iteration.
+    rows = _sort_by_place(rows.filter(pc.is_valid(rows.column("iteration"))))
+    is_good = _find_finite(rows) & _find_single(rows)
+    parts = [*_split_places(rows)]
+    _check_places(file, [place for place, _, _ in parts])
+    return {place: end - start for place, start, end in parts if is_good[start:end].all()}
+
+
+def _check_places(file: IndexedFile, places: Iterable[tuple[int, int]]) -> None:
+    for rank, iteration in places:
+        if (rank, iteration) not in file.manifests:
+            raise CorruptedError(
+                f"{file.tensors}: has rows of rank {rank}, iteration {iteration}, "
+                "which none of its sources has"
+            )
+
+
+def _read(path: Path, columns: list[str]) -> Any:
+    try:
+        return pq.read_table(
+            path, columns=columns, use_threads=False, page_checksum_verification=True
+        )
+    except (OSError, pa.ArrowException) as error:
+        raise CorruptedError(f"{path}: cannot be read: {error}") from None
 
 
 def _sort_by_place(rows: pa.Table) -> pa.Table:
@@ -100,14 +116,18 @@ class PlaceSizes(NamedTuple):
     """Of each tensor."""
 
 
-def read_place_sizes(file: TableFile) -> Iterator[PlaceSizes]:
-    """Yield the sizes of the tensors of each place of a file of the table."""
+def read_place_sizes(file: IndexedFile) -> Iterator[PlaceSizes]:
+    """Yield the sizes of the tensors of each place of a file of the table.
+
+    CorruptedError, before anything else, when the file is damaged or was removed.
+    """
     columns = ["path", "bytes", "stored_bytes", "timestamp_us"]
-    rows = pq.read_table(file.tensors, columns=[*_PLACE, *columns], use_threads=False)
-    iterations = pq.read_table(file.iterations, columns=[*_PLACE, "stall_us"], use_threads=False)
+    rows = _read(file.tensors, [*_PLACE, *columns])
+    iterations = _read(file.iterations, [*_PLACE, "stall_us"])
     stalls = {
         (each["rank"], each["iteration"]): each["stall_us"] for each in iterations.to_pylist()
     }
+    _check_places(file, stalls)
     is_dated = pc.is_valid(rows.column("iteration"))
     constants = rows.filter(pc.invert(is_dated))
     for rank in pc.unique(constants.column("rank")).to_pylist():

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankdump._analysis.reader.indexed_manifests import find_indexed_places
+from rankdump._analysis.reader.indexed_manifests import find_indexed_files
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.statistic_tables import (
     TableRecords,
@@ -168,23 +168,25 @@ class Survey:
         tree, query = self._tree, self._query
         if query != query.places or tree.job_id or tree.attempt is not None or self._infos:
             return {}
-        indexed = find_indexed_places(tree.root)
-        if not indexed.files:
+        files = find_indexed_files(tree.root)
+        if not files:
             return {}
         # Imported on use: it loads pyarrow, and there is none without a table.
         from rankdump._analysis.reader.indexed_rows import count_finite_rows
 
         found: dict[PlaceInTime, int] = {}
-        for (rank, iteration), count in count_finite_rows(indexed.files).items():
-            place = PlaceInTime(rank, True, iteration)
-            tables = self._tables.get(place, [])
-            # A manifest is written last: a later table, or one of other rows, is not its own.
-            if (
-                tables
-                and place not in self._entries
-                and count == count_decided_lines(tables, indexed.manifests[rank, iteration])
-            ):
-                found[place] = count
+        for file in files:
+            try:
+                counts = count_finite_rows(file)
+            except CorruptedError:
+                continue
+            for (rank, iteration), count in counts.items():
+                place = PlaceInTime(rank, True, iteration)
+                tables = self._tables.get(place, [])
+                if tables and place not in self._entries:
+                    # A manifest is written last: a later table, or one of other rows, is not its.
+                    lines = count_decided_lines(tables, file.manifests[rank, iteration])
+                    found |= {place: count} if count == lines else {}
         return found
 
     def _rows(self, table: Table) -> Iterator[Figures]:

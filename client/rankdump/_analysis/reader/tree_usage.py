@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankdump._analysis.reader.indexed_manifests import IndexedPlaces, find_indexed_places
+from rankdump._analysis.reader.indexed_manifests import find_indexed_files
 from rankdump._analysis.reader.manifests import list_manifest_files, read_manifests
 from rankdump._analysis.reader.tree import Table
 from rankdump._analysis.reader.tree_files import FolderIndex
@@ -119,21 +119,31 @@ class _UsageObserver:
             (self._once if constant else own).add_tensor(record)
         self._add_iteration(status.rank, status.iteration, own, path, status.stall_us)
 
-    def add_indexed_places(self, indexed: IndexedPlaces) -> None:
-        """Count the rows of the table, and the files of their manifests."""
-        if not indexed.files:
-            return
+    def add_indexed_rows(self, root: Path) -> set[Path]:
+        """Count the rows of the table of a tree, and the files of their manifests; return these."""
+        files = find_indexed_files(root)
+        if not files:
+            return set()
         # Imported on use: it loads pyarrow, and there is none without a table.
         from rankdump._analysis.reader.indexed_rows import read_place_sizes
 
-        for rows in (rows for file in indexed.files for rows in read_place_sizes(file)):
-            if rows.iteration is None:
-                self._once.add_rows(rows)
-                continue
-            own = self._new_counter()
-            own.add_rows(rows)
-            manifest = indexed.manifests[rows.rank, rows.iteration]
-            self._add_iteration(rows.rank, rows.iteration, own, manifest, rows.stall_us)
+        counted: set[Path] = set()
+        for file in files:
+            # A file that cannot be read leaves its manifests to be read themselves.
+            with suppress(CorruptedError):
+                for rows in read_place_sizes(file):
+                    self._add_rows(rows, file.manifests)
+                counted.update(file.manifests.values())
+        return counted
+
+    def _add_rows(self, rows: PlaceSizes, manifests: Mapping[tuple[int, int], Path]) -> None:
+        if rows.iteration is None:
+            self._once.add_rows(rows)
+            return
+        own = self._new_counter()
+        own.add_rows(rows)
+        manifest = manifests[rows.rank, rows.iteration]
+        self._add_iteration(rows.rank, rows.iteration, own, manifest, rows.stall_us)
 
     def _add_iteration(
         self, rank: int, iteration: int, own: _SizeCounter, manifest: Path, stall_us: int
@@ -205,12 +215,10 @@ def observe(root: Path) -> ObservedDump:
     if not ranks:
         raise CorruptedError(f"{root}: {_NO_ITERATION}")
     seen = _UsageObserver(root)
-    indexed = find_indexed_places(root)
-    seen.add_indexed_places(indexed)
-    known = set(indexed.manifests.values())
+    counted = seen.add_indexed_rows(root)
     for rank in ranks:
         for file in list_manifest_files(root, rank, places.problems):
-            if file.path in known:
+            if file.path in counted:
                 continue
             for manifest in read_manifests([file], places.problems):
                 seen.add_manifest(manifest, file.path)

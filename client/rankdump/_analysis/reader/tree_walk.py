@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from rankdump._analysis.reader.indexed_manifests import find_indexed_manifests
+from rankdump._analysis.reader.indexed_manifests import PlacedManifest, find_indexed_manifests
 from rankdump._analysis.reader.manifests import (
     ManifestFileName,
     TreeManifests,
@@ -155,15 +155,15 @@ class _TreeReader:
             name: [file for file in files if file.session not in self.other_sessions]
             for name, files in named.items()
         }
-        wanted_paths = [] if balances_only else [*self._list_selected_manifests()]
-        self._indexed = find_indexed_manifests(places.root, wanted_paths)
+        selected = [] if balances_only else [*self._list_selected_manifests()]
+        self._indexed = find_indexed_manifests(places.root, selected)
 
-    def _list_selected_manifests(self) -> Iterator[Path]:
+    def _list_selected_manifests(self) -> Iterator[PlacedManifest]:
         for name, files in self._files.items():
             rank = self._places.folders[name].rank
             for file in files:
                 if file.iteration is None or self._places.selects_iteration(rank, file.iteration):
-                    yield file.path
+                    yield PlacedManifest(rank, file.iteration, file.path)
 
     def list_ranks(self) -> tuple[int, ...]:
         """Return the ranks that have a folder; without any, the numbers of devices."""

@@ -13,13 +13,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from support import golden_trees
 from support.tree_builder import TreeBuilder
 
 from rankdump import reader
 from rankdump._analysis.reader import indexed_manifests, tree_status
-from rankdump._analysis.reader.indexed_manifests import find_indexed_manifests, find_indexed_places
+from rankdump._analysis.reader.indexed_manifests import (
+    PlacedManifest,
+    find_indexed_files,
+    find_indexed_manifests,
+)
 from rankdump._analysis.table.table_files import TABLE_FOLDER
 from rankdump._analysis.table_index import index_tree
 from rankdump._cli.command_group import run_command_line
@@ -120,7 +126,7 @@ def test_answers_are_those_without_the_table(tmp_path: Path, name: str):
     root = make_tree(name, tmp_path)
     index_tree(root)
     is_used = name in ("rows", "net", "arrays")
-    assert bool(find_indexed_places(root).files) == is_used
+    assert bool(find_indexed_files(root)) == is_used
     assert_same_answers(root)
 
 
@@ -138,7 +144,8 @@ def test_answers_are_those_of_a_tree_that_the_table_is_behind(tmp_path: Path, na
     known[0].write_bytes(known[0].read_bytes().replace(b'"host": "', b'"host": "other '))
     known[1].unlink()
     kept = [path for path in known[2:] if path.exists()]
-    assert find_indexed_manifests(root, manifests(root)) == {str(path) for path in kept}
+    placed = [PlacedManifest(0, 0, path) for path in manifests(root)]
+    assert find_indexed_manifests(root, placed) == {str(path) for path in kept}
     assert_same_answers(root)
 
 
@@ -171,6 +178,32 @@ def test_place_with_two_manifests_is_not_answered_by_the_table(tmp_path: Path):
     tree.row(0, 0, NAME, np.ones(3, np.float32))
     tree.complete(0, 0)
     index_tree(tree.root)
-    assert [*find_indexed_places(tree.root).manifests] == [(0, 0)]
+    assert [[*file.manifests] for file in find_indexed_files(tree.root)] == [[(0, 0)]]
     tree.complete(0, 0, session="another")
-    assert find_indexed_places(tree.root).manifests == {}
+    assert find_indexed_files(tree.root) == []
+
+
+@pytest.mark.parametrize("damage", ["cut", "removed", "foreign"])
+def test_file_of_the_table_that_cannot_be_read_is_left_out(
+    tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Also one that was replaced after the table was listed, or has rows of other places."""
+    root = make_tree("rows", tmp_path)
+    index_tree(root)
+    expected = dict(answer(root))
+    listed = find_indexed_files(root)
+    for module in ("tensor_statistics", "tree_usage"):
+        monkeypatch.setattr(
+            f"rankdump._analysis.reader.{module}.find_indexed_files", lambda _: listed
+        )
+    for path in (listed[0].tensors, listed[0].iterations):
+        if damage == "cut":
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        elif damage == "removed":
+            path.unlink()
+        else:
+            rows = pq.read_table(path)
+            at = rows.schema.get_field_index("rank")
+            ranks = pa.array([7] * len(rows), pa.int32())
+            pq.write_table(rows.set_column(at, "rank", ranks), path)
+    assert dict(answer(root)) == expected
