@@ -1,5 +1,5 @@
-"""Sums over the rows of a table for each rank and iteration: whether all tensors are finite, and
-how much disk they take. Needs pyarrow. One file of the table is held at a time.
+"""Sizes of the tensors of each rank and iteration by the rows of the table. Needs pyarrow. One file
+of the table is held at a time.
 """
 
 from __future__ import annotations
@@ -15,29 +15,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rankdump._analysis.reader.indexed_manifests import IndexedFile
-from rankdump._analysis.reader.tree import NONFINITE_COUNT_ITEMS
-from rankdump._analysis.table.table_schema import STATISTIC_COLUMNS
 from rankdump.errors import CorruptedError
 
-_COUNTS = [STATISTIC_COLUMNS[item] for item in NONFINITE_COUNT_ITEMS]
-_EXTREMES = [STATISTIC_COLUMNS[item] for item in ("max", "min")]
-_POSITION = ["timestamp_us", "side", "slot"]
 _PLACE = ["iteration", "rank"]
-
-
-def count_finite_rows(file: IndexedFile) -> dict[tuple[int, int], int]:
-    """Return the number of rows of each rank and iteration whose statistics show that all of its
-    tensors are finite, and of which no two are of the same time, side and slot.
-
-    CorruptedError when the file is damaged or was removed.
-    """
-    rows = _read(file.tensors, [*_PLACE, *_POSITION, *_COUNTS, *_EXTREMES])
-    # Constants of a graph belong to no iteration.
-    rows = _sort_by_place(rows.filter(pc.is_valid(rows.column("iteration"))))
-    is_good = _find_finite(rows) & _find_single(rows)
-    parts = [*_split_places(rows)]
-    _check_places(file, [place for place, _, _ in parts])
-    return {place: end - start for place, start, end in parts if is_good[start:end].all()}
 
 
 def _check_places(file: IndexedFile, places: Iterable[tuple[int, int]]) -> None:
@@ -71,32 +51,6 @@ def _split_places(rows: pa.Table) -> Iterator[tuple[tuple[int, int], int, int]]:
     starts = [*([0] if len(rows) else []), *(np.flatnonzero(changes) + 1).tolist()]
     for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
         yield (int(ranks[start]), int(iterations[start])), start, end
-
-
-def _find_finite(rows: Any) -> Any:
-    """Return which rows are finite for sure, as `are_statistics_finite` decides it."""
-    counts = [rows.column(name) for name in _COUNTS]
-    has_counts = np.logical_and.reduce([pc.is_valid(each).to_numpy() for each in counts])
-    is_zero = np.logical_and.reduce([each.fill_null(1).to_numpy() == 0 for each in counts])
-    extremes = [rows.column(name).fill_null(np.nan).to_numpy() for name in _EXTREMES]
-    is_bounded = np.logical_and.reduce([np.isfinite(each) for each in extremes])
-    return (has_counts & is_zero) | (~has_counts & is_bounded)
-
-
-def _find_single(rows: Any) -> npt.NDArray[np.bool_]:
-    """Return which rows have a time, side and slot that no other of their place has."""
-    keys: list[Any] = [rows.column(name).to_numpy() for name in _PLACE]
-    keys.append(rows.column("timestamp_us").to_numpy())
-    keys.append(
-        pc.equal(rows.column("side").cast(pa.string()), "input").fill_null(False).to_numpy()
-    )
-    keys.append(rows.column("slot").fill_null(-1).to_numpy())
-    order = np.lexsort(keys[::-1])
-    same = np.logical_and.reduce([each[order][1:] == each[order][:-1] for each in keys])
-    is_single = np.ones(len(rows), np.bool_)
-    is_single[order[1:][same]] = False
-    is_single[order[:-1][same]] = False
-    return is_single & np.asarray(pc.is_valid(rows.column("side")).to_numpy())
 
 
 class PlaceSizes(NamedTuple):

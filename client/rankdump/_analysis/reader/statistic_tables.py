@@ -23,7 +23,7 @@ from rankdump._analysis.reader.manifests import (
     read_manifests,
 )
 from rankdump._analysis.reader.tensor_loader import normalize_element_name
-from rankdump._analysis.reader.tree import NONFINITE_COUNT_ITEMS, Entry, Figures, Table, Tree
+from rankdump._analysis.reader.tree import Entry, Figures, Table, Tree
 from rankdump._codec.file_codec import select_codec
 from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.manifest import Manifest
@@ -48,11 +48,6 @@ _TITLE_SPELLINGS = {title.lower(): title for title in STATISTIC_TITLES.values()}
     "md5 value": STATISTIC_TITLES["md5"],
 }
 """Titles of MindSpore by the spellings of CANN and its tools, in lower case."""
-
-_DECIDING_TITLES = [
-    {STATISTIC_TITLES[item] for item in items} for items in (NONFINITE_COUNT_ITEMS, ("max", "min"))
-]
-"""Columns of which either group shows whether a tensor is finite."""
 
 
 def spell_title(title: str) -> str:
@@ -325,30 +320,6 @@ def _read_every_row(table: Table, known: TableRecords) -> Iterator[Figures]:
         yield _statistics_row(row, table, known)
     if torn:
         raise CorruptedError(f"{table.path}: its last line is incomplete: {torn[:60]!r}")
-
-
-def count_decided_lines(tables: Iterable[Table], manifest: Path) -> int | None:
-    """Return the number of rows of tables by their lines.
-
-    None when one of them has no columns that decide whether a tensor is finite, is of an operator,
-    was changed after a manifest, cannot be read, or ends in the middle of a line.
-    """
-    count = 0
-    try:
-        modified_ns = manifest.stat().st_mtime_ns
-        for table in tables:
-            if table.operator is not None or table.path.stat().st_mtime_ns > modified_ns:
-                return None
-            packed = table.path.read_bytes()
-            data = select_codec(table.relative).decode(packed, limit_bytes=MAX_TABLE_BYTES)
-            text = bytes(data)
-            titles = set(map(spell_title, text.partition(b"\n")[0].decode().strip().split(",")))
-            if not text.endswith(b"\n") or not any(map(titles.issuperset, _DECIDING_TITLES)):
-                return None
-            count += text.count(b"\n") - 1
-    except (OSError, CorruptedError, UnicodeDecodeError):
-        return None
-    return count
 
 
 def _parse_table(text: str, table: Table) -> Iterable[statistic_tables.StatisticCsvRow]:

@@ -6,8 +6,9 @@ one tensor at a time.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -15,13 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rankdump._analysis.reader.indexed_manifests import find_indexed_files
 from rankdump._analysis.reader.query import Query
-from rankdump._analysis.reader.statistic_tables import (
-    TableRecords,
-    count_decided_lines,
-    read_table_rows,
-)
+from rankdump._analysis.reader.statistic_tables import TableRecords, read_table_rows
 from rankdump._analysis.reader.tensor_loader import Facts, facts, facts_of, load
 from rankdump._analysis.reader.tree import (
     NONFINITE_COUNT_ITEMS,
@@ -37,6 +33,9 @@ from rankdump._kernels.element_moments import ElementMoments
 from rankdump._layout import statistic_tables
 from rankdump.errors import CorruptedError, UnsupportedError
 
+_MIN_PLACES = 8
+"""Iterations of ranks from which on columns save more time than loading pyarrow takes."""
+_PLACES_AT_A_TIME = 64
 _BLOCK_ELEMENTS = 1 << 20
 """Complex elements whose moduli are computed at a time."""
 
@@ -123,14 +122,15 @@ class Survey:
     ) -> None:
         """With `decide`, tensors whose row does not show whether they are finite are computed.
 
-        With `skip_finite`, iterations of a rank may be left out of which the table of the tree
-        shows that all tensors are finite.
+        With `skip_finite`, iterations of a rank may be left out of which the columns of their
+        tables show that all tensors are finite.
         """
         self.problems: list[str] = []
         self.skipped_rows = 0
         """Rows of tables of `statistic.csv` that were left out so far."""
-        self._tree, self._query, self._decide = tree, query, decide
-        self._skip_finite = skip_finite
+        self._root, self._query, self._decide = tree.root, query, decide
+        is_whole = query == query.places and not tree.job_id and tree.attempt is None
+        self._skip_finite = skip_finite and is_whole
         self._known = TableRecords(tree)
         self._entries = tree.entries.where(query.keeps).by_place()
         self._tables: defaultdict[PlaceInTime, list[Table]] = defaultdict(list)
@@ -146,8 +146,12 @@ class Survey:
         for table in self._infos:
             for row in self._rows(table):
                 spread[PlaceInTime(row.key.rank, True, row.key.iteration)].append(row)
-        finite = self._count_finite_rows() if self._skip_finite else {}
-        for place in sorted({*self._entries, *self._tables, *spread}):
+        places = sorted({*self._entries, *self._tables, *spread})
+        is_worthwhile = self._skip_finite and len(places) >= _MIN_PLACES and not spread
+        finite: dict[PlaceInTime, int] = {}
+        for at, place in enumerate(places):
+            if is_worthwhile and at % _PLACES_AT_A_TIME == 0:
+                finite = self._count_finite_rows(places[at : at + _PLACES_AT_A_TIME])
             if place in finite:
                 self.skipped_rows += finite[place]
                 continue
@@ -163,31 +167,38 @@ class Survey:
                 else:
                     yield _survey_row(row, filed.get(where))
 
-    def _count_finite_rows(self) -> dict[PlaceInTime, int]:
-        """Return the number of rows of places that have tables alone, and finite tensors alone."""
-        tree, query = self._tree, self._query
-        if query != query.places or tree.job_id or tree.attempt is not None or self._infos:
+    def _count_finite_rows(self, places: Sequence[PlaceInTime]) -> dict[PlaceInTime, int]:
+        """Return the number of rows of those places that have tables alone, and finite tensors
+        alone.
+        """
+        try:
+            # Imported on use: it loads pyarrow, which need not be there.
+            from rankdump._analysis.reader import statistic_columns
+            from rankdump._analysis.table.tree_access import LocalTree
+        except ModuleNotFoundError:
             return {}
-        files = find_indexed_files(tree.root)
-        if not files:
-            return {}
-        # Imported on use: it loads pyarrow, and there is none without a table.
-        from rankdump._analysis.reader.indexed_rows import count_finite_rows
+        access = LocalTree(self._root)
+        texts: list[statistic_columns.StatisticTableText] = []
+        owners: list[PlaceInTime] = []
+        for place in places:
+            for table in self._tables[place] if self._has_rows_alone(place) else ():
+                folder, _, name = table.relative.rpartition("/")
+                with suppress(CorruptedError):
+                    number = len(owners)
+                    texts.append(
+                        statistic_columns.read_statistic_text(access, folder, name, number)
+                    )
+                owners.append(place)
+        counts = statistic_columns.count_finite_rows(texts)
+        finite = Counter[PlaceInTime]()
+        for number, place in enumerate(owners):
+            finite[place] += counts.get(number, 0)
+        unknown = {place for number, place in enumerate(owners) if number not in counts}
+        return {place: count for place, count in finite.items() if place not in unknown}
 
-        found: dict[PlaceInTime, int] = {}
-        for file in files:
-            try:
-                counts = count_finite_rows(file)
-            except CorruptedError:
-                continue
-            for (rank, iteration), count in counts.items():
-                place = PlaceInTime(rank, True, iteration)
-                tables = self._tables.get(place, [])
-                if tables and place not in self._entries:
-                    # A manifest is written last: a later table, or one of other rows, is not its.
-                    lines = count_decided_lines(tables, file.manifests[rank, iteration])
-                    found |= {place: count} if count == lines else {}
-        return found
+    def _has_rows_alone(self, place: PlaceInTime) -> bool:
+        tables = self._tables.get(place, ())
+        return place.dated and place not in self._entries and all(not t.operator for t in tables)
 
     def _rows(self, table: Table) -> Iterator[Figures]:
         try:

@@ -20,7 +20,7 @@ from support import golden_trees
 from support.tree_builder import TreeBuilder
 
 from rankdump import reader
-from rankdump._analysis.reader import indexed_manifests, tree_status
+from rankdump._analysis.reader import indexed_manifests, tensor_statistics, tree_status, tree_usage
 from rankdump._analysis.reader.indexed_manifests import (
     PlacedManifest,
     find_indexed_files,
@@ -57,6 +57,7 @@ COMMANDS = {
 def _quiet_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """The table is used for small trees too, and the disk does not change between two answers."""
     monkeypatch.setattr(indexed_manifests, "_MIN_MANIFESTS", 1)
+    monkeypatch.setattr(tensor_statistics, "_MIN_PLACES", 1)
     monkeypatch.setattr(tree_status, "_disk_load", lambda root: AgentLoad())
     monkeypatch.setattr(reader, "disk_room", lambda root, ratio: DiskCapacity(1 << 40, 1 << 41))
 
@@ -149,29 +150,6 @@ def test_answers_are_those_of_a_tree_that_the_table_is_behind(tmp_path: Path, na
     assert_same_answers(root)
 
 
-def test_iterations_of_finite_tensors_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    root = make_tree("rows", tmp_path)
-    index_tree(root)
-    read: list[tuple[int, int]] = []
-    whole = reader.Survey._rows
-    monkeypatch.setattr(
-        reader.Survey,
-        "_rows",
-        lambda self, table: read.append((table.rank, table.iteration)) or whole(self, table),
-    )
-    tree = reader.walk(root)
-    survey = reader.Survey(tree, reader.Query(), decide=True, skip_finite=True)
-    found = [row for row in survey if row.finite is False]
-    assert (len(found), survey.skipped_rows) == (1, 9 * 4)
-    assert sorted(set(read)) == [(0, 0), (1, 0), (1, 3)]
-    # A table that was written to after its manifest is read itself.
-    path = root / "rank_0/Net/0/2/statistic.csv"
-    os.utime(path, (2e9, 2e9))
-    read.clear()
-    assert len([*survey]) == 2 * 6 + 4 + 4
-    assert (0, 2) in read
-
-
 def test_place_with_two_manifests_is_not_answered_by_the_table(tmp_path: Path):
     """Rows do not name their session."""
     tree = TreeBuilder(tmp_path / "tree")
@@ -192,10 +170,7 @@ def test_file_of_the_table_that_cannot_be_read_is_left_out(
     index_tree(root)
     expected = dict(answer(root))
     listed = find_indexed_files(root)
-    for module in ("tensor_statistics", "tree_usage"):
-        monkeypatch.setattr(
-            f"rankdump._analysis.reader.{module}.find_indexed_files", lambda _: listed
-        )
+    monkeypatch.setattr(tree_usage, "find_indexed_files", lambda _: listed)
     for path in (listed[0].tensors, listed[0].iterations):
         if damage == "cut":
             path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
