@@ -158,9 +158,10 @@ def stats(
     survey = Survey(found, query, decide=nonfinite, skip_finite=nonfinite)
     seen = _SurveyCounts()
     rows = (row for row in seen.count_rows(survey) if row.finite is False or not nonfinite)
-    ordered = (
-        rows if by == "order" else iter(sorted(rows, key=lambda row: _extreme_sort_key(row, by)))
-    )
+    every = limit == 0 or (limit is None and as_json)
+    # One more shows whether there are more.
+    shown = None if every else (limit or _DEFAULT_TENSORS) + 1
+    ordered = rows if by == "order" else _sort_rows(rows, by, shown)
     if as_json:
         listed = [_row_as_json(row, found) for row in islice(ordered, limit or None)]
         deque(ordered, maxlen=0)  # counts the rows that are not listed
@@ -184,6 +185,16 @@ def stats(
         )
         print_lines([*seen.damages, *survey.problems, *found.problems], err=True)
     return 1 if seen.damages or survey.problems or found.problems else 0
+
+
+def _sort_rows(rows: Iterator[Surveyed], by: str, limit: int | None) -> Iterator[Surveyed]:
+    """Return the most extreme rows, holding no more than these; all without a limit."""
+
+    def get_key(row: Surveyed) -> tuple[bool, bool, float]:
+        return _extreme_sort_key(row, by)
+
+    found = sorted(rows, key=get_key) if limit is None else heapq.nsmallest(limit, rows, get_key)
+    return iter(found)
 
 
 def _extreme_sort_key(row: Surveyed, by: str) -> tuple[bool, bool, float]:

@@ -36,6 +36,8 @@ from rankdump.errors import CorruptedError, UnsupportedError
 _MIN_PLACES = 8
 """Iterations of ranks from which on columns save more time than loading pyarrow takes."""
 _PLACES_AT_A_TIME = 64
+_MAX_TEXT_BYTES = 32 << 20
+"""Text of tables from which on columns are made of them."""
 _BLOCK_ELEMENTS = 1 << 20
 """Complex elements whose moduli are computed at a time."""
 
@@ -177,19 +179,23 @@ class Survey:
             from rankdump._analysis.table.tree_access import LocalTree
         except ModuleNotFoundError:
             return {}
-        access = LocalTree(self._root)
+        access, size = LocalTree(self._root), 0
         texts: list[statistic_columns.StatisticTableText] = []
         owners: list[PlaceInTime] = []
-        for place in places:
-            for table in self._tables[place] if self._has_rows_alone(place) else ():
+        counts: dict[int, int] = {}
+        for place in filter(self._has_rows_alone, places):
+            for table in self._tables[place]:
                 folder, _, name = table.relative.rpartition("/")
                 with suppress(CorruptedError):
                     number = len(owners)
-                    texts.append(
-                        statistic_columns.read_statistic_text(access, folder, name, number)
-                    )
+                    text = statistic_columns.read_statistic_text(access, folder, name, number)
+                    texts.append(text)
+                    size += len(text.rows)
                 owners.append(place)
-        counts = statistic_columns.count_finite_rows(texts)
+            if size > _MAX_TEXT_BYTES:
+                counts |= statistic_columns.count_finite_rows(texts)
+                texts, size = [], 0
+        counts |= statistic_columns.count_finite_rows(texts)
         finite = Counter[PlaceInTime]()
         for number, place in enumerate(owners):
             finite[place] += counts.get(number, 0)
