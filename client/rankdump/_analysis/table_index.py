@@ -117,10 +117,7 @@ def index_tree(
         raise CorruptedError(f"{root}: not a dump tree: no folder {ROOT_FORMS} in it")
     with lock_table(LocalTree(root), patience_s=_LOCK_PATIENCE_S):
         report = IndexReport()
-        kept = _remove_outdated(root, windows, report)
-        report.kept_files = len(kept)
-        known = {source for file in kept for source in file.sources}
-        missing = [window for window in windows if not known.issuperset(window.sources)]
+        missing = _remove_outdated(root, windows, report)
         _write_windows(root, _join_windows(missing), processes, on_progress, report)
     return report
 
@@ -176,9 +173,9 @@ def _make_source(root: Path, path: Path) -> TableSource | None:
 
 
 def _remove_outdated(
-    root: Path, windows: Iterable[IndexWindow], report: IndexReport
-) -> list[TableFile]:
-    """Remove files that are damaged, of changed sources, or too small; return the others."""
+    root: Path, windows: Sequence[IndexWindow], report: IndexReport
+) -> list[IndexWindow]:
+    """Remove files that are damaged, of changed sources, or too small; return what is missing."""
     access, problems = LocalTree(root), list[str]()
     current = {source for window in windows for source in window.sources}
     listing = list_table(access, problems, now_s=time.time())
@@ -188,9 +185,25 @@ def _remove_outdated(
     small = [file for file in kept if file.size_bytes < SMALL_FILE_BYTES]
     if len(small) > MAX_SMALL_FILES:
         kept = [file for file in kept if file not in small]
+    missing = _find_missing(windows, kept)
+    while shared := _find_shared(missing, kept):
+        kept = [file for file in kept if file not in shared]
+        missing = _find_missing(windows, kept)
     removed = [file for file in listing.files if file not in kept]
     remove_table_files(access, [*listing.damaged, *removed])
-    return kept
+    report.kept_files = len(kept)
+    return missing
+
+
+def _find_missing(windows: Iterable[IndexWindow], files: Iterable[TableFile]) -> list[IndexWindow]:
+    known = {source for file in files for source in file.sources}
+    return [window for window in windows if not known.issuperset(window.sources)]
+
+
+def _find_shared(windows: Iterable[IndexWindow], files: Iterable[TableFile]) -> list[TableFile]:
+    """Return files with rows of windows that are written: of a walked one, part may be there."""
+    written = {source for window in windows for source in window.sources}
+    return [file for file in files if not written.isdisjoint(file.sources)]
 
 
 def _join_windows(windows: Sequence[IndexWindow]) -> list[IndexWindow]:

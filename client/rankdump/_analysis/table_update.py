@@ -110,6 +110,8 @@ def plan_steps(
     changed: set[str] = set()
     for path, source in manifests.items():
         holding = [f for f in files if any(each.path == path for each in f.sources)]
+        if not all(file.is_of_manifests for file in holding):
+            continue  # `rankdump index` has walked the tree, and knows more than manifests say
         if not holding and source is not None:
             added.append(source)
         elif len(holding) > 1 or (holding and source not in holding[0].sources):
@@ -217,7 +219,7 @@ class _UpdateRun:
                 if self._access.stat(f"{TABLE_FOLDER}/{name}").st_size < SMALL_FILE_BYTES:
                     found.append(read_table_file(self._access, name))
         replaced = {name for file in found for name in file.replaces}
-        return [file for file in found if file.name not in replaced]
+        return [f for f in found if f.is_of_manifests and f.name not in replaced]
 
     def _run(self, step: TableStep) -> None:
         """Write and remove the files of a step."""

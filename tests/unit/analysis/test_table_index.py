@@ -25,6 +25,7 @@ from rankdump._analysis.table.table_files import (
 )
 from rankdump._analysis.table.tree_access import LocalTree
 from rankdump._analysis.table_index import TableLag, compare_with_tree, index_tree
+from rankdump._analysis.table_update import ChangedManifest, update_table
 from rankdump.errors import CorruptedError, UnavailableError
 
 NAME = "Default/network-Net/fc-Linear/Linear-op0"
@@ -214,6 +215,23 @@ def test_tree_of_an_earlier_version_has_its_rows(tmp_path: Path, name: str):
     assert report.rows > 0
     assert report.problems == []
     assert rows(root) == of_walk(root)
+
+
+def test_tree_of_two_layouts_has_every_row_once(tree: TreeBuilder):
+    """Law: also where an agent wrote the rows of one of them."""
+    paths = [path.relative_to(tree.root) for path in tree.root.rglob("iteration_*.json")]
+    changed = [
+        ChangedManifest(path.as_posix(), int(path.parts[0][5:]), int(path.name.split(".")[0][10:]))
+        for path in paths
+    ]
+    update_table(LocalTree(tree.root), changed, now_s=0.0)
+    folder = tree.root / "20260101000000/0/net/1/0"
+    folder.mkdir(parents=True)
+    np.save(folder / "MatMul.fc.0.0.1700000000000000.output.0.ND.npy", ARRAY)
+    for _ in range(2):
+        index_tree(tree.root)
+        assert rows(tree.root) == of_walk(tree.root)
+        assert compare_with_tree(tree.root) == TableLag(0, 0)
 
 
 def test_rows_are_those_of_a_dump(tree: TreeBuilder):

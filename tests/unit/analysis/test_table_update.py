@@ -254,22 +254,31 @@ def test_damaged_file_of_the_table_is_named(tree: TreeBuilder):
     assert "not a Parquet file" in report.problems[0]
 
 
-def source(path: str, size: int = 1) -> TableSource:
-    return TableSource(path, size, 0)
+def source(name: str, size: int = 1) -> TableSource:
+    return TableSource(f"rank_0/.dump_metadata/manifest/{name}", size, 0)
+
+
+X, Y, Z, V, W = map(source, "xyzvw")
 
 
 def test_files_that_share_a_manifest_are_replaced_together():
     """Rows that an interrupted run of another version left twice are there once afterwards."""
     files = [
-        TableFile("a", frozenset({source("x"), source("y")})),
-        TableFile("b", frozenset({source("x"), source("z")})),
-        TableFile("c", frozenset({source("v")})),
+        TableFile("a", frozenset({X, Y})),
+        TableFile("b", frozenset({X, Z})),
+        TableFile("c", frozenset({V})),
     ]
-    (step,) = plan_steps({"x": source("x")}, files, [])
+    (step,) = plan_steps({X.path: X}, files, [])
     assert {file.name for file in step.replaces} == {"a", "b"}
-    assert sorted(each.path for each in step.sources) == ["x", "y", "z"]
-    assert plan_steps({"v": source("v")}, files, []) == []
-    assert plan_steps({"v": None, "w": None}, files, []) == [TableStep((), (files[2],))]
+    assert {*step.sources} == {X, Y, Z}
+    assert plan_steps({V.path: V}, files, []) == []
+    assert plan_steps({V.path: None, W.path: None}, files, []) == [TableStep((), (files[2],))]
+
+
+def test_rows_of_a_walked_tree_are_left_to_the_index():
+    """A manifest does not say all of them."""
+    walked = TableFile("a", frozenset({X, TableSource("20260101000000/0", 1, 0)}))
+    assert plan_steps({X.path: source("x", 2)}, [walked], []) == []
 
 
 def test_large_manifests_are_written_in_windows():

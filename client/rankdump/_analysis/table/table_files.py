@@ -32,6 +32,7 @@ import pyarrow.parquet as pq
 from rankdump._analysis.table.table_schema import SORT_COLUMNS, TABLE_VERSION
 from rankdump._analysis.table.tree_access import LocalTree, TreeAccess
 from rankdump._core.tree_root import STATE_FOLDER
+from rankdump._layout.tree_paths import MANIFEST_FOLDER
 from rankdump.errors import CorruptedError, UnavailableError
 
 TABLE_FOLDER = f"{STATE_FOLDER}/table"
@@ -113,6 +114,11 @@ class TableFile:
     def iterations_name(self) -> str:
         """Name of the file of iterations."""
         return _ITERATIONS + self.name.removeprefix(_TENSORS)
+
+    @property
+    def is_of_manifests(self) -> bool:
+        """Whether its rows are those of manifests, and no file was looked at beside them."""
+        return all(f"/{MANIFEST_FOLDER}/" in source.path for source in self.sources)
 
     @property
     def paths(self) -> tuple[str, str]:
