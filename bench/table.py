@@ -13,10 +13,11 @@ measures a tree of another size; 10^7 rows take 4 GB of memory as files.
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -82,12 +83,15 @@ def measure(*, quick: bool = False, rows: int = RANKS * ITERATIONS * ROWS) -> Re
         _write_tree(root, iterations)
         parse_s = seconds(lambda: _parse(root))
         # Before there is a table, a place is chosen by its names.
-        figures = {f"unindexed_{name}": value for name, value in _time_commands(root).items()}
+        named = {name: COMMANDS[name] for name in COMMANDS if name != "stats_nonfinite"}
+        figures = {f"unindexed_{name}": it for name, it in _time_commands(root, named).items()}
         index = [sys.executable, "-m", "rankdump", "index", str(root), "--json"]
+        before_s = _get_children_cpu_s()
         index_s = seconds(lambda: subprocess.run(index, check=True, capture_output=True))
         figures |= {
             "rows": float(RANKS * iterations * ROWS),
             "index_s": index_s,
+            "index_cpu_s": _get_children_cpu_s() - before_s,
             "index_rows_per_s": RANKS * iterations * ROWS / index_s,
             "table_mb": sum(path.stat().st_size for path in root.rglob("*.parquet")) / _MB,
             "tree_mb": sum(path.stat().st_size for path in root.rglob("*.*s*")) / _MB,
@@ -96,17 +100,25 @@ def measure(*, quick: bool = False, rows: int = RANKS * ITERATIONS * ROWS) -> Re
             taken = [_query(root, sql) for _ in range(REPEATS)]
             figures[f"{name}_s"] = median(each["seconds"] for each in taken)
             figures[f"{name}_mb"] = max(each["peak_kb"] for each in taken) * 1024 / _MB
-        figures |= _time_commands(root)
+        figures |= _time_commands(root, COMMANDS)
     return Result(figures=figures, ratios={"index_vs_parse": index_s / parse_s})
 
 
-def _time_commands(root: Path) -> dict[str, float]:
-    """Return the wall time and the peak memory of each command, in processes of their own."""
+def _get_children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _time_commands(root: Path, commands: Mapping[str, Sequence[str]]) -> dict[str, float]:
+    """Return the wall time, the processor time and the peak memory of each command, in processes
+    of their own.
+    """
     figures: dict[str, float] = {}
-    for name, arguments in COMMANDS.items():
+    for name, arguments in commands.items():
         seconds_taken: list[float] = []
+        cpu_s: list[float] = []
         for _ in range(REPEATS):
-            begun = time.perf_counter()
+            begun, cpu_begun_s = time.perf_counter(), _get_children_cpu_s()
             done = subprocess.run(
                 [sys.executable, "-c", _COMMAND, *arguments, str(root)],
                 check=True,
@@ -114,8 +126,9 @@ def _time_commands(root: Path) -> dict[str, float]:
                 text=True,
             )
             seconds_taken.append(time.perf_counter() - begun)
+            cpu_s.append(_get_children_cpu_s() - cpu_begun_s)
             figures[f"{name}_mb"] = max(figures.get(f"{name}_mb", 0), int(done.stderr) * 1024 / _MB)
-        figures[f"{name}_s"] = median(seconds_taken)
+        figures[f"{name}_s"], figures[f"{name}_cpu_s"] = median(seconds_taken), min(cpu_s)
     return figures
 
 

@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from rankdump._analysis.reader.manifests import find_other_sessions
+from rankdump._analysis.reader.manifests import (
+    find_other_sessions,
+    read_first_statuses,
+    read_tree_sessions,
+)
 from rankdump._analysis.reader.query import Named, Query, selected
 from rankdump._analysis.reader.shard_join import TensorShard, join_shards, plan_join
 from rankdump._analysis.reader.source_lines import (
@@ -186,7 +190,12 @@ class Dump:
     @property
     def has_several_attempts(self) -> bool:
         """Whether tensors of several attempts of one job are selected."""
-        return self._source.attempt is None and len(self.attempts) > 1 and len(self.jobs) == 1
+        if self._source.attempt is not None:
+            return False
+        # One manifest of each session shows it for most dumps; the whole tree may be large.
+        known = {status.attempt for status in read_first_statuses(self.root).values()}
+        known.update(each.status.attempt for each in read_tree_sessions(self.root))
+        return len(known) > 1 and len(self.attempts) > 1 and len(self.jobs) == 1
 
     @property
     def jobs(self) -> tuple[str, ...]:

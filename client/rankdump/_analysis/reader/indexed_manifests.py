@@ -48,8 +48,9 @@ def find_indexed_manifests(root: Path, manifests: Sequence[PlacedManifest]) -> f
     """
     if len(manifests) < _MIN_MANIFESTS:
         return frozenset()
+    prefix = make_path_prefix(root)
     sources = {
-        f"{root}/{source.path}": (source.size, source.modified_ns)
+        prefix + source.path: (source.size, source.modified_ns)
         for file in _list_table_files(root, manifests)
         for source in file.sources
     }
@@ -78,14 +79,20 @@ def find_indexed_files(root: Path) -> list[IndexedFile]:
         if each.iteration is not None and count[each.rank, each.iteration] == 1
     }
     found: list[IndexedFile] = []
+    prefix = make_path_prefix(root)
     for file in _list_table_files(root, listed) if len(listed) >= _MIN_MANIFESTS else ():
-        own = {f"{root}/{each.path}": (each.size, each.modified_ns) for each in file.sources}
+        own = {prefix + each.path: (each.size, each.modified_ns) for each in file.sources}
         if all(path in places and _look_at(path) == facts for path, facts in own.items()):
             tensors, iterations = (root / path for path in file.paths)
             # None counts again where another file has it as well.
             manifests = {places.pop(path): Path(path) for path in own}
             found.append(IndexedFile(tensors, iterations, manifests))
     return found
+
+
+def make_path_prefix(root: Path) -> str:
+    """Return what the texts of paths below a root begin with; nothing for the current folder."""
+    return str(root / "_")[:-1]
 
 
 def _list_table_files(root: Path, manifests: Iterable[PlacedManifest]) -> list[TableFile]:

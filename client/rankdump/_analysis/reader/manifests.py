@@ -250,15 +250,7 @@ def find_other_sessions(
     """
     if not job_id and attempt is None:
         return frozenset()
-    files: defaultdict[tuple[str, str], list[ManifestFileName]] = defaultdict(list)
-    for rank in list_rank_folders(root):
-        for file in list_manifest_files(root, rank, []):
-            files[file.session].append(file)
-    first = {
-        session: manifest.status
-        for session, own in files.items()
-        if (manifest := next(read_manifests(own, [], balances_only=True), None)) is not None
-    }
+    first = read_first_statuses(root)
     there = sorted({status.job_id for status in first.values()})
     if job_id and job_id not in there:
         known = f"known: {', '.join(map(repr, there))}" if there else "no manifest names a job"
@@ -268,6 +260,19 @@ def find_other_sessions(
         for session, status in first.items()
         if job_id not in ("", status.job_id) or attempt not in (None, status.attempt)
     )
+
+
+def read_first_statuses(root: Path) -> dict[tuple[str, str], IterationStatus]:
+    """Return of each session the status in its first readable manifest: its job and attempt."""
+    files: defaultdict[tuple[str, str], list[ManifestFileName]] = defaultdict(list)
+    for rank in list_rank_folders(root):
+        for file in list_manifest_files(root, rank, []):
+            files[file.session].append(file)
+    return {
+        session: manifest.status
+        for session, own in files.items()
+        if (manifest := next(read_manifests(own, [], balances_only=True), None)) is not None
+    }
 
 
 def restrict_to_job(tree: Tree, job_id: str) -> Tree:

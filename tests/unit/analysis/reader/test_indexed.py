@@ -131,6 +131,16 @@ def test_answers_are_those_without_the_table(tmp_path: Path, name: str):
     assert_same_answers(root)
 
 
+def test_table_of_the_current_folder_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Paths below it begin with no dot."""
+    root = make_tree("rows", tmp_path)
+    monkeypatch.chdir(root)
+    index_tree(Path())
+    placed = [PlacedManifest(0, 0, path) for path in manifests(Path())]
+    assert len(find_indexed_manifests(Path(), placed)) == len(placed) > 0
+    assert len(find_indexed_files(root)) == len(find_indexed_files(Path())) == 1
+
+
 @pytest.mark.parametrize("name", ["rows", "net"])
 def test_answers_are_those_of_a_tree_that_the_table_is_behind(tmp_path: Path, name: str):
     """Half of the manifests came later, one was changed since, and one was removed."""
