@@ -332,12 +332,16 @@ def _note_left_out(rows: ChartRows, statistic: str, *, needs_iteration: bool) ->
         columns=f"CAST({statistic} AS DOUBLE) AS value",
     ).to_pylist()[0]
     texts = {
-        "nans": "{} NaN",
-        "infinities": "{} infinite",
-        "unrecorded": "{} without " + statistic,
-        "constants": "{} of constants, which have no iteration",
+        "nans": "NaN",
+        "infinities": "infinite",
+        "unrecorded": f"without {statistic}",
+        "constants": "of constants, which have no iteration",
     }
-    return [text.format(f"{found[name]:,}") for name, text in texts.items() if found[name]]
+    return [
+        f"{format_count(found[name], 'value')} {text}"
+        for name, text in texts.items()
+        if found[name]
+    ]
 
 
 def _explain_nothing(

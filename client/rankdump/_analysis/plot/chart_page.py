@@ -4,7 +4,7 @@ with which it can be read without the picture.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from itertools import pairwise
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankdump._analysis.plot.chart_data import (
+    FINITE,
     INFINITE,
     NOT_A_NUMBER,
     ChartLine,
@@ -74,7 +75,9 @@ def make_value_table(
             for (low, high), count in zip(pairwise(chart.edges), chart.counts, strict=True)
         ]
         return ["from", "to", "elements"], rows
-    extremes = ["smallest", "largest", "at", "NaN", "infinite"]
+    over = chart.over if isinstance(chart, LineChart) else "iteration"
+    counted = ["NaN", "infinite", f"first not finite at {over}"]
+    extremes = ["smallest", "largest", f"largest at {over}", *counted]
     if isinstance(chart, LineChart):
         rows = [
             [line.label, *map(_spell, line.values[[0, -1]]), *_summarize_line(line)]
@@ -82,15 +85,17 @@ def make_value_table(
         ]
         return ["line", "first", "last", *extremes], rows
     rows = [
-        [f"rank {rank}", *_find_extremes(values, chart.iterations), *_count_flags(flags)]
+        [f"rank {rank}", *_find_extremes(values, chart.iterations), *_count_flags(flags, chart)]
         for rank, values, flags in zip(chart.ranks, chart.values, chart.flags, strict=True)
     ]
     return ["rank", *extremes], rows
 
 
 def _summarize_line(line: ChartLine) -> list[str]:
+    lost = line.places[~np.isfinite(line.values)]
     counts = np.isnan(line.values).sum(), np.isinf(line.values).sum()
-    return [*_find_extremes(line.values, line.places), *(f"{count:,}" for count in counts)]
+    extremes = _find_extremes(line.values, line.places)
+    return [*extremes, *(f"{count:,}" for count in counts), _spell_first(lost)]
 
 
 def _find_extremes(
@@ -105,8 +110,13 @@ def _find_extremes(
     return _spell(finite.min()), _spell(finite[largest]), str(where[largest])
 
 
-def _count_flags(flags: npt.NDArray[np.int64]) -> Iterable[str]:
-    return (f"{(flags == flag).sum():,}" for flag in (NOT_A_NUMBER, INFINITE))
+def _count_flags(flags: npt.NDArray[np.int64], chart: HeatMap) -> list[str]:
+    counts = [f"{(flags == flag).sum():,}" for flag in (NOT_A_NUMBER, INFINITE)]
+    return [*counts, _spell_first(chart.iterations[flags != FINITE])]
+
+
+def _spell_first(places: npt.NDArray[np.int64]) -> str:
+    return str(places[0]) if len(places) else "-"
 
 
 def _spell(value: float) -> str:

@@ -20,6 +20,7 @@ from rankdump._analysis.reader.tree_walk import walk
 from rankdump._analysis.table.table_query import TENSORS, TableViews, run_query
 from rankdump._analysis.table.table_schema import STATISTIC_COLUMNS
 from rankdump._core.units import format_count
+from rankdump.errors import CorruptedError
 
 STATISTICS = tuple(STATISTIC_COLUMNS.values())
 """Statistics that a chart can show."""
@@ -64,7 +65,8 @@ class TensorOverview(NamedTuple):
         names = [*map(spell, self.names), *(["..."] if self.operators > len(self.names) else [])]
         attempt = f"attempt {format_numbers(self.attempts)}, " if any(self.attempts) else ""
         return (
-            f"{attempt}rank {format_numbers(self.ranks)}, iteration {format_numbers(self.iterations)}, "
+            f"{attempt}rank {format_numbers(self.ranks)}, "
+            f"iteration {format_numbers(self.iterations)}, "
             f"{format_count(self.operators, 'operator')}: {', '.join(names)}"
         )
 
@@ -98,13 +100,21 @@ class ChartRows:
         return TensorOverview(**self.run(f"SELECT {_OVERVIEW} FROM selected").to_pylist()[0])
 
     def explain_no_match(self, spell: Callable[[str], str]) -> str:
-        """Return why nothing is selected: what the tree has."""
+        """Return why nothing is selected: what the tree has.
+
+        CorruptedError where it does not have the attempt, as for a tree without a table.
+        """
         everything = ChartSelection()
         sql = f"WITH selected AS ({_select(everything, '')}) SELECT {_OVERVIEW} FROM selected"
         views = _find_views(self.root, everything)
         there = TensorOverview(**run_query(sql, views).to_pylist()[0])
         if not there.tensors:
             return f"{self.root}: no tensor is in the tree"
+        if self.selection.attempt not in (None, *there.attempts):
+            known = format_numbers(there.attempts)
+            raise CorruptedError(
+                f"{self.root}: the tree has no attempt {self.selection.attempt}; known: {known}"
+            )
         return f"{self.root}: no tensor matches; the tree has {there.describe(spell)}"
 
     def _choose_operators(self) -> pa.Table:
