@@ -117,6 +117,8 @@ def plot(
         raise click.UsageError(f"--over is for --kind lines, not for {kind}")
     if statistic is not None and kind == "histogram":
         raise click.UsageError("--stat is not for --kind histogram, which shows elements")
+    # No window is opened, and a value that matplotlib does not know would end its import.
+    os.environ["MPLBACKEND"] = "agg"
     with explain_missing_modules("plot"):
         import rankdump._analysis.plot.chart_picture  # noqa: F401  # pyright: ignore[reportUnusedImport]
         from rankdump._analysis.plot.chart_rows import STATISTICS, ChartRows, ChartSelection

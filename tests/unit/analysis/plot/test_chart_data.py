@@ -275,7 +275,7 @@ def test_histogram_of_nothing_is_refused(root):
         np.arange(300, dtype=np.uint8).reshape(3, 100),
         np.array([True, False, True]),
         np.array([-(2**63), 2**63 - 1]),
-        np.float16([65504, -65504]),
+        np.array([65504, -65504], np.float16),
         np.array(1.5),
     ],
     ids=lambda elements: f"{elements.dtype}-{elements.flat[0]}",

@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.patches import StepPatch
 
 from rankdump._analysis.plot.chart_data import (
     FINITE,
@@ -98,9 +99,9 @@ def test_one_value_can_be_drawn(value, scale):
 
 def test_heat_map_has_values_and_flags_as_images():
     drawn = draw_chart(MAP, shorten_text)
-    values, flags = drawn.axes[0].get_images()
-    assert values.get_array().tolist() == [[1, 2, None], [4, None, None]]
-    assert flags.get_array().tolist() == [[None, None, None], [INFINITE, NOT_A_NUMBER, None]]
+    values, flags = (np.ma.asarray(each.get_array()) for each in drawn.axes[0].get_images())
+    assert values.tolist() == [[1, 2, None], [4, None, None]]
+    assert flags.tolist() == [[None, None, None], [INFINITE, NOT_A_NUMBER, None]]
     assert [tick.get_text() for tick in drawn.axes[0].get_yticklabels()] == ["0", "3"]
     assert [text.get_text() for text in drawn.legends[0].get_texts()] == [
         "NaN", "infinite", "no value"
@@ -110,6 +111,7 @@ def test_heat_map_has_values_and_flags_as_images():
 def test_bars_have_counts_and_edges():
     drawn = draw_chart(BARS, shorten_text)
     (bars,) = drawn.axes[0].patches
+    assert isinstance(bars, StepPatch)
     assert bars.get_data().values.tolist() == [3, 9000]
     assert drawn.axes[0].get_yscale() == "log"
 
