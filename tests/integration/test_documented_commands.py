@@ -420,7 +420,8 @@ def querying(page: DocumentPage, trained: TrainedTrees) -> None:
     for drawn in [command for command in commands(page.path) if "plot /data/dump" in command]:
         target = drawn.split()[-1]
         page.run(
-            drawn, says=rf"^{target} written: (l2norm of \d operators|elements of Gradients/e)"
+            drawn,
+            says=rf"^{target} written: (l2norm of \d (operators|tensors)|elements of Gradients/e)",
         )
         assert (page.folder / target).stat().st_size > 10_000
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from rankdump._analysis.plot.chart_rows import (
     STATISTICS,
@@ -34,6 +35,8 @@ _BLOCK_ELEMENTS = 1 << 20
 _WIDE_RATIO = 1e3
 """Largest over smallest value from which an axis is logarithmic."""
 _KEY = ("job", "attempt", "name", "side", "slot", "argument")
+_TENSOR = "name, side, slot, argument"
+_DATED = "WHERE value IS NOT NULL AND iteration IS NOT NULL"
 _NARROWING_OPTIONS = "--op, --rank, --iteration, --side, --slot, --attempt and --job select"
 
 
@@ -117,19 +120,7 @@ def find_lines(
     Where a tensor has several values at one place, as of micro-batches, the extreme one is taken.
     """
     other = "rank" if over == "iteration" else "iteration"
-    key = ", ".join((*_KEY, other))
-    found = rows.run(
-        f"""SELECT {key}, list(place ORDER BY place) AS places,
-          list(value ORDER BY place) AS values, max(runs) AS runs, count(*) OVER () AS lines
-        FROM (
-          SELECT {key}, {over} AS place, min(position) AS position, count(*) AS runs,
-            {_reduce(statistic)} AS value
-          FROM selected WHERE value IS NOT NULL AND {over} IS NOT NULL GROUP BY {key}, {over}
-        )
-        GROUP BY {key} ORDER BY job, attempt, min(position), {other}, name, side, slot
-        LIMIT {MAX_LINES}""",
-        columns=f"CAST({statistic} AS DOUBLE) AS value",
-    )
+    found = _read_lines(rows, statistic, over, other)
     if not len(found):
         return _explain_nothing(rows, statistic, spell, needs_iteration=over == "iteration")
     count = found.column("lines")[0].as_py()
@@ -154,30 +145,10 @@ def find_lines(
 
 def find_heat_map(rows: ChartRows, statistic: str, spell: NameSpelling) -> HeatMap | ChartRefusal:
     """Return the extreme of the selected tensors for each rank and iteration."""
-    columns = f"CAST({statistic} AS DOUBLE) AS value"
-    where = "WHERE value IS NOT NULL AND iteration IS NOT NULL"
-    found = rows.run(
-        f"""SELECT rank, iteration,
-          {_name_function(statistic)}(value) FILTER (isfinite(value)) AS value,
-          max(CASE WHEN isnan(value) THEN {NOT_A_NUMBER} WHEN isinf(value) THEN {INFINITE}
-            ELSE {FINITE} END) AS flag
-        FROM selected {where} GROUP BY rank, iteration""",
-        columns=columns,
-    )
+    found = _read_cells(rows, statistic)
     if not len(found):
         return _explain_nothing(rows, statistic, spell, needs_iteration=True)
-    key = ", ".join(_KEY)
-    held = rows.run(
-        f"""SELECT {key}, max(runs) AS runs, count(*) OVER () AS tensors FROM (
-          SELECT {key}, count(*) AS runs FROM selected {where} GROUP BY {key}, rank, iteration
-        ) GROUP BY {key} LIMIT {MAX_LINES}""",
-        columns=columns,
-    ).to_pylist()
-    several, word = held[0]["tensors"], _name_extreme(statistic)
-    _, title = _name_lines(held, "", spell)
-    notes = [f"a cell has the {word} of {several:,} tensors"] if several > 1 else []
-    if several == 1 and held[0]["runs"] > 1:
-        notes = [f"a cell has the {word} of up to {held[0]['runs']:,} values"]
+    title, notes = _describe_cells(rows, statistic, spell)
     notes += _note_left_out(rows, statistic, needs_iteration=True)
     ranks, row = np.unique(found.column("rank").to_numpy(), return_inverse=True)
     iterations, column = np.unique(found.column("iteration").to_numpy(), return_inverse=True)
@@ -188,6 +159,30 @@ def find_heat_map(rows: ChartRows, statistic: str, spell: NameSpelling) -> HeatM
     return HeatMap(
         f"{statistic} of {title}", tuple(notes), statistic, ranks, iterations, values, flags
     )
+
+
+def _describe_cells(rows: ChartRows, statistic: str, spell: NameSpelling) -> tuple[str, list[str]]:
+    """Return the title of a map, and what a cell has where it stands for several values."""
+    (held,) = rows.run(
+        f"""SELECT count(*) AS tensors, count(DISTINCT name) AS operators, max(runs) AS runs,
+          any_value(name) AS name, any_value(side) AS side, any_value(slot) AS slot,
+          any_value(argument) AS argument
+        FROM (
+          SELECT {_TENSOR}, max(runs) AS runs FROM (
+            SELECT {_TENSOR}, count(*) AS runs
+            FROM selected {_DATED} GROUP BY {_TENSOR}, rank, iteration
+          ) GROUP BY {_TENSOR}
+        )""",
+        columns=_cast(statistic),
+    ).to_pylist()
+    word = _name_extreme(statistic)
+    if held["tensors"] == 1:
+        several = [f"a cell has the {word} of up to {held['runs']:,} values"]
+        return _name_tensor(held, spell), several if held["runs"] > 1 else []
+    operators = held["operators"]
+    of = spell(held["name"]) if operators == 1 else format_count(operators, "operator")
+    tensors = format_count(held["tensors"], "tensor")
+    return f"{tensors} of {of}", [f"a cell has the {word} of {tensors}"]
 
 
 def shrink_heat_map(chart: HeatMap) -> HeatMap:
@@ -242,9 +237,11 @@ def find_elements(rows: ChartRows, spell: NameSpelling) -> ElementHistogram | Ch
         )
     (row,) = found
     title = ", ".join((_name_tensor(row, spell), f"rank {row['rank']}", _name_when(row)))
+    if not row["path"]:
+        return ChartRefusal(f"{title}: the tree has statistics of it only, and no elements")
     entry = _find_entry(rows, row["path"], row["member"])
     if entry is None:
-        return ChartRefusal(f"{title}: the tree has statistics of it only, and no elements")
+        return ChartRefusal(f"{title}: its file {row['path']} is not in the tree any more")
     elements = load(entry)
     if elements.dtype.kind not in "biuf":
         return ChartRefusal(f"{title}: its elements are {elements.dtype}, which have no order")
@@ -298,12 +295,43 @@ def _make_edges(low: float, high: float, count: int, *, is_whole: bool) -> npt.N
     return np.array([low - margin, low + margin])
 
 
+def _read_lines(rows: ChartRows, statistic: str, over: str, other: str) -> pa.Table:
+    """Return a row for each line, with lists of its places and values."""
+    key = ", ".join((*_KEY, other))
+    return rows.run(
+        f"""SELECT {key}, list(place ORDER BY place) AS places,
+          list(value ORDER BY place) AS values, max(runs) AS runs, count(*) OVER () AS lines
+        FROM (
+          SELECT {key}, {over} AS place, min(position) AS position, count(*) AS runs,
+            {_reduce(statistic)} AS value
+          FROM selected WHERE value IS NOT NULL AND {over} IS NOT NULL GROUP BY {key}, {over}
+        )
+        GROUP BY {key} ORDER BY job, attempt, min(position), {other}, name, side, slot
+        LIMIT {MAX_LINES}""",
+        columns=_cast(statistic),
+    )
+
+
+def _read_cells(rows: ChartRows, statistic: str) -> pa.Table:
+    """Return a row for each rank and iteration that has a value."""
+    return rows.run(
+        f"""SELECT rank, iteration,
+          {_name_function(statistic)}(value) FILTER (isfinite(value)) AS value,
+          max(CASE WHEN isnan(value) THEN {NOT_A_NUMBER} WHEN isinf(value) THEN {INFINITE}
+            ELSE {FINITE} END) AS flag
+        FROM selected {_DATED} GROUP BY rank, iteration""",
+        columns=_cast(statistic),
+    )
+
+
 def _find_entry(rows: ChartRows, path: str, member: str) -> Entry | None:
-    """Return the tensor in a file of the tree; None where there is no file."""
-    if not path:
-        return None
+    """Return a tensor in a file of the tree; None where the file is not there."""
     entries = locate(rows.root / path)
     return next((each for each in entries if each.member == member), None)
+
+
+def _cast(statistic: str) -> str:
+    return f"CAST({statistic} AS DOUBLE) AS value"
 
 
 def _reduce(statistic: str) -> str:
@@ -329,7 +357,7 @@ def _note_left_out(rows: ChartRows, statistic: str, *, needs_iteration: bool) ->
           count(*) FILTER (({dated}) AND isnan(value)) AS nans,
           count(*) FILTER (({dated}) AND isinf(value)) AS infinities
         FROM selected""",
-        columns=f"CAST({statistic} AS DOUBLE) AS value",
+        columns=_cast(statistic),
     ).to_pylist()[0]
     texts = {
         "nans": "NaN",
@@ -372,7 +400,7 @@ def _name_lines(
     ]
     if other == "rank":
         parts.append(([f"rank {key['rank']}" for key in keys], "ranks"))
-    elif other == "iteration":
+    else:
         parts.append(([_name_when(key) for key in keys], "iterations"))
     if any(key["attempt"] for key in keys):
         parts.append(([f"attempt {key['attempt']}" for key in keys], "attempts"))

@@ -205,6 +205,7 @@ def test_heat_map_has_a_cell_for_each_rank_and_iteration(root):
 def test_heat_map_of_several_tensors_has_the_extreme_and_says_so(root):
     chart = find_heat_map(rows(root, iterations=ITERATIONS[0]), "max", str)
     assert isinstance(chart, HeatMap)
+    assert chart.title == "max of 3 tensors of 2 operators"
     assert chart.values.tolist() == [[3.0], [3.0]]
     assert chart.notes == ("a cell has the largest of 3 tensors", "2 values without max")
     chart = find_heat_map(rows(root, iterations=ITERATIONS[0]), "min", str)
@@ -254,6 +255,17 @@ def test_histogram_of_statistics_alone_is_refused(root):
         f"{GRADIENT}, output 0, rank 0, iteration 0: "
         "the tree has statistics of it only, and no elements"
     )
+
+
+def test_histogram_of_a_file_that_went_is_refused(tmp_path):
+    tree = TreeBuilder(tmp_path / "tree")
+    file = tree.tensor(0, 0, LINEAR, np.ones(2, np.float32))
+    tree.complete(0, 0)
+    index_tree(tree.root)
+    file.unlink()
+    found = find_elements(rows(tree.root), str)
+    assert isinstance(found, ChartRefusal)
+    assert f"its file {file.relative_to(tree.root)} is not in the tree any more" in found.reason
 
 
 def test_histogram_of_nothing_is_refused(root):
