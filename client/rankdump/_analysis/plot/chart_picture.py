@@ -106,6 +106,8 @@ def draw_chart(chart: AnyChart, shorten: TextShortener, *, scale: str = "auto") 
     figure.axes[0].set_title(notes, loc="left", fontsize=8, color=_TEXT)
     if handles:
         labels = [str(each.get_label()) for each in handles]
+        # matplotlib leaves labels that begin with an underscore out of a legend.
+        labels = [f" {label}" if label.startswith("_") else label for label in labels]
         columns = max(1, min(3, _LEGEND_LENGTH // max(map(len, labels))))
         height = _SIZE_INCHES[1] + _LEGEND_LINE_INCHES * -(-len(handles) // columns)
         figure.set_size_inches(_SIZE_INCHES[0], height)
