@@ -64,6 +64,8 @@ def no_outer_job(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     for name in _ON_ANY_DISK:
         monkeypatch.setenv(name, "0")
+    # Tests of the table of statistics turn it on: a job of a second would take another for it.
+    monkeypatch.setenv("RANKDUMPD_AGENT__TABLE", "false")
 
 
 def pytest_configure() -> None:

@@ -208,6 +208,11 @@ def _write_ledger(state_dir: Path, sessions: list[SessionLedgerRows]) -> None:
             )
             db.executemany(f"INSERT INTO iterations VALUES ({_build_placeholders(9)})", each.ends)
             db.executemany(f"INSERT INTO retired VALUES ({_build_placeholders(6)})", each.retired)
+        # Nobody knows which of them the table has; those that it has are not written again.
+        db.execute(
+            "INSERT INTO unindexed (session_id, iteration, records, since_us)"
+            " SELECT DISTINCT session_id, iteration, 0, 0 FROM iterations"
+        )
         db.execute("COMMIT")
     temporary.rename(state_dir / _LEDGER_FILE)
 

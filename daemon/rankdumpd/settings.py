@@ -165,6 +165,8 @@ class AgentSettings:
     """Dump tree that they are ingested into, absolute path outside of that folder."""
     ingest_delete: bool = False
     """Whether each tensor is removed from that folder once its copy is committed."""
+    table: bool = True
+    """Whether finished iterations are added to a table of statistics (Parquet); needs pyarrow."""
     drain_timeout_s: float = 30.0
     """Longest time for a stop: half of it for streams of ranks, the rest for the queue."""
 

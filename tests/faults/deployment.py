@@ -159,6 +159,7 @@ class AgentProcess(DaemonProcess):
             "KEEP_FREE_BYTES": "0",
             "RUNTIME_DIR": str(self.run),
             "DRAIN_TIMEOUT_S": "10",
+            "TABLE": "true",
         }
         self.environ |= {f"RANKDUMPD_AGENT__{key}": value for key, value in settings.items()}
         self.tree_disk = ShrinkableDisk(self.tree, size_bytes=4096 * MIB, inodes=1 << 20)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from faults import observation, published_order
+from faults import observation, published_order, table_rows
 from faults.deployment import MIB, FaultDeployment, make_deployment
 from faults.descriptor_limit import open_descriptors, resident_bytes
 from faults.laws import unplaced
@@ -101,6 +101,11 @@ def _seen(
         found, unread = published_order.published(root, agent.job_id)
         placed.update(found)
         complaints += unread
+    ranks = {life.session_id: life.rank for life in observation.lives(order.folder)}
+    waiting = table_rows.find_waiting(states, ranks)
+    ending.sizes["manifests_that_wait_for_the_table"] = len(waiting)
+    for root in filter(Path.is_dir, roots):
+        complaints += table_rows.check_table(root, waiting)
     seen = observation.seen(order.folder, states, roots, ending.balances, complaints)
     return replace(seen, placed=placed, late=ending.late, growths=monitor.growths())
 

@@ -348,6 +348,7 @@ def make_agent(short_dir: Path) -> Iterator:
         def make(**settings) -> EmbeddedAgent:
             # Tests do not depend on how full the disk of this machine is.
             usual = {"encode_threads": 2, "keep_free_ratio": 0.0, "keep_free_inodes_ratio": 0.0}
+            usual["table"] = False
             embedded = EmbeddedAgent(short_dir, **(usual | settings))
             stack.callback(embedded.stop)
             return embedded

@@ -8,12 +8,12 @@ missing meanwhile, but none twice.
 
 from __future__ import annotations
 
-import fcntl
 import os
-from collections.abc import Callable, Generator, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,26 +31,28 @@ from rankdump._analysis.reader.tensor_columns import (
 from rankdump._analysis.reader.tree_files import FolderIndex
 from rankdump._analysis.reader.tree_walk import collector_paused, walk
 from rankdump._analysis.table.table_files import (
-    TABLE_FOLDER,
     TableFile,
     TableSource,
-    list_tensor_files,
-    read_sources,
-    remove_remains,
-    remove_table_file,
+    list_table,
+    lock_table,
+    remove_table_files,
     write_table_file,
 )
+from rankdump._analysis.table.tree_access import LocalTree
 from rankdump._core.pandas_blocker import leave_pandas_out
 from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN, ROOT_FORMS, find_folder
-from rankdump.errors import CorruptedError, ExhaustedError, UnavailableError
+from rankdump.errors import CorruptedError, ExhaustedError
 
 _RECORD_BYTES = 280
 """Usual length of a record in a manifest."""
 WINDOW_ROWS = 125_000
-_SMALL_FILE_BYTES = 2 << 20
-_MAX_SMALL_FILES = 16
+WINDOW_BYTES = WINDOW_ROWS * _RECORD_BYTES
+"""Size of the manifests of a window."""
+SMALL_FILE_BYTES = 2 << 20
+MAX_SMALL_FILES = 16
 """More small files than that are written again as few."""
-_LOCK_FILE = f"{TABLE_FOLDER}/.lock"
+_LOCK_PATIENCE_S = 5.0
+"""An agent holds the lock only while it renames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +115,9 @@ def index_tree(
     windows = find_windows(root)
     if not windows:
         raise CorruptedError(f"{root}: not a dump tree: no folder {ROOT_FORMS} in it")
-    (root / TABLE_FOLDER).mkdir(parents=True, exist_ok=True)
-    with _lock(root):
+    with lock_table(LocalTree(root), patience_s=_LOCK_PATIENCE_S):
         report = IndexReport()
-        kept = _remove_outdated(root, windows, report)
-        report.kept_files = len(kept)
-        known = {source for file in kept for source in file.sources}
-        missing = [window for window in windows if not known.issuperset(window.sources)]
+        missing = _remove_outdated(root, windows, report)
         _write_windows(root, _join_windows(missing), processes, on_progress, report)
     return report
 
@@ -174,42 +172,38 @@ def _make_source(root: Path, path: Path) -> TableSource | None:
     return TableSource(path.relative_to(root).as_posix(), found.st_size, found.st_mtime_ns)
 
 
-@contextmanager
-def _lock(root: Path) -> Generator[None, None, None]:
-    descriptor = os.open(root / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        raise UnavailableError(f"{root}: another process is indexing this tree") from None
-    finally:
-        os.close(descriptor)
-
-
 def _remove_outdated(
-    root: Path, windows: Iterable[IndexWindow], report: IndexReport
-) -> list[TableFile]:
-    """Remove files that are damaged, of changed sources, or too small; return the others."""
+    root: Path, windows: Sequence[IndexWindow], report: IndexReport
+) -> list[IndexWindow]:
+    """Remove files that are damaged, of changed sources, or too small; return what is missing."""
+    access, problems = LocalTree(root), list[str]()
     current = {source for window in windows for source in window.sources}
-    kept: list[TableFile] = []
-    remove_remains(root)
-    for path in list_tensor_files(root):
-        try:
-            file = TableFile.at(path, read_sources(path))
-        except CorruptedError as error:
-            report.problems.append(f"{error}; it is made again")
-            remove_table_file(TableFile.at(path, frozenset()))
-            continue
-        if file.sources <= current:
-            kept.append(file)
-        else:
-            remove_table_file(file)
-    small = [file for file in kept if file.tensors.stat().st_size < _SMALL_FILE_BYTES]
-    if len(small) > _MAX_SMALL_FILES:
-        for file in small:
-            remove_table_file(file)
+    listing = list_table(access, problems, now_s=time.time())
+    report.problems += [f"{each}; it is made again" for each in problems]
+    access.remove(listing.remains)
+    kept = [file for file in listing.files if file.sources <= current]
+    small = [file for file in kept if file.size_bytes < SMALL_FILE_BYTES]
+    if len(small) > MAX_SMALL_FILES:
         kept = [file for file in kept if file not in small]
-    return kept
+    missing = _find_missing(windows, kept)
+    while shared := _find_shared(missing, kept):
+        kept = [file for file in kept if file not in shared]
+        missing = _find_missing(windows, kept)
+    removed = [file for file in listing.files if file not in kept]
+    remove_table_files(access, [*listing.damaged, *removed])
+    report.kept_files = len(kept)
+    return missing
+
+
+def _find_missing(windows: Iterable[IndexWindow], files: Iterable[TableFile]) -> list[IndexWindow]:
+    known = {source for file in files for source in file.sources}
+    return [window for window in windows if not known.issuperset(window.sources)]
+
+
+def _find_shared(windows: Iterable[IndexWindow], files: Iterable[TableFile]) -> list[TableFile]:
+    """Return files with rows of windows that are written: of a walked one, part may be there."""
+    written = {source for window in windows for source in window.sources}
+    return [file for file in files if not written.isdisjoint(file.sources)]
 
 
 def _join_windows(windows: Sequence[IndexWindow]) -> list[IndexWindow]:
@@ -221,7 +215,7 @@ def _join_windows(windows: Sequence[IndexWindow]) -> list[IndexWindow]:
         if not window.is_walked:
             sources += window.sources
             size += sum(source.size for source in window.sources)
-            if size >= WINDOW_ROWS * _RECORD_BYTES:
+            if size >= WINDOW_BYTES:
                 joined.append(IndexWindow(tuple(sources)))
                 sources, size = [], 0
     return [*joined, IndexWindow(tuple(sources))] if sources else joined
@@ -269,7 +263,7 @@ def _add_window(report: IndexReport, written: tuple[int, list[str]]) -> None:
 @collector_paused()
 def write_window(root: Path, window: IndexWindow) -> tuple[int, list[str]]:
     """Write the file of a window; return its rows, and the problems on the way."""
-    problems: list[str] = []
+    access, problems = LocalTree(root), list[str]()
     sources = window.sources
     if window.is_walked:
         tree = walk(root, *([] if window.rank is None else [Query(rank=window.rank)]))
@@ -277,22 +271,21 @@ def write_window(root: Path, window: IndexWindow) -> tuple[int, list[str]]:
         tensors = make_columns_of_tree(tree, problems)
         iterations = make_iteration_table(tree.manifests)
     else:
-        read = read_manifest_columns(root, [source.path for source in window.sources], problems)
-        tensors = make_columns_of_manifests(root, read, problems)
+        paths = [source.path for source in window.sources]
+        read = read_manifest_columns(access, paths, problems)
+        tensors = make_columns_of_manifests(access, read, problems)
         iterations = make_iteration_table(read.manifests)
         # What could not be read is tried, and told, again by the next run.
         sources = tuple(each for each in sources if each.path not in read.unread_paths)
     if sources:
-        write_table_file(root, tensors, iterations, sources)
+        write_table_file(access, tensors, iterations, sources)
     return len(tensors), problems
 
 
 def compare_with_tree(root: Path) -> TableLag:
     """Return what has happened to a tree since its table was made."""
-    known: set[TableSource] = set()
-    for path in list_tensor_files(root):
-        with suppress(CorruptedError):
-            known |= read_sources(path)
+    files = list_table(LocalTree(root), []).files
+    known = {source for file in files for source in file.sources}
     current = {source for window in find_windows(root) for source in window.sources}
     paths = {source.path for source in current}
     return TableLag(len(current - known), sum(each.path not in paths for each in known))

@@ -91,7 +91,7 @@ def _format_report(tree: Path, report: CheckReport) -> list[str]:
             more = len(some) - _MAX_LINES_SHOWN
             lines += [f"{kind.value}: {more:,} more, listed by --json"] if more > 0 else []
             lines.append(f"  {kind.value}: {DAMAGE_ADVICE[kind]}")
-    lines += (*report.unchecked, *report.retired)
+    lines += (*report.unchecked, *report.retired, *report.table)
     return [*lines, _summarize_report(tree, report)]
 
 

@@ -49,6 +49,7 @@ from rankdumpd.agent.shm.slab_folder import (
 )
 from rankdumpd.agent.storage.record_writer import DuplicateIndex
 from rankdumpd.agent.storage.session_storage import store_records
+from rankdumpd.agent.table.table_writer import TableWriter
 from rankdumpd.server import machine, state_files
 from rankdumpd.server.grpc_server import parse_socket_path
 from rankdumpd.server.lifecycle import Component, request_stop
@@ -156,7 +157,7 @@ class DumpAgent(Component):
         ends_with_job: bool = False,
     ) -> None:
         """`audit` is called for removals from trees; `required` watches the ledger; with
-        `ends_with_job`, `drain` also packs the files that wait: no process follows.
+        `ends_with_job`, `drain` also packs files and writes table rows that wait.
         """
         self._ends_with_job = ends_with_job
         self._counters = counters or MetricCounters()
@@ -246,12 +247,7 @@ class DumpAgent(Component):
             usage=self._usage,
             on_unpacked=self._backlog.wake,
         )
-        self._retention = RetentionManager(
-            *(self._ledger, self._registry, self._usage),
-            lambda: self._limits.policy,
-            audit=audit,
-            counters=self._counters,
-        )
+        self._make_tree_parts(settings, audit)
         threads = settings.encode_threads or machine.count_cores()
         self._workers = RecordWorkers(
             threads,
@@ -263,6 +259,20 @@ class DumpAgent(Component):
             intake=self._make_intake,
             live_sessions=self._registry.live,
             changed=self._notifier.report_session,
+        )
+
+    def _make_tree_parts(self, settings: AgentSettings, audit: AuditCallback) -> None:
+        """Make the parts that work on trees while nobody waits for them."""
+        self._retention = RetentionManager(
+            *(self._ledger, self._registry, self._usage),
+            lambda: self._limits.policy,
+            audit=audit,
+            counters=self._counters,
+        )
+        self._table = TableWriter(
+            *(self._ledger, self._registry, self._limits),
+            is_wanted=settings.table,
+            counters=self._counters,
         )
 
     def register(self, server: grpc.Server) -> None:
@@ -292,6 +302,8 @@ class DumpAgent(Component):
         retention = self._ledger.retention
         self._session_files.start()
         self._usage.restore(retention.list_usage(), retention.counts())
+        # Before the first manifest is written.
+        self._table.start()
         resume_sessions(self._registry, self._actions, self._notifier.report_session)
         self._ledger.check()
         self._reporter.start()
@@ -326,6 +338,7 @@ class DumpAgent(Component):
         self._reporter.stop()
         if self._ends_with_job:
             self._backlog.finish(max(0.0, deadline - time.monotonic()))
+            self._table.finish(max(0.0, deadline - time.monotonic()))
         return left
 
     def stop(self) -> None:
@@ -340,10 +353,11 @@ class DumpAgent(Component):
         committed = self._committer.stop(max(_STOP_TIMEOUT_S / 2, deadline - time.monotonic()))
         kept = self._retention.stop(_STOP_TIMEOUT_S / 2)
         left = self._backlog.stop(_STOP_TIMEOUT_S / 2)
+        tabled = self._table.stop(_STOP_TIMEOUT_S / 2)
         stated = self._session_files.stop(_STOP_TIMEOUT_S / 2)
         self._reporter.stop()
         # A running commit uses the ledger, and elements in slabs may still be read.
-        if written and committed and kept and left and stated:
+        if written and committed and kept and left and tabled and stated:
             for part in (self._rings, self._registry, self._ledger):
                 part.close()
         else:
@@ -367,7 +381,7 @@ class DumpAgent(Component):
     def view(self) -> StatusView:
         """Return the status of the agent."""
         parts = (
-            *(self._registry, self._openings, self._retention, self._backlog),
+            *(self._registry, self._openings, self._retention, self._backlog, self._table),
             *(self._committer, self._reporter),
         )
         findings = [sentence for part in parts for sentence in part.findings()]

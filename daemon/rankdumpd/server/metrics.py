@@ -102,6 +102,7 @@ _AGENT_METRICS = {
     ),
     "unpacked_files": _gauge("Files that were stored unpacked and are yet to be packed."),
     "unpacked_bytes": _gauge("Bytes of the files that are yet to be packed."),
+    "table_rows_total": _counter("Rows that were written to the table of statistics."),
     "iterations_total": _counter("Iterations that ended, counted once for each rank."),
     "stall_seconds_total": _counter("Seconds that training threads waited for dumping."),
     "opened_sessions_total": _counter("Sessions that ranks opened or reopened."),

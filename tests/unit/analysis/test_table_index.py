@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -19,10 +20,12 @@ from rankdump._analysis.reader.tensor_columns import make_columns_of_tree
 from rankdump._analysis.reader.tree_walk import walk
 from rankdump._analysis.table.table_files import (
     TABLE_FOLDER,
-    list_iteration_files,
     list_tensor_files,
+    lock_table,
 )
+from rankdump._analysis.table.tree_access import LocalTree
 from rankdump._analysis.table_index import TableLag, compare_with_tree, index_tree
+from rankdump._analysis.table_update import ChangedManifest, update_table
 from rankdump.errors import CorruptedError, UnavailableError
 
 NAME = "Default/network-Net/fc-Linear/Linear-op0"
@@ -101,7 +104,7 @@ def test_retired_iteration_has_no_rows(tree: TreeBuilder):
 
 
 def test_windows_of_several_processes_have_every_row_once(tree: TreeBuilder, monkeypatch):
-    monkeypatch.setattr(table_index, "WINDOW_ROWS", 3)
+    monkeypatch.setattr(table_index, "WINDOW_BYTES", 840)
     seen: list[tuple[int, int]] = []
     report = index_tree(tree.root, processes=2, on_progress=lambda *at: seen.append(at))
     assert report.files == seen[-1][1] > 2
@@ -109,16 +112,16 @@ def test_windows_of_several_processes_have_every_row_once(tree: TreeBuilder, mon
 
 
 def test_many_small_files_become_few(tree: TreeBuilder):
-    for iteration in range(3, 3 + table_index._MAX_SMALL_FILES + 2):
+    for iteration in range(3, 3 + table_index.MAX_SMALL_FILES + 2):
         add(tree, iteration)
         index_tree(tree.root)
-    assert len(list_tensor_files(tree.root)) <= table_index._MAX_SMALL_FILES
+    assert len(list_tensor_files(tree.root)) <= table_index.MAX_SMALL_FILES
     assert rows(tree.root) == of_walk(tree.root)
 
 
 def test_interrupted_run_is_continued(tree: TreeBuilder, monkeypatch):
     """Law: a run that ended at any window leaves whole files, and the next one writes the rest."""
-    monkeypatch.setattr(table_index, "WINDOW_ROWS", 3)
+    monkeypatch.setattr(table_index, "WINDOW_BYTES", 840)
     write, calls = table_index.write_window, []
 
     def interrupted(*args):
@@ -161,9 +164,11 @@ def test_manifest_that_cannot_be_read_is_told_and_tried_again(tree: TreeBuilder)
 def test_remains_of_a_killed_run_are_removed(tree: TreeBuilder):
     """Law: rows of iterations are there once as well, before and after the next run."""
     index_tree(tree.root)
-    (path,) = list_iteration_files(tree.root)
-    path.with_name("iterations.0-2.0123456789abcdef.parquet").write_bytes(path.read_bytes())
-    path.with_name(".tensors.0-2.0123456789abcdef.parquet.tmp").write_bytes(b"PAR1")
+    (path,) = (tree.root / TABLE_FOLDER).glob("iterations.*")
+    path.with_name("iterations.0-2.0-1.0123456789abcdef.parquet").write_bytes(path.read_bytes())
+    draft = path.with_name(".table-12-tensors.0-2.0-1.0123456789abcdef.parquet.tmp")
+    draft.write_bytes(b"PAR1")
+    os.utime(draft, (0, 0))
     sql = "SELECT count(*) n FROM iterations"
     assert rankdump.open(tree.root).sql(sql).to_pylist() == [{"n": 6}]
     index_tree(tree.root)
@@ -176,10 +181,10 @@ def test_folder_that_looks_like_a_rank_is_left_out(tree: TreeBuilder):
     assert index_tree(tree.root).rows == 12
 
 
-def test_second_process_is_told_to_wait(tree: TreeBuilder):
-    (tree.root / TABLE_FOLDER).mkdir(parents=True)
+def test_second_process_is_told_to_wait(tree: TreeBuilder, monkeypatch):
+    monkeypatch.setattr(table_index, "_LOCK_PATIENCE_S", 0)
     with (
-        table_index._lock(tree.root),
+        lock_table(LocalTree(tree.root), patience_s=0),
         pytest.raises(UnavailableError, match="another process is indexing"),
     ):
         index_tree(tree.root)
@@ -210,6 +215,23 @@ def test_tree_of_an_earlier_version_has_its_rows(tmp_path: Path, name: str):
     assert report.rows > 0
     assert report.problems == []
     assert rows(root) == of_walk(root)
+
+
+def test_tree_of_two_layouts_has_every_row_once(tree: TreeBuilder):
+    """Law: also where an agent wrote the rows of one of them."""
+    paths = [path.relative_to(tree.root) for path in tree.root.rglob("iteration_*.json")]
+    changed = [
+        ChangedManifest(path.as_posix(), int(path.parts[0][5:]), int(path.name.split(".")[0][10:]))
+        for path in paths
+    ]
+    update_table(LocalTree(tree.root), changed, now_s=0.0)
+    folder = tree.root / "20260101000000/0/net/1/0"
+    folder.mkdir(parents=True)
+    np.save(folder / "MatMul.fc.0.0.1700000000000000.output.0.ND.npy", ARRAY)
+    for _ in range(2):
+        index_tree(tree.root)
+        assert rows(tree.root) == of_walk(tree.root)
+        assert compare_with_tree(tree.root) == TableLag(0, 0)
 
 
 def test_rows_are_those_of_a_dump(tree: TreeBuilder):

@@ -75,6 +75,8 @@ class CheckReport:
     """Sentences about everything that could not be checked."""
     retired: tuple[str, ...] = ()
     """Sentences about retired iterations, which are not missing."""
+    table: tuple[str, ...] = ()
+    """Sentences about the table of statistics: what it lacks, or why it was not checked."""
 
     @property
     def is_verifiable(self) -> bool:

@@ -23,6 +23,7 @@ from rankdump._analysis.fsck.manifest_check import (
     read_retired_places,
     read_stored_manifests,
 )
+from rankdump._analysis.fsck.table_check import check_statistics_table
 from rankdump._analysis.fsck.tree_scan import (
     check_long_names,
     check_unlisted_files,
@@ -98,6 +99,8 @@ def check_tree(
             damages += (
                 FileDamage(DamageKind.TORN, path, result.damage_text) for path in result.job.paths
             )
+    of_table, table_sentences = check_statistics_table(root)
+    damages += of_table
     return CheckReport(
         looked_at=len(everything),
         manifests=len(manifests),
@@ -108,6 +111,7 @@ def check_tree(
         damages=tuple(sorted(set(damages), key=lambda damage: (damage.path, damage.kind))),
         unchecked=() if gone and not manifests else tuple(_unchecked_sentences(manifests, results)),
         retired=tuple(retired_sentences(gone)),
+        table=tuple(table_sentences),
     )
 
 

@@ -8,7 +8,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 
-from rankdump._analysis.reader.tree_files import read_long_names
 from rankdump._analysis.table.table_schema import ITERATION_SCHEMA
+from rankdump._analysis.table.tree_access import TreeAccess
 from rankdump._core.json_values import read_json
 from rankdump._core.manifest import Manifest, is_intact
 from rankdump._core.record import TensorSide
 from rankdump._core.tensor_layout import TensorLayout
 from rankdump._layout.dump_folders import find_folder, parse_name_in_folder
+from rankdump._layout.file_name import LongFileNames
 from rankdump._layout.tree_paths import CONSTANT_FOLDER, MAPPING_FILE
 from rankdump.errors import CorruptedError
 
@@ -86,28 +86,33 @@ class _ManifestFile:
         return self.lines.count(b"\n") + 1 if self.lines else 0
 
 
-def read_manifest_columns(root: Path, paths: Sequence[str], problems: list[str]) -> ManifestColumns:
+def read_manifest_columns(
+    access: TreeAccess, paths: Sequence[str], problems: list[str]
+) -> ManifestColumns:
     """Return the records of manifests; adds a problem for each that cannot be read."""
     files: list[_ManifestFile] = []
     for path in paths:
         try:
-            files.append(_read_file(root, path))
+            files.append(_read_file(access, path))
+        except FileNotFoundError:
+            continue  # removed since it was listed
         except (OSError, CorruptedError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            problems.append(f"{root / path}: cannot be read: {reason}")
+            problems.append(f"{access.root / path}: cannot be read: {reason}")
     if not files:
         return ManifestColumns(unread_paths=set(paths))
     records, files = _parse_records(files, problems)
     counts = np.array([each.count for each in files], np.int64)
     manifest_of = np.repeat(np.arange(len(files)), counts)
     records = _spell_layouts(records, files, manifest_of)
-    records = _add_sides(root, records)
+    records = _add_sides(access, records)
     unread = set(paths).difference(each.path for each in files)
     return ManifestColumns([each.manifest for each in files], records, manifest_of, unread)
 
 
-def _read_file(root: Path, path: str) -> _ManifestFile:
-    data = (root / path).read_bytes()
+def _read_file(access: TreeAccess, path: str) -> _ManifestFile:
+    folder, _, name = path.rpartition("/")
+    data = access.read(folder, name)
     if not is_intact(data):
         raise CorruptedError("its checksum is wrong")
     try:
@@ -231,7 +236,7 @@ def _spell_layouts(
     return records.set_column(at, "layout", pc.take(pa.array(texts, pa.string()), known))
 
 
-def _add_sides(root: Path, records: pa.Table) -> pa.Table:
+def _add_sides(access: TreeAccess, records: pa.Table) -> pa.Table:
     """Add the columns `side` and `slot`."""
     sides = np.full(len(records), UNKNOWN_SIDE, np.int64)
     slots = np.zeros(len(records), np.int64)
@@ -246,7 +251,7 @@ def _add_sides(root: Path, records: pa.Table) -> pa.Table:
             slots[known] = text.cast(pa.int64()).to_numpy()
     named = pc.not_equal(paths, "").to_numpy()
     for row in np.flatnonzero((sides == UNKNOWN_SIDE) & named).tolist():
-        sides[row], slots[row] = _parse_path(root, paths[row].as_py())
+        sides[row], slots[row] = _parse_path(access, paths[row].as_py())
     return records.append_column("side", pa.array(sides)).append_column("slot", pa.array(slots))
 
 
@@ -255,25 +260,30 @@ def _number_sides(texts: Any) -> npt.NDArray[np.int64]:
     return pc.index_in(texts, pa.array(SIDES)).fill_null(0).to_numpy().astype(np.int64)
 
 
-def _parse_path(root: Path, path: str) -> tuple[int, int]:
+def _parse_path(access: TreeAccess, path: str) -> tuple[int, int]:
     """Return side and slot by the whole grammar of names, for a tensor with a short name too."""
     parent, _, name = path.rpartition("/")
     folder = find_folder(parent)
     if folder is not None:
-        file = parse_name_in_folder(folder, _get_long_name(root / parent, name))
+        file = parse_name_in_folder(folder, _get_long_name(access, parent, name))
         if file is not None:
             return SIDES.index(file.side.value), file.slot
     return UNKNOWN_SIDE, 0
 
 
-def _get_long_name(folder: Path, name: str) -> str:
+def _get_long_name(access: TreeAccess, folder: str, name: str) -> str:
     try:
-        return _read_long_names(folder / MAPPING_FILE).get_full_name(name)
-    except CorruptedError:
+        return _read_long_names(access, folder).get_full_name(name)
+    except (OSError, CorruptedError):
         return name
 
 
-_read_long_names = lru_cache(maxsize=8)(read_long_names)
+@lru_cache(maxsize=8)
+def _read_long_names(access: TreeAccess, folder: str) -> LongFileNames:
+    try:
+        return LongFileNames.parse(access.read(folder, MAPPING_FILE))
+    except FileNotFoundError:
+        return LongFileNames()
 
 
 def find_constants(records: pa.Table) -> pa.ChunkedArray:

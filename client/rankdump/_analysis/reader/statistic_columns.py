@@ -4,12 +4,10 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from rankdump._analysis.reader.manifest_columns import SIDES, UNKNOWN_SIDE
 from rankdump._analysis.reader.statistic_tables import MAX_TABLE_BYTES, spell_title
 from rankdump._analysis.reader.tree import Figures
 from rankdump._analysis.table.table_schema import STATISTIC_COLUMNS, TENSOR_SCHEMA
+from rankdump._analysis.table.tree_access import TreeAccess
 from rankdump._codec.file_codec import select_codec
 from rankdump._core.statistics import MD5_ITEM, STATISTIC_TITLES
 from rankdump._layout.statistic_tables import (
@@ -52,31 +51,34 @@ class StatisticTableText:
 
     place: int
     """Number of the rank's iteration that it belongs to."""
-    path: Path
+    file: str
+    """Its path, for messages."""
     header: bytes
     rows: bytes
 
 
-def list_statistic_tables(folder: Path) -> list[Path]:
-    """Return the tables in a folder of tensors."""
-    with suppress(OSError), os.scandir(folder) as found:
-        names = [each.name for each in found if each.name.startswith("statistic")]
-        wanted = (n for n in names if STATISTIC_TABLE_NAME.fullmatch(n.removesuffix(".zst")))
-        return [folder / name for name in sorted(wanted)]
+def list_statistic_tables(access: TreeAccess, folder: str) -> list[str]:
+    """Return the names of the tables in a folder of tensors."""
+    with suppress(OSError):
+        names = [each for each in access.listing(folder) if each.startswith("statistic")]
+        return sorted(n for n in names if STATISTIC_TABLE_NAME.fullmatch(n.removesuffix(".zst")))
     return []
 
 
-def read_statistic_text(path: Path, place: int) -> StatisticTableText:
+def read_statistic_text(
+    access: TreeAccess, folder: str, name: str, place: int
+) -> StatisticTableText:
     """Return the text of a table; CorruptedError when it cannot be read."""
+    file = str(access.root / folder / name)
     try:
-        packed = path.read_bytes()
-        data = bytes(select_codec(path.name).decode(packed, limit_bytes=MAX_TABLE_BYTES))
+        packed = access.read(folder, name)
+        data = bytes(select_codec(name).decode(packed, limit_bytes=MAX_TABLE_BYTES))
     except OSError as error:
-        raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
+        raise CorruptedError(f"{file}: cannot be read: {error.strerror}") from None
     except CorruptedError as error:
-        raise CorruptedError(f"{path}: {error}") from None
+        raise CorruptedError(f"{file}: {error}") from None
     header, _, rows = data.replace(b"\r\n", b"\n").partition(b"\n")
-    return StatisticTableText(place, path, header, rows[: rows.rfind(b"\n") + 1])
+    return StatisticTableText(place, file, header, rows[: rows.rfind(b"\n") + 1])
 
 
 def parse_statistic_texts(texts: Sequence[StatisticTableText], problems: list[str]) -> pa.Table:
@@ -162,7 +164,7 @@ def _parse_each(texts: Sequence[StatisticTableText], problems: list[str]) -> lis
     for text in texts:
         whole = (text.header + b"\n" + text.rows).decode("utf-8", "surrogateescape")
         try:
-            rows = parse_statistic_table(whole, file=str(text.path))
+            rows = parse_statistic_table(whole, file=text.file)
         except CorruptedError as error:
             problems.append(str(error))
             continue

@@ -14,12 +14,9 @@ from rankdump._analysis.reader.coordinator_files import PublishedOrder, read_ord
 from rankdump._analysis.reader.manifest_columns import make_iteration_table
 from rankdump._analysis.reader.tree import Tree
 from rankdump._analysis.reader.tree_status import findings
-from rankdump._analysis.table.table_files import (
-    list_iteration_files,
-    list_tensor_files,
-    read_sources,
-)
+from rankdump._analysis.table.table_files import list_table
 from rankdump._analysis.table.table_query import ITERATIONS, TENSORS, TableViews
+from rankdump._analysis.table.tree_access import LocalTree
 from rankdump.errors import CorruptedError
 
 _TEXT, _NUMBER, _NUMBERS = pa.string(), pa.int64(), pa.list_(pa.int64())
@@ -70,14 +67,16 @@ def find_views(
         "events": lambda: _make_events(root),
         "findings": lambda: _make_findings(root, get_tree()),
     }
-    files = [] if is_filtered else list_tensor_files(root)
+    problems: list[str] = []
+    files = [] if is_filtered else list_table(LocalTree(root), problems).files
+    if problems:
+        raise CorruptedError(problems[0])
     if not files:
         made[TENSORS] = make_table
         made[ITERATIONS] = lambda: make_iteration_table(get_tree().manifests)
         return TableViews({}, made)
-    for path in files:
-        read_sources(path)
-    return TableViews({TENSORS: files, ITERATIONS: list_iteration_files(root)}, made)
+    pairs = [[root / path for path in file.paths] for file in files]
+    return TableViews(dict(zip((TENSORS, ITERATIONS), zip(*pairs, strict=True), strict=True)), made)
 
 
 def _read_order(root: Path) -> PublishedOrder | None:

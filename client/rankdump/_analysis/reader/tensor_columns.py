@@ -5,7 +5,7 @@ ways give the same rows for a tree that has manifests. Needs pyarrow.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -31,14 +31,17 @@ from rankdump._analysis.reader.statistic_tables import TableRecords, named, read
 from rankdump._analysis.reader.tensor_loader import facts
 from rankdump._analysis.reader.tree import Entry, Figures, Tree
 from rankdump._analysis.table.table_schema import TENSOR_SCHEMA
+from rankdump._analysis.table.tree_access import TreeAccess
 from rankdump._core.record import TensorKey
-from rankdump._layout.tree_paths import CONSTANT_FOLDER
+from rankdump._layout.tree_paths import CONSTANT_FOLDER, make_rank_folder
 from rankdump.errors import CorruptedError
 
 _INT32_MAX = (1 << 31) - 1
 
 
-def make_columns_of_manifests(root: Path, read: ManifestColumns, problems: list[str]) -> pa.Table:
+def make_columns_of_manifests(
+    access: TreeAccess, read: ManifestColumns, problems: list[str]
+) -> pa.Table:
     """Return a row for each record of MindSpore's tree; adds a problem for each invalid table."""
     manifests, manifest_of = read.manifests, read.manifest_of
     if not len(read.records):
@@ -47,8 +50,8 @@ def make_columns_of_manifests(root: Path, read: ManifestColumns, problems: list[
     numbered = {place: n for n, place in enumerate({(s.rank, s.iteration) for s in statuses})}
     place_of = np.array([numbered[each.rank, each.iteration] for each in statuses], np.int64)
     constant = find_constants(read.records)
-    folders = _find_tensor_folders(root, list(numbered), has_constants=pc.any(constant).as_py())
-    statistics = _read_statistics(folders, problems)
+    folders = _find_tensor_folders(access, list(numbered), has_constants=pc.any(constant).as_py())
+    statistics = _read_statistics(access, folders, problems)
     stamps = read.records.column("timestamp_us").to_numpy()
     sides = np.array(read.records.column("side").to_numpy(), np.int64)
     slots = np.array(read.records.column("slot").to_numpy(), np.int64)
@@ -126,22 +129,35 @@ def _make_table(columns: dict[str, Any], count: int) -> pa.Table:
 
 
 def _find_tensor_folders(
-    root: Path, places: Sequence[tuple[int, int]], *, has_constants: bool
-) -> Iterator[tuple[int, Path]]:
+    access: TreeAccess, places: Sequence[tuple[int, int]], *, has_constants: bool
+) -> Iterator[tuple[int, str]]:
     """Yield the folders of ranks and iterations, with the number of the place."""
-    graphs = {rank: [*root.glob(f"rank_{rank}/*/[0-9]*")] for rank in {rank for rank, _ in places}}
+    graphs = {rank: _list_graph_folders(access, rank) for rank in {rank for rank, _ in places}}
     for number, (rank, iteration) in enumerate(places):
         names = [str(iteration), *([CONSTANT_FOLDER] if has_constants else [])]
         for graph in graphs[rank]:
-            yield from ((number, graph / name) for name in names)
+            yield from ((number, f"{graph}/{name}") for name in names)
 
 
-def _read_statistics(folders: Iterator[tuple[int, Path]], problems: list[str]) -> pa.Table:
+def _list_graph_folders(access: TreeAccess, rank: int) -> list[str]:
+    found: list[str] = []
+    with suppress(OSError):
+        own = make_rank_folder(rank)
+        models = [name for name, is_folder in access.listing(own).items() if is_folder]
+        for model in models:
+            graphs = access.listing(f"{own}/{model}").items()
+            found += [f"{own}/{model}/{name}" for name, is_folder in graphs if is_folder]
+    return [each for each in found if each.rpartition("/")[2][:1].isdecimal()]
+
+
+def _read_statistics(
+    access: TreeAccess, folders: Iterator[tuple[int, str]], problems: list[str]
+) -> pa.Table:
     texts: list[Any] = []
     for place, folder in folders:
-        for path in list_statistic_tables(folder):
+        for name in list_statistic_tables(access, folder):
             try:
-                texts.append(read_statistic_text(path, place))
+                texts.append(read_statistic_text(access, folder, name, place))
             except CorruptedError as error:
                 problems.append(str(error))
     return parse_statistic_texts(texts, problems)

@@ -1,12 +1,13 @@
 """Files of the tensor table of a tree: names, sources and writing. Needs pyarrow.
 
-    .rankdump/table/tensors.{first iteration}-{last iteration}.{digest}.parquet
-    .rankdump/table/iterations.{first iteration}-{last iteration}.{digest}.parquet
+    .rankdump/table/tensors.{first iteration}-{last}.{first rank}-{last}.{digest}.parquet
+    .rankdump/table/iterations.{first iteration}-{last}.{first rank}-{last}.{digest}.parquet
 
 A pair is written for a window of iterations, iterations first. The metadata of the pair's tensors
-name its sources: manifests, or files of a tree that has none, with their size and time. A file has
-its final name only when it is complete; page checksums (Apache Parquet format, `crc` of a page)
-show damage.
+name its sources: manifests, or files of a tree that has none, with their size and time; and the
+files that it replaces, which count no more from then on, and are removed after it was written. A
+file has its final name only when it is complete; page checksums (Apache Parquet format, `crc` of a
+page) show damage.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import base64
 import hashlib
 import json
 import os
+import re
+import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -27,16 +30,29 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankdump._analysis.table.table_schema import SORT_COLUMNS, TABLE_VERSION
+from rankdump._analysis.table.tree_access import LocalTree, TreeAccess
 from rankdump._core.tree_root import STATE_FOLDER
-from rankdump.errors import CorruptedError
+from rankdump._layout.tree_paths import MANIFEST_FOLDER
+from rankdump.errors import CorruptedError, UnavailableError
 
 TABLE_FOLDER = f"{STATE_FOLDER}/table"
+_LOCK_FILE = ".lock"
+"""Locked by who changes which files count."""
+_LOCK_POLL_S = 0.05
 _TENSORS, _ITERATIONS, _SUFFIX = "tensors.", "iterations.", ".parquet"
+_DRAFT_PATTERN = re.compile(r"\.table-.*\.tmp")
+_NAME_PATTERN = re.compile(
+    r"(?:tensors|iterations)\.(?:(\d{1,19})-(\d{1,19}))\.(?:(\d{1,10})-(\d{1,10}))\.[0-9a-f]{16}"
+    r"\.parquet"
+)
 _ROWS_PER_GROUP = 1 << 16
 _MIN_ROWS_PER_GROUP = 1 << 14
 _LAST = (1 << 31) - 1
 _VERSION_KEY, _SOURCES_KEY = b"rankdump.version", b"rankdump.sources"
+_REPLACES_KEY = b"rankdump.replaces"
 _MAX_SOURCES_BYTES = 64 << 20
+_DRAFT_AGE_S = 3600.0
+"""Age at which a draft is that of a process that was killed."""
 
 
 class TableSource(NamedTuple):
@@ -48,54 +64,150 @@ class TableSource(NamedTuple):
     modified_ns: int
 
 
+class NumberRange(NamedTuple):
+    """Whole numbers from the first to the last."""
+
+    first: int
+    last: int
+
+    def overlaps(self, other: NumberRange) -> bool:
+        """Return whether a number is in both."""
+        return self.first <= other.last and other.first <= self.last
+
+    def contains(self, other: NumberRange) -> bool:
+        """Return whether all numbers of the other are in this one."""
+        return self.first <= other.first and other.last <= self.last
+
+
+class TableExtent(NamedTuple):
+    """Iterations and ranks of which a file may have rows."""
+
+    iterations: NumberRange
+    ranks: NumberRange
+
+    @staticmethod
+    def parse(name: str) -> TableExtent | None:
+        """Return what the name of a file says; None for another file."""
+        found = _NAME_PATTERN.fullmatch(name)
+        if found is None:
+            return None
+        first, last, first_rank, last_rank = map(int, found.groups())
+        return TableExtent(NumberRange(first, last), NumberRange(first_rank, last_rank))
+
+    def overlaps(self, other: TableExtent) -> bool:
+        """Return whether both may have rows of one rank's iteration."""
+        return self.iterations.overlaps(other.iterations) and self.ranks.overlaps(other.ranks)
+
+
 @dataclass(frozen=True, slots=True)
 class TableFile:
     """One pair of files of the table."""
 
-    tensors: Path
-    iterations: Path
-    sources: frozenset[TableSource]
+    name: str
+    """Name of the file of tensors."""
+    sources: frozenset[TableSource] = frozenset()
+    replaces: frozenset[str] = frozenset()
+    """Names of files whose rows are in this one."""
+    size_bytes: int = 0
 
-    @staticmethod
-    def at(tensors: Path, sources: frozenset[TableSource]) -> TableFile:
-        """Return the pair of a file of tensors."""
-        iterations = tensors.with_name(_ITERATIONS + tensors.name.removeprefix(_TENSORS))
-        return TableFile(tensors, iterations, sources)
+    @property
+    def iterations_name(self) -> str:
+        """Name of the file of iterations."""
+        return _ITERATIONS + self.name.removeprefix(_TENSORS)
 
+    @property
+    def is_of_manifests(self) -> bool:
+        """Whether its rows are those of manifests, and no file was looked at beside them."""
+        return all(f"/{MANIFEST_FOLDER}/" in source.path for source in self.sources)
 
-def list_tensor_files(root: Path) -> list[Path]:
-    """Return the files with rows of tensors, sorted by name; empty for a tree without a table."""
-    return _list_files(root, _TENSORS)
-
-
-def list_iteration_files(root: Path) -> list[Path]:
-    """Return the files with rows of iterations, each beside its file of tensors."""
-    return [TableFile.at(path, frozenset()).iterations for path in list_tensor_files(root)]
-
-
-def _list_files(root: Path, kind: str) -> list[Path]:
-    with suppress(FileNotFoundError):
-        with os.scandir(root / TABLE_FOLDER) as found:
-            names = [each.name for each in found if each.is_file(follow_symlinks=False)]
-        wanted = (name for name in names if name.startswith(kind) and name.endswith(_SUFFIX))
-        return [root / TABLE_FOLDER / name for name in sorted(wanted)]
-    return []
+    @property
+    def paths(self) -> tuple[str, str]:
+        """Paths of both below the root, tensors first: without them the pair does not count."""
+        return f"{TABLE_FOLDER}/{self.name}", f"{TABLE_FOLDER}/{self.iterations_name}"
 
 
-def remove_remains(root: Path) -> None:
-    """Remove what a killed run left: drafts, and iterations without their tensors."""
-    known = set(list_iteration_files(root))
-    for path in (root / TABLE_FOLDER).glob(".*.tmp"):
-        path.unlink(missing_ok=True)
-    for path in _list_files(root, _ITERATIONS):
-        if path not in known:
-            path.unlink(missing_ok=True)
+@dataclass(frozen=True, slots=True)
+class TableListing:
+    """Files of a table at one time."""
+
+    files: list[TableFile]
+    """Those that count, sorted by name."""
+    remains: list[str]
+    """Paths of what killed processes left, to be removed by who holds the lock."""
+    damaged: list[TableFile]
+    """Files that cannot be read."""
 
 
-def read_sources(path: Path) -> frozenset[TableSource]:
-    """Return the sources of a file; CorruptedError when it is damaged, or no table of rankdump."""
+def list_table(
+    access: TreeAccess,
+    problems: list[str],
+    *,
+    extents: Sequence[TableExtent] | None = None,
+    now_s: float = 0.0,
+) -> TableListing:
+    """Return the files of a table; adds a problem for each damaged one.
+
+    With `extents`, only files that may have rows of one of them. Drafts are remains once they are
+    an hour old at `now_s`, since the epoch.
+    """
     try:
-        metadata: dict[bytes, bytes] = pq.read_metadata(path).metadata or {}
+        names = access.listing(TABLE_FOLDER)
+    except FileNotFoundError:
+        return TableListing([], [], [])
+    found, damaged = list[TableFile](), list[TableFile]()
+    for name in select_names(names, extents):
+        try:
+            found.append(read_table_file(access, name))
+        except FileNotFoundError:
+            continue  # removed meanwhile
+        except (OSError, CorruptedError) as error:
+            problems.append(str(error))
+            damaged.append(TableFile(name))
+    replaced = {name for each in found for name in each.replaces if name in names}
+    remains = [path for name in replaced for path in TableFile(name).paths]
+    remains += _list_killed(access, names, now_s)
+    counting = [each for each in found if each.name not in replaced]
+    return TableListing(counting, remains, damaged)
+
+
+def select_names(names: Iterable[str], extents: Sequence[TableExtent] | None = None) -> list[str]:
+    """Return the names of files of tensors that may have rows of one of some extents, sorted."""
+    known = {
+        name: extent
+        for name in sorted(names)
+        if name.startswith(_TENSORS) and (extent := TableExtent.parse(name)) is not None
+    }
+    return [
+        name
+        for name, extent in known.items()
+        if extents is None or any(extent.overlaps(each) for each in extents)
+    ]
+
+
+def _list_killed(access: TreeAccess, names: Iterable[str], now_s: float) -> list[str]:
+    """Return the paths of old drafts, and of iterations whose tensors were not written."""
+    known = {TableFile(name).iterations_name for name in names if name.startswith(_TENSORS)}
+    found: list[str] = []
+    for name in names:
+        path = f"{TABLE_FOLDER}/{name}"
+        if name.startswith(_ITERATIONS) and name not in known:
+            found.append(path)
+        elif _DRAFT_PATTERN.fullmatch(name):
+            with suppress(FileNotFoundError):
+                if now_s - access.stat(path).st_mtime > _DRAFT_AGE_S:
+                    found.append(path)
+    return found
+
+
+def read_table_file(access: TreeAccess, name: str) -> TableFile:
+    """Return a file's sources; CorruptedError when it is damaged, or no table of rankdump."""
+    path = f"{access.root}/{TABLE_FOLDER}/{name}"
+    try:
+        with access.open(TABLE_FOLDER, name) as file:
+            size_bytes = os.fstat(file.fileno()).st_size
+            metadata: dict[bytes, bytes] = pq.read_metadata(file).metadata or {}
+    except FileNotFoundError:
+        raise
     except (OSError, pa.ArrowException) as error:
         raise CorruptedError(f"{path}: not a Parquet file: {error}") from None
     version = metadata.get(_VERSION_KEY, b"")
@@ -105,30 +217,85 @@ def read_sources(path: Path) -> frozenset[TableSource]:
             f"but this version reads {TABLE_VERSION}"
         )
     try:
-        packed = base64.b64decode(metadata[_SOURCES_KEY], validate=True)
-        listed = json.loads(zlib.decompressobj().decompress(packed, _MAX_SOURCES_BYTES))
-        return frozenset(TableSource(str(p), int(size), int(ns)) for p, size, ns in listed)
+        sources = (TableSource(str(p), int(s), int(ns)) for p, s, ns in _unpack(metadata))
+        replaces = json.loads(metadata.get(_REPLACES_KEY, b"[]"))
+        return TableFile(name, frozenset(sources), frozenset(map(str, replaces)), size_bytes)
     except (KeyError, ValueError, TypeError, zlib.error) as error:
         raise CorruptedError(f"{path}: its list of sources is damaged: {error!r}") from None
 
 
+def _unpack(metadata: dict[bytes, bytes]) -> list[tuple[str, int, int]]:
+    packed = base64.b64decode(metadata[_SOURCES_KEY], validate=True)
+    return json.loads(zlib.decompressobj().decompress(packed, _MAX_SOURCES_BYTES))
+
+
+def list_tensor_files(root: Path) -> list[Path]:
+    """Return the files with rows of tensors that count, sorted by name."""
+    files = list_table(LocalTree(root), []).files
+    return [root / TABLE_FOLDER / each.name for each in files]
+
+
 def write_table_file(
-    root: Path, tensors: pa.Table, iterations: pa.Table, sources: Iterable[TableSource]
+    access: TreeAccess,
+    tensors: pa.Table,
+    iterations: pa.Table,
+    sources: Iterable[TableSource],
+    *,
+    replaces: Iterable[str] = (),
+    guard: Callable[[Callable[[], None]], None] = lambda rename: rename(),
 ) -> TableFile:
-    """Write one pair of files, sorted; OSError where the disk does not take them."""
+    """Write one pair of files, sorted; OSError where the disk does not take them.
+
+    `guard` calls the function that it is given, after which the pair counts and the files that it
+    replaces count no more, or raises to leave everything as it is.
+    """
     held = sorted(sources)
     digest = hashlib.blake2b(json.dumps(held).encode(), digest_size=8).hexdigest()
-    name = f"{_name_iterations(iterations, tensors)}.{digest}{_SUFFIX}"
-    folder = root / TABLE_FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
+    extent = _find_extent(iterations, tensors)
+    name = f"{_TENSORS}{_format_extent(extent)}.{digest}{_SUFFIX}"
     packed = base64.b64encode(zlib.compress(json.dumps(held).encode(), 1))
     facts = {_VERSION_KEY: str(TABLE_VERSION).encode(), _SOURCES_KEY: packed}
-    made = TableFile.at(folder / (_TENSORS + name), frozenset(held))
-    # Rows of tensors come last: with them the window counts as written.
-    _write_sealed(made.iterations, iterations.replace_schema_metadata(facts), [len(iterations)])
+    facts[_REPLACES_KEY] = json.dumps(sorted(replaces)).encode()
+    made = TableFile(name, frozenset(held), frozenset(replaces))
     rows = _sort(tensors)
-    _write_sealed(made.tensors, rows.replace_schema_metadata(facts), _split(rows))
+
+    def write(name: str, table: pa.Table, sizes: Sequence[int], rename: _RenameGuard) -> None:
+        table = table.replace_schema_metadata(facts)
+        mark = f"table-{os.getpid()}-{name}"
+        access.write(
+            TABLE_FOLDER, name, lambda at: _fill(at, table, sizes), mark=mark, guard=rename
+        )
+
+    def write_tensors(rename_iterations: Callable[[], None]) -> None:
+        def rename_both(rename_tensors: Callable[[], None]) -> None:
+            rename_iterations()
+            rename_tensors()
+
+        write(made.name, rows, _split(rows), lambda rename: guard(lambda: rename_both(rename)))
+
+    write(made.iterations_name, iterations, [len(iterations)], write_tensors)
     return made
+
+
+_RenameGuard = Callable[[Callable[[], None]], None]
+
+
+def _find_extent(*tables: pa.Table) -> TableExtent:
+    return TableExtent(*(_find_range(tables, name) for name in ("iteration", "rank")))
+
+
+def _find_range(tables: Sequence[pa.Table], name: str) -> NumberRange:
+    """Return the range of a column in the first of the tables that has numbers there."""
+    for table in tables:
+        numbers = table.column(name).drop_null()
+        if len(numbers):
+            values = numbers.to_numpy()
+            return NumberRange(max(0, int(values.min())), max(0, int(values.max())))
+    return NumberRange(0, 0)
+
+
+def _format_extent(extent: TableExtent) -> str:
+    return ".".join(f"{each.first}-{each.last}" for each in extent)
 
 
 def _sort(rows: pa.Table) -> pa.Table:
@@ -141,19 +308,27 @@ def _sort(rows: pa.Table) -> pa.Table:
     return rows if (order[1:] > order[:-1]).all() else rows.take(pa.array(order))
 
 
-def remove_table_file(file: TableFile) -> None:
-    """Remove a pair, tensors first."""
-    file.tensors.unlink(missing_ok=True)
-    file.iterations.unlink(missing_ok=True)
+@contextmanager
+def lock_table(access: TreeAccess, *, patience_s: float) -> Generator[None]:
+    """Lock the table; UnavailableError when another process holds the lock for that long."""
+    deadline_s = time.monotonic() + patience_s
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(access.lock(TABLE_FOLDER, _LOCK_FILE))
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline_s:
+                    raise UnavailableError(
+                        f"{access.root}: another process is indexing this tree"
+                    ) from None
+                time.sleep(_LOCK_POLL_S)
+        yield
 
 
-def _name_iterations(*tables: pa.Table) -> str:
-    for table in tables:
-        numbers = table.column("iteration").drop_null()
-        if len(numbers):
-            values = numbers.to_numpy()
-            return f"{values.min()}-{values.max()}"
-    return "none"
+def remove_table_files(access: TreeAccess, files: Iterable[TableFile]) -> None:
+    """Remove pairs; what is removed first of each makes it count no more."""
+    access.remove(path for file in files for path in file.paths)
 
 
 def _split(rows: pa.Table) -> list[int]:
@@ -177,27 +352,18 @@ def _split(rows: pa.Table) -> list[int]:
     return [size for size in sizes if size]
 
 
-def _write_sealed(path: Path, table: pa.Table, group_sizes: Sequence[int]) -> None:
-    draft = path.with_name(f".{path.name}.tmp")
-    try:
-        with pq.ParquetWriter(
-            draft,
+def _fill(descriptor: int, table: pa.Table, group_sizes: Sequence[int]) -> None:
+    with (
+        os.fdopen(descriptor, "wb", closefd=False) as file,
+        pq.ParquetWriter(
+            file,
             table.schema,
             compression="zstd",
             write_page_checksum=True,
             use_dictionary=True,
-        ) as writer:
-            for batch in _slice(table, group_sizes):
-                writer.write_table(batch, row_group_size=max(1, len(batch)))
-        with draft.open("rb") as file:
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _slice(table: pa.Table, sizes: Sequence[int]) -> Iterator[pa.Table]:
-    start = 0
-    for size in sizes:
-        yield table.slice(start, size)
-        start += size
+        ) as writer,
+    ):
+        start = 0
+        for size in group_sizes:
+            writer.write_table(table.slice(start, size), row_group_size=max(1, size))
+            start += size

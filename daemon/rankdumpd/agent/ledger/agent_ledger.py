@@ -20,6 +20,7 @@ from rankdumpd.agent.ledger.database import SETTING_KEY, lock_ledger_folder, ope
 from rankdumpd.agent.ledger.reader import LedgerReader
 from rankdumpd.agent.ledger.report_log import ReportLog
 from rankdumpd.agent.ledger.retention import RetiredIterations
+from rankdumpd.agent.ledger.unindexed_manifests import UnindexedManifests
 from rankdumpd.agent.ledger.unpacked_files import UnpackedFiles
 from rankdumpd.agent.records import (
     FrameId,
@@ -86,10 +87,11 @@ class AgentLedger(LedgerReader):
         try:
             super().__init__(open_ledger_file(path), str(path), now_us)
             self.log = ReportLog(path, self._transaction, max_bytes=report_bytes)
-            self.unpacked = UnpackedFiles(self._select, self._transaction)
+            self.unindexed = UnindexedManifests(self._select, self._transaction, now_us)
+            self.unpacked = UnpackedFiles(self._select, self._transaction, self.unindexed)
             self._on_end = self._end_counts
             self.retention = RetiredIterations(
-                path, self._select, self._transaction, now_us, self.unpacked
+                path, self._select, self._transaction, now_us, self.unpacked, self.unindexed
             )
             with self._transaction() as base:
                 base.execute(retention.INSERT_CLOSED_SESSIONS, (now_us(),))
@@ -191,6 +193,8 @@ class AgentLedger(LedgerReader):
             )
             self.log.enter_balance(base, frame_id, status)
             _enter_ordered_graphs(base, frame_id, graphs)
+            session_id, records = frame_id.session_id, status.kept_tensors
+            self.unindexed.enter(base, session_id, end.iteration, records)
 
     def enter_waiting_iteration(self, frame_id: FrameId, status: IterationStatus) -> None:
         """Log the balance of an iteration whose manifest could not be written yet."""

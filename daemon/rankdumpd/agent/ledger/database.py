@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from rankdumpd.server import state_files
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 """Version of the tables below, in the file's `user_version`; the first version was 0."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
@@ -134,6 +134,14 @@ CREATE TABLE IF NOT EXISTS unpacked (
 );
 CREATE UNIQUE INDEX IF NOT EXISTS unpacked_by_iteration
     ON unpacked (session_id, iteration, sequence);
+CREATE TABLE IF NOT EXISTS unindexed (
+    number INTEGER PRIMARY KEY AUTOINCREMENT,  -- higher for a manifest that was entered again
+    session_id TEXT NOT NULL,
+    iteration INTEGER NOT NULL,
+    records INTEGER NOT NULL,        -- of its manifest; 0 where that was only changed or removed
+    since_us INTEGER NOT NULL
+);
+CREATE UNIQUE INDEX IF NOT EXISTS unindexed_by_iteration ON unindexed (session_id, iteration);
 CREATE TABLE IF NOT EXISTS pins (
     job_id TEXT PRIMARY KEY,         -- whose iterations stay
     since_us INTEGER NOT NULL
@@ -213,6 +221,8 @@ ALTER TABLE figures ADD COLUMN reason TEXT NOT NULL DEFAULT '';
 UPDATE figures SET reason = 'buffer_full' WHERE fate = 'degraded';
 UPDATE tallies SET reason = 'buffer_full' WHERE fate = 'degraded';
 """,
+    # Version 9 added the table of unindexed manifests, which is made like every missing one.
+    8: "",
 }
 """Statements that bring the tables of a version to the next one."""
 

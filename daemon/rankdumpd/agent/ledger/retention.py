@@ -20,6 +20,7 @@ from rankdump._core.status import SessionState
 from rankdumpd.agent.ledger import database
 from rankdumpd.agent.ledger.database import LedgerTransaction, RowQuery, open_ledger_for_reading
 from rankdumpd.agent.ledger.rows import EndedIteration, IterationRemoval
+from rankdumpd.agent.ledger.unindexed_manifests import UnindexedManifests
 from rankdumpd.agent.ledger.unpacked_files import UnpackedFiles
 
 MAX_RETIRED_ITERATIONS = 256
@@ -100,9 +101,10 @@ class RetiredIterations:
         transaction: LedgerTransaction,
         now_us: Callable[[], int],
         unpacked: UnpackedFiles,
+        unindexed: UnindexedManifests,
     ) -> None:
         self._ledger_select, self._transaction, self._now_us = select, transaction, now_us
-        self._unpacked = unpacked
+        self._unpacked, self._unindexed = unpacked, unindexed
         # A connection of its own: searching old iterations must not block commits of frames.
         self._reading = threading.Lock()
         self._base = open_ledger_for_reading(path)
@@ -187,6 +189,7 @@ class RetiredIterations:
                 "UPDATE retired SET done = 1 WHERE session_id = ? AND iteration = ?",
                 (part.session_id, part.iteration),
             )
+            self._unindexed.enter(base, part.session_id, part.iteration)
 
     def _select(self, query: str, *values: str | int) -> list[tuple[Any, ...]]:
         with self._reading:

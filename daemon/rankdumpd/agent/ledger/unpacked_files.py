@@ -14,6 +14,7 @@ from typing import Any
 
 from rankdumpd.agent.ledger.database import LedgerTransaction, RowQuery
 from rankdumpd.agent.ledger.rows import parse_shape
+from rankdumpd.agent.ledger.unindexed_manifests import UnindexedManifests
 from rankdumpd.agent.records import RecordOutcome, RecordStatus
 
 _INSERT = "INSERT OR IGNORE INTO unpacked (session_id, iteration, sequence) VALUES (?, ?, ?)"
@@ -53,8 +54,10 @@ class UnpackedFile:
 class UnpackedFiles:
     """The unpacked files of one ledger; safe to use from several threads."""
 
-    def __init__(self, select: RowQuery, transaction: LedgerTransaction) -> None:
-        self._select, self._transaction = select, transaction
+    def __init__(
+        self, select: RowQuery, transaction: LedgerTransaction, unindexed: UnindexedManifests
+    ) -> None:
+        self._select, self._transaction, self._unindexed = select, transaction, unindexed
         ((files, byte_count),) = select(_SUMS)
         self.sums: tuple[int, int] = (files, byte_count)
         """How many files wait, and their bytes."""
@@ -107,6 +110,10 @@ class UnpackedFiles:
             for file, _ in packed:
                 waited = base.execute(_DELETE, _make_key(file)).rowcount
                 self._count(-waited, -waited * file.bytes_stored)
+            for place in {(file.session_id, file.iteration) for file, _ in packed}:
+                ((left,),) = base.execute(_COUNT, place).fetchall()
+                if not left:  # its manifest was changed
+                    self._unindexed.enter(base, *place)
 
     def drop_iteration(self, base: sqlite3.Connection, session_id: str, iteration: int) -> None:
         """Delete the rows of an iteration whose files are removed."""

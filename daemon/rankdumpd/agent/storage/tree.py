@@ -11,10 +11,11 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import BinaryIO, TypeAlias
 
+from rankdump._analysis.table.tree_access import lock_descriptor
 from rankdump._codec.zstd_frames import ByteBuffer
 from rankdump._core.bounded_cache import remember
 from rankdump._kernels.kernel_functions import KERNELS
@@ -82,8 +83,12 @@ class RootedFolder:
 
     def read(self, folder: str, name: str) -> bytes:
         """Return the bytes of a file."""
-        with os.fdopen(self._open(folder, name), "rb") as file:
+        with self.open(folder, name) as file:
             return file.read()
+
+    def open(self, folder: str, name: str) -> BinaryIO:
+        """Open a file for reading."""
+        return os.fdopen(self._open(folder, name), "rb")
 
     def listing(self, folder: str) -> dict[str, bool]:
         """Return the names in a folder, each with whether it is a folder; a link is not."""
@@ -354,6 +359,25 @@ class DumpTree(RootedFolder):
             sync_folder(where)
         return stamp
 
+    def write(
+        self,
+        folder: str,
+        name: str,
+        fill: Callable[[int], None],
+        *,
+        mark: str,
+        guard: RenameGuard,
+    ) -> FileStamp:
+        """Make or replace a file by one that `fill` writes, as `put` does.
+
+        `guard` calls the function that it is given, or raises to leave everything as it is.
+        """
+
+        def rename(temporary: str, name: str, at: int) -> None:
+            guard(lambda: rename_file(temporary, name, at))
+
+        return self._write_new_file(folder, name, mark, fill, rename)
+
     def move(self, path: str, name: str) -> None:
         """Rename a file in its folder; nothing is done when only the new name exists."""
         folder, _, present = path.rpartition("/")
@@ -477,6 +501,14 @@ class DumpTree(RootedFolder):
         opened = FileDescriptor(made)
         os.fchmod(made, mode)
         return opened
+
+    @contextlib.contextmanager
+    def lock(self, folder: str, name: str) -> Generator[None]:
+        """Lock a file for one process at a time; BlockingIOError when another holds it."""
+        opened = self.open_lock_file(folder, name, make=True)
+        lock_descriptor(opened.number)
+        yield
+        del opened  # the last reference, which unlocks it
 
     def append_lines(self, folder: str, name: str, lines: Iterable[str]) -> None:
         """Append all of the lines to a text file or, after an OSError, none of them.

@@ -16,6 +16,7 @@ from rankdump._analysis.reader.tensor_columns import (
     make_columns_of_tree,
 )
 from rankdump._analysis.reader.tree_walk import walk
+from rankdump._analysis.table.tree_access import LocalTree
 from rankdump._core.record import TensorSide
 from rankdump._core.tensor_layout import (
     LayoutSource,
@@ -35,8 +36,9 @@ def of_manifests(root: Path) -> tuple[pa.Table, list[str]]:
     paths = sorted(
         path.relative_to(root).as_posix() for path in root.rglob(".dump_metadata/manifest/*.json")
     )
-    read = read_manifest_columns(root, paths, problems)
-    return make_columns_of_manifests(root, read, problems), problems
+    access = LocalTree(root)
+    read = read_manifest_columns(access, paths, problems)
+    return make_columns_of_manifests(access, read, problems), problems
 
 
 def of_walk(root: Path) -> tuple[pa.Table, list[str]]:

@@ -1,0 +1,280 @@
+"""Update of the tensor table for manifests that were written, changed or removed: what the agent
+does while its ranks go on. Needs pyarrow.
+
+Every step writes one file, which has the rows of the manifests and those of the files that it
+replaces, or only removes files. So a reader finds every row once, whenever the process is killed,
+and a step that is repeated finds its manifests in the table and does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from rankdump._analysis.reader.manifest_columns import make_iteration_table, read_manifest_columns
+from rankdump._analysis.reader.tensor_columns import make_columns_of_manifests
+from rankdump._analysis.table.table_files import (
+    TABLE_FOLDER,
+    NumberRange,
+    TableExtent,
+    TableFile,
+    TableSource,
+    list_table,
+    lock_table,
+    read_table_file,
+    remove_table_files,
+    select_names,
+    write_table_file,
+)
+from rankdump._analysis.table.tree_access import TreeAccess
+from rankdump._analysis.table_index import MAX_SMALL_FILES, SMALL_FILE_BYTES, WINDOW_BYTES
+from rankdump.errors import CorruptedError, UnavailableError
+
+_ANY_ITERATION = NumberRange(0, 1 << 63)
+_MAX_TRIES = 8
+_LOCK_PATIENCE_S = 2.0
+
+
+class ChangedManifest(NamedTuple):
+    """A manifest that was written, changed or removed."""
+
+    path: str
+    rank: int
+    iteration: int
+
+    @property
+    def extent(self) -> TableExtent:
+        """Where its rows may be."""
+        ranks = NumberRange(self.rank, self.rank)
+        return TableExtent(NumberRange(self.iteration, self.iteration), ranks)
+
+
+class TableStep(NamedTuple):
+    """One change of the table."""
+
+    sources: tuple[TableSource, ...]
+    """Manifests whose rows are written; none where files are only removed."""
+    replaces: tuple[TableFile, ...] = ()
+
+
+@dataclass(slots=True)
+class UpdateReport:
+    """What an update has done."""
+
+    rows: int = 0
+    """Rows of tensors that were written, with those of replaced files."""
+    files: int = 0
+    bytes_added: int = 0
+    """Size of what was written, less that of what was removed."""
+    problems: list[str] = field(default_factory=list[str])
+    """Manifests that could not be read, and damaged files of the table."""
+
+
+class _TableChangedError(Exception):
+    """Another process has changed the table since the step was planned."""
+
+
+def update_table(
+    access: TreeAccess, manifests: Sequence[ChangedManifest], *, now_s: float
+) -> UpdateReport:
+    """Bring the rows of manifests up to date; `now_s` is the time since the epoch.
+
+    The manifests are of folders `rank_*`. UnavailableError while another process changes the table,
+    OSError where the disk does not take the files.
+    """
+    report = UpdateReport()
+    for _ in range(_MAX_TRIES):
+        run = _UpdateRun(access, manifests, report, now_s)
+        try:
+            run.finish()
+            return report
+        except _TableChangedError:
+            continue
+    raise UnavailableError(f"{access.root}: other processes keep changing the table of this tree")
+
+
+def plan_steps(
+    manifests: Mapping[str, TableSource | None],
+    files: Sequence[TableFile],
+    small: Sequence[TableFile],
+) -> list[TableStep]:
+    """Return the steps for manifests by path, each as it is now or None where it was removed.
+
+    `files` are those that may have rows of them. The files `small` are written again as one where
+    they are too many.
+    """
+    added: list[TableSource] = []
+    changed: set[str] = set()
+    for path, source in manifests.items():
+        holding = [f for f in files if any(each.path == path for each in f.sources)]
+        if not all(file.is_of_manifests for file in holding):
+            continue  # `rankdump index` has walked the tree, and knows more than manifests say
+        if not holding and source is not None:
+            added.append(source)
+        elif len(holding) > 1 or (holding and source not in holding[0].sources):
+            changed.add(path)
+    steps = [_plan_rewrite(group, manifests) for group in _group_files(files, changed)]
+    gone = {file.name for step in steps for file in step.replaces}
+    merged = tuple(file for file in small if file.name not in gone)
+    if len(merged) + bool(added) <= MAX_SMALL_FILES:
+        merged = ()
+    for number, window in enumerate(_split_windows(added)):
+        steps.append(_plan_rewrite(merged if not number else (), manifests, window))
+    return steps
+
+
+def _group_files(
+    files: Sequence[TableFile], changed: Collection[str]
+) -> list[tuple[TableFile, ...]]:
+    """Return the files with changed manifests; those that have one in common are one group."""
+    groups: list[tuple[set[str], list[TableFile]]] = []
+    for file in files:
+        paths = {each.path for each in file.sources if each.path in changed}
+        members = [file]
+        for group in [each for each in groups if each[0] & paths]:
+            groups.remove(group)
+            paths |= group[0]
+            members += group[1]
+        if paths:
+            groups.append((paths, members))
+    return [tuple(members) for _, members in groups]
+
+
+def _plan_rewrite(
+    replaced: tuple[TableFile, ...],
+    manifests: Mapping[str, TableSource | None],
+    added: Iterable[TableSource] = (),
+) -> TableStep:
+    """Return the step that writes files again, with their manifests as they are now."""
+    kept = {each.path: each for file in replaced for each in file.sources}
+    kept |= {path: source for path, source in manifests.items() if path in kept and source}
+    removed = {path for path, source in manifests.items() if source is None}
+    sources = [source for path, source in kept.items() if path not in removed]
+    return TableStep((*sources, *added), replaced)
+
+
+def _split_windows(sources: Iterable[TableSource]) -> list[list[TableSource]]:
+    windows: list[list[TableSource]] = []
+    size = WINDOW_BYTES
+    for source in sources:
+        if size >= WINDOW_BYTES:
+            windows.append([])
+            size = 0
+        windows[-1].append(source)
+        size += source.size
+    return windows
+
+
+def _find_source(access: TreeAccess, path: str) -> TableSource | None:
+    """Return a manifest as it is now; None when it was removed."""
+    try:
+        found = access.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return TableSource(path, found.st_size, found.st_mtime_ns)
+
+
+class _UpdateRun:
+    """One attempt: it ends when another process has changed the same part of the table."""
+
+    def __init__(
+        self,
+        access: TreeAccess,
+        manifests: Sequence[ChangedManifest],
+        report: UpdateReport,
+        now_s: float,
+    ) -> None:
+        self._access, self._manifests, self._report = access, manifests, report
+        self._extents = [each.extent for each in manifests]
+        self._seen = self._list_names(self._extents)
+        self._listing = list_table(access, report.problems, extents=self._extents, now_s=now_s)
+
+    def finish(self) -> None:
+        """Run all steps; _TableChangedError when the files are not those that were seen."""
+        current = {each.path: _find_source(self._access, each.path) for each in self._manifests}
+        for step in plan_steps(current, self._listing.files, self._list_small()):
+            self._run(step)
+
+    def _list_names(self, extents: Sequence[TableExtent]) -> frozenset[str]:
+        try:
+            return frozenset(select_names(self._access.listing(TABLE_FOLDER), extents))
+        except FileNotFoundError:
+            return frozenset()
+
+    def _list_small(self) -> list[TableFile]:
+        """Return the small files of the ranks of these manifests, if they are too many."""
+        ranks = [each.rank for each in self._manifests]
+        own = NumberRange(min(ranks), max(ranks))
+        names = [
+            name
+            for name in self._list_names([TableExtent(_ANY_ITERATION, own)])
+            if (extent := TableExtent.parse(name)) is not None and own.contains(extent.ranks)
+        ]
+        found: list[TableFile] = []
+        for name in names if len(names) >= MAX_SMALL_FILES else ():
+            with suppress(FileNotFoundError, CorruptedError):
+                if self._access.stat(f"{TABLE_FOLDER}/{name}").st_size < SMALL_FILE_BYTES:
+                    found.append(read_table_file(self._access, name))
+        replaced = {name for file in found for name in file.replaces}
+        return [f for f in found if f.is_of_manifests and f.name not in replaced]
+
+    def _run(self, step: TableStep) -> None:
+        """Write and remove the files of a step."""
+        replaced = {file.name for file in step.replaces}
+        replaced_bytes = self._measure(step.replaces)
+        written = self._write_rows(step)
+        if written:
+            self._report.files += 1
+            self._report.bytes_added += self._measure(written)
+        elif step.replaces:
+            self._change_files(step, lambda: None)
+        self._report.bytes_added -= replaced_bytes
+        remains = {path.rpartition("/")[2] for path in self._listing.remains}
+        self._seen = self._seen.difference(replaced, remains).union(
+            select_names([file.name for file in written], self._extents)
+        )
+
+    def _write_rows(self, step: TableStep) -> list[TableFile]:
+        """Write the rows of a step; return the file, none where no manifest can be read."""
+        sources = [found for each in step.sources if (found := self._find(each))]
+        problems = self._report.problems
+        read = read_manifest_columns(self._access, [each.path for each in sources], problems)
+        sources = [each for each in sources if each.path not in read.unread_paths]
+        if not sources:
+            return []
+        rows = make_columns_of_manifests(self._access, read, problems)
+        file = write_table_file(
+            self._access,
+            rows,
+            make_iteration_table(read.manifests),
+            sources,
+            replaces=[file.name for file in step.replaces],
+            guard=partial(self._change_files, step),
+        )
+        self._report.rows += len(rows)
+        return [file]
+
+    def _change_files(self, step: TableStep, rename: Callable[[], None]) -> None:
+        """Rename what was written and remove what it replaces, while nobody else does."""
+        with lock_table(self._access, patience_s=_LOCK_PATIENCE_S):
+            if self._list_names(self._extents) != self._seen:
+                raise _TableChangedError
+            # First: a file whose replacement is replaced would count again.
+            self._access.remove(self._listing.remains)
+            rename()
+            remove_table_files(self._access, step.replaces)
+
+    def _measure(self, files: Iterable[TableFile]) -> int:
+        """Return the size of pairs on disk in bytes."""
+        size = 0
+        for path in (path for file in files for path in file.paths):
+            with suppress(FileNotFoundError):
+                size += self._access.stat(path).st_size
+        return size
+
+    def _find(self, source: TableSource) -> TableSource | None:
+        """Return a source as it is now: one of a replaced file may have changed since."""
+        return _find_source(self._access, source.path)

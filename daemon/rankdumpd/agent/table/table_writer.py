@@ -1,0 +1,291 @@
+"""Thread that writes the rows of finished iterations to the table of statistics of their tree, in
+windows, through a process of idle priority.
+
+The ledger has a row for each manifest whose rows are to be written, until they are: a crash at any
+time loses none, and what is repeated finds them in the table. Trees in which manifests alone do not
+say all, those of CANN and of an api dump, have no table from the agent: `rankdump index` makes one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rankdump._core.backoff import RetryBackoff
+from rankdump._core.manifest import make_manifest_name
+from rankdump._core.plan import DumpPlan
+from rankdump._layout.tree_layouts import LAYOUTS, MindSporeLayout
+from rankdump._layout.tree_paths import MANIFEST_FOLDER
+from rankdump.errors import CorruptedError, ProtocolError, RejectedError
+from rankdumpd.agent.ledger.agent_ledger import AgentLedger
+from rankdumpd.agent.ledger.unindexed_manifests import UnindexedManifest, UnindexedSession
+from rankdumpd.agent.limits.admission import compute_floor_bytes
+from rankdumpd.agent.limits.resource_limits import ResourceLimits
+from rankdumpd.agent.session.registry import SessionRegistry, read_checked_plan
+from rankdumpd.agent.storage.tree_lock import TreeLock
+from rankdumpd.agent.table.table_process import TableAnswer, TableProcess, TableRequest
+from rankdumpd.agent.table.window_decision import WINDOW_RECORDS, WaitingRows, decide_window
+from rankdumpd.server.background_thread import BackgroundThread
+from rankdumpd.server.metrics import MetricCounters
+
+CHECK_INTERVAL_S = 1.0
+FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
+MAX_MANIFESTS = 16_384
+"""Manifests of one request."""
+_REQUIRED_MODULE = "pyarrow"
+
+_logger = logging.getLogger(__name__)
+
+
+def _read_clock_us() -> int:
+    return time.time_ns() // 1000
+
+
+@dataclass(frozen=True, slots=True)
+class SessionPlace:
+    """Where the manifests of a session are."""
+
+    job_id: str
+    rank: int
+    plan: DumpPlan
+
+    @property
+    def root(self) -> str:
+        """Root of the tree."""
+        return self.plan.output.root
+
+    def find_manifest(self, session_id: str, iteration: int) -> tuple[str, int, int]:
+        """Return the path of a manifest below the root, its rank and iteration."""
+        folder = LAYOUTS[self.plan.output.layout].rank_folder(self.rank)
+        name = make_manifest_name(iteration, session_id)
+        return f"{folder}/{MANIFEST_FOLDER}/{name}", self.rank, iteration
+
+
+@dataclass(slots=True)
+class WaitingTree:
+    """A tree with rows that are not in its table."""
+
+    place: SessionPlace
+    """Of one of its sessions."""
+    sessions: list[UnindexedSession] = field(default_factory=list[UnindexedSession])
+
+
+@dataclass(frozen=True, slots=True)
+class _TableBatch:
+    """Manifests of one request, and their rows in the ledger."""
+
+    request: TableRequest
+    rows: Sequence[UnindexedManifest]
+
+
+class TableWriter:
+    """Writes tables in a thread of its own; safe to use from several threads."""
+
+    def __init__(
+        self,
+        ledger: AgentLedger,
+        registry: SessionRegistry,
+        limits: ResourceLimits,
+        *,
+        is_wanted: bool,
+        counters: MetricCounters,
+        now_us: Callable[[], int] = _read_clock_us,
+    ) -> None:
+        """Without `is_wanted`, or without pyarrow, it does nothing."""
+        self._ledger, self._registry, self._limits = ledger, registry, limits
+        self._is_wanted, self._counters, self._now_us = is_wanted, counters, now_us
+        self._thread = BackgroundThread(self._run, "rankdumpd-table")
+        self._backoff = RetryBackoff(FIRST_RETRY_S, LAST_RETRY_S)
+        self._places: dict[str, SessionPlace | None] = {}
+        """Of sessions with rows; None for one that can have none."""
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._work = threading.Event()
+        self._process: TableProcess | None = None
+        self._is_finishing = self._is_idle = False
+        self._problem = ""
+
+    def start(self) -> None:
+        """Start the thread, where pyarrow is installed."""
+        if not self._is_wanted:
+            return
+        if importlib.util.find_spec(_REQUIRED_MODULE) is None:
+            _logger.info(
+                "no table of statistics is written: pyarrow is not installed (rankdump[table])"
+            )
+            return
+        self._ledger.unindexed.is_kept = True
+        self._thread.start()
+
+    def finish(self, timeout_s: float) -> None:
+        """Write all rows, for at most that time."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            self._is_idle, self._is_finishing = False, True
+            self._work.set()
+            while self._thread.is_running and not self._is_idle and not self._problem:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    return
+                self._changed.wait(min(left_s, CHECK_INTERVAL_S))
+
+    def stop(self, timeout_s: float = 60.0) -> bool:
+        """Leave all other rows to the next process; return whether the thread has ended."""
+        self._thread.request_stop()
+        self._work.set()
+        with self._lock:
+            if self._process is not None:
+                self._process.kill()
+        return self._thread.join(timeout_s)
+
+    def findings(self) -> list[str]:
+        """Return why rows are not written, one sentence or none."""
+        problem = self._problem or self._thread.fault()
+        return [f"rows of the table of statistics wait: {problem}"] if problem else []
+
+    def write_due(self) -> bool:
+        """Write the rows of trees for which it is time; return whether there were any.
+
+        sqlite3.Error of the ledger is raised.
+        """
+        done = False
+        for tree in self._list_trees():
+            decision = decide_window(
+                self._measure(tree), now_us=self._now_us(), is_finishing=self._is_finishing
+            )
+            if decision.is_due and not self._thread.is_stopping:
+                done = self._write_tree(tree) or done
+        return done
+
+    def _run(self) -> None:
+        while not self._thread.is_stopping:
+            self._work.clear()
+            was_finishing = self._is_finishing
+            try:
+                done = self.write_due()
+            except sqlite3.Error as error:
+                self._postpone(str(error))
+                continue
+            with self._changed:
+                self._is_idle = was_finishing and not done
+                self._changed.notify_all()
+            if not done:
+                self._work.wait(CHECK_INTERVAL_S)
+
+    def _list_trees(self) -> list[WaitingTree]:
+        """Return what waits by tree; rows of sessions that can have none are deleted."""
+        trees: dict[str, WaitingTree] = {}
+        places: dict[str, SessionPlace | None] = {}
+        for each in self._ledger.unindexed.list_sessions():
+            known = each.session_id in self._places
+            place = self._places[each.session_id] if known else self._find_place(each.session_id)
+            places[each.session_id] = place
+            if place is None:
+                self._drop(each)
+            else:
+                trees.setdefault(place.root, WaitingTree(place)).sessions.append(each)
+        self._places = places
+        return list(trees.values())
+
+    def _find_place(self, session_id: str) -> SessionPlace | None:
+        """Return the place of a session whose tree has a table; None for another."""
+        try:
+            row = self._ledger.find(session_id)
+            plan = read_checked_plan(row.request) if row is not None else None
+        except (CorruptedError, ProtocolError, RejectedError):
+            return None
+        if row is None or plan is None:
+            return None
+        if not isinstance(LAYOUTS[plan.output.layout], MindSporeLayout):
+            return None
+        return SessionPlace(row.request.job_id, row.request.rank, plan)
+
+    def _drop(self, session: UnindexedSession) -> None:
+        while rows := self._ledger.unindexed.list_manifests(session.session_id, MAX_MANIFESTS):
+            self._ledger.unindexed.delete(rows)
+
+    def _measure(self, tree: WaitingTree) -> WaitingRows:
+        root = tree.place.root
+        usage = self._limits.usage_at(Path(root), tree.place.job_id)
+        return WaitingRows(
+            sum(each.records for each in tree.sessions),
+            min(each.since_us for each in tree.sessions),
+            is_job_over=all(
+                each.over
+                for each in self._registry.list_sessions()
+                if str(each.storage.tree.root) == root
+            ),
+            is_disk_full=usage.space.free_bytes < compute_floor_bytes(usage.policy, usage.space),
+        )
+
+    def _write_tree(self, tree: WaitingTree) -> bool:
+        """Write the oldest rows of a tree; return whether that succeeded."""
+        batch = self._make_batch(tree)
+        answer = self._ask(batch)
+        if answer.error:
+            self._postpone(f"{tree.place.root}: {answer.error}")
+            return False
+        for problem in answer.problems:
+            _logger.error("table of statistics: %s", problem)
+        self._ledger.unindexed.delete(batch.rows)
+        self._counters.add("rankdump_agent_table_rows_total", answer.rows)
+        self._backoff.reset()
+        self._note_problem("")
+        return True
+
+    def _make_batch(self, tree: WaitingTree) -> _TableBatch:
+        rows: list[UnindexedManifest] = []
+        manifests: list[tuple[str, int, int]] = []
+        records = 0
+        for session in tree.sessions:
+            place = self._places[session.session_id] or tree.place
+            for each in self._ledger.unindexed.list_manifests(session.session_id, MAX_MANIFESTS):
+                if records >= 2 * WINDOW_RECORDS or len(rows) >= MAX_MANIFESTS:
+                    break
+                manifests.append(place.find_manifest(session.session_id, each.iteration))
+                rows.append(each)
+                records += each.records
+        plan = tree.place.plan
+        output, is_synced = plan.output, plan.delivery.durability == "synced"
+        request = TableRequest(
+            output.root, output.file_mode, output.folder_mode, is_synced, manifests
+        )
+        return _TableBatch(request, rows)
+
+    def _ask(self, batch: _TableBatch) -> TableAnswer:
+        """Let a process write rows, while no repair of the tree runs."""
+        lock = TreeLock(batch.request.open_tree())
+        try:
+            lock.acquire(make=False)
+            with self._lock:
+                if self._thread.is_stopping:
+                    return TableAnswer(error="the agent is stopping")
+                process = self._process = TableProcess(is_idle=not self._is_finishing)
+            try:
+                return process.write(batch.request)
+            finally:
+                process.close()
+                with self._lock:
+                    self._process = None
+        except OSError as error:
+            return TableAnswer(error=error.strerror or str(error))
+        finally:
+            lock.release()
+
+    def _postpone(self, problem: str) -> None:
+        if not self._thread.is_stopping:
+            self._note_problem(problem)
+            self._thread.wait(self._backoff.next_pause_s())
+
+    def _note_problem(self, problem: str) -> None:
+        if problem and problem != self._problem:
+            _logger.error("rows of the table of statistics wait: %s", problem)
+        with self._changed:
+            self._problem = problem
+            self._changed.notify_all()
