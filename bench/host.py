@@ -120,24 +120,33 @@ def memory_folder() -> Generator[Path, None, None]:
 
 
 @contextmanager
-def running_host(*, workers: int = 1) -> Generator[Host, None, None]:
-    """Yield a daemon of one or several processes; it stops with the measurement."""
+def running_host(*, workers: int = 1, table: bool = True) -> Generator[Host, None, None]:
+    """Yield a daemon of one or several processes; it stops with the measurement.
+
+    Without `table`, its agent writes no table of statistics.
+    """
     with memory_folder() as folder:
         socket = folder / "agent.sock"
         command = [sys.executable, "-m", "rankdumpd", "standalone"]
         command += ["--socket", str(socket), "--state-dir", str(folder / "state")]
         command += ["--workers", str(workers)]
         agent = f"unix://{socket}"
-        with running_daemon(command, agent, folder / "daemon.log") as pid:
+        own = {} if table else {"RANKDUMPD_AGENT__TABLE": "false"}
+        with running_daemon(command, agent, folder / "daemon.log", own) as pid:
             yield Host(folder, agent, pid)
 
 
 @contextmanager
-def running_daemon(command: list[str], address: str, log: Path) -> Generator[int, None, None]:
-    """Yield a process that serves an address; RuntimeError with its log when it does not."""
+def running_daemon(
+    command: list[str], address: str, log: Path, own: Mapping[str, str] | None = None
+) -> Generator[int, None, None]:
+    """Yield a process that serves an address; RuntimeError with its log when it does not.
+
+    `own` are variables of its environment.
+    """
     # How full the disk of this machine is should change nothing.
     kept = ("RANKDUMPD_AGENT__KEEP_FREE_RATIO", "RANKDUMPD_AGENT__KEEP_FREE_INODES_RATIO")
-    environ = os.environ | dict.fromkeys(kept, "0")
+    environ = os.environ | dict.fromkeys(kept, "0") | dict(own or {})
     with (
         log.open("wb") as stderr,
         subprocess.Popen(command, stderr=stderr, env=environ) as daemon,

@@ -20,6 +20,9 @@ from .timing import seconds
 from .trees import check_complete
 
 ROW_ITERATIONS = 40
+TABLE_ITERATIONS = 300
+"""Of the runs with and without a table of statistics: more rows than two of its windows have."""
+TABLE_REPEATS = 3
 RANKS = 2
 REPEATS = 3
 _TIMEOUT_S = 600.0
@@ -42,6 +45,7 @@ def measure() -> Result:
             rates["one"].append(_ranks(host, f"ranks{repeat}"))
             rates["two"].append(_ranks(double, f"ranks{repeat}"))
     speed = {name: median(found) for name, found in rates.items()}
+    table = _compare_table(tensors)
     return Result(
         figures={
             "records_per_s": speed["records"],
@@ -57,6 +61,7 @@ def measure() -> Result:
         ratios={
             "records_vs_numpy_save": speed["records"] / speed["saved"],
             "2_workers_vs_1": speed["two"] / speed["one"],
+            "rows_with_table_vs_without": table,
         },
     )
 
@@ -78,12 +83,22 @@ def _ranks(host: Host, name: str) -> float:
     return RANKS * TENSORS * ITERATIONS / taken_s
 
 
-def _rows(host: Host, name: str, tensors: Tensors) -> float:
+def _compare_table(tensors: Tensors) -> float:
+    """Return the rows a second with the table of statistics over those without it."""
+    rates: dict[bool, list[float]] = {False: [], True: []}
+    with running_host(table=False) as plain, running_host() as tabled:
+        for repeat in range(TABLE_REPEATS):
+            for host, table in ((plain, False), (tabled, True)):
+                rates[table].append(_rows(host, f"table{repeat}", tensors, TABLE_ITERATIONS))
+    return median(rates[True]) / median(rates[False])
+
+
+def _rows(host: Host, name: str, tensors: Tensors, iterations: int = ROW_ITERATIONS) -> float:
     """Return the rows a second, from the first tensor until the last row is in its table."""
     session = host.session(name, saved_data="statistic")
     begun = time.perf_counter()
-    _dump(session, tensors, ROW_ITERATIONS)
-    wanted = TENSORS * ROW_ITERATIONS
+    _dump(session, tensors, iterations)
+    wanted = TENSORS * iterations
     # All are acknowledged; rows that were not written by then would be waited for here.
     while (written := _table_rows(host.tree(name))) < wanted:
         if time.perf_counter() - begun > _TIMEOUT_S:
