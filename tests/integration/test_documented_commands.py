@@ -412,6 +412,8 @@ def mindspore(page: DocumentPage, _: TrainedTrees) -> None:
 
 def querying(page: DocumentPage, trained: TrainedTrees) -> None:
     copied(trained.tree, page.folder / "data/dump")
+    # The agent wrote one, and the page shows a tree without.
+    shutil.rmtree(page.folder / "data/dump/.rankdump/table", ignore_errors=True)
     page.run("rankdump index /data/dump", says=r"rows in 1 file written")
     (query,) = (command for command in commands(page.path) if "query /data/dump" in command)
     page.run(query, says=r"(?s)rank  tensors +norm\n +0 .*\n +1 ")
