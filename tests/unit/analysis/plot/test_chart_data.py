@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.tree_builder import TreeBuilder
 
+from rankdump._analysis.plot import chart_data
 from rankdump._analysis.plot.chart_data import (
     FINITE,
     INFINITE,
@@ -187,7 +188,7 @@ def test_statistic_that_was_not_recorded_names_those_that_were(root):
 
 
 def test_too_many_lines_are_refused(root, monkeypatch):
-    monkeypatch.setattr("rankdump._analysis.plot.chart_data.MAX_LINES", 3)
+    monkeypatch.setattr(chart_data, "MAX_LINES", 3)
     found = find_lines(rows(root), "max", "iteration", str)
     assert isinstance(found, ChartRefusal)
     assert found.reason.startswith("6 lines match, and at most 3 are drawn")
