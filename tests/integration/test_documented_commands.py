@@ -123,6 +123,10 @@ def readme(page: DocumentPage, trained: TrainedTrees) -> None:
     file = next((page.folder / "data/dump/rank_0").rglob("Linear.Default*Head*output*"))
     count = "'SELECT count(*) AS tensors FROM tensors'"
     page.run("rankdump query TREE SQL", TREE="/data/dump", SQL=count, says="tensors")
+    material.with_statistics(page.folder / "charts")
+    page.run(
+        "rankdump plot TREE -o FILE", TREE="charts", FILE="x.svg", says="x.svg written: l2norm"
+    )
     page.run("rankdump show FILE", FILE=file, says=r"shape: +\(2,2\)")
     page.run("rankdump stats TREE --nonfinite", TREE="/data/dump", says="all of them are finite")
     page.run("rankdump find-source TREE train.py:24", TREE="/data/dump", says="Linear-op0")
@@ -408,9 +412,20 @@ def mindspore(page: DocumentPage, _: TrainedTrees) -> None:
 
 def querying(page: DocumentPage, trained: TrainedTrees) -> None:
     copied(trained.tree, page.folder / "data/dump")
+    # The agent wrote one, and the page shows a tree without.
+    shutil.rmtree(page.folder / "data/dump/.rankdump/table", ignore_errors=True)
     page.run("rankdump index /data/dump", says=r"rows in 1 file written")
     (query,) = (command for command in commands(page.path) if "query /data/dump" in command)
     page.run(query, says=r"(?s)rank  tensors +norm\n +0 .*\n +1 ")
+    shutil.rmtree(page.folder / "data/dump")
+    material.with_statistics(page.folder / "data/dump")
+    for drawn in [command for command in commands(page.path) if "plot /data/dump" in command]:
+        target = drawn.split()[-1]
+        page.run(
+            drawn,
+            says=rf"^{target} written: (l2norm of \d (operators|tensors)|elements of Gradients/e)",
+        )
+        assert (page.folder / target).stat().st_size > 10_000
 
 
 def performance(page: DocumentPage, _: TrainedTrees) -> None:

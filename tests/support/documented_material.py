@@ -104,6 +104,20 @@ def with_nan(root: Path) -> None:
     tree.complete(0, 1, world_size=1)
 
 
+def with_statistics(root: Path) -> None:
+    """A tree with statistics of gradients and of outputs, and with elements in one iteration."""
+    tree, random = TreeBuilder(root), np.random.default_rng(0)
+    for rank in (0, 1):
+        for iteration in (0, 120):
+            for name in ("Gradients/embed.weight", "Gradients/classify.weight"):
+                values = random.standard_normal(512).astype(np.float32)
+                tree.tensor(rank, iteration, name, values, op_type="Parameter", tabled=True)
+            for layer in range(3):
+                name = f"Default/network-Net/{layer}-Linear/Linear-op{layer}"
+                tree.row(rank, iteration, name, random.standard_normal(8).astype(np.float32))
+            tree.complete(rank, iteration)
+
+
 def of_a_device(root: Path) -> None:
     """CANN's tree of one operator."""
     half = np.float16

@@ -31,6 +31,7 @@ COMMAND_NAMES = (
     "order",
     "overflow",
     "pin",
+    "plot",
     "query",
     "run",
     "show",

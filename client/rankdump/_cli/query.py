@@ -89,7 +89,7 @@ def query(
             f"the query needs more memory than --memory {memory_mib} allows; a tree without a "
             f"table (rankdump index {tree}) needs most"
         ) from None
-    _note_lag(tree)
+    note_table_lag(tree)
     if target is not None:
         _write_parquet(found, target)
     elif form == "json":
@@ -127,7 +127,8 @@ def _deadline(timeout_s: float) -> Generator[None, None, None]:
         timer.cancel()
 
 
-def _note_lag(tree: Path) -> None:
+def note_table_lag(tree: Path) -> None:
+    """Say on stderr how far the table of a tree is behind it; nothing where it has none."""
     from rankdump._analysis.table.table_files import list_tensor_files
     from rankdump._analysis.table_index import compare_with_tree
 

@@ -13,6 +13,7 @@ from rich.cells import cell_len, set_cell_size
 from rankdump._analysis.reader.query import ranges
 from rankdump._core.tensor_layout import TensorLayout
 from rankdump._core.units import format_bytes as format_bytes
+from rankdump._core.units import format_count as format_count
 
 _ELLIPSIS = "..."
 _TOP_SCOPES = ("Default", "Gradients", "Recompute")
@@ -27,11 +28,6 @@ def format_ratio(bytes_in: int, bytes_stored: int) -> str:
 def format_shape(extents: Iterable[int]) -> str:
     """Return a shape without blanks: `(2,3)`, or `()` for a scalar."""
     return f"({','.join(map(str, extents))})"
-
-
-def format_count(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless it is one."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def to_json_value(value: object) -> object:

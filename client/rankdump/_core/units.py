@@ -1,9 +1,14 @@
-"""Bytes, durations and percentages as people read them. Pure."""
+"""Counts, bytes, durations and percentages as people read them. Pure."""
 
 from __future__ import annotations
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _TEN_HOURS_US = 36_000_000_000
+
+
+def format_count(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is one."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def format_bytes(count: int) -> str:
