@@ -2,19 +2,53 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rankdumpd.coordinator.fleet_views import AgentReport
 from rankdumpd.coordinator.reports.report_store import ReportStore
 from rankdumpd.coordinator.state.state_rows import ROW_TABLES, StateRow
 
+_NUMBER_GAP = 1_000
+
 
 class RestartedReportStore:
-    """Each rank has its own agent, which continues after the acknowledged number."""
+    """Each rank has its own agent, which continues after the acknowledged number.
+
+    An agent that was killed numbers what is not acknowledged anew.
+    """
 
     def __init__(self, world: int) -> None:
         self.gather = ReportStore(deadline_s=1e9)
         self.sent = [0] * world
         """Items that each agent has said."""
+        self._numbers: list[dict[int, int]] = [{0: 0} for _ in range(world)]
+        """By the number of an item how many items were said with it."""
+        self._gaps = [0] * world
         self._disk: dict[object, StateRow] = {}
+
+    def say(self, rank: int, count: int = 1, **items: Any) -> None:
+        """Report the next items of an agent, so many, together."""
+        self.sent[rank] += count
+        number = self.sent[rank] + self._gaps[rank]
+        self._numbers[rank][number] = self.sent[rank]
+        report = AgentReport(f"a{rank}", number, roots={"j": "/tree"}, **items)
+        self.gather.add_report(report, now_s=0.0)
+
+    def list_acknowledged(self) -> list[tuple[int, int]]:
+        """Return how many items of each agent are acknowledged, and received."""
+        answers = [
+            self.gather.add_report(AgentReport(f"a{rank}", 0), now_s=0.0)
+            for rank in range(len(self.sent))
+        ]
+        return [
+            (numbers[answer.acknowledged], numbers[answer.received])
+            for numbers, answer in zip(self._numbers, answers, strict=True)
+        ]
+
+    def kill_agent(self, rank: int) -> None:
+        """Let the agent of a rank say again what is not acknowledged, with other numbers."""
+        self.sent[rank], _ = self.list_acknowledged()[rank]
+        self._gaps[rank] += _NUMBER_GAP
 
     def commit(self) -> None:
         """Write down what is new."""
@@ -28,6 +62,4 @@ class RestartedReportStore:
         kinds = list(ROW_TABLES)
         rows = sorted(self._disk.values(), key=lambda row: kinds.index(type(row)))
         self.gather.restore(rows, now_s=0.0, now_us=0)
-        for rank in range(len(self.sent)):
-            answer = self.gather.add_report(AgentReport(f"a{rank}", 0), now_s=0.0)
-            self.sent[rank] = answer.acknowledged
+        self.sent = [acknowledged for acknowledged, _ in self.list_acknowledged()]

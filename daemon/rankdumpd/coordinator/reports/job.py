@@ -281,10 +281,11 @@ class ReportedJob:
             part = self.published.select_unknown(iteration, rank, start, whole)
             if not len(part) and not part.unseen:
                 continue
-            if has_left:
+            pending = self._find_earlier_run(iteration, rank, start)
+            if pending is None and has_left:
                 attempt = self.ranks.get_attempt(source.session_id)
                 pending = self._find_earlier_iteration(iteration, attempt)
-            else:
+            elif pending is None:
                 pending = self._get_or_add_iteration(iteration, now_s=now_s)
             if pending is None:
                 late_run = run - 1 if has_left else run
@@ -302,6 +303,21 @@ class ReportedJob:
         run, attempt = self.published.run, self.published.attempt
         return self.pending.setdefault(
             iteration, PendingIteration(iteration, run, now_s, now_s, root, attempt)
+        )
+
+    def _find_earlier_run(self, iteration: int, rank: int, start: int) -> PendingIteration | None:
+        """Return an iteration of an earlier run that has events of this start of a rank already.
+
+        An agent that restarted sends events again that the coordinator has, but has not published;
+        they would be in two runs if the present one got them.
+        """
+        return next(
+            (
+                pending
+                for pending in self.earlier_runs
+                if pending.iteration == iteration and pending.starts.get(rank) == start
+            ),
+            None,
         )
 
     def _find_earlier_iteration(self, iteration: int, attempt: int) -> PendingIteration | None:

@@ -44,10 +44,8 @@ class SimulatedCoordinator(RestartedReportStore):
         for part in parts:
             for name, values in part.items():
                 merged[name] = (*merged.get(name, ()), *values)
-        self.sent[rank] += len(parts)
-        sequence = self.sent[rank] if parts else 0
-        report = AgentReport(f"a{rank}", sequence, roots={"j": "/tree"}, **merged)
-        self.gather.add_report(report, now_s=0.0)
+        if parts:
+            self.say(rank, len(parts), **merged)
 
     def publish(self, *, commits: bool) -> None:
         """Publish ready iterations; a crash before the commit leaves a torn file."""
