@@ -34,13 +34,17 @@ def main() -> None:
     parser.add_argument("name", choices=(*NAMES, "all"))
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     parser.add_argument("--quick", action="store_true", help="the small form, which shows nothing")
+    parser.add_argument("--rows", type=int, help="rows of the tree of `table`")
     chosen = parser.parse_args()
     if chosen.quick and chosen.name not in QUICK:
         parser.error(f"--quick is for {', '.join(QUICK)}")
+    if chosen.rows and chosen.name != "table":
+        parser.error("--rows is for table")
     for name in NAMES if chosen.name == "all" else (chosen.name,):
         # Imported one by one: a benchmark needs only its own peers.
         measure = importlib.import_module(f"bench.{name}").measure
-        result = measure(quick=True) if chosen.quick else measure()
+        own = {"rows": chosen.rows} if chosen.rows else {}
+        result = measure(quick=True, **own) if chosen.quick else measure(**own)
         print(result.to_json(name) if chosen.json else result.to_text(name), flush=True)
 
 

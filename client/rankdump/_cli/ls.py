@@ -74,12 +74,18 @@ def ls(
             else limit or len(kept)
         )
         rows = describe_entries(kept[:shown])
-        _print_listing(found, kept, rows, brief=brief, digests=digests)
+        _print_listing(found, kept, rows, query, brief=brief, digests=digests)
     return 1 if reader.damaged(found) or any(row.damage for row in rows) else 0
 
 
 def _print_listing(
-    tree: Tree, kept: Entries, rows: list[ListedTensor], *, brief: bool, digests: bool
+    tree: Tree,
+    kept: Entries,
+    rows: list[ListedTensor],
+    query: Query,
+    *,
+    brief: bool,
+    digests: bool,
 ) -> None:
     width = measure_width()
     if brief and rows:
@@ -96,7 +102,8 @@ def _print_listing(
     print_lines([*([""] if rows else []), _format_total(tree, kept)])
     if marks is not None:
         print_lines([count_same_contents(kept, marks)])
-    if not kept:
+    # Where the place has statistics alone, the filter is not wrong, and the next line names them.
+    if not kept and not (tree.tables and query == query.places):
         every = read_tree(tree.root, job_id=tree.job_id, attempt=tree.attempt).entries
         print_lines([explain_no_match(every)] if every else [])
     if tree.tables:

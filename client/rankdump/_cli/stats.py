@@ -8,7 +8,7 @@ import heapq
 import json
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import groupby, islice
 from pathlib import Path
@@ -96,9 +96,9 @@ class _SurveyCounts:
         """All tensors."""
         return self.rows_from_tables + self.rows_computed
 
-    def count_rows(self, rows: Iterable[Surveyed]) -> Iterator[Surveyed]:
-        """Yield the rows as they are, counted."""
-        for row in rows:
+    def count_rows(self, survey: Survey) -> Iterator[Surveyed]:
+        """Yield the rows as they are, counted, and count those that the survey leaves out."""
+        for row in survey:
             self.rows_from_tables += not row.computed
             self.rows_computed += row.computed
             self.sample_rows += row.is_sample
@@ -116,6 +116,7 @@ class _SurveyCounts:
                 ):
                     self.first_nonfinite = row
             yield row
+        self.rows_from_tables += survey.skipped_rows
 
 
 @click.command()
@@ -154,11 +155,13 @@ def stats(
     but not for NaN and infinities.
     """
     found = read_tree(tree, query, job_id, attempt)
-    survey, seen = Survey(found, query, decide=nonfinite), _SurveyCounts()
+    survey = Survey(found, query, decide=nonfinite, skip_finite=nonfinite)
+    seen = _SurveyCounts()
     rows = (row for row in seen.count_rows(survey) if row.finite is False or not nonfinite)
-    ordered = (
-        rows if by == "order" else iter(sorted(rows, key=lambda row: _extreme_sort_key(row, by)))
-    )
+    every = limit == 0 or (limit is None and as_json)
+    # One more shows whether there are more.
+    shown = None if every else (limit or _DEFAULT_TENSORS) + 1
+    ordered = rows if by == "order" else _sort_rows(rows, by, shown)
     if as_json:
         listed = [_row_as_json(row, found) for row in islice(ordered, limit or None)]
         deque(ordered, maxlen=0)  # counts the rows that are not listed
@@ -182,6 +185,16 @@ def stats(
         )
         print_lines([*seen.damages, *survey.problems, *found.problems], err=True)
     return 1 if seen.damages or survey.problems or found.problems else 0
+
+
+def _sort_rows(rows: Iterator[Surveyed], by: str, limit: int | None) -> Iterator[Surveyed]:
+    """Return the most extreme rows, holding no more than these; all without a limit."""
+
+    def get_key(row: Surveyed) -> tuple[bool, bool, float]:
+        return _extreme_sort_key(row, by)
+
+    found = sorted(rows, key=get_key) if limit is None else heapq.nsmallest(limit, rows, get_key)
+    return iter(found)
 
 
 def _extreme_sort_key(row: Surveyed, by: str) -> tuple[bool, bool, float]:

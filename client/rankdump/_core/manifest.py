@@ -37,7 +37,10 @@ _DEFAULT_FIELDS: Mapping[str, Any] = {
 }
 """Fields that are absent in manifests of older versions, or where a record has none."""
 _RECORDS_MARK = b', "records": [\n'
+_ROW_MARK = b'\n{"path": "", '
+"""How a record begins that names no file."""
 _CHECKSUM_PATTERN = re.compile(rb', "crc32": ([0-9]{1,10})\}\Z')
+_MAX_SEAL_BYTES = 64
 _UNREADABLE_ERRORS = (
     ValueError,
     TypeError,
@@ -181,8 +184,24 @@ def is_intact(data: bytes) -> bool:
 
     A manifest without one, of an early version, counts as intact.
     """
-    seal = _CHECKSUM_PATTERN.search(data)
-    return seal is None or zlib.crc32(data[: seal.start()]) == int(seal[1])
+    seal = _find_seal(data)
+    return seal is None or zlib.crc32(memoryview(data)[: seal.start()]) == int(seal[1])
+
+
+def _find_seal(data: bytes) -> re.Match[bytes] | None:
+    # Not from the start: a search of all bytes takes longer than their checksum.
+    return _CHECKSUM_PATTERN.search(data, max(0, len(data) - _MAX_SEAL_BYTES))
+
+
+def names_no_file(data: bytes) -> bool:
+    """Return whether the bytes of a manifest are intact and none of its records names a file.
+
+    False where the checksum is absent, or another program formatted the records: they have to be
+    read to know it.
+    """
+    if _find_seal(data) is None or not is_intact(data):
+        return False
+    return data.count(_ROW_MARK) == data.count(b"\n") - 1
 
 
 def _parse_records(
@@ -192,6 +211,8 @@ def _parse_records(
 
     A check of each field of each record would be a fifth of what opening a tree takes.
     """
+    if bodies == []:
+        return ()
     present = set(chain.from_iterable(bodies))
     columns: dict[str, list[Any]] = {}
     for name, kind in _get_record_types().items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from rankdump._core.manifest import (
     ManifestSession,
     is_intact,
     make_manifest_name,
+    names_no_file,
 )
 from rankdump._core.status import IterationStatus
 from rankdump.errors import CorruptedError
@@ -191,3 +193,16 @@ def test_manifest_name_differs_between_sessions():
     """Two sessions of one tree have manifests of their own."""
     assert make_manifest_name(3, "0123456789abcdef") == "iteration_3.0123456789ab.json"
     assert make_manifest_name(3, "a" * 32) != make_manifest_name(3, "b" * 32)
+
+
+@given(manifest=manifests)
+def test_manifest_shows_by_its_bytes_whether_it_names_files(manifest: Manifest):
+    """Without reading records; never for one that is damaged or has no checksum."""
+    data = manifest.to_json()
+    has_rows_alone = bool(manifest.records) and not any(each.path for each in manifest.records)
+    assert names_no_file(data) == has_rows_alone
+    rows = replace(manifest, records=tuple(each._replace(path="") for each in manifest.records))
+    data = rows.to_json()
+    assert names_no_file(data) == bool(rows.records)
+    assert not names_no_file(data.replace(b'"version": 1', b'"version": 2'))
+    assert not names_no_file(data[: data.rfind(b", ")] + b"}")

@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from rankdump._analysis.reader.manifests import find_other_sessions
+from rankdump._analysis.reader.manifests import (
+    find_other_sessions,
+    read_first_statuses,
+    read_tree_sessions,
+)
 from rankdump._analysis.reader.query import Named, Query, selected
 from rankdump._analysis.reader.shard_join import TensorShard, join_shards, plan_join
 from rankdump._analysis.reader.source_lines import (
@@ -23,7 +27,12 @@ from rankdump._analysis.reader.source_lines import (
     graph_files,
     read_operators,
 )
-from rankdump._analysis.reader.statistic_tables import TableRecords, named, read_table_rows
+from rankdump._analysis.reader.statistic_tables import (
+    TableRecords,
+    find_places_by_name,
+    named,
+    read_table_rows,
+)
 from rankdump._analysis.reader.tensor_loader import load as load_entry
 from rankdump._analysis.reader.tree import (
     Entries,
@@ -181,7 +190,12 @@ class Dump:
     @property
     def has_several_attempts(self) -> bool:
         """Whether tensors of several attempts of one job are selected."""
-        return self._source.attempt is None and len(self.attempts) > 1 and len(self.jobs) == 1
+        if self._source.attempt is not None:
+            return False
+        # One manifest of each session shows it for most dumps; the whole tree may be large.
+        known = {status.attempt for status in read_first_statuses(self.root).values()}
+        known.update(each.status.attempt for each in read_tree_sessions(self.root))
+        return len(known) > 1 and len(self.attempts) > 1 and len(self.jobs) == 1
 
     @property
     def jobs(self) -> tuple[str, ...]:
@@ -196,7 +210,7 @@ class Dump:
 
         In a tree of CANN without manifests they are the numbers of devices.
         """
-        named = {tensor.key.rank for tensor in self._named}
+        named = {rank for rank, _, _ in self._places}
         return tuple(sorted(named if self._queries else named.union(self._tree.ranks)))
 
     @property
@@ -210,13 +224,12 @@ class Dump:
     @property
     def graphs(self) -> tuple[int, ...]:
         """Graphs, or numbers of models, ascending."""
-        return tuple(sorted({tensor.key.graph for tensor in self._named}))
+        return tuple(sorted({graph for _, graph, _ in self._places}))
 
     @property
     def iterations(self) -> tuple[int, ...]:
         """Iterations, ascending; constants belong to none."""
-        keys = (tensor.key for tensor in self._named)
-        return tuple(sorted({key.iteration for key in keys if not key.constant}))
+        return tuple(sorted({when for _, _, when in self._places if when is not None}))
 
     @property
     def operators(self) -> tuple[str, ...]:
@@ -369,6 +382,19 @@ class Dump:
     @cached_property
     def _named(self) -> Sequence[Entry | Figures]:
         return named(self._tree, self._keeps)
+
+    @cached_property
+    def _places(self) -> set[tuple[int, int, int | None]]:
+        """Rank, graph and iteration of the tensors; the iteration of constants is None."""
+        queries = self._queries
+        found = find_places_by_name(self._tree, self._keeps_graph_in_time)
+        if found is not None and all(query == query.places for query in queries):
+            return found
+        keys = [tensor.key for tensor in self._named]
+        return {(key.rank, key.graph, None if key.constant else key.iteration) for key in keys}
+
+    def _keeps_graph_in_time(self, rank: int, graph: int, iteration: int | None) -> bool:
+        return all(query.keeps_place(rank, graph, iteration) for query in self._queries)
 
     def _keyed(self, place: PlaceInTime) -> Mapping[TensorKey, list[Entry]]:
         """Return the tensors of a place by their keys, and cache them."""

@@ -8,16 +8,23 @@ manifest of the session names. A session that is open here may have ended togeth
 
 from __future__ import annotations
 
+import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from rankdump._analysis.reader.query import group_ranks
 from rankdump._analysis.reader.tree import Table, Tree
-from rankdump._core.manifest import RETIRED_FILE, Manifest, ManifestRecord, RetiredIteration
+from rankdump._core.manifest import (
+    RETIRED_FILE,
+    Manifest,
+    ManifestRecord,
+    RetiredIteration,
+    names_no_file,
+)
 from rankdump._core.status import IterationStatus
 from rankdump._core.tree_session import (
     MAX_FILE_BYTES,
@@ -33,6 +40,8 @@ from rankdump.errors import CorruptedError
 _T = TypeVar("_T")
 StatusAndRecord: TypeAlias = "tuple[IterationStatus, ManifestRecord]"
 """The status of an iteration, and one record of it."""
+_MAX_HEAD_BYTES = 1 << 15
+"""Of a longer first line the whole file is read."""
 _MANIFEST_NAME = re.compile(rf"iteration_({NUMBER_PATTERN})\.(.*)\.json", re.S)
 
 
@@ -109,7 +118,8 @@ def list_manifest_files(root: Path, rank: str, problems: list[str]) -> list[Mani
     """Return the manifests in the folder of a rank, sorted by iteration."""
     folder = root / rank / MANIFEST_FOLDER
     try:
-        names = [path.name for path in folder.iterdir()]
+        with os.scandir(folder) as items:
+            names = [item.name for item in items]
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -134,13 +144,48 @@ def read_manifests(
     """
     for path, *_ in files:
         try:
-            with path.open("rb") as file:
-                head = Manifest.parse_head(file.readline()) if balances_only else None
-                yield head or Manifest.from_json(path.read_bytes())
+            head = _read_head(path) if balances_only else None
+            yield head or Manifest.from_json(path.read_bytes())
         except OSError as error:
             problems.append(f"{path}: cannot be read: {error.strerror}")
         except CorruptedError as error:
             problems.append(f"{path}: {error}")
+
+
+def read_file_records(
+    files: Iterable[ManifestFileName], problems: list[str], indexed: Container[str]
+) -> Iterator[Manifest]:
+    """Yield manifests like `read_manifests`, without records where none of them names a file.
+
+    Rows of tables are most records of a dump of statistics, and making objects of them would be
+    most of the time to open its tree. The bytes show whether there are others; those of `indexed`
+    manifests are known to be whole, so their first line is enough.
+    """
+    for path, *_ in files:
+        try:
+            head = _read_head(path)
+            if head is not None and (head.status.bytes_stored or head.status.linked):
+                head = None
+            if head is not None and str(path) in indexed:
+                yield head
+                continue
+            data = path.read_bytes()
+            yield head if head is not None and names_no_file(data) else Manifest.from_json(data)
+        except OSError as error:
+            problems.append(f"{path}: cannot be read: {error.strerror}")
+        except CorruptedError as error:
+            problems.append(f"{path}: {error}")
+
+
+def _read_head(path: Path) -> Manifest | None:
+    """Return a manifest without its records; None where its first line does not end in front."""
+    # A file object takes as long as parsing the line, and status reads one of each iteration.
+    descriptor = os.open(str(path), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        start = os.read(descriptor, _MAX_HEAD_BYTES)
+    finally:
+        os.close(descriptor)
+    return Manifest.parse_head(start[: start.find(b"\n") + 1])
 
 
 def _base_of(parent: str) -> str:
@@ -205,15 +250,7 @@ def find_other_sessions(
     """
     if not job_id and attempt is None:
         return frozenset()
-    files: defaultdict[tuple[str, str], list[ManifestFileName]] = defaultdict(list)
-    for rank in list_rank_folders(root):
-        for file in list_manifest_files(root, rank, []):
-            files[file.session].append(file)
-    first = {
-        session: manifest.status
-        for session, own in files.items()
-        if (manifest := next(read_manifests(own, [], balances_only=True), None)) is not None
-    }
+    first = read_first_statuses(root)
     there = sorted({status.job_id for status in first.values()})
     if job_id and job_id not in there:
         known = f"known: {', '.join(map(repr, there))}" if there else "no manifest names a job"
@@ -223,6 +260,19 @@ def find_other_sessions(
         for session, status in first.items()
         if job_id not in ("", status.job_id) or attempt not in (None, status.attempt)
     )
+
+
+def read_first_statuses(root: Path) -> dict[tuple[str, str], IterationStatus]:
+    """Return of each session the status in its first readable manifest: its job and attempt."""
+    files: defaultdict[tuple[str, str], list[ManifestFileName]] = defaultdict(list)
+    for rank in list_rank_folders(root):
+        for file in list_manifest_files(root, rank, []):
+            files[file.session].append(file)
+    return {
+        session: manifest.status
+        for session, own in files.items()
+        if (manifest := next(read_manifests(own, [], balances_only=True), None)) is not None
+    }
 
 
 def restrict_to_job(tree: Tree, job_id: str) -> Tree:

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
 from rankdump._analysis.reader.manifest_columns import SIDES, UNKNOWN_SIDE
 from rankdump._analysis.reader.statistic_tables import MAX_TABLE_BYTES, spell_title
-from rankdump._analysis.reader.tree import Figures
+from rankdump._analysis.reader.tree import NONFINITE_COUNT_ITEMS, Figures
 from rankdump._analysis.table.table_schema import STATISTIC_COLUMNS, TENSOR_SCHEMA
 from rankdump._analysis.table.tree_access import TreeAccess
 from rankdump._codec.file_codec import select_codec
@@ -43,6 +44,9 @@ _PLACE_FIELDS = [
 ]
 STATISTIC_SCHEMA = pa.schema([*_PLACE_FIELDS, *STATISTIC_FIELDS])
 _NULL_TEXTS = ["", "null"]
+_NONFINITE_COUNTS = [STATISTIC_COLUMNS[item] for item in NONFINITE_COUNT_ITEMS]
+_CHECKED_TITLES = ("Task ID", "Stream ID", "Data Size")
+_SHAPE = r"^\([0-9,]*\)$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ class StatisticTableText:
     """Its path, for messages."""
     header: bytes
     rows: bytes
+    is_torn: bool = False
+    """Whether it ends in the middle of a line."""
 
 
 def list_statistic_tables(access: TreeAccess, folder: str) -> list[str]:
@@ -78,11 +84,49 @@ def read_statistic_text(
     except CorruptedError as error:
         raise CorruptedError(f"{file}: {error}") from None
     header, _, rows = data.replace(b"\r\n", b"\n").partition(b"\n")
-    return StatisticTableText(place, file, header, rows[: rows.rfind(b"\n") + 1])
+    end = rows.rfind(b"\n") + 1
+    return StatisticTableText(place, file, header, rows[:end], is_torn=end < len(rows))
 
 
-def parse_statistic_texts(texts: Sequence[StatisticTableText], problems: list[str]) -> pa.Table:
-    """Return the rows of tables; adds a problem for each invalid one."""
+def count_finite_rows(texts: Sequence[StatisticTableText]) -> dict[int, int]:
+    """Return the number of rows of each place whose statistics show that all of its tensors are
+    finite, as `are_statistics_finite` decides it, and of which no two are of the same time, side
+    and slot. None where one of the tables is invalid.
+    """
+    problems: list[str] = []
+    rows = parse_statistic_texts(texts, problems, is_strict=True)
+    if problems:
+        # One of them is not as it should be: each is read by itself.
+        each_alone = ([text] for text in texts) if len(texts) > 1 else ()
+        return {place: n for one in each_alone for place, n in count_finite_rows(one).items()}
+    keys = [rows.column(name).to_numpy() for name in STATISTIC_SCHEMA.names[:4]]
+    order = np.lexsort(keys[::-1])
+    same = np.logical_and.reduce([each[order][1:] == each[order][:-1] for each in keys])
+    is_good = _find_finite(rows)
+    is_good[order[1:][same]] = False
+    count = max((text.place for text in texts), default=0) + 1
+    all_rows, good = (np.bincount(each, minlength=count) for each in (keys[0], keys[0][is_good]))
+    bad = {text.place for text in texts if text.is_torn}
+    places = np.flatnonzero((all_rows == good) & (all_rows > 0)).tolist()
+    return {place: int(all_rows[place]) for place in places if place not in bad}
+
+
+def _find_finite(rows: Any) -> npt.NDArray[np.bool_]:
+    counts = [rows.column(name) for name in _NONFINITE_COUNTS]
+    has_counts = np.logical_and.reduce([pc.is_valid(each).to_numpy() for each in counts])
+    is_zero = np.logical_and.reduce([each.fill_null(1).to_numpy() == 0 for each in counts])
+    extremes = [rows.column(name).fill_null(np.nan).to_numpy() for name in ("max", "min")]
+    is_bounded = np.logical_and.reduce([np.isfinite(each) for each in extremes])
+    return (has_counts & is_zero) | (~has_counts & is_bounded)
+
+
+def parse_statistic_texts(
+    texts: Sequence[StatisticTableText], problems: list[str], *, is_strict: bool = False
+) -> pa.Table:
+    """Return the rows of tables; adds a problem for each invalid one.
+
+    With `is_strict`, also for one that is invalid in columns that no row has.
+    """
     by_form: defaultdict[tuple[bytes, bool], list[StatisticTableText]] = defaultdict(list)
     for text in texts:
         if text.rows:
@@ -91,14 +135,14 @@ def parse_statistic_texts(texts: Sequence[StatisticTableText], problems: list[st
     tables: list[pa.Table] = []
     for (header, has_end), same in by_form.items():
         try:
-            tables.append(_parse_with_arrow(header, same, has_end=has_end))
+            tables.append(_parse_with_arrow(header, same, has_end, is_strict))
         except (pa.ArrowException, UnicodeError):
             tables += _parse_each(same, problems)
     return pa.concat_tables(tables) if tables else STATISTIC_SCHEMA.empty_table()
 
 
 def _parse_with_arrow(
-    header: bytes, texts: Sequence[StatisticTableText], *, has_end: bool
+    header: bytes, texts: Sequence[StatisticTableText], has_end: bool, is_strict: bool
 ) -> pa.Table:
     """Return the rows of tables of one form; ArrowInvalid where one needs the exact reader."""
     titles = header.decode().rstrip(",").split(",")
@@ -108,14 +152,15 @@ def _parse_with_arrow(
     columns = {spell_title(title): title for title in titles[len(fixed) :]}
     known = {title: name for name, title in columns.items() if name in _COLUMN_OF_TITLE}
     kinds = {f: TENSOR_SCHEMA.field(_COLUMN_OF_TITLE[n]).type for f, n in known.items()}
+    numbers = dict.fromkeys(["Timestamp", "Slot", *(_CHECKED_TITLES * is_strict)], pa.int64())
     table = arrow_csv.read_csv(
         pa.BufferReader(b"".join(text.rows for text in texts)),
         arrow_csv.ReadOptions(
             use_threads=False, column_names=[*titles, *([" end"] if has_end else [])]
         ),
         convert_options=arrow_csv.ConvertOptions(
-            column_types={"Timestamp": pa.int64(), "IO": pa.string(), "Slot": pa.int64(), **kinds},
-            include_columns=["Timestamp", "IO", "Slot", *known],
+            column_types={**numbers, "IO": pa.string(), "Shape": pa.string(), **kinds},
+            include_columns=[*numbers, "IO", *(["Shape"] * is_strict), *known],
             null_values=_NULL_TEXTS,
             strings_can_be_null=True,
         ),
@@ -123,6 +168,8 @@ def _parse_with_arrow(
     counts = [text.rows.count(b"\n") for text in texts]
     if len(table) != sum(counts):
         raise pa.ArrowInvalid("a row has several lines")
+    if is_strict and not pc.all(pc.match_substring_regex(table.column("Shape"), _SHAPE)).as_py():
+        raise pa.ArrowInvalid("a row has no shape")
     places = np.repeat([text.place for text in texts], counts)
     made = {_COLUMN_OF_TITLE[name]: table.column(title) for title, name in known.items()}
     return _make_table(

@@ -397,6 +397,39 @@ def named(tree: Tree, keeps: Callable[[Entry | Figures], bool]) -> Sequence[Entr
     return tuple(sorted((*entries, *tabled), key=lambda tensor: _execution_order(tensor.key)))
 
 
+def find_places_by_name(
+    tree: Tree, keeps: Callable[[int, int, int | None], bool]
+) -> set[tuple[int, int, int | None]] | None:
+    """Return rank, graph and iteration of the tensors that `named` returns, without their rows.
+
+    The iteration of constants is None. None where a table has rows of several iterations, or of
+    several jobs or attempts of which one is selected.
+    """
+    if tree.job_id or tree.attempt is not None:
+        return None
+    found = {place for place in tree.entries.graphs_in_time if keeps(*place)}
+    filed = tree.entries.folders
+    for table in tree.tables:
+        place = table.rank, table.graph, table.when
+        if table.folder in filed or place in found or not keeps(*place):
+            continue
+        if table.info or not table.dated or select_codec(table.relative).suffix:
+            return None
+        if _has_row(table):
+            found.add(place)
+    return found
+
+
+def _has_row(table: Table) -> bool:
+    """Return whether a table has a line after its header."""
+    try:
+        with table.path.open("rb") as file:
+            file.readline()
+            return file.readline().endswith(b"\n")
+    except OSError as error:
+        raise CorruptedError(f"{table.path}: cannot be read: {error.strerror}") from None
+
+
 def _call_of_key(key: TensorKey) -> tuple[int, int, str, str]:
     return key.rank, key.iteration, key.op_name, key.argument
 

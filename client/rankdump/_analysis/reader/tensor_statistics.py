@@ -6,8 +6,9 @@ one tensor at a time.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -32,6 +33,11 @@ from rankdump._kernels.element_moments import ElementMoments
 from rankdump._layout import statistic_tables
 from rankdump.errors import CorruptedError, UnsupportedError
 
+_MIN_PLACES = 8
+"""Iterations of ranks from which on columns save more time than loading pyarrow takes."""
+_PLACES_AT_A_TIME = 64
+_MAX_TEXT_BYTES = 32 << 20
+"""Text of tables from which on columns are made of them."""
 _BLOCK_ELEMENTS = 1 << 20
 """Complex elements whose moduli are computed at a time."""
 
@@ -113,10 +119,20 @@ class Surveyed:
 class Survey:
     """Iterable over the statistics of a tree; `problems` lists what could not be read."""
 
-    def __init__(self, tree: Tree, query: Query, *, decide: bool = False) -> None:
-        """With `decide`, tensors whose row does not show whether they are finite are computed."""
+    def __init__(
+        self, tree: Tree, query: Query, *, decide: bool = False, skip_finite: bool = False
+    ) -> None:
+        """With `decide`, tensors whose row does not show whether they are finite are computed.
+
+        With `skip_finite`, iterations of a rank may be left out of which the columns of their
+        tables show that all tensors are finite.
+        """
         self.problems: list[str] = []
-        self._query, self._decide = query, decide
+        self.skipped_rows = 0
+        """Rows of tables of `statistic.csv` that were left out so far."""
+        self._root, self._query, self._decide = tree.root, query, decide
+        is_whole = query == query.places and not tree.job_id and tree.attempt is None
+        self._skip_finite = skip_finite and is_whole
         self._known = TableRecords(tree)
         self._entries = tree.entries.where(query.keeps).by_place()
         self._tables: defaultdict[PlaceInTime, list[Table]] = defaultdict(list)
@@ -132,7 +148,15 @@ class Survey:
         for table in self._infos:
             for row in self._rows(table):
                 spread[PlaceInTime(row.key.rank, True, row.key.iteration)].append(row)
-        for place in sorted({*self._entries, *self._tables, *spread}):
+        places = sorted({*self._entries, *self._tables, *spread})
+        is_worthwhile = self._skip_finite and len(places) >= _MIN_PLACES and not spread
+        finite: dict[PlaceInTime, int] = {}
+        for at, place in enumerate(places):
+            if is_worthwhile and at % _PLACES_AT_A_TIME == 0:
+                finite = self._count_finite_rows(places[at : at + _PLACES_AT_A_TIME])
+            if place in finite:
+                self.skipped_rows += finite[place]
+                continue
             filed = _index_by_position(self._entries.get(place, ()))
             tables = self._tables.get(place, ())
             there = chain(spread.get(place, ()), *map(self._rows, tables))
@@ -144,6 +168,43 @@ class Survey:
                     yield _survey_entry(filed[where])
                 else:
                     yield _survey_row(row, filed.get(where))
+
+    def _count_finite_rows(self, places: Sequence[PlaceInTime]) -> dict[PlaceInTime, int]:
+        """Return the number of rows of those places that have tables alone, and finite tensors
+        alone.
+        """
+        try:
+            # Imported on use: it loads pyarrow, which need not be there.
+            from rankdump._analysis.reader import statistic_columns
+            from rankdump._analysis.table.tree_access import LocalTree
+        except ModuleNotFoundError:
+            return {}
+        access, size = LocalTree(self._root), 0
+        texts: list[statistic_columns.StatisticTableText] = []
+        owners: list[PlaceInTime] = []
+        counts: dict[int, int] = {}
+        for place in filter(self._has_rows_alone, places):
+            for table in self._tables[place]:
+                folder, _, name = table.relative.rpartition("/")
+                with suppress(CorruptedError):
+                    number = len(owners)
+                    text = statistic_columns.read_statistic_text(access, folder, name, number)
+                    texts.append(text)
+                    size += len(text.rows)
+                owners.append(place)
+            if size > _MAX_TEXT_BYTES:
+                counts |= statistic_columns.count_finite_rows(texts)
+                texts, size = [], 0
+        counts |= statistic_columns.count_finite_rows(texts)
+        finite = Counter[PlaceInTime]()
+        for number, place in enumerate(owners):
+            finite[place] += counts.get(number, 0)
+        unknown = {place for number, place in enumerate(owners) if number not in counts}
+        return {place: count for place, count in finite.items() if place not in unknown}
+
+    def _has_rows_alone(self, place: PlaceInTime) -> bool:
+        tables = self._tables.get(place, ())
+        return place.dated and place not in self._entries and all(not t.operator for t in tables)
 
     def _rows(self, table: Table) -> Iterator[Figures]:
         try:

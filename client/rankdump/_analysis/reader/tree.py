@@ -163,7 +163,7 @@ class Table:
         return self.relative.rpartition("/")[0]
 
 
-@dataclass(frozen=True)  # without slots, so that the periods are computed once
+@dataclass(frozen=True)  # without slots, so that what is asked often is computed once
 class Tree:
     """Result of a walk."""
 
@@ -208,7 +208,7 @@ class Tree:
             and self.attempt in (None, each.status.attempt)
         )
 
-    @property
+    @cached_property
     def attempts(self) -> tuple[int, ...]:
         """Numbers of the attempts in it, ascending; 0 where nothing numbers them."""
         found = {m.status.attempt for m in self.manifests}
@@ -221,11 +221,11 @@ class Tree:
             return self.attempt
         return self.periods.find_attempt(key.rank, key.timestamp_us)
 
-    @property
-    def gone(self) -> set[tuple[int, int]]:
+    @cached_property
+    def gone(self) -> frozenset[tuple[int, int]]:
         """Ranks and iterations that were removed and not dumped again."""
         there = {(m.status.rank, m.status.iteration) for m in self.manifests}
-        return {(each.rank, each.iteration) for each in self.retired} - there
+        return frozenset((each.rank, each.iteration) for each in self.retired) - there
 
     @property
     def unit(self) -> str:
@@ -463,8 +463,19 @@ class Entries(Sequence[Entry]):
     @property
     def folders(self) -> set[str]:
         """Folders of the files, relative to the root."""
+        return {place[0] for place in self._list_places()}
+
+    @property
+    def graphs_in_time(self) -> set[tuple[int, int, int | None]]:
+        """Rank, graph and iteration of the tensors; the iteration of constants is None."""
+        return {
+            (rank, graph, None if constant else iteration)
+            for _, rank, _, graph, iteration, constant in self._list_places()
+        }
+
+    def _list_places(self) -> list[Any]:
         there = np.unique(_column_array(self._columns.place)[self._rows]).tolist()
-        return {self._columns.places[place][0] for place in there}
+        return [self._columns.places[place] for place in there]
 
     @property
     def stored_bytes(self) -> int:

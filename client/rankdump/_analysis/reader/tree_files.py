@@ -319,7 +319,7 @@ class FolderIndex:
 
     def _listing(self, where: str) -> list[_FolderItem]:
         """Return the items of a folder without hidden names; adds a problem if it is unreadable."""
-        folder = self.root / where
+        folder = f"{self.root}/{where}" if where else str(self.root)
         try:
             with _scan_folder(folder) as items:
                 found = [self._inspect(item) for item in items if item.name[0] != "."]
@@ -354,7 +354,7 @@ class FolderIndex:
 
 
 @contextmanager
-def _scan_folder(folder: Path) -> Generator[Iterator[os.DirEntry[str]], None, None]:
+def _scan_folder(folder: str) -> Generator[Iterator[os.DirEntry[str]], None, None]:
     """Yield the items of a folder, opened by descriptor to avoid a path lookup for each file."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

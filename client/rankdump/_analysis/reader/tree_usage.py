@@ -1,5 +1,6 @@
 """Disk space, files and time of the iterations of a tree, from its manifests and from the sizes of
-other files, and the free space of a disk. The input of a forecast; reads no tensor.
+other files, and the free space of a disk. The input of a forecast; reads no tensor. Rows of the
+table of a tree stand for the manifests that it has as they are.
 """
 
 from __future__ import annotations
@@ -7,12 +8,14 @@ from __future__ import annotations
 import os
 import stat
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from rankdump._analysis.reader.indexed_manifests import find_indexed_files
 from rankdump._analysis.reader.manifests import list_manifest_files, read_manifests
 from rankdump._analysis.reader.tree import Table
 from rankdump._analysis.reader.tree_files import FolderIndex
@@ -29,6 +32,9 @@ from rankdump._layout.api_tree import parse_info_file_name
 from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN, find_folder
 from rankdump._layout.tree_paths import EXECUTION_ORDER_FOLDER, GRAPH_FOLDER, METADATA_FOLDER
 from rankdump.errors import CorruptedError
+
+if TYPE_CHECKING:
+    from rankdump._analysis.reader.indexed_rows import PlaceSizes
 
 _FOLDER_BYTES = 4096
 _MAX_CACHED_FOLDERS = 1 << 10
@@ -49,13 +55,26 @@ class _SizeCounter:
     stamps: list[int] = field(default_factory=list[int])
 
     def add_tensor(self, record: ManifestRecord) -> None:
-        """Count a tensor by its record; the tensors of one file add up to its size."""
+        """Count a tensor by its record."""
         self.tensors += 1
         self.bytes_in += record.bytes_in
         self.stamps.append(record.timestamp_us)
         if record.path:
-            self.sizes[record.path] += record.bytes_stored
-            self.folders.add(record.path.rpartition("/")[0])
+            self._add_size(record.path, record.bytes_stored)
+
+    def add_rows(self, rows: PlaceSizes) -> None:
+        """Count the tensors of a place by their rows in the table."""
+        self.tensors += len(rows.stamps_us)
+        self.bytes_in += rows.bytes_in
+        if len(rows.stamps_us):
+            self.stamps += [int(rows.stamps_us.min()), int(rows.stamps_us.max())]
+        for path, size in zip(rows.paths, rows.stored_bytes, strict=True):
+            self._add_size(path, size)
+
+    def _add_size(self, path: str, size: int) -> None:
+        # The tensors of one file add up to its size.
+        self.sizes[path] += size
+        self.folders.add(path.rpartition("/")[0])
 
     def add_file(self, path: str) -> None:
         """Count a file without a record; only the parent of a folder; nothing if it is removed."""
@@ -98,9 +117,40 @@ class _UsageObserver:
         for record in manifest.records:
             constant = _is_constant_folder(record.path.rpartition("/")[0])
             (self._once if constant else own).add_tensor(record)
-        self._add_folders(status.iteration, own)
-        own.add_file(path.relative_to(self._root).as_posix())
-        self._ranks[status.iteration][status.rank] = own.summarize(stall_us=status.stall_us)
+        self._add_iteration(status.rank, status.iteration, own, path, status.stall_us)
+
+    def add_indexed_rows(self, root: Path) -> set[Path]:
+        """Count the rows of the table of a tree, and the files of their manifests; return these."""
+        files = find_indexed_files(root)
+        if not files:
+            return set()
+        # Imported on use: it loads pyarrow, and there is none without a table.
+        from rankdump._analysis.reader.indexed_rows import read_place_sizes
+
+        counted: set[Path] = set()
+        for file in files:
+            # A file that cannot be read leaves its manifests to be read themselves.
+            with suppress(CorruptedError):
+                for rows in read_place_sizes(file):
+                    self._add_rows(rows, file.manifests)
+                counted.update(file.manifests.values())
+        return counted
+
+    def _add_rows(self, rows: PlaceSizes, manifests: Mapping[tuple[int, int], Path]) -> None:
+        if rows.iteration is None:
+            self._once.add_rows(rows)
+            return
+        own = self._new_counter()
+        own.add_rows(rows)
+        manifest = manifests[rows.rank, rows.iteration]
+        self._add_iteration(rows.rank, rows.iteration, own, manifest, rows.stall_us)
+
+    def _add_iteration(
+        self, rank: int, iteration: int, own: _SizeCounter, manifest: Path, stall_us: int
+    ) -> None:
+        self._add_folders(iteration, own)
+        own.add_file(manifest.relative_to(self._root).as_posix())
+        self._ranks[iteration][rank] = own.summarize(stall_us=stall_us)
 
     def add_table(self, table: Table) -> None:
         """Count a table, which belongs to an iteration or grows in each of them."""
@@ -165,8 +215,11 @@ def observe(root: Path) -> ObservedDump:
     if not ranks:
         raise CorruptedError(f"{root}: {_NO_ITERATION}")
     seen = _UsageObserver(root)
+    counted = seen.add_indexed_rows(root)
     for rank in ranks:
         for file in list_manifest_files(root, rank, places.problems):
+            if file.path in counted:
+                continue
             for manifest in read_manifests([file], places.problems):
                 seen.add_manifest(manifest, file.path)
     for leaf in places.leaves:

@@ -17,12 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rankdump._analysis.reader.indexed_manifests import PlacedManifest, find_indexed_manifests
 from rankdump._analysis.reader.manifests import (
     ManifestFileName,
     TreeManifests,
     find_other_sessions,
     list_manifest_files,
     list_rank_folders,
+    read_file_records,
     read_manifests,
     read_retired_iterations,
     read_tree_sessions,
@@ -153,6 +155,15 @@ class _TreeReader:
             name: [file for file in files if file.session not in self.other_sessions]
             for name, files in named.items()
         }
+        selected = [] if balances_only else [*self._list_selected_manifests()]
+        self._indexed = find_indexed_manifests(places.root, selected)
+
+    def _list_selected_manifests(self) -> Iterator[PlacedManifest]:
+        for name, files in self._files.items():
+            rank = self._places.folders[name].rank
+            for file in files:
+                if file.iteration is None or self._places.selects_iteration(rank, file.iteration):
+                    yield PlacedManifest(rank, file.iteration, file.path)
 
     def list_ranks(self) -> tuple[int, ...]:
         """Return the ranks that have a folder; without any, the numbers of devices."""
@@ -213,9 +224,15 @@ class _TreeReader:
         known = TreeManifests() if known is None else known
         only = self._balances_only and batch.is_complete
         heads = len(self.manifests)
-        for manifest in read_manifests(batch.manifests, places.problems, balances_only=only):
+        for manifest in (
+            read_manifests(batch.manifests, places.problems, balances_only=True)
+            if only
+            else read_file_records(batch.manifests, places.problems, self._indexed)
+        ):
             known.add(manifest)
-            self.manifests.append(replace(manifest, records=(), session=None))
+            if manifest.records or manifest.session is not None:
+                manifest = replace(manifest, records=(), session=None)
+            self.manifests.append(manifest)
         # A dump of statistics only has tables, whose sizes are not in the balances.
         if any(only and (m.status.bytes_stored or m.status.linked) for m in self.manifests[heads:]):
             return []

@@ -228,3 +228,24 @@ def test_load_full_names_the_rank_without_a_shard(tmp_path):
     (shard,) = dump.tensors(rank=1, iteration=1, operator=LINEAR)
     with pytest.raises(CorruptedError, match="output 0: its shards cover 6 of 15 elements; rank 0"):
         dump.load(shard, full=True)
+
+
+def test_numbers_of_a_dump_of_statistics_need_no_rows(tree, monkeypatch):
+    """Ranks, graphs and iterations are in names of folders; a table without rows has none."""
+    for rank, iteration in ((0, 1), (0, 2), (3, 2)):
+        tree.row(rank, iteration, "Default/a-A/A-op0", np.ones(2, np.float32), graph=rank)
+        tree.complete(rank, iteration)
+    empty = tree.row(4, 7, "Default/a-A/A-op0", np.ones(2, np.float32), graph=4)
+    empty.write_text(empty.read_text().partition("\n")[0] + "\n")
+    read: list[Path] = []
+    monkeypatch.setattr(
+        "rankdump._analysis.reader.statistic_tables.read_table_rows",
+        lambda table, known: read.append(table.path) or iter(()),
+    )
+    dump = reader.open(tree.root)
+    assert (dump.ranks, dump.graphs, dump.iterations) == ((0, 3, 4), (0, 3), (1, 2))
+    assert dump.where(iteration="2", graph=3).ranks == (3,)
+    assert dump.where(iteration=1).ranks == (0,)
+    assert not read
+    assert dump.operators == ()
+    assert len(read) == 4

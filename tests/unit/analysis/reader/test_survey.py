@@ -124,3 +124,51 @@ def test_survey_holds_one_tensor_in_memory(tree):
     finally:
         tracemalloc.stop()
     assert peak < 6 * one.nbytes
+
+
+def tear(text: str) -> str:
+    return text[:-3]
+
+
+def repeat_first_row(text: str) -> str:
+    header, row, *rest = text.split("\n")
+    return "\n".join([header, row, row, *rest])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        tear,
+        repeat_first_row,
+        lambda text: text.replace("Max Value", "Other").replace("Min Value", "Another"),
+        lambda text: text.replace('"(4)"', '"(4;)"', 1),
+        lambda text: text.replace(",16,", ",sixteen,", 1),
+        lambda text: text + text.partition("\n")[0] + "\n",
+        lambda text: text.replace("Max Value", "NaN Count", 1),
+        lambda text: "what is this\n",
+    ],
+)
+def test_iterations_of_finite_tensors_are_left_out(tree, change, monkeypatch):
+    """Only those: what is counted, found or wrong is the same as when every row is read."""
+    monkeypatch.setattr("rankdump._analysis.reader.tensor_statistics._MIN_PLACES", 1)
+    for iteration in range(5):
+        for name in ("a", "b"):
+            values = BAD if (iteration, name) == (1, "b") else ONES
+            tree.row(0, iteration, f"Default/{name}-A/A-op0", values)
+        tree.complete(0, iteration)
+    tree.tensor(0, 3, "Default/c-A/A-op0", ONES, tabled=True)
+    path = tree.root / "rank_0/Net/0/2/statistic.csv"
+    path.write_text(change(path.read_text()))
+
+    found = walk(tree.root)
+    whole = Survey(found, Query(), decide=True)
+    every = list(whole)
+    survey = Survey(found, Query(), decide=True, skip_finite=True)
+    rows = list(survey)
+    assert {row.key.iteration for row in rows} <= {1, 2, 3}
+    assert survey.skipped_rows == len(every) - len(rows) >= 4
+    assert survey.problems == whole.problems
+    for is_asked in (lambda row: row.finite is not True, lambda row: row.computed):
+        assert repr([*filter(is_asked, rows)]) == repr([*filter(is_asked, every)])
+    part = Survey(found, Query(op_type="A"), skip_finite=True)
+    assert (len(list(part)), part.skipped_rows) == (len(every), 0)

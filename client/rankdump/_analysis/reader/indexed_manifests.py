@@ -1,0 +1,123 @@
+"""Manifests whose content the table of a tree has: they were whole when it was read, and have not
+changed. A table is behind its tree while a job runs, and may have rows of removed iterations, so
+each manifest is compared with its size and time in the list of sources. Imports pyarrow on use.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from rankdump._analysis.reader.manifests import list_manifest_files, list_rank_folders
+from rankdump._core.tree_root import STATE_FOLDER
+from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN, find_folder
+
+if TYPE_CHECKING:
+    from rankdump._analysis.table.table_files import TableFile
+
+_MIN_MANIFESTS = 256
+"""From so many on the table saves more time than loading pyarrow takes."""
+
+
+class PlacedManifest(NamedTuple):
+    """A manifest by its names."""
+
+    rank: int
+    iteration: int | None
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedFile:
+    """Pair of files of a table of which every row is as the tree has it."""
+
+    tensors: Path
+    iterations: Path
+    manifests: dict[tuple[int, int], Path]
+    """Those whose rows it has, by rank and iteration; there is no other of that place."""
+
+
+def find_indexed_manifests(root: Path, manifests: Sequence[PlacedManifest]) -> frozenset[str]:
+    """Return the paths of those manifests that the table of a tree has as they are now.
+
+    Empty for a tree without a table, without pyarrow, and for few manifests.
+    """
+    if len(manifests) < _MIN_MANIFESTS:
+        return frozenset()
+    prefix = make_path_prefix(root)
+    sources = {
+        prefix + source.path: (source.size, source.modified_ns)
+        for file in _list_table_files(root, manifests)
+        for source in file.sources
+    }
+    paths = [str(each.path) for each in manifests]
+    return frozenset(path for path in paths if path in sources and _look_at(path) == sources[path])
+
+
+def find_indexed_files(root: Path) -> list[IndexedFile]:
+    """Return the files of a table that can answer in place of the manifests.
+
+    A file is left out when one of its sources was changed or removed, or is not the only manifest
+    of its rank and iteration: its rows do not name their session.
+    """
+    if not (root / STATE_FOLDER / "table").is_dir():
+        return []
+    listed = [
+        PlacedManifest(folder.rank, file.iteration, file.path)
+        for name in list_rank_folders(root)
+        if RANK_FOLDER_PATTERN.fullmatch(name) and (folder := find_folder(name)) is not None
+        for file in list_manifest_files(root, name, [])
+    ]
+    count = Counter((each.rank, each.iteration) for each in listed)
+    places = {
+        str(each.path): (each.rank, each.iteration)
+        for each in listed
+        if each.iteration is not None and count[each.rank, each.iteration] == 1
+    }
+    found: list[IndexedFile] = []
+    prefix = make_path_prefix(root)
+    for file in _list_table_files(root, listed) if len(listed) >= _MIN_MANIFESTS else ():
+        own = {prefix + each.path: (each.size, each.modified_ns) for each in file.sources}
+        if all(path in places and _look_at(path) == facts for path, facts in own.items()):
+            tensors, iterations = (root / path for path in file.paths)
+            # None counts again where another file has it as well.
+            manifests = {places.pop(path): Path(path) for path in own}
+            found.append(IndexedFile(tensors, iterations, manifests))
+    return found
+
+
+def make_path_prefix(root: Path) -> str:
+    """Return what the texts of paths below a root begin with; nothing for the current folder."""
+    return str(root / "_")[:-1]
+
+
+def _list_table_files(root: Path, manifests: Iterable[PlacedManifest]) -> list[TableFile]:
+    """Return the files of a table that may have rows of manifests, without damaged ones."""
+    if not (root / STATE_FOLDER / "table").is_dir():
+        return []
+    try:
+        from rankdump._analysis.table import table_files
+        from rankdump._analysis.table.tree_access import LocalTree
+    except ModuleNotFoundError:
+        return []
+    ranks = [each.rank for each in manifests]
+    iterations = [each.iteration for each in manifests if each.iteration is not None] or [0]
+    extent = table_files.TableExtent(
+        *(table_files.NumberRange(min(of), max(of)) for of in (iterations, ranks))
+    )
+    try:
+        return table_files.list_table(LocalTree(root), [], extents=[extent]).files
+    except OSError:
+        return []
+
+
+def _look_at(path: str) -> tuple[int, int] | None:
+    try:
+        facts = os.lstat(path)
+    except OSError:
+        return None
+    return facts.st_size, facts.st_mtime_ns

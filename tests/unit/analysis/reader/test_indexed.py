@@ -1,0 +1,194 @@
+"""Readers answer the same with and without the table of a tree, also where it is behind the tree or
+has rows of what was removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support import golden_trees
+from support.tree_builder import TreeBuilder
+
+from rankdump import reader
+from rankdump._analysis.reader import indexed_manifests, tensor_statistics, tree_status, tree_usage
+from rankdump._analysis.reader.indexed_manifests import (
+    PlacedManifest,
+    find_indexed_files,
+    find_indexed_manifests,
+)
+from rankdump._analysis.table.table_files import TABLE_FOLDER
+from rankdump._analysis.table_index import index_tree
+from rankdump._cli.command_group import run_command_line
+from rankdump._core.forecast import DiskCapacity
+from rankdump._core.status import AgentLoad
+from rankdump._layout.tree_paths import MANIFEST_FOLDER
+
+SHARED = Path(__file__).parents[5] / "shared" / "golden"
+FOREIGN = [*sorted(SHARED.glob("mindspore/*")), *sorted(SHARED.glob("troubleshooter/1*"))]
+NAME = "Default/network-Net/fc-Linear/Linear-op"
+_DURATION = re.compile(r'"seconds": [0-9.]+|[0-9.]+ m?s\b')
+COMMANDS = {
+    "ls": ("ls",),
+    "ls of a place": ("ls", "--rank", "0", "--iteration", "0", "--digest"),
+    "ls without a match": ("ls", "--op", "nothing"),
+    "stats": ("stats", "--limit", "20"),
+    "stats of non-finite": ("stats", "--nonfinite"),
+    "stats of a rank": ("stats", "--nonfinite", "--rank", "1"),
+    "sorted stats": ("stats", "--sort", "l2norm", "--limit", "5"),
+    "status": ("status",),
+    "order": ("order",),
+    "forecast": ("forecast",),
+    "find-source": ("find-source", "forward"),
+    "diff": ("diff", "--processes", "1", "--iteration-a", "0", "--iteration-b", "1"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _quiet_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is used for small trees too, and the disk does not change between two answers."""
+    monkeypatch.setattr(indexed_manifests, "_MIN_MANIFESTS", 1)
+    monkeypatch.setattr(tensor_statistics, "_MIN_PLACES", 1)
+    monkeypatch.setattr(tree_status, "_disk_load", lambda root: AgentLoad())
+    monkeypatch.setattr(reader, "disk_room", lambda root, ratio: DiskCapacity(1 << 40, 1 << 41))
+
+
+def rows_tree(root: Path) -> Path:
+    """Rows alone, in all but the first iteration; one tensor of the third is not finite."""
+    tree = TreeBuilder(root)
+    for rank in (0, 1):
+        for iteration in range(6):
+            for number in range(4):
+                values = np.arange(1, 5, dtype=np.float32) * (number + iteration)
+                if (rank, iteration, number) == (1, 3, 2):
+                    values[1] = np.nan
+                tree.row(rank, iteration, f"{NAME}{number}", values)
+            if not iteration:
+                tree.tensor(rank, 0, f"{NAME}9", np.ones(3, np.float32), tabled=True)
+                tree.tensor(rank, 0, "mask", np.eye(2), op_type="Parameter", constant=True)
+            tree.complete(rank, iteration)
+    return root
+
+
+def make_tree(name: str, folder: Path) -> Path:
+    target = folder / "tree"
+    if name == "rows":
+        rows_tree(target)
+    elif name in ("net", "arrays", "apis", "cann"):
+        golden_trees.restore(golden_trees.FOLDER / "tree-0.1.0" / name, target)
+    else:
+        shutil.copytree(SHARED / name, target)
+    # A copy does not keep that an agent writes manifests last.
+    for path in manifests(target):
+        os.utime(path)
+    return target
+
+
+def manifests(root: Path) -> list[Path]:
+    return sorted(root.glob(f"rank*/{MANIFEST_FOLDER}/*.json"))
+
+
+def answer(root: Path) -> Iterator[tuple[str, object]]:
+    """What each command prints, as text and as JSON, and its exit code."""
+    for name, (command, *options) in COMMANDS.items():
+        trees = [str(root)] * (2 if command == "diff" else 1)
+        arguments = [command, *trees, *options]
+        for form in ([], ["--json"]):
+            out, problems = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(problems):
+                code = run_command_line([*arguments, *form])
+            printed = _DURATION.sub("", out.getvalue())
+            yield f"{name} {form}", (code, printed, problems.getvalue())
+
+
+def assert_same_answers(root: Path) -> None:
+    indexed = dict(answer(root))
+    table = root / TABLE_FOLDER
+    table.rename(root.parent / "table")
+    assert dict(answer(root)) == indexed
+    (root.parent / "table").rename(table)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["rows", "net", "arrays", "apis", "cann"]
+    + [path.relative_to(SHARED).as_posix() for path in FOREIGN],
+)
+def test_answers_are_those_without_the_table(tmp_path: Path, name: str):
+    root = make_tree(name, tmp_path)
+    index_tree(root)
+    is_used = name in ("rows", "net", "arrays")
+    assert bool(find_indexed_files(root)) == is_used
+    assert_same_answers(root)
+
+
+def test_table_of_the_current_folder_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Paths below it begin with no dot."""
+    root = make_tree("rows", tmp_path)
+    monkeypatch.chdir(root)
+    index_tree(Path())
+    placed = [PlacedManifest(0, 0, path) for path in manifests(Path())]
+    assert len(find_indexed_manifests(Path(), placed)) == len(placed) > 0
+    assert len(find_indexed_files(root)) == len(find_indexed_files(Path())) == 1
+
+
+@pytest.mark.parametrize("name", ["rows", "net"])
+def test_answers_are_those_of_a_tree_that_the_table_is_behind(tmp_path: Path, name: str):
+    """Half of the manifests came later, one was changed since, and one was removed."""
+    root = make_tree(name, tmp_path)
+    late = manifests(root)[1::2]
+    for path in late:
+        path.rename(path.with_suffix(".late"))
+    index_tree(root)
+    for path in late:
+        path.with_suffix(".late").rename(path)
+    known = [path for path in manifests(root) if path not in late]
+    known[0].write_bytes(known[0].read_bytes().replace(b'"host": "', b'"host": "other '))
+    known[1].unlink()
+    kept = [path for path in known[2:] if path.exists()]
+    placed = [PlacedManifest(0, 0, path) for path in manifests(root)]
+    assert find_indexed_manifests(root, placed) == {str(path) for path in kept}
+    assert_same_answers(root)
+
+
+def test_place_with_two_manifests_is_not_answered_by_the_table(tmp_path: Path):
+    """Rows do not name their session."""
+    tree = TreeBuilder(tmp_path / "tree")
+    tree.row(0, 0, NAME, np.ones(3, np.float32))
+    tree.complete(0, 0)
+    index_tree(tree.root)
+    assert [[*file.manifests] for file in find_indexed_files(tree.root)] == [[(0, 0)]]
+    tree.complete(0, 0, session="another")
+    assert find_indexed_files(tree.root) == []
+
+
+@pytest.mark.parametrize("damage", ["cut", "removed", "foreign"])
+def test_file_of_the_table_that_cannot_be_read_is_left_out(
+    tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Also one that was replaced after the table was listed, or has rows of other places."""
+    root = make_tree("rows", tmp_path)
+    index_tree(root)
+    expected = dict(answer(root))
+    listed = find_indexed_files(root)
+    monkeypatch.setattr(tree_usage, "find_indexed_files", lambda _: listed)
+    for path in (listed[0].tensors, listed[0].iterations):
+        if damage == "cut":
+            path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        elif damage == "removed":
+            path.unlink()
+        else:
+            rows = pq.read_table(path)
+            at = rows.schema.get_field_index("rank")
+            ranks = pa.array([7] * len(rows), pa.int32())
+            pq.write_table(rows.set_column(at, "rank", ranks), path)
+    assert dict(answer(root)) == expected
