@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -237,14 +237,14 @@ def _write_windows(
             _add_window(report, write_window(root, window))
             on_progress(done, len(windows))
         return
-    # A Python of its own for each: threads of Arrow must not be forked.
+    # A Python of its own for each other one: threads of Arrow must not be forked.
     with ProcessPoolExecutor(
-        count, mp_context=get_context("spawn"), initializer=leave_pandas_out
+        count - 1, mp_context=get_context("spawn"), initializer=leave_pandas_out
     ) as pool:
-        running = [pool.submit(write_window, root, window) for window in windows]
+        running = [(pool.submit(write_window, root, window), window) for window in windows]
         try:
-            for done, future in enumerate(as_completed(running), 1):
-                _add_window(report, future.result())
+            for done, written in enumerate(_share_windows(root, running), 1):
+                _add_window(report, written)
                 on_progress(done, len(windows))
         except BrokenProcessPool:
             raise ExhaustedError(
@@ -254,6 +254,19 @@ def _write_windows(
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def _share_windows(
+    root: Path, running: Sequence[tuple[Future[tuple[int, list[str]]], IndexWindow]]
+) -> Iterator[tuple[int, list[str]]]:
+    """Yield what became of each window; this process writes those that no other has begun, the
+    last ones first: it works while the others start.
+    """
+    for future, window in reversed(running):
+        if future.cancel():
+            yield write_window(root, window)
+    for future in as_completed([future for future, _ in running if not future.cancelled()]):
+        yield future.result()
 
 
 def _add_window(report: IndexReport, written: tuple[int, list[str]]) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import io
 import sys
 
+from rankdump._core.pandas_blocker import leave_pandas_out
+
 _EXTRA_MODULES = ("click", "rich")
 
 
@@ -16,6 +18,7 @@ def main() -> None:
         # A tree may contain names that are not valid text or that the terminal cannot show.
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
+    leave_pandas_out()
     try:
         from rankdump._cli.command_group import run_command_line
 
