@@ -210,6 +210,26 @@ def test_row_is_there_once_whenever_the_process_is_killed(tree: TreeBuilder):
     }
 
 
+def test_kill_behind_the_rename_of_fewer_iterations_leaves_no_row_twice(tree: TreeBuilder):
+    """The file that was replaced has iterations that the new one has not, and is found by them."""
+    update(tree.root, add(tree, 0, 1, 2))
+    gone = remove_iteration(tree, 0)
+
+    def die(what: str) -> None:
+        if what == "remove":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        update(tree.root, gone, ChangingTree(tree.root, die))
+    assert len([*(tree.root / TABLE_FOLDER).glob("tensors.*")]) == 2
+    more = remove_iteration(tree, 2)  # which nobody has told the writer yet
+    update(tree.root, gone)
+    assert set(rows(tree.root).values()) == {1}
+    update(tree.root, more)
+    assert rows(tree.root) == of_walk(tree.root)
+    assert len(list_tensor_files(tree.root)) == 1
+
+
 def test_change_by_another_process_is_seen(tree: TreeBuilder):
     """Law: what `rankdump index` writes meanwhile is not written a second time."""
     changed = add(tree, 0)

@@ -74,6 +74,10 @@ class NumberRange(NamedTuple):
         """Return whether a number is in both."""
         return self.first <= other.last and other.first <= self.last
 
+    def join(self, other: NumberRange) -> NumberRange:
+        """Return the smallest range that has both."""
+        return NumberRange(min(self.first, other.first), max(self.last, other.last))
+
     def contains(self, other: NumberRange) -> bool:
         """Return whether all numbers of the other are in this one."""
         return self.first <= other.first and other.last <= self.last
@@ -97,6 +101,10 @@ class TableExtent(NamedTuple):
     def overlaps(self, other: TableExtent) -> bool:
         """Return whether both may have rows of one rank's iteration."""
         return self.iterations.overlaps(other.iterations) and self.ranks.overlaps(other.ranks)
+
+    def join(self, other: TableExtent) -> TableExtent:
+        """Return the smallest extent that has both."""
+        return TableExtent(self.iterations.join(other.iterations), self.ranks.join(other.ranks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,14 +257,17 @@ def write_table_file(
     `guard` calls the function that it is given, after which the pair counts and the files that it
     replaces count no more, or raises to leave everything as it is.
     """
-    held = sorted(sources)
+    held, replaced = sorted(sources), sorted(replaces)
     digest = hashlib.blake2b(json.dumps(held).encode(), digest_size=8).hexdigest()
     extent = _find_extent(iterations, tensors)
+    for each in filter(None, map(TableExtent.parse, replaced)):
+        # Who looks for files of some iterations must find this one beside those that it replaces.
+        extent = extent.join(each)
     name = f"{_TENSORS}{_format_extent(extent)}.{digest}{_SUFFIX}"
     packed = base64.b64encode(zlib.compress(json.dumps(held).encode(), 1))
     facts = {_VERSION_KEY: str(TABLE_VERSION).encode(), _SOURCES_KEY: packed}
-    facts[_REPLACES_KEY] = json.dumps(sorted(replaces)).encode()
-    made = TableFile(name, frozenset(held), frozenset(replaces))
+    facts[_REPLACES_KEY] = json.dumps(replaced).encode()
+    made = TableFile(name, frozenset(held), frozenset(replaced))
     rows = _sort(tensors)
 
     def write(name: str, table: pa.Table, sizes: Sequence[int], rename: _RenameGuard) -> None:
