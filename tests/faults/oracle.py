@@ -97,7 +97,8 @@ def stored(seen: RunObservation, lives: Mapping[str, RankLife]) -> Iterator[str]
             yield f"session {row.session_id} number {row.sequence}: nobody dumped it"
         elif row.fate not in _STORED:
             # A killed agent may have written the file of a record that comes damaged again.
-            dropped[life.root, row.name] += row.reason != "corrupted"
+            if row.reason != "corrupted":
+                dropped[life.root, row.name] += 1
         else:
             safe[life.root, row.name] += 1
             file = files.get((life.root, row.path))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from faults.oracle import breaches, told_once
+from faults.oracle import breaches, stored, told_once
 from faults.tensor_content import OPERATORS, kept, names
 from faults.values import (
     FoundTensor,
@@ -245,6 +245,15 @@ def test_oracle_reports_nothing_for_a_correct_run():
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
 def test_oracle_finds_every_falsified_result(lie: Callable[[RunObservation], RunObservation]):
     assert told_once(breaches(lie(truth()), {}))
+
+
+def test_oracle_accepts_the_file_of_a_record_that_came_damaged_again():
+    """A killed agent wrote it and did not commit; a file that was dropped for space is a lie."""
+    lives = {SESSION: truth().lives[0]}
+    damaged = with_row(truth(), 0, fate="dropped", reason="corrupted", path="")
+    assert [*stored(damaged, lives)] == []
+    refused = with_row(truth(), 0, fate="dropped", reason="disk_full", path="")
+    assert [*stored(refused, lives)]
 
 
 def test_oracle_accepts_a_drop_explained_by_a_fault():
