@@ -11,17 +11,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
+from support.statistic_rows import count_table_rows as rows
+from support.statistic_rows import count_walked_rows as of_walk
 
-from rankdump import reader
-from rankdump._analysis.reader.tensor_columns import make_columns_of_tree
 from rankdump._analysis.table.table_files import TABLE_FOLDER, list_tensor_files
 from rankdump._analysis.table_index import TableLag, compare_with_tree, index_tree
 from rankdump._core.plan import ContentSettings
@@ -40,19 +38,6 @@ def wait_for(holds: Callable[[], object], what: str) -> None:
     while not holds():
         assert time.monotonic() < deadline_s, what
         time.sleep(0.02)
-
-
-def rows(root: Path) -> Counter[tuple[str, ...]]:
-    found: Counter[tuple[str, ...]] = Counter()
-    for path in list_tensor_files(root):
-        table = pq.read_table(path, columns=COLUMNS)
-        found.update(tuple(map(repr, row.values())) for row in table.to_pylist())
-    return found
-
-
-def of_walk(root: Path) -> Counter[tuple[str, ...]]:
-    table = make_columns_of_tree(reader.walk(root), []).select(COLUMNS)
-    return Counter(tuple(map(repr, row.values())) for row in table.to_pylist())
 
 
 def is_complete(root: Path) -> bool:
@@ -179,6 +164,14 @@ def test_unwritable_table_is_said_and_retried(make_agent, send):
     (made.root / TABLE_FOLDER).unlink()
     wait_for(lambda: is_complete(made.root), "the table")
     wait_for(lambda: not agent.agent.view().findings, "no finding")
+    stream.finish()
+
+
+def test_rows_that_wait_for_space_are_said(make_agent, send):
+    agent = make_agent(table=True, keep_free_bytes=1 << 60)
+    made, stream = send(agent.address, range(1), goodbye=False)
+    wait_for(lambda: any("less space" in each for each in agent.agent.view().findings), "why")
+    assert list_tensor_files(made.root) == []
     stream.finish()
 
 

@@ -96,7 +96,9 @@ class FakeRecorder:
 
     def wait_for_ends(self) -> None:
         """Wait until every event is complete; a thread of gloo ends the last collectives."""
+        deadline_s = time.monotonic() + 300
         while self.open:
+            assert time.monotonic() < deadline_s, f"no end was reported of {self.open}"
             time.sleep(0.01)
 
     def begin_call(self, graph: int, op_name: str) -> None:

@@ -8,6 +8,7 @@ and a step that is repeated finds its manifests in the table and does nothing.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -67,10 +68,8 @@ class UpdateReport:
     rows: int = 0
     """Rows of tensors that were written, with those of replaced files."""
     files: int = 0
-    bytes_added: int = 0
-    """Size of what was written, less that of what was removed."""
     problems: list[str] = field(default_factory=list[str])
-    """Manifests that could not be read, and damaged files of the table."""
+    """Damaged manifests, and damaged files of the table."""
 
 
 class _TableChangedError(Exception):
@@ -83,10 +82,11 @@ def update_table(
     """Bring the rows of manifests up to date; `now_s` is the time since the epoch.
 
     The manifests are of folders `rank_*`. UnavailableError while another process changes the table,
-    OSError where the disk does not take the files.
+    OSError where the disk does not take the files, or does not give a manifest.
     """
     report = UpdateReport()
     for _ in range(_MAX_TRIES):
+        report.problems.clear()
         run = _UpdateRun(access, manifests, report, now_s)
         try:
             run.finish()
@@ -108,13 +108,17 @@ def plan_steps(
     """
     added: list[TableSource] = []
     changed: set[str] = set()
+    held: defaultdict[str, list[TableSource]] = defaultdict(list)
+    for source in (source for file in files for source in file.sources):
+        held[source.path].append(source)
+    # `rankdump index` has walked these trees, and knows more than manifests say.
+    walked = {each.path for f in files if not f.is_of_manifests for each in f.sources}
     for path, source in manifests.items():
-        holding = [f for f in files if any(each.path == path for each in f.sources)]
-        if not all(file.is_of_manifests for file in holding):
-            continue  # `rankdump index` has walked the tree, and knows more than manifests say
-        if not holding and source is not None:
+        if path in walked:
+            continue
+        if path not in held and source is not None:
             added.append(source)
-        elif len(holding) > 1 or (holding and source not in holding[0].sources):
+        elif path in held and held[path] != [source]:
             changed.add(path)
     steps = [_plan_rewrite(group, manifests) for group in _group_files(files, changed)]
     gone = {file.name for step in steps for file in step.replaces}
@@ -224,14 +228,9 @@ class _UpdateRun:
     def _run(self, step: TableStep) -> None:
         """Write and remove the files of a step."""
         replaced = {file.name for file in step.replaces}
-        replaced_bytes = self._measure(step.replaces)
         written = self._write_rows(step)
-        if written:
-            self._report.files += 1
-            self._report.bytes_added += self._measure(written)
-        elif step.replaces:
+        if not written and step.replaces:
             self._change_files(step, lambda: None)
-        self._report.bytes_added -= replaced_bytes
         remains = {path.rpartition("/")[2] for path in self._listing.remains}
         self._seen = self._seen.difference(replaced, remains).union(
             select_names([file.name for file in written], self._extents)
@@ -242,6 +241,8 @@ class _UpdateRun:
         sources = [found for each in step.sources if (found := self._find(each))]
         problems = self._report.problems
         read = read_manifest_columns(self._access, [each.path for each in sources], problems)
+        if read.disk_errors:
+            raise read.disk_errors[0]
         sources = [each for each in sources if each.path not in read.unread_paths]
         if not sources:
             return []
@@ -255,6 +256,7 @@ class _UpdateRun:
             guard=partial(self._change_files, step),
         )
         self._report.rows += len(rows)
+        self._report.files += 1
         return [file]
 
     def _change_files(self, step: TableStep, rename: Callable[[], None]) -> None:
@@ -266,14 +268,6 @@ class _UpdateRun:
             self._access.remove(self._listing.remains)
             rename()
             remove_table_files(self._access, step.replaces)
-
-    def _measure(self, files: Iterable[TableFile]) -> int:
-        """Return the size of pairs on disk in bytes."""
-        size = 0
-        for path in (path for file in files for path in file.paths):
-            with suppress(FileNotFoundError):
-                size += self._access.stat(path).st_size
-        return size
 
     def _find(self, source: TableSource) -> TableSource | None:
         """Return a source as it is now: one of a replaced file may have changed since."""

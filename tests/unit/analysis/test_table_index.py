@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from support import golden_trees
 from support.native_tree import native_files
+from support.statistic_rows import count_table_rows as rows
+from support.statistic_rows import count_walked_rows as of_walk
 from support.tree_builder import TreeBuilder
 
 import rankdump
 from rankdump._analysis import table_index
-from rankdump._analysis.reader.tensor_columns import make_columns_of_tree
 from rankdump._analysis.reader.tree_walk import walk
 from rankdump._analysis.table.table_files import (
     TABLE_FOLDER,
@@ -45,23 +44,6 @@ def add(tree: TreeBuilder, iteration: int) -> None:
         tree.tensor(rank, iteration, NAME, ARRAY * iteration, tabled=True)
         tree.row(rank, iteration, f"{NAME}{iteration}", ARRAY)
         tree.complete(rank, iteration)
-
-
-def rows(root: Path) -> Counter[tuple[object, ...]]:
-    """What the table has: rank, iteration, name, and one statistic."""
-    found: Counter[tuple[object, ...]] = Counter()
-    for path in list_tensor_files(root):
-        table = pq.read_table(path, columns=["rank", "iteration", "name", "max"])
-        found.update(tuple(map(repr, row.values())) for row in table.to_pylist())
-    return found
-
-
-def of_walk(root: Path) -> Counter[tuple[object, ...]]:
-    table = make_columns_of_tree(walk(root), [])
-    return Counter(
-        tuple(map(repr, row.values()))
-        for row in table.select(["rank", "iteration", "name", "max"]).to_pylist()
-    )
 
 
 def test_every_tensor_has_one_row(tree: TreeBuilder):

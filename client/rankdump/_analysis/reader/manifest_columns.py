@@ -71,6 +71,8 @@ class ManifestColumns:
     """Place of each record's manifest in `manifests`."""
     unread_paths: set[str] = field(default_factory=set[str])
     """Manifests that could not be read."""
+    disk_errors: list[OSError] = field(default_factory=list[OSError])
+    """Why, where they may be readable later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,24 +94,27 @@ def read_manifest_columns(
     access: TreeAccess, paths: Sequence[str], problems: list[str]
 ) -> ManifestColumns:
     """Return the records of manifests; adds a problem for each that cannot be read."""
-    files: list[_ManifestFile] = []
+    files, disk_errors = list[_ManifestFile](), list[OSError]()
     for path in paths:
         try:
             files.append(_read_file(access, path))
         except FileNotFoundError:
             continue  # removed since it was listed
-        except (OSError, CorruptedError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            problems.append(f"{access.root / path}: cannot be read: {reason}")
+        except CorruptedError as error:
+            problems.append(f"{access.root / path}: cannot be read: {error}")
+        except OSError as error:
+            disk_errors.append(error)
+            problems.append(f"{access.root / path}: cannot be read: {error.strerror}")
     if not files:
-        return ManifestColumns(unread_paths=set(paths))
+        return ManifestColumns(unread_paths=set(paths), disk_errors=disk_errors)
     records, files = _parse_records(files, problems)
     counts = np.array([each.count for each in files], np.int64)
     manifest_of = np.repeat(np.arange(len(files)), counts)
     records = _spell_layouts(records, files, manifest_of)
     records = _add_sides(access, records)
     unread = set(paths).difference(each.path for each in files)
-    return ManifestColumns([each.manifest for each in files], records, manifest_of, unread)
+    manifests = [each.manifest for each in files]
+    return ManifestColumns(manifests, records, manifest_of, unread, disk_errors)
 
 
 def _read_file(access: TreeAccess, path: str) -> _ManifestFile:

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 from rankdump._core.pandas_blocker import leave_pandas_out
 from rankdump.errors import RankdumpError
 from rankdumpd.agent.storage.tree import DumpTree
-from rankdumpd.server import machine
+from rankdumpd.server import machine, state_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,8 @@ class TableAnswer:
     """What the process has done."""
 
     rows: int = 0
-    files: int = 0
-    bytes_added: int = 0
     problems: Sequence[str] = ()
-    """Manifests that cannot be read, for good."""
+    """Damaged manifests, which have no rows."""
     error: str = ""
     """Why nothing was written and the request is to be repeated; empty when it was."""
 
@@ -83,7 +81,7 @@ class TableProcess:
             ask.write(json.dumps(asdict(request)) + "\n")
             ask.flush()
             line = answer.readline()
-        if not line:
+        if not line.endswith("\n"):
             return TableAnswer(error=f"its process has ended: code {self._process.wait()}")
         return TableAnswer(**json.loads(line))
 
@@ -109,8 +107,10 @@ def write_rows(request: TableRequest) -> TableAnswer:
     try:
         report = update_table(request.open_tree(), manifests, now_s=time.time())
     except (OSError, RankdumpError) as error:
-        return TableAnswer(error=str(error))
-    return TableAnswer(**asdict(report))
+        return TableAnswer(
+            error=state_files.describe_error(error).removeprefix(f"{request.root}: ")
+        )
+    return TableAnswer(report.rows, report.problems)
 
 
 def _end_with_agent(channel: TextIO) -> None:

@@ -17,12 +17,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankdump._core.backoff import RetryBackoff
+from rankdump._core.backoff import RetrySchedule
 from rankdump._core.manifest import make_manifest_name
 from rankdump._core.plan import DumpPlan
 from rankdump._layout.tree_layouts import LAYOUTS, MindSporeLayout
 from rankdump._layout.tree_paths import MANIFEST_FOLDER
-from rankdump.errors import CorruptedError, ProtocolError, RejectedError
+from rankdump.errors import CorruptedError, ProtocolError, RankdumpError, RejectedError
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.ledger.unindexed_manifests import UnindexedManifest, UnindexedSession
 from rankdumpd.agent.limits.admission import compute_floor_bytes
@@ -30,7 +30,13 @@ from rankdumpd.agent.limits.resource_limits import ResourceLimits
 from rankdumpd.agent.session.registry import SessionRegistry, read_checked_plan
 from rankdumpd.agent.storage.tree_lock import TreeLock
 from rankdumpd.agent.table.table_process import TableAnswer, TableProcess, TableRequest
-from rankdumpd.agent.table.window_decision import WINDOW_RECORDS, WaitingRows, decide_window
+from rankdumpd.agent.table.window_decision import (
+    DISK_FULL,
+    WINDOW_RECORDS,
+    WaitingRows,
+    decide_window,
+)
+from rankdumpd.server import state_files
 from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.metrics import MetricCounters
 
@@ -101,7 +107,9 @@ class TableWriter:
         self._ledger, self._registry, self._limits = ledger, registry, limits
         self._is_wanted, self._counters, self._now_us = is_wanted, counters, now_us
         self._thread = BackgroundThread(self._run, "rankdumpd-table")
-        self._backoff = RetryBackoff(FIRST_RETRY_S, LAST_RETRY_S)
+        self._retries = RetrySchedule(FIRST_RETRY_S, LAST_RETRY_S)
+        self._problems: dict[str, str] = {}
+        """Why rows wait longer than they should, by tree; under an empty name for all of them."""
         self._places: dict[str, SessionPlace | None] = {}
         """Of sessions with rows; None for one that can have none."""
         self._lock = threading.Lock()
@@ -109,7 +117,6 @@ class TableWriter:
         self._work = threading.Event()
         self._process: TableProcess | None = None
         self._is_finishing = self._is_idle = False
-        self._problem = ""
 
     def start(self) -> None:
         """Start the thread, where pyarrow is installed."""
@@ -129,7 +136,7 @@ class TableWriter:
         with self._changed:
             self._is_idle, self._is_finishing = False, True
             self._work.set()
-            while self._thread.is_running and not self._is_idle and not self._problem:
+            while self._thread.is_running and not self._is_idle:
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0:
                     return
@@ -145,33 +152,39 @@ class TableWriter:
         return self._thread.join(timeout_s)
 
     def findings(self) -> list[str]:
-        """Return why rows are not written, one sentence or none."""
-        problem = self._problem or self._thread.fault()
-        return [f"rows of the table of statistics wait: {problem}"] if problem else []
+        """Return why rows are not written, one sentence for each tree."""
+        problems = [*self._problems.values(), *filter(None, [self._thread.fault()])]
+        return [f"rows of the table of statistics wait: {each}" for each in problems]
 
     def write_due(self) -> bool:
         """Write the rows of trees for which it is time; return whether there were any.
 
-        sqlite3.Error of the ledger is raised.
+        The errors of the ledger are raised.
         """
         done = False
-        for tree in self._list_trees():
+        trees = self._list_trees()
+        for root in {*self._problems}.difference({"", *(tree.place.root for tree in trees)}):
+            self._note_success(root)
+        for tree in trees:
+            root = tree.place.root
             decision = decide_window(
                 self._measure(tree), now_us=self._now_us(), is_finishing=self._is_finishing
             )
-            if decision.is_due and not self._thread.is_stopping:
+            if decision.reason == DISK_FULL:
+                self._note_problem(root, f"{root}: the disk has less space than agents leave free")
+            elif decision.is_due and self._retries.is_due(root, now_s=time.monotonic()):
                 done = self._write_tree(tree) or done
         return done
 
     def _run(self) -> None:
         while not self._thread.is_stopping:
             self._work.clear()
-            was_finishing = self._is_finishing
+            was_finishing, done = self._is_finishing, False
             try:
                 done = self.write_due()
-            except sqlite3.Error as error:
-                self._postpone(str(error))
-                continue
+                self._note_success("")
+            except (OSError, sqlite3.Error, RankdumpError) as error:
+                self._note_problem("", state_files.describe_error(error))
             with self._changed:
                 self._is_idle = was_finishing and not done
                 self._changed.notify_all()
@@ -228,15 +241,16 @@ class TableWriter:
         """Write the oldest rows of a tree; return whether that succeeded."""
         batch = self._make_batch(tree)
         answer = self._ask(batch)
+        root = tree.place.root
         if answer.error:
-            self._postpone(f"{tree.place.root}: {answer.error}")
+            self._retries.postpone(root, now_s=time.monotonic())
+            self._note_problem(root, f"{root}: {answer.error}")
             return False
         for problem in answer.problems:
             _logger.error("table of statistics: %s", problem)
         self._ledger.unindexed.delete(batch.rows)
         self._counters.add("rankdump_agent_table_rows_total", answer.rows)
-        self._backoff.reset()
-        self._note_problem("")
+        self._note_success(root)
         return True
 
     def _make_batch(self, tree: WaitingTree) -> _TableBatch:
@@ -278,14 +292,11 @@ class TableWriter:
         finally:
             lock.release()
 
-    def _postpone(self, problem: str) -> None:
-        if not self._thread.is_stopping:
-            self._note_problem(problem)
-            self._thread.wait(self._backoff.next_pause_s())
-
-    def _note_problem(self, problem: str) -> None:
-        if problem and problem != self._problem:
+    def _note_problem(self, root: str, problem: str) -> None:
+        if self._problems.get(root) != problem and not self._thread.is_stopping:
             _logger.error("rows of the table of statistics wait: %s", problem)
-        with self._changed:
-            self._problem = problem
-            self._changed.notify_all()
+            self._problems = {**self._problems, root: problem}
+
+    def _note_success(self, root: str) -> None:
+        self._retries.forget(root)
+        self._problems = {name: each for name, each in self._problems.items() if name != root}

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 WINDOW_RECORDS = 125_000
 """Records of a full window: a few megabytes of Parquet."""
+DISK_FULL = "disk_full"
+"""Reason that people are told: the others pass by themselves."""
 WINDOW_AGE_S = 60.0
 """Longest time for which rows wait while their job goes on."""
 
@@ -40,7 +42,7 @@ def decide_window(rows: WaitingRows, *, now_us: int, is_finishing: bool) -> Wind
     WindowDecision(is_due=False, reason='window_open')
     """
     if rows.is_disk_full:
-        return WindowDecision(False, "disk_full")
+        return WindowDecision(False, DISK_FULL)
     if rows.records >= WINDOW_RECORDS:
         return WindowDecision(True, "window_full")
     if is_finishing or rows.is_job_over:
