@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple, cast, get_args
 
 from rankdump._config.config_section import ConfigNotes, ConfigSection
 from rankdump._core.plan import (
+    ContentSettings,
     DeliverySettings,
     FullBufferPolicy,
     OutputSettings,
@@ -27,6 +28,7 @@ MAX_BUFFER_BYTES = 1 << 40
 
 _STATES_KEY = "optimizer_states"
 _OVERHEAD_KEY = "max_step_overhead"
+_FINGERPRINTS_KEY = "fingerprints"
 _KEYS = (
     "layout",
     "profile",
@@ -40,6 +42,7 @@ _KEYS = (
     "shared_memory",
     "embedded",
     _STATES_KEY,
+    _FINGERPRINTS_KEY,
     "file_mode",
     "folder_mode",
 )
@@ -58,6 +61,8 @@ class RankdumpSettings(NamedTuple):
     delivery: DeliverySettings
     optimizer_states: bool
     """Whether the states of optimizers that step are selected as well."""
+    fingerprints: bool
+    """Whether the fingerprint of each tensor is recorded as well."""
 
 
 def parse_rankdump_section(
@@ -80,6 +85,7 @@ def parse_rankdump_section(
         _parse_output(section, output, select_layout),
         _parse_delivery(section),
         section.read_flag(_STATES_KEY, False),
+        section.read_flag(_FINGERPRINTS_KEY, False),
     )
 
 
@@ -93,6 +99,16 @@ def add_optimizer_states(
         reason = "has no effect: a plan without outputs or with a debug mode records no states"
         notes.add(f"{RANKDUMP_SECTION}.{_STATES_KEY}", True, reason)
     return replace(selection, optimizer_states=True)
+
+
+def add_fingerprints(
+    content: ContentSettings, settings: RankdumpSettings, notes: ConfigNotes
+) -> ContentSettings:
+    """Return the content with fingerprints, if the section asks for them."""
+    if settings.fingerprints and content.on_device:
+        reason = "has no effect on tensors of an accelerator: it computes their statistics alone"
+        notes.add(f"{RANKDUMP_SECTION}.{_FINGERPRINTS_KEY}", True, reason)
+    return replace(content, fingerprints=settings.fingerprints)
 
 
 def _check_keys(section: ConfigSection) -> None:

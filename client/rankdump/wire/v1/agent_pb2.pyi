@@ -591,6 +591,7 @@ class FigureRows(google.protobuf.message.Message):
     SWITCHED_ON_FIELD_NUMBER: builtins.int
     DEGRADED_FIELD_NUMBER: builtins.int
     DEGRADED_REASON_FIELD_NUMBER: builtins.int
+    FINGERPRINTS_FIELD_NUMBER: builtins.int
     iteration: builtins.int
     switched_on: builtins.bool
     degraded: builtins.bool
@@ -607,6 +608,12 @@ class FigureRows(google.protobuf.message.Message):
     def figures(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Texts of the plan's statistics, in the plan's order, joined by commas."""
 
+    @property
+    def fingerprints(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """A fourth column, where the plan asks for it: digest and sketch of each tensor, in the form of
+        rankdump._core.tensor_fingerprint; empty for a tensor without one.
+        """
+
     def __init__(
         self,
         *,
@@ -617,8 +624,9 @@ class FigureRows(google.protobuf.message.Message):
         switched_on: builtins.bool = ...,
         degraded: builtins.bool = ...,
         degraded_reason: builtins.str = ...,
+        fingerprints: collections.abc.Iterable[builtins.bytes] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["degraded", b"degraded", "degraded_reason", b"degraded_reason", "figures", b"figures", "iteration", b"iteration", "kinds", b"kinds", "switched_on", b"switched_on", "timestamps_us", b"timestamps_us"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["degraded", b"degraded", "degraded_reason", b"degraded_reason", "figures", b"figures", "fingerprints", b"fingerprints", "iteration", b"iteration", "kinds", b"kinds", "switched_on", b"switched_on", "timestamps_us", b"timestamps_us"]) -> None: ...
 
 global___FigureRows = FigureRows
 
