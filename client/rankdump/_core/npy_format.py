@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -57,9 +58,9 @@ def format_npy_header(descr: str, shape: tuple[int, ...]) -> bytes:
     return _format_header(f"'{descr}'", shape)
 
 
-def format_row_header(fields: np.dtype[np.void], rows: int) -> bytes:
+def format_row_header(fields: Sequence[tuple[object, ...]], rows: int) -> bytes:
     """Return the header block of a file of rows with named fields, which `numpy.load` reads."""
-    return _format_header(repr(fields.descr), (rows,))
+    return _format_header(repr(list(fields)), (rows,))
 
 
 def _format_header(descr: str, shape: tuple[int, ...]) -> bytes:

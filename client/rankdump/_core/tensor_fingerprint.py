@@ -1,6 +1,6 @@
 """Fingerprint of a record: the digest of its elements and the sketch as float32, over their global
 indices in the logical tensor where the layout of the record says them, else over the tensor's own.
-Statistics are computed in the same pass. With it the file of the fingerprints of an iteration. Pure.
+Statistics are computed in the same pass. With the file of the fingerprints of an iteration. Pure.
 
 The fingerprints of shards add up to that of the whole (`_kernels/shard_fingerprint.py`): digests
 modulo 2**64, sketches but for the rounding to float32.
@@ -26,10 +26,9 @@ from rankdump._kernels.kernel_functions import KERNELS
 from rankdump._kernels.shard_fingerprint import SKETCH_BUCKETS, ShardPlacement, place_shard
 from rankdump.errors import CorruptedError
 
-ROW_FIELDS: np.dtype[np.void] = np.dtype(
-    [("record", "<u4"), ("fingerprint", "<u8"), ("sketch", "<f4", (SKETCH_BUCKETS,))]
-)
+_ROW_FIELDS = (("record", "<u4"), ("fingerprint", "<u8"), ("sketch", "<f4", (SKETCH_BUCKETS,)))
 """A row of the file: the number of the record in its manifest, and its fingerprint."""
+_ROW_TYPE = np.dtype([*_ROW_FIELDS])
 _FINGERPRINT = Struct(f"<Q{SKETCH_BUCKETS}f")
 FINGERPRINT_BYTES = _FINGERPRINT.size
 """Of the digest and the sketch, little endian."""
@@ -141,26 +140,26 @@ def format_fingerprint_file(fingerprints: Sequence[tuple[int, bytes]]) -> bytes:
         for record, fingerprint in fingerprints
         for piece in (record.to_bytes(_RECORD_BYTES, "little"), fingerprint)
     ]
-    return b"".join((format_row_header(ROW_FIELDS, len(fingerprints)), *rows))
+    return b"".join((format_row_header(_ROW_FIELDS, len(fingerprints)), *rows))
 
 
-def parse_fingerprint_file(data: bytes | memoryview, records: int | None = None) -> npt.NDArray[Any]:
+def parse_fingerprint_file(data: bytes | memoryview, records: int) -> npt.NDArray[Any]:
     """Return the rows of such a file, of a manifest with so many records.
 
     CorruptedError for any other file. Its header can only be the one that has this length, so it
     is compared and never parsed.
     """
-    head = len(format_row_header(ROW_FIELDS, 0))
-    rows = max(0, len(data) - head) // ROW_FIELDS.itemsize
-    header = format_row_header(ROW_FIELDS, rows)
+    head = len(format_row_header(_ROW_FIELDS, 0))
+    rows = max(0, len(data) - head) // _ROW_TYPE.itemsize
+    header = format_row_header(_ROW_FIELDS, rows)
     if bytes(data[: len(header)]) != header:
         raise CorruptedError("not a file of fingerprints: its npy header is another one")
-    if len(data) != len(header) + rows * ROW_FIELDS.itemsize:
+    if len(data) != len(header) + rows * _ROW_TYPE.itemsize:
         raise CorruptedError(f"its last row is incomplete: {len(data)} bytes for {rows} rows")
-    found = np.frombuffer(data, ROW_FIELDS, offset=len(header))
+    found = np.frombuffer(data, _ROW_TYPE, offset=len(header))
     numbers = found["record"].astype(np.int64)
     if (np.diff(numbers) <= 0).any():
         raise CorruptedError("the numbers of its records do not rise")
-    if records is not None and rows and numbers[-1] >= records:
+    if rows and numbers[-1] >= records:
         raise CorruptedError(f"it has record {numbers[-1]}, and its manifest has {records}")
     return found

@@ -109,7 +109,7 @@ class ShardPlacement(NamedTuple):
 def place_shard(
     shape: tuple[int, ...], whole: tuple[int, ...], offset: tuple[int, ...]
 ) -> ShardPlacement:
-    """Return the global indices of a shard that is within the whole, with as few axes as possible."""
+    """Return the global indices of a shard within the whole, with as few axes as possible."""
     extents: list[int] = []
     strides: list[int] = []
     first, stride = 0, 1

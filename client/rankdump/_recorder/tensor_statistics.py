@@ -1,5 +1,5 @@
-"""Statistics of tensors, computed on the tensor's device, their fingerprints where the plan asks for
-them, and the rows that wait for both.
+"""Statistics of tensors, computed on the tensor's device, their fingerprints where the plan asks
+for them, and the rows that wait for both.
 
 Results of an accelerator are read back once for many tensors; small tensors in host memory are
 copied first and measured together. Never sends anything.
