@@ -153,7 +153,9 @@ def parse_fingerprint_file(data: bytes | memoryview, records: int) -> npt.NDArra
     rows = max(0, len(data) - head) // _ROW_TYPE.itemsize
     header = format_row_header(_ROW_FIELDS, rows)
     if bytes(data[: len(header)]) != header:
-        raise CorruptedError("not a file of fingerprints: its npy header is another one")
+        raise CorruptedError(
+            "not a file of fingerprints: its npy header is not that of so many bytes"
+        )
     if len(data) != len(header) + rows * _ROW_TYPE.itemsize:
         raise CorruptedError(f"its last row is incomplete: {len(data)} bytes for {rows} rows")
     found = np.frombuffer(data, _ROW_TYPE, offset=len(header))
