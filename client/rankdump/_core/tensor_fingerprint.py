@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rankdump._core.npy_format import format_row_header
+from rankdump._core.shard_ranges import find_block_ranges
 from rankdump._core.statistics import compute_statistic_row
-from rankdump._core.tensor_layout import PlacementKind, TensorLayout, find_layout_fault
+from rankdump._core.tensor_layout import TensorLayout, find_layout_fault
 from rankdump._kernels.array_memory import find_address
 from rankdump._kernels.element_moments import ELEMENT_CODES
 from rankdump._kernels.kernel_functions import KERNELS
@@ -65,7 +66,7 @@ def place_fingerprint(
 ) -> FingerprintPlacement | None:
     """Return how the fingerprint of a tensor is computed; None where it has none.
 
-    That is a type without a kernel, or a shard of which the global indices are not known.
+    That is a type without a kernel, or a shard that is at no single place of its tensor.
     """
     code = ELEMENT_CODES.get(_REAL_PARTS.get(dtype, dtype))
     place = _find_place(shape, layout)
@@ -94,7 +95,7 @@ def _find_place(
     if layout.flat_range:
         begin, end = layout.flat_range
         return (end - begin,), (prod(layout.global_shape),), (begin,)
-    if layout.padding or any(p.kind is PlacementKind.STRIDED_SHARD for p in layout.placements):
+    if layout.padding or any(len(each) > 1 for each in find_block_ranges(layout, shape)):
         return None
     return shape, layout.global_shape, layout.global_offset
 
