@@ -116,13 +116,13 @@ def examine_record(
     if checksum and checksum.hex() != digest:
         raise CorruptedError(f"frame {frame_id.sequence} differs from what its rank sent")
     # MindSpore 2.3 writes no row for a tensor without elements, nor for complex ones.
-    has_row = head.byte_count > 0 and statistics.has_statistics(head.kind.dtype)
-    wanted = items if has_row else None
+    if items is not None and not (head.byte_count and statistics.has_statistics(head.kind.dtype)):
+        items = None
     texts, fingerprint = None, b""
     if fingerprints:
-        texts, fingerprint = _measure_with_fingerprint(head.kind, data, wanted, exact)
-    elif wanted is not None:
-        texts = statistics.compute_statistic_texts(wanted, head.kind.dtype, data, exact=exact)
+        texts, fingerprint = _measure_with_fingerprint(head.kind, data, items, exact)
+    elif items is not None:
+        texts = statistics.compute_statistic_texts(items, head.kind.dtype, data, exact=exact)
     return ReceivedRecord(frame_id, head, data, checksum, digest, texts, fingerprint)
 
 
