@@ -1,7 +1,8 @@
-"""What every test gets: no leaked threads, short socket paths, a CI that does not skip."""
+"""What every test gets: no leaked threads or signals, short socket paths, a CI without skips."""
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -24,6 +25,8 @@ settings.load_profile("no deadlines")
 _ON_ANY_DISK = ("RANKDUMPD_AGENT__KEEP_FREE_RATIO", "RANKDUMPD_AGENT__KEEP_FREE_INODES_RATIO")
 """What daemons of tests do is not to depend on how full the disk of this machine is."""
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
 _PROCESSES = {"integration", "faults", "jobs"}
 """Folders of tests that start processes."""
 
@@ -43,6 +46,28 @@ def no_thread_leak() -> Iterator[None]:
 def _ours(thread: threading.Thread) -> bool:
     # gRPC polls in daemon threads of its own that outlive a channel by a moment.
     return thread.is_alive() and thread.name.startswith("rankdump")
+
+
+@pytest.fixture(autouse=True)
+def no_process_state_leak() -> Iterator[None]:
+    """A test leaves this process as it was, also where a library changed it.
+
+    Which tests share a process depends on the load: what one leaves behind reaches others.
+    """
+    environ, folder, thresholds = dict(os.environ), Path.cwd(), gc.get_threshold()
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    yield
+    if os.environ != environ:
+        for name in os.environ.keys() - environ.keys():
+            del os.environ[name]
+        os.environ.update(environ)
+    os.chdir(folder)
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+    for number, handler in handlers.items():
+        if signal.getsignal(number) != handler:
+            signal.signal(number, handler)
+            signal.set_wakeup_fd(-1)
 
 
 @pytest.fixture
