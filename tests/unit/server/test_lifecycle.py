@@ -163,15 +163,13 @@ class TestNotifier:
 class FakeComponent(Component):
     """Component whose start, drain and fault a test sets."""
 
-    leave_s = 0.2
-
     def __init__(
         self,
         on_start: Callable[[], None] = lambda: None,
         on_drain: Callable[[], int] = lambda: 0,
-        fault_text: str = "",
+        leave_s: float = 60.0,
     ) -> None:
-        self.on_start, self.on_drain, self.fault_text = on_start, on_drain, fault_text
+        self.on_start, self.on_drain, self.leave_s = on_start, on_drain, leave_s
         self.stopped = 0
         self.given: list[DaemonSettings] = []
 
@@ -186,9 +184,6 @@ class FakeComponent(Component):
 
     def reload(self, settings: DaemonSettings) -> None:
         self.given.append(settings)
-
-    def fault(self) -> str:
-        return self.fault_text
 
     def brief(self) -> str:
         return "7 frames under way"
@@ -245,7 +240,8 @@ def reread(environ: object) -> DaemonSettings:
 def test_process_exits_when_drain_hangs(exits: list[int], caplog):
     """The process exits soon after the deadline."""
     release = threading.Event()
-    components = [FakeComponent(on_drain=lambda: int(release.wait(60))), FakeComponent()]
+    hanging = FakeComponent(on_drain=lambda: int(release.wait(60)), leave_s=0.2)
+    components = [hanging, FakeComponent(leave_s=0.2)]
     with pytest.raises(ProcessExit):
         lifecycle.run_process(components, FakeServer(), settings=SETTINGS, reread=reread)
     assert exits == [1]
