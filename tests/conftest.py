@@ -9,7 +9,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -62,7 +62,6 @@ def no_process_state_leak() -> Iterator[None]:
             del os.environ[name]
         os.environ.update(environ)
     os.chdir(folder)
-    gc.unfreeze()
     gc.set_threshold(*thresholds)
     for number, handler in handlers.items():
         if signal.getsignal(number) != handler:
@@ -97,6 +96,20 @@ def pytest_configure() -> None:
     """Let a signal reach what tests start, also where a shell started pytest in the background."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for cyclic garbage among what tests make, and not again and again in all modules.
+
+    That took a tenth of the processor time of unit tests.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -209,6 +209,7 @@ class ProcessExit(BaseException):
 
 
 def test_collector_leaves_out_what_is_loaded_and_runs_less_often():
+    gc.unfreeze()
     gc.set_threshold(700, 10, 10)
     lifecycle.relax_garbage_collector()
     assert gc.get_freeze_count() > 1000
