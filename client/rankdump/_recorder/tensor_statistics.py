@@ -169,9 +169,12 @@ class StatisticsCalculator:
     ) -> list[str]:
         if isinstance(sort, str):
             small = [each for each in taken if isinstance(each, bytes)]
-            return [
-                compute_statistic_row(self._items, sort, each, exact=self._exact) for each in small
-            ]
+            # An operator often reads what the last one wrote.
+            found = {
+                each: compute_statistic_row(self._items, sort, each, exact=self._exact)
+                for each in dict.fromkeys(small)
+            }
+            return [found[each] for each in small]
         promised = [each for each in taken if not isinstance(each, (str, bytes))]
         return [",".join(row) for row in promised[0].read(promised)]
 
