@@ -79,7 +79,8 @@ class ApiTensorRecorder:
 
 
 def _is_float_data(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.dim() > 0 and tensor.numel() > 0
+    # The method of that name would let another thread take the interpreter's lock.
+    return tensor.dtype.is_floating_point and tensor.dim() > 0 and tensor.numel() > 0
 
 
 def _make_scalar_tensor(value: object, scalar: str) -> Tensor | None:
