@@ -174,22 +174,13 @@ class RecordNamer:
         return tuple.__new__(RecordHead, fields)
 
     def _make_kind(self, observation: TensorObservation, source: TensorSource) -> TensorKind:
-        graph, op_type, op_name, side, slot, argument, *_ = observation
-        return TensorKind(
-            graph,
-            op_type,
-            op_name,
-            side,
-            slot,
-            source.dtype,
-            tuple(source.shape),
-            source.byte_count,
-            argument,
-            observation.constant,
-            self.get_model_name(graph),
-            source.layout,
-            *observation.forward_pass,
-        )
+        graph, op_type, op_name, side, slot, argument, _, _, constant, forward = observation
+        model = self._net_name or self._models.get(graph, UNNAMED_MODEL)
+        elements = source.dtype, tuple(source.shape), source.byte_count
+        place = graph, op_type, op_name, side, slot
+        # As `TensorKind(...)`, in a third of the time: an API dump has one for each tensor.
+        fields = (*place, *elements, argument, constant, model, source.layout, *forward)
+        return tuple.__new__(TensorKind, fields)
 
 
 MIN_RECORD_BYTES = 512

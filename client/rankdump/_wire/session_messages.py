@@ -35,16 +35,19 @@ from rankdump._core.tensor_layout import TensorLayout, find_layout_fault
 from rankdump._core.timeouts import RankTimeouts
 from rankdump._wire.message_fields import (
     ENUM_VALUES,
+    LENGTH_DELIMITED,
     MAX_LINE_CHARACTERS,
     NUMBER_LIMIT,
     check_count,
     check_numbers,
     check_text,
+    encode_varint,
     from_message,
     make_fields,
     make_notes_printable,
     make_printable,
     make_sendable,
+    make_tag,
     parse_member,
     replace_surrogates,
 )
@@ -92,12 +95,13 @@ def remember_kind(kind: TensorKind) -> None:
     remember(_serialized_kinds, id(kind), entry, _MAX_REMEMBERED_KINDS)
 
 
-@lru_cache(maxsize=_MAX_REMEMBERED_KINDS)
 def _serialize_name(op_name: str) -> bytes:
-    """Return the name of a kind as bytes."""
-    return agent_pb2.TensorKind(
-        op_name=make_sendable(replace_surrogates(op_name))
-    ).SerializeToString()
+    """Return the name of a kind as bytes: in an API dump every call has a name of its own."""
+    spelled = make_sendable(replace_surrogates(op_name)).encode()
+    return _NAME_TAG + encode_varint(len(spelled)) + spelled if spelled else b""
+
+
+_NAME_TAG = make_tag(agent_pb2.TensorKind(), "op_name", LENGTH_DELIMITED)
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED_KINDS)

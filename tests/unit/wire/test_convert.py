@@ -145,7 +145,6 @@ def test_tensor_kind_round_trip(kind: TensorKind):
     data = session_messages.kind_to_wire(kind)
     assert session_messages.kind_from_wire(data) == kind
     session_messages._serialize_nameless.cache_clear()
-    session_messages._serialize_name.cache_clear()
     assert session_messages.kind_to_wire(kind) == data
 
 
