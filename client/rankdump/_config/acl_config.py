@@ -258,6 +258,7 @@ def parse_acl_config(
         selection=add_optimizer_states(selection or TensorSelection(), own, notes),
         content=content,
         delivery=own.delivery,
+        black_box=own.black_box,
         dialect="acl",
         warnings=notes.texts,
         enabled=enabled,
