@@ -375,6 +375,16 @@ class TensorNameFinder(Protocol):
         ...
 
 
+class LateRow(NamedTuple):
+    """Pulse of a tensor on an accelerator."""
+
+    number: int
+    """Of its kind."""
+    moments: FoundMoments
+    gradient: TensorKind | None
+    """The kind of the gradient of a parameter; None for another tensor."""
+
+
 class PulseRecorder(Protocol):
     """Takes what an adapter measures for the black box, on the training thread."""
 
@@ -395,6 +405,10 @@ class PulseRecorder(Protocol):
         """Add a row of the gradient of a parameter."""
         ...
 
+    def add_late_rows(self, iteration: int, rows: Sequence[LateRow]) -> None:
+        """Add rows to a step that has ended."""
+        ...
+
     def count_skipped(self, count: int = 1) -> None:
         """Count tensors that were not measured."""
         ...
@@ -412,9 +426,15 @@ class PulseRecorder(Protocol):
         ...
 
     def report_fault(
-        self, kind: FaultKind, text: str, tensor_kind: TensorKind | None = None, source: str = ""
+        self,
+        kind: FaultKind,
+        text: str,
+        tensor_kind: TensorKind | None = None,
+        source: str = "",
+        *,
+        iteration: int | None = None,
     ) -> None:
-        """Report a fault, for which the agent freezes the ring."""
+        """Report a fault, by default of the running iteration; the agent freezes the ring."""
         ...
 
 

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from rankdump._core.black_box import (
     MAX_STEP_ROWS,
@@ -27,6 +28,7 @@ from rankdump._core.black_box import (
 from rankdump._core.bounded_cache import remember
 from rankdump._core.plan import BlackBoxSettings
 from rankdump._core.record import TensorKind
+from rankdump._core.recorder_protocol import LateRow
 from rankdump._kernels.kernel_functions import FoundMoments
 from rankdump._recorder.event_trace import now_us
 from rankdump._recorder.pulse_decisions import StrideReason, choose_stride, has_jumped
@@ -62,6 +64,7 @@ class BlackBoxRecorder:
         self._settings, self._outbox, self._rank, self._warn = settings, outbox, rank, warn
         self._clock_us, self._clock_ns = clock_us, clock_ns
         self._numbers: dict[TensorKind, int] = {}
+        self._is_running = False
         self._rows: list[bytes] = []
         self._noted: dict[str, float] = {}
         self._digests: dict[str, str] = {}
@@ -71,6 +74,8 @@ class BlackBoxRecorder:
         self._largest_gradient: tuple[float, TensorKind | None] = (0.0, None)
         self._found_in: dict[FaultKind, int] = {}
         """Last iteration in which a fault of each kind was found."""
+        self._last: StepState | None = None
+        """The step that ended last."""
         self._shares: list[float] = []
         self._histories: dict[tuple[str, int], deque[float]] = {}
         self.stride = 1
@@ -82,8 +87,9 @@ class BlackBoxRecorder:
 
     def begin_step(self, iteration: int) -> None:
         """Begin a step; an iteration that is begun again goes on."""
-        if self._begun_ns and iteration == self._iteration:
+        if self._is_running and iteration == self._iteration:
             return
+        self._is_running = True
         self._iteration, self._started_us = iteration, self._clock_us()
         self._begun_ns = self._clock_ns()
         self._rows, self._noted, self._digests = [], {}, {}
@@ -93,14 +99,16 @@ class BlackBoxRecorder:
 
     def end_step(self, *, ran: bool) -> None:
         """End the step: send it, judge its norms and its cost; not one in which nothing ran."""
-        if not self._begun_ns or not (ran or self._rows):
+        if not self._is_running or not (ran or self._rows):
             return
         begun_ns = self._clock_ns()
-        self._outbox.add_state(self._make_state(unfinished=False))
-        self._judge_norms()
+        self._last = self._make_state(unfinished=False)
+        self._outbox.add_state(self._last)
+        self._judge_gradients(self._gradient_squares, self._largest_gradient[1], self._iteration)
+        self._judge_loss()
         now_ns = self._clock_ns()
         self._judge_cost(now_ns - self._begun_ns, self._spent_ns + now_ns - begun_ns)
-        self._begun_ns = 0
+        self._is_running = False
 
     def note(self, numbers: Mapping[str, float]) -> None:
         """Keep numbers of the step, such as its loss."""
@@ -113,7 +121,7 @@ class BlackBoxRecorder:
     def close(self, *, raised: bool) -> None:
         """Send the running step if an error ends the session in it."""
         if raised:
-            if self._begun_ns:
+            if self._is_running:
                 self._outbox.add_state(self._make_state(unfinished=True))
             error = sys.exc_info()[1] or getattr(sys, "last_value", None)
             what = "an error" if error is None else f"{type(error).__name__}: {error}"
@@ -136,13 +144,8 @@ class BlackBoxRecorder:
         if number < 0 or len(self._rows) >= MAX_STEP_ROWS:
             self._skipped += 1
             return True
-        _, maximum, minimum, _, squares, nan, positive, negative, *_ = moments
-        if not (nan or positive or negative):
-            self._rows.append(_PACK_ROW(number, maximum, minimum, squares, 0, 0, 0))
-            return True
-        counts = [min(count, _MAX_COUNT) for count in (nan, positive, negative)]
-        self._rows.append(_PACK_ROW(number, maximum, minimum, squares, *counts))
-        return False
+        self._rows.append(pack_row(number, moments))
+        return not any(moments[5:8])
 
     def add_gradient(self, kind: TensorKind, number: int, moments: FoundMoments) -> bool:
         """Add a row of the gradient of a parameter."""
@@ -151,6 +154,19 @@ class BlackBoxRecorder:
         if squares > self._largest_gradient[0]:
             self._largest_gradient = squares, kind
         return self.add_pulse(number, moments)
+
+    def add_late_rows(self, iteration: int, rows: Sequence[LateRow]) -> None:
+        """Add rows to the step that ended last, and send it again."""
+        if self._last is None or self._last.iteration != iteration:
+            return
+        packed = [pack_row(row.number, row.moments) for row in rows if row.number >= 0]
+        most = MAX_STEP_ROWS - len(self._last.rows) // PULSE_ROW.itemsize
+        self._last = replace(self._last, rows=self._last.rows + b"".join(packed[:most]))
+        self._outbox.add_state(self._last)
+        gradients = [(row.moments[4], row.gradient) for row in rows if row.gradient is not None]
+        if gradients:
+            largest = max(gradients, key=lambda each: each[0])[1]
+            self._judge_gradients(sum(s for s, _ in gradients), largest, iteration)
 
     def count_skipped(self, count: int = 1) -> None:
         """Count tensors that were not measured."""
@@ -165,22 +181,29 @@ class BlackBoxRecorder:
         self._digests[name] = digest
 
     def report_fault(
-        self, kind: FaultKind, text: str, tensor_kind: TensorKind | None = None, source: str = ""
+        self,
+        kind: FaultKind,
+        text: str,
+        tensor_kind: TensorKind | None = None,
+        source: str = "",
+        *,
+        iteration: int | None = None,
     ) -> None:
         """Report a fault, for which the agent freezes the ring; not one that goes on since the step
         before.
         """
+        found_in = self._iteration if iteration is None else iteration
         last = self._found_in.get(kind)
-        self._found_in[kind] = self._iteration
-        if last is None or last < self._iteration - 1:
-            self._outbox.add_fault(FaultNotice(kind, self._iteration, text, tensor_kind, source))
+        self._found_in[kind] = found_in
+        if last is None or last < found_in - 1:
+            self._outbox.add_fault(FaultNotice(kind, found_in, text, tensor_kind, source))
 
     # -- a freeze, on the thread of the connection
 
     def answer_freeze(self, notice: FreezeNotice) -> None:
         """Send what there is of the running step."""
         self._warn(notice.text)
-        if self._begun_ns:
+        if self._is_running:
             stacks = format_stacks() if notice.wants_stacks else ()
             self._outbox.add_state(self._make_state(unfinished=True, stacks=stacks))
 
@@ -196,19 +219,21 @@ class BlackBoxRecorder:
             stacks=tuple(stacks),
         )
 
-    def _judge_norms(self) -> None:
-        """Report a gradient norm or a loss that is far above those of earlier steps."""
-        norm = math.sqrt(self._gradient_squares) if self._gradient_squares >= 0 else math.nan
-        if self._judge_number("gradients", self.part, norm):
+    def _judge_gradients(self, squares: float, largest: TensorKind | None, iteration: int) -> None:
+        """Report a norm of the gradients that is far above those of earlier steps."""
+        norm = math.sqrt(squares) if squares >= 0 else math.nan
+        # Another part of the modules has norms of its own.
+        if self._judge_number(f"gradients of {self.stride}", iteration % self.stride, norm):
             text = f"the norm of the gradients jumped to {norm:g}"
-            self.report_fault(FaultKind.JUMP, text, self._largest_gradient[1])
+            self.report_fault(FaultKind.JUMP, text, largest, iteration=iteration)
+
+    def _judge_loss(self) -> None:
         loss = self._noted.get("loss")
         if loss is not None and self._judge_number("loss", 0, abs(loss)):
             self.report_fault(FaultKind.JUMP, f"the loss jumped to {loss:g}")
 
     def _judge_number(self, name: str, part: int, number: float) -> bool:
-        # Another part of the modules has norms of its own.
-        key = f"{name} of {self.stride}" if name == "gradients" else name, part
+        key = name, part
         history = self._histories.get(key)
         if history is None:
             history = deque[float](maxlen=_HISTORY_STEPS)
@@ -231,6 +256,15 @@ class BlackBoxRecorder:
                 f"rankdump.blackbox.max_overhead = {self._settings.max_overhead:g} allows, and "
                 "measures a part of the modules in each step"
             )
+
+
+def pack_row(number: int, moments: FoundMoments) -> bytes:
+    """Return the bytes of a row of `PULSE_ROW`."""
+    _, maximum, minimum, _, squares, nan, positive, negative, *_ = moments
+    if nan or positive or negative:
+        counts = [min(count, _MAX_COUNT) for count in (nan, positive, negative)]
+        return _PACK_ROW(number, maximum, minimum, squares, *counts)
+    return _PACK_ROW(number, maximum, minimum, squares, 0, 0, 0)
 
 
 def format_stacks() -> tuple[str, ...]:

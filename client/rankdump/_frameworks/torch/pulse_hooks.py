@@ -24,13 +24,19 @@ from torch.utils.hooks import RemovableHandle
 from rankdump._core.black_box import FaultKind
 from rankdump._core.bounded_cache import remember
 from rankdump._core.record import TensorKind, TensorSide
-from rankdump._core.recorder_protocol import PulseRecorder, Recorder
+from rankdump._core.recorder_protocol import LateRow, PulseRecorder, Recorder
 from rankdump._frameworks.model_observer import ModelObserver, capture_source_lines
 from rankdump._frameworks.operator_names import (
     PARAMETER_TYPE,
     list_call_leaves,
     list_result_leaves,
     make_gradient_name,
+)
+from rankdump._frameworks.torch.device_pulses import (
+    DevicePulses,
+    LateStep,
+    PulsePlace,
+    is_measurable,
 )
 from rankdump._frameworks.torch.graph_description import FOREIGN_FILES
 from rankdump._frameworks.torch.internals import is_tracing, is_wrapped
@@ -71,7 +77,7 @@ _clock_ns = time.perf_counter_ns
 
 
 def measure_tensor(tensor: Tensor) -> FoundMoments | None:
-    """Return the moments of a tensor of floating-point numbers in host memory; None for another."""
+    """Return the moments of floating-point numbers in host memory; None for other tensors."""
     code = _FLOAT_CODES.get(tensor.dtype)
     if code is None or is_wrapped(tensor):
         return None
@@ -107,6 +113,10 @@ class TorchPulseHook:
         self._modules: list[_ModulePulseHook] = []
         self._parameters: list[_GradientPulseHook] = []
         self._by_parameter: dict[int, _GradientPulseHook] = {}
+        self._device = DevicePulses()
+        self._iteration = 0
+        self._stepped_in = -1
+        """Last iteration in which an optimizer used gradients of the model."""
         self._handles: list[RemovableHandle] = []
         self._fixed: list[RemovableHandle] = []
         self._left_out = 0
@@ -118,16 +128,47 @@ class TorchPulseHook:
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
         """Install the hooks of the part that is measured in this step."""
+        self._iteration = iteration
         run_shielded(self._begin_step, self._observer.report_failure)
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
-        """Do nothing: everything is measured where it arises."""
+        """Take what was measured on accelerators in the step before."""
+        run_shielded(self._end_step, self._observer.report_failure)
 
     def detach(self) -> None:
         """Restore the model."""
+        run_shielded(self._finish_device, self._observer.report_failure)
         for handle in (*self._handles, *self._fixed):
             handle.remove()
         self._handles, self._fixed = [], []
+
+    def _end_step(self) -> None:
+        begun_ns = _clock_ns()
+        self._add_late_step(self._device.end_step(self._iteration))
+        self._pulses.add_time(_clock_ns() - begun_ns, 0)
+
+    def _finish_device(self) -> None:
+        self._add_late_step(self._device.end_step(self._iteration))
+        self._add_late_step(self._device.finish())
+
+    def _add_late_step(self, step: LateStep | None) -> None:
+        """Add what was measured on accelerators in an earlier step, and report its first fault."""
+        if step is None:
+            return
+        rows = [LateRow(each.number, moments, each.gradient) for each, moments in step.pulses]
+        self._pulses.add_late_rows(step.iteration, rows)
+        bad = [place for place, moments in step.pulses if any(moments[5:8])]
+        place = next((each for each in bad if each.gradient is None), None)
+        if place is not None:
+            text = f"the output of {place.kind.op_name} is the first of its step that is not finite"
+            self._pulses.report_fault(
+                FaultKind.NON_FINITE, text, place.kind, place.source, iteration=step.iteration
+            )
+        elif bad and self._stepped_in == step.iteration:
+            text = f"{bad[0].kind.op_name}, which an optimizer used, is not finite"
+            self._pulses.report_fault(
+                FaultKind.NON_FINITE, text, bad[0].kind, iteration=step.iteration
+            )
 
     def _begin_step(self) -> None:
         begun_ns = _clock_ns()
@@ -151,7 +192,7 @@ class TorchPulseHook:
         if ids == self._module_ids:
             return
         self._module_ids = ids
-        make = (self._pulses, self._observer, self._graph, self._name)
+        make = (self._pulses, self._device, self._observer, self._graph, self._name)
         self._modules = [
             _ModulePulseHook(operator, *make)
             for operator in build_module_tree(self._model).operators
@@ -208,6 +249,7 @@ class TorchPulseHook:
                 if hook.bad_text:
                     hook.report()
         if calls or not self._parameters:
+            self._stepped_in = self._iteration
             self._pulses.note(rates)
         self._pulses.add_time(_clock_ns() - begun_ns, 0)
 
@@ -223,9 +265,14 @@ class _PulseHook:
     """Base of the hooks; a copy of a module gets a hook that does nothing."""
 
     def __init__(
-        self, pulses: PulseRecorder, observer: ModelObserver, graph: int, model_name: str
+        self,
+        pulses: PulseRecorder,
+        device: DevicePulses,
+        observer: ModelObserver,
+        graph: int,
+        model_name: str,
     ) -> None:
-        self._pulses, self._observer = pulses, observer
+        self._pulses, self._device, self._observer = pulses, device, observer
         self._graph, self._model_name = graph, model_name
         self._kinds: dict[Any, tuple[int, TensorKind]] = {}
 
@@ -267,12 +314,15 @@ class _ModulePulseHook(_PulseHook):
         self,
         operator: ModuleOperator,
         pulses: PulseRecorder,
+        device: DevicePulses,
         observer: ModelObserver,
         graph: int,
         model_name: str,
     ) -> None:
-        super().__init__(pulses, observer, graph, model_name)
+        super().__init__(pulses, device, observer, graph, model_name)
         self.operator = operator
+        self._source = ""
+        """Line that called the module first, for pulses that are read back later."""
         self.calls = 0
         """Calls in the running step."""
         self._infinite: set[int] = set()
@@ -296,13 +346,17 @@ class _ModulePulseHook(_PulseHook):
 
     def _measure_leaf(self, call: int, slot: int, argument: str, tensor: Tensor, args: Any) -> None:
         moments = measure_tensor(tensor)
-        if moments is None:
+        if moments is None and not is_measurable(tensor):
             self._pulses.count_skipped()
             return
         scope = self.operator.scope
         name = scope.forward_name(call)
         known = len(self._kinds)
         number, kind = self._find_kind(call, scope.op_type, name, slot, argument, tensor)
+        if moments is None:
+            self._source = self._source or find_source()
+            self._device.add(tensor, PulsePlace(number, kind, self._source))
+            return
         if self._pulses.add_pulse(number, moments):
             return
         if len(self._kinds) > known and not moments[5]:
@@ -322,11 +376,12 @@ class _GradientPulseHook(_PulseHook):
         self,
         name: str,
         pulses: PulseRecorder,
+        device: DevicePulses,
         observer: ModelObserver,
         graph: int,
         model_name: str,
     ) -> None:
-        super().__init__(pulses, observer, graph, model_name)
+        super().__init__(pulses, device, observer, graph, model_name)
         self._op_name = make_gradient_name(name)
         self.is_wanted = self.is_measured = False
         self.bad_text = ""
@@ -348,10 +403,13 @@ class _GradientPulseHook(_PulseHook):
         """Measure a gradient."""
         self.is_measured = True
         moments = measure_tensor(gradient)
-        if moments is None:
+        if moments is None and not is_measurable(gradient):
             self._pulses.count_skipped()
             return
         number, kind = self._find_kind("", PARAMETER_TYPE, self._op_name, 0, "grad", gradient)
+        if moments is None:
+            self._device.add(gradient, PulsePlace(number, kind, gradient=kind))
+            return
         if not self._pulses.add_gradient(kind, number, moments) and not self.bad_text:
             self.bad_text = describe_non_finite(moments)
             self._bad_kind = kind
