@@ -282,28 +282,25 @@ class _PulseHook:
     def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
         return make_inert_hook, ()
 
-    def _find_kind(
+    def _add_kind(
         self, key: object, op_type: str, op_name: str, slot: int, argument: str, tensor: Tensor
     ) -> tuple[int, TensorKind]:
-        """Return the kind of a tensor with its number, from a cache by `key`, type and shape."""
-        place = key, slot, tensor.dtype, tensor.shape
-        found = self._kinds.get(place)
-        if found is None:
-            tensor = strip_distribution(tensor)
-            kind = TensorKind(
-                self._graph,
-                op_type,
-                op_name,
-                TensorSide.OUTPUT,
-                slot,
-                find_dtype_name(tensor),
-                tuple(tensor.shape),
-                tensor.numel() * tensor.element_size(),
-                argument,
-                model=self._model_name,
-            )
-            found = self._pulses.number_kind(kind), kind
-            remember(self._kinds, place, found, _MAX_CACHED_KINDS)
+        """Return the kind of a tensor that has none yet, and its number."""
+        local = strip_distribution(tensor)
+        kind = TensorKind(
+            self._graph,
+            op_type,
+            op_name,
+            TensorSide.OUTPUT,
+            slot,
+            find_dtype_name(local),
+            tuple(local.shape),
+            local.numel() * local.element_size(),
+            argument,
+            model=self._model_name,
+        )
+        found = self._pulses.number_kind(kind), kind
+        remember(self._kinds, key, found, _MAX_CACHED_KINDS)
         return found
 
 
@@ -349,23 +346,26 @@ class _ModulePulseHook(_PulseHook):
         if moments is None and not is_measurable(tensor):
             self._pulses.count_skipped()
             return
-        scope = self.operator.scope
-        name = scope.forward_name(call)
-        known = len(self._kinds)
-        number, kind = self._find_kind(call, scope.op_type, name, slot, argument, tensor)
+        key = call, slot, tensor.dtype, tensor.shape
+        found = self._kinds.get(key)
+        if found is None:
+            scope = self.operator.scope
+            name = scope.forward_name(call)
+            found = self._add_kind(key, scope.op_type, name, slot, argument, tensor)
+            if moments is not None and any(moments[6:8]) and not moments[5]:
+                self._infinite.add(found[0])
+        number, kind = found
         if moments is None:
             self._source = self._source or find_source()
             self._device.add(tensor, PulsePlace(number, kind, self._source))
             return
         if self._pulses.add_pulse(number, moments):
             return
-        if len(self._kinds) > known and not moments[5]:
-            self._infinite.add(number)
         if number in self._infinite and not moments[5]:
             return
         clean = all(map(is_finite, (leaf.value for leaf in list_call_leaves(args, {}))))
         inputs = "its inputs are finite" if clean else "its inputs are not finite either"
-        text = f"the output of {name} has {describe_non_finite(moments)}; {inputs}"
+        text = f"the output of {kind.op_name} has {describe_non_finite(moments)}; {inputs}"
         self._pulses.report_fault(FaultKind.NON_FINITE, text, kind, find_source())
 
 
@@ -406,7 +406,11 @@ class _GradientPulseHook(_PulseHook):
         if moments is None and not is_measurable(gradient):
             self._pulses.count_skipped()
             return
-        number, kind = self._find_kind("", PARAMETER_TYPE, self._op_name, 0, "grad", gradient)
+        key = gradient.dtype, gradient.shape
+        found = self._kinds.get(key)
+        if found is None:
+            found = self._add_kind(key, PARAMETER_TYPE, self._op_name, 0, "grad", gradient)
+        number, kind = found
         if moments is None:
             self._device.add(gradient, PulsePlace(number, kind, gradient=kind))
             return
