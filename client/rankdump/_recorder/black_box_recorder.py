@@ -64,7 +64,7 @@ class BlackBoxRecorder:
         self._settings, self._outbox, self._rank, self._warn = settings, outbox, rank, warn
         self._clock_us, self._clock_ns = clock_us, clock_ns
         self._numbers: dict[TensorKind, int] = {}
-        self._is_running = False
+        self._is_running = self._in_child = False
         self._rows: list[bytes] = []
         self._noted: dict[str, float] = {}
         self._digests: dict[str, str] = {}
@@ -87,7 +87,7 @@ class BlackBoxRecorder:
 
     def begin_step(self, iteration: int) -> None:
         """Begin a step; an iteration that is begun again goes on."""
-        if self._is_running and iteration == self._iteration:
+        if self._in_child or (self._is_running and iteration == self._iteration):
             return
         self._is_running = True
         self._iteration, self._started_us = iteration, self._clock_us()
@@ -133,6 +133,8 @@ class BlackBoxRecorder:
         """Return the number of a kind; -1 when there are too many."""
         number = self._numbers.get(kind)
         if number is None:
+            if self._in_child:
+                return -1
             if len(self._numbers) >= MAX_KINDS:
                 self._warn("the black box has seen too many kinds of tensors, and skips new ones")
                 return -1
@@ -195,8 +197,12 @@ class BlackBoxRecorder:
         found_in = self._iteration if iteration is None else iteration
         last = self._found_in.get(kind)
         self._found_in[kind] = found_in
-        if last is None or last < found_in - 1:
+        if not self._in_child and (last is None or last < found_in - 1):
             self._outbox.add_fault(FaultNotice(kind, found_in, text, tensor_kind, source))
+
+    def disarm(self) -> None:
+        """Send nothing more, in a forked child: without a lock, which may be held."""
+        self._in_child, self._is_running = True, False
 
     # -- a freeze, on the thread of the connection
 

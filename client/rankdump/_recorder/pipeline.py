@@ -299,6 +299,8 @@ class DumpPipeline:
         self._in_child = True
         if self._overhead is not None:
             self._overhead.disarm()
+        if self.black_box is not None:
+            self.black_box.disarm()
         self._iteration_state.disable()
         self._metadata_sender.disarm()
         # The mapping is shared with the parent, whose journal it is.

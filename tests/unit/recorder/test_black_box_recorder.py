@@ -183,5 +183,19 @@ def test_session_that_ends_well_reports_nothing():
     assert not side.faults
 
 
+def test_forked_child_sends_nothing():
+    side = BlackBoxSide()
+    run_step(side, 0)
+    side.recorder.begin_step(1)
+    side.recorder.disarm()
+    side.recorder.add_pulse(side.recorder.number_kind(kind_of("new")), moments(nan=1))
+    side.recorder.report_fault(FaultKind.NON_FINITE, "the loss is nan")
+    side.recorder.end_step(ran=True)
+    side.recorder.begin_step(2)
+    side.recorder.end_step(ran=True)
+    assert not side.outbox.has_waiting
+    assert len(side.kinds) == 1
+
+
 def test_limit_of_kinds_is_that_of_the_messages():
     assert black_box_messages.MAX_KINDS == 1 << 16
