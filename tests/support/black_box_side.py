@@ -33,6 +33,7 @@ class BlackBoxSide:
 
     def __post_init__(self) -> None:
         self.outbox = StepOutbox(self.settings.steps)
+        self.outbox.is_wanted = True
         self.recorder = BlackBoxRecorder(
             self.settings,
             self.outbox,

@@ -357,6 +357,10 @@ class AgentClient:
         stream = self._outgoing.begin_stream()
         self._buffer.acknowledge(grant.acknowledged)
         self._selector.select_transport(grant)
+        if self._outbox is not None:
+            self._outbox.is_wanted = grant.keeps_steps
+            if not grant.keeps_steps:
+                self._on_warning("the agent keeps no black box: it is of an earlier release")
         self._set_link(LinkState.UP, grant.excluded)
         slab_ready = False
         hello = agent_pb2.Hello(session_id=self._request.session_id, token=grant.token)

@@ -27,13 +27,15 @@ class StepOutbox:
         self._stream = -1
         self._brought = 0
         """Kinds that this stream has brought."""
+        self.is_wanted = False
+        """Whether the agent keeps steps; what comes before that is known waits."""
         self.on_news: Callable[[], None] = lambda: None
         """Called when something waits; the transport sets it."""
 
     @property
     def has_waiting(self) -> bool:
-        """Whether anything waits."""
-        return bool(self._states or self._faults)
+        """Whether anything waits that the agent wants."""
+        return self.is_wanted and bool(self._states or self._faults)
 
     def add_kind(self, kind: bytes) -> int:
         """Give a serialized kind its number, which holds for the session."""
@@ -59,7 +61,7 @@ class StepOutbox:
             with self._lock:
                 if stream != self._stream:
                     self._stream, self._brought = stream, 0
-                request = self._take_request()
+                request = self._take_request() if self.is_wanted else None
             if request is None:
                 return
             yield request

@@ -138,6 +138,7 @@ class OpenSessionResponse(google.protobuf.message.Message):
     EXCLUDED_FIELD_NUMBER: builtins.int
     REDIRECT_FIELD_NUMBER: builtins.int
     OPENING_FIELD_NUMBER: builtins.int
+    KEEPS_STEPS_FIELD_NUMBER: builtins.int
     token: builtins.bytes
     """Proves on later calls that the caller is this session."""
     acknowledged_sequence: builtins.int
@@ -153,6 +154,8 @@ class OpenSessionResponse(google.protobuf.message.Message):
     """Why the session is not open yet: it is being opened, and to be asked for again. With it nothing
     else is set.
     """
+    keeps_steps: builtins.bool
+    """The agent keeps the steps of the session's black box."""
     @property
     def slab(self) -> global___Slab:
         """Set when the agent offers shared memory; absent means frames carry the bytes."""
@@ -167,9 +170,10 @@ class OpenSessionResponse(google.protobuf.message.Message):
         excluded: builtins.str = ...,
         redirect: builtins.str = ...,
         opening: builtins.str = ...,
+        keeps_steps: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["slab", b"slab"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "excluded", b"excluded", "max_record_bytes", b"max_record_bytes", "opening", b"opening", "redirect", b"redirect", "slab", b"slab", "token", b"token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "excluded", b"excluded", "keeps_steps", b"keeps_steps", "max_record_bytes", b"max_record_bytes", "opening", b"opening", "redirect", b"redirect", "slab", b"slab", "token", b"token"]) -> None: ...
 
 global___OpenSessionResponse = OpenSessionResponse
 
