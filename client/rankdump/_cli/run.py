@@ -171,6 +171,7 @@ def run(
         plan, _ = config_file.make_black_box_plan(environ)
     if plan is not None:
         print_lines((f"rankdump: warning: {text}" for text in plan.warnings), err=True)
+    if plan is not None and "RANKDUMP_CONFIG" in environ:
         environ = _without_native_dump(environ, plan)
     if require_fit:
         fault = _explain_misfit(plan, observed)
