@@ -1,7 +1,7 @@
 """Ranks of a data-parallel job in which something goes wrong on rank 2 in iteration 37 of 60.
 
-Run under torchrun as `black_box_job.py SCENARIO FOLDER`; each rank writes the bits of its losses to
-`losses_RANK.txt` of the folder. Nothing is selected to be dumped.
+Run as `black_box_job.py WORLD FOLDER SCENARIO`; each rank writes the bits of its losses to
+`SCENARIO/losses_RANK.txt` of the folder. Nothing is selected to be dumped.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import struct
-import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
+from rank_processes import run_ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -59,18 +57,33 @@ def go_wrong(scenario: str, net: Net) -> None:
         time.sleep(SLEEP_S)
 
 
-def main() -> None:
-    """Train."""
-    scenario, folder = sys.argv[1], Path(sys.argv[2])
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=SLEEP_S))
-    rank = dist.get_rank()
+def train(scenario: str, rank: int, world: int, folder: Path) -> None:
+    """Train as one rank."""
     torch.manual_seed(0)
     net = Net()
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     torch.manual_seed(rank)
-    session = rankdump.attach(net)
+    session = rankdump.Session.from_environment(
+        os.environ | {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
+    )
+    session.attach(net)
+    try:
+        run_steps(scenario, rank, session, net, model, optimizer, folder)
+    finally:
+        session.close()
+
+
+def run_steps(
+    scenario: str,
+    rank: int,
+    session: rankdump.Session,
+    net: Net,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    folder: Path,
+) -> None:
+    """Run all steps; write the bits of each loss."""
     with (folder / f"losses_{rank}.txt").open("w") as losses:
         for step in range(STEPS):
             session.step(step)
@@ -82,11 +95,8 @@ def main() -> None:
             optimizer.step()
             session.note(loss=loss.item())
             print(struct.pack("<f", loss.item()).hex(), file=losses, flush=True)
-            if step == BAD_STEP:
-                net.scale.factor = 1.0
-    session.close()
-    dist.destroy_process_group()
+            net.scale.factor = 1.0
 
 
 if __name__ == "__main__":
-    main()
+    run_ranks(train)
