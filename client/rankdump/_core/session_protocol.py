@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from rankdump._core.black_box import FreezeNotice
 from rankdump._core.events import EventColumns
 from rankdump._core.graph import GraphPart
 from rankdump._core.record import StatisticRows, TensorKey, TensorKind
@@ -203,3 +204,5 @@ class Acknowledgement:
     """Lines for the rank's log, each to be written once."""
     slab_ready: bool = False
     """Shared memory is there now: finish the stream and open the session again."""
+    freeze: FreezeNotice | None = None
+    """The black box was frozen: send what there is of the running step."""

@@ -80,7 +80,7 @@ class LedgerStatus:
 
 @dataclass(frozen=True, slots=True)
 class MemoryStatus:
-    """Memory of queue, slabs and sessions together."""
+    """Memory of queue, slabs, sessions and rings of steps together."""
 
     used_bytes: int = 0
     limit_bytes: int = 0

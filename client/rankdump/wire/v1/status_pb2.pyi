@@ -658,7 +658,7 @@ class MemoryStatus(google.protobuf.message.Message):
     USED_BYTES_FIELD_NUMBER: builtins.int
     LIMIT_BYTES_FIELD_NUMBER: builtins.int
     used_bytes: builtins.int
-    """Queue, slabs and sessions."""
+    """Queue, slabs, sessions and rings of steps."""
     limit_bytes: builtins.int
     def __init__(
         self,

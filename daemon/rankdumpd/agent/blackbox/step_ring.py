@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rankdump._core.black_box import PULSE_ROW, StepState
 from rankdump._wire.black_box_messages import check_new_kinds, step_state_from_wire
@@ -49,6 +49,8 @@ class StepRing:
         self.dropped_steps = 0
         """Steps that were dropped because memory was short."""
         self.newest_iteration = 0
+        self.finished_iteration = -1
+        """Highest one that has ended."""
         self.finished_s = 0.0
         """When the last finished step arrived."""
         self._steps: dict[int, tuple[int, StepState]] = {}
@@ -108,22 +110,28 @@ class StepRing:
         self.newest_iteration = max(self.newest_iteration, state.iteration)
         self.sent_steps += 1
         if not state.unfinished and (before is None or before[1].unfinished):
-            if self.finished_steps:
-                self._intervals_s.append(now_s - self.finished_s)
-            self.finished_steps += 1
-            self.finished_s = now_s
+            self._count_finished(state, now_s)
         while len(self._steps) > self.session.plan.black_box.steps:
             self._remove(next(iter(self._steps)))
+
+    def _count_finished(self, state: StepState, now_s: float) -> None:
+        if self.finished_steps:
+            self._intervals_s.append(now_s - self.finished_s)
+        self.finished_steps += 1
+        self.finished_s = now_s
+        self.finished_iteration = max(self.finished_iteration, state.iteration)
 
     def drop_oldest(self) -> None:
         """Drop the oldest step, for want of memory."""
         self._remove(next(iter(self._steps)))
         self.dropped_steps += 1
 
-    def clear(self) -> None:
-        """Remove all steps, which were taken by a freeze."""
-        for iteration in list(self._steps):
-            self._remove(iteration)
+    def forget(self, states: Iterable[StepState]) -> None:
+        """Remove these steps, which were taken by a freeze."""
+        for state in states:
+            held = self._steps.get(state.iteration)
+            if held is not None and held[1] is state:
+                self._remove(state.iteration)
 
     def _remove(self, iteration: int) -> None:
         held = self._steps.pop(iteration, None)
