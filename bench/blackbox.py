@@ -83,7 +83,7 @@ def _measure_case(
     assert pipeline is not None
     assert pipeline.black_box is not None
     stride = pipeline.black_box.stride
-    ring_bytes = sum(ring.byte_count for ring in host.status().rings)
+    ring_bytes = host.status().black_box.step_bytes
     session.close()
     return RingCost(median(plain_s), median(ratios), stride, ring_bytes)
 
