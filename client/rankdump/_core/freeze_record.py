@@ -164,7 +164,9 @@ def parse_freeze_record(data: bytes) -> FreezeRecord:
         body = json.loads(data)
         if type(body) is not dict or cast("dict[str, object]", body).get("version") != _VERSION:
             raise ValueError(f"it is no object with the version {_VERSION}")
-        record = read_json(FreezeRecord, cast("object", body), defaults=True, unknown=True, minimum=0)
+        record = read_json(
+            FreezeRecord, cast("object", body), defaults=True, unknown=True, minimum=0
+        )
         if not record.causes:
             raise ValueError("it has no cause")
         _check_numbers(record)

@@ -111,7 +111,10 @@ class TorchPulseHook:
         self._model, self._pulses, self._graph, self._name = model, pulses, graph, name
         self._observer = ModelObserver(recorder, graph)
         self._modules: list[_ModulePulseHook] = []
+        self._watched: list[_ModulePulseHook] = []
         self._parameters: list[_GradientPulseHook] = []
+        self._wanted: list[_GradientPulseHook] = []
+        """Those that are measured in this step."""
         self._by_parameter: dict[int, _GradientPulseHook] = {}
         self._device = DevicePulses()
         self._iteration = 0
@@ -138,9 +141,10 @@ class TorchPulseHook:
     def detach(self) -> None:
         """Restore the model."""
         run_shielded(self._finish_device, self._observer.report_failure)
-        for handle in (*self._handles, *self._fixed):
+        self._remove_hooks()
+        for handle in self._fixed:
             handle.remove()
-        self._handles, self._fixed = [], []
+        self._fixed = []
 
     def _end_step(self) -> None:
         begun_ns = _clock_ns()
@@ -175,14 +179,14 @@ class TorchPulseHook:
         if self._steps % _TREE_CHECK_STEPS == 0:
             self._read_model()
         self._steps += 1
-        for hook in self._modules:
-            hook.calls = 0
-        for hook in self._parameters:
-            hook.bad_text = ""
-            hook.is_measured = False
         part = self._pulses.stride, self._pulses.part
         if part != self._installed:
             self._install(*part)
+        for hook in self._watched:
+            hook.calls = 0
+        for hook in self._wanted:
+            hook.bad_text = ""
+            hook.is_measured = False
         self._pulses.count_skipped(self._left_out)
         self._pulses.add_digest("random.cpu", compute_digest(torch.random.get_rng_state()))
         self._pulses.add_time(_clock_ns() - begun_ns)
@@ -199,12 +203,12 @@ class TorchPulseHook:
             if is_innermost(operator)
         ]
         self._parameters = [
-            _GradientPulseHook(name, *make)
+            _GradientPulseHook(name, parameter, *make)
             for name, parameter in iterate_parameters(self._model)
             if parameter.requires_grad
         ]
-        named = [p for _, p in iterate_parameters(self._model) if p.requires_grad]
-        self._by_parameter = {id(p): h for p, h in zip(named, self._parameters, strict=True)}
+        self._by_parameter = {id(hook.parameter): hook for hook in self._parameters}
+        self._remove_hooks()
         self._installed = (0, 0)
         if not self._fixed:
             self._fixed = [
@@ -213,21 +217,25 @@ class TorchPulseHook:
             ]
 
     def _install(self, stride: int, part: int) -> None:
+        self._remove_hooks()
+        self._watched = self._modules[part::stride]
+        self._wanted = self._parameters[part::stride]
+        self._handles = [hook.operator.module.register_forward_hook(hook) for hook in self._watched]
+        for hook in self._wanted:
+            hook.is_wanted = True
+            if hook.parameter.is_leaf:
+                handle = hook.parameter.register_post_accumulate_grad_hook(hook)
+                self._handles.append(handle)
+        measured = len(self._watched) + len(self._wanted)
+        self._left_out = len(self._modules) + len(self._parameters) - measured
+        self._installed = (stride, part)
+
+    def _remove_hooks(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles = [
-            hook.operator.module.register_forward_hook(hook)
-            for place, hook in enumerate(self._modules)
-            if place % stride == part
-        ]
-        named = [p for _, p in iterate_parameters(self._model) if id(p) in self._by_parameter]
-        for place, parameter in enumerate(named):
-            hook = self._by_parameter[id(parameter)]
-            hook.is_wanted = place % stride == part
-            if hook.is_wanted and parameter.is_leaf:
-                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
-        self._left_out = len(self._modules) + len(named) - len(self._handles)
-        self._installed = (stride, part)
+        for hook in self._wanted:
+            hook.is_wanted = False
+        self._handles, self._watched, self._wanted = [], [], []
 
     @exclude_from_compilation
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -235,20 +243,20 @@ class TorchPulseHook:
             run_shielded(self._measure_used_gradients, self._observer.report_failure, optimizer)
 
     def _measure_used_gradients(self, optimizer: Optimizer) -> None:
-        begun_ns, calls = _clock_ns(), 0
-        rates = {}
+        begun_ns, is_of_model = _clock_ns(), not self._parameters
+        rates: dict[str, float] = {}
         for number, group in enumerate(optimizer.param_groups):
             rates[f"learning_rate.{number}"] = float(group.get("lr", 0.0))
             for parameter in group["params"]:
                 hook = self._by_parameter.get(id(parameter))
+                is_of_model = is_of_model or hook is not None
                 if hook is None or not hook.is_wanted:
                     continue
-                calls += 1
                 if not hook.is_measured and parameter.grad is not None:
                     hook.measure(parameter.grad)
                 if hook.bad_text:
                     hook.report()
-        if calls or not self._parameters:
+        if is_of_model:
             self._stepped_in = self._iteration
             self._pulses.note(rates)
         self._pulses.add_time(_clock_ns() - begun_ns, 0)
@@ -375,6 +383,7 @@ class _GradientPulseHook(_PulseHook):
     def __init__(
         self,
         name: str,
+        parameter: Parameter,
         pulses: PulseRecorder,
         device: DevicePulses,
         observer: ModelObserver,
@@ -382,6 +391,7 @@ class _GradientPulseHook(_PulseHook):
         model_name: str,
     ) -> None:
         super().__init__(pulses, device, observer, graph, model_name)
+        self.parameter = parameter
         self._op_name = make_gradient_name(name)
         self.is_wanted = self.is_measured = False
         self.bad_text = ""
