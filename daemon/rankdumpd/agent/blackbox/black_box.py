@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rankdump._core.black_box import FaultKind, FreezeNotice
-from rankdump._core.freeze_record import FreezeRecord, FrozenCause
+from rankdump._core.freeze_record import FreezeRecord, FrozenCause, describe_cause
 from rankdump._core.log_once import LogOnce
 from rankdump._core.plan import BlackBoxSettings
 from rankdump._core.status import BlackBoxStatus, FreezeStatus, MetricSample
@@ -37,7 +37,6 @@ from rankdumpd.agent.blackbox.freeze_state import (
     FreezeOrder,
     OpenFreeze,
     PastFreeze,
-    describe_cause,
     describe_rings,
     make_fault_cause,
     make_loss_cause,

@@ -163,11 +163,3 @@ def make_silence_cause(ring: StepRing, since_s: float, now_us: int) -> FrozenCau
         f"{ring.newest_iteration}; its median step takes {ring.median_step_s:.2g} s"
     )
     return FrozenCause(FaultKind.NO_STEP, ring.newest_iteration, text, now_us, rank)
-
-
-def describe_cause(cause: FrozenCause) -> str:
-    """Return a cause in a line for logs."""
-    where = f" [{cause.op_name}]" if cause.op_name else ""
-    line = f", {cause.source}" if cause.source else ""
-    who = f"rank {cause.rank}, " if cause.rank is not None else ""
-    return f"{cause.kind.value}, {who}iteration {cause.iteration}: {cause.text}{where}{line}"
