@@ -16,8 +16,11 @@ from support.black_box_rings import (
     make_step_message,
     read_tree_record,
 )
+from support.worker_host import WorkerHost
 
 import rankdump
+from rankdump._analysis.black_box.fault_report import make_fault_report
+from rankdump._analysis.black_box.freeze_files import read_freeze_records
 from rankdump._cli.command_group import run_command_line
 from rankdump._core.plan import BlackBoxSettings
 from rankdump._core.status import SessionState
@@ -101,10 +104,14 @@ def test_frozen_tree_is_an_ordinary_tree(make_agent, make_rank, short_dir, capsy
     outer = short_dir / "dump"
     assert run_command_line(["ls", str(outer)]) == 0
     assert run_command_line(["status", str(outer)]) == 0
-    capsys.readouterr()
+    assert f"rankdump faults {tree}" in capsys.readouterr().out
     sql = "select count(*) from tensors where nan_count > 0"
     assert run_command_line(["query", str(tree), sql, "--csv"]) == 0
     assert capsys.readouterr().out.split()[-1] == "1"
+    assert run_command_line(["faults", str(outer)]) == 0
+    report = capsys.readouterr().out
+    assert "first value that is not finite: rank 0, iteration 1: output 0 of b/Linear-op0" in report
+    assert "clean before it on that rank in that iteration: 1 tensor\n  train.py:7" in report
 
 
 def test_later_causes_are_appended(make_agent, make_rank):
@@ -161,6 +168,40 @@ def test_request_that_freezes_nothing_says_why(make_agent, make_rank):
         rank.freeze()
     for each in (stream, bare_stream, small_stream):
         each.finish()
+
+
+def test_command_freezes_the_job_of_every_worker(short_dir, make_rank, capsys):
+    host = WorkerHost(short_dir, 2, KEEP_FREE_RATIO="0", TABLE="false")
+    try:
+        streams = [begin_at_worker(make_rank, host.address, rank) for rank in range(2)]
+        for stream in streams:
+            stream.step(make_step_message(3))
+        wait_until(lambda: host.view().black_box.steps == 2)
+        for stream in streams:
+            stream.step(make_step_message(4))
+        wait_until(lambda: host.view().black_box.steps == 4)
+        assert run_command_line(["freeze", "job", "--agent", host.address, "--reason", "odd"]) == 0
+        tree = short_dir / "dump/blackbox/4"
+        assert capsys.readouterr().out == f"frozen tree: {tree}\n"
+        assert len(list(tree.glob(".rankdump/black_box.*.json"))) == 2
+        report = make_fault_report(str(tree), read_freeze_records(tree))
+        assert (report.cause.text, [each.rank for each in report.ends]) == ("odd", [0, 1])
+        assert report.absent == ()
+        assert run_command_line(["freeze", "other", "--agent", host.address]) == 1
+        refused = capsys.readouterr().err
+        assert "no rank of job 'other' is known here" in refused
+        assert refused.count("\n") == 1
+        for stream in streams:
+            stream.finish()
+    finally:
+        host.close()
+
+
+def begin_at_worker(make_rank, address: str, rank: int):
+    """Open a session of a rank at the worker that the supervisor names."""
+    own = {"session_id": f"session-{rank}", "rank": rank, "world_size": 2, "black_box": SETTINGS}
+    redirect = make_rank(address, **own).open().redirect
+    return begin(make_rank, f"{address.rpartition('/')[0]}/{redirect}", rank)[1]
 
 
 def test_killed_rank_freezes_its_job(make_agent, make_rank):

@@ -140,6 +140,14 @@ class FreezeRecord:
     """Ranks in neither list have no session on this agent."""
 
 
+def describe_cause(cause: FrozenCause) -> str:
+    """Return a cause in one line: kind, rank, iteration, sentence, operator and source line."""
+    where = f" [{cause.op_name}]" if cause.op_name else ""
+    line = f", {cause.source}" if cause.source else ""
+    who = f"rank {cause.rank}, " if cause.rank is not None else ""
+    return f"{cause.kind.value}, {who}iteration {cause.iteration}: {cause.text}{where}{line}"
+
+
 def make_record_name(host: str, agent: str) -> str:
     """Return the name of the file of an agent; `agent` tells agents of one host apart."""
     digest = hashlib.blake2b(f"{host}\0{agent}".encode(), digest_size=_DIGEST_BYTES).hexdigest()
@@ -164,9 +172,8 @@ def parse_freeze_record(data: bytes) -> FreezeRecord:
         body = json.loads(data)
         if type(body) is not dict or cast("dict[str, object]", body).get("version") != _VERSION:
             raise ValueError(f"it is no object with the version {_VERSION}")
-        record = read_json(
-            FreezeRecord, cast("object", body), defaults=True, unknown=True, minimum=0
-        )
+        value = cast("object", body)
+        record = read_json(FreezeRecord, value, defaults=True, unknown=True, minimum=0)
         if not record.causes:
             raise ValueError("it has no cause")
         _check_numbers(record)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rankdump._core.black_box import FaultKind, FreezeNotice
-from rankdump._core.freeze_record import FreezeRecord, FrozenCause
+from rankdump._core.freeze_record import FreezeRecord, FrozenCause, describe_cause
 from rankdump._core.log_once import LogOnce
 from rankdump._core.plan import BlackBoxSettings
 from rankdump._core.status import BlackBoxStatus, FreezeStatus, MetricSample
@@ -37,7 +37,7 @@ from rankdumpd.agent.blackbox.freeze_state import (
     FreezeOrder,
     OpenFreeze,
     PastFreeze,
-    describe_cause,
+    RankProgress,
     describe_rings,
     make_fault_cause,
     make_loss_cause,
@@ -265,8 +265,13 @@ class BlackBox:
             return True
         going = (each for each in self._list_sessions(freeze.record) if not each.has_ended)
         rings = (self._rings.find(each.request.session_id) for each in going)
-        finished = (-1 if ring is None else ring.finished_iteration for ring in rings)
-        return freeze.is_complete(finished, self._clock())
+        progress = (
+            RankProgress(-1, 0.0)
+            if ring is None
+            else RankProgress(ring.finished_iteration, ring.finished_s)
+            for ring in rings
+        )
+        return freeze.is_complete(progress, self._clock())
 
     def _list_sessions(self, record: FreezeRecord) -> list[RankSession]:
         """Return the sessions with a black box that belong to a freeze."""
