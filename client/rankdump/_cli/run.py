@@ -271,10 +271,23 @@ def _print_summary(
         likely = _likely_cause(code, plan)
         print_lines([cause if daemon_died else f"no rank connected: {likely}"], err=True)
         return
-    print_table(format_summary_table(view, width=measure_width(err=True)), err=True)
-    print_lines(format_status_sentences(view), err=True)
-    if not sum_iterations(view.iterations).kept:
-        print_lines(["nothing was dumped"], err=True)
+    if plan is None or plan.selection.iterations.spans != ():
+        print_table(format_summary_table(view, width=measure_width(err=True)), err=True)
+        print_lines(format_status_sentences(view), err=True)
+        if not sum_iterations(view.iterations).kept:
+            print_lines(["nothing was dumped"], err=True)
+    if plan is not None and plan.black_box.steps:
+        print_lines(_describe_freezes(view), err=True)
+
+
+def _describe_freezes(view: StatusView) -> list[str]:
+    """Return a line for each frozen tree of the job, and how to read it."""
+    freezes = view.black_box.freezes
+    if not freezes:
+        return ["the black box was not frozen"]
+    return [
+        f"the black box was frozen: {each.text}; rankdump faults {each.root}" for each in freezes
+    ]
 
 
 def _describe_findings(root: str, job_id: str) -> list[str]:

@@ -136,7 +136,7 @@ def compute_wait_s(settings: BlackBoxSettings, median_s: float) -> float:
 
 
 def is_wait_over(late_s: Sequence[float], until_s: float, now_s: float) -> bool:
-    """Return whether a freeze waits no longer; `late_s` is when each late rank sent its last step."""
+    """Return whether a freeze waits no longer; `late_s` has the last arrival of each late rank."""
     if not late_s or now_s >= until_s + MAX_LATENESS_S:
         return True
     return now_s >= until_s and now_s - max(late_s) > LATE_STEP_S
