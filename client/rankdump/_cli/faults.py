@@ -14,6 +14,7 @@ from rankdump._analysis.black_box.fault_report import (
     FirstBadValue,
     RankEnd,
     StepSummary,
+    describe_bad_value,
     make_fault_report,
 )
 from rankdump._analysis.black_box.freeze_files import find_frozen_tree, read_freeze_records
@@ -83,17 +84,9 @@ def _describe_cause(cause: FrozenCause) -> str:
 
 
 def _format_bad_value(found: FirstBadValue) -> Iterator[str]:
-    tensor = found.tensor
-    counts = ((tensor.nans, "NaN"), (tensor.infinities, "infinite"))
-    parts = ", ".join(f"{count:,} {word}" for count, word in counts if count)
-    yield (
-        f"first value that is not finite: rank {found.rank}, iteration {found.iteration}: "
-        f"{tensor.side} {tensor.slot} of {format_scope_name(tensor.op_name)} ({parts})"
-    )
-    yield (
-        f"  clean before it on that rank in that iteration: "
-        f"{format_count(tensor.finite_before, 'tensor')}"
-    )
+    yield describe_bad_value(found, format_scope_name(found.tensor.op_name))
+    clean = format_count(found.tensor.finite_before, "tensor")
+    yield f"  clean before it on that rank in that iteration: {clean}"
     if found.source:
         yield f"  {found.source}"
 

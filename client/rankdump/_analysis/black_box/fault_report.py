@@ -97,6 +97,17 @@ class FaultReport:
     """Steps that agents had dropped before because their memory was short."""
 
 
+def describe_bad_value(found: FirstBadValue, name: str) -> str:
+    """Return a sentence about the first bad value; `name` is that of its operator."""
+    tensor = found.tensor
+    counts = ((tensor.nans, "NaN"), (tensor.infinities, "infinite"))
+    parts = ", ".join(f"{count:,} {word}" for count, word in counts if count)
+    return (
+        f"first value that is not finite: rank {found.rank}, iteration {found.iteration}: "
+        f"{tensor.side} {tensor.slot} of {name} ({parts})"
+    )
+
+
 def make_fault_report(root: str, records: Sequence[FreezeRecord]) -> FaultReport:
     """Return the report of a tree from the records of its agents, at least one."""
     first = min(records, key=lambda record: record.frozen_us)

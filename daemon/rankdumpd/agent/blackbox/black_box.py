@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from rankdump._analysis.black_box.fault_report import describe_bad_value, make_fault_report
 from rankdump._core.black_box import FaultKind, FreezeNotice
 from rankdump._core.freeze_record import FreezeRecord, FrozenCause, describe_cause
 from rankdump._core.log_once import LogOnce
@@ -244,16 +245,24 @@ class BlackBox:
                 self._busy = True
             for order in orders:
                 self._handle(order)
-            with self._changed:
-                if self._watches:
-                    self._watch_ranks()
-                    self._discard_rings()
-            self._close_complete()
-            self._rings.trim()
-            self._write_due()
+            try:
+                self._go_on()
+            except Exception:
+                # The agent has more to do than this.
+                _logger.exception("the black box failed; it is tried again")
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
+
+    def _go_on(self) -> None:
+        """Watch the ranks, and bring the freezes that are under way one step further."""
+        with self._changed:
+            if self._watches:
+                self._watch_ranks()
+                self._discard_rings()
+        self._close_complete()
+        self._rings.trim()
+        self._write_due()
 
     def _has_work(self) -> bool:
         if self._orders or self._thread.is_stopping:
@@ -416,7 +425,9 @@ class BlackBox:
             if past is not None and past.iteration == record.iteration:
                 self._past[record.job_id] = PastFreeze(past.iteration, past.begun_s, root)
             text = f"the black box of iteration {record.iteration} is in {root}"
-            _logger.warning("job %s: %s (rankdump faults)", record.job_id, text)
+            bad = make_fault_report(root, [record]).first_bad_value
+            first = f"; {describe_bad_value(bad, bad.tensor.op_name)}" if bad else ""
+            _logger.warning("job %s: %s (rankdump faults)%s", record.job_id, text, first)
             for session in self._list_sessions(record):
                 session.warn(text)
             notes = tuple(f"rank {each.rank} is missing: {each.reason}" for each in record.missing)
