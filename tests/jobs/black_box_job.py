@@ -1,4 +1,5 @@
-"""Ranks of a data-parallel job in which something goes wrong on rank 2 in iteration 37 of 60.
+"""Ranks of a data-parallel job in which something goes wrong in iteration 37 of 60, on the last but
+one of its ranks.
 
 Run as `black_box_job.py WORLD FOLDER SCENARIO`; each rank writes the bits of its losses to
 `SCENARIO/losses_RANK.txt` of the folder. Nothing is selected to be dumped.
@@ -21,7 +22,6 @@ import rankdump
 
 STEPS = 60
 BAD_STEP = 37
-BAD_RANK = 2
 SLEEP_S = 300.0
 
 
@@ -69,7 +69,7 @@ def train(scenario: str, rank: int, world: int, folder: Path) -> None:
     )
     session.attach(net)
     try:
-        run_steps(scenario, rank, session, net, model, optimizer, folder)
+        run_steps(scenario, rank, world, session, net, model, optimizer, folder)
     finally:
         session.close()
 
@@ -77,6 +77,7 @@ def train(scenario: str, rank: int, world: int, folder: Path) -> None:
 def run_steps(
     scenario: str,
     rank: int,
+    world: int,
     session: rankdump.Session,
     net: Net,
     model: nn.Module,
@@ -87,7 +88,7 @@ def run_steps(
     with (folder / f"losses_{rank}.txt").open("w") as losses:
         for step in range(STEPS):
             session.step(step)
-            if (rank, step) == (BAD_RANK, BAD_STEP):
+            if (rank, step) == (world - 2, BAD_STEP):
                 go_wrong(scenario, net)
             optimizer.zero_grad()
             loss = model(torch.randn(8, 16)).square().mean()

@@ -150,7 +150,7 @@ def test_output_that_is_not_finite_is_reported_with_source_and_clean_inputs(x):
     training.run_step(x)
     (fault,) = training.side.faults
     assert (fault.kind, fault.iteration) == (FaultKind.NON_FINITE, 1)
-    assert fault.text == f"the output of {INNER[2]} has 8 NaN; its inputs are finite"
+    assert fault.text == "the output of a module has 8 NaN; its inputs are finite"
     assert fault.tensor_kind.op_name == INNER[2]
     file, _, line = fault.source.rpartition(":")
     assert file == __file__
@@ -202,7 +202,8 @@ def test_gradient_that_is_not_finite_is_a_fault_when_an_optimizer_uses_it(x):
     training.optimizer.step()
     training.end()
     (fault,) = training.side.faults
-    assert fault.text.startswith("Gradients/inner.0.weight, which an optimizer uses, has ")
+    assert fault.text.startswith("a gradient that an optimizer uses has ")
+    assert fault.tensor_kind.op_name == "Gradients/inner.0.weight"
 
 
 def test_gradient_without_a_hook_is_measured_when_it_is_used(x):
@@ -322,7 +323,8 @@ def test_first_output_on_an_accelerator_that_is_not_finite_is_reported(x):
     training.side.take()
     (fault,) = training.side.faults
     assert (fault.kind, fault.iteration) == (FaultKind.NON_FINITE, 0)
-    assert fault.text == f"the output of {INNER[2]} is the first of its step that is not finite"
+    assert fault.text == "the output of a module is the first of its step that is not finite"
+    assert fault.tensor_kind.op_name == INNER[2]
     assert fault.source.startswith(__file__)
 
 

@@ -164,12 +164,12 @@ class TorchPulseHook:
         bad = [place for place, moments in step.pulses if any(moments[5:8])]
         place = next((each for each in bad if each.gradient is None), None)
         if place is not None:
-            text = f"the output of {place.kind.op_name} is the first of its step that is not finite"
+            text = "the output of a module is the first of its step that is not finite"
             self._pulses.report_fault(
                 FaultKind.NON_FINITE, text, place.kind, place.source, iteration=step.iteration
             )
         elif bad and self._stepped_in == step.iteration:
-            text = f"{bad[0].kind.op_name}, which an optimizer used, is not finite"
+            text = "a gradient that an optimizer used is not finite"
             self._pulses.report_fault(
                 FaultKind.NON_FINITE, text, bad[0].kind, iteration=step.iteration
             )
@@ -373,7 +373,7 @@ class _ModulePulseHook(_PulseHook):
             return
         clean = all(map(is_finite, (leaf.value for leaf in list_call_leaves(args, {}))))
         inputs = "its inputs are finite" if clean else "its inputs are not finite either"
-        text = f"the output of {kind.op_name} has {describe_non_finite(moments)}; {inputs}"
+        text = f"the output of a module has {describe_non_finite(moments)}; {inputs}"
         self._pulses.report_fault(FaultKind.NON_FINITE, text, kind, find_source())
 
 
@@ -430,7 +430,7 @@ class _GradientPulseHook(_PulseHook):
 
     def report(self) -> None:
         """Report that an optimizer is about to use a gradient that is not finite."""
-        text = f"{self._op_name}, which an optimizer uses, has {self.bad_text}"
+        text = f"a gradient that an optimizer uses has {self.bad_text}"
         self._pulses.report_fault(FaultKind.NON_FINITE, text, self._bad_kind)
 
 

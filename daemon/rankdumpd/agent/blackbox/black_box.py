@@ -182,9 +182,15 @@ class BlackBox:
         with self._changed:
             self._finishing = True
             self._changed.notify_all()
+        self.wait_idle(timeout_s)
+
+    def wait_idle(self, timeout_s: float) -> int:
+        """Wait until no freeze is under way; return how many are after that time."""
+        with self._changed:
             self._changed.wait_for(
                 lambda: not (self._orders or self._open or self._busy), timeout_s
             )
+            return len(self._orders) + len(self._open)
 
     def stop(self, timeout_s: float) -> bool:
         """Leave what is unfinished to the next process; return whether the thread has ended."""
