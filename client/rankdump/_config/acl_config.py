@@ -262,6 +262,7 @@ def parse_acl_config(
         selection=add_optimizer_states(selection or TensorSelection(), own, notes),
         content=add_fingerprints(content, own, notes),
         delivery=own.delivery,
+        black_box=own.black_box,
         dialect="acl",
         warnings=notes.texts,
         enabled=enabled,

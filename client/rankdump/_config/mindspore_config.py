@@ -310,6 +310,7 @@ def parse_mindspore_config(
         selection=add_optimizer_states(_make_selection(common, notes), own, notes),
         content=add_fingerprints(content, own, notes),
         delivery=own.delivery,
+        black_box=own.black_box,
         dialect="mindspore",
         warnings=notes.texts,
     )

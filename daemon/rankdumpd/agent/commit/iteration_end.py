@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from rankdump._core.manifest import Manifest, ManifestRecord, ManifestSession
-from rankdump._core.record import StatisticRows, TensorKind
+from rankdump._core.record import StatisticRows
 from rankdump._core.session_protocol import IterationEnd
 from rankdump._core.status import IterationStatus
 from rankdump._layout.statistic_tables import StatisticRow
@@ -25,11 +25,11 @@ from rankdumpd.agent.records import (
     MetadataFrame,
     OperatorMember,
     StatisticTableRow,
-    format_member,
 )
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.storage import rank_files
 from rankdumpd.agent.storage.record_formats import BinFileJoiner
+from rankdumpd.agent.storage.statistic_tables import make_row_record
 from rankdumpd.server import state_files
 
 MAX_BATCH_OPERATORS = 256
@@ -185,7 +185,9 @@ def make_manifest_records(
             graphs.update([kind.graph for kind, _, _ in kept_rows])
             if rows.fingerprints:
                 fingerprints += enumerate(_select_kept(rows.fingerprints, each), len(records))
-            records += [_make_record(kind, when_us, has_members) for kind, when_us, _ in kept_rows]
+            records += [
+                make_row_record(kind, when_us, has_members) for kind, when_us, _ in kept_rows
+            ]
     return graphs, tuple(records), [each for each in fingerprints if each[1]]
 
 
@@ -199,26 +201,6 @@ def _select_kept(column: Iterable[_Row], frame: StoredStatisticRows) -> list[_Ro
         return list(column)
     refused = {place for places in frame.refused.values() for place in places}
     return [row for place, row in enumerate(column) if place not in refused]
-
-
-def _make_record(kind: TensorKind, timestamp_us: int, has_member: bool) -> ManifestRecord:
-    # By position: there is one for each row.
-    return ManifestRecord(
-        "",
-        timestamp_us,
-        kind.op_type,
-        kind.op_name,
-        kind.argument,
-        kind.dtype,
-        kind.shape,
-        0,
-        0,
-        "",
-        format_member(kind.side, kind.slot) if has_member else "",
-        kind.microbatch,
-        kind.phase,
-        kind.layout,
-    )
 
 
 def write_iteration_files(
