@@ -48,7 +48,7 @@ class LateStep(NamedTuple):
     pulses: tuple[LatePulse, ...]
 
 
-class _Readback(NamedTuple):
+class _PendingReadback(NamedTuple):
     iteration: int
     places: list[PulsePlace]
     numbers: list[tuple[Tensor, Any]]
@@ -64,7 +64,7 @@ class DevicePulses:
         self._values: dict[torch.device, list[Tensor]] = {}
         self._places: list[PulsePlace] = []
         self._order: list[tuple[torch.device, int]] = []
-        self._pending: _Readback | None = None
+        self._pending: _PendingReadback | None = None
 
     def add(self, tensor: Tensor, place: PulsePlace) -> None:
         """Compute the numbers of a tensor for which `is_measurable` is true."""
@@ -83,7 +83,7 @@ class DevicePulses:
             devices = {device: number for number, device in enumerate(self._values)}
             numbers = [_begin_copy(torch.stack(values)) for values in self._values.values()]
             order = [(devices[device], index) for device, index in self._order]
-            self._pending = _Readback(iteration, self._places, numbers, order)
+            self._pending = _PendingReadback(iteration, self._places, numbers, order)
             self._values, self._places, self._order = {}, [], []
         return earlier
 
