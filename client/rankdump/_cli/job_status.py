@@ -215,6 +215,22 @@ def _agent_row(agent: AgentStatus) -> list[str]:
     ]
 
 
+def format_freezes(view: StatusView) -> list[str]:
+    """Return a line for each freeze of a black box, and one for steps that were dropped."""
+    lines = [
+        f"frozen at iteration {each.iteration}{f' of job {each.job_id}' if several else ''}: "
+        f"{each.text}; {f'rankdump faults {each.root}' if each.root else 'its tree is not written'}"
+        for several in [len({each.job_id for each in view.black_box.freezes}) > 1]
+        for each in view.black_box.freezes
+    ]
+    dropped = view.black_box.dropped_steps
+    if dropped:
+        lines.append(
+            f"black box: {format_count(dropped, 'older step')} dropped because memory was short"
+        )
+    return lines
+
+
 def format_resource_usage(view: StatusView) -> list[str]:
     """Return the queue, and the use and limits of memory, disks, ledger and jobs."""
     load = view.load

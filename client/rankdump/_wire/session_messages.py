@@ -30,6 +30,7 @@ from rankdump._core.session_protocol import (
     SessionGrant,
     SessionRequest,
 )
+from rankdump._core.tensor_fingerprint import FINGERPRINT_BYTES
 from rankdump._core.tensor_layout import TensorLayout, find_layout_fault
 from rankdump._core.timeouts import RankTimeouts
 from rankdump._wire.message_fields import (
@@ -317,6 +318,7 @@ def statistic_rows_to_wire(rows: StatisticRows) -> agent_pb2.FigureRows:
         switched_on=rows.switched_on,
         degraded=bool(rows.degraded),
         degraded_reason=rows.degraded,
+        fingerprints=rows.fingerprints,
     )
 
 
@@ -330,6 +332,9 @@ def statistic_rows_from_wire(message: agent_pb2.FigureRows) -> StatisticRows:
     timestamps_us = tuple(message.timestamps_us)
     if max(message.iteration, *timestamps_us, 0) >= NUMBER_LIMIT:
         raise ProtocolError(f"a row of statistics has a number over {NUMBER_LIMIT - 1}")
+    fingerprints = tuple(message.fingerprints)
+    if fingerprints:
+        _check_fingerprints(fingerprints, len(timestamps_us))
     return StatisticRows(
         iteration=message.iteration,
         kinds=_read_kinds(message.kinds),
@@ -339,7 +344,18 @@ def statistic_rows_from_wire(message: agent_pb2.FigureRows) -> StatisticRows:
         degraded=record.normalize_degrade_reason(message.degraded_reason)
         if message.degraded
         else "",
+        fingerprints=fingerprints,
     )
+
+
+def _check_fingerprints(fingerprints: Sequence[bytes], rows: int) -> None:
+    if len(fingerprints) != rows:
+        raise ProtocolError(f"{rows} rows of statistics have {len(fingerprints)} fingerprints")
+    wrong = {len(each) for each in fingerprints}.difference((0, FINGERPRINT_BYTES))
+    if wrong:
+        raise ProtocolError(
+            f"a fingerprint has {min(wrong)} bytes: none, or {FINGERPRINT_BYTES}, are allowed"
+        )
 
 
 def _read_kinds(kinds: Sequence[bytes]) -> tuple[TensorKind, ...]:
