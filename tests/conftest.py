@@ -78,7 +78,7 @@ def socket_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def no_outer_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_outer_job(no_process_state_leak: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests do not see the rank or the plan of a job they may run inside, nor its terminal."""
     families = ("RANKDUMP", "MINDSPORE_DUMP", "MS_DIAGNOSTIC", "SLURM_", "OMPI_", "TORCHELASTIC")
     exact = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "RANK_ID", "RANK_SIZE", "DEVICE_ID")

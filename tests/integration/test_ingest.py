@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +78,27 @@ def loaded(dump: Dump, entry: Entry) -> np.ndarray | str:
         return "damaged"
 
 
+@pytest.fixture(scope="module")
+def ingest_killed_at() -> Iterator[Callable[..., int]]:
+    """Returns the exit code of an ingest that kills itself at a call, if it comes to that one."""
+    with subprocess.Popen(
+        [sys.executable, str(JOBS / "killed_ingest.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    ) as process:
+        asked, answers = process.stdin, process.stdout
+        assert asked
+        assert answers
+
+        def ingest(call: int, *arguments: str) -> int:
+            asked.write(json.dumps([call, *arguments]) + "\n")
+            return int(answers.readline())
+
+        yield ingest
+
+
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("delete", [False, True])
 def test_ingest_follows_a_tree_while_it_is_written(tree: str, delete: bool, tmp_path: Path):
@@ -108,7 +129,9 @@ def test_ingest_follows_a_tree_while_it_is_written(tree: str, delete: bool, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("delete", [False, True])
 @pytest.mark.parametrize("seed", range(2))
-def test_ingest_killed_at_any_call_imports_each_file_once(seed: int, delete: bool, tmp_path: Path):
+def test_ingest_killed_at_any_call_imports_each_file_once(
+    seed: int, delete: bool, tmp_path: Path, ingest_killed_at: Callable[..., int]
+):
     """After every kill each file is in the source or committed; at the end each is in the tree
     once.
     """
@@ -118,12 +141,11 @@ def test_ingest_killed_at_any_call_imports_each_file_once(seed: int, delete: boo
     more = ["--delete-source"] * delete
     for _ in range(12):
         call = chance.choice([chance.randint(1, 60), chance.randint(60, 400)])
-        command = [sys.executable, str(JOBS / "killed_ingest.py"), str(call), str(source)]
-        done = subprocess.run([*command, "--into", str(tree), *more], capture_output=True)
-        if done.returncode == 0:
+        code = ingest_killed_at(call, str(source), "--into", str(tree), *more)
+        if code == 0:
             break
         kills += 1
-        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert code == -signal.SIGKILL
         kept = stored(tree) if tree.exists() else {}
         kept = {name: data for name, data in kept.items() if "/.ingest-" not in name}
         assert files.items() >= kept.items()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command_line import run_in_process
 from support.data_dumps import write_data_dump
 
 from rankdump._analysis.reader.manifests import read_tree_sessions
@@ -47,13 +48,7 @@ class HangingJob:
     def run(self, *arguments: str) -> str:
         """Return what a command prints about the tree."""
         command, *rest = arguments
-        done = subprocess.run(
-            [sys.executable, "-m", "rankdump", command, str(self.tree), *rest],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "COLUMNS": "160"},
-            check=False,
-        )
+        done = run_in_process(command, self.tree, *rest, columns=160)
         return done.stdout + done.stderr
 
     def run_json(self, *arguments: str) -> dict[str, Any]:
@@ -102,7 +97,9 @@ def wait_until(read: Callable[[], str], shows: Callable[[str], bool], log: Path)
 @contextmanager
 def start_job(folder: Path, case: str, *prefix: str, **environ: str) -> Generator[HangingJob]:
     """Start a job that dumps into a tree of that folder, and end it by its process id."""
-    config = write_data_dump(folder, folder / "tree")
+    # A small slab is ready at once, also on a busy disk: a rank waits 2 s for it at most, and
+    # without one its last events are missing when it is killed.
+    config = write_data_dump(folder, folder / "tree", own={"buffer_bytes": 1 << 20})
     short = Path(tempfile.mkdtemp(prefix="rd-"))
     own = {
         **os.environ,
@@ -213,6 +210,11 @@ def test_mismatch_that_hangs_is_named_by_a_service_of_the_host(
         after = wait_until(
             lambda: job.run("status"),
             lambda text: bool(re.search(f"{ENDED} in iteration 2", text)),
+            job.log,
+        )
+        wait_until(
+            lambda: job.run("order", "--findings"),
+            lambda text: "operation_mismatch: iteration 2: " in text,
             job.log,
         )
     finally:
