@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from rank_processes import fork_rank
+
+import rankdump
 
 WORLD = 2
 DYING_RANK = 1
@@ -32,11 +37,6 @@ def end_process(way: str) -> None:
 
 def run_rank(way: str, folder: Path, rank: int) -> None:
     """Execute two iterations as one of the ranks."""
-    import torch
-    import torch.distributed as dist
-
-    import rankdump
-
     dist.init_process_group(
         "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=WORLD
     )
@@ -70,15 +70,11 @@ def run_rank(way: str, folder: Path, rank: int) -> None:
 def main() -> None:
     """Start both ranks and wait for them; end well if rank 1 ended as it was told."""
     way, folder = sys.argv[1], Path(sys.argv[2])
-    if len(sys.argv) > 3:
-        run_rank(way, folder, int(sys.argv[3]))
-        return
-    ranks: list[subprocess.Popen[bytes]] = []
-    for rank in range(WORLD):
-        environ = os.environ | {"RANK": str(rank), "WORLD_SIZE": str(WORLD)}
-        command = [sys.executable, __file__, way, str(folder), str(rank)]
-        ranks.append(subprocess.Popen(command, env=environ))
-    codes = [process.wait() for process in ranks]
+    ranks = [
+        fork_rank(WORLD, number, lambda rank: run_rank(way, folder, rank))
+        for number in range(WORLD)
+    ]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in ranks]
     expected = {"exit": 3, "kill": -signal.SIGKILL, "abort": -signal.SIGABRT}[way]
     sys.exit(0 if codes == [0, expected] else f"the ranks ended with {codes}")
 

@@ -1,16 +1,15 @@
 """Ranks of one job whose collectives' tensors are dumped.
 
-torchrun collective_tensor_job.py FOLDER: a gloo job that trains without a session, and then with
-one for each of SELECTIONS, into FOLDER/TREE. Rank N writes FOLDER/TREE.rank_N.json: the losses of
-both runs, and digests of what it gave to and got from each collective, of values that it computed
-itself.
+collective_tensor_job.py WORLD FOLDER: forks WORLD gloo ranks, which train without a session, and
+then with one for each of SELECTIONS, into FOLDER/TREE. Rank N writes FOLDER/TREE.rank_N.json: the
+losses of both runs, and digests of what it gave to and got from each collective, of values that it
+computed itself.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from rank_processes import fork_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -208,11 +208,12 @@ def dump(job: Job, tree: Path, kernels: list[str]) -> None:
         run(job, session)
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def run_rank(folder: Path, rank: int, world: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    meeting = f"file://{folder / 'meeting'}"
+    dist.init_process_group(
+        "gloo", init_method=meeting, rank=rank, world_size=world, timeout=timedelta(seconds=60)
+    )
     plain = Job(rank, world)
     run(plain, None)
     for tree, kernels in SELECTIONS.items():
@@ -221,8 +222,11 @@ def main() -> None:
         result = {"plain": plain.losses, "dumped": job.losses, "digests": job.digests}
         (folder / f"{tree}.rank_{rank}.json").write_text(json.dumps(result))
     dist.barrier()
-    # Threads of gloo now and then abort an interpreter that is finishing.
-    os._exit(0)
+
+
+def main() -> None:
+    world, folder = int(sys.argv[1]), Path(sys.argv[2])
+    sys.exit(fork_ranks(world, lambda rank: run_rank(folder, rank, world)))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
 """Small training jobs whose trees are compared: `sharded` (FSDP2), `whole`, `gan`.
 
-Arguments: the scenario, and optionally the rank that plants a NaN in iteration 1.
+Arguments: the number of ranks, the scenario, and the rank that plants a NaN in iteration 1, if any.
 """
 
 from __future__ import annotations
 
-import os
 import sys
+import tempfile
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from rank_processes import fork_ranks
 from torch import Tensor, nn
 
 import rankdump
@@ -65,11 +67,8 @@ class Discriminator(nn.Sequential):
     """Second model of the GAN."""
 
 
-def train(sharded: bool, spoiler: int) -> None:
+def train(rank: int, world: int, sharded: bool, spoiler: int) -> None:
     """Train on each rank's part of one batch."""
-    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    if world > 1:
-        dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = Net()
     up = model.get_submodule("layers.1.up")
@@ -94,8 +93,6 @@ def train(sharded: bool, spoiler: int) -> None:
         optimizer.step()
         optimizer.zero_grad()
     session.close()
-    if world > 1:
-        dist.destroy_process_group()
 
 
 def train_gan() -> None:
@@ -115,8 +112,27 @@ def train_gan() -> None:
     session.close()
 
 
-if __name__ == "__main__":
-    if sys.argv[1] == "gan":
+def main() -> None:
+    """Run the scenario, several ranks as children of this process."""
+    world, name, *rest = sys.argv[1:]
+    if name == "gan":
         train_gan()
-    else:
-        train(sys.argv[1] == "sharded", int(sys.argv[2]) if len(sys.argv) > 2 else -1)
+        return
+    spoiler = int(rest[0]) if rest else -1
+    if world == "1":
+        train(0, 1, name == "sharded", spoiler)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = f"file://{Path(folder) / 'meeting'}"
+
+        def run_rank(rank: int) -> None:
+            dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=int(world))
+            train(rank, int(world), name == "sharded", spoiler)
+            dist.barrier()
+
+        code = fork_ranks(int(world), run_rank)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -21,23 +21,39 @@ def run_ranks(run_scenario: Callable[[str, int, int, Path], None]) -> None:
     name in it. The script ends with the worst status of a child.
     """
     world, folder, names = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
-    children: list[int] = []
-    for rank in range(world):
-        child = os.fork()
-        if not child:
-            code = 1
-            try:
-                _run_rank(run_scenario, rank, world, folder, names)
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stderr.flush()
-                # Threads of gloo now and then abort an interpreter that is finishing.
-                os._exit(code)
-        children.append(child)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    sys.exit(max(map(abs, codes)))
+    sys.exit(fork_ranks(world, lambda rank: _run_rank(run_scenario, rank, world, folder, names)))
+
+
+def fork_ranks(world: int, run_rank: Callable[[int], None]) -> int:
+    """Run `run_rank(rank)` in a child for each rank; return the worst status of a child.
+
+    Torch is imported once; torchrun and its ranks take longer for that than for all else.
+    """
+    # Between scenarios garbage is collected, which walks all of torch otherwise.
+    gc.freeze()
+    codes = [
+        os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        for child in [fork_rank(world, rank, run_rank) for rank in range(world)]
+    ]
+    return max(map(abs, codes))
+
+
+def fork_rank(world: int, rank: int, run_rank: Callable[[int], None]) -> int:
+    """Start a rank and return its process id."""
+    if child := os.fork():
+        return child
+    code = 1
+    try:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
+        run_rank(rank)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Threads of gloo now and then abort an interpreter that is finishing.
+        os._exit(code)
 
 
 def _run_rank(

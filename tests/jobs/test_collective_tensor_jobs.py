@@ -1,4 +1,4 @@
-"""A torchrun job whose plan names collectives: their inputs and outputs are those that the ranks
+"""A job whose plan names collectives: their inputs and outputs are those that the ranks
 computed, the losses are the same, and a plan of everything has none of them.
 """
 
@@ -35,9 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tensors")
     config = write_data_dump(folder, folder / "unused", devices=range(WORLD))
     command = [sys.executable, "-m", "rankdump", "run", "--config", str(config), "--"]
-    command += [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(WORLD)]
-    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
-    command += [str(Path(__file__).with_name("collective_tensor_job.py")), str(folder)]
+    command += [sys.executable, str(Path(__file__).with_name("collective_tensor_job.py"))]
+    command += [str(WORLD), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder / "log.txt").write_text(done.stdout + done.stderr)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.command_line import run_in_process
 from support.data_dumps import write_data_dump
 
 import rankdump
@@ -27,24 +28,20 @@ pytestmark = [
 ]
 
 
-def run_rankdump(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rankdump", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=RUN_S,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"},
-    )
-
-
 def run_job(folder: Path, name: str, *arguments: object, world: int = 1) -> Path:
     """Run a scenario to its end; return its tree."""
     tree = folder / name
     config = write_data_dump(folder, tree, name=f"{name}.json")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", world]
-    command = [sys.executable, *(launcher if world > 1 else []), JOB, *arguments]
-    done = run_rankdump("run", "--config", config, "--", *command)
+    command = [sys.executable, "-m", "rankdump", "run", "--config", config, "--"]
+    command += [sys.executable, JOB, world, *arguments]
+    done = subprocess.run(
+        [str(each) for each in command],
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return tree
 
@@ -113,7 +110,7 @@ def test_tree_with_the_names_of_sharded_classes_pairs_as_well(sharded, whole, tm
 
 
 def test_diff_has_a_line_for_each_kind(sharded, whole):
-    done = run_rankdump("diff", sharded, whole)
+    done = run_in_process("diff", sharded, whole)
     assert done.returncode == 1
     kinds = [line.split("  ")[0] for line in done.stdout.splitlines() if " pairs: " in line]
     assert kinds == ["parameters", "buffers", "gradients", "activations", "activation gradients"]
@@ -125,7 +122,7 @@ def test_diff_has_a_line_for_each_kind(sharded, whole):
 
 def test_stats_names_the_first_cause_of_a_nan(spoilt):
     """The rank, the operator, the iteration and the line; what it spoilt comes after."""
-    done = run_rankdump("stats", spoilt, "--nonfinite")
+    done = run_in_process("stats", spoilt, "--nonfinite")
     lines = done.stdout.splitlines()
     assert lines[0] == "NaN or infinity starts at layers.1.up/WideLinear-op0"
     assert lines[1] == "  rank 1, iteration 1, forward"
@@ -141,20 +138,20 @@ def test_stats_names_the_first_cause_of_a_nan(spoilt):
 
 def test_diff_begins_with_the_nan(spoilt, sharded):
     """On side b, with its own rank, also where ranks are compared crosswise."""
-    done = run_rankdump("diff", sharded, spoilt, "--rank-a", "0", "--rank-b", "1")
+    done = run_in_process("diff", sharded, spoilt, "--rank-a", "0", "--rank-b", "1")
     lines = done.stdout.splitlines()
     assert lines[0] == "NaN or infinity in b starts at layers.1.up/WideLinear-op0"
     assert lines[1] == "  rank 1, iteration 1, forward"
 
 
 def test_listings_tell_the_models_of_a_gan_apart(gan):
-    listed = run_rankdump("ls", gan, "--limit", "0").stdout
+    listed = run_in_process("ls", gan, "--limit", "0").stdout
     headings = {line for line in listed.splitlines() if line.startswith("rank 0, iteration 0")}
     assert headings == {
         "rank 0, iteration 0, net Net, graph 0, model Generator",
         "rank 0, iteration 0, net Net, graph 1, model Discriminator",
     }
-    ordered = run_rankdump("order", gan, "--iteration", "0").stdout
+    ordered = run_in_process("order", gan, "--iteration", "0").stdout
     for name in ("Generator.0/Linear-op0", "Discriminator.0/Linear-op0", "Generator-op0"):
         assert f" {name} " in ordered
     assert "Gradients/Discriminator.2/Linear-op0" in ordered

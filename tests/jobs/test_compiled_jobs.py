@@ -39,13 +39,18 @@ def run_job(folder: Path, kind: str, backend: str = "aot_eager") -> tuple[dict[s
     return json.loads(line), done.stdout + done.stderr
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the job prints without a dump."""
+    return run_job(tmp_path_factory.mktemp("plain"), "plain")[0]
+
+
 def list_names(tree: Path) -> set[str]:
     return {entry.op_name for entry in rankdump.open(tree).tensors()}
 
 
-def test_job_records_the_operators_of_its_compiled_region(tmp_path):
+def test_job_records_the_operators_of_its_compiled_region(plain, tmp_path):
     """Same losses as without a dump, one compilation, and a complete tree with gradients."""
-    plain, _ = run_job(tmp_path, "plain")
     inside, said = run_job(tmp_path, "inside")
     assert inside == plain
     assert plain["compilations"] == 1
@@ -58,8 +63,7 @@ def test_job_records_the_operators_of_its_compiled_region(tmp_path):
     assert all(each.complete and each.is_balanced and not each.dropped for each in found)
 
 
-def test_job_without_the_option_records_the_boundary_alone(tmp_path):
-    plain, _ = run_job(tmp_path, "plain")
+def test_job_without_the_option_records_the_boundary_alone(plain, tmp_path):
     boundary, said = run_job(tmp_path, "boundary")
     assert boundary["losses"] == plain["losses"]
     assert "attach the model with inside_compiled=True" in said
@@ -68,9 +72,8 @@ def test_job_without_the_option_records_the_boundary_alone(tmp_path):
     assert not any(f"{ROOT}/{module}" in names for module in MODULES)
 
 
-def test_job_with_ddp_runs_and_names_what_torch_does_not_allow(tmp_path):
+def test_job_with_ddp_runs_and_names_what_torch_does_not_allow(plain, tmp_path):
     """torch fails to compile operators with effects where DDP splits the graph."""
-    plain, _ = run_job(tmp_path, "plain")
     found, said = run_job(tmp_path, "ddp")
     assert found["losses"] == plain["losses"]
     assert "below DistributedDataParallel, unless torch._dynamo.config.optimize_ddp is" in said

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from jobs.restarted_job import CRASH_ITERATION, ITERATIONS, make_batch
+from support.command_line import run_in_process
 from support.data_dumps import write_data_dump
 
 import rankdump
@@ -39,13 +40,7 @@ class DumpedJob:
     def run(self, *arguments: object, code: int = 0) -> str:
         """Return what a command prints about the tree."""
         command, *rest = arguments
-        done = subprocess.run(
-            [sys.executable, "-m", "rankdump", str(command), str(self.tree), *map(str, rest)],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "COLUMNS": "160"},
-            check=False,
-        )
+        done = run_in_process(command, self.tree, *rest, columns=160)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 

@@ -15,6 +15,7 @@ from rankdump._config.config_section import ConfigNotes, ConfigSection
 from rankdump._core.plan import (
     MAX_RING_STEPS,
     BlackBoxSettings,
+    ContentSettings,
     DeliverySettings,
     FullBufferPolicy,
     OutputSettings,
@@ -31,6 +32,7 @@ _STATES_KEY = "optimizer_states"
 BLACK_BOX_KEY = "blackbox"
 DEFAULT_RING_STEPS = 64
 _OVERHEAD_KEY = "max_step_overhead"
+_FINGERPRINTS_KEY = "fingerprints"
 _KEYS = (
     "layout",
     "profile",
@@ -44,6 +46,7 @@ _KEYS = (
     "shared_memory",
     "embedded",
     _STATES_KEY,
+    _FINGERPRINTS_KEY,
     BLACK_BOX_KEY,
     "file_mode",
     "folder_mode",
@@ -64,6 +67,8 @@ class RankdumpSettings(NamedTuple):
     delivery: DeliverySettings
     optimizer_states: bool
     """Whether the states of optimizers that step are selected as well."""
+    fingerprints: bool
+    """Whether the fingerprint of each tensor is recorded as well."""
     black_box: BlackBoxSettings
 
 
@@ -87,6 +92,7 @@ def parse_rankdump_section(
         _parse_output(section, output, select_layout),
         _parse_delivery(section),
         section.read_flag(_STATES_KEY, False),
+        section.read_flag(_FINGERPRINTS_KEY, False),
         _parse_black_box(section),
     )
 
@@ -101,6 +107,16 @@ def add_optimizer_states(
         reason = "has no effect: a plan without outputs or with a debug mode records no states"
         notes.add(f"{RANKDUMP_SECTION}.{_STATES_KEY}", True, reason)
     return replace(selection, optimizer_states=True)
+
+
+def add_fingerprints(
+    content: ContentSettings, settings: RankdumpSettings, notes: ConfigNotes
+) -> ContentSettings:
+    """Return the content with fingerprints, if the section asks for them."""
+    if settings.fingerprints and content.on_device:
+        reason = "has no effect on tensors of an accelerator: it computes their statistics alone"
+        notes.add(f"{RANKDUMP_SECTION}.{_FINGERPRINTS_KEY}", True, reason)
+    return replace(content, fingerprints=settings.fingerprints)
 
 
 def _check_keys(section: ConfigSection) -> None:

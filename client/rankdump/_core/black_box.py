@@ -23,8 +23,9 @@ PULSE_ROW = np.dtype(
         ("negative_inf", "<u4"),
     ]
 )
-"""Pulse of one tensor: the number of its kind, extremes and sum of squares of its finite elements,
-and counts of the others, which end at 2^32 - 1. Extremes are NaN without a finite element."""
+"""Pulse of one tensor: the number of its kind, maximum, minimum and sum of squares as in tables of
+statistics, and counts of elements that are not finite, which end at 2^32 - 1. Of a tensor on an
+accelerator the counts are 0 or 1, for none and for any."""
 MAX_STEP_ROWS = 1 << 16
 """Most pulses of one step."""
 

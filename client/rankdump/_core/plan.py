@@ -143,6 +143,8 @@ class ContentSettings:
     """Whether an operator's arguments are written beside its tensors."""
     tables: TableForm = "folder"
     """Statistics are in one `statistic.csv` of a folder, or in a table of each operator."""
+    fingerprints: bool = False
+    """Whether the fingerprint of each tensor is recorded beside the manifest."""
 
     @property
     def has_tables(self) -> bool:
@@ -249,6 +251,7 @@ def plan_from_json(data: bytes) -> DumpPlan:
         # Older clients do not send these, and no agent needs them otherwise.
         body["delivery"] = {"embedded": True, "max_step_overhead": 0.0} | body["delivery"]
         body["selection"] = {"optimizer_states": False} | body["selection"]
+        body["content"] = {"fingerprints": False} | body["content"]
         body.setdefault("black_box", make_plain(BlackBoxSettings()))
         plan = read_json(DumpPlan, body, unknown=True)
         _check_output(read_json(OutputSettings, body["output"]))

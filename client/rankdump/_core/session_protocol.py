@@ -76,6 +76,8 @@ class SessionGrant:
     """Where to open it instead: a name beside the socket, or a port of its host; empty for here."""
     opening: str = ""
     """Why the session is not open yet and must be requested again; empty when it is open."""
+    keeps_steps: bool = False
+    """The agent keeps the steps of the session's black box; not so one of an earlier release."""
 
 
 class RecordHead(NamedTuple):

@@ -459,6 +459,7 @@ class DumpAgent(Component):
     def _wait_idle(self, timeout_s: float) -> int:
         deadline = time.monotonic() + timeout_s
         left = self._budget.wait_idle(timeout_s)
+        left += self._black_box.wait_idle(max(0.0, deadline - time.monotonic()))
         return left + self._reporter.flush(max(0.0, deadline - time.monotonic()))
 
     def _make_reporter(

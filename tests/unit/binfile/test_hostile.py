@@ -25,7 +25,7 @@ from rankdump.errors import CorruptedError, UnsupportedError
 
 pytestmark = pytest.mark.slow
 
-OPERATOR = operator(b"abcdefgh" * 200, bytes(3000), bytes(range(256)) * 4)
+OPERATOR = operator(b"abcdefgh" * 40, bytes(500), bytes(range(256)))
 SEEDS = {
     "golden": GOLDEN,
     "operator": OPERATOR,

@@ -56,7 +56,7 @@ def count_moves(decisions: list[GovernorDecision]) -> int:
 COSTS = st.tuples(*(st.floats(0.001, 5) for _ in range(3)), st.just(0.0005))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)  # of thousands of iterations each
 @given(allowed=st.floats(0.02, 1), costs=COSTS)
 def test_steady_cost_stays_within_the_allowed_share(allowed, costs):
     """Law: whatever each form costs, in any order, the share is held, with few moves."""

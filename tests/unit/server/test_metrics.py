@@ -89,11 +89,16 @@ def literals(nodes: Iterable[ast.AST | None]) -> set[str]:
     return {each for each in texts if isinstance(each, str) and WORD.fullmatch(each)}
 
 
+def name_of(function: ast.expr) -> str:
+    """Return the last part of the name of what is called."""
+    return getattr(function, "attr", getattr(function, "id", ""))
+
+
 def drop_reasons_in(text: str) -> set[str]:
     """Yield every literal that code gives as the reason of a drop."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in GIVEN_TO:
+        if isinstance(node, ast.Call) and name_of(node.func) in GIVEN_TO:
             found |= literals([*node.args, *(each.value for each in node.keywords)])
         elif isinstance(node, ast.FunctionDef) and node.name.endswith(REASONING):
             found |= literals(n.value for n in ast.walk(node) if isinstance(n, ast.Return))

@@ -23,6 +23,8 @@ from rankdump._core.status import SessionState
 
 MAX_STEPS = 12
 """Steps in a report."""
+MAX_AFTER = 2
+"""Steps of these after the one in which the fault was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,8 @@ def make_fault_report(root: str, records: Sequence[FreezeRecord]) -> FaultReport
     ranks = [(record, rank) for record in records for rank in record.ranks]
     ranks.sort(key=lambda pair: pair[1].rank)
     causes = [first.causes[0], *sorted(later, key=lambda cause: cause.at_us)]
+    bad = _find_first_bad([rank for _, rank in ranks], causes)
+    until = (first.iteration if bad is None else min(bad.iteration, first.iteration)) + MAX_AFTER
     return FaultReport(
         root=root,
         job_id=first.job_id,
@@ -123,8 +127,8 @@ def make_fault_report(root: str, records: Sequence[FreezeRecord]) -> FaultReport
         world_size=first.world_size,
         cause=causes[0],
         later_causes=tuple(causes[1:]),
-        first_bad_value=_find_first_bad([rank for _, rank in ranks], causes),
-        steps=_summarize_steps([rank for _, rank in ranks]),
+        first_bad_value=bad,
+        steps=_summarize_steps([rank for _, rank in ranks], until),
         absent=tuple(_list_absent(records)),
         ends=tuple(_make_end(record.host, rank) for record, rank in ranks if rank.steps),
         dropped_steps=sum(rank.dropped_steps for _, rank in ranks),
@@ -151,12 +155,13 @@ def _find_first_bad(
     return FirstBadValue(rank, iteration, tensor, next(filter(None, about), ""))
 
 
-def _summarize_steps(ranks: Iterable[FrozenRank]) -> tuple[StepSummary, ...]:
+def _summarize_steps(ranks: Iterable[FrozenRank], until: int) -> tuple[StepSummary, ...]:
+    """Return the last steps up to an iteration."""
     by_iteration: defaultdict[int, list[FrozenStep]] = defaultdict(list)
     for rank in ranks:
         for step in rank.steps:
             by_iteration[step.iteration].append(step)
-    last = sorted(by_iteration)[-MAX_STEPS:]
+    last = sorted(each for each in by_iteration if each <= until)[-MAX_STEPS:]
     return tuple(_summarize_step(iteration, by_iteration[iteration]) for iteration in last)
 
 

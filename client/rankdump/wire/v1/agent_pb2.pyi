@@ -138,6 +138,7 @@ class OpenSessionResponse(google.protobuf.message.Message):
     EXCLUDED_FIELD_NUMBER: builtins.int
     REDIRECT_FIELD_NUMBER: builtins.int
     OPENING_FIELD_NUMBER: builtins.int
+    KEEPS_STEPS_FIELD_NUMBER: builtins.int
     token: builtins.bytes
     """Proves on later calls that the caller is this session."""
     acknowledged_sequence: builtins.int
@@ -153,6 +154,8 @@ class OpenSessionResponse(google.protobuf.message.Message):
     """Why the session is not open yet: it is being opened, and to be asked for again. With it nothing
     else is set.
     """
+    keeps_steps: builtins.bool
+    """The agent keeps the steps of the session's black box."""
     @property
     def slab(self) -> global___Slab:
         """Set when the agent offers shared memory; absent means frames carry the bytes."""
@@ -167,9 +170,10 @@ class OpenSessionResponse(google.protobuf.message.Message):
         excluded: builtins.str = ...,
         redirect: builtins.str = ...,
         opening: builtins.str = ...,
+        keeps_steps: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["slab", b"slab"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "excluded", b"excluded", "max_record_bytes", b"max_record_bytes", "opening", b"opening", "redirect", b"redirect", "slab", b"slab", "token", b"token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "excluded", b"excluded", "keeps_steps", b"keeps_steps", "max_record_bytes", b"max_record_bytes", "opening", b"opening", "redirect", b"redirect", "slab", b"slab", "token", b"token"]) -> None: ...
 
 global___OpenSessionResponse = OpenSessionResponse
 
@@ -747,6 +751,7 @@ class FigureRows(google.protobuf.message.Message):
     SWITCHED_ON_FIELD_NUMBER: builtins.int
     DEGRADED_FIELD_NUMBER: builtins.int
     DEGRADED_REASON_FIELD_NUMBER: builtins.int
+    FINGERPRINTS_FIELD_NUMBER: builtins.int
     iteration: builtins.int
     switched_on: builtins.bool
     degraded: builtins.bool
@@ -763,6 +768,12 @@ class FigureRows(google.protobuf.message.Message):
     def figures(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Texts of the plan's statistics, in the plan's order, joined by commas."""
 
+    @property
+    def fingerprints(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """A fourth column, where the plan asks for it: digest and sketch of each tensor, in the form of
+        rankdump._core.tensor_fingerprint; empty for a tensor without one.
+        """
+
     def __init__(
         self,
         *,
@@ -773,8 +784,9 @@ class FigureRows(google.protobuf.message.Message):
         switched_on: builtins.bool = ...,
         degraded: builtins.bool = ...,
         degraded_reason: builtins.str = ...,
+        fingerprints: collections.abc.Iterable[builtins.bytes] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["degraded", b"degraded", "degraded_reason", b"degraded_reason", "figures", b"figures", "iteration", b"iteration", "kinds", b"kinds", "switched_on", b"switched_on", "timestamps_us", b"timestamps_us"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["degraded", b"degraded", "degraded_reason", b"degraded_reason", "figures", b"figures", "fingerprints", b"fingerprints", "iteration", b"iteration", "kinds", b"kinds", "switched_on", b"switched_on", "timestamps_us", b"timestamps_us"]) -> None: ...
 
 global___FigureRows = FigureRows
 

@@ -39,6 +39,7 @@ from rankdumpd.agent.blackbox.freeze_state import (
     FreezeOrder,
     OpenFreeze,
     PastFreeze,
+    RankProgress,
     describe_rings,
     make_fault_cause,
     make_loss_cause,
@@ -182,9 +183,15 @@ class BlackBox:
         with self._changed:
             self._finishing = True
             self._changed.notify_all()
+        self.wait_idle(timeout_s)
+
+    def wait_idle(self, timeout_s: float) -> int:
+        """Wait until no freeze is under way; return how many are after that time."""
+        with self._changed:
             self._changed.wait_for(
                 lambda: not (self._orders or self._open or self._busy), timeout_s
             )
+            return len(self._orders) + len(self._open)
 
     def stop(self, timeout_s: float) -> bool:
         """Leave what is unfinished to the next process; return whether the thread has ended."""
@@ -275,8 +282,13 @@ class BlackBox:
             return True
         going = (each for each in self._list_sessions(freeze.record) if not each.has_ended)
         rings = (self._rings.find(each.request.session_id) for each in going)
-        finished = (-1 if ring is None else ring.finished_iteration for ring in rings)
-        return freeze.is_complete(finished, self._clock())
+        progress = (
+            RankProgress(-1, 0.0)
+            if ring is None
+            else RankProgress(ring.finished_iteration, ring.finished_s)
+            for ring in rings
+        )
+        return freeze.is_complete(progress, self._clock())
 
     def _list_sessions(self, record: FreezeRecord) -> list[RankSession]:
         """Return the sessions with a black box that belong to a freeze."""

@@ -4,6 +4,7 @@ makes no step any more, and when a freeze waits no longer. Pure: the clock is an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -21,6 +22,10 @@ LOST_GRACE_S = 3.0
 MIN_WAIT_S = 3.0
 MAX_WAIT_S = 10.0
 """Bounds of the time for which a freeze waits for further steps."""
+LATE_STEP_S = 2.0
+MAX_LATENESS_S = 20.0
+"""A rank whose steps still arrive, each within LATE_STEP_S of the last, is waited for so much
+longer: on a busy host the steps of one rank arrive seconds after those of another."""
 
 
 class FreezeAction(str, Enum):
@@ -128,3 +133,10 @@ def is_dead(since_s: float, *, is_process_gone: bool | None) -> bool:
 def compute_wait_s(settings: BlackBoxSettings, median_s: float) -> float:
     """Return how long a freeze waits for further steps of ranks with that median of a step."""
     return min(MAX_WAIT_S, max(MIN_WAIT_S, 1.5 * (settings.post_steps + 1) * median_s))
+
+
+def is_wait_over(late_s: Sequence[float], until_s: float, now_s: float) -> bool:
+    """Return whether a freeze waits no longer; `late_s` has the last arrival of each late rank."""
+    if not late_s or now_s >= until_s + MAX_LATENESS_S:
+        return True
+    return now_s >= until_s and now_s - max(late_s) > LATE_STEP_S

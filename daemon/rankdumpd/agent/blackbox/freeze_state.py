@@ -7,10 +7,12 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from rankdump._core.black_box import FaultKind, FaultNotice
 from rankdump._core.freeze_record import FreezeRecord, FrozenCause, FrozenRank, MissingRank
 from rankdump._core.status import SessionState
+from rankdumpd.agent.blackbox.freeze_decision import is_wait_over
 from rankdumpd.agent.blackbox.raw_freeze import FrozenRing
 from rankdumpd.agent.blackbox.step_ring import StepRing
 from rankdumpd.agent.session.rank_session import RankSession
@@ -37,6 +39,15 @@ class FreezeOrder:
     answer: Future[FreezeAnswer] = field(default_factory=Future[FreezeAnswer])
 
 
+class RankProgress(NamedTuple):
+    """How far a rank is."""
+
+    iteration: int
+    """The last one that it has ended; -1 for none."""
+    arrived_s: float
+    """When that was known."""
+
+
 @dataclass(slots=True)
 class OpenFreeze:
     """A freeze that waits for further steps."""
@@ -55,12 +66,10 @@ class OpenFreeze:
             causes = (*self.record.causes, order.cause)
             self.record = dataclasses.replace(self.record, causes=causes)
 
-    def is_complete(self, finished: Iterable[int], now_s: float) -> bool:
-        """Return whether nothing is awaited any more.
-
-        `finished` has the last iteration that each rank that goes on has ended.
-        """
-        return now_s >= self.until_s or all(each >= self.last_iteration for each in finished)
+    def is_complete(self, ranks: Iterable[RankProgress], now_s: float) -> bool:
+        """Return whether nothing is awaited any more of the ranks that go on."""
+        late = [each for each in ranks if each.iteration < self.last_iteration]
+        return is_wait_over([each.arrived_s for each in late], self.until_s, now_s)
 
 
 @dataclass(frozen=True, slots=True)

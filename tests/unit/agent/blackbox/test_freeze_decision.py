@@ -18,6 +18,7 @@ from rankdumpd.agent.blackbox.freeze_decision import (
     decide_freeze,
     is_dead,
     is_silent,
+    is_wait_over,
 )
 
 SETTINGS = BlackBoxSettings(steps=8, pause_s=60.0, max_bytes=1000 * ROW_TREE_BYTES)
@@ -79,3 +80,18 @@ def test_dead_rank_is_one_whose_process_is_gone():
 def test_wait_grows_with_the_step_within_bounds():
     waits = [compute_wait_s(SETTINGS, median_s) for median_s in (0.0, 1.0, 100.0)]
     assert waits == [MIN_WAIT_S, 4.5, MAX_WAIT_S]
+
+
+@pytest.mark.parametrize(
+    ("late_s", "now_s", "expected"),
+    [
+        ([], 0.0, True),
+        ([5.0], 9.0, False),
+        ([5.0], 10.0, True),  # it has sent nothing for long: it hangs
+        ([5.0, 9.5], 10.0, False),
+        ([29.9], 29.99, False),
+        ([29.9], 30.0, True),
+    ],
+)
+def test_freeze_waits_for_ranks_whose_steps_still_arrive(late_s, now_s, expected):
+    assert is_wait_over(late_s, until_s=10.0, now_s=now_s) is expected
