@@ -8,6 +8,7 @@ whatever origin, enters by `BlackBox.submit`, and every freeze begins in `_begin
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import logging
 import threading
@@ -159,7 +160,7 @@ class BlackBox:
         self.submit(order)
         try:
             return order.answer.result(ANSWER_TIMEOUT_S)
-        except TimeoutError:
+        except concurrent.futures.TimeoutError:
             raise UnavailableError(
                 f"the frozen tree of job {job_id!r} is not written after {ANSWER_TIMEOUT_S:.0f} s; "
                 "the agent goes on with it"
@@ -235,7 +236,8 @@ class BlackBox:
         if job_id and not own:
             return f"no rank of job {job_id!r} is known here"
         if any(session.plan.black_box.steps for session in own):
-            return f"the ranks of job {job_id!r} have sent no step since the last freeze"
+            who = f"job {job_id!r}" if job_id else "the jobs here"
+            return f"the ranks of {who} have sent no step since the last freeze"
         if not job_id:
             return "no job here has a black box"
         return (

@@ -94,6 +94,12 @@ class RawFreezeFolder:
         found = self.folder.glob(f"*{RAW_SUFFIX}")
         return sorted(found, key=lambda path: path.stat().st_mtime_ns)
 
+    def adopt(self, path: Path) -> None:
+        """Move a file of another agent process here, in the same state folder."""
+        self.folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+        path.replace(self.folder / path.name)
+        self._sync()
+
     def remove(self, path: Path) -> None:
         """Remove a file whose tree is written."""
         path.unlink(missing_ok=True)
