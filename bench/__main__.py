@@ -23,8 +23,9 @@ NAMES = (
     "reading",
     "governor",
     "table",
+    "blackbox",
 )
-QUICK = ("diff", "reading", "governor", "table")
+QUICK = ("diff", "reading", "governor", "table", "blackbox")
 """Benchmarks with a small version, for tests."""
 
 

@@ -32,12 +32,15 @@ def measure() -> Result:
     """Measure records, rows of statistics and `numpy.save` alternately."""
     tensors = activations(TENSORS, ELEMENTS)
     rates: dict[str, list[float]] = {"records": [], "rows": [], "saved": [], "one": [], "two": []}
-    used_s: dict[str, list[float]] = {"record": [], "row": []}
+    used_s: dict[str, list[float]] = {"record": [], "fingerprint": [], "row": []}
     with running_host() as host, running_host(workers=2) as double, memory_folder() as folder:
         for repeat in range(REPEATS):
             before_s = cpu_s(host.pid)
             rates["records"].append(_records(host, f"tensor{repeat}", tensors))
             used_s["record"].append((cpu_s(host.pid) - before_s) / (TENSORS * ITERATIONS))
+            before_s = cpu_s(host.pid)
+            _records(host, f"fingerprint{repeat}", tensors, fingerprints=True)
+            used_s["fingerprint"].append((cpu_s(host.pid) - before_s) / (TENSORS * ITERATIONS))
             rates["saved"].append(TENSORS / numpy_save_s(folder, tensors))
             before_s = cpu_s(host.pid)
             rates["rows"].append(_rows(host, f"statistic{repeat}", tensors))
@@ -59,6 +62,8 @@ def measure() -> Result:
             "statistic_rows": TENSORS * ROW_ITERATIONS,
         },
         ratios={
+            "agent_us_with_fingerprint_vs_record": median(used_s["fingerprint"])
+            / median(used_s["record"]),
             "records_vs_numpy_save": speed["records"] / speed["saved"],
             "2_workers_vs_1": speed["two"] / speed["one"],
             "rows_with_table_vs_without": table,
@@ -66,9 +71,9 @@ def measure() -> Result:
     )
 
 
-def _records(host: Host, name: str, tensors: Tensors) -> float:
+def _records(host: Host, name: str, tensors: Tensors, *, fingerprints: bool = False) -> float:
     """Return the records a second, from the first tensor until all are acknowledged."""
-    session = host.session(name)
+    session = host.session(name, {"fingerprints": fingerprints})
     taken_s = seconds(lambda: _dump(session, tensors, ITERATIONS))
     check_complete(host.tree(name))
     host.remove_tensors(name)

@@ -1,4 +1,5 @@
-"""Step time with statistics and with full tensors, forward and backward, at module level.
+"""Step time with statistics, with fingerprints beside them, and with full tensors, forward and
+backward, at module level.
 
 Two steps warm up, three count; cases alternate, each with a fresh model and a fresh session. In the
 full-tensor case these steps fit into the buffer; the case then continues until the buffer is full,
@@ -32,6 +33,8 @@ CASES = {
     "full": Case("standard", "tensor", SUSTAINED_STEPS),
     "many_small_no_hook": Case("many_small"),
     "many_small_statistic": Case("many_small", "statistic"),
+    "fingerprint": Case("standard", "statistic", fingerprints=True),
+    "many_small_fingerprint": Case("many_small", "statistic", fingerprints=True),
 }
 MSPROBE = {
     "msprobe": ("standard", "statistics"),
@@ -76,6 +79,9 @@ def measure() -> Result:
             "full_step_vs_no_hook": step_s["full_sustained"] / step_s["no_hook"],
             "full_burst_vs_no_hook": step_s["full"] / step_s["no_hook"],
             "many_small_vs_no_hook": step_s["many_small_statistic"] / step_s["many_small_no_hook"],
+            "fingerprint_step_vs_statistic": step_s["fingerprint"] / step_s["statistic"],
+            "many_small_fingerprint_vs_statistic": step_s["many_small_fingerprint"]
+            / step_s["many_small_statistic"],
             "step20_vs_step1": growth,
             **(_msprobe_ratios(step_s) if python else {}),
         },
@@ -87,7 +93,7 @@ def _steps(host: Host, name: str, case: Case) -> list[float]:
     trainer = encoder_trainer(SHAPES[case.shape])
     if not case.dumped:
         return step_times(lambda _: trainer.step(), case.steps)
-    session = host.session(name, saved_data=case.dumped)
+    session = host.session(name, {"fingerprints": case.fingerprints}, saved_data=case.dumped)
     session.attach(trainer.model)
 
     def step(number: int) -> None:

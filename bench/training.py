@@ -27,6 +27,7 @@ class Case:
     shape: str
     dumped: str = ""
     steps: int = STEPS
+    fingerprints: bool = False
 
 
 @dataclass(slots=True)

@@ -33,6 +33,7 @@ __all__ = [
     "layout",
     "limit",
     "microbatch",
+    "note",
     "open",
     "set_dump",
     "step",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from rankdump._session import layout as layout
     from rankdump._session import limit as limit
     from rankdump._session import microbatch as microbatch
+    from rankdump._session import note as note
     from rankdump._session import set_dump as set_dump
     from rankdump._session import step as step
 

@@ -419,6 +419,7 @@ def _build_record_row(
         record.microbatch,
         record.phase,
         rows.make_layout_row(record.layout)[0] if record.layout is not None else 0,
+        b"",  # its fingerprint is in the file that the manifest names
     )
 
 

@@ -45,6 +45,7 @@ from rankdump._core.status import (
     SessionStatus,
     StatusView,
 )
+from rankdump._core.tensor_fingerprint import FINGERPRINT_BYTES
 from rankdump._core.timeouts import GroupTimeout, HintLevel, RankTimeouts, TimeoutHint, TimeoutLimit
 
 STAMP = 1_700_000_000_000_000
@@ -71,6 +72,7 @@ TIMEOUTS = RankTimeouts(
 )
 DECLARATIONS: tuple[MetadataItem, ...] = (
     StatisticRows(3, (KIND,), (STAMP,), ("5,0",)),
+    StatisticRows(3, (KIND,), (STAMP,), ("5,0",), fingerprints=(bytes(FINGERPRINT_BYTES),)),
     EVENTS,
     TIMEOUTS,
     GraphPart(OperatorGraph(0, (NODE,), (GraphParameter("x", TYPE),)), first=True, last=True),

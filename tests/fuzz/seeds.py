@@ -6,17 +6,21 @@ A fuzzer starts from these; what it found is kept beside them.
 from __future__ import annotations
 
 import struct
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from fuzz import damaged_rows, samples
 from fuzz.input_pieces import joined
 from fuzz.seeds_of_files import FILES
 from fuzz.streams import PLANS, RING_BYTES
 from fuzz.targets import CORPUS
+from support.black_box_rings import make_fault_message, make_frozen_rings, make_step_message
 from xxhash import xxh3_128_digest
 
 from rankdump._core.events import CallOutcome, EventKind, ProcessGroup
+from rankdump._core.freeze_record import format_freeze_record
 from rankdump._core.plan import plan_to_json
 from rankdump._core.record import StatisticRows
 from rankdump._core.recorder_protocol import CollectiveCall, StartedEvent
@@ -41,6 +45,7 @@ from rankdump._wire.session_messages import (
     timeouts_to_wire,
 )
 from rankdump.wire.v1 import agent_pb2, coordinator_pb2
+from rankdumpd.agent.blackbox.raw_freeze import RawFreezeFolder
 
 
 def main() -> None:
@@ -57,6 +62,9 @@ def main() -> None:
         "ledger": [*_kept()],
         "reports": [joined([_report(1), _report(2)])],
         "answers": [*_answers()],
+        "steps": [joined([*_steps()])],
+        "raw_freezes": [*_raw_freezes()],
+        "freezes": [format_freeze_record(make_frozen_rings(Path("/trees/a"))[0])],
         "plans": [plan_to_json(plan) for plan in PLANS],
         **FILES,
     }
@@ -158,6 +166,20 @@ def _changes(columns: Sequence[tuple[str, str]]) -> Iterator[bytes]:
         for table in dict.fromkeys(table for table, _ in columns):
             last = max(at for at, (name, _) in enumerate(columns) if name == table)
             yield joined([bytes([last, kind]) + value])
+
+
+def _steps() -> Iterator[bytes]:
+    """Yield the steps of a session and its fault."""
+    for iteration in range(3):
+        message = make_step_message(iteration, nans=iteration, stacks=("File a.py, line 3",))
+        yield b"\0" + message.SerializeToString(deterministic=True)
+    yield b"\1" + make_fault_message(2).SerializeToString(deterministic=True)
+
+
+def _raw_freezes() -> Iterator[bytes]:
+    """Yield a raw file, whose folder is removed."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield RawFreezeFolder(Path(folder)).write(*make_frozen_rings(Path("/trees/a"))).read_bytes()
 
 
 def _kept() -> Iterator[bytes]:

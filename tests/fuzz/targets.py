@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from fuzz import answers, damaged_rows, files, naming, plans, rings, streams, tables
+from fuzz import answers, black_boxes, damaged_rows, files, naming, plans, rings, streams, tables
 
 from rankdump.errors import RankdumpError
 
@@ -29,6 +29,9 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         damaged_rows.states,
         answers.reports,
         answers.answers,
+        black_boxes.steps,
+        black_boxes.raw_freezes,
+        black_boxes.freezes,
         plans.plans,
         plans.dialects,
         naming.paths,

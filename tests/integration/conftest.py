@@ -24,6 +24,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rankdump._core.plan import (
+    BlackBoxSettings,
     ContentSettings,
     DeliverySettings,
     DumpPlan,
@@ -156,6 +157,7 @@ class PushStreamClient:
         self.acknowledged = 0
         self.draining = self.slab_ready = False
         self.warnings: list[str] = []
+        self.notices: list[agent_pb2.FreezeNotice] = []
         self.code: grpc.StatusCode | None = None
         self.details = ""
         self._thread = threading.Thread(target=self._listen)
@@ -171,6 +173,19 @@ class PushStreamClient:
         doorbell = agent_pb2.Doorbell(written=written)
         self._requests.put(agent_pb2.PushRequest(doorbell=doorbell))
         return self
+
+    def step(self, state: agent_pb2.StepState) -> PushStreamClient:
+        """Send a step of the black box."""
+        self._requests.put(agent_pb2.PushRequest(step_state=state))
+        return self
+
+    def fault(self, notice: agent_pb2.FaultNotice) -> PushStreamClient:
+        """Report a fault."""
+        self._requests.put(agent_pb2.PushRequest(fault=notice))
+        return self
+
+    def wait_frozen(self, count: int = 1) -> None:
+        self._wait(lambda: len(self.notices) >= count)
 
     def wait_acknowledged(self, sequence: int) -> None:
         self._wait(lambda: self.acknowledged >= sequence or self.code is not None)
@@ -215,6 +230,8 @@ class PushStreamClient:
                     self.draining = self.draining or answer.draining
                     self.slab_ready = self.slab_ready or answer.slab_ready
                     self.warnings += answer.warnings
+                    if answer.HasField("freeze"):
+                        self.notices.append(answer.freeze)
                     self._changed.notify_all()
             code, details = grpc.StatusCode.OK, ""
         except grpc.RpcError as error:
@@ -235,10 +252,12 @@ class WireRank:
     session_id: str = "session0000"
     job_id: str = "job"
     pid: int = 4711
+    host: str = "here"
     codec: str = "zstd"
     selection: TensorSelection = field(default_factory=TensorSelection)
     content: ContentSettings = field(default_factory=ContentSettings)
     delivery: DeliverySettings = field(default_factory=DeliverySettings)
+    black_box: BlackBoxSettings = field(default_factory=BlackBoxSettings)
     profile: str = "ms2.3"
     device_target: str = "CPU"
     root_text: str = ""
@@ -262,7 +281,7 @@ class WireRank:
     def open(self, **more: Any) -> agent_pb2.OpenSessionResponse:
         root = self.root_text or str(self.root)
         output = OutputSettings(root=root, codec=self.codec, profile=self.profile, **self.output)
-        plan = DumpPlan(output, self.selection, self.content, self.delivery)
+        plan = DumpPlan(output, self.selection, self.content, self.delivery, self.black_box)
         response = self.stub.OpenSession(
             agent_pb2.OpenSessionRequest(
                 job_id=self.job_id,
@@ -270,7 +289,7 @@ class WireRank:
                 rank=self.rank,
                 world_size=self.world_size,
                 device=self.rank,
-                host="here",
+                host=self.host,
                 pid=self.pid,
                 framework="none 0",
                 device_target=self.device_target,
@@ -292,6 +311,11 @@ class WireRank:
 
     def status(self):
         return self.stub.Status(agent_pb2.AgentStatusRequest()).view
+
+    def freeze(self, text: str = "", job_id: str = "") -> agent_pb2.ControlResponse:
+        """Have people ask for a freeze."""
+        freeze = agent_pb2.Freeze(job_id=job_id, text=text)
+        return self.stub.Control(agent_pb2.ControlRequest(freeze=freeze), timeout=WAIT_S)
 
     def drain(self, timeout_ms: int = WAIT_S * 1000) -> agent_pb2.ControlResponse:
         return self.stub.Control(

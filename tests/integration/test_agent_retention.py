@@ -30,7 +30,7 @@ from rankdumpd.agent.session.registry import SessionRegistry
 from rankdumpd.server.metrics import MetricCounters
 
 DAY_US = 86_400_000_000
-FULL = ContentSettings(saved="full")
+FULL = ContentSettings(saved="full", fingerprints=True)
 SIZE = 3000
 
 
@@ -112,8 +112,8 @@ def send(make_rank, frames):
 def iterations(root: Path, rank: int = 0) -> set[int]:
     """Return the iterations that have any file left."""
     folders = {int(path.name) for path in (root / f"rank_{rank}" / "Net" / "0").iterdir()}
-    manifests = (root / f"rank_{rank}" / ".dump_metadata" / "manifest").iterdir()
-    return folders | {int(path.name.lstrip(".").split("_")[1].split(".")[0]) for path in manifests}
+    files = (root / f"rank_{rank}" / ".dump_metadata").glob("*/*iteration_*")
+    return folders | {int(path.name.lstrip(".").split("_")[1].split(".")[0]) for path in files}
 
 
 class TestRetentionChoice:
@@ -145,7 +145,10 @@ class TestRetentionChoice:
         agent.stop()
         with house(state, ResourcePolicy(1, retain_bytes=1)) as kept:
             total = kept.usage.total
-            files = {path.stat().st_ino: path.stat().st_size for path in rank.root.rglob("*.npy")}
+            files = {
+                path.stat().st_ino: path.stat().st_size
+                for path in rank.root.glob("rank_0/Net/**/*.npy")
+            }
             assert total == sum(files.values())
         one = SIZE + 128
         with house(state, ResourcePolicy(1, retain_bytes=total - one)) as some:
@@ -218,7 +221,7 @@ class TestRemoval:
             assert after.ledger.retention.counts() == {"job": 1}
             left = after.usage.total
         assert iterations(rank.root) == {1}
-        assert left == sum(path.stat().st_size for path in rank.root.rglob("*.npy"))
+        assert left == sum(path.stat().st_size for path in rank.root.glob("rank_0/Net/**/*.npy"))
         view = reader.status(rank.root)
         retired = "rank 0: iteration 0 is retired: removed by age or to free disk space"
         assert view.findings == (retired,)

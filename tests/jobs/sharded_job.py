@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import rankdump
-from rankdump._core.plan import DumpPlan, OutputSettings, TensorSelection
+from rankdump._core.plan import ContentSettings, DumpPlan, OutputSettings, TensorSelection
 from rankdump._core.rank_identity import RankIdentity
 
 STEPS = 2
 WIDTH, HIDDEN, ROWS = 6, 12, 4
 CPU = torch.device("cpu")
 STATES = ("exp_avg", "exp_avg_sq")
+RECORDED = ContentSettings(saved="full", fingerprints=True)
+WITH_ROWS = ("fsdp1_flat", "fsdp2")
+"""Scenarios that run once more with statistics alone, into FOLDER/SCENARIO/rows."""
 FOUND_STATES = ("ddp_unreduced",)
 """Scenarios whose plan asks for the states of optimizers."""
 
@@ -462,10 +465,16 @@ def run_scenario(name: str, rank: int, world: int, own: Path) -> None:
     torch.manual_seed(3)
     finds_states = name in FOUND_STATES
     selection = TensorSelection(optimizer_states=finds_states)
-    plan = DumpPlan(OutputSettings(str(own / "tree")), selection)
+    plan = DumpPlan(OutputSettings(str(own / "tree")), selection, RECORDED)
     session = rankdump.Session(plan, identity=RankIdentity(rank, world, job_id=name))
     dumped = Job(rank, session, finds_states=finds_states)
     SCENARIOS[name](dumped)
+    if name in WITH_ROWS:
+        content = replace(RECORDED, saved="statistic")
+        plan = DumpPlan(OutputSettings(str(own / "rows")), selection, content)
+        session = rankdump.Session(plan, identity=RankIdentity(rank, world, job_id=f"{name}-rows"))
+        torch.manual_seed(3)
+        SCENARIOS[name](Job(rank, session, finds_states=finds_states))
     result = {
         "plain": plain.losses,
         "dumped": dumped.losses,

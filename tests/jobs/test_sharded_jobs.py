@@ -19,7 +19,8 @@ import rankdump
 from rankdump._analysis.reader.tree import Entry
 from rankdump._core.record import TensorSide
 from rankdump._core.shard_ranges import find_ranges, list_cuts, order_cuts
-from rankdump._core.tensor_layout import LayoutSource, TensorLayout
+from rankdump._core.tensor_layout import LayoutSource, PlacementKind, TensorLayout
+from rankdump._kernels.shard_fingerprint import compute_fingerprint
 from rankdump.reader import status
 
 pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.torch]
@@ -198,6 +199,82 @@ def test_shards_tile_the_whole_tensor(run: ShardedRun) -> None:
             np.testing.assert_array_equal(joined, whole, name)
         else:
             np.testing.assert_allclose(joined, whole, rtol=1e-6)
+
+
+def read_fingerprints(tree: Path) -> dict[tuple[Any, ...], tuple[int, list[float]]]:
+    """Return digest and sketch by rank, iteration, name, side and slot, as the table has them."""
+    rows = rankdump.open(tree).sql(
+        "SELECT rank, iteration, name, side, slot, fingerprint, sketch FROM tensors"
+        " WHERE fingerprint IS NOT NULL"
+    )
+    return {
+        tuple(place): (fingerprint, sketch)
+        for *place, fingerprint, sketch in (row.values() for row in rows.to_pylist())
+    }
+
+
+def test_fingerprints_are_those_of_the_dumped_tensors(run: ShardedRun) -> None:
+    """Digests of the shards of a parameter add up to that of the whole, and so do sketches."""
+    found = read_fingerprints(run.tree)
+    entries = [entry for entry in run.dump.tensors() if entry.record is not None]
+    assert len(found) == len(entries)
+    sums: defaultdict[str, dict[Any, tuple[int, np.ndarray, bool]]] = defaultdict(dict)
+    for entry in entries:
+        key, layout = entry.key, entry.record and entry.record.layout
+        place = key.rank, key.iteration, entry.op_name, key.side.value, key.slot
+        array = run.dump.load(entry)
+        digest, sketch = find_fingerprint(array, entry, layout)
+        assert found[place][0] == digest, place
+        np.testing.assert_array_equal(found[place][1], sketch)
+        is_summed = key.side is TensorSide.OUTPUT and entry.op_name in run.full
+        if is_summed and layout is not None and key.iteration == 1 and _is_first_replica(layout):
+            # Ranks of another dimension have it too, where that is not in the mesh of the tensor.
+            part = layout.coordinate, layout.global_offset, layout.flat_range
+            sums[entry.op_name][part] = digest, sketch, layout.is_partial
+    for name, found_parts in sums.items():
+        parts = list(found_parts.values())
+        expected = compute_fingerprint(run.full[name])
+        sketch = sum(each[1].astype(np.float64) for each in parts)
+        scale = np.abs(expected.sketch).max() + 1e-6
+        np.testing.assert_allclose(sketch, expected.sketch, atol=1e-5 * scale, err_msg=name)
+        if not parts[0][2]:  # summands have other bits than their sum
+            assert sum(each[0] for each in parts) % (1 << 64) == expected.digest, name
+    assert sums.keys() == run.last_shards().keys()
+
+
+def find_fingerprint(
+    array: np.ndarray, entry: Entry, layout: TensorLayout | None
+) -> tuple[int, np.ndarray]:
+    """Return the fingerprint of a loaded tensor, by the kernel alone."""
+    dtype = None
+    # A file holds float32 of the same values.
+    if entry.record is not None and entry.record.dtype == "bfloat16":
+        array, dtype = (array.view(np.uint32) >> 16).astype(np.uint16), "bfloat16"
+    place: dict[str, Any] = {}
+    if layout is not None and layout.flat_range:
+        begin, end = layout.flat_range
+        array = array.ravel()[: end - begin]
+        place = {"global_shape": (int(np.prod(layout.global_shape)),), "offset": (begin,)}
+    elif layout is not None:
+        place = {"global_shape": layout.global_shape, "offset": layout.global_offset}
+    found = compute_fingerprint(array, dtype, **place)
+    return found.digest, found.sketch.astype(np.float32)
+
+
+def _is_first_replica(layout: TensorLayout) -> bool:
+    return not any(
+        at
+        for at, placement in zip(layout.coordinate, layout.placements, strict=True)
+        if placement.kind is PlacementKind.REPLICATE
+    )
+
+
+@pytest.mark.parametrize("name", ["fsdp1_flat", "fsdp2"])
+def test_rank_and_agent_compute_the_same_fingerprints(name: str, two_ranks: Path) -> None:
+    """With statistics alone the rank does it, of the same tensors of the same training."""
+    tensors, rows = (read_fingerprints(two_ranks / name / each) for each in ("tree", "rows"))
+    assert tensors == rows
+    assert len(tensors) > 100
 
 
 WITH_STAGES = (

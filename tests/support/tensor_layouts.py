@@ -16,8 +16,8 @@ from rankdump._core.tensor_layout import (
 )
 
 _uint32 = st.integers(0, 2**32 - 1)
-_letters = st.characters(exclude_characters="\0")
-"""A NUL is refused in names, where they are sent and where they arrive."""
+_letters = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+"""Unpaired surrogates cannot be sent, and a NUL is refused in names."""
 _words = st.text(_letters, max_size=9)
 _placements = st.builds(MeshPlacement, st.sampled_from(PlacementKind), _uint32, _uint32, _words)
 

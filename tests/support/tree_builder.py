@@ -11,11 +11,22 @@ from support.record_heads import head_of
 
 from rankdump._codec.file_codec import get_codec
 from rankdump._core import npy_format
-from rankdump._core.manifest import Manifest, ManifestRecord, make_manifest_name
+from rankdump._core.manifest import (
+    FingerprintSeal,
+    Manifest,
+    ManifestRecord,
+    make_fingerprint_name,
+    make_manifest_name,
+)
 from rankdump._core.record import TensorKey, TensorSide
 from rankdump._core.session_protocol import RecordHead
 from rankdump._core.statistics import DEFAULT_STATISTICS, compute_statistic_texts
 from rankdump._core.status import IterationStatus
+from rankdump._core.tensor_fingerprint import (
+    format_fingerprint_file,
+    measure_with_fingerprint,
+    place_fingerprint,
+)
 from rankdump._core.tensor_layout import TensorLayout
 from rankdump._layout import statistic_tables
 from rankdump._layout import tree_paths as layout
@@ -33,7 +44,11 @@ class TreeBuilder:
     """Columns of the tables."""
     device_target: str = "CPU"
     job: str = "job"
+    fingerprints: bool = False
+    """Whether each tensor has a fingerprint."""
     records: dict[tuple[int, int], list[ManifestRecord]] = field(default_factory=dict)
+    prints: dict[tuple[int, int], list[tuple[int, bytes]]] = field(default_factory=dict)
+    """Fingerprints by the number of their record."""
     clock_us: int = 1_700_000_000_000_000
 
     def tensor(
@@ -80,7 +95,8 @@ class TreeBuilder:
         )
         path.write_bytes(b"".join(parts))
         digest = xxhash.xxh3_128_hexdigest(values.tobytes())
-        self._remember(head, path=place.path, bytes_stored=path.stat().st_size, digest=digest)
+        size = path.stat().st_size
+        self._remember(head, values, path=place.path, bytes_stored=size, digest=digest)
         if tabled:
             self._append_row(head, values)
         return path
@@ -101,7 +117,7 @@ class TreeBuilder:
         """Write one row and no tensor, as `saved_data: statistic` does; return the table."""
         head = self._head(rank, iteration, op_name, values, side, slot, graph, "", op_type)
         head = head._replace(kind=head.kind._replace(constant=constant))
-        self._remember(head, path="", bytes_stored=0)
+        self._remember(head, values, path="", bytes_stored=0)
         return self._append_row(head, values)
 
     def graph(self, rank: int, text: str, *, graph: int = 0) -> Path:
@@ -140,9 +156,22 @@ class TreeBuilder:
         return head_of(key, held, values.shape, values.nbytes)
 
     def _remember(
-        self, head: RecordHead, *, path: str, bytes_stored: int, digest: str = ""
+        self,
+        head: RecordHead,
+        values: np.ndarray,
+        *,
+        path: str,
+        bytes_stored: int,
+        digest: str = "",
     ) -> None:
         key = head.key
+        if self.fingerprints:
+            placement = place_fingerprint(values.dtype.name, values.shape, head.kind.layout)
+            found = measure_with_fingerprint((), values.dtype.name, values.tobytes(), placement)
+            number = len(self.records.get((key.rank, key.iteration), ()))
+            self.prints.setdefault((key.rank, key.iteration), []).append(
+                (number, found.fingerprint)
+            )
         self.records.setdefault((key.rank, key.iteration), []).append(
             ManifestRecord(
                 path=path,
@@ -200,8 +229,14 @@ class TreeBuilder:
             bytes_in=sum(record.bytes_in for record in records),
             bytes_stored=sum(record.bytes_stored for record in records),
         )
-        manifest = Manifest(status, world_size, rank, "host", tuple(records))
-        folder = self.root / layout.make_rank_folder(rank) / layout.MANIFEST_FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / make_manifest_name(iteration, name)).write_bytes(manifest.to_json())
+        own = self.root / layout.make_rank_folder(rank)
+        file, seal = make_manifest_name(iteration, name), None
+        if (rank, iteration) in self.prints:
+            (own / layout.FINGERPRINT_FOLDER).mkdir(parents=True, exist_ok=True)
+            data = format_fingerprint_file(self.prints[rank, iteration])
+            (own / layout.FINGERPRINT_FOLDER / make_fingerprint_name(file)).write_bytes(data)
+            seal = FingerprintSeal(len(data), xxhash.xxh3_128_hexdigest(data))
+        manifest = Manifest(status, world_size, rank, "host", tuple(records), fingerprints=seal)
+        (own / layout.MANIFEST_FOLDER).mkdir(parents=True, exist_ok=True)
+        (own / layout.MANIFEST_FOLDER / file).write_bytes(manifest.to_json())
         return manifest

@@ -71,6 +71,7 @@ def describe_plan(plan: DumpPlan) -> dict[str, str]:
         "kept": _describe_trigger(selection),
         **({"optimizers": "their states after each step"} if selection.optimizer_states else {}),
         **_describe_content(plan.content, output),
+        **({"fingerprints": "of each tensor"} if plan.content.fingerprints else {}),
         "buffer": f"{format_bytes(delivery.buffer_bytes)} a rank; when full: {full}",
         **_describe_overhead(plan),
         "durability": delivery.durability + (", strict" if delivery.strict else ""),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import grpc
 
@@ -52,6 +53,23 @@ def set_job_pin(address: str, job_id: str, *, pinned: bool, timeout_s: float = 1
     request = agent_pb2.ControlRequest(pin=agent_pb2.Pin(job_id=job_id, pinned=pinned))
     with _open_channel(address, "agent") as channel:
         agent_pb2_grpc.AgentServiceStub(channel).Control(request, timeout=timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenTrees:
+    """Answer of an agent that froze the black box of a job."""
+
+    trees: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def freeze_job(address: str, job_id: str, reason: str, *, timeout_s: float = 180.0) -> FrozenTrees:
+    """Freeze the black box of a job, and wait for its tree; without an id, of the only job."""
+    freeze = agent_pb2.Freeze(job_id=job_id, text=reason)
+    with _open_channel(address, "agent") as channel:
+        stub = agent_pb2_grpc.AgentServiceStub(channel)
+        answer = stub.Control(agent_pb2.ControlRequest(freeze=freeze), timeout=timeout_s)
+        return FrozenTrees(tuple(answer.trees), tuple(answer.notes))
 
 
 def fetch_order(

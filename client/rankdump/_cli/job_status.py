@@ -13,6 +13,7 @@ from rankdump._cli.text_format import format_count, format_reasons
 from rankdump._core.events import Finding
 from rankdump._core.status import (
     AgentStatus,
+    BlackBoxStatus,
     DiskStatus,
     IterationStatus,
     JobUsage,
@@ -215,6 +216,25 @@ def _agent_row(agent: AgentStatus) -> list[str]:
     ]
 
 
+def format_freezes(view: StatusView) -> list[str]:
+    """Return a line for each freeze of a black box."""
+    return [
+        f"frozen at iteration {each.iteration}{f' of job {each.job_id}' if several else ''}: "
+        f"{each.text}; {f'rankdump faults {each.root}' if each.root else 'its tree is not written'}"
+        for several in [len({each.job_id for each in view.black_box.freezes}) > 1]
+        for each in view.black_box.freezes
+    ]
+
+
+def _format_black_box(black_box: BlackBoxStatus) -> str:
+    held = format_count(black_box.steps, "step")
+    text = f"black box: {held} of ranks, {format_bytes(black_box.step_bytes)}"
+    if not black_box.dropped_steps:
+        return text
+    dropped = format_count(black_box.dropped_steps, "older step")
+    return f"{text}; {dropped} dropped because memory was short"
+
+
 def format_resource_usage(view: StatusView) -> list[str]:
     """Return the queue, and the use and limits of memory, disks, ledger and jobs."""
     load = view.load
@@ -233,6 +253,8 @@ def format_resource_usage(view: StatusView) -> list[str]:
         )
     ledger = [_format_ledger(view.ledger)] if view.ledger.folder else []
     backlog = [_format_backlog(view.backlog)] if view.backlog.waiting_files else []
+    has_steps = view.black_box.steps or view.black_box.dropped_steps
+    backlog += [_format_black_box(view.black_box)] if has_steps else []
     return [queued, *backlog, *map(_format_disk, view.disks), *ledger, *_format_jobs(view)]
 
 

@@ -25,6 +25,8 @@ from rankdump._cli.output import measure_width, print_lines, print_table
 from rankdump._cli.rank_status import format_status_sentences, format_summary_table, sum_iterations
 from rankdump._cli.signal_handlers import handle_signals
 from rankdump._config import config_file
+from rankdump._config.output_path import OUTPUT_VARIABLE
+from rankdump._config.own_config import BLACK_BOX_VARIABLE
 from rankdump._core.events import Finding
 from rankdump._core.plan import DumpPlan
 from rankdump._core.rank_identity import WARNED_VARIABLE
@@ -135,6 +137,12 @@ def run_embedded_daemon(job_id: str, *, keep_log: bool) -> Generator[DaemonLease
     help="Tree of an earlier dump, from which --require-fit estimates; default: the configured "
     "tree.",
 )
+@click.option(
+    "--blackbox",
+    is_flag=True,
+    help="Keep what the latest steps of every rank looked like, and write it when something goes "
+    "wrong; without a configuration nothing else is collected, below --output.",
+)
 @click.option("--keep-daemon-log", is_flag=True, help="Keep the log of the embedded daemon.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
@@ -143,6 +151,7 @@ def run(
     output: Path | None,
     require_fit: bool,
     observed: Path | None,
+    blackbox: bool,
     keep_daemon_log: bool,
     command: tuple[str, ...],
 ) -> int:
@@ -154,11 +163,15 @@ def run(
     The exit code is that of COMMAND; messages of rankdump go to stderr. With --require-fit, COMMAND
     is not started and the exit code is 1 if the dump needs more disk space than there is.
     """
-    environ = _set_configuration(os.environ, config=config, output=output)
+    environ = _set_configuration(os.environ, config=config, output=output, blackbox=blackbox)
     plan = None
     if "RANKDUMP_CONFIG" in environ:
         plan, _ = config_file.load_config_plan(Path(environ["RANKDUMP_CONFIG"]), environ)
+    elif blackbox:
+        plan, _ = config_file.make_black_box_plan(environ)
+    if plan is not None:
         print_lines((f"rankdump: warning: {text}" for text in plan.warnings), err=True)
+    if plan is not None and "RANKDUMP_CONFIG" in environ:
         environ = _without_native_dump(environ, plan)
     if require_fit:
         fault = _explain_misfit(plan, observed)
@@ -204,19 +217,21 @@ def _explain_misfit(plan: DumpPlan | None, observed: Path | None) -> str:
 
 
 def _set_configuration(
-    environ: Mapping[str, str], *, config: Path | None, output: Path | None
+    environ: Mapping[str, str], *, config: Path | None, output: Path | None, blackbox: bool
 ) -> dict[str, str]:
     """Return the environment with absolute paths: the job may run in another folder."""
+    own = {BLACK_BOX_VARIABLE: "1"} if blackbox else {}
+    if output is not None:
+        own[OUTPUT_VARIABLE] = str(output.absolute())
     found = config or next((Path(environ[n]) for n in _CONFIG_NAMES if environ.get(n)), None)
     if found is None:
-        if output is not None:
+        if output is not None and not blackbox:
             raise click.UsageError("--output needs a configuration: give --config")
-        return {name: text for name, text in environ.items() if name not in _CONFIG_NAMES}
+        if blackbox and not (output or environ.get(OUTPUT_VARIABLE)):
+            raise click.UsageError("--blackbox without a configuration needs --output")
+        return {n: text for n, text in environ.items() if n not in _CONFIG_NAMES} | own
     file = str(found.absolute())
-    own = {"RANKDUMP_CONFIG": file, WARNED_VARIABLE: file}
-    if output is not None:
-        own["RANKDUMP_OUTPUT"] = str(output.absolute())
-    return {**environ, **own}
+    return {**environ, "RANKDUMP_CONFIG": file, WARNED_VARIABLE: file, **own}
 
 
 def _set_daemon_variables(environ: Mapping[str, str], address: str, job_id: str) -> dict[str, str]:
@@ -256,10 +271,23 @@ def _print_summary(
         likely = _likely_cause(code, plan)
         print_lines([cause if daemon_died else f"no rank connected: {likely}"], err=True)
         return
-    print_table(format_summary_table(view, width=measure_width(err=True)), err=True)
-    print_lines(format_status_sentences(view), err=True)
-    if not sum_iterations(view.iterations).kept:
-        print_lines(["nothing was dumped"], err=True)
+    if plan is None or plan.selection.iterations.spans != ():
+        print_table(format_summary_table(view, width=measure_width(err=True)), err=True)
+        print_lines(format_status_sentences(view), err=True)
+        if not sum_iterations(view.iterations).kept:
+            print_lines(["nothing was dumped"], err=True)
+    if plan is not None and plan.black_box.steps:
+        print_lines(_describe_freezes(view), err=True)
+
+
+def _describe_freezes(view: StatusView) -> list[str]:
+    """Return a line for each frozen tree of the job, and how to read it."""
+    freezes = view.black_box.freezes
+    if not freezes:
+        return ["the black box was not frozen"]
+    return [
+        f"the black box was frozen: {each.text}; rankdump faults {each.root}" for each in freezes
+    ]
 
 
 def _describe_findings(root: str, job_id: str) -> list[str]:

@@ -13,14 +13,16 @@ import socket
 import textwrap
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import click
 
 from rankdump import reader
+from rankdump._analysis.black_box.freeze_files import list_freezes
 from rankdump._analysis.reader.manifests import read_tree_sessions
 from rankdump._cli.job_status import (
+    format_freezes,
     format_job_findings,
     format_job_status,
     format_job_tables,
@@ -98,7 +100,8 @@ def status(
         print_table(ranks)
         print_lines(format_job_status(view, width=width))
         print_lines([""] if ranks else [])
-        print_lines([*format_status_sentences(view), *format_resource_usage(view)])
+        sentences = (*format_status_sentences(view), *format_freezes(view))
+        print_lines([*sentences, *format_resource_usage(view)])
         print_lines(f"tree: {root}" for root in view.roots)
     return 1 if any(i.complete and not i.is_balanced for i in view.iterations) else 0
 
@@ -114,7 +117,7 @@ def _status_source(
     tree: Path | None, agent: str | None, coordinator: str | None, job_id: str
 ) -> Callable[[], StatusView]:
     if tree is not None:
-        return lambda: _read_tree_status(tree, job_id)
+        return lambda: _add_freezes(_read_tree_status(tree, job_id), tree, job_id)
     # Imported on use: loading gRPC takes longer than reading a tree.
     from rankdump._cli.daemon_client import fetch_agent_status, fetch_job_status
 
@@ -124,6 +127,15 @@ def _status_source(
         return lambda: fetch_job_status(address, job_id=job_id)
     address = resolve_agent_address(agent)
     return lambda: fetch_agent_status(address)
+
+
+def _add_freezes(view: StatusView, tree: Path, job_id: str) -> StatusView:
+    """Return a view with the freezes beside a tree, unless an agent told them."""
+    if view.black_box.freezes:
+        return view
+    freezes, problems = list_freezes(tree, job_id)
+    black_box = replace(view.black_box, freezes=freezes)
+    return replace(view, black_box=black_box, findings=(*view.findings, *problems))
 
 
 def _read_tree_status(tree: Path, job_id: str) -> StatusView:
@@ -174,7 +186,8 @@ def _watch_status(look: Callable[[], StatusView]) -> int:
 
 def format_screen(view: StatusView, now: str, *, width: int, height: int) -> list[str]:
     """Return the lines of one screen, at most `height`."""
-    found = _fold_lines([*format_status_sentences(view), *format_job_findings(view)], width)
+    sentences = (*format_status_sentences(view), *format_freezes(view))
+    found = _fold_lines([*sentences, *format_job_findings(view)], width)
     room = height - 1 - len(found)
     if room < 0:
         shown = found[: height - 2]

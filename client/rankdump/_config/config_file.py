@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn, Protocol, cast
 
-from rankdump._config import acl_config, mindspore_config, tensorflow_config
+from rankdump._config import acl_config, mindspore_config, own_config, tensorflow_config
 from rankdump._config.config_section import ConfigNotes
 from rankdump._config.output_path import PathFacts
 from rankdump._core.plan import DumpPlan
@@ -103,7 +103,8 @@ _PARSERS_BY_KEY: dict[str, DialectParser] = {
 """By the key that no other dialect has."""
 
 _KNOWN_FORMATS = (
-    "a MindSpore data_dump.json, which has this section, or a CANN acl.json, which has dump"
+    "a MindSpore data_dump.json, which has this section, a CANN acl.json, which has dump, or the "
+    "section rankdump alone"
 )
 
 
@@ -117,11 +118,30 @@ def load_config_plan(path: Path, environ: Mapping[str, str]) -> tuple[DumpPlan, 
     notes = ConfigNotes()
     body = decode_config(data, file=file, notes=notes)
     if isinstance(body, dict):
-        for marker, parse in _PARSERS_BY_KEY.items():
-            if marker in body:
-                document = cast("dict[str, object]", body)
-                return parse(document, file=file, environ=environ, notes=notes), data
+        document = cast("dict[str, object]", body)
+        parse = _find_parser(document)
+        if parse is not None:
+            plan = parse(document, file=file, environ=environ, notes=notes)
+            return own_config.force_black_box(plan, environ), data
     raise ConfigError(file, next(iter(_PARSERS_BY_KEY)), MISSING_VALUE, _KNOWN_FORMATS)
+
+
+def _find_parser(document: Mapping[str, object]) -> DialectParser | None:
+    if own_config.is_own_config(document):
+        return own_config.parse_own_config
+    return next((parse for key, parse in _PARSERS_BY_KEY.items() if key in document), None)
+
+
+def make_black_box_plan(environ: Mapping[str, str]) -> tuple[DumpPlan, bytes]:
+    """Return the plan of a job that has a black box and no configuration, and its source.
+
+    ConfigError without RANKDUMP_OUTPUT.
+    """
+    data = b'{"rankdump": {"blackbox": true}}'
+    file = own_config.BLACK_BOX_VARIABLE
+    body = cast("dict[str, object]", json.loads(data))
+    plan = own_config.parse_own_config(body, file=file, environ=environ, notes=ConfigNotes())
+    return plan, data
 
 
 def read_config_file(path: Path) -> bytes:

@@ -16,6 +16,7 @@ from rankdump._config.config_section import ConfigNotes, ConfigSection, describe
 from rankdump._config.mindspore_common import CommonSettings, parse_common_settings
 from rankdump._config.rankdump_section import (
     RANKDUMP_SECTION,
+    add_fingerprints,
     add_optimizer_states,
     parse_rankdump_section,
 )
@@ -307,8 +308,9 @@ def parse_mindspore_config(
     return DumpPlan(
         output=own.output,
         selection=add_optimizer_states(_make_selection(common, notes), own, notes),
-        content=content,
+        content=add_fingerprints(content, own, notes),
         delivery=own.delivery,
+        black_box=own.black_box,
         dialect="mindspore",
         warnings=notes.texts,
     )

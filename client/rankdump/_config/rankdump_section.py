@@ -8,11 +8,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Literal, NamedTuple, cast, get_args
 
 from rankdump._config.config_section import ConfigNotes, ConfigSection
 from rankdump._core.plan import (
+    MAX_RING_STEPS,
+    BlackBoxSettings,
+    ContentSettings,
     DeliverySettings,
     FullBufferPolicy,
     OutputSettings,
@@ -26,7 +29,10 @@ MAX_BLOCK_TIMEOUT_S = 86_400
 MAX_BUFFER_BYTES = 1 << 40
 
 _STATES_KEY = "optimizer_states"
+BLACK_BOX_KEY = "blackbox"
+DEFAULT_RING_STEPS = 64
 _OVERHEAD_KEY = "max_step_overhead"
+_FINGERPRINTS_KEY = "fingerprints"
 _KEYS = (
     "layout",
     "profile",
@@ -40,6 +46,8 @@ _KEYS = (
     "shared_memory",
     "embedded",
     _STATES_KEY,
+    _FINGERPRINTS_KEY,
+    BLACK_BOX_KEY,
     "file_mode",
     "folder_mode",
 )
@@ -48,6 +56,7 @@ _LAYOUT_NAMES = tuple(name for name, layout in LAYOUTS.items() if layout.api_fil
 # Those of `_codec.file_codec`, which would load zstandard.
 _CODEC_NAMES = ("none", "zstd", "zstd-always")
 _MODE_PATTERN = re.compile(r"0?[0-7]{3}")
+_BLACK_BOX_KEYS = tuple(field.name for field in fields(BlackBoxSettings))
 _EMPTY_BODY: dict[str, object] = {RANKDUMP_SECTION: {}}
 
 
@@ -58,6 +67,9 @@ class RankdumpSettings(NamedTuple):
     delivery: DeliverySettings
     optimizer_states: bool
     """Whether the states of optimizers that step are selected as well."""
+    fingerprints: bool
+    """Whether the fingerprint of each tensor is recorded as well."""
+    black_box: BlackBoxSettings
 
 
 def parse_rankdump_section(
@@ -80,6 +92,8 @@ def parse_rankdump_section(
         _parse_output(section, output, select_layout),
         _parse_delivery(section),
         section.read_flag(_STATES_KEY, False),
+        section.read_flag(_FINGERPRINTS_KEY, False),
+        _parse_black_box(section),
     )
 
 
@@ -93,6 +107,16 @@ def add_optimizer_states(
         reason = "has no effect: a plan without outputs or with a debug mode records no states"
         notes.add(f"{RANKDUMP_SECTION}.{_STATES_KEY}", True, reason)
     return replace(selection, optimizer_states=True)
+
+
+def add_fingerprints(
+    content: ContentSettings, settings: RankdumpSettings, notes: ConfigNotes
+) -> ContentSettings:
+    """Return the content with fingerprints, if the section asks for them."""
+    if settings.fingerprints and content.on_device:
+        reason = "has no effect on tensors of an accelerator: it computes their statistics alone"
+        notes.add(f"{RANKDUMP_SECTION}.{_FINGERPRINTS_KEY}", True, reason)
+    return replace(content, fingerprints=settings.fingerprints)
 
 
 def _check_keys(section: ConfigSection) -> None:
@@ -154,6 +178,34 @@ def _parse_buffer_bytes(section: ConfigSection, default: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_BUFFER_BYTES:
         raise section.make_error("buffer_bytes", f"whole bytes from 1 to {MAX_BUFFER_BYTES}")
     return value
+
+
+def _parse_black_box(section: ConfigSection) -> BlackBoxSettings:
+    value = section.values.get(BLACK_BOX_KEY, False)
+    if isinstance(value, bool):
+        return BlackBoxSettings(DEFAULT_RING_STEPS if value else 0)
+    if not isinstance(value, dict):
+        raise section.make_error(BLACK_BOX_KEY, "true, false or an object")
+    name = f"{section.name}.{BLACK_BOX_KEY}"
+    own = ConfigSection(section.file, name, cast("dict[str, object]", value), section.notes)
+    default = BlackBoxSettings(DEFAULT_RING_STEPS)
+    for key in own.values:
+        if key not in _BLACK_BOX_KEYS:
+            raise own.make_error(key, ", ".join(_BLACK_BOX_KEYS))
+
+    def read(key: str, low: float, high: float, what: str) -> float:
+        allowed = f"{what} from {low:g} to {high:g}"
+        return own.read_number(
+            key, low=low, high=high, allowed=allowed, default=getattr(default, key)
+        )
+
+    return BlackBoxSettings(
+        steps=int(read("steps", 1, MAX_RING_STEPS, "steps")),
+        post_steps=int(read("post_steps", 0, MAX_RING_STEPS, "steps")),
+        max_overhead=read("max_overhead", 0.001, 1, "a share of the step"),
+        max_bytes=int(read("max_bytes", 0, MAX_BUFFER_BYTES, "bytes")),
+        pause_s=read("pause_s", 0, MAX_BLOCK_TIMEOUT_S, "seconds"),
+    )
 
 
 def _parse_file_mode(section: ConfigSection, key: str, *, must: int, default: int) -> int:

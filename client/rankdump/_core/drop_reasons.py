@@ -103,7 +103,8 @@ DROP_EXPLANATIONS: Mapping[str, DropExplanation] = {
         ),
         (
             "step_overhead",
-            "dumping would have taken more of the step than rankdump.max_step_overhead allows",
+            "dumping would have taken more of the step than rankdump.max_step_overhead allows, or "
+            "than rankdump.blackbox.max_overhead does in a black box",
             "raise that setting, or dump fewer tensors or statistics only",
         ),
         ("no_memory", "the agent had no memory left for it", "raise agent.memory_bytes"),

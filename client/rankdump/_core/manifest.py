@@ -5,7 +5,8 @@ A manifest is one JSON file under `rank_N/.dump_metadata/manifest/`. It is writt
 presence means that the iteration is complete; it makes the tree describe itself, with raw
 operator names, digests and the balance of the iteration. Removed iterations are lines of
 `rank_N/.dump_metadata/retired.jsonl`, one object a line, added before the first file is removed;
-a line may occur twice.
+a line may occur twice. Fingerprints are in a file of the same name, but for the suffix, under
+`rank_N/.dump_metadata/fingerprint/`, which is written before the manifest.
 """
 
 from __future__ import annotations
@@ -92,6 +93,14 @@ class ManifestSession:
     """The session's plan, as the rank sent it."""
 
 
+class FingerprintSeal(NamedTuple):
+    """What shows that the file of fingerprints is the one that was written."""
+
+    bytes: int
+    digest: str
+    """xxh3-128 of the file, hexadecimal."""
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """One iteration of one session."""
@@ -103,6 +112,8 @@ class Manifest:
     records: tuple[ManifestRecord, ...]
     session: ManifestSession | None = None
     """None in manifests of older agents, or of other programs."""
+    fingerprints: FingerprintSeal | None = None
+    """None where no record has a fingerprint."""
 
     def to_json(self) -> bytes:
         """Return the file's bytes."""
@@ -113,6 +124,7 @@ class Manifest:
             "device": self.device,
             "host": self.host,
             **({"session": self.session} if self.session else {}),
+            **({"fingerprints": self.fingerprints._asdict()} if self.fingerprints else {}),
         }
         layouts = {each.layout: 0 for each in self.records if each.layout is not None}
         if layouts:
@@ -156,7 +168,7 @@ def _parse_manifest(body: dict[str, Any]) -> Manifest:
         "attempt": 0,
         "degraded_by": {},
     }
-    session = body.get("session")
+    session, seal = body.get("session"), body.get("fingerprints")
     return Manifest(
         status=read_json(IterationStatus, unsaid | body["status"], minimum=0),
         world_size=body["world_size"],
@@ -167,6 +179,14 @@ def _parse_manifest(body: dict[str, Any]) -> Manifest:
             [read_json(TensorLayout, each, minimum=0) for each in body.get("layouts", ())],
         ),
         session=None if session is None else read_json(ManifestSession, session, minimum=0),
+        fingerprints=None if seal is None else _parse_seal(seal),
+    )
+
+
+def _parse_seal(body: dict[str, Any]) -> FingerprintSeal:
+    return FingerprintSeal(
+        *_check_column("bytes", int, [body["bytes"]]),
+        *_check_column("digest", str, [body["digest"]]),
     )
 
 
@@ -306,9 +326,17 @@ def _format_record_kind(
     return json.dumps(fields | {"shape": shape})[1:-1]
 
 
+_MANIFEST_SUFFIX = ".json"
+
+
 def make_manifest_name(iteration: int, session_id: str) -> str:
     """Return the file's name; a second job in the same tree gets files of its own."""
-    return f"iteration_{iteration}.{session_id[:12]}.json"
+    return f"iteration_{iteration}.{session_id[:12]}{_MANIFEST_SUFFIX}"
+
+
+def make_fingerprint_name(manifest_name: str) -> str:
+    """Return the name of the file with the fingerprints of a manifest's records."""
+    return f"{manifest_name.removesuffix(_MANIFEST_SUFFIX)}.npy"
 
 
 RETIRED_FILE = "retired.jsonl"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -54,8 +55,17 @@ class NpyHeader:
 @lru_cache(maxsize=1024)
 def format_npy_header(descr: str, shape: tuple[int, ...]) -> bytes:
     """Return the header block for C-ordered elements; its length is a multiple of 64."""
+    return _format_header(f"'{descr}'", shape)
+
+
+def format_row_header(fields: Sequence[tuple[object, ...]], rows: int) -> bytes:
+    """Return the header block of a file of rows with named fields, which `numpy.load` reads."""
+    return _format_header(repr(list(fields)), (rows,))
+
+
+def _format_header(descr: str, shape: tuple[int, ...]) -> bytes:
     extents = "".join(f"{extent}," for extent in shape)
-    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': ({extents}), }}"
+    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': ({extents}), }}"
     total = _pad_length(10 + len(text) + 1)
     if total - 10 <= 0xFFFF:
         prefix = _NPY_MAGIC + b"\x01\x00" + (total - 10).to_bytes(2, "little")

@@ -143,6 +143,8 @@ class ContentSettings:
     """Whether an operator's arguments are written beside its tensors."""
     tables: TableForm = "folder"
     """Statistics are in one `statistic.csv` of a folder, or in a table of each operator."""
+    fingerprints: bool = False
+    """Whether the fingerprint of each tensor is recorded beside the manifest."""
 
     @property
     def has_tables(self) -> bool:
@@ -194,6 +196,25 @@ class DeliverySettings:
     without it; 0 for no limit."""
 
 
+MAX_RING_STEPS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class BlackBoxSettings:
+    """What a plan says about the black box; without steps there is none."""
+
+    steps: int = 0
+    """Steps of each rank that are kept."""
+    post_steps: int = 2
+    """Steps after the one that the ring was frozen for."""
+    max_overhead: float = 0.01
+    """Most time that it may take, as a share of a step."""
+    max_bytes: int = 1 << 30
+    """Most bytes of frozen trees beside one tree."""
+    pause_s: float = 300.0
+    """Shortest time between two freezes of a job."""
+
+
 @dataclass(frozen=True, slots=True)
 class DumpPlan:
     """A configuration with every setting resolved."""
@@ -202,6 +223,7 @@ class DumpPlan:
     selection: TensorSelection = TensorSelection()
     content: ContentSettings = ContentSettings()
     delivery: DeliverySettings = DeliverySettings()
+    black_box: BlackBoxSettings = BlackBoxSettings()
     dialect: str = "plan"
     """Which dialect it was written in: `mindspore` for a data_dump.json, `acl`, `tf`."""
     warnings: tuple[str, ...] = ()
@@ -229,11 +251,14 @@ def plan_from_json(data: bytes) -> DumpPlan:
         # Older clients do not send these, and no agent needs them otherwise.
         body["delivery"] = {"embedded": True, "max_step_overhead": 0.0} | body["delivery"]
         body["selection"] = {"optimizer_states": False} | body["selection"]
+        body["content"] = {"fingerprints": False} | body["content"]
+        body.setdefault("black_box", make_plain(BlackBoxSettings()))
         plan = read_json(DumpPlan, body, unknown=True)
         _check_output(read_json(OutputSettings, body["output"]))
         _check_selection(plan.selection)
         _check_content(plan.content)
         _check_share(plan.delivery.max_step_overhead)
+        _check_black_box(plan.black_box)
     except _UNREADABLE_ERRORS as error:
         raise ProtocolError(f"plan cannot be read: {error}") from None
     return plan
@@ -279,6 +304,16 @@ def _check_content(content: ContentSettings) -> None:
     _check_count(content.sample_elements)
     if not all(item in STATISTIC_TITLES for item in content.statistics):
         raise ValueError(f"unknown statistics in {content.statistics!r}")
+
+
+def _check_black_box(settings: BlackBoxSettings) -> None:
+    _check_share(settings.max_overhead)
+    _check_count(settings.max_bytes)
+    for steps in (settings.steps, settings.post_steps):
+        if not 0 <= steps <= MAX_RING_STEPS:
+            raise ValueError(f"{steps!r} is not a number of steps up to {MAX_RING_STEPS}")
+    if not 0 <= settings.pause_s < float("inf"):
+        raise ValueError(f"{settings.pause_s!r} is not a number of seconds")
 
 
 def _check_share(share: float) -> None:

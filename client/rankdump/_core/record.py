@@ -146,6 +146,8 @@ class StatisticRows:
     """The script itself switched dumping on: the plan's iterations do not matter."""
     degraded: str = ""
     """Why the statistics are kept in the place of the elements; empty where the plan says so."""
+    fingerprints: tuple[bytes, ...] = ()
+    """One for each row, empty where a tensor has none; no item where none has one."""
 
     def __len__(self) -> int:
         return len(self.kinds)

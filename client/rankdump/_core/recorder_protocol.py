@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from rankdump._core.black_box import FaultKind
 from rankdump._core.events import CallOutcome, EventKind, ProcessGroup, UnseenReason
 from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.plan import StatisticPrecision
-from rankdump._core.record import TensorSide
+from rankdump._core.record import TensorKind, TensorSide
 from rankdump._core.session_protocol import RecordHead
 from rankdump._core.tensor_layout import TensorLayout
 from rankdump._core.timeouts import GroupTimeout
+from rankdump._kernels.kernel_functions import FoundMoments
 
 
 class TensorSource(Protocol):
@@ -370,6 +372,69 @@ class TensorNameFinder(Protocol):
         self, tensor: object
     ) -> Callable[[tuple[int, ...]], TensorLayout | None] | None:
         """Return the function that finds the layout of a parameter, for one that is a part."""
+        ...
+
+
+class LateRow(NamedTuple):
+    """Pulse of a tensor on an accelerator."""
+
+    number: int
+    """Of its kind."""
+    moments: FoundMoments
+    gradient: TensorKind | None
+    """The kind of the gradient of a parameter; None for another tensor."""
+
+
+class PulseRecorder(Protocol):
+    """Takes what an adapter measures for the black box, on the training thread."""
+
+    stride: int
+    """One of so many parts of the modules is measured in each step."""
+    part: int
+    """The part that is measured in the running step."""
+
+    def number_kind(self, kind: TensorKind) -> int:
+        """Return the number of a kind; -1 when there are too many."""
+        ...
+
+    def add_pulse(self, number: int, moments: FoundMoments) -> bool:
+        """Add a row of the kind of that number; return whether all elements are finite."""
+        ...
+
+    def add_gradient(self, kind: TensorKind, number: int, moments: FoundMoments) -> bool:
+        """Add a row of the gradient of a parameter."""
+        ...
+
+    def add_late_rows(self, iteration: int, rows: Sequence[LateRow]) -> None:
+        """Add rows to a step that has ended."""
+        ...
+
+    def count_skipped(self, count: int = 1) -> None:
+        """Count tensors that were not measured."""
+        ...
+
+    def add_time(self, spent_ns: int, calls: int = 1) -> None:
+        """Add time that measuring took, in calls of hooks."""
+        ...
+
+    def add_digest(self, name: str, digest: str) -> None:
+        """Keep the digest of something that the step was computed from."""
+        ...
+
+    def note(self, numbers: Mapping[str, float]) -> None:
+        """Keep numbers of the step, such as its loss."""
+        ...
+
+    def report_fault(
+        self,
+        kind: FaultKind,
+        text: str,
+        tensor_kind: TensorKind | None = None,
+        source: str = "",
+        *,
+        iteration: int | None = None,
+    ) -> None:
+        """Report a fault, by default of the running iteration; the agent freezes the ring."""
         ...
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from rankdump._core.black_box import FreezeNotice
 from rankdump._core.events import EventColumns
 from rankdump._core.graph import GraphPart
 from rankdump._core.record import StatisticRows, TensorKey, TensorKind
@@ -75,6 +76,8 @@ class SessionGrant:
     """Where to open it instead: a name beside the socket, or a port of its host; empty for here."""
     opening: str = ""
     """Why the session is not open yet and must be requested again; empty when it is open."""
+    keeps_steps: bool = False
+    """The agent keeps the steps of the session's black box; not so one of an earlier release."""
 
 
 class RecordHead(NamedTuple):
@@ -201,3 +204,5 @@ class Acknowledgement:
     """Lines for the rank's log, each to be written once."""
     slab_ready: bool = False
     """Shared memory is there now: finish the stream and open the session again."""
+    freeze: FreezeNotice | None = None
+    """The black box was frozen: send what there is of the running step."""

@@ -142,11 +142,17 @@ def measure_statistics(data: int | bytes, count: int, dtype: str, parts: int) ->
 
 
 def compute_statistic_row(
-    items: tuple[str, ...], dtype: str, data: bytes | memoryview, *, exact: bool = False
+    items: tuple[str, ...],
+    dtype: str,
+    data: bytes | memoryview,
+    *,
+    exact: bool = False,
+    found: FoundMoments | None = None,
 ) -> str:
     """Return the statistics of raw elements of that type, C order, little endian, joined by commas.
 
-    UnsupportedError for a type without statistics: a complex one.
+    `found` are all their moments, where they are known already. UnsupportedError for a type without
+    statistics: a complex one.
     """
     form = make_statistics_form(items, exact=exact)
     size = data.nbytes if isinstance(data, memoryview) else len(data)
@@ -155,7 +161,7 @@ def compute_statistic_row(
         place = find_address(np.frombuffer(data, np.uint8)) if size else 0
     else:
         place = data
-    found = measure_statistics(place, count, dtype, form.parts)
+    found = found or measure_statistics(place, count, dtype, form.parts)
     # Of bfloat16, the digest is that of two bytes an element, as the framework held them.
     return form.write(found, _compute_md5(data) if MD5_ITEM in items else "")
 

@@ -80,7 +80,7 @@ class LedgerStatus:
 
 @dataclass(frozen=True, slots=True)
 class MemoryStatus:
-    """Memory of queue, slabs and sessions together."""
+    """Memory of queue, slabs, sessions and rings of steps together."""
 
     used_bytes: int = 0
     limit_bytes: int = 0
@@ -299,6 +299,33 @@ class RankWait:
 
 
 @dataclass(frozen=True, slots=True)
+class FreezeStatus:
+    """A freeze of the black boxes of a job."""
+
+    job_id: str
+    iteration: int
+    kind: str
+    """Why: a word of `FaultKind`."""
+    text: str
+    """A sentence about the cause."""
+    root: str = ""
+    """The folder of the frozen tree; empty until it is written."""
+    frozen_us: int = 0
+    """Microseconds since the epoch on the agent's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlackBoxStatus:
+    """What the black boxes of the ranks of an agent hold, and the freezes that there were."""
+
+    steps: int = 0
+    step_bytes: int = 0
+    dropped_steps: int = 0
+    """Oldest steps that were dropped because the agent's memory had no room for them."""
+    freezes: tuple[FreezeStatus, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class StatusView:
     """Complete status of one source."""
 
@@ -323,6 +350,8 @@ class StatusView:
     """From coordinators only: the call that each rank waits in."""
     backlog: PackBacklog = field(default_factory=PackBacklog)
     """From agents only."""
+    black_box: BlackBoxStatus = field(default_factory=BlackBoxStatus)
+    """From agents, and of a tree the freezes beside it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,8 @@ class ApiCallCounter:
         return next(count)
 
 
+# A step has the marks of all its modules, the same ones in each step.
+@lru_cache(maxsize=1 << 12)
 def make_layer_mark(path: str) -> ApiCall:
     """Return the mark of a module, by its path with dots.
 
@@ -130,6 +132,7 @@ def make_layer_mark(path: str) -> ApiCall:
     return ApiCall(LAYER_KIND, path.replace(".", "_"), 0)
 
 
+@lru_cache(maxsize=1 << 12)
 def format_layer_name(path: str) -> str:
     """Return the name of a module's mark with the dots of its path, as the stack file has it.
 

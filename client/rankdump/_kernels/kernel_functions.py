@@ -74,6 +74,15 @@ class KernelFunctions(Protocol):
         """Return a copy of a few bytes, with the interpreter's lock held; ValueError below 0."""
         ...
 
+    def read_strided(
+        self, address: int, item_bytes: int, extents: tuple[int, ...], steps: tuple[int, ...], /
+    ) -> bytes:
+        """Return a copy of a few elements in C order, with the interpreter's lock held.
+
+        Steps from one element to the next are counted in elements, as torch counts them.
+        """
+        ...
+
     def encode_varint(self, number: int, /) -> bytes:
         """Return the varint of a number (Protocol Buffers, Encoding: base 128).
 

@@ -272,6 +272,43 @@ static PyObject *read_memory(PyObject *self, PyObject *const *arguments, Py_ssiz
     return PyBytes_FromStringAndSize(address, bytes);
 }
 
+/* Strides of elements that lie in C order, and their bytes; -1 where these are too many. */
+static int64_t pack_strides(struct strided_copy *plan)
+{
+    int64_t bytes = plan->item_bytes;
+    for (int axis = plan->dimensions - 1; axis >= 0; axis--) {
+        plan->target_strides[axis] = bytes;
+        if (__builtin_mul_overflow(bytes, plan->extents[axis], &bytes))
+            return -1;
+    }
+    return bytes;
+}
+
+static PyObject *read_strided(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)self;
+    if (!check_count(given, 4))
+        return NULL;
+    struct strided_copy plan;
+    const unsigned char *source = PyLong_AsVoidPtr(arguments[0]);
+    plan.item_bytes = PyLong_AsLongLong(arguments[1]);
+    if (PyErr_Occurred())
+        return NULL;
+    plan.dimensions = read_extents(arguments[2], plan.extents);
+    if (plan.dimensions < 0 || !read_numbers(arguments[3], plan.source_strides, plan.dimensions))
+        return NULL;
+    for (int axis = 0; axis < plan.dimensions; axis++)
+        plan.source_strides[axis] *= plan.item_bytes;
+    const int64_t bytes = pack_strides(&plan);
+    if (bytes < 0 || plan.item_bytes < 1)
+        return PyErr_Format(PyExc_ValueError, "elements of %lld bytes in this shape are not allowed",
+                            (long long)plan.item_bytes);
+    PyObject *made = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)bytes);
+    if (made)
+        chosen->copy((unsigned char *)PyBytes_AsString(made), source, &plan);
+    return made;
+}
+
 static PyObject *encode_varint(PyObject *self, PyObject *number)
 {
     (void)self;
@@ -407,6 +444,9 @@ static const char copy_strided_doc[] =
     "Copy elements between axes in two orders.";
 static const char read_memory_doc[] =
     "read_memory(address, byte_count)\n--\n\nReturn a copy of a few bytes.";
+static const char read_strided_doc[] =
+    "read_strided(address, item_bytes, extents, steps)\n--\n\n"
+    "Return a copy of a few elements, C order; steps are in elements.";
 static const char write_small_files_doc[] =
     "write_small_files(folder, mode, files)\n--\n\n"
     "Make files, each of a mark, a name and bytes, in an open folder; return inode, size and "
@@ -419,6 +459,7 @@ static PyMethodDef functions[] = {
     FAST(fingerprint_shard),
     FAST(copy_strided),
     FAST(read_memory),
+    FAST(read_strided),
     FAST(write_small_files),
     {"encode_varint", encode_varint, METH_O, "Return the varint of a number of 64 bits."},
     {"select_variant", select_variant, METH_O, "Return whether a variant runs here; use it then."},

@@ -241,6 +241,14 @@ def read_memory(address: int, byte_count: int) -> bytes:
     return ctypes.string_at(address, byte_count)
 
 
+def read_strided(
+    address: int, item_bytes: int, extents: tuple[int, ...], steps: tuple[int, ...]
+) -> bytes:
+    """Return a copy of a few elements in C order; steps are in elements."""
+    strides = tuple(step * item_bytes for step in steps)
+    return view_memory(address, f"V{item_bytes}", extents, strides).tobytes()
+
+
 def encode_varint(number: int) -> bytes:
     """Return the varint of a number; twin of the compiled one."""
     if not 0 <= number < 1 << 64:

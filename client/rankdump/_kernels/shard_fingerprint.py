@@ -73,9 +73,8 @@ def compute_fingerprint(
     code = ELEMENT_CODES.get(name)
     if code is None:
         raise UnsupportedError(f"element type {name!r} has no fingerprint")
-    extents, strides, first = _place_shard(real.shape, shape, start)
     digest, sketch, moments = KERNELS.functions.fingerprint_shard(
-        find_address(real), code, extents, strides, first
+        find_address(real), code, *place_shard(real.shape, shape, start)
     )
     return ShardFingerprint(digest, np.frombuffer(sketch), ElementMoments(*moments))
 
@@ -98,10 +97,19 @@ def _check_place(shape: tuple[int, ...], whole: tuple[int, ...], offset: tuple[i
         raise UnsupportedError(f"a shard {shape} at {offset} is not within a tensor {whole}")
 
 
-def _place_shard(
+class ShardPlacement(NamedTuple):
+    """Global indices of the elements of a shard, as kernels take them."""
+
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    """What a step along each axis adds to the index."""
+    first: int
+
+
+def place_shard(
     shape: tuple[int, ...], whole: tuple[int, ...], offset: tuple[int, ...]
-) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Return extents and steps of the global index, and the first one; as few axes as possible."""
+) -> ShardPlacement:
+    """Return the global indices of a shard within the whole, with as few axes as possible."""
     extents: list[int] = []
     strides: list[int] = []
     first, stride = 0, 1
@@ -114,5 +122,5 @@ def _place_shard(
             strides.append(stride)
         stride *= of
     if not extents:
-        return (1,), (1,), first
-    return tuple(reversed(extents)), tuple(reversed(strides)), first
+        return ShardPlacement((1,), (1,), first)
+    return ShardPlacement(tuple(reversed(extents)), tuple(reversed(strides)), first)

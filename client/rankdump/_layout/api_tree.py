@@ -21,7 +21,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rankdump._core.record import TensorKey, TensorSide, sanitize_name
 from rankdump._layout.file_name import PACKED_SUFFIX, FileKind, FileName
@@ -46,8 +46,7 @@ _PLACE_FORM = r"(?P<side>input|output)(?:\.(?P<path>[^/\\\0]+))?"
 _TENSOR_NAME = re.compile(rf"(?P<call>.+_(?:forward|backward))_(?P<place>{_PLACE_FORM})")
 
 
-@dataclass(frozen=True, slots=True)
-class ApiCall:
+class ApiCall(NamedTuple):
     """One call of an API, or its backward."""
 
     kind: str
@@ -65,7 +64,8 @@ class ApiCall:
     @property
     def stem(self) -> str:
         """Its name without the direction: `NN_Conv2d_0`."""
-        return self.op_type if self.kind == LAYER_KIND else f"{self.op_type}_{self.number}"
+        kind, api, number, _ = self
+        return f"{kind}_{api}" if kind == LAYER_KIND else f"{kind}_{api}_{number}"
 
     @property
     def name(self) -> str:

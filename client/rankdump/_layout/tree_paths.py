@@ -71,6 +71,7 @@ def make_folder_name(name: str) -> str:
 
 METADATA_FOLDER = ".dump_metadata"
 MANIFEST_FOLDER = ".dump_metadata/manifest"
+FINGERPRINT_FOLDER = ".dump_metadata/fingerprint"
 EXECUTION_ORDER_FOLDER = "execution_order"
 GRAPH_FOLDER = "graphs"
 CONSTANT_FOLDER = "constants"

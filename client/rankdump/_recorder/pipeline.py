@@ -10,10 +10,12 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from rankdump._core.black_box import FreezeNotice
 from rankdump._core.plan import DumpPlan
 from rankdump._core.session_protocol import RecordHead, SessionEnd, SessionRequest
 from rankdump._kernels.kernel_functions import KERNELS
 from rankdump._layout.profile import OperatorAliases
+from rankdump._recorder.black_box_recorder import BlackBoxRecorder
 from rankdump._recorder.event_trace import EventTrace, now_us
 from rankdump._recorder.graph_builder import GraphBuilder
 from rankdump._recorder.iteration_state import IterationCounters, IterationState, StallTimer
@@ -48,6 +50,7 @@ from rankdump._shm.slab_format import JOURNAL_SLAB_VERSION
 from rankdump._transport.agent_client import AgentClient
 from rankdump._transport.connection import LinkState
 from rankdump._transport.send_buffer import SendBuffer
+from rankdump._transport.step_outbox import StepOutbox
 from rankdump._wire.channel import TlsCredentials
 
 
@@ -111,6 +114,9 @@ class DumpPipeline:
         self._send_buffer = self._make_send_buffer()
         self._staging = self._make_staging()
         self._calculator = make_statistics_calculator(plan)
+        self._outbox = StepOutbox(plan.black_box.steps) if plan.black_box.steps else None
+        self.black_box = self._make_black_box(request.rank)
+        """The black box; None without one."""
         self._client = self._make_client(request, address, credentials, is_starting)
         self._metadata_sender = MetadataSender(
             trace=self._trace,
@@ -174,6 +180,8 @@ class DumpPipeline:
         self._iteration_state.begin(iteration)
         self._ranges.restart()
         self._trace.begin_iteration(iteration)
+        if self.black_box is not None:
+            self.black_box.begin_step(iteration)
 
     def end_iteration(self, *, ran: bool) -> None:
         """Declare the running iteration over; one in which nothing ran is not declared."""
@@ -183,6 +191,8 @@ class DumpPipeline:
         self._trigger.end_all_calls()
         self._flush(iteration)
         span = self._trace.end_iteration()
+        if self.black_box is not None:
+            self.black_box.end_step(ran=ran)
         if self._overhead is not None:
             dumped = self._iteration_state.was_armed and (ran or self.has_run)
             self._overhead.end_iteration(iteration, dumped=dumped)
@@ -229,6 +239,8 @@ class DumpPipeline:
         self._flush(self._iteration_state.iteration)
         self._trace.end_iteration()
         self._metadata_sender.send_events()
+        if self.black_box is not None:
+            self.black_box.close(raised=raised)
         if self._iteration_state.ever_armed and (self._counters.kept_tensors or not self._quiet):
             self._metadata_sender.send_graphs()
         self.refused = self._client.link is LinkState.REJECTED
@@ -287,6 +299,8 @@ class DumpPipeline:
         self._in_child = True
         if self._overhead is not None:
             self._overhead.disarm()
+        if self.black_box is not None:
+            self.black_box.disarm()
         self._iteration_state.disable()
         self._metadata_sender.disarm()
         # The mapping is shared with the parent, whose journal it is.
@@ -302,6 +316,10 @@ class DumpPipeline:
         if link is LinkState.REJECTED:
             self._iteration_state.disable()
         self._session_logger.log_link_change(link, reason, closing=self._client.closing)
+
+    def _answer_freeze(self, notice: FreezeNotice) -> None:
+        if self.black_box is not None:
+            self.black_box.answer_freeze(notice)
 
     # -- wiring
 
@@ -342,11 +360,20 @@ class DumpPipeline:
             self._send_buffer,
             address,
             credentials,
+            outbox=self._outbox,
+            on_freeze=self._answer_freeze,
             on_tick=lambda: self._metadata_sender.send_events(),
             on_warning=self._session_logger.warn_once,
             on_link_change=self._link_changed,
             on_slab_unused=self._session_logger.warn_no_shared_memory,
             is_starting=is_starting,
+        )
+
+    def _make_black_box(self, rank: int) -> BlackBoxRecorder | None:
+        if self._outbox is None:
+            return None
+        return BlackBoxRecorder(
+            self._plan.black_box, self._outbox, rank=rank, warn=self._session_logger.warn_once
         )
 
     def _make_record_sender(self) -> RecordSender:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from rankdump._core.plan import DumpPlan
 from rankdump._core.statistics import DEVICE_STATISTICS
+from rankdump._core.tensor_fingerprint import FINGERPRINT_BYTES
 from rankdump._layout.profile import DEFAULT_PROFILE, PROFILES, Profile
 from rankdump._layout.statistic_tables import select_table_items
 from rankdump._layout.tree_layouts import DEFAULT_LAYOUT, LAYOUTS, Layout
@@ -17,7 +18,8 @@ from rankdump._transport.send_buffer import WaitPolicy
 SAMPLE_ELEMENTS = 1024
 """Elements of a tensor of which only the first are kept."""
 ROW_BYTES = 128
-"""Approximate bytes of a row of statistics: its text and its part of the frame."""
+"""Approximate bytes of a row of statistics: its text and its part of the frame, without a
+fingerprint."""
 
 
 def select_layout(plan: DumpPlan) -> Layout:
@@ -47,7 +49,11 @@ def make_statistics_calculator(plan: DumpPlan) -> StatisticsCalculator | None:
     on_device = on_device or (governed and set(items) <= {*DEVICE_STATISTICS})
     exact = select_layout(plan).api_files is not None
     return StatisticsCalculator(
-        items=items, on_device=on_device, precision=content.precision, exact=exact
+        items=items,
+        on_device=on_device,
+        precision=content.precision,
+        exact=exact,
+        fingerprints=content.fingerprints,
     )
 
 
@@ -81,7 +87,8 @@ def compute_batch_rows(plan: DumpPlan) -> int:
     Fewer rows wait for the end of an iteration: they are then computed and sent together, and no
     thread of rankdump runs in the middle of a step.
     """
-    return max(1, min(MAX_WAITING_ROWS, compute_row_buffer_bytes(plan) // (2 * ROW_BYTES)))
+    row_bytes = ROW_BYTES + FINGERPRINT_BYTES * plan.content.fingerprints
+    return max(1, min(MAX_WAITING_ROWS, compute_row_buffer_bytes(plan) // (2 * row_bytes)))
 
 
 def compute_row_buffer_bytes(plan: DumpPlan) -> int:

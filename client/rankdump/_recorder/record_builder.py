@@ -174,22 +174,13 @@ class RecordNamer:
         return tuple.__new__(RecordHead, fields)
 
     def _make_kind(self, observation: TensorObservation, source: TensorSource) -> TensorKind:
-        graph, op_type, op_name, side, slot, argument, *_ = observation
-        return TensorKind(
-            graph,
-            op_type,
-            op_name,
-            side,
-            slot,
-            source.dtype,
-            tuple(source.shape),
-            source.byte_count,
-            argument,
-            observation.constant,
-            self.get_model_name(graph),
-            source.layout,
-            *observation.forward_pass,
-        )
+        graph, op_type, op_name, side, slot, argument, _, _, constant, forward = observation
+        model = self._net_name or self._models.get(graph, UNNAMED_MODEL)
+        elements = source.dtype, tuple(source.shape), source.byte_count
+        place = graph, op_type, op_name, side, slot
+        # As `TensorKind(...)`, in a third of the time: an API dump has one for each tensor.
+        fields = (*place, *elements, argument, constant, model, source.layout, *forward)
+        return tuple.__new__(TensorKind, fields)
 
 
 MIN_RECORD_BYTES = 512
@@ -274,7 +265,8 @@ class StagingBuffer:
 
     def admit(self, rows: StatisticRows) -> bool:
         """Reserve space for rows until `release`; False if there is none in time."""
-        return self._rows.acquire(len(rows) * ROW_BYTES, self._send_buffer.compute_remaining_wait_s)
+        charge = _compute_row_charge(rows)
+        return self._rows.acquire(charge, self._send_buffer.compute_remaining_wait_s)
 
     def admit_at_once(self, stacks: CallStacks) -> bool:
         """Reserve space for call stacks until `release`; False if there is none now."""
@@ -283,7 +275,7 @@ class StagingBuffer:
     def release(self, item: StagedRecord | StatisticRows | CallStacks) -> None:
         """Release the space of an item that was sent."""
         if isinstance(item, StatisticRows):
-            self._rows.release(len(item) * ROW_BYTES)
+            self._rows.release(_compute_row_charge(item))
         elif isinstance(item, CallStacks):
             self._rows.release(len(item.calls) * CALL_BYTES)
         else:
@@ -292,6 +284,10 @@ class StagingBuffer:
 
 def _compute_charge(head: RecordHead) -> int:
     return max(head.byte_count, MIN_RECORD_BYTES)
+
+
+def _compute_row_charge(rows: StatisticRows) -> int:
+    return len(rows) * ROW_BYTES + sum(map(len, rows.fingerprints))
 
 
 COPY_FAILED = "copy_failed"
@@ -415,7 +411,7 @@ class RecordBuilder:
         state = self._iteration_state
         iteration, switched = state.iteration, state.switched
         stamp_us = self._namer.stamp(kind, iteration)
-        statistics = self._calculator.measure_tensor(source)
+        statistics = self._calculator.measure_tensor(source, kind.layout)
         # As `TensorStatisticsRow(...)`, in a third of the time.
         fields = kind, stamp_us, statistics, iteration, switched, degraded
         return tuple.__new__(TensorStatisticsRow, fields)

@@ -75,6 +75,8 @@ def explain_empty_dump(plan: DumpPlan, run: RunFacts) -> EmptyDumpCause | None:
         return None
     if run.refused:
         return EmptyDumpCause("the agent rejected this rank")
+    if plan.selection.iterations.spans == ():
+        return None
     early = _explain_no_iteration(plan, run)
     if early:
         return EmptyDumpCause(early)

@@ -1,4 +1,5 @@
-"""Statistics of tensors, computed on the tensor's device, and the rows that wait for them.
+"""Statistics of tensors, computed on the tensor's device, their fingerprints where the plan asks
+for them, and the rows that wait for both.
 
 Results of an accelerator are read back once for many tensors; small tensors in host memory are
 copied first and measured together. Never sends anything.
@@ -25,6 +26,13 @@ from rankdump._core.statistics import (
     compute_statistic_row,
     has_statistics,
 )
+from rankdump._core.tensor_fingerprint import (
+    FingerprintPlacement,
+    MeasuredTensor,
+    measure_with_fingerprint,
+    place_fingerprint,
+)
+from rankdump._core.tensor_layout import TensorLayout
 
 MAX_WAITING_ROWS = 2048
 """Limit for a loop without steps."""
@@ -35,13 +43,16 @@ SMALL_TENSOR_BYTES = 1 << 14
 _MAX_CACHED_TENSORS = 1024
 _SAMPLE_WORDS = 64
 """Words of eight bytes."""
-_MemoryRange = tuple[int, str, int, int]
-"""Identity of an object, element type, address in memory or 0 for a copy, and bytes."""
+_MemoryRange = tuple[int, str, int, int, FingerprintPlacement | None]
+"""Identity of an object, element type, address in memory or 0 for a copy, bytes, and how the
+fingerprint is computed."""
 
 _logger = logging.getLogger(__name__)
 
-StatisticsResult: TypeAlias = "str | bytes | DeferredStatistics"
-"""Texts joined by commas, or a copy of a small tensor, or statistics still being computed."""
+StatisticsResult: TypeAlias = "str | MeasuredTensor | bytes | DeferredStatistics"
+"""Texts joined by commas, or these with a fingerprint, or a copy of a small tensor, or statistics
+still being computed."""
+_ReadResult: TypeAlias = "str | MeasuredTensor"
 
 
 class TensorStatisticsRow(NamedTuple):
@@ -66,17 +77,18 @@ class StatisticsCache:
     """
 
     def __init__(self) -> None:
-        self._known: dict[_MemoryRange, tuple[ReferenceType[object], int, bytes, str]] = {}
+        self._known: dict[_MemoryRange, tuple[ReferenceType[object], int, bytes, _ReadResult]] = {}
 
-    def get_text(
+    def get_result(
         self,
         version: TensorVersion | None,
         dtype: str,
         data: memoryview,
-        measured: Callable[[], str],
+        measured: Callable[[], _ReadResult],
         *,
         lent: bool,
-    ) -> str:
+        placement: FingerprintPlacement | None = None,
+    ) -> _ReadResult:
         """Return the statistics of a tensor, from `measured` if they are not cached.
 
         `lent` means that the data are the tensor's own memory, not a copy in another order.
@@ -85,7 +97,7 @@ class StatisticsCache:
             return measured()
         words = np.frombuffer(data[: data.nbytes & ~7], np.uint64)
         thing = version.owner if lent else version.tensor_object
-        place = id(thing), dtype, words.ctypes.data if lent else 0, data.nbytes
+        place = id(thing), dtype, words.ctypes.data if lent else 0, data.nbytes, placement
         sample = words[:: max(1, words.size // _SAMPLE_WORDS)].tobytes()
         known = self._known.get(place)
         if (
@@ -94,10 +106,10 @@ class StatisticsCache:
             and known[0]() is thing
         ):
             return known[3]
-        text = measured()
-        entry = ref(thing), version.change_count, sample, text
+        result = measured()
+        entry = ref(thing), version.change_count, sample, result
         remember(self._known, place, entry, _MAX_CACHED_TENSORS)
-        return text
+        return result
 
 
 class StatisticsCalculator:
@@ -110,24 +122,31 @@ class StatisticsCalculator:
         on_device: bool,
         precision: StatisticPrecision,
         exact: bool = False,
+        fingerprints: bool = False,
     ) -> None:
         """With `exact`, numbers are written with all digits."""
         self._items = items
         self._on_device = on_device
         self._precision: StatisticPrecision = precision
         self._exact = exact
-        self._ordered = MD5_ITEM in items
+        self._fingerprints = fingerprints
+        self._ordered = MD5_ITEM in items or fingerprints
         self._recent = StatisticsCache()
 
     def can_measure(self, dtype: str) -> bool:
         """Return whether a tensor of that element type has the plan's statistics."""
         return not self._items or has_statistics(dtype)
 
-    def measure_tensor(self, source: TensorSource) -> StatisticsResult:
-        """Return the statistics of a tensor as it is now, or the input for them."""
-        if not self._items:
+    def measure_tensor(
+        self, source: TensorSource, layout: TensorLayout | None = None
+    ) -> StatisticsResult:
+        """Return the statistics of a tensor as it is now, or the input for them.
+
+        Its fingerprint is that of its part of the logical tensor in `layout`.
+        """
+        if not self._items and not self._fingerprints:
             return ""
-        if self._on_device:
+        if self._on_device and self._items:
             promised = source.start_statistics(self._items, self._precision)
             if promised is not None:
                 return promised
@@ -139,41 +158,65 @@ class StatisticsCalculator:
             data = memoryview(bytearray(source.byte_count))
             source.copy_into(data)
         elements, dtype = data, source.dtype
+        placement = None
+        if self._fingerprints:
+            placement = place_fingerprint(dtype, tuple(source.shape), layout)
 
-        def measured() -> str:
-            return compute_statistic_row(self._items, dtype, elements, exact=self._exact)
+        def measured() -> _ReadResult:
+            return self._measure(dtype, elements, placement)
 
-        return self._recent.get_text(source.get_version(), dtype, elements, measured, lent=lent)
+        return self._recent.get_result(
+            source.get_version(), dtype, elements, measured, lent=lent, placement=placement
+        )
 
-    def read_texts(
+    def _measure(
+        self, dtype: str, data: bytes | memoryview, placement: FingerprintPlacement | None
+    ) -> _ReadResult:
+        if not self._fingerprints:
+            return compute_statistic_row(self._items, dtype, data, exact=self._exact)
+        return measure_with_fingerprint(self._items, dtype, data, placement, exact=self._exact)
+
+    def read_results(
         self, kinds: Sequence[TensorKind], taken: Sequence[StatisticsResult]
-    ) -> list[str | None]:
-        """Return the texts of results, each sort read at once; None where that failed."""
-        found = [each if isinstance(each, str) else None for each in taken]
+    ) -> list[_ReadResult | None]:
+        """Return what was measured, each sort read at once; None where that failed."""
+        found = [each if isinstance(each, (str, MeasuredTensor)) else None for each in taken]
         sorts: dict[str | type[DeferredStatistics], list[int]] = {}
         for at, each in enumerate(taken):
-            if not isinstance(each, str):
+            if not isinstance(each, (str, MeasuredTensor)):
                 sort = kinds[at].dtype if isinstance(each, bytes) else type(each)
                 sorts.setdefault(sort, []).append(at)
         for sort, places in sorts.items():
             try:
-                rows = self._read_texts(sort, [taken[at] for at in places])
+                some = [(kinds[at], taken[at]) for at in places]
+                rows = self._read_sort(sort, some)
                 for at, row in zip(places, rows, strict=True):
                     found[at] = row
             except Exception:  # a device that failed must not end the training
                 _logger.debug("statistics could not be read back", exc_info=True)
         return found
 
-    def _read_texts(
-        self, sort: str | type[DeferredStatistics], taken: list[StatisticsResult]
-    ) -> list[str]:
+    def _read_sort(
+        self,
+        sort: str | type[DeferredStatistics],
+        taken: list[tuple[TensorKind, StatisticsResult]],
+    ) -> Sequence[_ReadResult]:
         if isinstance(sort, str):
-            small = [each for each in taken if isinstance(each, bytes)]
-            return [
-                compute_statistic_row(self._items, sort, each, exact=self._exact) for each in small
+            # An operator often reads what the last one wrote.
+            places = [
+                (each, self._find_placement(kind))
+                for kind, each in taken
+                if isinstance(each, bytes)
             ]
-        promised = [each for each in taken if not isinstance(each, (str, bytes))]
+            found = {each: self._measure(sort, *each) for each in dict.fromkeys(places)}
+            return [found[each] for each in places]
+        promised = [each for _, each in taken if not isinstance(each, (str, tuple, bytes))]
         return [",".join(row) for row in promised[0].read(promised)]
+
+    def _find_placement(self, kind: TensorKind) -> FingerprintPlacement | None:
+        if not self._fingerprints:
+            return None
+        return place_fingerprint(kind.dtype, kind.shape, kind.layout)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,23 +283,27 @@ class RowBatch:
             return
         kinds = list(chain.from_iterable(run.kinds for run in runs))
         taken = list(chain.from_iterable(run.statistics for run in runs))
-        texts = iter(calculator.read_texts(kinds, taken))
+        results = iter(calculator.read_results(kinds, taken))
         for run in runs:
-            yield from _make_row_frames(run, list(islice(texts, len(run.fields) // 3)))
+            yield from _make_row_frames(run, list(islice(results, len(run.fields) // 3)))
 
 
 def _make_row_frames(
-    run: _RowRun, texts: Sequence[str | None]
+    run: _RowRun, results: Sequence[_ReadResult | None]
 ) -> Iterator[StatisticRows | UnreadRow]:
     iteration, switched_on, degraded = run.mark
     kinds, stamps_us = run.kinds, run.stamps_us
-    statistics = [text for text in texts if text is not None]
-    if len(statistics) < len(texts):
-        read = [text is not None for text in texts]
-        unread = [kind for kind, text in zip(kinds, texts, strict=True) if text is None]
+    measured = [each for each in results if each is not None]
+    if len(measured) < len(results):
+        read = [each is not None for each in results]
+        unread = [kind for kind, each in zip(kinds, results, strict=True) if each is None]
         yield from (UnreadRow(iteration, kind.op_name) for kind in unread)
         kinds, stamps_us = list(compress(kinds, read)), list(compress(stamps_us, read))
+    statistics = [each if isinstance(each, str) else each.statistics for each in measured]
+    fingerprints = [b"" if isinstance(each, str) else each.fingerprint for each in measured]
+    if not any(fingerprints):
+        fingerprints = []
     for at in range(0, len(statistics), MAX_FRAME_ROWS):
         some = slice(at, at + MAX_FRAME_ROWS)
         columns = tuple(kinds[some]), tuple(stamps_us[some]), tuple(statistics[some])
-        yield StatisticRows(iteration, *columns, switched_on, degraded)
+        yield StatisticRows(iteration, *columns, switched_on, degraded, tuple(fingerprints[some]))

@@ -11,6 +11,7 @@ from rankdump._session.default_session import (
     layout,
     limit,
     microbatch,
+    note,
     set_dump,
     step,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "layout",
     "limit",
     "microbatch",
+    "note",
     "set_dump",
     "step",
 ]

@@ -130,6 +130,11 @@ def layout(target: object, **declared: Any) -> None:
     _get_session().layout(target, **declared)
 
 
+def note(**numbers: float) -> None:
+    """Keep numbers of the running iteration in the black box, such as its loss."""
+    _get_session().note(**numbers)
+
+
 def set_dump(target: object, enabled: bool = True) -> None:
     """Mark a torch module or a MindSpore cell, and what is inside it, for `dump_mode` 2.
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol, cast
 
 from rankdump._core.recorder_protocol import (
     IterationHook,
+    PulseRecorder,
     Recorder,
     TensorNameFinder,
     TensorSource,
@@ -95,6 +96,17 @@ def find_model_name(model: Any) -> str:
     from rankdump._frameworks import torch
 
     return torch.find_class_name(model)
+
+
+def make_pulse_hook(
+    model: Any, recorder: Recorder, pulses: PulseRecorder, *, graph: int, name: str
+) -> IterationHook | None:
+    """Return the hook that measures a model for the black box; None for no torch module."""
+    if not is_torch_module(model):
+        return None
+    from rankdump._frameworks.torch.pulse_hooks import TorchPulseHook
+
+    return TorchPulseHook(model, recorder, pulses, graph=graph, name=name)
 
 
 class HookFactory(Protocol):

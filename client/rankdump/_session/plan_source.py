@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from rankdump._config.config_file import load_config_plan
+from rankdump._config.config_file import load_config_plan, make_black_box_plan
 from rankdump._config.output_path import OUTPUT_VARIABLE
+from rankdump._config.own_config import is_black_box_forced
 from rankdump._core.plan import STARTED_PATTERN, DumpPlan
 from rankdump._core.rank_identity import WARNED_VARIABLE, RankIdentity, identify_rank
 from rankdump._layout.tree_layouts import LAYOUTS
@@ -117,6 +118,9 @@ def load_session_config(environ: Mapping[str, str]) -> SessionConfig | None:
     None as well if MindSpore itself dumps it. RankdumpError if it cannot be used.
     """
     path = environ.get("RANKDUMP_CONFIG") or environ.get("MINDSPORE_DUMP_CONFIG")
+    if not path and is_black_box_forced(environ):
+        plan, source = make_black_box_plan(environ)
+        return SessionConfig(plan, source, identify_rank(environ, plan.output.root))
     if not path:
         return None
     plan, source = load_config_plan(Path(path), environ)

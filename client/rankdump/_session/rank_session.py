@@ -24,7 +24,7 @@ from rankdump._core.rank_identity import (
     read_timeout_variables,
 )
 from rankdump._core.record import TensorSide
-from rankdump._core.recorder_protocol import IterationHook, TensorNameFinder
+from rankdump._core.recorder_protocol import IterationHook, PulseRecorder, TensorNameFinder
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._frameworks.arrays import (
     SIDES,
@@ -43,6 +43,7 @@ from rankdump._session.framework_adapters import (
     make_data_parallel_hook,
     make_hook,
     make_optimizer_hook,
+    make_pulse_hook,
 )
 from rankdump._session.plan_source import PlanSource, load_session_config_or_log, resolve_plan
 from rankdump.errors import ExhaustedError, RankdumpError
@@ -306,11 +307,41 @@ class Session:
         if pipeline is None:
             return
         make = partial(make_hook, model, inside_compiled=inside_compiled)
+        count = len(self.models)
         self.observe(make, name or find_model_name(model))
+        if pipeline.black_box is not None and len(self.models) > count:
+            self._measure_pulses(pipeline, pipeline.black_box, model)
         if self._finds_optimizers:
             hook = self._get_optimizer_hook(pipeline)
             if hook is not None:
                 hook.find_optimizers()
+
+    def _measure_pulses(self, pipeline: DumpPipeline, pulses: PulseRecorder, model: object) -> None:
+        graph = len(self.models) - 1
+        hook = make_pulse_hook(
+            model, pipeline.recorder, pulses, graph=graph, name=self.models[graph]
+        )
+        if hook is None:
+            pipeline.recorder.warn_once("the black box measures models of torch only")
+        else:
+            self._hooks.add(hook, pipeline.iteration, pipeline.armed)
+
+    @never_raises
+    def note(self, **numbers: float) -> None:
+        """Keep numbers of the running iteration in the black box: `session.note(loss=loss.item())`.
+
+        A loss that is not finite, or far above the earlier ones, freezes it. Anything else than a
+        number is one warning.
+        """
+        pipeline = self._pipeline
+        if pipeline is None or pipeline.black_box is None:
+            return
+        try:
+            found = {name: float(number) for name, number in numbers.items()}
+        except (TypeError, ValueError, RuntimeError) as error:
+            pipeline.recorder.warn_once(f"note({', '.join(numbers)}) is not allowed: {error}")
+            return
+        pipeline.black_box.note(found)
 
     @never_raises
     def observe(self, make: HookFactory, name: str) -> None:

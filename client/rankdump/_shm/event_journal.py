@@ -82,6 +82,7 @@ _CALL = struct.Struct("<BxHHiQQQQ")
 """Kind, bytes of the element type and of the source, peer, number, elements, stall, text of the
 group; element type, source and name follow. The text of an operator is the byte of its kind and
 its name."""
+_OPERATOR_MARK = bytes((EventKind.OPERATOR,))
 _GROUP = struct.Struct("<I")
 """Bytes of the name, which follows, and then the ranks as numbers of four bytes."""
 _MAX_TEXT_BYTES = JOURNAL_TEXT_BYTES // 8
@@ -170,7 +171,7 @@ class EventJournal:
             if call is None:
                 if len(self._known) >= _MAX_KNOWN_NAMES:
                     self._known.clear()
-                text = self._known[name] = self._append(bytes((EventKind.OPERATOR,)) + spelled)
+                text = self._known[name] = self._append(_OPERATOR_MARK + spelled)
                 return text
             dtype = call.dtype.encode(errors="surrogatepass")
             source = call.source.encode(errors="surrogatepass")
@@ -281,7 +282,7 @@ class _JournalTexts:
 
     def _parse_event(self, place: int) -> _JournalText:
         content = self._read(place)
-        if content[:1] == bytes((EventKind.OPERATOR,)):
+        if content[:1] == _OPERATOR_MARK:
             return _JournalText(EventKind.OPERATOR, _decode(content[1:]))
         kind, dtype_bytes, source_bytes, peer, *numbers, at = _CALL.unpack_from(content)
         sequence, element_count, stall_us = numbers

@@ -16,6 +16,7 @@ from pathlib import Path
 import grpc
 
 from rankdump._core.backoff import RetryBackoff
+from rankdump._core.black_box import FreezeNotice
 from rankdump._core.session_protocol import SessionGrant, SessionRequest, SlabPlace
 from rankdump._transport.connection import (
     CHANNEL_OPTIONS,
@@ -32,6 +33,8 @@ from rankdump._transport.frame_queue import make_loss_frames
 from rankdump._transport.push_stream import FrameTooLargeError, PushStream
 from rankdump._transport.send_buffer import SendBuffer
 from rankdump._transport.send_ring import SendRing
+from rankdump._transport.step_outbox import StepOutbox
+from rankdump._wire.black_box_messages import freeze_notice_from_wire
 from rankdump._wire.channel import TlsCredentials, explain_unavailable, make_error, open_channel
 from rankdump._wire.session_messages import session_grant_from_wire, session_request_to_wire
 from rankdump.errors import (
@@ -140,6 +143,8 @@ class AgentClient:
         address: str,
         credentials: TlsCredentials | None = None,
         *,
+        outbox: StepOutbox | None = None,
+        on_freeze: Callable[[FreezeNotice], None] = lambda notice: None,
         on_tick: Callable[[], None],
         on_warning: Callable[[str], None],
         on_link_change: Callable[[LinkState, str], None],
@@ -151,7 +156,8 @@ class AgentClient:
         `is_starting` returns whether an agent that this job started does not serve yet, but may do
         so soon; UnavailableError if it never will. `on_tick` is called about twice a second while
         connected, `on_warning` with the warnings of the agent, which repeats them, `on_slab_unused`
-        with the reason why a requested slab is not used.
+        with the reason why a requested slab is not used, `on_freeze` when the agent froze the black
+        box, whose steps are in `outbox`.
         """
         self._request, self._address, self._on_link_change = request, address, on_link_change
         self._credentials = credentials
@@ -161,7 +167,8 @@ class AgentClient:
         self._selector = TransportSelector(
             buffer, address, wanted=request.wants_slab, on_slab_unused=on_slab_unused
         )
-        self._outgoing = PushStream(buffer, on_tick=on_tick)
+        self._outgoing = PushStream(buffer, outbox, on_tick=on_tick)
+        self._outbox, self._on_freeze = outbox, on_freeze
         self._abandoned = False
         self._was_opened = False
         self._opening_address = address
@@ -350,6 +357,10 @@ class AgentClient:
         stream = self._outgoing.begin_stream()
         self._buffer.acknowledge(grant.acknowledged)
         self._selector.select_transport(grant)
+        if self._outbox is not None:
+            self._outbox.is_wanted = grant.keeps_steps
+            if not grant.keeps_steps:
+                self._on_warning("the agent keeps no black box: it is of an earlier release")
         self._set_link(LinkState.UP, grant.excluded)
         slab_ready = False
         hello = agent_pb2.Hello(session_id=self._request.session_id, token=grant.token)
@@ -362,6 +373,8 @@ class AgentClient:
                 for warning in response.warnings:
                     self._on_warning(warning)
                 slab_ready = slab_ready or response.slab_ready
+                if response.HasField("freeze"):
+                    self._on_freeze(freeze_notice_from_wire(response.freeze))
                 if response.draining or response.slab_ready:
                     self._outgoing.end_stream()
         except grpc.RpcError as failure:

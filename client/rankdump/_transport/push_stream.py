@@ -22,6 +22,7 @@ from rankdump._transport.frame_queue import (
 )
 from rankdump._transport.send_buffer import BATCH_ENTRIES, SPACE_POLL_S, SendBuffer
 from rankdump._transport.send_ring import SendRing
+from rankdump._transport.step_outbox import StepOutbox
 from rankdump._wire.frames import (
     add_sequence,
     batch_frames,
@@ -195,9 +196,16 @@ TICK_S = 0.5
 class PushStream:
     """Requests of the present stream; one that was replaced ends by itself."""
 
-    def __init__(self, buffer: SendBuffer, *, on_tick: Callable[[], None]) -> None:
-        """`on_tick` is called about every TICK_S, whether there is anything to send or not."""
-        self._buffer = buffer
+    def __init__(
+        self, buffer: SendBuffer, outbox: StepOutbox | None, *, on_tick: Callable[[], None]
+    ) -> None:
+        """`on_tick` is called about every TICK_S, whether there is anything to send or not.
+
+        `outbox` has the steps of the black box, if there is one.
+        """
+        self._buffer, self._outbox = buffer, outbox
+        if outbox is not None:
+            outbox.on_news = self._wake_sender
         self._loader = RingLoader(buffer)
         self._on_tick = on_tick
         self._ticked_s = 0.0
@@ -227,12 +235,15 @@ class PushStream:
         ring = self._buffer.ring
         if ring is None:
             while (some := self._next(stream)) is not None:
+                yield from self._take_steps(stream)
                 yield from batch_frames(frame for each in some for frame in make_frames(each))
             return
         rung = 0
         while (written := self._next_doorbell(stream, ring, rung)) is not None:
-            rung = written
-            yield agent_pb2.PushRequest(doorbell=agent_pb2.Doorbell(written=written))
+            yield from self._take_steps(stream)
+            if written != rung:
+                rung = written
+                yield agent_pb2.PushRequest(doorbell=agent_pb2.Doorbell(written=written))
 
     def _next(self, stream: int) -> list[NumberedItem] | None:
         """Wait for items that go over the stream; None when the stream ends."""
@@ -243,8 +254,10 @@ class PushStream:
                     return None
                 # A few at a time, so that a long backlog does not hold the lock.
                 some = self._buffer.pop_items()
-                if some or self.closing:
-                    return some or None
+                if some or self._has_steps:
+                    return some
+                if self.closing:
+                    return None
                 self._buffer.batching.wait(TICK_S)
 
     def _next_doorbell(self, stream: int, ring: SendRing, rung: int) -> int | None:
@@ -257,6 +270,8 @@ class PushStream:
             with buffer.changed:
                 if self._stream != stream or buffer.ring is not ring:
                     return None
+                if ring.written == rung and self._has_steps:
+                    return rung
                 if ring.written == rung:
                     busy = buffer.items.has_unsent or buffer.has_pending_copies
                     if self.closing and not busy:
@@ -269,6 +284,17 @@ class PushStream:
             written = ring.written
             ring.seal(written)
             return written
+
+    @property
+    def _has_steps(self) -> bool:
+        return self._outbox is not None and self._outbox.has_waiting
+
+    def _take_steps(self, stream: int) -> Iterator[agent_pb2.PushRequest]:
+        return iter(()) if self._outbox is None else self._outbox.take_requests(stream)
+
+    def _wake_sender(self) -> None:
+        with self._buffer.changed:
+            self._buffer.batching.wake_sender()
 
     def _tick(self) -> None:
         now_s = time.monotonic()

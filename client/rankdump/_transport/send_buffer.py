@@ -31,7 +31,8 @@ from rankdump._wire.frames import add_sequence, serialize_record_body
 
 BATCH_ENTRIES = 256
 BATCH_BYTES = 32 << 20
-BATCH_TIMEOUT_S = 0.002
+BATCH_TIMEOUT_S = 0.01
+"""Each doorbell takes the interpreter's lock from the training several times."""
 _ALREADY_WOKEN = 1 << 62
 """More entries than any that a sender waits for."""
 _LIVE_LINKS = (LinkState.UP, LinkState.AWAY, LinkState.OPENING, LinkState.STARTING)
@@ -75,6 +76,12 @@ class BatchingCondition:
     def wake_sender(self) -> None:
         """Wake the sender for anything but an entry."""
         if self._enough == 1:
+            self._enough = _ALREADY_WOKEN
+            self._rung.notify_all()
+
+    def end_batch(self) -> None:
+        """Wake the sender although its batch is not full, because nothing can be added to it."""
+        if self._enough == BATCH_ENTRIES:
             self._enough = _ALREADY_WOKEN
             self._rung.notify_all()
 
@@ -192,6 +199,7 @@ class SendBuffer:
             if left_s <= 0:
                 return PlacementResult.FULL
             with self.changed:
+                self.batching.end_batch()
                 self.changed.wait(min(left_s, SPACE_POLL_S))
         self._fill(head, ring, reservation, source)
         return PlacementResult.DONE

@@ -23,8 +23,13 @@ from rankdump._core.session_protocol import (
     SessionEnd,
 )
 from rankdump._core.timeouts import RankTimeouts
-from rankdump._kernels.kernel_functions import KERNELS
-from rankdump._wire.message_fields import make_fields
+from rankdump._wire.message_fields import (
+    LENGTH_DELIMITED,
+    VARINT,
+    encode_varint,
+    make_fields,
+    make_tag,
+)
 from rankdump._wire.metadata_messages import (
     arguments_to_wire,
     events_to_wire,
@@ -84,14 +89,14 @@ def serialize_record_body(head: RecordHead, checksum: bytes = b"") -> bytes:
     serialized = kind_to_wire(kind)
     record = (
         _KIND_TAG
-        + _encode_varint(len(serialized))
+        + encode_varint(len(serialized))
         + serialized
         + _serialize_numbers(iteration, task, stream, switched_on)
-        + _encode_varint(timestamp_us)
+        + encode_varint(timestamp_us)
     )
     if checksum:
         record += agent_pb2.Record(checksum=checksum).SerializeToString()
-    return _RECORD_TAG + _encode_varint(len(record)) + record
+    return _RECORD_TAG + encode_varint(len(record)) + record
 
 
 @lru_cache(maxsize=64)
@@ -113,22 +118,13 @@ def serialize_chunk_body(offset: int) -> bytes:
 
 def add_sequence(sequence: int, body: bytes) -> bytes:
     """Return a serialised frame with its number; fields of a message may come in any order."""
-    return _SEQUENCE_TAG + _encode_varint(sequence) + body
+    return _SEQUENCE_TAG + encode_varint(sequence) + body
 
 
-_encode_varint = KERNELS.functions.encode_varint
-
-
-def _make_tag(message: Message, field: str, wire_type: int) -> bytes:
-    """Return the tag of a field, which is in front of its value."""
-    return _encode_varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | wire_type)
-
-
-_VARINT, _LENGTH_DELIMITED = 0, 2
-_RECORD_TAG = _make_tag(agent_pb2.Frame(), "record", _LENGTH_DELIMITED)
-_SEQUENCE_TAG = _make_tag(agent_pb2.Frame(), "sequence", _VARINT)
-_KIND_TAG = _make_tag(agent_pb2.Record(), "kind", _LENGTH_DELIMITED)
-_TIMESTAMP_TAG = _make_tag(agent_pb2.Record(), "timestamp_us", _VARINT)
+_RECORD_TAG = make_tag(agent_pb2.Frame(), "record", LENGTH_DELIMITED)
+_SEQUENCE_TAG = make_tag(agent_pb2.Frame(), "sequence", VARINT)
+_KIND_TAG = make_tag(agent_pb2.Record(), "kind", LENGTH_DELIMITED)
+_TIMESTAMP_TAG = make_tag(agent_pb2.Record(), "timestamp_us", VARINT)
 
 
 _METADATA_WRITERS: Mapping[type, tuple[str, Callable[[Any], Message]]] = {

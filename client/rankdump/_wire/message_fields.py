@@ -20,6 +20,7 @@ from rankdump._core.record import TensorSide
 from rankdump._core.status import SessionState
 from rankdump._core.tensor_layout import LayoutSource, PlacementKind
 from rankdump._core.timeouts import HintLevel
+from rankdump._kernels.kernel_functions import KERNELS
 from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2, status_pb2
 
@@ -41,6 +42,16 @@ def from_message(kind: type[_T], message: Message, **rest: Any) -> _T:
     ProtocolError names an unknown word or number of an enumeration.
     """
     return _make_message_reader(kind, tuple(rest))(message, **rest)
+
+
+encode_varint = KERNELS.functions.encode_varint
+VARINT, LENGTH_DELIMITED = 0, 2
+"""Types of fields on the wire (Protocol Buffers, Encoding)."""
+
+
+def make_tag(message: Message, field: str, wire_type: int) -> bytes:
+    """Return the tag of a field, which is in front of its value."""
+    return encode_varint(message.DESCRIPTOR.fields_by_name[field].number << 3 | wire_type)
 
 
 def replace_surrogates(text: str) -> str:

@@ -30,20 +30,24 @@ from rankdump._core.session_protocol import (
     SessionGrant,
     SessionRequest,
 )
+from rankdump._core.tensor_fingerprint import FINGERPRINT_BYTES
 from rankdump._core.tensor_layout import TensorLayout, find_layout_fault
 from rankdump._core.timeouts import RankTimeouts
 from rankdump._wire.message_fields import (
     ENUM_VALUES,
+    LENGTH_DELIMITED,
     MAX_LINE_CHARACTERS,
     NUMBER_LIMIT,
     check_count,
     check_numbers,
     check_text,
+    encode_varint,
     from_message,
     make_fields,
     make_notes_printable,
     make_printable,
     make_sendable,
+    make_tag,
     parse_member,
     replace_surrogates,
 )
@@ -91,12 +95,13 @@ def remember_kind(kind: TensorKind) -> None:
     remember(_serialized_kinds, id(kind), entry, _MAX_REMEMBERED_KINDS)
 
 
-@lru_cache(maxsize=_MAX_REMEMBERED_KINDS)
 def _serialize_name(op_name: str) -> bytes:
-    """Return the name of a kind as bytes."""
-    return agent_pb2.TensorKind(
-        op_name=make_sendable(replace_surrogates(op_name))
-    ).SerializeToString()
+    """Return the name of a kind as bytes: in an API dump every call has a name of its own."""
+    spelled = make_sendable(replace_surrogates(op_name)).encode()
+    return _NAME_TAG + encode_varint(len(spelled)) + spelled if spelled else b""
+
+
+_NAME_TAG = make_tag(agent_pb2.TensorKind(), "op_name", LENGTH_DELIMITED)
 
 
 @lru_cache(maxsize=_MAX_REMEMBERED_KINDS)
@@ -313,6 +318,7 @@ def statistic_rows_to_wire(rows: StatisticRows) -> agent_pb2.FigureRows:
         switched_on=rows.switched_on,
         degraded=bool(rows.degraded),
         degraded_reason=rows.degraded,
+        fingerprints=rows.fingerprints,
     )
 
 
@@ -326,6 +332,9 @@ def statistic_rows_from_wire(message: agent_pb2.FigureRows) -> StatisticRows:
     timestamps_us = tuple(message.timestamps_us)
     if max(message.iteration, *timestamps_us, 0) >= NUMBER_LIMIT:
         raise ProtocolError(f"a row of statistics has a number over {NUMBER_LIMIT - 1}")
+    fingerprints = tuple(message.fingerprints)
+    if fingerprints:
+        _check_fingerprints(fingerprints, len(timestamps_us))
     return StatisticRows(
         iteration=message.iteration,
         kinds=_read_kinds(message.kinds),
@@ -335,7 +344,18 @@ def statistic_rows_from_wire(message: agent_pb2.FigureRows) -> StatisticRows:
         degraded=record.normalize_degrade_reason(message.degraded_reason)
         if message.degraded
         else "",
+        fingerprints=fingerprints,
     )
+
+
+def _check_fingerprints(fingerprints: Sequence[bytes], rows: int) -> None:
+    if len(fingerprints) != rows:
+        raise ProtocolError(f"{rows} rows of statistics have {len(fingerprints)} fingerprints")
+    wrong = {len(each) for each in fingerprints}.difference((0, FINGERPRINT_BYTES))
+    if wrong:
+        raise ProtocolError(
+            f"a fingerprint has {min(wrong)} bytes: none, or {FINGERPRINT_BYTES}, are allowed"
+        )
 
 
 def _read_kinds(kinds: Sequence[bytes]) -> tuple[TensorKind, ...]:

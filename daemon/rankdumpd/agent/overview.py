@@ -17,6 +17,7 @@ from rankdump._core.status import (
     StatusView,
 )
 from rankdumpd.agent.backlog.backlog_packer import BacklogPacker
+from rankdumpd.agent.blackbox.black_box import BlackBox
 from rankdumpd.agent.ledger.retention import RetiredIterations
 from rankdumpd.agent.limits.disk_space import LedgerSpace
 from rankdumpd.agent.limits.resource_limits import ResourceLimits
@@ -62,10 +63,11 @@ class AgentOverview:
         retention: RetiredIterations,
         ledger: LedgerSpace,
         backlog: BacklogPacker,
+        black_box: BlackBox,
     ) -> None:
         self._registry, self._limits, self._slabs = registry, limits, slabs
         self._reporter, self._retention, self._ledger = reporter, retention, ledger
-        self._backlog = backlog
+        self._backlog, self._black_box = backlog, black_box
 
     def view(self, findings: Iterable[str]) -> StatusView:
         """Return the status; `findings` are those of other parts of the agent."""
@@ -94,6 +96,7 @@ class AgentOverview:
         backlog = self._backlog.status()
         return [
             *sample_status(self._summarize(self._registry.list_sessions())),
+            *self._black_box.samples(),
             MetricSample("rankdump_agent_queue_limit_bytes", queue_limit_bytes),
             MetricSample("rankdump_agent_memory_bytes", queue_bytes, {"part": "queue"}),
             MetricSample("rankdump_agent_memory_bytes", slab_bytes, {"part": "slabs"}),
@@ -121,15 +124,18 @@ class AgentOverview:
 
     def _summarize(self, sessions: Sequence[RankSession]) -> StatusView:
         """Return the part of the status that does not grow while a job runs."""
+        black_box = self._black_box.status()
+        live = sum(session.live for session in sessions)
         return StatusView(
             sessions=tuple(session.status() for session in sessions),
             load=self._limits.load_of(sessions),
             roots=tuple(dict.fromkeys(str(session.storage.tree.root) for session in sessions)),
             disks=self._limits.disks_of(sessions),
             usage=self._limits.jobs(self._retention.pins),
-            memory=self._limits.memory(sum(session.live for session in sessions)),
+            memory=self._limits.memory(live, black_box.step_bytes),
             ledger=self._ledger.status(),
             backlog=self._backlog.status(),
+            black_box=black_box,
         )
 
 

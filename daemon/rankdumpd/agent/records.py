@@ -200,6 +200,8 @@ class ReceivedRecord(NamedTuple):
     """xxh3-128 of the elements as they arrived, hexadecimal; empty until it is examined."""
     statistics: tuple[str, ...] | None = None
     """Texts of its row in `statistic.csv`; None when it has no row, or is not examined yet."""
+    fingerprint: bytes = b""
+    """Empty where the plan asks for none, or the tensor has none, or it is not examined yet."""
 
 
 class FileStamp(NamedTuple):
@@ -259,6 +261,7 @@ class RecordOutcome(NamedTuple):
     """None unless tensors of an operator share a time stamp."""
     unpacked: str = ""
     """Why its file was stored unpacked and is packed later; empty when it stays as it is."""
+    fingerprint: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from rankdump._wire.channel import TlsCredentials
 from rankdump.wire.v1 import agent_pb2_grpc
 from rankdumpd.agent.backlog.backlog_packer import BacklogPacker
 from rankdumpd.agent.backlog.file_packer import FilePacker
+from rankdumpd.agent.blackbox.black_box import BlackBox
 from rankdumpd.agent.commit.committer import FrameCommitter
 from rankdumpd.agent.commit.post_commit import PostCommitActions
 from rankdumpd.agent.ingress.push_stream import OpenPushStreams, PushStreamReader, StreamMailbox
@@ -226,12 +228,6 @@ class DumpAgent(Component):
             tree_changes=tree_changes,
             counters=self._counters,
         )
-        self._overview = AgentOverview(
-            *(self._registry, self._limits, self._slabs, self._reporter),
-            retention=self._ledger.retention,
-            ledger=LedgerSpace(Path(settings.state_dir)),
-            backlog=self._backlog,
-        )
         self._openings = SessionOpenings(self._registry.open, self._accept_balance)
         self._actions = PostCommitActions(
             self._ledger,
@@ -248,6 +244,13 @@ class DumpAgent(Component):
             on_unpacked=self._backlog.wake,
         )
         self._make_tree_parts(settings, audit)
+        self._overview = AgentOverview(
+            *(self._registry, self._limits, self._slabs, self._reporter),
+            retention=self._ledger.retention,
+            ledger=LedgerSpace(Path(settings.state_dir)),
+            backlog=self._backlog,
+            black_box=self._black_box,
+        )
         threads = settings.encode_threads or machine.count_cores()
         self._workers = RecordWorkers(
             threads,
@@ -274,6 +277,12 @@ class DumpAgent(Component):
             is_wanted=settings.table,
             counters=self._counters,
         )
+        self._black_box = BlackBox(
+            *(self._registry, self._limits, Path(settings.state_dir)),
+            host=socket.gethostname(),
+            audit=audit,
+            counters=self._counters,
+        )
 
     def register(self, server: grpc.Server) -> None:
         """Add the agent's service to a server."""
@@ -287,6 +296,7 @@ class DumpAgent(Component):
             view=self.view,
             wait_idle=self._wait_idle,
             pin=self._ledger.retention.pin,
+            freeze=self._black_box.freeze_on_request,
             counters=self._counters,
         )
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
@@ -314,6 +324,7 @@ class DumpAgent(Component):
         self._rings.start()
         self._retention.start()
         self._backlog.start()
+        self._black_box.start()
 
     def drain(self, timeout_s: float) -> int:
         """Let ranks finish their streams, then empty the queue; return the frames that are left.
@@ -323,10 +334,12 @@ class DumpAgent(Component):
         deadline = time.monotonic() + timeout_s
         self._registry.refuse_sessions()
         self._ledger.check()
+        self._black_box.stop_watching()
         # Ranks get half of the time, so that the frames that they sent can be finished.
         self._streams.drain(timeout_s / 2)
         self._streams.end("the agent is stopping")
         self._rings.check_rings()
+        self._black_box.finish(max(0.0, deadline - time.monotonic()))
         left = self._budget.wait_idle(max(0.0, deadline - time.monotonic()))
         # Reports which of the exited ranks are known to the end.
         self._rings.check_rings()
@@ -346,6 +359,7 @@ class DumpAgent(Component):
         deadline = time.monotonic() + _STOP_TIMEOUT_S
         self._registry.refuse_sessions()
         self._budget.close()
+        self._black_box.stop_watching()
         self._streams.end("the agent is stopping")
         self._streams.join(_STOP_TIMEOUT_S / 2)
         self._rings.stop()
@@ -354,10 +368,11 @@ class DumpAgent(Component):
         kept = self._retention.stop(_STOP_TIMEOUT_S / 2)
         left = self._backlog.stop(_STOP_TIMEOUT_S / 2)
         tabled = self._table.stop(_STOP_TIMEOUT_S / 2)
+        frozen = self._black_box.stop(_STOP_TIMEOUT_S / 2)
         stated = self._session_files.stop(_STOP_TIMEOUT_S / 2)
         self._reporter.stop()
         # A running commit uses the ledger, and elements in slabs may still be read.
-        if written and committed and kept and left and tabled and stated:
+        if written and committed and kept and left and tabled and frozen and stated:
             for part in (self._rings, self._registry, self._ledger):
                 part.close()
         else:
@@ -370,7 +385,10 @@ class DumpAgent(Component):
 
     def fault(self) -> str:
         """Return which essential threads have ended; empty when all are running."""
-        parts = (self._workers, self._committer, self._rings, self._reporter)
+        parts = (
+            *(self._workers, self._committer, self._rings),
+            *(self._reporter, self._black_box),
+        )
         return "; ".join(filter(None, (part.fault() for part in parts)))
 
     def brief(self) -> str:
@@ -382,7 +400,7 @@ class DumpAgent(Component):
         """Return the status of the agent."""
         parts = (
             *(self._registry, self._openings, self._retention, self._backlog, self._table),
-            *(self._committer, self._reporter),
+            *(self._committer, self._reporter, self._black_box),
         )
         findings = [sentence for part in parts for sentence in part.findings()]
         view = self._overview.view((*self._required.missing, *findings))
@@ -397,7 +415,10 @@ class DumpAgent(Component):
 
     def _make_reader(self, session: RankSession, mailbox: StreamMailbox) -> PushStreamReader:
         return PushStreamReader(
-            session, mailbox, intake=self._make_intake(session), rings=self._rings
+            *(session, mailbox),
+            intake=self._make_intake(session),
+            rings=self._rings,
+            black_box=self._black_box,
         )
 
     def _make_intake(self, session: RankSession) -> SessionIntake:
@@ -438,6 +459,7 @@ class DumpAgent(Component):
     def _wait_idle(self, timeout_s: float) -> int:
         deadline = time.monotonic() + timeout_s
         left = self._budget.wait_idle(timeout_s)
+        left += self._black_box.wait_idle(max(0.0, deadline - time.monotonic()))
         return left + self._reporter.flush(max(0.0, deadline - time.monotonic()))
 
     def _make_reporter(

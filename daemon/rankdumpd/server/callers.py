@@ -138,6 +138,8 @@ def _describe_action(message: agent_pb2.ControlRequest) -> dict[str, object]:
     if message.HasField("pin"):
         action = "pin" if message.pin.pinned else "unpin"
         return {"action": action, "job": message.pin.job_id}
+    if message.HasField("freeze"):
+        return {"action": "freeze", "job": message.freeze.job_id}
     return {"action": "drain" if message.HasField("drain") else "none"}
 
 

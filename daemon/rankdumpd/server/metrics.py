@@ -115,9 +115,11 @@ _AGENT_METRICS = {
     "queue_limit_bytes": _gauge(
         "Limit of the memory for uncommitted frames; ranks wait when it is reached."
     ),
-    "memory_bytes": _gauge("Memory that is in use or reserved, by part.", part=("queue", "slabs")),
+    "memory_bytes": _gauge(
+        "Memory that is in use or reserved, by part.", part=("queue", "rings", "slabs")
+    ),
     "memory_limit_bytes": _gauge(
-        "Limit of the memory for queue, shared memory and sessions together."
+        "Limit of the memory for queue, shared memory, sessions and rings of steps together."
     ),
     "sessions": _gauge(
         "Sessions that the agent knows, by state.", state=[each.value for each in SessionState]
@@ -143,6 +145,11 @@ _AGENT_METRICS = {
     "report_lost_events_total": _counter(
         "Events that were lost before they reached the coordinator."
     ),
+    "black_box_steps": _gauge("Steps of ranks in the rings of their black boxes."),
+    "dropped_steps_total": _counter(
+        "Oldest steps in the rings of black boxes that were dropped because memory was short."
+    ),
+    "frozen_trees_total": _counter("Frozen trees that were written, one for each freeze of a job."),
     "worker_restarts_total": _counter("Restarts of worker processes."),
 }
 _COORDINATOR_METRICS = {

@@ -14,6 +14,7 @@ import grpc
 
 from rankdump._core import forecast
 from rankdump._core.status import (
+    BlackBoxStatus,
     DiskStatus,
     JobUsage,
     LedgerStatus,
@@ -25,7 +26,7 @@ from rankdump._core.status import (
 )
 from rankdump._wire import status_messages
 from rankdump._wire.channel import ChannelOptions, TlsCredentials, make_error, open_channel
-from rankdump.errors import RankdumpError, UnavailableError
+from rankdump.errors import RankdumpError, RejectedError, UnavailableError
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, metrics_pb2, metrics_pb2_grpc
 from rankdumpd.server.metrics import (
     AGENT_PREFIX,
@@ -62,6 +63,7 @@ def merge_views(views: Sequence[StatusView], findings: Iterable[str]) -> StatusV
         needs=needs,
         ledger=_merge_ledgers([view.ledger for view in views if view.ledger.folder]),
         backlog=_sum_backlogs([view.backlog for view in views]),
+        black_box=_sum_black_boxes([view.black_box for view in views]),
     )
 
 
@@ -91,6 +93,15 @@ def _sum_backlogs(backlogs: Sequence[PackBacklog]) -> PackBacklog:
         packed_files=sum(each.packed_files for each in backlogs),
         packed_bytes=sum(each.packed_bytes for each in backlogs),
         saved_bytes=sum(each.saved_bytes for each in backlogs),
+    )
+
+
+def _sum_black_boxes(black_boxes: Sequence[BlackBoxStatus]) -> BlackBoxStatus:
+    return BlackBoxStatus(
+        steps=sum(each.steps for each in black_boxes),
+        step_bytes=sum(each.step_bytes for each in black_boxes),
+        dropped_steps=sum(each.dropped_steps for each in black_boxes),
+        freezes=tuple(freeze for each in black_boxes for freeze in each.freezes),
     )
 
 
@@ -184,6 +195,7 @@ def _build_samples(sums: Mapping[SampleKey, float]) -> Iterable[MetricSample]:
 
 
 WORKER_STATUS_TIMEOUT_S = 5.0
+WORKER_FREEZE_TIMEOUT_S = 150.0
 _DRAIN_MARGIN_S = 2.0
 # The status of a thousand ranks is larger than gRPC's default limit of 4 MiB.
 _CHANNEL_OPTIONS = (("grpc.max_receive_message_length", 256 << 20),)
@@ -277,6 +289,29 @@ class WorkerClients:
         for answer in answers:
             if isinstance(answer, RankdumpError):
                 raise answer
+
+    def freeze_job(self, freeze: agent_pb2.Freeze) -> agent_pb2.ControlResponse:
+        """Freeze a job with all workers that have ranks of it; return what they answer together.
+
+        RejectedError when none of them freezes it.
+        """
+        request = agent_pb2.ControlRequest(freeze=freeze)
+        answers = self._call_all(
+            lambda channel: agent_pb2_grpc.AgentServiceStub(channel).Control.future(
+                request, timeout=WORKER_FREEZE_TIMEOUT_S
+            )
+        )
+        refusals = {
+            f"worker {member.index}: {answer}": answer
+            for member, answer in zip(self._members, answers, strict=True)
+            if isinstance(answer, RankdumpError)
+        }
+        done = [answer for answer in answers if not isinstance(answer, RankdumpError)]
+        if not done:
+            raise RejectedError("; ".join(dict.fromkeys(map(str, refusals.values()))))
+        trees = dict.fromkeys(tree for answer in done for tree in answer.trees)
+        notes = [note for answer in done for note in answer.notes]
+        return agent_pb2.ControlResponse(trees=trees, notes=[*notes, *refusals])
 
     def _options(self) -> ChannelOptions:
         host = self._own_host()

@@ -133,11 +133,13 @@ class SupervisorServicer(agent_pb2_grpc.AgentServiceServicer):
     def Control(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.ControlRequest, context: grpc.ServicerContext
     ) -> agent_pb2.ControlResponse:
-        """Forward a drain or a pin to all workers."""
+        """Forward a drain, a pin or a freeze to all workers."""
         with abort_on_error(context, self._counters):
             if request.HasField("pin"):
                 self._clients.pin_job(request.pin)
                 return agent_pb2.ControlResponse()
+            if request.HasField("freeze"):
+                return self._clients.freeze_job(request.freeze)
             if not request.HasField("drain"):
                 raise ProtocolError("the control request has no action")
             left = self._clients.drain_workers(limit_drain_s(request.drain))

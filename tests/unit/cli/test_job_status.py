@@ -10,14 +10,20 @@ import jsonschema
 import pytest
 from support.status_schema import schema
 
-from rankdump._cli.job_status import format_job_status
+from rankdump._cli.job_status import (
+    format_freezes,
+    format_job_status,
+    format_resource_usage,
+)
 from rankdump._cli.rank_status import format_status_table
 from rankdump._cli.status import view_as_json
 from rankdump._core.events import Finding, FindingKind
 from rankdump._core.status import (
     AgentLoad,
     AgentStatus,
+    BlackBoxStatus,
     ClockEstimate,
+    FreezeStatus,
     IterationStatus,
     MergeStatus,
     SessionState,
@@ -142,3 +148,19 @@ def test_status_json_follows_the_schema(view: StatusView):
 def test_status_schema_in_docs_is_current():
     """`make schema` writes it."""
     assert json.loads((DOCS / "status.schema.json").read_text()) == schema()
+
+
+def test_freezes_and_steps_of_black_boxes_are_lines():
+    written = FreezeStatus("job", 37, "non_finite", "rank 2: NaN", "/d/blackbox/37", 1)
+    view = StatusView(black_box=BlackBoxStatus(64, 4096, 1, (written,)))
+    assert format_freezes(view) == [
+        "frozen at iteration 37: rank 2: NaN; rankdump faults /d/blackbox/37"
+    ]
+    line = "black box: 64 steps of ranks, 4.00 KiB; 1 older step dropped because memory was short"
+    assert line in format_resource_usage(view)
+    waiting = replace(written, job_id="other", root="")
+    both = replace(view.black_box, freezes=(written, waiting))
+    assert format_freezes(StatusView(black_box=both))[1] == (
+        "frozen at iteration 37 of job other: rank 2: NaN; its tree is not written"
+    )
+    assert not any("black box" in each for each in format_resource_usage(StatusView()))

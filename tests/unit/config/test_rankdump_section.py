@@ -40,6 +40,7 @@ def test_rankdump_section_sets_every_field(tmp_path: Path):
             "shared_memory": False,
             "max_step_overhead": 0.05,
             "optimizer_states": True,
+            "fingerprints": True,
             "file_mode": "0640",
             "folder_mode": "770",
         },
@@ -49,6 +50,7 @@ def test_rankdump_section_sets_every_field(tmp_path: Path):
     )
     assert plan.delivery == DeliverySettings("drop", 2.0, 4096, "synced", True, False, True, 0.05)
     assert plan.selection.optimizer_states
+    assert plan.content.fingerprints
     assert not plan.warnings
     assert load_own(tmp_path, {}) == load_common(tmp_path)
 
@@ -76,6 +78,7 @@ OWN_REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
         "a share of the step from 0 (no limit) to 1",
     ),
     ("optimizer_states", (0, "no", None, ["exp_avg"]), "true or false"),
+    ("fingerprints", (0, "no", None, ["all"]), "true or false"),
     ("file_mode", (0o440, "440x", "0o440", "8888", "", "0040", "07777"), "octal text"),
     ("folder_mode", (0o750, "0600", "0070"), "octal text"),
 ]
@@ -129,3 +132,16 @@ def test_states_of_optimizers_that_no_plan_keeps_are_a_warning(
     found = [text for text in plan.warnings if text.startswith("rankdump.optimizer_states: True")]
     assert len(found) == warned
     assert plan.selection.optimizer_states
+
+
+@pytest.mark.parametrize(("mode", "warned"), [("host", False), ("device", True)])
+def test_fingerprints_beside_statistics_of_a_device_are_a_warning(
+    tmp_path: Path, mode: str, warned: bool
+):
+    """The elements of a tensor of an accelerator do not come to the host then."""
+    body = body_of(common={"saved_data": "statistic"}, own={"fingerprints": True})
+    body["e2e_dump_settings"] = {"enable": True, "trans_flag": True, "stat_calc_mode": mode}
+    plan = load_body(tmp_path, body)
+    found = [text for text in plan.warnings if text.startswith("rankdump.fingerprints: True")]
+    assert len(found) == warned
+    assert plan.content.fingerprints

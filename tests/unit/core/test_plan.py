@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankdump._core.plan import (
+    ContentSettings,
     DeliverySettings,
     DumpPlan,
     IterationSelection,
@@ -64,6 +65,7 @@ plans = st.builds(
         outputs=st.booleans(),
         optimizer_states=st.booleans(),
     ),
+    content=st.builds(ContentSettings, fingerprints=st.booleans()),
     delivery=st.builds(
         DeliverySettings,
         on_full=st.sampled_from(["block", "drop", "statistic"]),
@@ -87,7 +89,7 @@ def test_plan_of_an_older_client_is_read():
     """It lacks keys that came later."""
     body = json.loads(plan_to_json(PLAN))
     del body["delivery"]["embedded"], body["delivery"]["max_step_overhead"]
-    del body["selection"]["optimizer_states"]
+    del body["selection"]["optimizer_states"], body["content"]["fingerprints"]
     assert plan_from_json(json.dumps(body).encode()) == PLAN
 
 

@@ -12,7 +12,8 @@ import rankdump
 
 PUBLIC_NAMES = {
     "rankdump": """
-        Session attach compare dump_start dump_stop layout limit microbatch open set_dump step
+        Session attach compare dump_start dump_stop layout limit microbatch note open set_dump
+        step
     """,
     "rankdump.acl": """
         BAD_CONFIGURATION INITIALISED_TWICE INTERNAL NOT_INITIALISED NO_PATH OK UNPARSABLE

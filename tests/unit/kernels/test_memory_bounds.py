@@ -50,6 +50,7 @@ for variant in VARIANTS:
                             b, a, width, (columns, rows), (rows * width, width),
                             (width, columns * width),
                         )
+                        native.read_strided(a, width, (columns, rows), (1, columns))
 print("kept within bounds")
 '''
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,3 +52,29 @@ def test_copy_of_memory_of_negative_length_is_rejected():
     for kernels in BOTH:
         with pytest.raises(ValueError, match="-1 bytes are not allowed"):
             kernels.read_memory(ctypes.addressof(memory), -1)
+
+
+@given(data=st.data(), size=st.sampled_from([1, 2, 4, 8, 16]))
+def test_copy_of_strided_elements_is_in_order(data: st.DataObject, size: int):
+    """Law: the bytes are those that numpy puts in C order, also of an expanded axis."""
+    extents = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=4))
+    axes = data.draw(st.permutations(range(len(extents))))
+    gaps = data.draw(st.lists(st.integers(0, 3), min_size=len(extents), max_size=len(extents)))
+    steps = [0] * len(extents)
+    due = 1
+    for axis, gap in zip(axes, gaps, strict=True):
+        steps[axis] = due * gap
+        due *= max(1, extents[axis] * gap)
+    held = np.random.default_rng(due).bytes(due * size)
+    elements = np.frombuffer(held, f"V{size}")
+    view = np.lib.stride_tricks.as_strided(elements, extents, [step * size for step in steps])
+    for kernels in BOTH:
+        place = elements.__array_interface__["data"][0]
+        assert kernels.read_strided(place, size, tuple(extents), tuple(steps)) == view.tobytes()
+
+
+@pytest.mark.parametrize("extents", [(), (1,) * 33, (2, -1), (1 << 40, 1 << 40)])
+def test_copy_of_elements_in_a_shape_that_cannot_be_is_rejected(extents: tuple[int, ...]):
+    memory = ctypes.create_string_buffer(8)
+    with pytest.raises(ValueError, match=r"extent|not allowed"):
+        native.read_strided(ctypes.addressof(memory), 4, extents, (1,) * len(extents))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,19 @@ from hypothesis import strategies as st
 
 from rankdump._core.record import MAX_FRAME_ROWS, StatisticRows, TensorKind, TensorSide
 from rankdump._core.recorder_protocol import DeferredStatistics, TensorVersion
+from rankdump._core.tensor_fingerprint import (
+    FINGERPRINT_BYTES,
+    MeasuredTensor,
+    measure_with_fingerprint,
+    place_fingerprint,
+)
+from rankdump._core.tensor_layout import (
+    LayoutSource,
+    MeshPlacement,
+    PlacementKind,
+    RankMesh,
+    TensorLayout,
+)
 from rankdump._frameworks.arrays import ArraySource
 from rankdump._recorder import tensor_statistics as module
 from rankdump._recorder.tensor_statistics import (
@@ -351,3 +365,80 @@ def test_statistics_do_not_depend_on_memory_order(order: str):
     array = {"transposed": wide.T, "strided": wide[:, ::2], "swapped": wide.astype(">f4")}[order]
     found = measure().measure_tensor(ArraySource(array))
     assert found == measure().measure_tensor(ArraySource(np.ascontiguousarray(array, "<f4")))
+
+
+SHARD = TensorLayout(
+    LayoutSource.DTENSOR,
+    (2, 2 * MANY),
+    (0, MANY),
+    RankMesh("", ("dp",), (2,), 0, (1,)),
+    (1,),
+    (MeshPlacement(PlacementKind.SHARD, 1),),
+)
+
+
+def measure_all() -> StatisticsCalculator:
+    return StatisticsCalculator(
+        items=("max", "min", "l2norm"), on_device=False, precision="high", fingerprints=True
+    )
+
+
+@pytest.mark.parametrize("columns", [3, MANY], ids=["small", "large"])
+@pytest.mark.parametrize("turned", [False, True], ids=["packed", "turned"])
+@pytest.mark.parametrize("is_shard", [False, True], ids=["whole", "shard"])
+def test_row_has_a_fingerprint(columns: int, turned: bool, is_shard: bool):
+    """It is of the elements in C order, at their places in the logical tensor."""
+    array = np.random.default_rng(columns).standard_normal((2, columns)).astype("f4")
+    layout = replace(SHARD, global_shape=(2, 2 * columns), global_offset=(0, columns))
+    layout = layout if is_shard else None
+    kind = KIND._replace(shape=array.shape, byte_count=array.nbytes, layout=layout)
+    source = ArraySource(np.asfortranarray(array) if turned else array)
+    batch, calculator = RowBatch(), measure_all()
+    batch.add(row(calculator.measure_tensor(source, layout), kind=kind))
+    (frame,) = batch.drain_rows(calculator)
+    assert isinstance(frame, StatisticRows)
+    placement = place_fingerprint("float32", array.shape, layout)
+    expected = measure_with_fingerprint(
+        ("max", "min", "l2norm"), "float32", array.tobytes(), placement
+    )
+    assert frame.statistics == (expected.statistics,)
+    assert frame.fingerprints == (expected.fingerprint,)
+
+
+def test_cached_fingerprint_is_of_one_layout():
+    """The same memory has another fingerprint as a shard; not so in another shape."""
+    thing, array = TensorObject(), np.arange(2.0 * MANY, dtype="f4").reshape(2, -1)
+    calculator = measure_all()
+    first = calculator.measure_tensor(VersionedSource(array, thing, 0))
+    shard = calculator.measure_tensor(VersionedSource(array, thing, 0), SHARD)
+    assert isinstance(first, MeasuredTensor)
+    assert isinstance(shard, MeasuredTensor)
+    assert first.statistics == shard.statistics
+    assert first.fingerprint != shard.fingerprint
+    assert calculator.measure_tensor(VersionedSource(array.reshape(-1), thing, 0)) is first
+    assert calculator.measure_tensor(VersionedSource(array, thing, 0), SHARD) is shard
+
+
+def test_rows_without_any_fingerprint_have_no_column():
+    """Statistics of a device, and types without a kernel; beside others they have an empty one."""
+    calculator, batch = measure_all(), RowBatch()
+    none = KIND._replace(dtype="float8_e4m3fn")
+    batch.add(row(bytes(24), kind=none))
+    batch.add(row(FakeDeviceStatistics("5")))
+    (frame,) = batch.drain_rows(calculator)
+    assert isinstance(frame, StatisticRows)
+    assert frame.fingerprints == ()
+    batch.add(row(bytes(24), kind=none))
+    batch.add(row(INPUT.tobytes()))
+    (frame,) = batch.drain_rows(calculator)
+    assert isinstance(frame, StatisticRows)
+    assert list(map(len, frame.fingerprints)) == [0, FINGERPRINT_BYTES]
+
+
+def test_fingerprint_without_statistics_is_measured():
+    calculator = StatisticsCalculator(items=(), on_device=True, precision="high", fingerprints=True)
+    large = np.ones(MANY, "f4")
+    found = calculator.measure_tensor(ArraySource(large))
+    assert isinstance(found, MeasuredTensor)
+    assert found.statistics == ""
+    assert len(found.fingerprint) == FINGERPRINT_BYTES

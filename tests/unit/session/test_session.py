@@ -72,6 +72,7 @@ def test_public_names_of_rankdump():
         "layout",
         "limit",
         "microbatch",
+        "note",
         "open",
         "set_dump",
         "step",

@@ -1,16 +1,20 @@
-"""Space of a full slab: waiting items get it before new records."""
+"""Space of a full slab: waiting items get it before new records, and no batch delays it."""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
+import pytest
 from support.send_buffer_rig import SIZE, SendBufferRig
 
 from rankdump._core.recorder_protocol import PlacementResult
 from rankdump._core.session_protocol import IterationEnd
 from rankdump._frameworks.arrays import ArraySource
+from rankdump._transport import send_buffer
 from rankdump._transport.push_stream import RingLoader
+from rankdump._transport.send_buffer import BatchingCondition
 
 
 def test_new_records_do_not_starve_waiting_items(tmp_path: Path):
@@ -33,3 +37,23 @@ def test_new_records_do_not_starve_waiting_items(tmp_path: Path):
     assert not rig.buffer.items.has_unsent
     rig.reader.release(2 * first.end_position)
     assert rig.place(tensor) is PlacementResult.DONE
+
+
+def test_batch_ends_when_a_tensor_waits_for_space(monkeypatch: pytest.MonkeyPatch):
+    """The space of a small slab is freed only after its entries were announced."""
+    monkeypatch.setattr(send_buffer, "BATCH_TIMEOUT_S", 60.0)
+    lock = threading.RLock()
+    batching, is_waiting = BatchingCondition(lock), threading.Event()
+
+    def send():
+        with lock:
+            is_waiting.set()
+            batching.wait_for_batch()
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert is_waiting.wait(30)
+    with lock:
+        batching.end_batch()
+    sender.join(30)
+    assert not sender.is_alive()

@@ -42,6 +42,7 @@ from rankdump._core.record import (
     TensorSide,
 )
 from rankdump._core.session_protocol import RecordHead, SessionEnd, SessionGrant, SessionRequest
+from rankdump._core.tensor_fingerprint import FINGERPRINT_BYTES
 from rankdump._core.tensor_layout import (
     LayoutSource,
 )
@@ -144,7 +145,6 @@ def test_tensor_kind_round_trip(kind: TensorKind):
     data = session_messages.kind_to_wire(kind)
     assert session_messages.kind_from_wire(data) == kind
     session_messages._serialize_nameless.cache_clear()
-    session_messages._serialize_name.cache_clear()
     assert session_messages.kind_to_wire(kind) == data
 
 
@@ -218,15 +218,39 @@ def test_record_body_has_the_fields_of_its_message(heads: list[RecordHead], chec
     iteration=counts,
     switched_on=st.booleans(),
     degraded=st.sampled_from(("", *DEGRADE_REASONS)),
+    fingerprints=st.booleans(),
 )
 def test_statistic_rows_round_trip(
-    rows: list[tuple[TensorKind, int, str]], iteration: int, switched_on: bool, degraded: str
+    rows: list[tuple[TensorKind, int, str]],
+    iteration: int,
+    switched_on: bool,
+    degraded: str,
+    fingerprints: bool,
 ):
-    """Rows keep their order."""
+    """Rows keep their order; every other one has a fingerprint."""
     columns = tuple(zip(*rows, strict=True)) or ((), (), ())
     sent_rows = StatisticRows(iteration, *columns, switched_on=switched_on, degraded=degraded)
+    if fingerprints:
+        column = tuple(bytes([n]) * FINGERPRINT_BYTES * (n % 2) for n in range(len(rows)))
+        sent_rows = replace(sent_rows, fingerprints=column)
     message = sent(session_messages.statistic_rows_to_wire(sent_rows), agent_pb2.FigureRows)
     assert session_messages.statistic_rows_from_wire(message) == sent_rows
+
+
+@pytest.mark.parametrize(
+    ("fingerprints", "cause"),
+    [
+        ([b""], "2 rows of statistics have 1 fingerprints"),
+        ([bytes(FINGERPRINT_BYTES)] * 3, "2 rows of statistics have 3 fingerprints"),
+        ([bytes(FINGERPRINT_BYTES), b"x"], "a fingerprint has 1 bytes: none, or 264, are allowed"),
+    ],
+)
+def test_wrong_fingerprints_are_rejected(fingerprints: list[bytes], cause: str):
+    message = agent_pb2.FigureRows(
+        kinds=[a_kind()] * 2, timestamps_us=(1, 2), figures=("1", "2"), fingerprints=fingerprints
+    )
+    with pytest.raises(ProtocolError, match=cause):
+        session_messages.statistic_rows_from_wire(message)
 
 
 def a_kind(**fields: Any) -> bytes:

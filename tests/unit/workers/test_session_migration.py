@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.black_box_rings import make_frozen_rings
 
 from rankdump._core.session_protocol import SessionRequest
 from rankdump.errors import ConfigError
+from rankdumpd.agent.blackbox.raw_freeze import RawFreezeFolder
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.ledger.database import lock_ledger_folder
 from rankdumpd.workers import session_migration
@@ -240,3 +242,16 @@ def test_migration_copies_pins_to_all_workers(agent: StatePaths):
             base.execute("DELETE FROM pins")
     migrate_sessions(agent, 1, group=-1, patience_s=0)
     assert pins_of(agent) == set()
+
+
+def test_migration_moves_freezes_of_former_workers(agent: StatePaths, tmp_path: Path):
+    former, kept = agent.worker_paths(2), agent.worker_paths(0)
+    for iteration, home in enumerate((former, kept, agent)):
+        record, rings = make_frozen_rings(tmp_path, ranks=1, nan_at=iteration)
+        RawFreezeFolder(home.state_dir).write(record, rings)
+    move(agent, 2)
+    # The former worker's and the agent's own, beside the one that was there.
+    assert len(RawFreezeFolder(kept.state_dir).list_files()) == 3
+    assert RawFreezeFolder(agent.state_dir).list_files() == []
+    move(agent, 1)
+    assert len(RawFreezeFolder(agent.state_dir).list_files()) == 3

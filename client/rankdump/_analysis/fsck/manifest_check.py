@@ -1,18 +1,19 @@
-"""Strict check of manifests and tables of statistics: manifests are intact, balanced and under the
-right names; tables end with a complete line and have the rows that manifests name. Reads
-manifests, lists of retired iterations and tables; never a tensor.
+"""Strict check of manifests, fingerprints and tables of statistics: manifests are intact, balanced
+and under the right names; fingerprints have their digests; tables end with a complete line and have
+the rows that manifests name. Reads these and lists of retired iterations; never a tensor.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from rankdump._analysis.fsck.damage import DamageKind, FileDamage, StoredManifest, TreeItem
 from rankdump._analysis.fsck.tree_scan import read_regular_file
+from rankdump._analysis.reader.fingerprints import check_fingerprint_file, find_fingerprint_path
 from rankdump._analysis.reader.manifests import TreeManifests
 from rankdump._analysis.reader.tensor_loader import name_element_type, normalize_element_name
 from rankdump._core.manifest import (
@@ -132,6 +133,28 @@ def _check_balance(held: StoredManifest) -> Iterator[FileDamage]:
         if count > 1:
             text = f"the manifest names {path} {member}".rstrip() + f" {count} times"
             yield FileDamage(DamageKind.DUPLICATE, held.path, text)
+
+
+def check_fingerprints(
+    root: Path, manifests: Iterable[StoredManifest], paths: Collection[str]
+) -> Iterator[FileDamage]:
+    """Yield the files of fingerprints that are missing or not those of their manifests.
+
+    `paths` are those of all items of the tree.
+    """
+    for held in manifests:
+        seal, path = held.manifest.fingerprints, find_fingerprint_path(held.path)
+        if seal is None:
+            continue
+        if path not in paths:
+            text = f"{held.path} names it, but it does not exist"
+            yield FileDamage(DamageKind.MISSING, path, text)
+            continue
+        try:
+            data = read_regular_file(root, path)
+            check_fingerprint_file(data, seal, len(held.manifest.records))
+        except CorruptedError as error:
+            yield FileDamage(DamageKind.TORN, path, str(error))
 
 
 class _RowFacts(NamedTuple):

@@ -19,6 +19,7 @@ from rankdump._analysis.fsck.damage import (
 )
 from rankdump._analysis.fsck.file_check import check_file
 from rankdump._analysis.fsck.manifest_check import (
+    check_fingerprints,
     check_tables,
     read_retired_places,
     read_stored_manifests,
@@ -85,11 +86,13 @@ def check_tree(
     gone = read_retired_places(root, everything, damages) - complete
     damages += check_unlisted_files(everything, manifests, hidden, gone)
     damages += (_interrupted_removal(held) for held in hidden)
+    by_path = {seen.path: seen for seen in everything}
+    damages += check_fingerprints(root, manifests, by_path)
     if manifests:
         damages += check_tables(root, everything, manifests)
     else:
         damages += check_long_names(root, everything)
-    jobs = plan_file_checks(manifests, {seen.path: seen for seen in everything}, damages)
+    jobs = plan_file_checks(manifests, by_path, damages)
     results: list[FileCheckResult] = []
     for result in check_files(root, jobs, workers):
         results.append(result)

@@ -69,6 +69,8 @@ class ManifestColumns:
     """
     manifest_of: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Place of each record's manifest in `manifests`."""
+    paths: list[str] = field(default_factory=list[str])
+    """Of the manifests, below the root."""
     unread_paths: set[str] = field(default_factory=set[str])
     """Manifests that could not be read."""
     disk_errors: list[OSError] = field(default_factory=list[OSError])
@@ -112,9 +114,11 @@ def read_manifest_columns(
     manifest_of = np.repeat(np.arange(len(files)), counts)
     records = _spell_layouts(records, files, manifest_of)
     records = _add_sides(access, records)
-    unread = set(paths).difference(each.path for each in files)
+    read = [each.path for each in files]
     manifests = [each.manifest for each in files]
-    return ManifestColumns(manifests, records, manifest_of, unread, disk_errors)
+    return ManifestColumns(
+        manifests, records, manifest_of, read, {*paths}.difference(read), disk_errors
+    )
 
 
 def _read_file(access: TreeAccess, path: str) -> _ManifestFile:
@@ -156,6 +160,7 @@ def _format_again(data: bytes) -> bytes:
         manifest.host,
         records,
         manifest.session,
+        manifest.fingerprints,
     ).to_json()
 
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rankdump._analysis.reader.fingerprints import read_fingerprints, read_fingerprints_of_tree
 from rankdump._analysis.reader.manifest_columns import (
     SIDES,
     UNKNOWN_SIDE,
@@ -30,7 +31,7 @@ from rankdump._analysis.reader.statistic_columns import (
 from rankdump._analysis.reader.statistic_tables import TableRecords, named, read_table_rows
 from rankdump._analysis.reader.tensor_loader import facts
 from rankdump._analysis.reader.tree import Entry, Figures, Tree
-from rankdump._analysis.table.table_schema import TENSOR_SCHEMA
+from rankdump._analysis.table.table_schema import SKETCH_BUCKETS, TENSOR_SCHEMA
 from rankdump._analysis.table.tree_access import TreeAccess
 from rankdump._core.record import TensorKey
 from rankdump._layout.tree_paths import CONSTANT_FOLDER, make_rank_folder
@@ -60,13 +61,44 @@ def make_columns_of_manifests(
     for values, name in ((sides, "side"), (slots, "slot")):
         values[unknown] = statistics.column(name).to_numpy()[rows[unknown]]
     order = np.lexsort((slots, sides, stamps, constant.to_numpy(), manifest_of))
-    return _assemble_manifest_rows(
-        read, statistics.select([each.name for each in STATISTIC_FIELDS]), rows, sides, slots, order
-    )
+    statistics = statistics.select([each.name for each in STATISTIC_FIELDS])
+    fingerprints = _make_fingerprint_columns(access, read, order, problems)
+    return _assemble_manifest_rows(read, fingerprints, statistics, rows, sides, slots, order)
+
+
+def _make_fingerprint_columns(
+    access: TreeAccess, read: ManifestColumns, order: npt.NDArray[np.int64], problems: list[str]
+) -> dict[str, pa.Array]:
+    """Return the columns of fingerprints in that order; none where no manifest has any."""
+    sealed = [n for n, each in enumerate(read.manifests) if each.fingerprints is not None]
+    counts = np.bincount(read.manifest_of, minlength=len(read.manifests))
+    starts = np.cumsum(counts) - counts
+    numbers: list[npt.NDArray[np.int64]] = []
+    found: list[npt.NDArray[Any]] = []
+    for n in sealed:
+        manifest, count = read.manifests[n], int(counts[n])
+        rows = read_fingerprints(access, read.paths[n], manifest, count, problems)
+        if rows is not None:
+            numbers.append(rows["record"] + starts[n])
+            found.append(rows)
+    if not found:
+        return {}
+    row_of = np.full(len(order), -1)
+    known = np.concatenate(found)
+    row_of[np.concatenate(numbers)] = np.arange(len(known))
+    taken = row_of[order]
+    absent = taken < 0
+    return {
+        "fingerprint": pa.array(known["fingerprint"][taken], mask=absent),
+        "sketch": pa.FixedSizeListArray.from_arrays(
+            pa.array(known["sketch"][taken].reshape(-1)), SKETCH_BUCKETS, mask=pa.array(absent)
+        ),
+    }
 
 
 def _assemble_manifest_rows(
     read: ManifestColumns,
+    fingerprints: dict[str, pa.Array],
     statistics: pa.Table,
     rows: npt.NDArray[np.int64],
     sides: npt.NDArray[np.int64],
@@ -103,7 +135,7 @@ def _assemble_manifest_rows(
     columns["timestamp_us"] = records.column("timestamp_us")
     found = rows[order]
     taken = statistics.take(pa.array(found, mask=found < 0))
-    columns |= {name: taken.column(name) for name in taken.column_names}
+    columns |= {name: taken.column(name) for name in taken.column_names} | fingerprints
     return _make_table(columns, len(order))
 
 
@@ -176,6 +208,8 @@ def make_columns_of_tree(
     jobs: dict[tuple[int, int | None], str]
     jobs = {(m.status.rank, m.status.iteration): m.status.job_id for m in tree.manifests}
     jobs |= {(m.status.rank, None): m.status.job_id for m in tree.manifests}
+    ranks = {m.status.rank for m in tree.manifests if m.fingerprints is not None}
+    fingerprints = read_fingerprints_of_tree(tree.root, ranks, problems) if ranks else {}
     counts: dict[tuple[int, int | None], int] = {}
     rows: list[dict[str, Any]] = []
     for tensor in tensors:
@@ -192,6 +226,9 @@ def make_columns_of_tree(
             "position": counts.get(place, 0),
         }
         counts[place] = row["position"] + 1
+        if tensor.record is not None and (key.rank, tensor.record) in fingerprints:
+            fingerprint = fingerprints[key.rank, tensor.record]
+            row["fingerprint"], row["sketch"] = fingerprint
         found = tensor if isinstance(tensor, Figures) else figures.get(_place(key))
         rows.append(row | (read_statistics(found) if found is not None else {}))
     return pa.Table.from_pylist(rows, TENSOR_SCHEMA)

@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rankdump._analysis.reader.fingerprints import find_fingerprint_path
 from rankdump._analysis.reader.indexed_manifests import find_indexed_files
 from rankdump._analysis.reader.manifests import list_manifest_files, read_manifests
 from rankdump._analysis.reader.tree import Table
@@ -149,7 +150,8 @@ class _UsageObserver:
         self, rank: int, iteration: int, own: _SizeCounter, manifest: Path, stall_us: int
     ) -> None:
         self._add_folders(iteration, own)
-        own.add_file(manifest.relative_to(self._root).as_posix())
+        own.add_file(path := manifest.relative_to(self._root).as_posix())
+        own.add_file(find_fingerprint_path(path))
         self._ranks[iteration][rank] = own.summarize(stall_us=stall_us)
 
     def add_table(self, table: Table) -> None:

@@ -10,14 +10,13 @@ from __future__ import annotations
 import pyarrow as pa
 
 from rankdump._core.statistics import MD5_ITEM, STATISTIC_TITLES
+from rankdump._kernels.shard_fingerprint import SKETCH_BUCKETS
 
 TABLE_VERSION = 1
 """Changes when a column changes its meaning; new columns leave it as it is."""
 _WORDS = pa.dictionary(pa.int32(), pa.string())
 STATISTIC_COLUMNS = {item: item.replace(" ", "_") for item in STATISTIC_TITLES if item != MD5_ITEM}
 """Column of each item of `statistic_category`; NULL where it was not recorded."""
-SKETCH_BUCKETS = 64
-"""Length of the linear sketch of a fingerprint."""
 _COUNT_ITEMS = frozenset(item for item in STATISTIC_TITLES if item.endswith("count"))
 
 
@@ -50,6 +49,7 @@ TENSOR_SCHEMA = pa.schema(
         pa.field("digest", pa.string()),
         *_statistic_fields(),
         pa.field("md5", pa.string()),
+        pa.field("fingerprint", pa.uint64()),  # adds up over shards, modulo 2**64
         pa.field("sketch", pa.list_(pa.float32(), SKETCH_BUCKETS)),
         pa.field("path", pa.string()),  # below the root; empty for a row of statistics
         pa.field("member", _WORDS),

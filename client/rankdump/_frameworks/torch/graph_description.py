@@ -120,7 +120,7 @@ def _read_version(tensor: Tensor) -> int:
 
 
 # Including the import system, whose code has no files.
-_FOREIGN_FILES = (
+FOREIGN_FILES = (
     f"{Path(str(torch.__file__)).parent}{os.sep}",
     "<frozen ",
     # Code that torch.compile generates: its names, and the folder of inductor.
@@ -188,7 +188,7 @@ class GraphDescriber:
         """Note the inputs and source lines of a call, before it may change anything."""
         forward = call.names.forward
         known = self._forwards.setdefault(
-            forward, _ForwardDescription(capture_source_lines(besides=_FOREIGN_FILES))
+            forward, _ForwardDescription(capture_source_lines(besides=FOREIGN_FILES))
         )
         tensors = _list_leaf_tensors(leaves)
         wanted = (t for t in tensors if t.requires_grad and not isinstance(t, Parameter))

@@ -140,8 +140,12 @@ def disable_observation() -> Generator[None]:
 
 def has_mode(mode: TorchFunctionMode) -> bool:
     """Return whether a function mode is on this thread's stack."""
-    depth = _C._len_torch_function_stack()
-    return any(_C._get_function_stack_at(at) is mode for at in reversed(range(depth)))
+    at = _C._len_torch_function_stack()
+    while at:
+        at -= 1
+        if _C._get_function_stack_at(at) is mode:
+            return True
+    return False
 
 
 def push_mode(mode: TorchFunctionMode) -> None:

@@ -9,7 +9,6 @@ import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -45,8 +44,8 @@ from rankdump.errors import ProtocolError
 MAX_SMALL_BYTES = 1 << 16
 """Size below which a plain copy is faster than torch's, which may start threads."""
 _read_memory = KERNELS.functions.read_memory
-_UINT_DTYPES = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
-"""Unsigned types by element size, for copies of raw bits."""
+_read_strided = KERNELS.functions.read_strided
+_MAX_KERNEL_DIMENSIONS = 32
 
 
 def is_packed(tensor: Tensor) -> bool:
@@ -67,27 +66,6 @@ def is_dense(tensor: Tensor) -> bool:
                 return False
             due *= extent
     return _has_plain_memory(tensor)
-
-
-def copy_small_tensor(tensor: Tensor) -> bytes | None:
-    """Return a copy of a few elements in C order; None if torch should make it.
-
-    For so few elements torch's overhead per call is most of its time.
-    """
-    size = tensor.element_size()
-    if (
-        size not in _UINT_DTYPES
-        or not tensor.is_cpu
-        or not tensor.numel()
-        or not _has_plain_memory(tensor)
-    ):
-        return None
-    shape, strides = tuple(tensor.shape), [step * size for step in tensor.stride()]
-    reach = _compute_reach(shape, strides) + size
-    if reach > MAX_SMALL_BYTES:
-        return None
-    stretch = _read_memory(tensor.data_ptr(), reach)
-    return np.ndarray(shape, _UINT_DTYPES[size], stretch, strides=strides).tobytes()
 
 
 def is_shrunk(tensor: Tensor) -> bool:
@@ -230,7 +208,7 @@ class TorchTensor:
         self, items: tuple[str, ...], precision: StatisticPrecision
     ) -> DeferredStatistics | None:
         """Start computing statistics on the accelerator; None if the tensor is in host memory."""
-        if self.tensor.device.type == "cpu":
+        if self.tensor.is_cpu:
             return None
         return device_tensors.start_statistics(self.tensor, items, precision)
 
@@ -238,15 +216,20 @@ class TorchTensor:
         """Return a copy of a few elements in C order; None if torch should make it."""
         tensor, size = self.tensor, self.byte_count
         if (
-            size <= MAX_SMALL_BYTES
-            # As `is_packed`; only complex numbers can be conjugated lazily.
-            and tensor.is_contiguous()
-            and tensor.is_cpu
-            and not tensor.is_neg()
-            and not (self.dtype in _COMPLEX_TYPES and tensor.is_conj())
+            size > MAX_SMALL_BYTES
+            or not tensor.is_cpu
+            # As `_has_plain_memory`; only complex numbers can be conjugated lazily.
+            or tensor.is_neg()
+            or (self.dtype in _COMPLEX_TYPES and tensor.is_conj())
         ):
+            return None
+        if tensor.is_contiguous():
             return _read_memory(tensor.data_ptr(), size)
-        return copy_small_tensor(tensor)
+        extents = tensor.shape
+        if len(extents) > _MAX_KERNEL_DIMENSIONS:
+            return None
+        # torch's and numpy's overhead for a call is most of their time for so few elements.
+        return _read_strided(tensor.data_ptr(), tensor.element_size(), extents, tensor.stride())
 
     def _memory(self) -> memoryview:
         buffer = (ctypes.c_char * self.byte_count).from_address(self.tensor.data_ptr())

@@ -138,6 +138,7 @@ class OpenSessionResponse(google.protobuf.message.Message):
     EXCLUDED_FIELD_NUMBER: builtins.int
     REDIRECT_FIELD_NUMBER: builtins.int
     OPENING_FIELD_NUMBER: builtins.int
+    KEEPS_STEPS_FIELD_NUMBER: builtins.int
     token: builtins.bytes
     """Proves on later calls that the caller is this session."""
     acknowledged_sequence: builtins.int
@@ -153,6 +154,8 @@ class OpenSessionResponse(google.protobuf.message.Message):
     """Why the session is not open yet: it is being opened, and to be asked for again. With it nothing
     else is set.
     """
+    keeps_steps: builtins.bool
+    """The agent keeps the steps of the session's black box."""
     @property
     def slab(self) -> global___Slab:
         """Set when the agent offers shared memory; absent means frames carry the bytes."""
@@ -167,9 +170,10 @@ class OpenSessionResponse(google.protobuf.message.Message):
         excluded: builtins.str = ...,
         redirect: builtins.str = ...,
         opening: builtins.str = ...,
+        keeps_steps: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["slab", b"slab"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "excluded", b"excluded", "max_record_bytes", b"max_record_bytes", "opening", b"opening", "redirect", b"redirect", "slab", b"slab", "token", b"token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "excluded", b"excluded", "keeps_steps", b"keeps_steps", "max_record_bytes", b"max_record_bytes", "opening", b"opening", "redirect", b"redirect", "slab", b"slab", "token", b"token"]) -> None: ...
 
 global___OpenSessionResponse = OpenSessionResponse
 
@@ -202,6 +206,8 @@ class PushRequest(google.protobuf.message.Message):
     HELLO_FIELD_NUMBER: builtins.int
     BATCH_FIELD_NUMBER: builtins.int
     DOORBELL_FIELD_NUMBER: builtins.int
+    STEP_STATE_FIELD_NUMBER: builtins.int
+    FAULT_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """First message of every stream."""
@@ -210,16 +216,24 @@ class PushRequest(google.protobuf.message.Message):
     def batch(self) -> global___FrameBatch: ...
     @property
     def doorbell(self) -> global___Doorbell: ...
+    @property
+    def step_state(self) -> global___StepState:
+        """Neither numbered nor acknowledged: the agent keeps the latest ones in memory."""
+
+    @property
+    def fault(self) -> global___FaultNotice: ...
     def __init__(
         self,
         *,
         hello: global___Hello | None = ...,
         batch: global___FrameBatch | None = ...,
         doorbell: global___Doorbell | None = ...,
+        step_state: global___StepState | None = ...,
+        fault: global___FaultNotice | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "doorbell", b"doorbell", "hello", b"hello"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "doorbell", b"doorbell", "hello", b"hello"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "batch", "doorbell"] | None: ...
+    def HasField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "doorbell", b"doorbell", "fault", b"fault", "hello", b"hello", "step_state", b"step_state"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "doorbell", b"doorbell", "fault", b"fault", "hello", b"hello", "step_state", b"step_state"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "batch", "doorbell", "step_state", "fault"] | None: ...
 
 global___PushRequest = PushRequest
 
@@ -258,6 +272,152 @@ class Doorbell(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["written", b"written"]) -> None: ...
 
 global___Doorbell = Doorbell
+
+@typing.final
+class StepState(google.protobuf.message.Message):
+    """What the black box keeps of one step of a rank."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ITERATION_FIELD_NUMBER: builtins.int
+    STARTED_US_FIELD_NUMBER: builtins.int
+    ENDED_US_FIELD_NUMBER: builtins.int
+    FIRST_KIND_FIELD_NUMBER: builtins.int
+    NEW_KINDS_FIELD_NUMBER: builtins.int
+    ROWS_FIELD_NUMBER: builtins.int
+    CAUSE_FIELD_NUMBER: builtins.int
+    SKIPPED_FIELD_NUMBER: builtins.int
+    UNFINISHED_FIELD_NUMBER: builtins.int
+    STACKS_FIELD_NUMBER: builtins.int
+    iteration: builtins.int
+    started_us: builtins.int
+    """Microseconds since the epoch on the rank's clock."""
+    ended_us: builtins.int
+    first_kind: builtins.int
+    """Serialised TensorKinds that this stream has not brought before, and the number of the first."""
+    rows: builtins.bytes
+    """Rows of rankdump._core.black_box.PULSE_ROW, in the order in which they were measured."""
+    skipped: builtins.int
+    """Tensors that were not measured, because of the budget."""
+    unfinished: builtins.bool
+    """The step had not ended when this was sent."""
+    @property
+    def new_kinds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]: ...
+    @property
+    def cause(self) -> global___StepCause: ...
+    @property
+    def stacks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Stacks of the threads of the process, for a freeze that asked for them; innermost call first."""
+
+    def __init__(
+        self,
+        *,
+        iteration: builtins.int = ...,
+        started_us: builtins.int = ...,
+        ended_us: builtins.int = ...,
+        first_kind: builtins.int = ...,
+        new_kinds: collections.abc.Iterable[builtins.bytes] | None = ...,
+        rows: builtins.bytes = ...,
+        cause: global___StepCause | None = ...,
+        skipped: builtins.int = ...,
+        unfinished: builtins.bool = ...,
+        stacks: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["cause", b"cause"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cause", b"cause", "ended_us", b"ended_us", "first_kind", b"first_kind", "iteration", b"iteration", "new_kinds", b"new_kinds", "rows", b"rows", "skipped", b"skipped", "stacks", b"stacks", "started_us", b"started_us", "unfinished", b"unfinished"]) -> None: ...
+
+global___StepState = StepState
+
+@typing.final
+class StepCause(google.protobuf.message.Message):
+    """What a step was computed from."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class NumbersEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    @typing.final
+    class DigestsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    NUMBERS_FIELD_NUMBER: builtins.int
+    DIGESTS_FIELD_NUMBER: builtins.int
+    @property
+    def numbers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """"loss", "learning_rate.0"."""
+
+    @property
+    def digests(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """"batch.0", "random.cpu": digests in hexadecimal digits."""
+
+    def __init__(
+        self,
+        *,
+        numbers: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+        digests: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digests", b"digests", "numbers", b"numbers"]) -> None: ...
+
+global___StepCause = StepCause
+
+@typing.final
+class FaultNotice(google.protobuf.message.Message):
+    """What a rank found wrong; the agent freezes the black box."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ITERATION_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    TENSOR_KIND_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    iteration: builtins.int
+    kind: builtins.str
+    """A word of rankdump._core.black_box.FaultKind."""
+    text: builtins.str
+    """A sentence."""
+    tensor_kind: builtins.bytes
+    """The tensor that it is about; absent when it is about none."""
+    source: builtins.str
+    """"file:line" of the script that made the call; empty when it is not known."""
+    def __init__(
+        self,
+        *,
+        iteration: builtins.int = ...,
+        kind: builtins.str = ...,
+        text: builtins.str = ...,
+        tensor_kind: builtins.bytes = ...,
+        source: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["iteration", b"iteration", "kind", b"kind", "source", b"source", "tensor_kind", b"tensor_kind", "text", b"text"]) -> None: ...
+
+global___FaultNotice = FaultNotice
 
 @typing.final
 class FrameBatch(google.protobuf.message.Message):
@@ -591,6 +751,7 @@ class FigureRows(google.protobuf.message.Message):
     SWITCHED_ON_FIELD_NUMBER: builtins.int
     DEGRADED_FIELD_NUMBER: builtins.int
     DEGRADED_REASON_FIELD_NUMBER: builtins.int
+    FINGERPRINTS_FIELD_NUMBER: builtins.int
     iteration: builtins.int
     switched_on: builtins.bool
     degraded: builtins.bool
@@ -607,6 +768,12 @@ class FigureRows(google.protobuf.message.Message):
     def figures(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Texts of the plan's statistics, in the plan's order, joined by commas."""
 
+    @property
+    def fingerprints(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]:
+        """A fourth column, where the plan asks for it: digest and sketch of each tensor, in the form of
+        rankdump._core.tensor_fingerprint; empty for a tensor without one.
+        """
+
     def __init__(
         self,
         *,
@@ -617,8 +784,9 @@ class FigureRows(google.protobuf.message.Message):
         switched_on: builtins.bool = ...,
         degraded: builtins.bool = ...,
         degraded_reason: builtins.str = ...,
+        fingerprints: collections.abc.Iterable[builtins.bytes] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["degraded", b"degraded", "degraded_reason", b"degraded_reason", "figures", b"figures", "iteration", b"iteration", "kinds", b"kinds", "switched_on", b"switched_on", "timestamps_us", b"timestamps_us"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["degraded", b"degraded", "degraded_reason", b"degraded_reason", "figures", b"figures", "fingerprints", b"fingerprints", "iteration", b"iteration", "kinds", b"kinds", "switched_on", b"switched_on", "timestamps_us", b"timestamps_us"]) -> None: ...
 
 global___FigureRows = FigureRows
 
@@ -1019,6 +1187,7 @@ class PushResponse(google.protobuf.message.Message):
     DRAINING_FIELD_NUMBER: builtins.int
     WARNINGS_FIELD_NUMBER: builtins.int
     SLAB_READY_FIELD_NUMBER: builtins.int
+    FREEZE_FIELD_NUMBER: builtins.int
     acknowledged_sequence: builtins.int
     """Every frame up to this number is accounted for."""
     draining: builtins.bool
@@ -1031,6 +1200,10 @@ class PushResponse(google.protobuf.message.Message):
     def warnings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What the rank should say in its log, each once."""
 
+    @property
+    def freeze(self) -> global___FreezeNotice:
+        """The black box was frozen: send what there is of the running step."""
+
     def __init__(
         self,
         *,
@@ -1038,10 +1211,35 @@ class PushResponse(google.protobuf.message.Message):
         draining: builtins.bool = ...,
         warnings: collections.abc.Iterable[builtins.str] | None = ...,
         slab_ready: builtins.bool = ...,
+        freeze: global___FreezeNotice | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "draining", b"draining", "slab_ready", b"slab_ready", "warnings", b"warnings"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["freeze", b"freeze"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "draining", b"draining", "freeze", b"freeze", "slab_ready", b"slab_ready", "warnings", b"warnings"]) -> None: ...
 
 global___PushResponse = PushResponse
+
+@typing.final
+class FreezeNotice(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ITERATION_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    WANTS_STACKS_FIELD_NUMBER: builtins.int
+    iteration: builtins.int
+    """Iteration at which it was frozen."""
+    text: builtins.str
+    """A sentence for the rank's log."""
+    wants_stacks: builtins.bool
+    def __init__(
+        self,
+        *,
+        iteration: builtins.int = ...,
+        text: builtins.str = ...,
+        wants_stacks: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["iteration", b"iteration", "text", b"text", "wants_stacks", b"wants_stacks"]) -> None: ...
+
+global___FreezeNotice = FreezeNotice
 
 @typing.final
 class AgentStatusRequest(google.protobuf.message.Message):
@@ -1076,21 +1274,47 @@ class ControlRequest(google.protobuf.message.Message):
 
     DRAIN_FIELD_NUMBER: builtins.int
     PIN_FIELD_NUMBER: builtins.int
+    FREEZE_FIELD_NUMBER: builtins.int
     @property
     def drain(self) -> global___Drain: ...
     @property
     def pin(self) -> global___Pin: ...
+    @property
+    def freeze(self) -> global___Freeze: ...
     def __init__(
         self,
         *,
         drain: global___Drain | None = ...,
         pin: global___Pin | None = ...,
+        freeze: global___Freeze | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["action", b"action", "drain", b"drain", "pin", b"pin"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["action", b"action", "drain", b"drain", "pin", b"pin"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["action", b"action"]) -> typing.Literal["drain", "pin"] | None: ...
+    def HasField(self, field_name: typing.Literal["action", b"action", "drain", b"drain", "freeze", b"freeze", "pin", b"pin"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "drain", b"drain", "freeze", b"freeze", "pin", b"pin"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["action", b"action"]) -> typing.Literal["drain", "pin", "freeze"] | None: ...
 
 global___ControlRequest = ControlRequest
+
+@typing.final
+class Freeze(google.protobuf.message.Message):
+    """Freezes the black box of a job; the answer says where."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    """Empty: the only job that has one."""
+    text: builtins.str
+    """Who asks and why, a sentence."""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        text: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "text", b"text"]) -> None: ...
+
+global___Freeze = Freeze
 
 @typing.final
 class Drain(google.protobuf.message.Message):
@@ -1135,15 +1359,25 @@ class ControlResponse(google.protobuf.message.Message):
 
     DRAINED_FIELD_NUMBER: builtins.int
     QUEUED_RECORDS_FIELD_NUMBER: builtins.int
+    TREES_FIELD_NUMBER: builtins.int
+    NOTES_FIELD_NUMBER: builtins.int
     drained: builtins.bool
     queued_records: builtins.int
     """What is still under way when the deadline struck."""
+    @property
+    def trees(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Of a freeze: the folders of the frozen trees, and what people should know."""
+
+    @property
+    def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
     def __init__(
         self,
         *,
         drained: builtins.bool = ...,
         queued_records: builtins.int = ...,
+        trees: collections.abc.Iterable[builtins.str] | None = ...,
+        notes: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["drained", b"drained", "queued_records", b"queued_records"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["drained", b"drained", "notes", b"notes", "queued_records", b"queued_records", "trees", b"trees"]) -> None: ...
 
 global___ControlResponse = ControlResponse

@@ -281,6 +281,7 @@ class StatusView(google.protobuf.message.Message):
     LEDGER_FIELD_NUMBER: builtins.int
     WAITS_FIELD_NUMBER: builtins.int
     BACKLOG_FIELD_NUMBER: builtins.int
+    BLACK_BOX_FIELD_NUMBER: builtins.int
     @property
     def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SessionStatus]: ...
     @property
@@ -325,6 +326,10 @@ class StatusView(google.protobuf.message.Message):
     def backlog(self) -> global___PackBacklog:
         """Files that are packed later, of agents only."""
 
+    @property
+    def black_box(self) -> global___BlackBoxStatus:
+        """Of agents only."""
+
     def __init__(
         self,
         *,
@@ -344,11 +349,75 @@ class StatusView(google.protobuf.message.Message):
         ledger: global___LedgerStatus | None = ...,
         waits: collections.abc.Iterable[global___RankWait] | None = ...,
         backlog: global___PackBacklog | None = ...,
+        black_box: global___BlackBoxStatus | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["backlog", b"backlog", "ledger", b"ledger", "load", b"load", "memory", b"memory"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agents", b"agents", "backlog", b"backlog", "disks", b"disks", "findings", b"findings", "hints", b"hints", "iterations", b"iterations", "ledger", b"ledger", "load", b"load", "memory", b"memory", "merges", b"merges", "needs", b"needs", "order_findings", b"order_findings", "roots", b"roots", "sessions", b"sessions", "usage", b"usage", "waits", b"waits"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["backlog", b"backlog", "black_box", b"black_box", "ledger", b"ledger", "load", b"load", "memory", b"memory"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "backlog", b"backlog", "black_box", b"black_box", "disks", b"disks", "findings", b"findings", "hints", b"hints", "iterations", b"iterations", "ledger", b"ledger", "load", b"load", "memory", b"memory", "merges", b"merges", "needs", b"needs", "order_findings", b"order_findings", "roots", b"roots", "sessions", b"sessions", "usage", b"usage", "waits", b"waits"]) -> None: ...
 
 global___StatusView = StatusView
+
+@typing.final
+class BlackBoxStatus(google.protobuf.message.Message):
+    """What the black boxes of the ranks of an agent hold, and the freezes that there were."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEPS_FIELD_NUMBER: builtins.int
+    STEP_BYTES_FIELD_NUMBER: builtins.int
+    DROPPED_STEPS_FIELD_NUMBER: builtins.int
+    FREEZES_FIELD_NUMBER: builtins.int
+    steps: builtins.int
+    step_bytes: builtins.int
+    dropped_steps: builtins.int
+    """Oldest steps that were dropped because the agent's memory had no room for them."""
+    @property
+    def freezes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FreezeStatus]: ...
+    def __init__(
+        self,
+        *,
+        steps: builtins.int = ...,
+        step_bytes: builtins.int = ...,
+        dropped_steps: builtins.int = ...,
+        freezes: collections.abc.Iterable[global___FreezeStatus] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dropped_steps", b"dropped_steps", "freezes", b"freezes", "step_bytes", b"step_bytes", "steps", b"steps"]) -> None: ...
+
+global___BlackBoxStatus = BlackBoxStatus
+
+@typing.final
+class FreezeStatus(google.protobuf.message.Message):
+    """A freeze of the black boxes of a job."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    ITERATION_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    ROOT_FIELD_NUMBER: builtins.int
+    FROZEN_US_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    iteration: builtins.int
+    kind: builtins.str
+    """A word of rankdump._core.black_box.FaultKind, and a sentence."""
+    text: builtins.str
+    root: builtins.str
+    """The folder of the frozen tree; empty until it is written."""
+    frozen_us: builtins.int
+    """Microseconds since the epoch."""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        iteration: builtins.int = ...,
+        kind: builtins.str = ...,
+        text: builtins.str = ...,
+        root: builtins.str = ...,
+        frozen_us: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["frozen_us", b"frozen_us", "iteration", b"iteration", "job_id", b"job_id", "kind", b"kind", "root", b"root", "text", b"text"]) -> None: ...
+
+global___FreezeStatus = FreezeStatus
 
 @typing.final
 class PackBacklog(google.protobuf.message.Message):
@@ -589,7 +658,7 @@ class MemoryStatus(google.protobuf.message.Message):
     USED_BYTES_FIELD_NUMBER: builtins.int
     LIMIT_BYTES_FIELD_NUMBER: builtins.int
     used_bytes: builtins.int
-    """Queue, slabs and sessions."""
+    """Queue, slabs, sessions and rings of steps."""
     limit_bytes: builtins.int
     def __init__(
         self,

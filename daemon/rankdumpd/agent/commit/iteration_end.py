@@ -7,9 +7,10 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from rankdump._core.manifest import Manifest, ManifestRecord, ManifestSession
-from rankdump._core.record import StatisticRows, TensorKind
+from rankdump._core.record import StatisticRows
 from rankdump._core.session_protocol import IterationEnd
 from rankdump._core.status import IterationStatus
 from rankdump._layout.statistic_tables import StatisticRow
@@ -24,11 +25,11 @@ from rankdumpd.agent.records import (
     MetadataFrame,
     OperatorMember,
     StatisticTableRow,
-    format_member,
 )
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.storage import rank_files
 from rankdumpd.agent.storage.record_formats import BinFileJoiner
+from rankdumpd.agent.storage.statistic_tables import make_row_record
 from rankdumpd.server import state_files
 
 MAX_BATCH_OPERATORS = 256
@@ -36,6 +37,7 @@ MAX_BATCH_BYTES = 64 << 20
 """Most bytes that are on the disk twice, in the files of operators and of their tensors."""
 
 _logger = logging.getLogger(__name__)
+_Row = TypeVar("_Row")
 
 
 class IterationJoin:
@@ -164,48 +166,41 @@ def iter_committed_rows(
 
 def make_manifest_records(
     kept: Iterable[StoredRecord | StoredStatisticRows], layout: Layout
-) -> tuple[set[int], tuple[ManifestRecord, ...]]:
-    """Return the graphs and the manifest records of an iteration's stored tensors."""
+) -> tuple[set[int], tuple[ManifestRecord, ...], list[tuple[int, bytes]]]:
+    """Return the graphs and the manifest records of an iteration's stored tensors, and the
+    fingerprints with the numbers of their records.
+    """
     graphs: set[int] = set()
     records: list[ManifestRecord] = []
+    fingerprints: list[tuple[int, bytes]] = []
     has_members = layout.shares_timestamps
     for each in kept:
         if isinstance(each, StoredRecord):
             graphs.add(each.graph)
+            fingerprints.append((len(records), each.fingerprint))
             records.append(each.record)
         else:
-            kept_rows = _list_kept(reread_statistic_rows(each.raw), each)
+            rows = reread_statistic_rows(each.raw)
+            kept_rows = _list_kept(rows, each)
             graphs.update([kind.graph for kind, _, _ in kept_rows])
-            records += [_make_record(kind, when_us, has_members) for kind, when_us, _ in kept_rows]
-    return graphs, tuple(records)
+            if rows.fingerprints:
+                fingerprints += enumerate(_select_kept(rows.fingerprints, each), len(records))
+            records += [
+                make_row_record(kind, when_us, has_members) for kind, when_us, _ in kept_rows
+            ]
+    return graphs, tuple(records), [each for each in fingerprints if each[1]]
 
 
 def _list_kept(rows: StatisticRows, frame: StoredStatisticRows) -> list[StatisticRow]:
-    all_rows = zip(rows.kinds, rows.timestamps_us, rows.statistics, strict=True)
+    return _select_kept(zip(rows.kinds, rows.timestamps_us, rows.statistics, strict=True), frame)
+
+
+def _select_kept(column: Iterable[_Row], frame: StoredStatisticRows) -> list[_Row]:
+    """Return what rows that are kept have in a column."""
     if not frame.refused:
-        return list(all_rows)
+        return list(column)
     refused = {place for places in frame.refused.values() for place in places}
-    return [row for place, row in enumerate(all_rows) if place not in refused]
-
-
-def _make_record(kind: TensorKind, timestamp_us: int, has_member: bool) -> ManifestRecord:
-    # By position: there is one for each row.
-    return ManifestRecord(
-        "",
-        timestamp_us,
-        kind.op_type,
-        kind.op_name,
-        kind.argument,
-        kind.dtype,
-        kind.shape,
-        0,
-        0,
-        "",
-        format_member(kind.side, kind.slot) if has_member else "",
-        kind.microbatch,
-        kind.phase,
-        kind.layout,
-    )
+    return [row for place, row in enumerate(column) if place not in refused]
 
 
 def write_iteration_files(
@@ -216,18 +211,22 @@ def write_iteration_files(
     *,
     repeated: bool,
 ) -> None:
-    """Write the order files and the manifest of an iteration that ended with the given frame.
+    """Write the order files, the fingerprints and the manifest of an iteration that ended with the
+    given frame.
 
     With `repeated` some of them may exist already.
     """
     request, storage, iteration = session.request, session.storage, status.iteration
     kept = ledger.kept(request.session_id, iteration)
-    kept_graphs, records = make_manifest_records(kept, storage.layout)
+    kept_graphs, records, fingerprints = make_manifest_records(kept, storage.layout)
     tree, layout = storage.tree, storage.layout
+    folder, seal = layout.rank_folder(request.rank), None
     if layout.api_files is None:  # in an API tree the info file has the order
         graphs = session.program.graphs(iteration) | kept_graphs
         rank_files.write_program_order(tree, request.rank, session.program.unwritten(iteration))
         rank_files.append_iteration(tree, request.rank, graphs, iteration, repeated=repeated)
+    if fingerprints:
+        seal = rank_files.write_fingerprints(tree, folder, status, fingerprints)
     manifest = Manifest(
         status=status,
         world_size=request.world_size,
@@ -241,5 +240,6 @@ def write_iteration_files(
             last_sequence=frame_id.sequence,
             plan=request.plan_json.decode(errors="replace"),
         ),
+        fingerprints=seal,
     )
-    rank_files.write_manifest(tree, layout.rank_folder(request.rank), manifest)
+    rank_files.write_manifest(tree, folder, manifest)

@@ -12,9 +12,11 @@ from dataclasses import replace
 
 import grpc
 
+from rankdump._core.black_box import FreezeNotice
 from rankdump._core.session_protocol import Acknowledgement
 from rankdump.errors import ProtocolError, RankdumpError, UnavailableError
 from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent.blackbox.black_box import BlackBox
 from rankdumpd.agent.ingress.session_intake import SessionIntake
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.shm.ring_registry import RingRegistry
@@ -29,6 +31,7 @@ class StreamMailbox:
         self._acknowledged = 0
         self._draining = self._slab_ready = False
         self._warnings: list[str] = []
+        self._freeze: FreezeNotice | None = None
         self._last: int | None = None
         self._error: RankdumpError | None = None
         self.at_rest = False
@@ -58,6 +61,12 @@ class StreamMailbox:
             self._slab_ready = True
             self._changed.notify_all()
 
+    def freeze(self, notice: FreezeNotice) -> None:
+        """Send that the black box was frozen; of several notices the last one."""
+        with self._changed:
+            self._freeze = notice
+            self._changed.notify_all()
+
     def end(self, reason: str) -> None:
         """End the stream with a retryable error."""
         self.fail(UnavailableError(reason))
@@ -80,11 +89,11 @@ class StreamMailbox:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda sent=sent: self._has_news(sent))
-                warnings, self._warnings = tuple(self._warnings), []
-                news = self._make_answer(warnings)
+                news = self._make_answer()
+                self._warnings, self._freeze = [], None
                 error, complete = self._error, self._is_complete()
             if news != sent:
-                sent = replace(news, warnings=())
+                sent = replace(news, warnings=(), freeze=None)
                 yield news
             elif error:
                 raise error
@@ -92,11 +101,14 @@ class StreamMailbox:
                 return
 
     def _has_news(self, sent: Acknowledgement) -> bool:
-        news = self._make_answer(tuple(self._warnings)) != sent
+        news = self._make_answer() != sent
         return news or self._error is not None or self._is_complete()
 
-    def _make_answer(self, warnings: tuple[str, ...]) -> Acknowledgement:
-        return Acknowledgement(self._acknowledged, self._draining, warnings, self._slab_ready)
+    def _make_answer(self) -> Acknowledgement:
+        warnings = tuple(self._warnings)
+        return Acknowledgement(
+            self._acknowledged, self._draining, warnings, self._slab_ready, self._freeze
+        )
 
     def _is_complete(self) -> bool:
         return self._last is not None and self._acknowledged >= self._last
@@ -106,7 +118,7 @@ _logger = logging.getLogger(__name__)
 
 
 class PushStreamReader:
-    """Reads the frames and doorbells of one stream; blocks while the queue is full."""
+    """Reads what a rank sends on one stream; blocks while the queue is full."""
 
     def __init__(
         self,
@@ -115,9 +127,10 @@ class PushStreamReader:
         *,
         intake: SessionIntake,
         rings: RingRegistry,
+        black_box: BlackBox,
     ) -> None:
         self._session, self._mailbox = session, mailbox
-        self._intake, self._rings = intake, rings
+        self._intake, self._rings, self._black_box = intake, rings, black_box
 
     def read(self, requests: Iterator[agent_pb2.PushRequest]) -> None:
         """Read frames until the rank closes its side or violates the protocol."""
@@ -130,6 +143,10 @@ class PushStreamReader:
                     self._handle_batch(request.batch)
                 elif request.HasField("doorbell"):
                     self._read_slab(request.doorbell.written)
+                elif request.HasField("step_state"):
+                    self._black_box.take_step(self._session, request.step_state)
+                elif request.HasField("fault"):
+                    self._black_box.take_fault(self._session, request.fault)
                 else:
                     raise ProtocolError("only the first message of a stream may be a hello")
                 self._mailbox.at_rest = self._is_between_records()

@@ -9,8 +9,10 @@ import grpc
 
 from rankdump._core.status import StatusView
 from rankdump._wire import session_messages, status_messages
+from rankdump._wire.black_box_messages import freeze_notice_to_wire
 from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
+from rankdumpd.agent.blackbox.freeze_state import FreezeAnswer
 from rankdumpd.agent.ingress.push_stream import OpenPushStreams, PushStreamReader, StreamMailbox
 from rankdumpd.agent.session.openings import SessionOpenings, read_final_balance
 from rankdumpd.agent.session.rank_session import RankSession
@@ -40,6 +42,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         wait_idle: Callable[[float], int],
         counters: MetricCounters,
         pin: Callable[[str, bool], None],
+        freeze: Callable[[agent_pb2.Freeze], FreezeAnswer],
     ) -> None:
         """Call `changed` when the state of a session may have changed.
 
@@ -49,6 +52,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         self._openings = openings
         self._reader, self._changed = reader, changed
         self._view, self._wait_idle, self._pin = view, wait_idle, pin
+        self._freeze = freeze
         self._counters = counters
 
     def OpenSession(  # noqa: N802 - the name is the generated base class's
@@ -89,6 +93,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
                         draining=news.draining,
                         warnings=news.warnings,
                         slab_ready=news.slab_ready,
+                        freeze=None if news.freeze is None else freeze_notice_to_wire(news.freeze),
                     )
             finally:
                 self._streams.discard(mailbox)
@@ -105,13 +110,16 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     def Control(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.ControlRequest, context: grpc.ServicerContext
     ) -> agent_pb2.ControlResponse:
-        """Pin or unpin a job, or wait until everything received is written and reported, up to
-        a deadline.
+        """Pin, unpin or freeze a job, or wait until everything received is written and reported,
+        up to a deadline.
         """
         with abort_on_error(context, self._counters):
             if request.HasField("pin"):
                 self._pin(request.pin.job_id, request.pin.pinned)
                 return agent_pb2.ControlResponse()
+            if request.HasField("freeze"):
+                answer = self._freeze(request.freeze)
+                return agent_pb2.ControlResponse(trees=answer.trees, notes=answer.notes)
             if not request.HasField("drain"):
                 raise ProtocolError("the control request names no action")
             left = self._wait_idle(limit_drain_s(request.drain))

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from rankdumpd.server import state_files
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 """Version of the tables below, in the file's `user_version`; the first version was 0."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
@@ -54,6 +54,7 @@ CREATE TABLE IF NOT EXISTS records (
     microbatch INTEGER,                    -- NULL where the iteration is not divided
     phase TEXT NOT NULL DEFAULT '',        -- of its forward pass, where that trains nothing
     layout INTEGER NOT NULL DEFAULT 0,     -- number of its layout; 0: it is a whole tensor
+    fingerprint BLOB NOT NULL DEFAULT x'', -- digest and sketch; empty where it has none
     PRIMARY KEY (session_id, sequence)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS layouts (
@@ -223,6 +224,9 @@ UPDATE tallies SET reason = 'buffer_full' WHERE fate = 'degraded';
 """,
     # Version 9 added the table of unindexed manifests, which is made like every missing one.
     8: "",
+    9: """
+ALTER TABLE records ADD COLUMN fingerprint BLOB NOT NULL DEFAULT x'';
+""",
 }
 """Statements that bring the tables of a version to the next one."""
 

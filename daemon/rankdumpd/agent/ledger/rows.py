@@ -23,6 +23,7 @@ from rankdump._core.session_protocol import (
     SessionRequest,
 )
 from rankdump._core.status import SessionState
+from rankdump._core.tensor_fingerprint import FINGERPRINT_BYTES
 from rankdump._core.tensor_layout import TensorLayout
 from rankdump._core.timeouts import RankTimeouts
 from rankdump._layout.tree_paths import FilePlace
@@ -46,6 +47,7 @@ class StoredRecord(NamedTuple):
 
     sequence: int
     graph: int
+    fingerprint: bytes
     record: ManifestRecord
 
 
@@ -134,18 +136,18 @@ class IterationRemoval:
 SESSION_COLUMNS = "request, plan, state, watermark, iterations_seen, notes, graphs, secret_hash"
 FRAME_COLUMNS = "sequence, body, refused"
 KEPT_COLUMNS = (
-    "sequence, graph, CASE joined WHEN 0 THEN path ELSE whole END, timestamp_us, op_type, op_name,"
-    " argument, dtype, shape, bytes_in, bytes_stored, digest, member, microbatch, phase,"
-    " CASE layout WHEN 0 THEN NULL ELSE (SELECT body FROM layouts WHERE number = layout) END"
+    "sequence, graph, hex(fingerprint), CASE joined WHEN 0 THEN path ELSE whole END, timestamp_us,"
+    " op_type, op_name, argument, dtype, shape, bytes_in, bytes_stored, digest, member, microbatch,"
+    " phase, CASE layout WHEN 0 THEN NULL ELSE (SELECT body FROM layouts WHERE number = layout) END"
 )
-"""With the fields of a ManifestRecord, in their order."""
+"""With the fields of a ManifestRecord, in their order; JSON has no bytes."""
 _SHAPE_INDEX = ManifestRecord._fields.index("shape")
 _LAYOUT_INDEX = ManifestRecord._fields.index("layout")
 MEMBER_COLUMNS = (
     "sequence, path, whole, whole_name, head_bytes, bytes_stored, joined, timestamp_us, op_name,"
     " member, dtype, shape, bytes_in"
 )
-RECORD_PLACES = f"({', '.join('?' * 22)}, 0, ?, ?, ?)"
+RECORD_PLACES = f"({', '.join('?' * 22)}, 0, ?, ?, ?, ?)"
 _MAX_REMEMBERED_LAYOUTS = 1 << 13
 _NO_MEMBER = OperatorMembership("")
 # Reading the value of a member of an enumeration is a Python call.
@@ -191,7 +193,7 @@ def _read_layout(body: str) -> TensorLayout:
     return read_json(TensorLayout, json.loads(body), minimum=0)
 
 
-def make_record_row(outcome: RecordOutcome) -> tuple[str | int | None, ...]:
+def make_record_row(outcome: RecordOutcome) -> tuple[str | int | bytes | None, ...]:
     """Return a record's columns."""
     head, kind = outcome.head, outcome.head.kind
     row, member = outcome.row, outcome.membership or _NO_MEMBER
@@ -221,16 +223,18 @@ def make_record_row(outcome: RecordOutcome) -> tuple[str | int | None, ...]:
         kind.microbatch,
         kind.phase,
         make_layout_row(kind.layout)[0] if kind.layout is not None else 0,
+        outcome.fingerprint,
     )
 
 
 def read_stored_record(row: tuple[Any, ...]) -> StoredRecord:
     """Return a record from the columns of KEPT_COLUMNS."""
-    sequence, graph, *fields = row
+    sequence, graph, fingerprint, *fields = row
     fields[_SHAPE_INDEX] = parse_shape(fields[_SHAPE_INDEX])
     if fields[_LAYOUT_INDEX] is not None:
         fields[_LAYOUT_INDEX] = _read_layout(fields[_LAYOUT_INDEX])
-    return StoredRecord(sequence, graph, ManifestRecord._make(fields))
+    found = bytes.fromhex(fingerprint) if len(fingerprint) == 2 * FINGERPRINT_BYTES else b""
+    return StoredRecord(sequence, graph, found, ManifestRecord._make(fields))
 
 
 def read_operator_member(row: tuple[Any, ...]) -> OperatorMember:

@@ -86,9 +86,14 @@ def find_limit_reason(usage: ResourceUsage, byte_count: int) -> str:
 
     A disk whose space is unknown drops nothing: the write itself will fail.
     """
-    policy, space, coming = usage.policy, usage.space, usage.queued_bytes + byte_count
-    if byte_count > policy.max_record_bytes:
+    if byte_count > usage.policy.max_record_bytes:
         return "record_too_large"
+    return find_shortage(usage, byte_count)
+
+
+def find_shortage(usage: ResourceUsage, byte_count: int) -> str:
+    """Return why there is no space for so many bytes; empty when there is."""
+    policy, space, coming = usage.policy, usage.space, usage.queued_bytes + byte_count
     if space.total_bytes and space.free_bytes - coming < compute_floor_bytes(policy, space):
         return "disk_low"
     if space.total_inodes:

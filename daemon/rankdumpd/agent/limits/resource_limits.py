@@ -53,6 +53,16 @@ class ResourceLimits:
             job_bytes=self._usage.job_bytes(job_id),
         )
 
+    def find_shortage(self, root: Path, job_id: str, byte_count: int) -> str:
+        """Return why a tree has no space for so many bytes of a job; empty when it has."""
+        return rules.find_shortage(self.usage_at(root, job_id), byte_count)
+
+    def find_ring_room(self, live_sessions: int) -> int:
+        """Return how much memory queue, slabs and sessions leave to the rings of steps."""
+        shares = self._memory_shares
+        taken = shares.queue_bytes + self._slabs.held_bytes + live_sessions * SESSION_BYTES
+        return max(0, shares.total_bytes - taken)
+
     def load_of(self, sessions: Iterable[RankSession]) -> AgentLoad:
         """Return the frames in flight, and the space on the fullest disk of some sessions."""
         spaces = [self._disk.space(root) for root in _list_roots(sessions)]
@@ -87,9 +97,9 @@ class ResourceLimits:
         """Return the need of a job until retention removes its old iterations."""
         return forecast.limit_need_to_retention(need, self.policy.retain_bytes, self._usage.total)
 
-    def memory(self, live_sessions: int) -> MemoryStatus:
-        """Return the memory of queue, slabs and sessions."""
-        held = self._slabs.held_bytes + live_sessions * SESSION_BYTES
+    def memory(self, live_sessions: int, ring_bytes: int) -> MemoryStatus:
+        """Return the memory of queue, slabs, sessions, and rings of steps with that size."""
+        held = self._slabs.held_bytes + live_sessions * SESSION_BYTES + ring_bytes
         used = self._budget.used_bytes + held
         return MemoryStatus(used, self._memory_shares.total_bytes)
 

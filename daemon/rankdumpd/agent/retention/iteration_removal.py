@@ -14,12 +14,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 
-from rankdump._core.manifest import RETIRED_FILE, Manifest, RetiredIteration, make_manifest_name
+from rankdump._core.manifest import (
+    RETIRED_FILE,
+    Manifest,
+    RetiredIteration,
+    make_fingerprint_name,
+    make_manifest_name,
+)
 from rankdump._layout import statistic_tables
 from rankdump._layout.dump_folders import find_folder, parse_name_in_folder
 from rankdump._layout.file_name import FileKind
 from rankdump._layout.tree_layouts import Layout
-from rankdump._layout.tree_paths import MANIFEST_FOLDER, MAPPING_FILE, METADATA_FOLDER, TreeContext
+from rankdump._layout.tree_paths import (
+    FINGERPRINT_FOLDER,
+    MANIFEST_FOLDER,
+    MAPPING_FILE,
+    METADATA_FOLDER,
+    TreeContext,
+)
 from rankdumpd.agent.storage.folders import OutsideRootError
 from rankdumpd.agent.storage.tree import DumpTree
 from rankdumpd.agent.storage.tree_lock import TreeLock
@@ -107,6 +119,8 @@ def remove_part(part: IterationPart, *, shared: bool) -> Iterator[None]:
         for folder in list_own_folders(part):
             _remove_tables(part, folder)
             yield
+    fingerprints = f"{part.rank_folder}/{FINGERPRINT_FOLDER}"
+    _remove_files(tree, [f"{fingerprints}/{make_fingerprint_name(part.manifest)}"])
     tree.remove((f"{manifests}/{part.hidden}",))
     yield
 

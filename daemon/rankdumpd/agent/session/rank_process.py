@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import signal
 import struct
 
@@ -28,6 +29,13 @@ def open_process(pid: int) -> FileDescriptor | None:
         return FileDescriptor(os.pidfd_open(pid))
     except (OSError, AttributeError, OverflowError, ValueError):
         return None
+
+
+def has_process_ended(process: FileDescriptor) -> bool:
+    """Return whether a process has ended: its descriptor can be read then (pidfd_open(2))."""
+    poll = select.poll()
+    poll.register(process.number, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def read_process_end(process: FileDescriptor) -> str:

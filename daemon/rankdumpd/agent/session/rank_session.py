@@ -15,6 +15,7 @@ from typing import Protocol
 
 from rankdump._core import selection
 from rankdump._core.attempts import number_attempt
+from rankdump._core.black_box import FreezeNotice
 from rankdump._core.plan import DumpPlan
 from rankdump._core.session_protocol import IterationEnd, SessionEnd, SessionRequest
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus
@@ -30,7 +31,11 @@ from rankdumpd.agent.records import (
 from rankdumpd.agent.session import balance
 from rankdumpd.agent.session.balance import SessionTallies
 from rankdumpd.agent.session.pending_metadata import PendingMetadata, ProgramOrder
-from rankdumpd.agent.session.rank_process import open_process, read_process_end
+from rankdumpd.agent.session.rank_process import (
+    has_process_ended,
+    open_process,
+    read_process_end,
+)
 from rankdumpd.agent.storage import rank_files
 from rankdumpd.agent.storage.graph_files import GraphAssembler
 from rankdumpd.agent.storage.session_storage import make_session_storage
@@ -55,6 +60,10 @@ class SessionListener(Protocol):
 
     def offer_slab(self) -> None:
         """Announce that the slab is ready."""
+        ...
+
+    def freeze(self, notice: FreezeNotice) -> None:
+        """Send that the black box was frozen."""
         ...
 
     def end(self, reason: str) -> None:
@@ -331,6 +340,12 @@ class RankSession:
         if listener:
             listener.warn(text)
 
+    def notify_freeze(self, notice: FreezeNotice) -> None:
+        """Send that the black box was frozen, if the rank is connected."""
+        listener = self._listener
+        if listener:
+            listener.freeze(notice)
+
     def acknowledge(self) -> None:
         """Acknowledge committed frames.
 
@@ -397,6 +412,14 @@ class RankSession:
     def mark_lost(self) -> None:
         """Note that its process is gone."""
         self._expected, self._process_ended = False, True
+
+    @property
+    def is_process_gone(self) -> bool | None:
+        """Whether its process has ended; None where that cannot be known."""
+        process = self._process
+        if self._process_ended or self._ended_by:
+            return True
+        return None if process is None else has_process_ended(process)
 
     @property
     def may_learn_end(self) -> bool:

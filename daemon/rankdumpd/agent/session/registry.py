@@ -317,6 +317,7 @@ class SessionRegistry:
             acknowledged=session.acknowledged,
             max_record_bytes=self._max_record_bytes,
             excluded=session.excluded,
+            keeps_steps=session.plan.black_box.steps > 0,
         )
 
     def connect(self, session_id: str, token: bytes, listener: SessionListener) -> RankSession:

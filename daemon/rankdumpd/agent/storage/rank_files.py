@@ -11,10 +11,19 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from rankdump._core.manifest import Manifest, make_manifest_name
+import xxhash
+
+from rankdump._core.manifest import (
+    FingerprintSeal,
+    Manifest,
+    make_fingerprint_name,
+    make_manifest_name,
+)
 from rankdump._core.plan import UNNAMED_MODEL, DumpPlan, TensorSelection
 from rankdump._core.record import sanitize_line, sanitize_name
 from rankdump._core.session_protocol import CallStacks, KernelArguments, SessionRequest
+from rankdump._core.status import IterationStatus
+from rankdump._core.tensor_fingerprint import format_fingerprint_file
 from rankdump._core.tree_session import (
     SESSIONS_FOLDER,
     TreeSession,
@@ -179,6 +188,19 @@ def write_arguments(
         text = json.dumps(dict(each.values), indent=4, sort_keys=True, ensure_ascii=False)
         tree.put(folder_of(each.graph), name, (text.encode(),), mark=mark)
     return too_long
+
+
+def write_fingerprints(
+    tree: DumpTree,
+    rank_folder: str,
+    status: IterationStatus,
+    fingerprints: Sequence[tuple[int, bytes]],
+) -> FingerprintSeal:
+    """Write the fingerprints of an iteration by the number of their record, for its manifest."""
+    name = make_fingerprint_name(make_manifest_name(status.iteration, status.session_id))
+    data = format_fingerprint_file(fingerprints)
+    tree.put(f"{rank_folder}/{layout.FINGERPRINT_FOLDER}", name, (data,), mark=name)
+    return FingerprintSeal(len(data), xxhash.xxh3_128_hexdigest(data))
 
 
 def write_manifest(tree: DumpTree, rank_folder: str, manifest: Manifest) -> None:

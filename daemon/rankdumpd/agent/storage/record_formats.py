@@ -20,10 +20,9 @@ from rankdump._binfile.header import serialize_bin_header
 from rankdump._binfile.header_parts import DumpData, OpInput, OpOutput, Shape
 from rankdump._codec.file_codec import FileCodec, pack_part
 from rankdump._codec.zstd_frames import ByteBuffer
-from rankdump._core import element_types, npy_format, statistics
+from rankdump._core import element_types, npy_format, statistics, tensor_fingerprint
 from rankdump._core.cann_types import DATA_TYPE_NUMBERS, FORMAT_NUMBERS
-from rankdump._core.record import TensorSide
-from rankdump._core.session_protocol import RecordHead
+from rankdump._core.record import TensorKind, TensorSide
 from rankdump._layout.tree_layouts import Layout
 from rankdump.errors import CorruptedError
 from rankdumpd.agent.records import (
@@ -99,20 +98,32 @@ def _make_part(kind: type[_Part], tensor: BinTensor, layout: Layout) -> _Part:
 
 
 def examine_record(
-    record: ReceivedRecord, items: tuple[str, ...] | None, *, exact: bool = False
+    record: ReceivedRecord,
+    items: tuple[str, ...] | None,
+    *,
+    exact: bool = False,
+    fingerprints: bool = False,
 ) -> ReceivedRecord:
     """Return a record with its elements in memory, their digest, and the statistics `items`.
 
-    `items` is None for no statistics; with `exact` they have all their digits. CorruptedError
-    when they are not those that the rank sent, or their file was truncated.
+    `items` is None for no statistics; with `exact` they have all their digits. With `fingerprints`
+    it has its fingerprint as well. CorruptedError when they are not those that the rank sent, or
+    their file was truncated.
     """
     frame_id, head, elements, checksum, *_ = record
     data = load_elements(elements)
     digest = xxhash.xxh3_128_hexdigest(data)
     if checksum and checksum.hex() != digest:
         raise CorruptedError(f"frame {frame_id.sequence} differs from what its rank sent")
-    texts = None if items is None else _compute_statistics(head, data, items, exact)
-    return ReceivedRecord(frame_id, head, data, checksum, digest, texts)
+    # MindSpore 2.3 writes no row for a tensor without elements, nor for complex ones.
+    if items is not None and not (head.byte_count and statistics.has_statistics(head.kind.dtype)):
+        items = None
+    texts, fingerprint = None, b""
+    if fingerprints:
+        texts, fingerprint = _measure_with_fingerprint(head.kind, data, items, exact)
+    elif items is not None:
+        texts = statistics.compute_statistic_texts(items, head.kind.dtype, data, exact=exact)
+    return ReceivedRecord(frame_id, head, data, checksum, digest, texts, fingerprint)
 
 
 def encode_npy(record: ReceivedRecord) -> tuple[ByteBuffer, ByteBuffer]:
@@ -136,13 +147,16 @@ def encode_bin(record: ReceivedRecord, layout: Layout) -> tuple[ByteBuffer, Byte
     return header, load_elements(record.data)
 
 
-def _compute_statistics(
-    head: RecordHead, data: memoryview, items: tuple[str, ...], exact: bool
-) -> tuple[str, ...] | None:
-    # MindSpore 2.3 writes no row for a tensor without elements, nor for complex ones.
-    if not head.byte_count or not statistics.has_statistics(head.kind.dtype):
-        return None
-    return statistics.compute_statistic_texts(items, head.kind.dtype, data, exact=exact)
+def _measure_with_fingerprint(
+    kind: TensorKind, data: memoryview, items: tuple[str, ...] | None, exact: bool
+) -> tuple[tuple[str, ...] | None, bytes]:
+    placement = tensor_fingerprint.place_fingerprint(kind.dtype, kind.shape, kind.layout)
+    found = tensor_fingerprint.measure_with_fingerprint(
+        items or (), kind.dtype, data, placement, exact=exact
+    )
+    if items is None:
+        return None, found.fingerprint
+    return tuple(found.statistics.split(",")) if items else (), found.fingerprint
 
 
 class BinFileJoiner:

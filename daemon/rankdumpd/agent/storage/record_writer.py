@@ -224,6 +224,7 @@ class RecordWriter:
             original,
             membership,
             unpacked,
+            record.fingerprint,
         )
 
     def _drop(self, record: ReceivedRecord, error: OSError) -> RecordOutcome:
@@ -276,6 +277,7 @@ class RecordWriter:
             row=self._table_format.format_record(record, place),
             membership=self._make_membership(key) if self._shares_timestamps else None,
             unpacked=original.unpacked,
+            fingerprint=record.fingerprint,
         )
 
     def _make_key(self, head: RecordHead) -> TensorKey:

@@ -64,6 +64,8 @@ class SessionStorage:
     """A tensor for which the rank has no memory, or no time, may be sent as statistics."""
     statistic_names: tuple[str, ...] | None
     """Statistics that the agent computes; None when it computes none."""
+    fingerprints: bool
+    """The agent computes the fingerprint of each tensor that arrives with its elements."""
     synced: bool
     """A record is acknowledged once it would survive a power loss."""
     file_kind: str
@@ -114,6 +116,7 @@ def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStor
         elements=content.saved != "statistic",
         degrades=degrades,
         statistic_names=table_format.items if content.saved == "full" else None,
+        fingerprints=content.fingerprints,
         synced=synced,
         file_kind=f"{codec.name} {tree.kind}",
     )
@@ -164,7 +167,9 @@ def _examine(received: ReceivedRecord, storage: SessionStorage) -> ReceivedRecor
     """Return a record with digest and statistics, or dropped."""
     exact = storage.layout.api_files is not None
     try:
-        record = examine_record(received, storage.statistic_names, exact=exact)
+        record = examine_record(
+            received, storage.statistic_names, exact=exact, fingerprints=storage.fingerprints
+        )
     except CorruptedError:
         return make_drop_outcome(received.frame_id, received.head, CORRUPTED)
     if storage.joiner and record.head.kind.slot >= MAX_SLOTS:

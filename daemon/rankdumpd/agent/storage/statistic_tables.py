@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import TypeAlias
 
 from rankdump._core.bounded_cache import remember
+from rankdump._core.manifest import ManifestRecord
 from rankdump._core.plan import UNNAMED_MODEL, DumpPlan
 from rankdump._core.record import TensorKey, TensorKind, TensorSide
 from rankdump._layout import api_files, api_tree, statistic_tables
@@ -20,7 +21,7 @@ from rankdump._layout.api_tree import ApiPlace, parse_place
 from rankdump._layout.statistic_tables import StatisticRow
 from rankdump._layout.tree_layouts import Layout
 from rankdump._layout.tree_paths import STATISTIC_FILE, FilePlace, TreeContext
-from rankdumpd.agent.records import ReceivedRecord, StatisticTableRow
+from rankdumpd.agent.records import ReceivedRecord, StatisticTableRow, format_member
 from rankdumpd.agent.storage.tree import DumpTree, MappingFiles
 
 _MAX_FOLDERS = 1024
@@ -205,6 +206,27 @@ def make_table_format(
 @lru_cache(maxsize=_MAX_PLACES)
 def _find_place(argument: str, side: TensorSide, slot: int) -> ApiPlace:
     return parse_place(argument) or ApiPlace(side, str(slot))
+
+
+def make_row_record(kind: TensorKind, timestamp_us: int, has_member: bool) -> ManifestRecord:
+    """Return the record in a manifest of a tensor with statistics only."""
+    # By position: there is one for each row.
+    return ManifestRecord(
+        "",
+        timestamp_us,
+        kind.op_type,
+        kind.op_name,
+        kind.argument,
+        kind.dtype,
+        kind.shape,
+        0,
+        0,
+        "",
+        format_member(kind.side, kind.slot) if has_member else "",
+        kind.microbatch,
+        kind.phase,
+        kind.layout,
+    )
 
 
 _MAX_OPEN_TABLES = 256

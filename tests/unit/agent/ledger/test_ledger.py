@@ -431,6 +431,7 @@ def test_migration_from_version_7_knows_why_tensors_were_degraded(tmp_path, make
     with contextlib.closing(sqlite3.connect(folder / "ledger.sqlite")) as base:
         base.executescript(database.SCHEMA)
         base.execute("ALTER TABLE figures DROP COLUMN reason")
+        base.execute("ALTER TABLE records DROP COLUMN fingerprint")
         base.execute("PRAGMA user_version = 7")
         for sequence, fate in ((1, "degraded"), (2, "stored")):
             base.execute(

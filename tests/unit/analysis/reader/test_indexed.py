@@ -192,3 +192,19 @@ def test_file_of_the_table_that_cannot_be_read_is_left_out(
             ranks = pa.array([7] * len(rows), pa.int32())
             pq.write_table(rows.set_column(at, "rank", ranks), path)
     assert dict(answer(root)) == expected
+
+
+def test_forecast_counts_files_of_fingerprints(tmp_path: Path):
+    """One for each iteration of a rank, beside the manifest."""
+    sizes: list[tuple[int, int]] = []
+    for fingerprints in (False, True):
+        tree = TreeBuilder(tmp_path / str(fingerprints), fingerprints=fingerprints)
+        for iteration in range(2):
+            tree.tensor(0, iteration, "Default/a-op0", np.ones(4, np.float32))
+            tree.complete(0, iteration)
+        found = tree_usage.observe(tree.root).per_iteration
+        sizes.append((found.files, found.bytes_stored))
+    (file,) = tree.root.glob("rank_0/.dump_metadata/fingerprint/iteration_1.*")
+    (files, plain), (more_files, more) = sizes
+    assert more_files == files + 1
+    assert more - plain - file.stat().st_size in range(40, 100)  # the seal in the manifest

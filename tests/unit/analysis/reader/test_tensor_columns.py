@@ -149,9 +149,69 @@ def test_row_has_statistics_beside_the_record(tree: TreeBuilder):
         "min": -2.0,
         "l2norm": 2.5,
         "nan_count": None,
+        "fingerprint": None,
         "sketch": None,
     }
     assert {name: row[name] for name in expected} == expected
+
+
+def fingerprinted(tree: TreeBuilder) -> None:
+    """Two iterations of rank 0 and one of rank 1, in which every other tensor has a fingerprint."""
+    parallel(tree)
+    tree.fingerprints = True
+    full(tree)
+    names_to_quote(tree)
+    constants(tree)
+    parallel(tree)
+    tree.complete(0, 3)
+    statistics_only(tree)
+    tree.row(0, 4, NAME, ARRAY)
+    tree.complete(0, 4)
+    tree.tensor(1, 3, NAME, ARRAY)
+    tree.complete(1, 3)
+
+
+def test_row_has_the_fingerprint_of_its_record(tree: TreeBuilder):
+    fingerprinted(tree)
+    rows = checked(tree)
+    expected = {
+        tree.records[place][number].timestamp_us: fingerprint
+        for place, listed in tree.prints.items()
+        for number, fingerprint in listed
+    }
+    found = {
+        row["timestamp_us"]: row["fingerprint"].to_bytes(8, "little")
+        + np.array(row["sketch"], "<f4").tobytes()
+        for row in rows
+        if row["sketch"] is not None
+    }
+    assert found == {stamp: each for stamp, each in expected.items() if stamp in found}
+    assert len(found) == len(expected) - 3  # rows of iteration 3 came after its manifest
+    assert sum(row["fingerprint"] is None for row in rows) == 3
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda file: file.unlink(), "cannot be read: No such file or directory"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-1]), "bytes, but its manifest has"),
+        (lambda file: file.write_bytes(bytes(file.stat().st_size)), "its digest is"),
+    ],
+)
+def test_damaged_file_of_fingerprints_is_one_problem(tree: TreeBuilder, damage, words):
+    """The rows of its manifest have no fingerprint then, and all else."""
+    fingerprinted(tree)
+    (file,) = tree.root.glob("rank_0/.dump_metadata/fingerprint/iteration_3.*.npy")
+    before = of_manifests(tree.root)[0]
+    damage(file)
+    for table, problems in (of_manifests(tree.root), of_walk(tree.root)):
+        (problem,) = problems
+        assert problem.startswith(str(file))
+        assert words in problem
+        assert len(table) == len(before)
+        kept = [row["iteration"] for row in table.to_pylist() if row["fingerprint"] is not None]
+        assert kept.count(3) == 1  # of rank 1
+        assert kept.count(4) == 1
 
 
 def test_position_counts_in_the_order_of_execution(tree: TreeBuilder):

@@ -16,6 +16,14 @@ from rankdump._analysis.reader.dump import Dump
 from rankdump._analysis.reader.table_views import EVENT_SCHEMA, FINDING_SCHEMA
 from rankdump._analysis.table.table_schema import ITERATION_SCHEMA, TENSOR_SCHEMA
 from rankdump._analysis.table_index import index_tree
+from rankdump._core.tensor_layout import (
+    LayoutSource,
+    MeshPlacement,
+    PlacementKind,
+    RankMesh,
+    TensorLayout,
+)
+from rankdump._kernels.shard_fingerprint import compute_fingerprint
 
 PAGE = documented.ROOT / "docs" / "querying.md"
 RECIPES = documented.blocks(PAGE, "sql")
@@ -73,8 +81,8 @@ def rows(dump, word: str) -> list[dict[str, Any]]:
     return dump.sql(recipe(word)).to_pylist()
 
 
-def test_there_are_ten_recipes():
-    assert len(RECIPES) == 10
+def test_there_are_twelve_recipes():
+    assert len(RECIPES) == 12
 
 
 def test_documented_columns_are_those_of_the_views():
@@ -142,3 +150,38 @@ def test_skew_of_collectives(dump):
     assert rows(dump, "Skew of arrival") == [
         {"kind": "ALL_REDUCE", "group_name": "dp", "name": "bucket-0/AllReduce-op0", "ms": 5.0}
     ]
+
+
+@pytest.fixture(params=["in memory", "indexed"])
+def sharded(tmp_path: Path, request) -> Dump:
+    """Rows 0 and 1, and row 2, of a weight on two ranks, and an output that differs by a tenth."""
+    tree = TreeBuilder(tmp_path / "tree", fingerprints=True)
+    mesh = RankMesh("", ("dp",), (2,), 0, (1,))
+    for rank, place in enumerate((slice(0, 2), slice(2, 3))):
+        shard = (MeshPlacement(PlacementKind.SHARD, 0),)
+        offset = (place.start, 0)
+        layout = TensorLayout(LayoutSource.DTENSOR, WEIGHT.shape, offset, mesh, (rank,), shard)
+        tree.tensor(rank, 0, "weight", WEIGHT[place], op_type="Parameter", tensor_layout=layout)
+        tree.tensor(rank, 0, "Default/same-op0", WEIGHT)
+        tree.tensor(rank, 0, "Default/output-op0", WEIGHT * np.float32(1 + rank / 10))
+        tree.complete(rank, 0)
+    if request.param == "indexed":
+        index_tree(tree.root)
+    return rankdump.open(tree.root)
+
+
+WEIGHT = np.random.default_rng(3).standard_normal((3, 500)).astype(np.float32)
+
+
+def test_difference_between_ranks_from_sketches(sharded):
+    found = {row["name"]: row["difference"] for row in rows(sharded, "How far a tensor differs")}
+    assert found["Default/output-op0"] == pytest.approx(0.1)
+    assert found["Default/same-op0"] == 0
+    assert found["weight"] > 1  # these are different elements
+
+
+def test_shards_add_up_to_the_whole(sharded):
+    (row,) = rows(sharded, "Fingerprints of whole tensors")
+    expected = compute_fingerprint(WEIGHT)
+    assert (row["name"], row["fingerprint"]) == ("weight", expected.digest)
+    np.testing.assert_allclose(row["sketch"], expected.sketch, rtol=1e-4, atol=1e-5)

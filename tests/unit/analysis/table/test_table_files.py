@@ -190,7 +190,8 @@ def test_damaged_page_is_found_by_its_checksum(tmp_path: Path):
     data = bytearray(path.read_bytes())
     group = pq.read_metadata(path).row_group(0)
     column = group.column(TENSOR_SCHEMA.names.index("digest"))
-    data[column.data_page_offset + column.total_compressed_size // 2] ^= 1
+    # The pages of the column begin with that of its distinct values.
+    data[column.dictionary_page_offset + column.total_compressed_size // 2] ^= 1
     path.write_bytes(data)
     with pytest.raises((OSError, pa.ArrowException)):
         pq.read_table(path, page_checksum_verification=True)

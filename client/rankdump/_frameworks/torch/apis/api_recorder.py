@@ -72,13 +72,15 @@ class ApiTensorRecorder:
                 continue
             if value is not None:
                 place = format_api_argument(side, leaf.path, leaf.word, scalar, recomputed)
-                kept.append(CallLeaf(leaf.slot, place, value))
+                # As `CallLeaf(...)`, in a third of the time: there is one for each tensor.
+                kept.append(tuple.__new__(CallLeaf, (leaf.slot, place, value)))
         self._observer.record_tensors(op_type, name, side, kept)
         return kept
 
 
 def _is_float_data(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.dim() > 0 and tensor.numel() > 0
+    # The method of that name would let another thread take the interpreter's lock.
+    return tensor.dtype.is_floating_point and tensor.dim() > 0 and tensor.numel() > 0
 
 
 def _make_scalar_tensor(value: object, scalar: str) -> Tensor | None:
@@ -250,6 +252,7 @@ class OpenTorchApiCall:
     call: ApiCall
     name: str
     """Name of the call itself, which may be a repetition."""
+    op_type: str
     begun: StartedEvent | None = None
     """None while its inputs are read."""
     repeat: RepeatedApiCall | None = None
@@ -323,19 +326,20 @@ class TorchApiRecorder:
 
     def record_layer_mark(self, layer: str, frame: FrameType | None) -> None:
         """Record the mark of a module, by its path with dots."""
-        call, observer = make_layer_mark(layer), self._observer
         once = self._options.layers_once
         if once and layer in self._marked:
             return
+        call, observer = make_layer_mark(layer), self._observer
+        name, graph = call.name, observer.graph
         if not self._options.scope(call) or (once and not self._is_first_mark(layer)):
             return
-        observer.recorder.begin_call(observer.graph, call.name)
+        observer.recorder.begin_call(graph, name)
         observer.recorder.record_call_stack(
-            observer.graph, format_layer_name(layer), self._sites.read_stack(frame)
+            graph, format_layer_name(layer), self._sites.read_stack(frame)
         )
-        observer.record_event(call.name)
-        observer.record_tensors(call.op_type, call.name, TensorSide.INPUT, (_LAYER_MARK,))
-        observer.end_call(call.name)
+        observer.record_event(name)
+        observer.record_tensors(call.op_type, name, TensorSide.INPUT, (_LAYER_MARK,))
+        observer.end_call(name)
 
     def _is_first_mark(self, layer: str) -> bool:
         """Return whether a mark is to be recorded: with `layers_once` only the first time."""
@@ -347,7 +351,10 @@ class TorchApiRecorder:
     def _record_side(
         self, open_call: OpenTorchApiCall, side: TensorSide, leaves: Sequence[ApiLeaf]
     ) -> list[CallLeaf]:
-        op_type, recomputed = open_call.call.op_type, open_call.repeat is not None
         return self._tensors.record_leaves(
-            op_type, open_call.name, side, leaves, recomputed=recomputed
+            open_call.op_type,
+            open_call.name,
+            side,
+            leaves,
+            recomputed=open_call.repeat is not None,
         )

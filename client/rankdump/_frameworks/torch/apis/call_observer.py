@@ -378,4 +378,4 @@ class TorchApiCallObserver:
 
 def _open_call(found: TorchApi, number: int) -> OpenTorchApiCall:
     call = ApiCall(found.kind, found.name, number)
-    return OpenTorchApiCall(call, call.name)
+    return OpenTorchApiCall(call, call.name, found.op_type)

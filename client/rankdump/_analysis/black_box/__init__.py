@@ -1,0 +1,1 @@
+"""Reader of frozen trees: the records of a freeze, and the first report about a fault."""

@@ -1,0 +1,211 @@
+"""First report about a fault, from the records of a freeze: what happened, the first value that was
+not finite over all ranks, the steps before, and the ranks that are missing. Pure.
+
+Clocks of ranks on several hosts differ, and a frozen tree has no merged order: within an iteration
+the first value is that with the earliest time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rankdump._core.freeze_record import (
+    FreezeRecord,
+    FrozenCause,
+    FrozenRank,
+    FrozenStep,
+    NonfiniteTensor,
+)
+from rankdump._core.status import SessionState
+
+MAX_STEPS = 12
+"""Steps in a report."""
+MAX_AFTER = 2
+"""Steps of these after the one in which the fault was."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstBadValue:
+    """The earliest tensor with NaN or infinities."""
+
+    rank: int
+    iteration: int
+    tensor: NonfiniteTensor
+    source: str = ""
+    """`file:line` of the script, where a rank reported it; else empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSummary:
+    """One iteration over all ranks."""
+
+    iteration: int
+    ranks: int
+    unfinished: int
+    """Ranks that had not ended it."""
+    loss: str
+    """Of the lowest rank that has one; empty without any."""
+    gradient_norm: str
+    """Largest of the ranks' own norms; NaN when one is; empty without any."""
+    largest: str
+    """Largest magnitude of a finite element; empty without any."""
+    nonfinite: int
+    """Tensors with NaN or infinities."""
+    skipped: int
+    """Tensors that were not measured, because of the budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbsentRanks:
+    """Consecutive ranks without a step in the tree."""
+
+    first: int
+    last: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnd:
+    """The last step of a rank."""
+
+    rank: int
+    host: str
+    iteration: int
+    state: SessionState
+    ended_by: str
+    unfinished: bool
+    stacks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FaultReport:
+    """The report of one frozen tree."""
+
+    root: str
+    job_id: str
+    attempt: int
+    iteration: int
+    world_size: int
+    cause: FrozenCause
+    later_causes: tuple[FrozenCause, ...]
+    first_bad_value: FirstBadValue | None
+    steps: tuple[StepSummary, ...]
+    absent: tuple[AbsentRanks, ...]
+    ends: tuple[RankEnd, ...]
+    dropped_steps: int
+    """Steps that agents had dropped before because their memory was short."""
+
+
+def describe_bad_value(found: FirstBadValue, name: str) -> str:
+    """Return a sentence about the first bad value; `name` is that of its operator."""
+    tensor = found.tensor
+    counts = ((tensor.nans, "NaN"), (tensor.infinities, "infinite"))
+    parts = ", ".join(f"{count:,} {word}" for count, word in counts if count)
+    return (
+        f"first value that is not finite: rank {found.rank}, iteration {found.iteration}: "
+        f"{tensor.side} {tensor.slot} of {name} ({parts})"
+    )
+
+
+def make_fault_report(root: str, records: Sequence[FreezeRecord]) -> FaultReport:
+    """Return the report of a tree from the records of its agents, at least one."""
+    first = min(records, key=lambda record: record.frozen_us)
+    later = [cause for record in records for cause in record.causes if cause != first.causes[0]]
+    ranks = [(record, rank) for record in records for rank in record.ranks]
+    ranks.sort(key=lambda pair: pair[1].rank)
+    causes = [first.causes[0], *sorted(later, key=lambda cause: cause.at_us)]
+    bad = _find_first_bad([rank for _, rank in ranks], causes)
+    until = (first.iteration if bad is None else min(bad.iteration, first.iteration)) + MAX_AFTER
+    return FaultReport(
+        root=root,
+        job_id=first.job_id,
+        attempt=first.attempt,
+        iteration=first.iteration,
+        world_size=first.world_size,
+        cause=causes[0],
+        later_causes=tuple(causes[1:]),
+        first_bad_value=bad,
+        steps=_summarize_steps([rank for _, rank in ranks], until),
+        absent=tuple(_list_absent(records)),
+        ends=tuple(_make_end(record.host, rank) for record, rank in ranks if rank.steps),
+        dropped_steps=sum(rank.dropped_steps for _, rank in ranks),
+    )
+
+
+def _find_first_bad(
+    ranks: Iterable[FrozenRank], causes: Sequence[FrozenCause]
+) -> FirstBadValue | None:
+    found = [
+        (step.iteration, step.first_nonfinite.at_us, rank.rank, step.first_nonfinite)
+        for rank in ranks
+        for step in rank.steps
+        if step.first_nonfinite is not None
+    ]
+    if not found:
+        return None
+    iteration, _, rank, tensor = min(found, key=lambda each: each[:3])
+    about = [
+        cause.source
+        for cause in causes
+        if (cause.rank, cause.iteration, cause.op_name) == (rank, iteration, tensor.op_name)
+    ]
+    return FirstBadValue(rank, iteration, tensor, next(filter(None, about), ""))
+
+
+def _summarize_steps(ranks: Iterable[FrozenRank], until: int) -> tuple[StepSummary, ...]:
+    """Return the last steps up to an iteration."""
+    by_iteration: defaultdict[int, list[FrozenStep]] = defaultdict(list)
+    for rank in ranks:
+        for step in rank.steps:
+            by_iteration[step.iteration].append(step)
+    last = sorted(each for each in by_iteration if each <= until)[-MAX_STEPS:]
+    return tuple(_summarize_step(iteration, by_iteration[iteration]) for iteration in last)
+
+
+def _summarize_step(iteration: int, steps: Sequence[FrozenStep]) -> StepSummary:
+    losses = (step.numbers["loss"] for step in steps if "loss" in step.numbers)
+    return StepSummary(
+        iteration=iteration,
+        ranks=len(steps),
+        unfinished=sum(step.unfinished for step in steps),
+        loss=next(losses, ""),
+        gradient_norm=_find_largest(step.gradient_norm for step in steps),
+        largest=_find_largest(step.largest for step in steps),
+        nonfinite=sum(step.nonfinite for step in steps),
+        skipped=sum(step.skipped for step in steps),
+    )
+
+
+def _find_largest(texts: Iterable[str]) -> str:
+    known = [text for text in texts if text]
+    return max(known, key=lambda text: (math.isnan(float(text)), float(text)), default="")
+
+
+def _list_absent(records: Sequence[FreezeRecord]) -> Iterable[AbsentRanks]:
+    """Yield the ranks without a step; without a list of all ranks, which may be millions."""
+    present = {rank.rank for record in records for rank in record.ranks}
+    reasons = {
+        each.rank: each.reason
+        for record in records
+        for each in record.missing
+        if each.rank not in present
+    }
+    for rank, reason in sorted(reasons.items()):
+        yield AbsentRanks(rank, rank, reason)
+    hosts = ", ".join(dict.fromkeys(record.host for record in records))
+    unknown = f"no session on {hosts}: on a host that was not frozen, or never started"
+    size, after = records[0].world_size, -1
+    for rank in (*sorted(present | reasons.keys()), size):
+        if after + 1 < min(rank, size):
+            yield AbsentRanks(after + 1, min(rank, size) - 1, unknown)
+        after = rank
+
+
+def _make_end(host: str, rank: FrozenRank) -> RankEnd:
+    last = rank.steps[-1]
+    return RankEnd(
+        rank.rank, host, last.iteration, rank.state, rank.ended_by, last.unfinished, last.stacks
+    )

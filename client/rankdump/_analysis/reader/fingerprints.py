@@ -1,0 +1,99 @@
+"""Fingerprints of the records of manifests, from the files beside them. Every file is compared with
+its size and digest in the manifest before a row of it is used; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy.typing as npt
+import xxhash
+
+from rankdump._analysis.reader.manifests import list_manifest_files, list_rank_folders
+from rankdump._analysis.table.tree_access import LocalTree, TreeAccess
+from rankdump._core.manifest import (
+    FingerprintSeal,
+    Manifest,
+    ManifestRecord,
+    make_fingerprint_name,
+)
+from rankdump._core.tensor_fingerprint import parse_fingerprint_file
+from rankdump._layout.tree_paths import FINGERPRINT_FOLDER, MANIFEST_FOLDER
+from rankdump.errors import CorruptedError
+
+FingerprintsByRecord: TypeAlias = "dict[tuple[int, ManifestRecord], tuple[int, list[float]]]"
+"""Digest and sketch by rank and record."""
+
+
+def find_fingerprint_path(manifest_path: str) -> str:
+    """Return the path of the file beside a manifest, both below the root."""
+    folder, _, name = manifest_path.rpartition("/")
+    rank_folder = folder.removesuffix(f"/{MANIFEST_FOLDER}")
+    return f"{rank_folder}/{FINGERPRINT_FOLDER}/{make_fingerprint_name(name)}"
+
+
+def check_fingerprint_file(
+    data: bytes | memoryview, seal: FingerprintSeal, records: int
+) -> npt.NDArray[Any]:
+    """Return the rows of a file; CorruptedError when it is not that of the manifest."""
+    _check_size(len(data), seal)
+    digest = xxhash.xxh3_128_hexdigest(data)
+    if digest != seal.digest:
+        raise CorruptedError(f"its digest is {digest}, but its manifest has {seal.digest:.64}")
+    return parse_fingerprint_file(data, records)
+
+
+def _check_size(size: int, seal: FingerprintSeal) -> None:
+    if size != seal.bytes:
+        raise CorruptedError(f"it has {size} bytes, but its manifest has {seal.bytes}")
+
+
+def read_fingerprints(
+    access: TreeAccess, manifest_path: str, manifest: Manifest, records: int, problems: list[str]
+) -> npt.NDArray[Any] | None:
+    """Return the rows of the file beside a manifest with so many records, None where there is none.
+
+    Adds a problem for a file that is damaged or cannot be read.
+    """
+    if manifest.fingerprints is None:
+        return None
+    path = find_fingerprint_path(manifest_path)
+    folder, _, name = path.rpartition("/")
+    try:
+        _check_size(access.stat(path).st_size, manifest.fingerprints)  # a huge file is not read
+        return check_fingerprint_file(access.read(folder, name), manifest.fingerprints, records)
+    except OSError as error:
+        problems.append(f"{access.root / path}: cannot be read: {error.strerror}")
+    except CorruptedError as error:
+        problems.append(f"{access.root / path}: {error}")
+    return None
+
+
+def read_fingerprints_of_tree(
+    root: Path, ranks: Iterable[int], problems: list[str]
+) -> FingerprintsByRecord:
+    """Return the fingerprints of some ranks of a tree; reads only manifests that have some."""
+    found: FingerprintsByRecord = {}
+    wanted = set(ranks)
+    for folder in list_rank_folders(root):
+        if not (root / folder / FINGERPRINT_FOLDER).is_dir():
+            continue
+        for path, *_ in list_manifest_files(root, folder, []):
+            try:
+                manifest = Manifest.from_json(path.read_bytes())
+            except (OSError, CorruptedError):
+                continue  # the walk has told it
+            if manifest.status.rank in wanted:
+                _add_records(found, root, path.relative_to(root).as_posix(), manifest, problems)
+    return found
+
+
+def _add_records(
+    found: FingerprintsByRecord, root: Path, path: str, manifest: Manifest, problems: list[str]
+) -> None:
+    records = manifest.records
+    rows = read_fingerprints(LocalTree(root), path, manifest, len(records), problems)
+    for number, digest, sketch in rows.tolist() if rows is not None else ():
+        found[manifest.status.rank, records[number]] = digest, sketch

@@ -1,0 +1,483 @@
+"""Pulses of a torch model for the black box: extremes, sum of squares and counts of what is not
+finite, of the outputs of its innermost modules and of the gradients of its parameters.
+
+Only modules and parameters of the running step's part have hooks, because torch calls a module
+without hooks faster. A gradient is measured where it arrives, before ranks reduce it, else when an
+optimizer is about to use it. A gradient that is not finite is a fault only when an optimizer uses
+it: where a loss scale was too high, `GradScaler` skips the step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from rankdump._core.black_box import FaultKind
+from rankdump._core.bounded_cache import remember
+from rankdump._core.record import TensorKind, TensorSide
+from rankdump._core.recorder_protocol import LateRow, PulseRecorder, Recorder
+from rankdump._frameworks.model_observer import ModelObserver, capture_source_lines
+from rankdump._frameworks.operator_names import (
+    PARAMETER_TYPE,
+    list_call_leaves,
+    list_result_leaves,
+    make_gradient_name,
+)
+from rankdump._frameworks.torch.device_pulses import (
+    DevicePulses,
+    LateStep,
+    PulsePlace,
+    is_measurable,
+)
+from rankdump._frameworks.torch.graph_description import FOREIGN_FILES
+from rankdump._frameworks.torch.internals import is_tracing, is_wrapped
+from rankdump._frameworks.torch.layouts import strip_distribution
+from rankdump._frameworks.torch.module_hooks import (
+    do_nothing,
+    exclude_from_compilation,
+    make_inert_hook,
+    run_shielded,
+)
+from rankdump._frameworks.torch.module_tree import (
+    ModuleOperator,
+    build_module_tree,
+    iterate_parameters,
+)
+from rankdump._frameworks.torch.tensors import find_dtype_name, is_dense, make_torch_source
+from rankdump._kernels.element_moments import COUNTS, ELEMENT_CODES, EXTREMES, SUMS
+from rankdump._kernels.kernel_functions import KERNELS, FoundMoments
+
+# torch's stubs leave hooks and handles untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+_PARTS = EXTREMES | SUMS | COUNTS
+_FLOAT_CODES: Mapping[torch.dtype, int] = {
+    getattr(torch, name): ELEMENT_CODES[name]
+    for name in ("float16", "bfloat16", "float32", "float64")
+}
+_MAX_CACHED_KINDS = 64
+"""Of one call of a module: shapes may differ from step to step."""
+_TREE_CHECK_STEPS = 16
+"""Steps after which a model is looked at again: it may have other modules."""
+_MAX_DIGEST_BYTES = 1 << 24
+_MAX_BATCH_TENSORS = 16
+
+_measure = KERNELS.functions.measure_elements
+_clock_ns = time.perf_counter_ns
+
+
+def measure_tensor(tensor: Tensor) -> FoundMoments | None:
+    """Return the moments of floating-point numbers in host memory; None for other tensors."""
+    code = _FLOAT_CODES.get(tensor.dtype)
+    if code is None or is_wrapped(tensor):
+        return None
+    # Nearly all tensors are of this form, and every further call costs as much as the measuring.
+    if type(tensor) is not Tensor or not tensor.is_cpu or not tensor.is_contiguous():
+        tensor = strip_distribution(tensor).detach()
+        if not tensor.is_cpu:
+            return None
+        if not is_dense(tensor):
+            tensor = tensor.contiguous()
+    address = tensor.data_ptr()
+    return _measure(address, tensor.numel(), code, _PARTS) if address else None
+
+
+def describe_non_finite(moments: FoundMoments) -> str:
+    """Return how many elements are not finite.
+
+    >>> describe_non_finite((4, 0.0, 0.0, 0.0, 0.0, 1, 0, 2, 0, 0, 0))
+    '1 NaN and 2 -inf'
+    """
+    counts = zip(moments[5:8], ("NaN", "+inf", "-inf"), strict=True)
+    return " and ".join(f"{count:,} {name}" for count, name in counts if count)
+
+
+class TorchPulseHook:
+    """Measures one attached model in every step."""
+
+    def __init__(
+        self, model: Module, recorder: Recorder, pulses: PulseRecorder, *, graph: int, name: str
+    ) -> None:
+        self._model, self._pulses, self._graph, self._name = model, pulses, graph, name
+        self._observer = ModelObserver(recorder, graph)
+        self._modules: list[_ModulePulseHook] = []
+        self._watched: list[_ModulePulseHook] = []
+        self._parameters: list[_GradientPulseHook] = []
+        self._wanted: list[_GradientPulseHook] = []
+        """Those that are measured in this step."""
+        self._by_parameter: dict[int, _GradientPulseHook] = {}
+        self._device = DevicePulses()
+        self._iteration = 0
+        self._stepped_in = -1
+        """Last iteration in which an optimizer used gradients of the model."""
+        self._handles: list[RemovableHandle] = []
+        self._fixed: list[RemovableHandle] = []
+        self._left_out = 0
+        """Tensors that have no hook in this step."""
+        self._installed = (0, 0)
+        """Stride and part whose hooks are installed."""
+        self._steps = 0
+        self._module_ids: list[int] = []
+
+    def iteration_begins(self, iteration: int, armed: bool) -> None:
+        """Install the hooks of the part that is measured in this step."""
+        self._iteration = iteration
+        run_shielded(self._begin_step, self._observer.report_failure)
+
+    def iteration_ends(self, iteration: int, armed: bool) -> None:
+        """Take what was measured on accelerators in the step before."""
+        run_shielded(self._end_step, self._observer.report_failure)
+
+    def detach(self) -> None:
+        """Restore the model."""
+        run_shielded(self._finish_device, self._observer.report_failure)
+        self._remove_hooks()
+        for handle in self._fixed:
+            handle.remove()
+        self._fixed = []
+
+    def _end_step(self) -> None:
+        begun_ns = _clock_ns()
+        self._add_late_step(self._device.end_step(self._iteration))
+        self._pulses.add_time(_clock_ns() - begun_ns, 0)
+
+    def _finish_device(self) -> None:
+        self._add_late_step(self._device.end_step(self._iteration))
+        self._add_late_step(self._device.finish())
+
+    def _add_late_step(self, step: LateStep | None) -> None:
+        """Add what was measured on accelerators in an earlier step, and report its first fault."""
+        if step is None:
+            return
+        rows = [LateRow(each.number, moments, each.gradient) for each, moments in step.pulses]
+        self._pulses.add_late_rows(step.iteration, rows)
+        bad = [place for place, moments in step.pulses if any(moments[5:8])]
+        place = next((each for each in bad if each.gradient is None), None)
+        if place is not None:
+            text = "the output of a module is the first of its step that is not finite"
+            self._pulses.report_fault(
+                FaultKind.NON_FINITE, text, place.kind, place.source, iteration=step.iteration
+            )
+        elif bad and self._stepped_in == step.iteration:
+            text = "a gradient that an optimizer used is not finite"
+            self._pulses.report_fault(
+                FaultKind.NON_FINITE, text, bad[0].kind, iteration=step.iteration
+            )
+
+    def _begin_step(self) -> None:
+        begun_ns = _clock_ns()
+        if self._steps % _TREE_CHECK_STEPS == 0:
+            self._read_model()
+        self._steps += 1
+        part = self._pulses.stride, self._pulses.part
+        if part != self._installed:
+            self._install(*part)
+        for hook in self._watched:
+            hook.calls = 0
+        for hook in self._wanted:
+            hook.bad_text = ""
+            hook.is_measured = False
+        self._pulses.count_skipped(self._left_out)
+        self._pulses.add_digest("random.cpu", compute_digest(torch.random.get_rng_state()))
+        self._pulses.add_time(_clock_ns() - begun_ns)
+
+    def _read_model(self) -> None:
+        ids = [id(module) for module in self._model.modules()]
+        if ids == self._module_ids:
+            return
+        self._module_ids = ids
+        make = (self._pulses, self._device, self._observer, self._graph, self._name)
+        self._modules = [
+            _ModulePulseHook(operator, *make)
+            for operator in build_module_tree(self._model).operators
+            if is_innermost(operator)
+        ]
+        self._parameters = [
+            _GradientPulseHook(name, parameter, *make)
+            for name, parameter in iterate_parameters(self._model)
+            if parameter.requires_grad
+        ]
+        self._by_parameter = {id(hook.parameter): hook for hook in self._parameters}
+        self._remove_hooks()
+        self._installed = (0, 0)
+        if not self._fixed:
+            self._fixed = [
+                register_optimizer_step_pre_hook(self._before_step),
+                self._model.register_forward_pre_hook(_BatchHook(self._pulses, self._observer)),
+            ]
+
+    def _install(self, stride: int, part: int) -> None:
+        self._remove_hooks()
+        self._watched = self._modules[part::stride]
+        self._wanted = self._parameters[part::stride]
+        self._handles = [hook.operator.module.register_forward_hook(hook) for hook in self._watched]
+        for hook in self._wanted:
+            hook.is_wanted = True
+            if hook.parameter.is_leaf:
+                handle = hook.parameter.register_post_accumulate_grad_hook(hook)
+                self._handles.append(handle)
+        measured = len(self._watched) + len(self._wanted)
+        self._left_out = len(self._modules) + len(self._parameters) - measured
+        self._installed = (stride, part)
+
+    def _remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        for hook in self._wanted:
+            hook.is_wanted = False
+        self._handles, self._watched, self._wanted = [], [], []
+
+    @exclude_from_compilation
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not is_tracing():
+            run_shielded(self._measure_used_gradients, self._observer.report_failure, optimizer)
+
+    def _measure_used_gradients(self, optimizer: Optimizer) -> None:
+        begun_ns, is_of_model = _clock_ns(), not self._parameters
+        rates: dict[str, float] = {}
+        for number, group in enumerate(optimizer.param_groups):
+            rates[f"learning_rate.{number}"] = float(group.get("lr", 0.0))
+            for parameter in group["params"]:
+                hook = self._by_parameter.get(id(parameter))
+                is_of_model = is_of_model or hook is not None
+                if hook is None or not hook.is_wanted:
+                    continue
+                if not hook.is_measured and parameter.grad is not None:
+                    hook.measure(parameter.grad)
+                if hook.bad_text:
+                    hook.report()
+        if is_of_model:
+            self._stepped_in = self._iteration
+            self._pulses.note(rates)
+        self._pulses.add_time(_clock_ns() - begun_ns, 0)
+
+
+def is_innermost(operator: ModuleOperator) -> bool:
+    """Return whether a module has no modules inside, or hides them in a compiled region."""
+    if operator.in_place:
+        return False
+    return operator.boundary or next(operator.module.children(), None) is None
+
+
+class _PulseHook:
+    """Base of the hooks; a copy of a module gets a hook that does nothing."""
+
+    def __init__(
+        self,
+        pulses: PulseRecorder,
+        device: DevicePulses,
+        observer: ModelObserver,
+        graph: int,
+        model_name: str,
+    ) -> None:
+        self._pulses, self._device, self._observer = pulses, device, observer
+        self._graph, self._model_name = graph, model_name
+        self._kinds: dict[Any, tuple[int, TensorKind]] = {}
+
+    def __deepcopy__(self, memo: object) -> Callable[..., None]:
+        return do_nothing
+
+    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
+        return make_inert_hook, ()
+
+    def _add_kind(
+        self, key: object, op_type: str, op_name: str, slot: int, argument: str, tensor: Tensor
+    ) -> tuple[int, TensorKind]:
+        """Return the kind of a tensor that has none yet, and its number."""
+        local = strip_distribution(tensor)
+        kind = TensorKind(
+            self._graph,
+            op_type,
+            op_name,
+            TensorSide.OUTPUT,
+            slot,
+            find_dtype_name(local),
+            tuple(local.shape),
+            local.numel() * local.element_size(),
+            argument,
+            model=self._model_name,
+        )
+        found = self._pulses.number_kind(kind), kind
+        remember(self._kinds, key, found, _MAX_CACHED_KINDS)
+        return found
+
+
+class _ModulePulseHook(_PulseHook):
+    """Hook of an innermost module."""
+
+    def __init__(
+        self,
+        operator: ModuleOperator,
+        pulses: PulseRecorder,
+        device: DevicePulses,
+        observer: ModelObserver,
+        graph: int,
+        model_name: str,
+    ) -> None:
+        super().__init__(pulses, device, observer, graph, model_name)
+        self.operator = operator
+        self._source = ""
+        """Line that called the module first, for pulses that are read back later."""
+        self.calls = 0
+        """Calls in the running step."""
+        self._infinite: set[int] = set()
+        """Kinds that had infinite elements when they were seen first, such as masks."""
+
+    @exclude_from_compilation
+    def __call__(self, module: Module, args: Any, result: Any) -> None:
+        if not is_tracing():
+            run_shielded(self._measure_result, self._observer.report_failure, args, result)
+
+    def _measure_result(self, args: Any, result: object) -> None:
+        begun_ns = _clock_ns()
+        number, self.calls = self.calls, self.calls + 1
+        if type(result) is Tensor:
+            self._measure_leaf(number, 0, "out", result, args)
+        else:
+            for slot, argument, value in list_result_leaves(result):
+                if isinstance(value, Tensor):
+                    self._measure_leaf(number, slot, argument, value, args)
+        self._pulses.add_time(_clock_ns() - begun_ns)
+
+    def _measure_leaf(self, call: int, slot: int, argument: str, tensor: Tensor, args: Any) -> None:
+        moments = measure_tensor(tensor)
+        if moments is None and not is_measurable(tensor):
+            self._pulses.count_skipped()
+            return
+        key = call, slot, tensor.dtype, tensor.shape
+        found = self._kinds.get(key)
+        if found is None:
+            scope = self.operator.scope
+            name = scope.forward_name(call)
+            found = self._add_kind(key, scope.op_type, name, slot, argument, tensor)
+            if moments is not None and any(moments[6:8]) and not moments[5]:
+                self._infinite.add(found[0])
+        number, kind = found
+        if moments is None:
+            self._source = self._source or find_source()
+            self._device.add(tensor, PulsePlace(number, kind, self._source))
+            return
+        if self._pulses.add_pulse(number, moments):
+            return
+        if number in self._infinite and not moments[5]:
+            return
+        clean = all(map(is_finite, (leaf.value for leaf in list_call_leaves(args, {}))))
+        inputs = "its inputs are finite" if clean else "its inputs are not finite either"
+        text = f"the output of a module has {describe_non_finite(moments)}; {inputs}"
+        self._pulses.report_fault(FaultKind.NON_FINITE, text, kind, find_source())
+
+
+class _GradientPulseHook(_PulseHook):
+    """Hook of a parameter, for its gradient."""
+
+    def __init__(
+        self,
+        name: str,
+        parameter: Parameter,
+        pulses: PulseRecorder,
+        device: DevicePulses,
+        observer: ModelObserver,
+        graph: int,
+        model_name: str,
+    ) -> None:
+        super().__init__(pulses, device, observer, graph, model_name)
+        self.parameter = parameter
+        self._op_name = make_gradient_name(name)
+        self.is_wanted = self.is_measured = False
+        self.bad_text = ""
+        """What is wrong with the gradient of this step; empty when nothing is."""
+        self._bad_kind: TensorKind | None = None
+
+    @exclude_from_compilation
+    def __call__(self, parameter: Parameter) -> None:
+        gradient = parameter.grad
+        if gradient is not None and not is_tracing():
+            run_shielded(self._measure_arrival, self._observer.report_failure, gradient)
+
+    def _measure_arrival(self, gradient: Tensor) -> None:
+        begun_ns = _clock_ns()
+        self.measure(gradient)
+        self._pulses.add_time(_clock_ns() - begun_ns)
+
+    def measure(self, gradient: Tensor) -> None:
+        """Measure a gradient."""
+        self.is_measured = True
+        moments = measure_tensor(gradient)
+        if moments is None and not is_measurable(gradient):
+            self._pulses.count_skipped()
+            return
+        key = gradient.dtype, gradient.shape
+        found = self._kinds.get(key)
+        if found is None:
+            found = self._add_kind(key, PARAMETER_TYPE, self._op_name, 0, "grad", gradient)
+        number, kind = found
+        if moments is None:
+            self._device.add(gradient, PulsePlace(number, kind, gradient=kind))
+            return
+        if not self._pulses.add_gradient(kind, number, moments) and not self.bad_text:
+            self.bad_text = describe_non_finite(moments)
+            self._bad_kind = kind
+
+    def report(self) -> None:
+        """Report that an optimizer is about to use a gradient that is not finite."""
+        text = f"a gradient that an optimizer uses has {self.bad_text}"
+        self._pulses.report_fault(FaultKind.NON_FINITE, text, self._bad_kind)
+
+
+class _BatchHook:
+    """Hook before each call of the attached model: digests of the tensors of the batch."""
+
+    def __init__(self, pulses: PulseRecorder, observer: ModelObserver) -> None:
+        self._pulses, self._observer = pulses, observer
+
+    def __deepcopy__(self, memo: object) -> Callable[..., None]:
+        return do_nothing
+
+    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
+        return make_inert_hook, ()
+
+    @exclude_from_compilation
+    def __call__(self, module: Module, args: Any) -> None:
+        if not is_tracing():
+            run_shielded(self._add_digests, self._observer.report_failure, args)
+
+    def _add_digests(self, args: Any) -> None:
+        begun_ns = _clock_ns()
+        for leaf in list_call_leaves(args, {})[:_MAX_BATCH_TENSORS]:
+            if isinstance(leaf.value, Tensor):
+                digest = compute_digest(leaf.value)
+                if digest:
+                    self._pulses.add_digest(f"batch.{leaf.slot}", digest)
+        self._pulses.add_time(_clock_ns() - begun_ns)
+
+
+def compute_digest(tensor: Tensor) -> str:
+    """Return the xxh3-64 of a tensor in host memory; empty for another, or a very large one."""
+    if tensor.nbytes > _MAX_DIGEST_BYTES or not tensor.is_cpu:
+        return ""
+    source = make_torch_source(tensor)
+    if source is None or isinstance(source, str):
+        return ""
+    return xxhash.xxh3_64_hexdigest(source.copy_elements())
+
+
+def is_finite(value: object) -> bool:
+    """Return whether a value is no tensor, or one whose elements are finite as far as known."""
+    source = make_torch_source(value) if isinstance(value, Tensor) else None
+    return source is None or isinstance(source, str) or source.is_finite()
+
+
+def find_source() -> str:
+    """Return `file:line` of the innermost call in the user's program; empty without one."""
+    lines = capture_source_lines(besides=FOREIGN_FILES)
+    return f"{lines[-1].file}:{lines[-1].line}" if lines else ""

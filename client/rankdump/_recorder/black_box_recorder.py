@@ -1,0 +1,286 @@
+"""The black box of a rank: collects the pulses of the running step, sends each step to the agent,
+holds the cost within its share of a step, and reports what is wrong.
+
+Adapters measure and call `add_pulse` on the training thread. A freeze of the agent is answered on
+the thread of the connection, so a rank whose training hangs answers as well.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from rankdump._core.black_box import (
+    MAX_STEP_ROWS,
+    PULSE_ROW,
+    FaultKind,
+    FaultNotice,
+    FreezeNotice,
+    StepCause,
+    StepState,
+)
+from rankdump._core.bounded_cache import remember
+from rankdump._core.plan import BlackBoxSettings
+from rankdump._core.record import TensorKind
+from rankdump._core.recorder_protocol import LateRow
+from rankdump._kernels.kernel_functions import FoundMoments
+from rankdump._recorder.event_trace import now_us
+from rankdump._recorder.pulse_decisions import StrideReason, choose_stride, has_jumped
+from rankdump._transport.step_outbox import StepOutbox
+from rankdump._wire.black_box_messages import MAX_KINDS
+from rankdump._wire.session_messages import kind_to_wire
+
+_PACK_ROW = struct.Struct("<IdddIII").pack
+_MAX_COUNT = (1 << 32) - 1
+_JUDGED_STEPS = 8
+"""Steps after which the stride is judged."""
+_CALL_NS = 1500
+"""What torch takes for a call of a hook, beyond the time that the hook measures itself."""
+_HISTORY_STEPS = 64
+_MAX_NOTED_NUMBERS = 64
+_MAX_HISTORIES = 4096
+
+
+class BlackBoxRecorder:
+    """The black box of one rank."""
+
+    def __init__(
+        self,
+        settings: BlackBoxSettings,
+        outbox: StepOutbox,
+        *,
+        rank: int,
+        warn: Callable[[str], None],
+        clock_us: Callable[[], int] = now_us,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        """`warn` logs a text once."""
+        self._settings, self._outbox, self._rank, self._warn = settings, outbox, rank, warn
+        self._clock_us, self._clock_ns = clock_us, clock_ns
+        self._numbers: dict[TensorKind, int] = {}
+        self._is_running = self._in_child = False
+        self._rows: list[bytes] = []
+        self._noted: dict[str, float] = {}
+        self._digests: dict[str, str] = {}
+        self._iteration = self._started_us = self._begun_ns = 0
+        self._spent_ns = self._skipped = 0
+        self._gradient_squares = 0.0
+        self._largest_gradient: tuple[float, TensorKind | None] = (0.0, None)
+        self._found_in: dict[FaultKind, int] = {}
+        """Last iteration in which a fault of each kind was found."""
+        self._last: StepState | None = None
+        """The step that ended last."""
+        self._shares: list[float] = []
+        self._histories: dict[tuple[str, int], deque[float]] = {}
+        self.stride = 1
+        """One of so many parts of the modules is measured in each step."""
+        self.part = 0
+        """The part that is measured in the running step."""
+
+    # -- calls of the session, on the training thread
+
+    def begin_step(self, iteration: int) -> None:
+        """Begin a step; an iteration that is begun again goes on."""
+        if self._in_child or (self._is_running and iteration == self._iteration):
+            return
+        self._is_running = True
+        self._iteration, self._started_us = iteration, self._clock_us()
+        self._begun_ns = self._clock_ns()
+        self._rows, self._noted, self._digests = [], {}, {}
+        self._spent_ns = self._skipped = 0
+        self._gradient_squares, self._largest_gradient = 0.0, (0.0, None)
+        self.part = iteration % self.stride
+
+    def end_step(self, *, ran: bool) -> None:
+        """End the step: send it, judge its norms and its cost; not one in which nothing ran."""
+        if not self._is_running or not (ran or self._rows):
+            return
+        begun_ns = self._clock_ns()
+        self._last = self._make_state(unfinished=False)
+        self._outbox.add_state(self._last)
+        self._judge_gradients(self._gradient_squares, self._largest_gradient[1], self._iteration)
+        self._judge_loss()
+        now_ns = self._clock_ns()
+        self._judge_cost(now_ns - self._begun_ns, self._spent_ns + now_ns - begun_ns)
+        self._is_running = False
+
+    def note(self, numbers: Mapping[str, float]) -> None:
+        """Keep numbers of the step, such as its loss."""
+        for name, number in numbers.items():
+            if len(self._noted) < _MAX_NOTED_NUMBERS:
+                self._noted[name] = number
+            if not math.isfinite(number):
+                self.report_fault(FaultKind.NON_FINITE, f"{name} is {number:g}")
+
+    def close(self, *, raised: bool) -> None:
+        """Send the running step if an error ends the session in it."""
+        if raised:
+            if self._is_running:
+                self._outbox.add_state(self._make_state(unfinished=True))
+            error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+            what = "an error" if error is None else f"{type(error).__name__}: {error}"
+            self.report_fault(FaultKind.EXCEPTION, f"the job raised {what}"[:1000])
+
+    # -- calls of adapters, on the training thread
+
+    def number_kind(self, kind: TensorKind) -> int:
+        """Return the number of a kind; -1 when there are too many."""
+        number = self._numbers.get(kind)
+        if number is None:
+            if self._in_child:
+                return -1
+            if len(self._numbers) >= MAX_KINDS:
+                self._warn("the black box has seen too many kinds of tensors, and skips new ones")
+                return -1
+            number = self._numbers[kind] = self._outbox.add_kind(kind_to_wire(kind))
+        return number
+
+    def add_pulse(self, number: int, moments: FoundMoments) -> bool:
+        """Add a row of the kind of that number; return whether all elements are finite."""
+        if number < 0 or len(self._rows) >= MAX_STEP_ROWS:
+            self._skipped += 1
+            return True
+        self._rows.append(pack_row(number, moments))
+        return not any(moments[5:8])
+
+    def add_gradient(self, kind: TensorKind, number: int, moments: FoundMoments) -> bool:
+        """Add a row of the gradient of a parameter."""
+        squares = moments[4]
+        self._gradient_squares += squares
+        if squares > self._largest_gradient[0]:
+            self._largest_gradient = squares, kind
+        return self.add_pulse(number, moments)
+
+    def add_late_rows(self, iteration: int, rows: Sequence[LateRow]) -> None:
+        """Add rows to the step that ended last, and send it again."""
+        if self._last is None or self._last.iteration != iteration:
+            return
+        packed = [pack_row(row.number, row.moments) for row in rows if row.number >= 0]
+        most = MAX_STEP_ROWS - len(self._last.rows) // PULSE_ROW.itemsize
+        self._last = replace(self._last, rows=self._last.rows + b"".join(packed[:most]))
+        self._outbox.add_state(self._last)
+        gradients = [(row.moments[4], row.gradient) for row in rows if row.gradient is not None]
+        if gradients:
+            largest = max(gradients, key=lambda each: each[0])[1]
+            self._judge_gradients(sum(s for s, _ in gradients), largest, iteration)
+
+    def count_skipped(self, count: int = 1) -> None:
+        """Count tensors that were not measured."""
+        self._skipped += count
+
+    def add_time(self, spent_ns: int, calls: int = 1) -> None:
+        """Add time that measuring took, in calls of hooks."""
+        self._spent_ns += spent_ns + calls * _CALL_NS
+
+    def add_digest(self, name: str, digest: str) -> None:
+        """Keep the digest of something that the step was computed from."""
+        self._digests[name] = digest
+
+    def report_fault(
+        self,
+        kind: FaultKind,
+        text: str,
+        tensor_kind: TensorKind | None = None,
+        source: str = "",
+        *,
+        iteration: int | None = None,
+    ) -> None:
+        """Report a fault, for which the agent freezes the ring; not one that goes on since the step
+        before.
+        """
+        found_in = self._iteration if iteration is None else iteration
+        last = self._found_in.get(kind)
+        self._found_in[kind] = found_in
+        if not self._in_child and (last is None or last < found_in - 1):
+            self._outbox.add_fault(FaultNotice(kind, found_in, text, tensor_kind, source))
+
+    def disarm(self) -> None:
+        """Send nothing more, in a forked child: without a lock, which may be held."""
+        self._in_child, self._is_running = True, False
+
+    # -- a freeze, on the thread of the connection
+
+    def answer_freeze(self, notice: FreezeNotice) -> None:
+        """Send what there is of the running step."""
+        self._warn(notice.text)
+        if self._is_running:
+            stacks = format_stacks() if notice.wants_stacks else ()
+            self._outbox.add_state(self._make_state(unfinished=True, stacks=stacks))
+
+    def _make_state(self, *, unfinished: bool, stacks: Sequence[str] = ()) -> StepState:
+        return StepState(
+            iteration=self._iteration,
+            started_us=self._started_us,
+            ended_us=self._clock_us(),
+            rows=b"".join(list(self._rows)),
+            cause=StepCause(dict(self._noted), dict(self._digests)),
+            skipped=self._skipped,
+            unfinished=unfinished,
+            stacks=tuple(stacks),
+        )
+
+    def _judge_gradients(self, squares: float, largest: TensorKind | None, iteration: int) -> None:
+        """Report a norm of the gradients that is far above those of earlier steps."""
+        norm = math.sqrt(squares) if squares >= 0 else math.nan
+        # Another part of the modules has norms of its own.
+        if self._judge_number(f"gradients of {self.stride}", iteration % self.stride, norm):
+            text = f"the norm of the gradients jumped to {norm:g}"
+            self.report_fault(FaultKind.JUMP, text, largest, iteration=iteration)
+
+    def _judge_loss(self) -> None:
+        loss = self._noted.get("loss")
+        if loss is not None and self._judge_number("loss", 0, abs(loss)):
+            self.report_fault(FaultKind.JUMP, f"the loss jumped to {loss:g}")
+
+    def _judge_number(self, name: str, part: int, number: float) -> bool:
+        key = name, part
+        history = self._histories.get(key)
+        if history is None:
+            history = deque[float](maxlen=_HISTORY_STEPS)
+            remember(self._histories, key, history, _MAX_HISTORIES)
+        jumped = has_jumped(history, number)
+        if math.isfinite(number) and number > 0:
+            history.append(number)
+        return jumped
+
+    def _judge_cost(self, whole_ns: int, spent_ns: int) -> None:
+        self._shares.append(spent_ns / max(1, whole_ns - spent_ns))
+        if len(self._shares) < _JUDGED_STEPS:
+            return
+        share = sorted(self._shares)[_JUDGED_STEPS // 2]
+        self._shares = []
+        self.stride, reason = choose_stride(self.stride, share, self._settings.max_overhead)
+        if reason is StrideReason.COST:
+            self._warn(
+                f"rank {self._rank}: the black box took more of a step than "
+                f"rankdump.blackbox.max_overhead = {self._settings.max_overhead:g} allows, and "
+                "measures a part of the modules in each step"
+            )
+
+
+def pack_row(number: int, moments: FoundMoments) -> bytes:
+    """Return the bytes of a row of `PULSE_ROW`."""
+    _, maximum, minimum, _, squares, nan, positive, negative, *_ = moments
+    if nan or positive or negative:
+        counts = [min(count, _MAX_COUNT) for count in (nan, positive, negative)]
+        return _PACK_ROW(number, maximum, minimum, squares, *counts)
+    return _PACK_ROW(number, maximum, minimum, squares, 0, 0, 0)
+
+
+def format_stacks() -> tuple[str, ...]:
+    """Return the stacks of all threads of the process, innermost call first."""
+    # Documented, although its name begins with an underscore.
+    frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
+    return tuple(
+        f"thread {thread}:\n" + "".join(reversed(traceback.format_stack(frame)))
+        for thread, frame in sorted(frames.items())
+    )
+
+
+assert PULSE_ROW.itemsize == struct.calcsize("<IdddIII")

@@ -1,0 +1,76 @@
+"""Steps of the black box and faults on their way to the agent: the latest ones, and the kinds that
+the present stream has not brought yet. Nothing is acknowledged; a step that is not sent before the
+outbox is full is replaced by later ones.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from rankdump._core.black_box import FaultNotice, StepState
+from rankdump._wire.black_box_messages import fault_notice_to_wire, step_state_to_wire
+from rankdump.wire.v1 import agent_pb2
+
+_MAX_FAULTS = 16
+
+
+class StepOutbox:
+    """Outbox of one session; filled by the training thread, emptied by the sender."""
+
+    def __init__(self, max_steps: int) -> None:
+        self._lock = threading.Lock()
+        self._states: deque[StepState] = deque(maxlen=max_steps)
+        self._faults: deque[FaultNotice] = deque(maxlen=_MAX_FAULTS)
+        self._kinds: list[bytes] = []
+        self._stream = -1
+        self._brought = 0
+        """Kinds that this stream has brought."""
+        self.is_wanted = False
+        """Whether the agent keeps steps; what comes before that is known waits."""
+        self.on_news: Callable[[], None] = lambda: None
+        """Called when something waits; the transport sets it."""
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether anything waits that the agent wants."""
+        return self.is_wanted and bool(self._states or self._faults)
+
+    def add_kind(self, kind: bytes) -> int:
+        """Give a serialized kind its number, which holds for the session."""
+        with self._lock:
+            self._kinds.append(kind)
+            return len(self._kinds) - 1
+
+    def add_state(self, state: StepState) -> None:
+        """Send a step."""
+        with self._lock:
+            self._states.append(state)
+        self.on_news()
+
+    def add_fault(self, notice: FaultNotice) -> None:
+        """Send a fault, after the steps that wait."""
+        with self._lock:
+            self._faults.append(notice)
+        self.on_news()
+
+    def take_requests(self, stream: int) -> Iterator[agent_pb2.PushRequest]:
+        """Yield what waits, for the stream of that number."""
+        while True:
+            with self._lock:
+                if stream != self._stream:
+                    self._stream, self._brought = stream, 0
+                request = self._take_request() if self.is_wanted else None
+            if request is None:
+                return
+            yield request
+
+    def _take_request(self) -> agent_pb2.PushRequest | None:
+        if self._states:
+            first, self._brought = self._brought, len(self._kinds)
+            message = step_state_to_wire(self._states.popleft(), self._kinds[first:], first)
+            return agent_pb2.PushRequest(step_state=message)
+        if self._faults:
+            return agent_pb2.PushRequest(fault=fault_notice_to_wire(self._faults.popleft()))
+        return None

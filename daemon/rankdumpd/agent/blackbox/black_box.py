@@ -1,0 +1,502 @@
+"""The black box of an agent: takes the steps and faults of ranks, watches ranks, and freezes the
+rings of a job.
+
+A thread does all of a freeze: it decides, keeps at once what the rings have in a raw file, notifies
+the ranks, waits for a few steps more, completes the raw file and writes the tree. Every cause, of
+whatever origin, enters by `BlackBox.submit`, and every freeze begins in `_begin`.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rankdump._analysis.black_box.fault_report import describe_bad_value, make_fault_report
+from rankdump._core.black_box import FaultKind, FreezeNotice
+from rankdump._core.freeze_record import FreezeRecord, FrozenCause, describe_cause
+from rankdump._core.log_once import LogOnce
+from rankdump._core.plan import BlackBoxSettings
+from rankdump._core.status import BlackBoxStatus, FreezeStatus, MetricSample
+from rankdump._wire.black_box_messages import fault_notice_from_wire
+from rankdump._wire.message_fields import make_printable
+from rankdump.errors import ExhaustedError, ProtocolError, RejectedError, UnavailableError
+from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent.blackbox import freeze_decision as decisions
+from rankdumpd.agent.blackbox.freeze_decision import (
+    ROW_TREE_BYTES,
+    FreezeAction,
+    FreezeFacts,
+    decide_freeze,
+)
+from rankdumpd.agent.blackbox.freeze_state import (
+    FreezeAnswer,
+    FreezeOrder,
+    OpenFreeze,
+    PastFreeze,
+    RankProgress,
+    describe_rings,
+    make_fault_cause,
+    make_loss_cause,
+    make_silence_cause,
+    select_rings,
+    take_rings,
+)
+from rankdumpd.agent.blackbox.frozen_tree import FrozenTreeWriter, measure_frozen_trees
+from rankdumpd.agent.blackbox.raw_backlog import RawBacklog
+from rankdumpd.agent.blackbox.raw_freeze import RawFreezeFolder
+from rankdumpd.agent.blackbox.step_ring import StepRing, StepRings
+from rankdumpd.agent.limits.resource_limits import ResourceLimits
+from rankdumpd.agent.session.rank_session import RankSession
+from rankdumpd.agent.session.registry import SessionRegistry
+from rankdumpd.server.background_thread import BackgroundThread
+from rankdumpd.server.metrics import MetricCounters
+
+WATCH_INTERVAL_S = 0.25
+ANSWER_TIMEOUT_S = 120.0
+"""Longest time for which people wait for the tree of a freeze."""
+MAX_REMEMBERED_FREEZES = 64
+MAX_REQUEST_CHARACTERS = 1024
+MAX_ORDERS = 4096
+"""Causes that wait for a decision: a rank that reports faults all the time takes no memory."""
+_STACK_KINDS = (FaultKind.LOST_RANK, FaultKind.NO_STEP, FaultKind.LONG_WAIT, FaultKind.REQUEST)
+"""Causes for which the stacks of the other ranks matter."""
+
+_logger = logging.getLogger(__name__)
+
+
+def read_wall_clock_us() -> int:
+    """Return the time in microseconds since the epoch."""
+    return time.time_ns() // 1000
+
+
+class BlackBox:
+    """The rings of an agent, and their freezes; safe to use from several threads."""
+
+    def __init__(
+        self,
+        registry: SessionRegistry,
+        limits: ResourceLimits,
+        state_dir: Path,
+        *,
+        host: str,
+        audit: Callable[[str, Mapping[str, object]], None],
+        counters: MetricCounters,
+        clock: Callable[[], float] = time.monotonic,
+        now_us: Callable[[], int] = read_wall_clock_us,
+    ) -> None:
+        self._registry, self._limits, self._host = registry, limits, host
+        self._audit, self._counters = audit, counters
+        self._clock, self._now_us = clock, now_us
+        self._rings = StepRings(lambda: limits.find_ring_room(registry.live()), clock)
+        self._raw = RawFreezeFolder(state_dir)
+        self._thread = BackgroundThread(self._run, "rankdumpd-black-box")
+        writer = FrozenTreeWriter(
+            host,
+            str(state_dir),
+            find_shortage=limits.find_shortage,
+            is_stopping=lambda: self._thread.is_stopping,
+            now_us=now_us,
+        )
+        self._backlog = RawBacklog(self._raw, writer, clock)
+        self._changed = threading.Condition(threading.RLock())
+        self._orders: deque[FreezeOrder] = deque()
+        self._open: dict[str, OpenFreeze] = {}
+        """By job."""
+        self._past: dict[str, PastFreeze] = {}
+        self._statuses: dict[tuple[str, int], FreezeStatus] = {}
+        """By job and beginning, the latest last."""
+        self._lost_since_s: dict[str, float] = {}
+        self._noted: dict[tuple[str, FaultKind], int] = {}
+        """Losses and silences that are known, with the number of finished steps of the session."""
+        self._watches, self._finishing, self._busy = True, False, False
+        self._refusals = LogOnce(_logger)
+
+    def take_step(self, session: RankSession, message: agent_pb2.StepState) -> None:
+        """Put a step into the ring of a session; ProtocolError when it contradicts itself."""
+        self._rings.take_step(session, message)
+        if session.request.job_id in self._open:
+            with self._changed:
+                self._changed.notify_all()
+
+    def take_fault(self, session: RankSession, message: agent_pb2.FaultNotice) -> None:
+        """Take the fault that a rank reports; ProtocolError when it contradicts itself."""
+        notice = fault_notice_from_wire(message)
+        if not session.plan.black_box.steps:
+            raise ProtocolError("a fault arrived, and the plan of its session has no black box")
+        request = session.request
+        cause = make_fault_cause(request.rank, notice, self._now_us())
+        self.submit(FreezeOrder(request.job_id, request.attempt, cause))
+
+    def submit(self, order: FreezeOrder) -> None:
+        """Have the thread decide on a cause."""
+        with self._changed:
+            if len(self._orders) < MAX_ORDERS:
+                self._orders.append(order)
+            else:
+                order.answer.set_exception(ExhaustedError("too many causes of freezes at once"))
+            self._changed.notify_all()
+
+    def freeze_on_request(self, message: agent_pb2.Freeze) -> FreezeAnswer:
+        """Freeze a job because people ask for it, and wait for its tree.
+
+        RejectedError says why it is not frozen.
+        """
+        job_id = message.job_id or self._find_only_job()
+        rings = [ring for ring in self._rings.list_rings(job_id) if len(ring)]
+        if not rings:
+            raise RejectedError(self._explain_no_ring(job_id))
+        newest = max(rings, key=lambda ring: ring.session.request.attempt)
+        attempt = newest.session.request.attempt
+        iteration = max(ring.newest_iteration for ring in select_rings(rings, attempt))
+        asked = make_printable(message.text, MAX_REQUEST_CHARACTERS) or "no reason was given"
+        cause = FrozenCause(FaultKind.REQUEST, iteration, asked, self._now_us())
+        order = FreezeOrder(job_id, attempt, cause)
+        self.submit(order)
+        try:
+            return order.answer.result(ANSWER_TIMEOUT_S)
+        except concurrent.futures.TimeoutError:
+            raise UnavailableError(
+                f"the frozen tree of job {job_id!r} is not written after {ANSWER_TIMEOUT_S:.0f} s; "
+                "the agent goes on with it"
+            ) from None
+
+    def start(self) -> None:
+        """Start the thread, which first writes the trees that an earlier process left."""
+        self._backlog.find_left()
+        self._thread.start()
+
+    def stop_watching(self) -> None:
+        """Report the ranks that are gone now, and no other from now on: the agent stops."""
+        with self._changed:
+            if self._watches:
+                self._watch_ranks(dead_only=True)
+            self._watches = False
+
+    def finish(self, timeout_s: float) -> None:
+        """Complete the freezes that are under way, and write their trees."""
+        with self._changed:
+            self._finishing = True
+            self._changed.notify_all()
+        self.wait_idle(timeout_s)
+
+    def wait_idle(self, timeout_s: float) -> int:
+        """Wait until no freeze is under way; return how many are after that time."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not (self._orders or self._open or self._busy), timeout_s
+            )
+            return len(self._orders) + len(self._open)
+
+    def stop(self, timeout_s: float) -> bool:
+        """Leave what is unfinished to the next process; return whether the thread has ended."""
+        self._thread.request_stop()
+        with self._changed:
+            self._changed.notify_all()
+        return self._thread.stop(timeout_s)
+
+    def fault(self) -> str:
+        """Return that the thread has ended, or an empty text."""
+        return self._thread.fault()
+
+    def findings(self) -> list[str]:
+        """Return which frozen trees cannot be written, a sentence each."""
+        return self._backlog.findings()
+
+    def status(self) -> BlackBoxStatus:
+        """Return what the rings hold, and the latest freezes."""
+        with self._changed:
+            freezes = tuple(self._statuses.values())
+        rings = self._rings
+        return BlackBoxStatus(rings.step_count, rings.used_bytes, rings.dropped_steps, freezes)
+
+    def samples(self) -> list[MetricSample]:
+        """Return the metric samples of this moment."""
+        rings = self._rings
+        return [
+            MetricSample("rankdump_agent_black_box_steps", rings.step_count),
+            MetricSample("rankdump_agent_memory_bytes", rings.used_bytes, {"part": "rings"}),
+            MetricSample("rankdump_agent_dropped_steps_total", rings.dropped_steps),
+        ]
+
+    def _find_only_job(self) -> str:
+        jobs = {ring.session.request.job_id for ring in self._rings.list_rings() if len(ring)}
+        if len(jobs) > 1:
+            named = ", ".join(sorted(jobs)[:10])
+            raise RejectedError(f"several jobs have a black box here, name one of them: {named}")
+        return next(iter(jobs), "")
+
+    def _explain_no_ring(self, job_id: str) -> str:
+        own = [s for s in self._registry.list_sessions() if job_id in ("", s.request.job_id)]
+        if job_id and not own:
+            return f"no rank of job {job_id!r} is known here"
+        if any(session.plan.black_box.steps for session in own):
+            who = f"job {job_id!r}" if job_id else "the jobs here"
+            return f"the ranks of {who} have sent no step since the last freeze"
+        if not job_id:
+            return "no job here has a black box"
+        return (
+            f"job {job_id!r} has no black box: the setting rankdump.blackbox of its configuration "
+            "switches it on"
+        )
+
+    def _run(self) -> None:
+        while not self._thread.is_stopping:
+            with self._changed:
+                self._changed.wait_for(self._has_work, WATCH_INTERVAL_S)
+                orders, self._orders = list(self._orders), deque()
+                self._busy = True
+            for order in orders:
+                self._handle(order)
+            try:
+                self._go_on()
+            except Exception:
+                # The agent has more to do than this.
+                _logger.exception("the black box failed; it is tried again")
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    def _go_on(self) -> None:
+        """Watch the ranks, and bring the freezes that are under way one step further."""
+        with self._changed:
+            if self._watches:
+                self._watch_ranks()
+                self._discard_rings()
+        self._close_complete()
+        self._rings.trim()
+        self._write_due()
+
+    def _has_work(self) -> bool:
+        if self._orders or self._thread.is_stopping:
+            return True
+        return any(self._is_complete(each) for each in self._open.values())
+
+    def _is_complete(self, freeze: OpenFreeze) -> bool:
+        if self._finishing:
+            return True
+        going = (each for each in self._list_sessions(freeze.record) if not each.has_ended)
+        rings = (self._rings.find(each.request.session_id) for each in going)
+        progress = (
+            RankProgress(-1, 0.0)
+            if ring is None
+            else RankProgress(ring.finished_iteration, ring.finished_s)
+            for ring in rings
+        )
+        return freeze.is_complete(progress, self._clock())
+
+    def _list_sessions(self, record: FreezeRecord) -> list[RankSession]:
+        """Return the sessions with a black box that belong to a freeze."""
+        return [
+            session
+            for session in self._registry.list_sessions()
+            if session.request.job_id == record.job_id
+            and session.request.attempt == record.attempt
+            and session.plan.black_box.steps
+        ]
+
+    def _select(self, record: FreezeRecord) -> list[StepRing]:
+        return select_rings(self._rings.list_rings(record.job_id), record.attempt)
+
+    def _handle(self, order: FreezeOrder) -> None:
+        """Decide on a cause, and act."""
+        try:
+            reason = self._act(order)
+        except OSError as error:
+            reason = f"its steps cannot be kept: {error}"
+        except Exception as error:
+            _logger.exception("job %s: a freeze failed", order.job_id)
+            reason = f"the agent failed: {error!r}"
+        if reason:
+            cause = order.cause
+            self._refusals.log(
+                logging.WARNING,
+                f"job {order.job_id}: {describe_cause(cause)}; not frozen: {reason}",
+                about=f"{order.job_id} {cause.kind.value} {cause.rank} {reason[:24]}",
+            )
+            refusal = RejectedError(f"job {order.job_id!r} is not frozen: {reason}")
+            order.answer.set_exception(refusal)
+
+    def _act(self, order: FreezeOrder) -> str:
+        """Return why a cause freezes nothing; empty when it does, or is added to a freeze."""
+        freeze = self._open.get(order.job_id)
+        rings = select_rings(self._rings.list_rings(order.job_id), order.attempt)
+        now_s, facts = self._clock(), self._collect_facts(order, rings)
+        verdict = decide_freeze(facts, now_s)
+        if verdict.action is FreezeAction.FREEZE:
+            # Only now: the sizes of all files are read.
+            verdict = decide_freeze(self._add_sizes(facts, order, rings[0]), now_s)
+        if verdict.action is FreezeAction.FREEZE:
+            self._begin(order, rings)
+            return ""
+        if verdict.action is FreezeAction.APPEND and freeze is not None:
+            freeze.append(order)
+            _logger.warning("job %s: %s", order.job_id, describe_cause(order.cause))
+            return ""
+        return verdict.reason
+
+    def _collect_facts(self, order: FreezeOrder, rings: list[StepRing]) -> FreezeFacts:
+        freeze, past = self._open.get(order.job_id), self._past.get(order.job_id)
+        with self._rings.lock:
+            steps, rows = sum(map(len, rings)), sum(ring.row_count for ring in rings)
+        return FreezeFacts(
+            rings[0].session.plan.black_box if rings else BlackBoxSettings(),
+            order.cause.iteration,
+            steps=steps,
+            rows=rows,
+            open_iteration=freeze.record.iteration if freeze else None,
+            last_iteration=past.iteration if past else None,
+            last_s=past.begun_s if past else 0.0,
+            last_root=past.root if past else "",
+        )
+
+    def _add_sizes(self, facts: FreezeFacts, order: FreezeOrder, ring: StepRing) -> FreezeFacts:
+        root, coming = ring.session.storage.tree.root, facts.rows * ROW_TREE_BYTES
+        return dataclasses.replace(
+            facts,
+            frozen_bytes=measure_frozen_trees(root),
+            shortage=self._limits.find_shortage(root, order.job_id, coming),
+        )
+
+    def _begin(self, order: FreezeOrder, rings: list[StepRing]) -> None:
+        """Keep what the rings have, and notify the ranks; OSError when it cannot be kept."""
+        cause, first = order.cause, rings[0].session
+        record = FreezeRecord(
+            order.job_id,
+            order.attempt,
+            cause.iteration,
+            self._host,
+            first.request.world_size,
+            self._now_us(),
+            (cause,),
+        )
+        settings, now_s = first.plan.black_box, self._clock()
+        record, raw = self._keep(record)
+        median_s = max(ring.median_step_s for ring in rings)
+        freeze = OpenFreeze(
+            record,
+            raw,
+            now_s + decisions.compute_wait_s(settings, median_s),
+            cause.iteration + settings.post_steps,
+            [order],
+        )
+        self._note(record, "")
+        self._past[order.job_id] = PastFreeze(record.iteration, now_s)
+        self._open[order.job_id] = freeze
+        text = f"the black box is frozen: {describe_cause(cause)}"
+        _logger.warning("job %s: %s", order.job_id, text)
+        notice = FreezeNotice(cause.iteration, text, wants_stacks=cause.kind in _STACK_KINDS)
+        for session in self._list_sessions(record):
+            session.notify_freeze(notice)
+
+    def _keep(self, record: FreezeRecord, *, takes: bool = False) -> tuple[FreezeRecord, Path]:
+        """Write the raw file of a freeze; with `takes` the rings are empty afterwards."""
+        sessions = self._registry.list_sessions()
+        with self._rings.lock:
+            rings = self._select(record)
+            record, frozen = describe_rings(record, rings, sessions), take_rings(rings)
+        path = self._raw.write(record, frozen)
+        if takes:
+            with self._rings.lock:
+                for ring, taken in zip(rings, frozen, strict=True):
+                    ring.forget(taken.steps)
+        return record, path
+
+    def _close_complete(self) -> None:
+        """Complete the raw files of freezes that wait no longer."""
+        for job_id, freeze in list(self._open.items()):
+            if not self._is_complete(freeze):
+                continue
+            if self._select(freeze.record):
+                try:
+                    freeze.record, freeze.raw = self._keep(freeze.record, takes=True)
+                except OSError as error:
+                    _logger.error("job %s: its last steps are not kept: %s", job_id, error)
+            self._backlog.add(freeze.raw, freeze.orders)
+            with self._changed:
+                del self._open[job_id]
+
+    def _write_due(self) -> None:
+        """Write the trees of raw files, and tell those who wait for them."""
+        for written in self._backlog.write_due():
+            record, root = written.record, written.root
+            self._counters.add("rankdump_agent_frozen_trees_total")
+            about = {"job": record.job_id, "iteration": record.iteration, "root": root}
+            self._audit("frozen", {**about, "why": record.causes[0].kind.value})
+            self._note(record, root)
+            past = self._past.get(record.job_id)
+            if past is not None and past.iteration == record.iteration:
+                self._past[record.job_id] = PastFreeze(past.iteration, past.begun_s, root)
+            text = f"the black box of iteration {record.iteration} is in {root}"
+            bad = make_fault_report(root, [record]).first_bad_value
+            first = f"; {describe_bad_value(bad, bad.tensor.op_name)}" if bad else ""
+            _logger.warning("job %s: %s (rankdump faults)%s", record.job_id, text, first)
+            for session in self._list_sessions(record):
+                session.warn(text)
+            notes = tuple(f"rank {each.rank} is missing: {each.reason}" for each in record.missing)
+            for number, order in enumerate(written.orders):
+                since = f"its freeze at iteration {record.iteration} was under way"
+                order.answer.set_result(FreezeAnswer((root,), (since, *notes) if number else notes))
+
+    def _note(self, record: FreezeRecord, root: str) -> None:
+        """Remember a freeze for the status."""
+        cause = record.causes[0]
+        with self._changed:
+            key = record.job_id, record.frozen_us
+            self._statuses[key] = FreezeStatus(
+                record.job_id,
+                record.iteration,
+                cause.kind.value,
+                describe_cause(cause),
+                root,
+                record.frozen_us,
+            )
+            while len(self._statuses) > MAX_REMEMBERED_FREEZES:
+                del self._statuses[next(iter(self._statuses))]
+
+    def _watch_ranks(self, *, dead_only: bool = False) -> None:
+        """Submit a cause for each rank that is gone, or makes no step."""
+        for ring in self._rings.list_rings():
+            request = ring.session.request
+            cause = self._find_loss(ring) or (None if dead_only else self._find_silence(ring))
+            key = request.session_id, cause.kind if cause else FaultKind.LOST_RANK
+            if cause is not None and self._noted.get(key) != ring.finished_steps:
+                self._noted[key] = ring.finished_steps
+                self.submit(FreezeOrder(request.job_id, request.attempt, cause))
+
+    def _find_loss(self, ring: StepRing) -> FrozenCause | None:
+        session, now_s = ring.session, self._clock()
+        session_id = session.request.session_id
+        if session.closed or not session.has_ended:
+            self._lost_since_s.pop(session_id, None)
+            return None
+        since_s = now_s - self._lost_since_s.setdefault(session_id, now_s)
+        is_dead = decisions.is_dead(since_s, is_process_gone=session.is_process_gone)
+        return make_loss_cause(ring, self._now_us()) if is_dead else None
+
+    def _find_silence(self, ring: StepRing) -> FrozenCause | None:
+        since_s = self._clock() - ring.finished_s
+        if ring.session.has_ended or not decisions.is_silent(
+            since_s, ring.median_step_s, ring.interval_count
+        ):
+            return None
+        return make_silence_cause(ring, since_s, self._now_us())
+
+    def _discard_rings(self) -> None:
+        """Forget the rings of jobs that have ended, and of sessions that are forgotten."""
+        rings = self._rings.list_rings()
+        busy = {*self._open, *(order.job_id for order in self._orders)}
+        going = {r.session.request.job_id for r in rings if not r.session.closed}
+        for ring in rings:
+            request = ring.session.request
+            is_known = self._registry.find(request.session_id) is ring.session
+            if request.job_id not in busy and (request.job_id not in going or not is_known):
+                self._rings.discard(request.session_id)
+                self._lost_since_s.pop(request.session_id, None)
+                for kind in (FaultKind.LOST_RANK, FaultKind.NO_STEP):
+                    self._noted.pop((request.session_id, kind), None)

@@ -1,0 +1,142 @@
+"""Decisions of the black box: whether a cause freezes the rings of a job, whether a rank is lost or
+makes no step any more, and when a freeze waits no longer. Pure: the clock is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from rankdump._core.plan import BlackBoxSettings
+from rankdump._core.units import format_bytes
+
+ROW_TREE_BYTES = 400
+"""About what a row takes in a frozen tree: its line in a table, and its record in a manifest."""
+MIN_SILENCE_S = 5.0
+SILENCE_FACTOR = 3.0
+MIN_INTERVALS = 8
+"""Steps of which a median is meaningful."""
+LOST_GRACE_S = 3.0
+"""Time in which a rank whose process cannot be watched may connect again."""
+MIN_WAIT_S = 3.0
+MAX_WAIT_S = 10.0
+"""Bounds of the time for which a freeze waits for further steps."""
+LATE_STEP_S = 2.0
+MAX_LATENESS_S = 20.0
+"""A rank whose steps still arrive, each within LATE_STEP_S of the last, is waited for so much
+longer: on a busy host the steps of one rank arrive seconds after those of another."""
+
+
+class FreezeAction(str, Enum):
+    """What a cause does."""
+
+    FREEZE = "freeze"
+    APPEND = "append"
+    """Its job is being frozen: it is added to the causes."""
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeVerdict:
+    """What a cause does, and why."""
+
+    action: FreezeAction
+    reason: str = ""
+    """A clause; empty for a freeze."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeFacts:
+    """What a decision on a cause depends on."""
+
+    settings: BlackBoxSettings
+    iteration: int
+    """Of the cause."""
+    steps: int = 0
+    """In all rings of the job."""
+    rows: int = 0
+    """Of these steps."""
+    open_iteration: int | None = None
+    """Iteration of the freeze that is under way; None without one."""
+    last_iteration: int | None = None
+    """Iteration of the latest freeze; None before the first."""
+    last_s: float = 0.0
+    """When that began, on the clock of the decision."""
+    last_root: str = ""
+    """Its tree."""
+    frozen_bytes: int = 0
+    """Size of all frozen trees beside the tree of the job."""
+    shortage: str = ""
+    """Why the disk has no room, as a word of the drop reasons; empty when it has."""
+
+
+def decide_freeze(facts: FreezeFacts, now_s: float) -> FreezeVerdict:
+    """Return what a cause does."""
+    if facts.open_iteration is not None:
+        return FreezeVerdict(
+            FreezeAction.APPEND, f"its freeze at iteration {facts.open_iteration} is under way"
+        )
+    refusal = (
+        _find_repetition(facts, now_s)
+        or ("" if facts.steps else "its ranks have sent no step since")
+        or _find_shortage(facts)
+    )
+    return FreezeVerdict(FreezeAction.REFUSE if refusal else FreezeAction.FREEZE, refusal)
+
+
+def _find_repetition(facts: FreezeFacts, now_s: float) -> str:
+    if facts.last_iteration is None:
+        return ""
+    before = f"at iteration {facts.last_iteration}: {facts.last_root}"
+    if facts.last_iteration == facts.iteration:
+        return f"it was frozen already {before}"
+    left_s = facts.last_s + facts.settings.pause_s - now_s
+    if left_s <= 0:
+        return ""
+    ago_s = max(0.0, now_s - facts.last_s)
+    return (
+        f"it was frozen {ago_s:.0f} s ago {before}; the next freeze is possible in "
+        f"{max(1.0, left_s):.0f} s (blackbox.pause_s)"
+    )
+
+
+def _find_shortage(facts: FreezeFacts) -> str:
+    coming, most = facts.rows * ROW_TREE_BYTES, facts.settings.max_bytes
+    if most and facts.frozen_bytes + coming > most:
+        return (
+            f"frozen trees take {format_bytes(facts.frozen_bytes)}, about {format_bytes(coming)} "
+            f"would be added, and {format_bytes(most)} are allowed (blackbox.max_bytes): remove "
+            "some of them"
+        )
+    return f"the disk of its tree has no room ({facts.shortage})" if facts.shortage else ""
+
+
+def is_silent(since_s: float, median_s: float, interval_count: int) -> bool:
+    """Return whether a rank has made no step for too long.
+
+    `since_s` is the time since its last step, `median_s` the median over `interval_count` steps.
+    """
+    if interval_count < MIN_INTERVALS:
+        return False
+    return since_s > max(MIN_SILENCE_S, SILENCE_FACTOR * median_s)
+
+
+def is_dead(since_s: float, *, is_process_gone: bool | None) -> bool:
+    """Return whether a rank is gone whose stream ended without the end of its session.
+
+    `is_process_gone` is None where its process cannot be watched.
+    """
+    return since_s > LOST_GRACE_S if is_process_gone is None else is_process_gone
+
+
+def compute_wait_s(settings: BlackBoxSettings, median_s: float) -> float:
+    """Return how long a freeze waits for further steps of ranks with that median of a step."""
+    return min(MAX_WAIT_S, max(MIN_WAIT_S, 1.5 * (settings.post_steps + 1) * median_s))
+
+
+def is_wait_over(late_s: Sequence[float], until_s: float, now_s: float) -> bool:
+    """Return whether a freeze waits no longer; `late_s` has the last arrival of each late rank."""
+    if not late_s or now_s >= until_s + MAX_LATENESS_S:
+        return True
+    return now_s >= until_s and now_s - max(late_s) > LATE_STEP_S

@@ -1,0 +1,174 @@
+"""Freezes of an agent while they are under way, and what is remembered of earlier ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from rankdump._core.black_box import FaultKind, FaultNotice
+from rankdump._core.freeze_record import FreezeRecord, FrozenCause, FrozenRank, MissingRank
+from rankdump._core.status import SessionState
+from rankdumpd.agent.blackbox.freeze_decision import is_wait_over
+from rankdumpd.agent.blackbox.raw_freeze import FrozenRing
+from rankdumpd.agent.blackbox.step_ring import StepRing
+from rankdumpd.agent.session.rank_session import RankSession
+
+MAX_CAUSES = 256
+"""Causes of one freeze that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeAnswer:
+    """Answer to people who asked for a freeze."""
+
+    trees: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeOrder:
+    """A cause that may freeze the rings of a job."""
+
+    job_id: str
+    attempt: int
+    cause: FrozenCause
+    answer: Future[FreezeAnswer] = field(default_factory=Future[FreezeAnswer])
+
+
+class RankProgress(NamedTuple):
+    """How far a rank is."""
+
+    iteration: int
+    """The last one that it has ended; -1 for none."""
+    arrived_s: float
+    """When that was known."""
+
+
+@dataclass(slots=True)
+class OpenFreeze:
+    """A freeze that waits for further steps."""
+
+    record: FreezeRecord
+    raw: Path
+    until_s: float
+    last_iteration: int
+    """The wait ends for a rank that has ended it."""
+    orders: list[FreezeOrder] = field(default_factory=list[FreezeOrder])
+
+    def append(self, order: FreezeOrder) -> None:
+        """Add a later cause."""
+        self.orders.append(order)
+        if len(self.record.causes) < MAX_CAUSES:
+            causes = (*self.record.causes, order.cause)
+            self.record = dataclasses.replace(self.record, causes=causes)
+
+    def is_complete(self, ranks: Iterable[RankProgress], now_s: float) -> bool:
+        """Return whether nothing is awaited any more of the ranks that go on."""
+        late = [each for each in ranks if each.iteration < self.last_iteration]
+        return is_wait_over([each.arrived_s for each in late], self.until_s, now_s)
+
+
+@dataclass(frozen=True, slots=True)
+class PastFreeze:
+    """The latest freeze of a job."""
+
+    iteration: int
+    begun_s: float
+    root: str = ""
+
+
+def select_rings(rings: Sequence[StepRing], attempt: int) -> list[StepRing]:
+    """Return the rings with steps of an attempt by rank; of a rank's sessions the newest one."""
+    own = [ring for ring in rings if ring.session.request.attempt == attempt and len(ring)]
+    return [each for _, each in sorted({ring.session.request.rank: ring for ring in own}.items())]
+
+
+def take_rings(rings: Sequence[StepRing]) -> list[FrozenRing]:
+    """Return what the rings have; the caller holds their lock."""
+    return [
+        FrozenRing(ring.session.request, tuple(ring.kinds), tuple(ring.steps)) for ring in rings
+    ]
+
+
+def describe_rings(
+    record: FreezeRecord, rings: Sequence[StepRing], sessions: Iterable[RankSession]
+) -> FreezeRecord:
+    """Return a record with the ranks of these rings, and the ranks that are missing."""
+    ranks = tuple(map(_describe_ring, rings))
+    known = {each.rank for each in ranks}
+    missing = {
+        session.request.rank: MissingRank(session.request.rank, _explain_absence(session))
+        for session in sessions
+        if session.request.job_id == record.job_id and session.request.attempt == record.attempt
+        if session.request.rank not in known
+    }
+    listed = tuple(each for _, each in sorted(missing.items()))
+    return dataclasses.replace(record, ranks=ranks, missing=listed)
+
+
+def _describe_ring(ring: StepRing) -> FrozenRank:
+    status = ring.session.status()
+    return FrozenRank(
+        rank=status.rank,
+        session_id=status.session_id,
+        pid=status.pid,
+        state=status.state,
+        ended_by=status.ended_by,
+        held_steps=len(ring),
+        dropped_steps=ring.dropped_steps,
+    )
+
+
+def _explain_absence(session: RankSession) -> str:
+    status = session.status()
+    if not session.plan.black_box.steps:
+        return "its plan has no black box"
+    if status.state is SessionState.CLOSED:
+        return "it had ended"
+    if status.state is SessionState.LOST:
+        how = f" ({status.ended_by})" if status.ended_by else ""
+        return f"it was lost{how}, and had sent no step"
+    return "it had sent no step"
+
+
+def make_fault_cause(rank: int, notice: FaultNotice, now_us: int) -> FrozenCause:
+    """Return the cause that a rank reported."""
+    cause = FrozenCause(
+        notice.kind, notice.iteration, notice.text, now_us, rank, source=notice.source
+    )
+    kind = notice.tensor_kind
+    if kind is None:
+        return cause
+    return dataclasses.replace(
+        cause,
+        op_type=kind.op_type,
+        op_name=kind.op_name,
+        side=kind.side.value,
+        slot=kind.slot,
+        argument=kind.argument,
+    )
+
+
+def make_loss_cause(ring: StepRing, now_us: int) -> FrozenCause:
+    """Return the cause of a rank that is gone."""
+    status = ring.session.status()
+    how = f" ({status.ended_by})" if status.ended_by else ""
+    text = (
+        f"rank {status.rank} ended without the end of its session{how}, "
+        f"after iteration {ring.newest_iteration}"
+    )
+    return FrozenCause(FaultKind.LOST_RANK, ring.newest_iteration, text, now_us, status.rank)
+
+
+def make_silence_cause(ring: StepRing, since_s: float, now_us: int) -> FrozenCause:
+    """Return the cause of a rank that makes no step."""
+    rank = ring.session.request.rank
+    text = (
+        f"rank {rank} has ended no step for {since_s:.0f} s, after iteration "
+        f"{ring.newest_iteration}; its median step takes {ring.median_step_s:.2g} s"
+    )
+    return FrozenCause(FaultKind.NO_STEP, ring.newest_iteration, text, now_us, rank)

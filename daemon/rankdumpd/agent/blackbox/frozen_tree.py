@@ -1,0 +1,253 @@
+"""Writer of frozen trees: the raw file of a freeze becomes an ordinary tree with one table and one
+manifest for each iteration of each rank, and the record of the freeze, which is written last.
+
+A tree is at `blackbox/{iteration}` below the root of the dump, or at `blackbox/{iteration}.{n}`
+where that is of another job, attempt or freeze. Nothing of it is in the ledger, so retention never
+removes it. Writing may be repeated from the beginning at any time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rankdump._core.black_box import PULSE_ROW, StepState
+from rankdump._core.freeze_record import (
+    BLACK_BOX_FOLDER,
+    FreezeRecord,
+    FrozenRank,
+    FrozenStep,
+    format_freeze_record,
+    make_record_name,
+    parse_freeze_record,
+)
+from rankdump._core.manifest import Manifest, make_manifest_name
+from rankdump._core.plan import ContentSettings, DumpPlan, OutputSettings, plan_to_json
+from rankdump._core.record import STEP_OVERHEAD, TensorKind
+from rankdump._core.session_protocol import SessionEnd
+from rankdump._core.status import IterationStatus, SessionState
+from rankdump._core.tree_root import STATE_FOLDER
+from rankdump._layout.tree_paths import MANIFEST_FOLDER
+from rankdump.errors import CorruptedError
+from rankdumpd.agent.blackbox.freeze_decision import ROW_TREE_BYTES
+from rankdumpd.agent.blackbox.pulse_rows import (
+    FROZEN_STATISTICS,
+    iter_table_rows,
+    list_timestamps,
+    read_pulses,
+    summarize_step,
+)
+from rankdumpd.agent.blackbox.raw_freeze import RawRing, read_raw_record, read_raw_ring
+from rankdumpd.agent.session.rank_session import RankSession, prepare_tree
+from rankdumpd.agent.session.registry import read_checked_plan
+from rankdumpd.agent.storage import rank_files
+from rankdumpd.agent.storage.statistic_tables import make_row_record
+from rankdumpd.agent.storage.tree import DumpTree
+
+CLAIM_NAME = "black_box_owner"
+MAX_NUMBERED_TREES = 1024
+_ITEM_BYTES = 4096
+"""Blocks that files and folders occupy at least on most disks."""
+
+
+def make_frozen_plan(plan: DumpPlan, root: str) -> DumpPlan:
+    """Return the plan of a frozen tree beside the dump of a plan: statistics of every tensor."""
+    output = plan.output
+    return DumpPlan(
+        OutputSettings(
+            root=root,
+            net_name=output.net_name,
+            codec="none",
+            file_mode=output.file_mode,
+            folder_mode=output.folder_mode,
+        ),
+        content=ContentSettings(saved="statistic", statistics=FROZEN_STATISTICS),
+        delivery=plan.delivery,
+        black_box=plan.black_box,
+    )
+
+
+def measure_frozen_trees(root: Path) -> int:
+    """Return about how many bytes the frozen trees beside a dump occupy."""
+    total = 0
+    for folder, folders, files in os.walk(root / BLACK_BOX_FOLDER):
+        total += _ITEM_BYTES * len(folders)
+        for name in files:
+            try:
+                size = os.lstat(f"{folder}/{name}").st_size
+            except OSError:
+                continue
+            total += -(-size // _ITEM_BYTES) * _ITEM_BYTES
+    return total
+
+
+class FrozenTreeWriter:
+    """Writes the trees of one agent; for one thread."""
+
+    def __init__(
+        self,
+        host: str,
+        agent: str,
+        *,
+        find_shortage: Callable[[Path, str, int], str],
+        is_stopping: Callable[[], bool],
+        now_us: Callable[[], int],
+    ) -> None:
+        """`agent` tells agents of one host apart; writing ends early when `is_stopping`.
+
+        `find_shortage` returns why a disk has no room for so many bytes of a job.
+        """
+        self._name = make_record_name(host, agent)
+        self._find_shortage, self._is_stopping = find_shortage, is_stopping
+        self._now_us = now_us
+
+    def write(self, path: Path) -> tuple[FreezeRecord, str] | None:
+        """Write the tree of a raw file; return its record and root, None when the agent stops.
+
+        CorruptedError when the file is damaged, OSError when the disk fails or has no room.
+        """
+        with path.open("rb") as file:
+            record = read_raw_record(file)
+            tree: DumpTree | None = None
+            ranks: list[FrozenRank] = []
+            for rank in record.ranks:
+                ring = read_raw_ring(file, rank.held_steps)
+                plan = read_checked_plan(ring.request)
+                if tree is None:
+                    self._check_room(record, plan, path.stat().st_size)
+                    tree = self._find_tree(record, plan)
+                steps = self._write_rank(record, rank, ring, make_frozen_plan(plan, str(tree.root)))
+                if steps is None:
+                    return None
+                ranks.append(dataclasses.replace(rank, steps=steps))
+        if tree is None:
+            raise CorruptedError("a raw file of a freeze has no rank")
+        done = dataclasses.replace(record, ranks=tuple(ranks))
+        tree.put(STATE_FOLDER, self._name, (format_freeze_record(done),), mark=self._name)
+        return done, str(tree.root)
+
+    def _check_room(self, record: FreezeRecord, plan: DumpPlan, raw_bytes: int) -> None:
+        """Raise OSError where the disk of the tree has no room for the rows of a raw file."""
+        size = raw_bytes // PULSE_ROW.itemsize * ROW_TREE_BYTES
+        shortage = self._find_shortage(Path(plan.output.root), record.job_id, size)
+        if shortage:
+            raise OSError(errno.ENOSPC, f"the disk has no room ({shortage})", plan.output.root)
+
+    def _find_tree(self, record: FreezeRecord, plan: DumpPlan) -> DumpTree:
+        """Return the tree of a freeze, which other agents of the job may have begun."""
+        owner = f"attempt {record.attempt} of {record.job_id!r}"
+        for number in range(MAX_NUMBERED_TREES):
+            name = f"{record.iteration}.{number}" if number else f"{record.iteration}"
+            root = f"{plan.output.root}/{BLACK_BOX_FOLDER}/{name}"
+            tree = _open_tree(make_frozen_plan(plan, root))
+            if tree.claim(STATE_FOLDER, CLAIM_NAME, owner) and self._is_own(tree, record):
+                return tree
+        raise CorruptedError(f"{MAX_NUMBERED_TREES} frozen trees of one iteration exist already")
+
+    def _is_own(self, tree: DumpTree, record: FreezeRecord) -> bool:
+        """Return whether a tree has no record of this agent, or that of the same freeze."""
+        if not tree.has(STATE_FOLDER, self._name):
+            return True
+        try:
+            known = parse_freeze_record(tree.read(STATE_FOLDER, self._name))
+        except CorruptedError:
+            return False
+        return known.frozen_us == record.frozen_us
+
+    def _write_rank(
+        self, record: FreezeRecord, rank: FrozenRank, ring: RawRing, plan: DumpPlan
+    ) -> tuple[FrozenStep, ...] | None:
+        """Write the iterations of a rank; None when the agent stops."""
+        request = dataclasses.replace(ring.request, plan_json=plan_to_json(plan))
+        session = RankSession(request, plan)
+        tables = session.storage.tables
+        assert tables is not None
+        # An agent that was killed may have written some of the rows.
+        tables.expect_existing_rows()
+        prepare_tree(session, request, self._now_us())
+        try:
+            steps: list[FrozenStep] = []
+            last_us = 0
+            for state in ring.steps:
+                if self._is_stopping():
+                    return None
+                stamps = list_timestamps(state, last_us)
+                last_us = stamps[-1] if stamps else last_us
+                _write_step(session, state, ring.kinds, stamps)
+                steps.append(summarize_step(state, ring.kinds, stamps))
+            _close_session(session, record, rank, self._now_us())
+        finally:
+            session.storage.lock.release()
+        return tuple(steps)
+
+
+def _open_tree(plan: DumpPlan) -> DumpTree:
+    output = plan.output
+    return DumpTree(
+        output.root,
+        file_mode=output.file_mode,
+        folder_mode=output.folder_mode,
+        synced=plan.delivery.durability == "synced",
+    )
+
+
+def _write_step(
+    session: RankSession, state: StepState, kinds: Sequence[TensorKind], stamps: Sequence[int]
+) -> None:
+    """Write the table and the manifest of an iteration, unless it has its manifest."""
+    request, storage = session.request, session.storage
+    tree, layout = storage.tree, storage.layout
+    folder = layout.rank_folder(request.rank)
+    name = make_manifest_name(state.iteration, request.session_id)
+    if tree.has(f"{folder}/{MANIFEST_FOLDER}", name):
+        return
+    rows = list(iter_table_rows(read_pulses(state), kinds, stamps))
+    if rows and storage.tables is not None:
+        # By folder: rows of several graphs or models alternate.
+        texts = storage.table_format.format_statistics(rows, state.iteration)
+        storage.tables.add(sorted(texts, key=lambda row: row.table.path))
+    graphs = {kind.graph for kind, _, _ in rows}
+    rank_files.append_iteration(tree, request.rank, graphs, state.iteration, repeated=True)
+    manifest = Manifest(
+        status=_make_status(session, state, len(rows)),
+        world_size=request.world_size,
+        device=request.device,
+        host=request.host,
+        records=tuple(make_row_record(kind, at_us, has_member=False) for kind, at_us, _ in rows),
+    )
+    rank_files.write_manifest(tree, folder, manifest)
+
+
+def _make_status(session: RankSession, state: StepState, count: int) -> IterationStatus:
+    request = session.request
+    skipped = Counter({STEP_OVERHEAD: state.skipped})
+    return IterationStatus(
+        job_id=request.job_id,
+        session_id=request.session_id,
+        rank=request.rank,
+        iteration=state.iteration,
+        complete=True,
+        expected=count + state.skipped,
+        stored=count,
+        dropped=dict(+skipped),
+        attempt=request.attempt,
+    )
+
+
+def _close_session(
+    session: RankSession, record: FreezeRecord, rank: FrozenRank, now_us: int
+) -> None:
+    """Write how the session ended, as far as its frozen tree goes."""
+    note = f"frozen at iteration {record.iteration}: {record.causes[0].text}"
+    session.close_by_rank(SessionEnd(rank.held_steps, (note,)))
+    closed = session.make_tree_session(now_us)
+    if rank.state is SessionState.LOST:
+        lost = dataclasses.replace(
+            closed.status, state=SessionState.LOST, ended_by=rank.ended_by, last_events_known=True
+        )
+        closed = dataclasses.replace(closed, status=lost)
+    rank_files.replace_session_file(session.storage.tree, closed)

@@ -1,0 +1,150 @@
+"""Pulses of a step as rows of a table of statistics, and their summary. Pure.
+
+Pulses have the extremes and squares of finite elements only. A table has the statistics of all
+elements, so a NaN or an infinity there makes them NaN or infinite, as `_core.statistics` says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+
+from rankdump._core.black_box import PULSE_ROW, StepState
+from rankdump._core.freeze_record import FrozenStep, NonfiniteTensor
+from rankdump._core.record import TensorKind
+from rankdump._core.selection import GRADIENTS_PREFIX
+from rankdump._core.statistics import make_statistics_form
+from rankdump._kernels.element_moments import ElementMoments
+from rankdump._layout.statistic_tables import StatisticRow
+from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
+
+FROZEN_STATISTICS = (
+    "max",
+    "min",
+    "l2norm",
+    "nan count",
+    "negative inf count",
+    "positive inf count",
+)
+"""Statistics in the tables of a frozen tree."""
+PulseRows: TypeAlias = "np.ndarray[Any, np.dtype[np.void]]"
+PulseTuple: TypeAlias = "tuple[int, float, float, float, int, int, int]"
+"""The fields of `PULSE_ROW`."""
+
+
+def read_pulses(state: StepState) -> PulseRows:
+    """Return the pulses of a step, without copying them."""
+    return np.frombuffer(state.rows, PULSE_ROW)
+
+
+def list_timestamps(state: StepState, after_us: int) -> range:
+    """Return a time for each row, which rises from row to row; all are above `after_us`."""
+    first = max(after_us + 1, state.started_us)
+    return range(first, first + len(state.rows) // PULSE_ROW.itemsize)
+
+
+def iter_table_rows(
+    pulses: PulseRows, kinds: Sequence[TensorKind], timestamps_us: Sequence[int]
+) -> Iterator[StatisticRow]:
+    """Yield the rows of a table with `FROZEN_STATISTICS`."""
+    form = make_statistics_form(FROZEN_STATISTICS)
+    for pulse, timestamp_us in zip(_list_tuples(pulses), timestamps_us, strict=True):
+        kind, maximum, minimum, squares, nans, above, below = pulse
+        if nans:
+            maximum = minimum = squares = math.nan
+        elif above or below:
+            maximum = math.inf if above else -math.inf if math.isnan(maximum) else maximum
+            minimum = -math.inf if below else math.inf if math.isnan(minimum) else minimum
+            squares = math.inf
+        moments = ElementMoments(
+            maximum=maximum,
+            minimum=minimum,
+            squares=max(squares, 0.0),
+            nans=nans,
+            positive_infinities=above,
+            negative_infinities=below,
+        )
+        yield kinds[kind], timestamp_us, form.write(moments)
+
+
+def _list_tuples(pulses: PulseRows) -> list[PulseTuple]:
+    return cast("list[PulseTuple]", pulses.tolist())
+
+
+def summarize_step(
+    state: StepState, kinds: Sequence[TensorKind], timestamps_us: Sequence[int]
+) -> FrozenStep:
+    """Return what the record of a freeze has of a step."""
+    pulses = read_pulses(state)
+    bad = _find_nonfinite(pulses)
+    gradients = [_is_gradient(kinds[pulse[0]]) for pulse in _list_tuples(pulses)]
+    return FrozenStep(
+        iteration=state.iteration,
+        started_us=state.started_us,
+        ended_us=state.ended_us,
+        tensors=len(pulses),
+        nonfinite=len(bad),
+        first_nonfinite=_describe_first(pulses, bad, kinds, timestamps_us),
+        gradient_norm=_measure_norm(pulses[np.array(gradients, bool)]),
+        largest=_find_largest(pulses),
+        skipped=state.skipped,
+        unfinished=state.unfinished,
+        numbers={name: repr(number) for name, number in state.cause.numbers.items()},
+        digests=state.cause.digests,
+        stacks=state.stacks,
+    )
+
+
+def _find_nonfinite(pulses: PulseRows) -> list[int]:
+    counts = pulses["nan"], pulses["positive_inf"], pulses["negative_inf"]
+    places = np.flatnonzero((counts[0] > 0) | (counts[1] > 0) | (counts[2] > 0))
+    return cast("list[int]", places.tolist())
+
+
+def _describe_first(
+    pulses: PulseRows,
+    bad: Sequence[int],
+    kinds: Sequence[TensorKind],
+    timestamps_us: Sequence[int],
+) -> NonfiniteTensor | None:
+    if not bad:
+        return None
+    place = bad[0]
+    number, _, _, _, nans, above, below = _list_tuples(pulses[place : place + 1])[0]
+    kind = kinds[number]
+    return NonfiniteTensor(
+        kind.op_type,
+        kind.op_name,
+        kind.side.value,
+        kind.slot,
+        kind.argument,
+        nans,
+        above + below,
+        timestamps_us[place],
+        place,
+    )
+
+
+def _is_gradient(kind: TensorKind) -> bool:
+    """Return whether a kind is that of the gradient of a parameter."""
+    return kind.op_type == PARAMETER_OP_TYPE and kind.op_name.startswith(GRADIENTS_PREFIX)
+
+
+def _measure_norm(pulses: PulseRows) -> str:
+    """Return the norm of some tensors together; empty without any."""
+    if not len(pulses):
+        return ""
+    if pulses["nan"].any():
+        return repr(math.nan)
+    if pulses["positive_inf"].any() or pulses["negative_inf"].any():
+        return repr(math.inf)
+    return repr(math.sqrt(max(float(pulses["squares"].sum()), 0.0)))
+
+
+def _find_largest(pulses: PulseRows) -> str:
+    extremes = np.concatenate((pulses["maximum"], pulses["minimum"]))
+    known = np.abs(extremes[~np.isnan(extremes)])
+    return repr(float(known.max())) if len(known) else ""

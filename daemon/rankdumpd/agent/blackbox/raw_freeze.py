@@ -1,0 +1,169 @@
+"""Raw files of freezes in the state folder of an agent: what the rings had, until it is in a tree.
+
+A file is written under a hidden name, synced and renamed, so that an agent that is killed writes
+the tree after its restart. It has a first line, then pieces with their length in four bytes: the
+record of the freeze, and for each of its ranks the request of the session, a step without rows
+that has all kinds of tensors, and the steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import struct
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from google.protobuf.message import DecodeError
+
+from rankdump._core.black_box import StepState
+from rankdump._core.freeze_record import FreezeRecord, format_freeze_record, parse_freeze_record
+from rankdump._core.record import TensorKind
+from rankdump._core.session_protocol import SessionRequest
+from rankdump._wire.black_box_messages import step_state_from_wire, step_state_to_wire
+from rankdump._wire.session_messages import (
+    kind_from_wire,
+    session_request_from_wire,
+    session_request_to_wire,
+)
+from rankdump.errors import CorruptedError, ProtocolError
+from rankdump.wire.v1 import agent_pb2
+
+RAW_SUFFIX = ".freeze"
+DAMAGED_SUFFIX = ".damaged"
+_MAGIC = b"rankdump freeze 1\n"
+_LENGTH = struct.Struct("<I")
+_FOLDER_MODE = 0o750
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenRing:
+    """The ring of one rank, as it was frozen."""
+
+    request: SessionRequest
+    kinds: tuple[bytes, ...]
+    steps: tuple[StepState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RawRing:
+    """The ring of one rank, read back from a raw file."""
+
+    request: SessionRequest
+    kinds: tuple[TensorKind, ...]
+    steps: Iterator[StepState]
+    """To be read to its end before the next ring."""
+
+
+class RawFreezeFolder:
+    """The folder of raw files; for one thread."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.folder = state_dir / "blackbox"
+
+    def write(self, record: FreezeRecord, rings: Iterable[FrozenRing]) -> Path:
+        """Write the file of a freeze, or replace it; the rings are in the order of its ranks."""
+        self.folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+        key = f"{record.job_id}\0{record.attempt}\0{record.frozen_us}"
+        digest = hashlib.blake2b(key.encode(errors="surrogateescape"), digest_size=8).hexdigest()
+        path = self.folder / f"{record.iteration}.{digest}{RAW_SUFFIX}"
+        temporary = path.with_suffix(".tmp")
+        try:
+            with temporary.open("wb") as file:
+                file.write(_MAGIC)
+                for piece in _list_pieces(record, rings):
+                    file.write(_LENGTH.pack(len(piece)))
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            self._sync()
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        return path
+
+    def list_files(self) -> list[Path]:
+        """Return the files that are left, the oldest first."""
+        if not self.folder.is_dir():
+            return []
+        found = self.folder.glob(f"*{RAW_SUFFIX}")
+        return sorted(found, key=lambda path: path.stat().st_mtime_ns)
+
+    def adopt(self, path: Path) -> None:
+        """Move a file of another agent process here, in the same state folder."""
+        self.folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+        path.replace(self.folder / path.name)
+        self._sync()
+
+    def remove(self, path: Path) -> None:
+        """Remove a file whose tree is written."""
+        path.unlink(missing_ok=True)
+        self._sync()
+
+    def set_aside(self, path: Path) -> Path:
+        """Rename a file that cannot be read, so that it is not tried again; return its new path."""
+        return path.replace(path.with_suffix(DAMAGED_SUFFIX))
+
+    def _sync(self) -> None:
+        number = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def _list_pieces(record: FreezeRecord, rings: Iterable[FrozenRing]) -> Iterator[bytes]:
+    yield format_freeze_record(record)
+    for ring in rings:
+        yield session_request_to_wire(ring.request).SerializeToString()
+        yield agent_pb2.StepState(new_kinds=ring.kinds).SerializeToString()
+        for state in ring.steps:
+            yield step_state_to_wire(state, (), 0).SerializeToString()
+
+
+def read_raw_record(file: BinaryIO) -> FreezeRecord:
+    """Read the record from the beginning of a file; CorruptedError when it is damaged."""
+    if file.read(len(_MAGIC)) != _MAGIC:
+        raise CorruptedError("not a raw file of a freeze")
+    return parse_freeze_record(_read_piece(file))
+
+
+def read_raw_ring(file: BinaryIO, step_count: int) -> RawRing:
+    """Read the next ring, its steps on demand; CorruptedError when the file is damaged."""
+    with _explain_damage():
+        request = session_request_from_wire(
+            agent_pb2.OpenSessionRequest.FromString(_read_piece(file))
+        )
+        kinds = agent_pb2.StepState.FromString(_read_piece(file)).new_kinds
+        known = tuple(map(kind_from_wire, kinds))
+    return RawRing(request, known, _read_steps(file, step_count, len(known)))
+
+
+def _read_steps(file: BinaryIO, count: int, known_kinds: int) -> Iterator[StepState]:
+    for _ in range(count):
+        with _explain_damage():
+            message = agent_pb2.StepState.FromString(_read_piece(file))
+            state = step_state_from_wire(message, known_kinds)
+        yield state
+
+
+def _read_piece(file: BinaryIO) -> bytes:
+    head = file.read(_LENGTH.size)
+    length = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else -1
+    piece = file.read(max(0, length))
+    if len(piece) != length:
+        raise CorruptedError("a raw file of a freeze ends early")
+    return piece
+
+
+@contextlib.contextmanager
+def _explain_damage() -> Generator[None]:
+    try:
+        yield
+    except (DecodeError, ProtocolError) as error:
+        raise CorruptedError(f"a raw file of a freeze is damaged: {error}") from None

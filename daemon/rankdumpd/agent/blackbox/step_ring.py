@@ -1,0 +1,220 @@
+"""Rings of the latest steps of ranks, in the memory of the agent: they outlive the process of the
+rank, whether it ends, hangs or is killed.
+
+All rings together stay within what the agent's other parts leave of its memory: beyond that, the
+oldest steps of all ranks are dropped, and counted.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from rankdump._core.black_box import PULSE_ROW, StepState
+from rankdump._wire.black_box_messages import check_new_kinds, step_state_from_wire
+from rankdump._wire.session_messages import kind_from_wire
+from rankdump.errors import ProtocolError
+from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent.session.rank_session import RankSession
+
+MAX_KINDS_BYTES = 32 << 20
+"""Of one session; a kind of the usual length has some 120 bytes."""
+_STEP_BYTES = 512
+"""Memory of a step besides its rows and texts."""
+_MAX_INTERVALS = 64
+
+
+def compute_step_bytes(state: StepState) -> int:
+    """Return about how much memory a step takes."""
+    cause = state.cause
+    texts = (*cause.numbers, *cause.digests, *cause.digests.values(), *state.stacks)
+    return _STEP_BYTES + len(state.rows) + sum(map(len, texts))
+
+
+class StepRing:
+    """The latest steps of one session, by iteration; `StepRings` guards it with a lock."""
+
+    def __init__(self, session: RankSession) -> None:
+        self.session = session
+        self.kinds: list[bytes] = []
+        """Serialised kinds of tensors, which the rows of the steps refer to by number."""
+        self.byte_count = 0
+        """Of the steps and kinds."""
+        self.finished_steps = 0
+        """Steps that have ended since the session began."""
+        self.sent_steps = 0
+        """Steps that were sent since the session began, finished or not."""
+        self.dropped_steps = 0
+        """Steps that were dropped because memory was short."""
+        self.newest_iteration = 0
+        self.finished_iteration = -1
+        """Highest one that has ended."""
+        self.finished_s = 0.0
+        """When the last finished step arrived."""
+        self._steps: dict[int, tuple[int, StepState]] = {}
+        """With the number of each arrival, the oldest first."""
+        self._intervals_s: deque[float] = deque(maxlen=_MAX_INTERVALS)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def steps(self) -> list[StepState]:
+        """The steps, the oldest first."""
+        return [state for _, state in self._steps.values()]
+
+    @property
+    def row_count(self) -> int:
+        """Rows of all steps."""
+        row_bytes = sum(len(state.rows) for _, state in self._steps.values())
+        return row_bytes // PULSE_ROW.itemsize
+
+    @property
+    def oldest_arrival(self) -> int | None:
+        """Number of the arrival of the oldest step; None without steps."""
+        return next((number for number, _ in self._steps.values()), None)
+
+    @property
+    def median_step_s(self) -> float:
+        """Median of the times between finished steps; 0 until two have arrived."""
+        return statistics.median(self._intervals_s) if self._intervals_s else 0.0
+
+    @property
+    def interval_count(self) -> int:
+        """Times between finished steps that the median is made of."""
+        return len(self._intervals_s)
+
+    def add_kinds(self, first: int, kinds: Sequence[bytes]) -> None:
+        """Add kinds from a number on; ProtocolError when one of them was another before."""
+        known = self.kinds[first : first + len(kinds)]
+        for number, (before, now) in enumerate(zip(known, kinds, strict=False), first):
+            if before != now:
+                raise ProtocolError(f"a step brings another kind with the number {number}")
+        new = kinds[len(known) :]
+        size = sum(map(len, new))
+        if size and sum(map(len, self.kinds)) + size > MAX_KINDS_BYTES:
+            raise ProtocolError(
+                f"the kinds of tensors of a session take over {MAX_KINDS_BYTES} bytes"
+            )
+        self.kinds += new
+        self.byte_count += size
+
+    def put(self, state: StepState, number: int, now_s: float) -> None:
+        """Add a step, in the place of an earlier one of its iteration; the oldest one leaves."""
+        before = self._steps.get(state.iteration)
+        self._remove(state.iteration)
+        self._steps[state.iteration] = number, state
+        self.byte_count += compute_step_bytes(state)
+        self.newest_iteration = max(self.newest_iteration, state.iteration)
+        self.sent_steps += 1
+        if not state.unfinished and (before is None or before[1].unfinished):
+            self._count_finished(state, now_s)
+        while len(self._steps) > self.session.plan.black_box.steps:
+            self._remove(next(iter(self._steps)))
+
+    def _count_finished(self, state: StepState, now_s: float) -> None:
+        if self.finished_steps:
+            self._intervals_s.append(now_s - self.finished_s)
+        self.finished_steps += 1
+        self.finished_s = now_s
+        self.finished_iteration = max(self.finished_iteration, state.iteration)
+
+    def drop_oldest(self) -> None:
+        """Drop the oldest step, for want of memory."""
+        self._remove(next(iter(self._steps)))
+        self.dropped_steps += 1
+
+    def forget(self, states: Iterable[StepState]) -> None:
+        """Remove these steps, which were taken by a freeze."""
+        for state in states:
+            held = self._steps.get(state.iteration)
+            if held is not None and held[1] is state:
+                self._remove(state.iteration)
+
+    def _remove(self, iteration: int) -> None:
+        held = self._steps.pop(iteration, None)
+        if held is not None:
+            self.byte_count -= compute_step_bytes(held[1])
+
+
+class StepRings:
+    """The rings of all sessions of an agent; safe to use from several threads."""
+
+    def __init__(self, find_room: Callable[[], int], clock: Callable[[], float]) -> None:
+        """`find_room` returns how many bytes all rings together may take now."""
+        self._find_room, self._clock = find_room, clock
+        self.lock = threading.RLock()
+        """Held by callers that read a ring."""
+        self._rings: dict[str, StepRing] = {}
+        self._arrivals = 0
+        self._dropped_steps = 0
+
+    def take_step(self, session: RankSession, message: agent_pb2.StepState) -> StepRing:
+        """Put a step into the ring of its session; ProtocolError when it contradicts itself."""
+        if not session.plan.black_box.steps:
+            raise ProtocolError("a step arrived, and the plan of its session has no black box")
+        with self.lock:
+            ring = self._rings.setdefault(session.request.session_id, StepRing(session))
+            known = len(ring.kinds)
+        # Without the lock: a message with thousands of kinds takes some milliseconds.
+        check_new_kinds(message, known)
+        for kind in message.new_kinds:
+            kind_from_wire(kind)
+        known = max(known, message.first_kind + len(message.new_kinds))
+        state = step_state_from_wire(message, known)
+        with self.lock:
+            ring.add_kinds(message.first_kind, message.new_kinds)
+            self._arrivals += 1
+            ring.put(state, self._arrivals, self._clock())
+        self.trim()
+        return ring
+
+    def trim(self) -> None:
+        """Drop the oldest steps until all rings together fit into the memory that is left."""
+        room = self._find_room()
+        with self.lock:
+            used = sum(ring.byte_count for ring in self._rings.values())
+            while used > room:
+                held = [ring for ring in self._rings.values() if len(ring)]
+                if not held:
+                    return
+                oldest = min(held, key=lambda ring: ring.oldest_arrival or 0)
+                used -= oldest.byte_count
+                oldest.drop_oldest()
+                self._dropped_steps += 1
+                used += oldest.byte_count
+
+    def find(self, session_id: str) -> StepRing | None:
+        """Return the ring of a session; None when it has sent no step."""
+        return self._rings.get(session_id)
+
+    def list_rings(self, job_id: str = "") -> list[StepRing]:
+        """Return the rings of a job, or of all jobs without an id."""
+        with self.lock:
+            return [
+                ring for ring in self._rings.values() if job_id in ("", ring.session.request.job_id)
+            ]
+
+    def discard(self, session_id: str) -> None:
+        """Forget the ring of a session."""
+        with self.lock:
+            self._rings.pop(session_id, None)
+
+    @property
+    def step_count(self) -> int:
+        """Steps in all rings."""
+        with self.lock:
+            return sum(map(len, self._rings.values()))
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory of all rings."""
+        with self.lock:
+            return sum(ring.byte_count for ring in self._rings.values())
+
+    @property
+    def dropped_steps(self) -> int:
+        """Steps that were dropped for want of memory since the agent was started."""
+        return self._dropped_steps

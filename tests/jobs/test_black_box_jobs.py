@@ -1,0 +1,103 @@
+"""Black boxes of jobs of several ranks that select no tensor, and in which something goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+JOB = Path(__file__).parent / "black_box_job.py"
+STEPS = 60
+BAD_STEP = 37
+
+
+@pytest.fixture
+def run(tmp_path: Path, socket_folder: Path) -> Callable[..., dict[str, Any]]:
+    """Run a scenario with an agent of its own; return the report of the fault."""
+
+    def ran(scenario: str, world: int, *, code: int = 0) -> dict[str, Any]:
+        # A step of so small a model takes less than measuring it.
+        own = {"path": str(tmp_path / "tree"), "blackbox": {"max_overhead": 1, "post_steps": 1}}
+        config = tmp_path / "black_box.json"
+        config.write_text(json.dumps({"rankdump": own}))
+        job = [sys.executable, JOB, str(world), tmp_path, scenario]
+        command = [sys.executable, "-m", "rankdump", "run", "--config", config, "--", *job]
+        done = subprocess.run(
+            list(map(str, command)),
+            env=os.environ | {"TMPDIR": str(socket_folder)},
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        assert "the black box was frozen: " in done.stderr
+        return json.loads(ask("faults", tmp_path / "tree", "--json"))
+
+    return ran
+
+
+def ask(*arguments: object) -> str:
+    command = [sys.executable, "-m", "rankdump", *map(str, arguments)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_first_nan_of_all_ranks_is_named(run, tmp_path):
+    """With rank, operator and source; the losses are bit by bit those without rankdump."""
+    report = run("nan", 4)
+    bad = report["first_bad_value"]
+    assert (bad["rank"], bad["iteration"]) == (2, BAD_STEP)
+    assert bad["tensor"]["op_name"] == "Default/network-Net/scale-Scale/Scale-op0"
+    file, _, line = bad["source"].rpartition(":")
+    assert file == str(JOB)
+    assert "self.scale(" in JOB.read_text().splitlines()[int(line) - 1]
+    assert bad["tensor"]["finite_before"] == 1
+    assert {cause["kind"] for cause in (report["cause"], *report["later_causes"])} == {"non_finite"}
+    assert not report["absent"]
+    before = next(each for each in report["steps"] if each["iteration"] == BAD_STEP - 1)
+    assert (before["ranks"], before["nonfinite"]) == (4, 0)
+    assert float(before["loss"]) > 0
+    check_frozen_tree(Path(report["root"]), ranks=4)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    subprocess.run([sys.executable, JOB, "4", plain, "nan"], check=True)
+    for rank in range(4):
+        losses = (tmp_path / "nan" / f"losses_{rank}.txt").read_text()
+        assert losses.count("\n") == STEPS
+        assert losses == (plain / "nan" / f"losses_{rank}.txt").read_text()
+
+
+def check_frozen_tree(root: Path, *, ranks: int) -> None:
+    """The frozen tree is read like any other."""
+    assert root.parent.name == "blackbox"
+    listed = json.loads(ask("stats", root, "--json", "--iteration", str(BAD_STEP - 1)))
+    # Three modules and four gradients of each rank.
+    assert (listed["tensor_count"], listed["nonfinite_count"]) == (7 * ranks, 0)
+    assert "no problem found" in ask("fsck", root)
+    status = json.loads(ask("status", root, "--json"))
+    assert {each["rank"] for each in status["iterations"]} == set(range(ranks))
+
+
+def test_killed_rank_is_the_cause(run):
+    report = run("kill", 2, code=signal.SIGKILL)
+    causes = [report["cause"], *report["later_causes"]]
+    (lost,) = [cause for cause in causes if cause["kind"] == "lost_rank"]
+    assert lost["rank"] == 0
+    assert "SIGKILL" in lost["text"]
+    assert report["first_bad_value"] is None
+    assert max(each["iteration"] for each in report["steps"]) >= BAD_STEP - 1
+
+
+def test_error_of_a_rank_is_the_cause(run):
+    report = run("raise", 2, code=1)
+    causes = [report["cause"], *report["later_causes"]]
+    texts = [cause["text"] for cause in causes if cause["rank"] == 0]
+    assert "the job raised RuntimeError: the loader has no more samples" in texts

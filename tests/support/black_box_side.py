@@ -1,0 +1,60 @@
+"""The rank's side of the black box with a clock of the test, and what it would send."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from rankdump._core.black_box import PULSE_ROW, FaultNotice, StepState
+from rankdump._core.plan import BlackBoxSettings
+from rankdump._core.record import TensorKind
+from rankdump._recorder.black_box_recorder import BlackBoxRecorder
+from rankdump._transport.step_outbox import StepOutbox
+from rankdump._wire.black_box_messages import (
+    check_new_kinds,
+    fault_notice_from_wire,
+    step_state_from_wire,
+)
+from rankdump._wire.session_messages import kind_from_wire
+
+
+@dataclass
+class BlackBoxSide:
+    """A recorder of a rank, and the agent's view of its messages."""
+
+    settings: BlackBoxSettings = field(default_factory=lambda: BlackBoxSettings(64))
+    now_ns: int = 0
+    warnings: list[str] = field(default_factory=list[str])
+    kinds: list[TensorKind] = field(default_factory=list[TensorKind])
+    states: list[StepState] = field(default_factory=list[StepState])
+    faults: list[FaultNotice] = field(default_factory=list[FaultNotice])
+
+    def __post_init__(self) -> None:
+        self.outbox = StepOutbox(self.settings.steps)
+        self.outbox.is_wanted = True
+        self.recorder = BlackBoxRecorder(
+            self.settings,
+            self.outbox,
+            rank=3,
+            warn=self.warnings.append,
+            clock_us=lambda: self.now_ns // 1000,
+            clock_ns=lambda: self.now_ns,
+        )
+
+    def take(self, stream: int = 0) -> None:
+        """Receive what waits."""
+        for request in self.outbox.take_requests(stream):
+            if request.HasField("fault"):
+                self.faults.append(fault_notice_from_wire(request.fault))
+                continue
+            message = request.step_state
+            check_new_kinds(message, len(self.kinds))
+            self.kinds[message.first_kind :] = [kind_from_wire(k) for k in message.new_kinds]
+            self.states.append(step_state_from_wire(message, len(self.kinds)))
+
+    def list_rows(self, state: StepState) -> dict[str, npt.NDArray[np.void]]:
+        """Return the rows of a step by the name of the operator; the last one of each."""
+        rows = np.frombuffer(state.rows, PULSE_ROW)
+        return {self.kinds[row["kind"]].op_name: row for row in rows}

@@ -1,0 +1,343 @@
+"""Pulses of torch models: what is measured where, and what is reported as a fault."""
+
+# pyright: reportArgumentType=false
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.black_box_side import BlackBoxSide
+from torch import Tensor, nn
+
+from rankdump._core.black_box import FaultKind
+from rankdump._frameworks.torch import pulse_hooks
+from rankdump._frameworks.torch.pulse_hooks import TorchPulseHook, measure_tensor
+
+
+class Recorder:
+    armed = False
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warn_once(self, message: str) -> None:
+        self.warnings.append(message)
+
+
+class Divider(nn.Module):
+    """Divides by the number it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / self.by
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+        self.divide = Divider()
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.divide(self.inner(x)))
+
+
+class Training:
+    """A model whose steps are measured."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.side = BlackBoxSide()
+        self.model = model
+        self.recorder = Recorder()
+        self.hook = TorchPulseHook(model, self.recorder, self.side.recorder, graph=0, name="Net")
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+        self.iteration = -1
+
+    def begin(self) -> None:
+        self.iteration += 1
+        self.side.recorder.begin_step(self.iteration)
+        self.hook.iteration_begins(self.iteration, armed=False)
+
+    def end(self) -> dict[str, np.void]:
+        self.side.now_ns += 10**12
+        self.side.recorder.end_step(ran=True)
+        self.side.take()
+        assert not self.recorder.warnings
+        return self.side.list_rows(self.side.states[-1])
+
+    def run_step(self, x: Tensor) -> dict[str, np.void]:
+        self.begin()
+        self.optimizer.zero_grad()
+        self.model(x).sum().backward()
+        self.optimizer.step()
+        return self.end()
+
+
+INNER = [
+    "Default/network-Net/inner-Sequential/0-Linear/Linear-op0",
+    "Default/network-Net/inner-Sequential/1-ReLU/ReLU-op0",
+    "Default/network-Net/divide-Divider/Divider-op0",
+    "Default/network-Net/head-Linear/Linear-op0",
+]
+GRADIENTS = [
+    "Gradients/head.weight",
+    "Gradients/head.bias",
+    "Gradients/inner.0.weight",
+    "Gradients/inner.0.bias",
+]
+
+
+@pytest.fixture
+def x() -> Tensor:
+    torch.manual_seed(0)
+    return torch.tensor([[1.0, -2.0, 0.5], [0.25, 3.0, -1.0]])
+
+
+def test_outputs_of_innermost_modules_and_gradients_are_measured(x):
+    training = Training(Net())
+    rows = training.run_step(x)
+    assert list(rows)[:4] == INNER
+    assert sorted(rows) == sorted(INNER + GRADIENTS)
+    gradient = training.model.head.weight.grad.double()
+    row = rows["Gradients/head.weight"]
+    assert row["maximum"] == gradient.max()
+    assert row["minimum"] == gradient.min()
+    assert math.isclose(row["squares"], (gradient**2).sum(), rel_tol=1e-12)
+    kind = training.side.kinds[0]
+    assert (kind.op_type, kind.dtype, kind.shape, kind.byte_count) == (
+        "Linear",
+        "float32",
+        (2, 4),
+        32,
+    )
+    assert kind.model == "Net"
+
+
+def test_second_call_of_a_module_has_its_own_name(x):
+    model = nn.Sequential(nn.ReLU())
+    training = Training(nn.Sequential(model[0], model[0], nn.Linear(3, 1)))
+    rows = training.run_step(x)
+    names = [name for name in rows if "ReLU" in name]
+    assert [name[-4:] for name in names] == ["-op0", "-op1"]
+    assert [name for name in training.run_step(x) if "ReLU" in name] == names
+
+
+def test_cause_has_batch_random_state_and_learning_rate(x):
+    training = Training(Net())
+    training.run_step(x)
+    training.run_step(x)
+    training.run_step(x + 1)
+    causes = [state.cause for state in training.side.states]
+    assert [dict(cause.numbers) for cause in causes] == [{"learning_rate.0": 0.125}] * 3
+    batches = [cause.digests["batch.0"] for cause in causes]
+    assert batches[0] == batches[1] != batches[2]
+    assert {len(cause.digests["random.cpu"]) for cause in causes} == {16}
+
+
+def test_output_that_is_not_finite_is_reported_with_source_and_clean_inputs(x):
+    training = Training(Net())
+    training.run_step(x)
+    training.model.divide.by = math.nan
+    training.run_step(x)
+    (fault,) = training.side.faults
+    assert (fault.kind, fault.iteration) == (FaultKind.NON_FINITE, 1)
+    assert fault.text == "the output of a module has 8 NaN; its inputs are finite"
+    assert fault.tensor_kind.op_name == INNER[2]
+    file, _, line = fault.source.rpartition(":")
+    assert file == __file__
+    lines = Path(__file__).read_text().splitlines()
+    assert "self.divide(self.inner(x))" in lines[int(line) - 1]
+
+
+def test_input_that_is_not_finite_is_said(x):
+    training = Training(Net())
+    training.run_step(x * math.inf)
+    (fault,) = training.side.faults
+    assert fault.text.endswith("its inputs are not finite either")
+    assert fault.tensor_kind.op_name == INNER[0]
+
+
+def test_infinite_output_is_a_fault_only_where_it_is_unusual(x):
+    class Mask(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.full_like(x, -math.inf)
+
+    class Masked(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mask = Mask()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.mask(x)
+            return super().forward(x)
+
+    training = Training(Masked())
+    for _ in range(3):
+        training.run_step(x)
+    assert not training.side.faults
+    training.model.divide.by = 0.0
+    training.run_step(x.abs() + 1)
+    assert len(training.side.faults) == 1
+
+
+def test_gradient_that_is_not_finite_is_a_fault_when_an_optimizer_uses_it(x):
+    training = Training(Net())
+    training.run_step(x)
+    training.begin()
+    training.model(x).sum().mul(math.inf).backward()
+    training.optimizer.zero_grad()  # as GradScaler skips a step
+    training.end()
+    assert not training.side.faults
+    training.begin()
+    training.model(x).sum().mul(math.nan).backward()
+    training.optimizer.step()
+    training.end()
+    (fault,) = training.side.faults
+    assert fault.text.startswith("a gradient that an optimizer uses has ")
+    assert fault.tensor_kind.op_name == "Gradients/inner.0.weight"
+
+
+def test_gradient_without_a_hook_is_measured_when_it_is_used(x):
+    training = Training(Net())
+    training.begin()
+    for parameter in training.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    training.optimizer.step()
+    rows = training.end()
+    assert sorted(rows) == sorted(GRADIENTS)
+
+
+def test_part_of_the_modules_is_measured_in_turn(x):
+    training = Training(Net())
+    training.run_step(x)
+    training.side.recorder.stride = 4
+    seen = [training.run_step(x) for _ in range(4)]
+    assert sorted(name for rows in seen for name in rows) == sorted(INNER + GRADIENTS)
+    assert [state.skipped for state in training.side.states] == [0, 6, 6, 6, 6]
+    training.side.recorder.stride = 1
+    assert len(training.run_step(x)) == 8
+
+
+def test_detached_model_has_no_hooks(x):
+    training = Training(Net())
+    training.run_step(x)
+    twin = copy.deepcopy(training.model)
+    training.hook.detach()
+    states = len(training.side.states)
+    training.model(x)
+    assert not any(module._forward_hooks for module in training.model.modules())
+    twin(x).sum().backward()
+    assert len(training.side.states) == states
+
+
+def test_training_is_bit_identical(x):
+    plain, measured = Net(), Net()
+    measured.load_state_dict(plain.state_dict())
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.125)
+    training = Training(measured)
+    for _ in range(3):
+        optimizer.zero_grad()
+        plain(x).sum().backward()
+        optimizer.step()
+        training.run_step(x)
+    for a, b in zip(plain.parameters(), measured.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_new_module_is_measured_soon(x):
+    training = Training(nn.Sequential(nn.Linear(3, 3)))
+    before = len(training.run_step(x))
+    training.model.append(nn.Linear(3, 1))
+    for _ in range(16):
+        rows = training.run_step(x)
+    assert (before, len(rows)) == (3, 6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_tensor_in_another_order_is_measured(dtype):
+    tensor = torch.arange(6, dtype=dtype).reshape(2, 3).t()[::2]
+    found = measure_tensor(tensor)
+    assert (found[0], found[1], found[2], found[4]) == (4, 5.0, 0.0, 0 + 9 + 4 + 25)
+
+
+def test_tensor_that_has_no_floating_point_numbers_is_skipped():
+    assert measure_tensor(torch.arange(3)) is None
+    assert measure_tensor(torch.empty(0)) is None
+    assert measure_tensor(torch.empty(3, device="meta")) is None
+
+
+@pytest.fixture
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take host memory for that of an accelerator."""
+    monkeypatch.setattr(pulse_hooks, "measure_tensor", lambda tensor: None)
+    monkeypatch.setattr(pulse_hooks, "is_measurable", lambda tensor: True)
+
+
+@pytest.mark.usefixtures("accelerator")
+def test_accelerator_is_read_back_a_step_later(x):
+    training = Training(Net())
+    training.begin()
+    training.model(x).sum().backward()
+    gradient = training.model.head.weight.grad.double()
+    training.optimizer.step()
+    training.hook.iteration_ends(0, armed=False)
+    assert training.end() == {}
+    training.begin()
+    training.model(x).sum().backward()
+    training.hook.iteration_ends(1, armed=False)
+    training.side.take()
+    late = training.side.states[-1]
+    rows = training.side.list_rows(late)
+    assert late.iteration == 0
+    assert list(rows)[:4] == INNER
+    assert sorted(rows) == sorted(INNER + GRADIENTS)
+    row = rows["Gradients/head.weight"]
+    assert (row["maximum"], row["minimum"]) == (gradient.max(), gradient.min())
+    assert math.isclose(row["squares"], (gradient**2).sum(), rel_tol=1e-5)
+    training.end()
+    training.hook.detach()
+    training.side.take()
+    assert training.side.states[-1].iteration == 1
+    assert len(training.side.list_rows(training.side.states[-1])) == 8
+
+
+@pytest.mark.usefixtures("accelerator")
+def test_first_output_on_an_accelerator_that_is_not_finite_is_reported(x):
+    training = Training(Net())
+    training.model.divide.by = math.nan
+    training.begin()
+    training.model(x).sum().backward()
+    training.hook.iteration_ends(0, armed=False)
+    training.end()
+    training.begin()
+    training.hook.iteration_ends(1, armed=False)
+    training.side.take()
+    (fault,) = training.side.faults
+    assert (fault.kind, fault.iteration) == (FaultKind.NON_FINITE, 0)
+    assert fault.text == "the output of a module is the first of its step that is not finite"
+    assert fault.tensor_kind.op_name == INNER[2]
+    assert fault.source.startswith(__file__)
+
+
+@pytest.mark.usefixtures("accelerator")
+@pytest.mark.parametrize("is_used", [False, True])
+def test_gradient_on_an_accelerator_is_a_fault_only_if_it_was_used(x, is_used):
+    training = Training(Net())
+    training.begin()
+    training.model(x).sum().mul(math.inf).backward()
+    if is_used:
+        training.optimizer.step()
+    training.hook.iteration_ends(0, armed=False)
+    training.end()
+    training.hook.detach()
+    training.side.take()
+    assert len(training.side.faults) == is_used

@@ -1,0 +1,97 @@
+"""Decisions of the black box, for every reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankdump._core.plan import BlackBoxSettings
+from rankdumpd.agent.blackbox.freeze_decision import (
+    LOST_GRACE_S,
+    MAX_WAIT_S,
+    MIN_INTERVALS,
+    MIN_SILENCE_S,
+    MIN_WAIT_S,
+    ROW_TREE_BYTES,
+    FreezeAction,
+    FreezeFacts,
+    compute_wait_s,
+    decide_freeze,
+    is_dead,
+    is_silent,
+    is_wait_over,
+)
+
+SETTINGS = BlackBoxSettings(steps=8, pause_s=60.0, max_bytes=1000 * ROW_TREE_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("facts", "action", "words"),
+    [
+        ({}, FreezeAction.FREEZE, ""),
+        ({"steps": 0}, FreezeAction.REFUSE, "no step since"),
+        ({"open_iteration": 6}, FreezeAction.APPEND, "iteration 6 is under way"),
+        ({"open_iteration": 7, "steps": 0}, FreezeAction.APPEND, "is under way"),
+        (
+            {"last_iteration": 3, "last_s": 70.0, "last_root": "/d/3"},
+            FreezeAction.REFUSE,
+            "30 s ago at iteration 3: /d/3; the next freeze is possible in 30 s",
+        ),
+        ({"last_iteration": 3, "last_s": 40.0}, FreezeAction.FREEZE, ""),
+        ({"last_iteration": 7, "last_s": -9e9}, FreezeAction.REFUSE, "frozen already at iteration"),
+        ({"rows": 1000}, FreezeAction.FREEZE, ""),
+        ({"rows": 1001}, FreezeAction.REFUSE, "blackbox.max_bytes"),
+        ({"rows": 1, "frozen_bytes": 1000 * ROW_TREE_BYTES}, FreezeAction.REFUSE, "remove some"),
+        ({"shortage": "disk_low"}, FreezeAction.REFUSE, "no room (disk_low)"),
+    ],
+)
+def test_decision_has_a_reason(facts, action, words):
+    verdict = decide_freeze(FreezeFacts(SETTINGS, 7, **({"steps": 5} | facts)), 100.0)
+    assert verdict.action is action
+    assert words in verdict.reason
+    assert bool(verdict.reason) == (action is not FreezeAction.FREEZE)
+
+
+def test_no_limit_of_bytes_refuses_nothing():
+    facts = FreezeFacts(BlackBoxSettings(8, max_bytes=0), 7, steps=1, rows=1 << 40)
+    assert decide_freeze(facts, 0.0).action is FreezeAction.FREEZE
+
+
+@pytest.mark.parametrize(
+    ("since_s", "median_s", "count", "silent"),
+    [
+        (MIN_SILENCE_S, 0.01, MIN_INTERVALS, False),
+        (MIN_SILENCE_S + 0.1, 0.01, MIN_INTERVALS, True),
+        (29.0, 10.0, MIN_INTERVALS, False),
+        (31.0, 10.0, MIN_INTERVALS, True),
+        (1e6, 0.01, MIN_INTERVALS - 1, False),
+    ],
+)
+def test_silence_is_measured_by_the_median(since_s, median_s, count, silent):
+    assert is_silent(since_s, median_s, count) is silent
+
+
+def test_dead_rank_is_one_whose_process_is_gone():
+    assert is_dead(0.0, is_process_gone=True)
+    assert not is_dead(1e6, is_process_gone=False)
+    assert not is_dead(LOST_GRACE_S, is_process_gone=None)
+    assert is_dead(LOST_GRACE_S + 0.1, is_process_gone=None)
+
+
+def test_wait_grows_with_the_step_within_bounds():
+    waits = [compute_wait_s(SETTINGS, median_s) for median_s in (0.0, 1.0, 100.0)]
+    assert waits == [MIN_WAIT_S, 4.5, MAX_WAIT_S]
+
+
+@pytest.mark.parametrize(
+    ("late_s", "now_s", "expected"),
+    [
+        ([], 0.0, True),
+        ([5.0], 9.0, False),
+        ([5.0], 10.0, True),  # it has sent nothing for long: it hangs
+        ([5.0, 9.5], 10.0, False),
+        ([29.9], 29.99, False),
+        ([29.9], 30.0, True),
+    ],
+)
+def test_freeze_waits_for_ranks_whose_steps_still_arrive(late_s, now_s, expected):
+    assert is_wait_over(late_s, until_s=10.0, now_s=now_s) is expected

@@ -1,0 +1,217 @@
+"""Frozen trees from raw files: complete after a kill at any step, never over another freeze."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.black_box_rings import KINDS, STARTED_US, make_frozen_rings, read_tree_record
+
+from rankdump._core.freeze_record import FreezeRecord, format_freeze_record, parse_freeze_record
+from rankdump._core.plan import BlackBoxSettings, DumpPlan, OutputSettings, plan_to_json
+from rankdump._core.status import SessionState
+from rankdump.errors import CorruptedError
+from rankdump.reader import status_of, walk
+from rankdumpd.agent.blackbox.frozen_tree import FrozenTreeWriter, measure_frozen_trees
+from rankdumpd.agent.blackbox.raw_backlog import RETRY_INTERVAL_S, RawBacklog
+from rankdumpd.agent.blackbox.raw_freeze import FrozenRing, RawFreezeFolder
+from rankdumpd.agent.storage.tree import DumpTree
+
+
+class KilledError(BaseException):
+    """The agent is killed."""
+
+
+def make_writer(agent: str = "a", shortage: str = "") -> FrozenTreeWriter:
+    return FrozenTreeWriter(
+        "here",
+        agent,
+        find_shortage=lambda root, job_id, size: shortage,
+        is_stopping=lambda: False,
+        now_us=lambda: STARTED_US,
+    )
+
+
+def write_raw(folder: Path, frozen: tuple[FreezeRecord, list[FrozenRing]]) -> Path:
+    return RawFreezeFolder(folder / "state").write(*frozen)
+
+
+def read_files(tree: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(tree)): path.read_bytes()
+        for path in tree.rglob("*")
+        if path.is_file() and path.name != "config.json"
+    }
+
+
+def test_tree_has_tables_manifests_and_the_record(tmp_path):
+    frozen = make_frozen_rings(tmp_path / "dump")
+    found = make_writer().write(write_raw(tmp_path, frozen))
+    assert found
+    root = Path(found[1])
+    assert root == tmp_path / "dump/blackbox/1"
+    table = (root / "rank_1/Net/0/1/statistic.csv").read_text().splitlines()
+    assert table[2].endswith('"(2,2)",nan,nan,nan,5,0,0,')
+    assert table[1].endswith('"(2,2)",2,-1,2,0,0,0,')
+    record = read_tree_record(root)
+    assert record == found[0]
+    assert [len(rank.steps) for rank in record.ranks] == [3, 3]
+    bad = record.ranks[1].steps[1]
+    assert bad.first_nonfinite
+    assert (bad.first_nonfinite.op_name, bad.first_nonfinite.nans) == (KINDS[1].op_name, 5)
+    view = status_of(walk(root))
+    assert all(each.complete and each.is_balanced for each in view.iterations)
+    assert {each.state for each in view.sessions} == {SessionState.CLOSED}
+    assert 0 < measure_frozen_trees(tmp_path / "dump") < 1 << 20
+
+
+def test_tree_is_complete_after_a_kill_at_any_write(tmp_path, monkeypatch):
+    whole = make_frozen_rings(tmp_path / "whole", steps=2)
+    found = make_writer().write(write_raw(tmp_path / "w", whole))
+    assert found
+    expected = read_files(Path(found[1]))
+    fill, left = DumpTree._fill_and_close, [0]
+
+    def fill_or_die(self, *args, **kwargs):
+        left[0] -= 1
+        if left[0] < 0:
+            raise KilledError
+        return fill(self, *args, **kwargs)
+
+    monkeypatch.setattr(DumpTree, "_fill_and_close", fill_or_die)
+    writes = 0
+    while True:
+        folder = tmp_path / f"killed-{writes}"
+        frozen = make_frozen_rings(folder / "dump", steps=2)
+        raw = write_raw(folder, frozen)
+        left[0] = writes
+        try:
+            make_writer().write(raw)
+        except KilledError:
+            writes += 1
+        else:
+            break
+        left[0] = 1 << 30
+        again = make_writer().write(raw)
+        assert again
+        written = read_files(Path(again[1]))
+        assert written.keys() == expected.keys()
+        for name, data in expected.items():
+            # Plans and configurations name the root.
+            if ".dump_metadata/data_dump" not in name:
+                assert written[name] == data, name
+    assert writes > 10
+
+
+@pytest.mark.parametrize("fields", [{"job_id": "other"}, {"attempt": 1}, {"frozen_us": 7}])
+def test_tree_of_another_freeze_stays(tmp_path, fields):
+    record, rings = make_frozen_rings(tmp_path / "dump")
+    first = make_writer().write(write_raw(tmp_path, (record, rings)))
+    other = dataclasses.replace(record, **fields)
+    second = make_writer().write(write_raw(tmp_path, (other, rings)))
+    assert first
+    assert second
+    assert (first[1], second[1]) == (f"{tmp_path}/dump/blackbox/1", f"{tmp_path}/dump/blackbox/1.1")
+    assert read_tree_record(Path(first[1])) == first[0]
+
+
+def test_agents_of_a_job_write_one_tree(tmp_path):
+    record, rings = make_frozen_rings(tmp_path / "dump")
+    for at, agent in enumerate("ab"):
+        part = dataclasses.replace(record, ranks=record.ranks[at : at + 1], frozen_us=at)
+        found = make_writer(agent).write(write_raw(tmp_path / agent, (part, rings[at : at + 1])))
+        assert found
+        assert found[1] == f"{tmp_path}/dump/blackbox/1"
+    assert len(list((tmp_path / "dump/blackbox/1/.rankdump").glob("black_box.here.*.json"))) == 2
+
+
+def test_tree_has_the_modes_of_the_plan(tmp_path):
+    record, rings = make_frozen_rings(tmp_path / "dump", ranks=1)
+    output = OutputSettings(str(tmp_path / "dump"), file_mode=0o444, folder_mode=0o755)
+    plan = plan_to_json(DumpPlan(output, black_box=BlackBoxSettings(8)))
+    ring = dataclasses.replace(
+        rings[0], request=dataclasses.replace(rings[0].request, plan_json=plan)
+    )
+    found = make_writer().write(write_raw(tmp_path, (record, [ring])))
+    assert found
+    items = [item for item in Path(found[1]).rglob("*") if not item.is_symlink()]
+    assert {item.stat().st_mode & 0o777 for item in items if item.is_dir()} == {0o755}
+    modes = {item.stat().st_mode & 0o777 for item in items if item.is_file()}
+    assert modes == {0o444, 0o644}  # 0o644: the lock
+
+
+class HandClock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def make_backlog(folder: Path, writer: FrozenTreeWriter, clock: Callable[[], float]) -> RawBacklog:
+    backlog = RawBacklog(RawFreezeFolder(folder / "state"), writer, clock)
+    backlog.find_left()
+    return backlog
+
+
+def test_raw_files_of_an_earlier_process_are_written(tmp_path):
+    raw = write_raw(tmp_path, make_frozen_rings(tmp_path / "dump"))
+    (raw.parent / "1.0.tmp").write_bytes(b"half")
+    backlog = make_backlog(tmp_path, make_writer(), HandClock())
+    assert [each.root for each in backlog.write_due()] == [f"{tmp_path}/dump/blackbox/1"]
+    assert (backlog.findings(), raw.exists(), list(backlog.write_due())) == ([], False, [])
+
+
+def test_full_disk_postpones_the_tree(tmp_path):
+    raw, clock = write_raw(tmp_path, make_frozen_rings(tmp_path / "dump")), HandClock()
+    backlog = make_backlog(tmp_path, make_writer(shortage="disk_low"), clock)
+    assert list(backlog.write_due()) == []
+    assert "no room (disk_low)" in backlog.findings()[0]
+    assert raw.exists()
+    assert not (tmp_path / "dump").exists()
+    backlog._writer = make_writer()
+    assert list(backlog.write_due()) == []  # not due yet
+    clock.now_s = RETRY_INTERVAL_S
+    assert len(list(backlog.write_due())) == 1
+    assert backlog.findings() == []
+
+
+@pytest.mark.parametrize("kept", [0, 10, 30, 200, -40, -1])
+def test_damaged_raw_file_is_set_aside(tmp_path, kept):
+    raw = write_raw(tmp_path, make_frozen_rings(tmp_path / "dump"))
+    raw.write_bytes(raw.read_bytes()[:kept])
+    backlog = make_backlog(tmp_path, make_writer(), HandClock())
+    assert list(backlog.write_due()) == []
+    [finding] = backlog.findings()
+    assert "\n" not in finding
+    assert str(raw.with_suffix(".damaged")) in finding
+    assert raw.with_suffix(".damaged").exists()
+
+
+def test_record_is_read_back_as_it_was_written():
+    record, _ = make_frozen_rings(Path("/dump"))
+    assert parse_freeze_record(format_freeze_record(record)) == record
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"version": 2}',
+        b'{"version": 1, "job_id": 3}',
+        b"[" * 100_000,
+        b'{"version": 1, "causes": [], "job_id": "a", "attempt": 0, "iteration": 0, "host": "h", '
+        b'"world_size": 1, "frozen_us": 0}',
+        format_freeze_record(make_frozen_rings(Path("/dump"))[0]).replace(
+            b'"attempt": 0', b'"attempt": -1'
+        ),
+        b"\xff\xfe",
+    ],
+)
+def test_hostile_record_is_rejected_in_one_line(data):
+    with pytest.raises(CorruptedError, match="not a record of a freeze") as raised:
+        parse_freeze_record(data)
+    assert "\n" not in str(raised.value)

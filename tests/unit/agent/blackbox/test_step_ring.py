@@ -1,0 +1,150 @@
+"""Rings of steps: what stays, what leaves, and hostile messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from rankdump._core.black_box import PULSE_ROW, StepCause, StepState
+from rankdump._core.plan import BlackBoxSettings, DumpPlan, OutputSettings
+from rankdump._core.record import TensorKind
+from rankdump._core.session_protocol import SessionRequest
+from rankdump._wire.black_box_messages import step_state_to_wire
+from rankdump._wire.session_messages import kind_to_wire
+from rankdump.errors import ProtocolError
+from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent.blackbox.step_ring import StepRings
+from rankdumpd.agent.session.rank_session import RankSession
+
+
+def rows_of(*kinds: int) -> bytes:
+    rows = np.zeros(len(kinds), PULSE_ROW)
+    rows["kind"] = kinds
+    return rows.tobytes()
+
+
+def step(iteration: int, *kinds: int, **fields) -> StepState:
+    return StepState(iteration, 10 * iteration, 10 * iteration + 5, rows_of(*kinds), **fields)
+
+
+@pytest.fixture
+def make_session(make_request: Callable[..., SessionRequest]):
+    def make(steps: int = 4, **fields) -> RankSession:
+        plan = DumpPlan(OutputSettings("/dump"), black_box=BlackBoxSettings(steps))
+        return RankSession(make_request(**fields), plan)
+
+    return make
+
+
+@pytest.fixture
+def kinds(make_kind: Callable[..., TensorKind]) -> list[bytes]:
+    return [kind_to_wire(make_kind(slot=slot)) for slot in range(3)]
+
+
+class HandClock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def make_rings(room: int = 1 << 30, clock: HandClock | None = None) -> StepRings:
+    return StepRings(lambda: room, clock or HandClock())
+
+
+def test_ring_keeps_the_latest_steps(make_session, kinds):
+    rings, session = make_rings(), make_session(steps=3)
+    rings.take_step(session, step_state_to_wire(step(0, 0, 2), kinds, 0))
+    for iteration in range(1, 6):
+        ring = rings.take_step(session, step_state_to_wire(step(iteration, 1), (), 0))
+    assert [state.iteration for state in ring.steps] == [3, 4, 5]
+    assert (ring.finished_steps, ring.dropped_steps, rings.step_count) == (6, 0, 3)
+    assert ring.row_count == 3
+
+
+def test_finished_step_replaces_the_unfinished_one(make_session, kinds):
+    rings, session = make_rings(), make_session()
+    for state in (step(0, 0), step(1, unfinished=True, stacks=("a",)), step(1, 0, 1)):
+        ring = rings.take_step(session, step_state_to_wire(state, kinds, 0))
+    assert [(each.iteration, each.unfinished) for each in ring.steps] == [(0, False), (1, False)]
+    assert (ring.finished_steps, ring.sent_steps) == (2, 3)
+    size = ring.byte_count
+    rings.take_step(session, step_state_to_wire(step(1, 0, 1), kinds, 0))
+    assert (ring.byte_count, ring.finished_steps) == (size, 2)
+
+
+def test_new_stream_brings_all_kinds_again(make_session, kinds):
+    rings, session = make_rings(), make_session()
+    rings.take_step(session, step_state_to_wire(step(0, 1), kinds[:2], 0))
+    ring = rings.take_step(session, step_state_to_wire(step(1, 2), kinds, 0))
+    assert ring.kinds == kinds
+
+
+def test_oldest_steps_of_all_ranks_leave_when_memory_is_short(make_session, kinds):
+    first, second = make_session(session_id="a"), make_session(session_id="b", rank=0)
+    roomy = make_rings()
+    roomy.take_step(first, step_state_to_wire(step(0, 0), kinds, 0))
+    one = roomy.used_bytes
+    rings = make_rings(room=3 * one)
+    for iteration in range(2):
+        for session in (first, second):
+            rings.take_step(session, step_state_to_wire(step(iteration, 0), kinds, 0))
+    assert rings.used_bytes <= 3 * one
+    assert rings.dropped_steps == sum(ring.dropped_steps for ring in rings.list_rings()) > 0
+    ring = rings.find("b")
+    assert ring
+    assert ring.steps[-1].iteration == 1
+    assert make_rings(room=0).take_step(first, step_state_to_wire(step(0, 0), kinds, 0)).steps == []
+
+
+def test_median_is_of_times_between_finished_steps(make_session, kinds):
+    clock = HandClock()
+    rings, session = make_rings(clock=clock), make_session()
+    for iteration, later_s in enumerate((0, 1, 2, 9)):
+        clock.now_s += later_s
+        ring = rings.take_step(session, step_state_to_wire(step(iteration, 0), kinds, 0))
+        rings.take_step(session, step_state_to_wire(step(iteration + 1, unfinished=True), (), 0))
+    assert (ring.median_step_s, ring.interval_count) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"rows": b"\0"}, "end within a row"),
+        ({"rows": rows_of(3)}, "kind 3, there are 3"),
+        ({"first_kind": 9}, "from number 9"),
+        ({"new_kinds": [b"\xff"], "first_kind": 3}, "no valid kind"),
+        ({"iteration": 1 << 63}, "is over"),
+        ({"first_kind": 1 << 20}, "from number"),
+        ({"stacks": ["a\0b"]}, "NUL"),
+        ({"cause": agent_pb2.StepCause(digests={"a": "b" * 300})}, "300 characters"),
+    ],
+)
+def test_hostile_step_is_rejected(make_session, kinds, fields, words):
+    rings, session = make_rings(), make_session()
+    ring = rings.take_step(session, step_state_to_wire(step(0, 0), kinds, 0))
+    with pytest.raises(ProtocolError, match=words):
+        rings.take_step(session, agent_pb2.StepState(**fields))
+    assert (len(ring), ring.kinds) == (1, kinds)
+
+
+def test_other_kind_with_a_known_number_is_rejected(make_session, kinds):
+    rings, session = make_rings(), make_session()
+    rings.take_step(session, step_state_to_wire(step(0, 0), kinds, 0))
+    with pytest.raises(ProtocolError, match="another kind with the number 0"):
+        rings.take_step(session, step_state_to_wire(step(1, 0), kinds[1:], 0))
+
+
+def test_step_without_a_black_box_is_rejected(make_session):
+    with pytest.raises(ProtocolError, match="has no black box"):
+        make_rings().take_step(make_session(steps=0), agent_pb2.StepState())
+
+
+def test_causes_and_stacks_count_as_memory(make_session):
+    rings, session = make_rings(), make_session()
+    bare = rings.take_step(session, step_state_to_wire(step(0), (), 0)).byte_count
+    cause = StepCause({"loss": 1.0}, {"batch.0": "ab"})
+    rings.take_step(session, step_state_to_wire(step(0, cause=cause, stacks=("x" * 50,)), (), 0))
+    assert rings.used_bytes == bare + len("loss") + len("batch.0") + 2 + 50

@@ -1,0 +1,201 @@
+"""What a rank sends of its steps, and what it finds wrong by itself."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from support.black_box_side import BlackBoxSide
+
+from rankdump._core.black_box import FaultKind, FreezeNotice
+from rankdump._core.plan import BlackBoxSettings
+from rankdump._core.record import TensorKind, TensorSide
+from rankdump._wire import black_box_messages
+
+STEP_NS = 100_000_000
+
+
+def kind_of(name: str) -> TensorKind:
+    return TensorKind(0, "Linear", name, TensorSide.OUTPUT, 0, "float32", (2, 3), 24)
+
+
+def moments(squares: float = 4.0, nan: int = 0, positive: int = 0):
+    return (6, 2.0, -1.0, 0.0, squares, nan, positive, 0, 1, 1, 4)
+
+
+def run_step(side: BlackBoxSide, iteration: int, squares: float = 4.0, **noted: float) -> None:
+    side.recorder.begin_step(iteration)
+    kind = kind_of("Gradients/weight")
+    side.recorder.add_gradient(kind, side.recorder.number_kind(kind), moments(squares))
+    if noted:
+        side.recorder.note(noted)
+    side.now_ns += STEP_NS
+    side.recorder.end_step(ran=True)
+    side.take()
+
+
+def test_step_is_sent_with_its_rows_and_cause():
+    side = BlackBoxSide()
+    side.now_ns = 5_000_000
+    side.recorder.begin_step(7)
+    number = side.recorder.number_kind(kind_of("a"))
+    assert side.recorder.add_pulse(number, moments())
+    assert not side.recorder.add_pulse(number, moments(nan=2))
+    side.recorder.add_digest("batch.0", "0f")
+    side.recorder.note({"loss": 0.5})
+    side.recorder.count_skipped(3)
+    side.now_ns += STEP_NS
+    side.recorder.end_step(ran=True)
+    side.take()
+    (state,) = side.states
+    assert (state.iteration, state.started_us, state.ended_us) == (7, 5_000, 105_000)
+    assert (state.skipped, state.unfinished) == (3, False)
+    assert (dict(state.cause.numbers), dict(state.cause.digests)) == (
+        {"loss": 0.5},
+        {"batch.0": "0f"},
+    )
+    row = side.list_rows(state)["a"]
+    assert (row["maximum"], row["minimum"], row["squares"], row["nan"]) == (2.0, -1.0, 4.0, 2)
+    assert not side.faults
+
+
+def test_step_in_which_nothing_ran_is_not_sent():
+    side = BlackBoxSide()
+    side.recorder.begin_step(0)
+    side.recorder.end_step(ran=False)
+    side.take()
+    assert not side.states
+
+
+def test_new_stream_brings_all_kinds_again():
+    side = BlackBoxSide()
+    run_step(side, 0)
+    side.recorder.begin_step(1)
+    side.recorder.add_pulse(side.recorder.number_kind(kind_of("a")), moments())
+    side.recorder.end_step(ran=True)
+    known, side.kinds = side.kinds, []
+    side.take(stream=1)
+    assert [each.op_name for each in known] == ["Gradients/weight"]
+    assert [each.op_name for each in side.kinds] == ["Gradients/weight", "a"]
+
+
+def test_outbox_keeps_the_latest_steps():
+    side = BlackBoxSide(BlackBoxSettings(2))
+    for iteration in range(5):
+        side.recorder.begin_step(iteration)
+        side.recorder.end_step(ran=True)
+    side.take()
+    assert [state.iteration for state in side.states] == [3, 4]
+
+
+def test_kinds_above_the_limit_are_skipped(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rankdump._recorder.black_box_recorder.MAX_KINDS", 1)
+    side = BlackBoxSide()
+    side.recorder.begin_step(0)
+    side.recorder.add_pulse(side.recorder.number_kind(kind_of("a")), moments())
+    side.recorder.add_pulse(side.recorder.number_kind(kind_of("b")), moments(nan=1))
+    side.recorder.end_step(ran=True)
+    side.take()
+    assert side.states[0].skipped == 1
+    assert len(side.kinds) == 1
+    assert len(side.warnings) == 1
+
+
+def test_jump_of_gradients_is_reported_once():
+    side = BlackBoxSide()
+    for iteration in range(20):
+        run_step(side, iteration, squares=4.0 + iteration % 3)
+    assert not side.faults
+    run_step(side, 20, squares=4e6)
+    (fault,) = side.faults
+    assert (fault.kind, fault.iteration) == (FaultKind.JUMP, 20)
+    assert fault.text == "the norm of the gradients jumped to 2000"
+    assert fault.tensor_kind == kind_of("Gradients/weight")
+
+
+def test_loss_that_jumps_or_is_not_finite_is_reported():
+    side = BlackBoxSide()
+    for iteration in range(20):
+        run_step(side, iteration, loss=1.0 + iteration % 3 / 10)
+    run_step(side, 20, loss=99.0)
+    assert [fault.text for fault in side.faults] == ["the loss jumped to 99"]
+    run_step(side, 21, loss=math.nan)
+    assert side.faults[1].kind is FaultKind.NON_FINITE
+    assert side.faults[1].text == "loss is nan"
+
+
+def test_fault_that_goes_on_is_reported_once():
+    side = BlackBoxSide()
+    for iteration in range(4):
+        run_step(side, iteration, loss=math.nan)
+    run_step(side, 4, loss=1.0)
+    run_step(side, 5, loss=math.nan)
+    assert [fault.iteration for fault in side.faults] == [0, 5]
+
+
+def test_measuring_that_costs_too_much_measures_a_part():
+    side = BlackBoxSide(BlackBoxSettings(64, max_overhead=0.01))
+    for iteration in range(8):
+        side.recorder.begin_step(iteration)
+        side.now_ns += STEP_NS
+        side.recorder.add_time(STEP_NS // 10)
+        side.recorder.end_step(ran=True)
+    # 0.1 of the step, of which the rest took 0.9; 0.8 of the allowed share is aimed at.
+    assert side.recorder.stride == 14
+    assert len(side.warnings) == 1
+    assert "max_overhead = 0.01" in side.warnings[0]
+    side.recorder.begin_step(30)
+    assert side.recorder.part == 30 % 14
+
+
+def test_freeze_is_answered_with_the_running_step_and_stacks():
+    side = BlackBoxSide()
+    side.recorder.answer_freeze(FreezeNotice(1, "frozen"))
+    side.recorder.begin_step(5)
+    side.recorder.answer_freeze(FreezeNotice(5, "frozen again", wants_stacks=True))
+    side.take()
+    (state,) = side.states
+    assert (state.iteration, state.unfinished) == (5, True)
+    assert any("test_freeze_is_answered" in stack for stack in state.stacks)
+    assert side.warnings == ["frozen", "frozen again"]
+
+
+def test_error_that_ends_the_session_is_reported_with_the_running_step():
+    side = BlackBoxSide()
+    side.recorder.begin_step(2)
+    try:
+        raise RuntimeError("shape mismatch")
+    except RuntimeError:
+        side.recorder.close(raised=True)
+    side.take()
+    assert [(state.iteration, state.unfinished) for state in side.states] == [(2, True)]
+    (fault,) = side.faults
+    assert fault.kind is FaultKind.EXCEPTION
+    assert fault.text == "the job raised RuntimeError: shape mismatch"
+
+
+def test_session_that_ends_well_reports_nothing():
+    side = BlackBoxSide()
+    run_step(side, 0)
+    side.recorder.close(raised=False)
+    side.take()
+    assert len(side.states) == 1
+    assert not side.faults
+
+
+def test_forked_child_sends_nothing():
+    side = BlackBoxSide()
+    run_step(side, 0)
+    side.recorder.begin_step(1)
+    side.recorder.disarm()
+    side.recorder.add_pulse(side.recorder.number_kind(kind_of("new")), moments(nan=1))
+    side.recorder.report_fault(FaultKind.NON_FINITE, "the loss is nan")
+    side.recorder.end_step(ran=True)
+    side.recorder.begin_step(2)
+    side.recorder.end_step(ran=True)
+    assert not side.outbox.has_waiting
+    assert len(side.kinds) == 1
+
+
+def test_limit_of_kinds_is_that_of_the_messages():
+    assert black_box_messages.MAX_KINDS == 1 << 16

@@ -1,0 +1,68 @@
+"""Steps of the black box beside frames and doorbells of a stream."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from support.black_box_side import BlackBoxSide
+
+from rankdump._core.record import TensorKind, TensorSide
+from rankdump._transport.push_stream import PushStream
+from rankdump._transport.send_buffer import SendBuffer
+from rankdump._wire.session_messages import kind_from_wire
+
+KIND = TensorKind(0, "Linear", "Default/fc", TensorSide.OUTPUT, 0, "float32", (2,), 8)
+
+
+@pytest.fixture
+def side() -> BlackBoxSide:
+    made = BlackBoxSide()
+    made.recorder.begin_step(0)
+    made.recorder.add_pulse(made.recorder.number_kind(KIND), (2, 1, 1, 2, 2, 0, 0, 0, 2, 0, 0))
+    made.recorder.end_step(ran=True)
+    return made
+
+
+def make_stream(side: BlackBoxSide) -> PushStream:
+    buffer = SendBuffer(on_release=lambda item: None, on_copy_failed=lambda head: None)
+    return PushStream(buffer, side.outbox, on_tick=lambda: None)
+
+
+def test_step_goes_over_a_stream_without_frames(side: BlackBoxSide):
+    outgoing = make_stream(side)
+    requests = outgoing.requests(outgoing.begin_stream())
+    message = next(requests).step_state
+    assert [kind_from_wire(kind) for kind in message.new_kinds] == [KIND]
+    outgoing.closing = True
+    assert list(requests) == []
+
+
+def test_closing_stream_sends_the_last_steps(side: BlackBoxSide):
+    outgoing = make_stream(side)
+    outgoing.closing = True
+    requests = list(outgoing.requests(outgoing.begin_stream()))
+    assert [request.WhichOneof("body") for request in requests] == ["step_state"]
+
+
+def test_new_step_wakes_the_sender(side: BlackBoxSide):
+    outgoing = make_stream(side)
+    requests = outgoing.requests(outgoing.begin_stream())
+    next(requests)
+    found: list[int] = []
+    thread = threading.Thread(target=lambda: found.append(next(requests).step_state.iteration))
+    thread.start()
+    side.recorder.begin_step(1)
+    side.recorder.end_step(ran=True)
+    thread.join()
+    assert found == [1]
+
+
+def test_nothing_is_sent_to_an_agent_that_keeps_no_steps(side: BlackBoxSide):
+    side.outbox.is_wanted = False
+    outgoing = make_stream(side)
+    outgoing.closing = True
+    assert list(outgoing.requests(outgoing.begin_stream())) == []
+    assert not side.outbox.has_waiting
+    side.outbox.is_wanted = True
+    assert side.outbox.has_waiting
