@@ -19,6 +19,7 @@ from rankdump.reader import Dump, status, walk
 pytestmark = pytest.mark.slow
 
 JOB = Path(__file__).parent / "jobs" / "ascend_models.py"
+LAUNCHER = Path(__file__).parents[1] / "support" / "rank_launcher.py"
 CLI = [sys.executable, "-m", "rankdump"]
 LAYERS = {"Encoder": ("", "conv", "act"), "Head": ("", "fc")}
 SECTION = {"codec": "none"}
@@ -53,7 +54,7 @@ def mindspore(folder: Path, file_format: str) -> Path:
 def dumped(folder: Path, config: Path, mode: str, *, ranks: int = 1) -> None:
     job = [sys.executable]
     if ranks > 1:
-        job += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        job += [str(LAUNCHER), str(ranks)]
     command = [*CLI, "run", "--config", str(config), "--", *job, str(JOB), str(folder), mode]
     environ = {**os.environ, "TMPDIR": "/tmp", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -54,7 +54,8 @@ def collected(tmp_path_factory):
     """The tree of one job that computes digests, and the digests of its own hooks."""
     folder = tmp_path_factory.mktemp("digests")
     temp = Path("/tmp")
-    job = torchrun(JOBS / "ddp_digests.py", folder)
+    launcher = ROOT / "tests" / "support" / "rank_launcher.py"
+    job = [sys.executable, *map(str, (launcher, 2, JOBS / "ddp_digests.py", folder))]
     done = dumped(folder / "tree", job, temp, JOBS / "ddp_digests.json")
     seen = {rank: json.loads((folder / f"rank_{rank}.json").read_text()) for rank in (0, 1)}
     return folder / "tree", seen, done.stderr

@@ -16,6 +16,7 @@ import pytest
 import rankdump
 from rankdump._analysis.compare.report import ComparisonReport, DivergenceOrigin, TensorVerdict
 
+LAUNCHER = Path(__file__).parents[1] / "support" / "rank_launcher.py"
 JOB = Path(__file__).parent / "jobs" / "two_versions.py"
 LAYER = "Default/network-Encoder/blocks-Sequential/2-Block/wide-Sequential/2-Linear/Linear-op0"
 SPOILER = "Default/network-Encoder/blocks-Sequential/1-Block/spoiler-Spoiler/Spoiler-op0"
@@ -37,8 +38,8 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("versions")
     config = folder / "data_dump.json"
     config.write_text(CONFIG)
-    run = ["rankdump", "run", "--config", config, "--", sys.executable, "-m"]
-    ranks = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", JOB, folder]
+    run = ["rankdump", "run", "--config", config, "--", sys.executable]
+    ranks = [LAUNCHER, "2", JOB, folder]
     done = subprocess.run(
         [sys.executable, "-m", *run, *ranks],
         capture_output=True,

@@ -16,6 +16,7 @@ import rankdump
 from rankdump.errors import CorruptedError
 from rankdump.reader import read_order, status
 
+LAUNCHER = Path(__file__).parents[1] / "support" / "rank_launcher.py"
 RANKDUMP = [sys.executable, "-m", "rankdump"]
 STEPS = 15
 JOB = f"""
@@ -55,7 +56,7 @@ def run(folder: Path, share: float) -> Path:
         "rankdump": {"max_step_overhead": share},
     }
     config.write_text(json.dumps(body))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    launcher = [sys.executable, str(LAUNCHER), "2"]
     done = subprocess.run(
         [*RANKDUMP, "run", "--config", str(config), "--", *launcher, str(script)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
