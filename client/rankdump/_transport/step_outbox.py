@@ -14,6 +14,7 @@ from rankdump._wire.black_box_messages import fault_notice_to_wire, step_state_t
 from rankdump.wire.v1 import agent_pb2
 
 _MAX_FAULTS = 16
+"""Faults that wait, beside the steps."""
 
 
 class StepOutbox:
@@ -21,8 +22,9 @@ class StepOutbox:
 
     def __init__(self, max_steps: int) -> None:
         self._lock = threading.Lock()
-        self._states: deque[StepState] = deque(maxlen=max_steps)
-        self._faults: deque[FaultNotice] = deque(maxlen=_MAX_FAULTS)
+        self._max_steps = max_steps
+        self._items: deque[StepState | FaultNotice] = deque()
+        """In the order in which they arose: a fault comes before the step that it was found in."""
         self._kinds: list[bytes] = []
         self._stream = -1
         self._brought = 0
@@ -35,7 +37,7 @@ class StepOutbox:
     @property
     def has_waiting(self) -> bool:
         """Whether anything waits that the agent wants."""
-        return self.is_wanted and bool(self._states or self._faults)
+        return self.is_wanted and bool(self._items)
 
     def add_kind(self, kind: bytes) -> int:
         """Give a serialized kind its number, which holds for the session."""
@@ -45,14 +47,19 @@ class StepOutbox:
 
     def add_state(self, state: StepState) -> None:
         """Send a step."""
-        with self._lock:
-            self._states.append(state)
-        self.on_news()
+        self._add(state, self._max_steps)
 
     def add_fault(self, notice: FaultNotice) -> None:
         """Send a fault, after the steps that wait."""
+        self._add(notice, _MAX_FAULTS)
+
+    def _add(self, item: StepState | FaultNotice, most: int) -> None:
+        """Add an item, in the place of the oldest of its sort when there are too many."""
         with self._lock:
-            self._faults.append(notice)
+            same = [each for each in self._items if type(each) is type(item)]
+            if len(same) >= most:
+                self._items.remove(same[0])
+            self._items.append(item)
         self.on_news()
 
     def take_requests(self, stream: int) -> Iterator[agent_pb2.PushRequest]:
@@ -67,10 +74,11 @@ class StepOutbox:
             yield request
 
     def _take_request(self) -> agent_pb2.PushRequest | None:
-        if self._states:
-            first, self._brought = self._brought, len(self._kinds)
-            message = step_state_to_wire(self._states.popleft(), self._kinds[first:], first)
-            return agent_pb2.PushRequest(step_state=message)
-        if self._faults:
-            return agent_pb2.PushRequest(fault=fault_notice_to_wire(self._faults.popleft()))
-        return None
+        if not self._items:
+            return None
+        item = self._items.popleft()
+        if isinstance(item, FaultNotice):
+            return agent_pb2.PushRequest(fault=fault_notice_to_wire(item))
+        first, self._brought = self._brought, len(self._kinds)
+        message = step_state_to_wire(item, self._kinds[first:], first)
+        return agent_pb2.PushRequest(step_state=message)

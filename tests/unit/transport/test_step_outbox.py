@@ -66,3 +66,23 @@ def test_nothing_is_sent_to_an_agent_that_keeps_no_steps(side: BlackBoxSide):
     assert not side.outbox.has_waiting
     side.outbox.is_wanted = True
     assert side.outbox.has_waiting
+
+
+def test_fault_goes_before_the_step_that_it_was_found_in(side: BlackBoxSide):
+    side.take()
+    side.recorder.begin_step(1)
+    side.recorder.note({"loss": float("nan")})
+    side.recorder.end_step(ran=True)
+    side.recorder.begin_step(2)
+    side.recorder.end_step(ran=True)
+    bodies = [request.WhichOneof("body") for request in side.outbox.take_requests(0)]
+    assert bodies == ["fault", "step_state", "step_state"]
+
+
+def test_too_many_faults_leave_the_steps(side: BlackBoxSide):
+    for iteration in range(1, 100, 2):
+        side.recorder.begin_step(iteration)
+        side.recorder.note({"loss": float("nan")})
+        side.recorder.end_step(ran=True)
+    bodies = [request.WhichOneof("body") for request in side.outbox.take_requests(0)]
+    assert (bodies.count("fault"), bodies.count("step_state")) == (16, 51)

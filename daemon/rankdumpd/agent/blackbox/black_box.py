@@ -381,6 +381,7 @@ class BlackBox:
         freeze = OpenFreeze(
             record,
             raw,
+            now_s + decisions.GATHER_S,
             now_s + decisions.compute_wait_s(settings, median_s),
             cause.iteration + settings.post_steps,
             [order],

@@ -54,6 +54,8 @@ class OpenFreeze:
 
     record: FreezeRecord
     raw: Path
+    earliest_s: float
+    """Before then it is not complete: other ranks may know more of the fault."""
     until_s: float
     last_iteration: int
     """The wait ends for a rank that has ended it."""
@@ -68,6 +70,8 @@ class OpenFreeze:
 
     def is_complete(self, ranks: Iterable[RankProgress], now_s: float) -> bool:
         """Return whether nothing is awaited any more of the ranks that go on."""
+        if now_s < self.earliest_s:
+            return False
         late = [each for each in ranks if each.iteration < self.last_iteration]
         return is_wait_over([each.arrived_s for each in late], self.until_s, now_s)
 
