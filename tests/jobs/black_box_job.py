@@ -45,16 +45,25 @@ class Net(nn.Module):
         return self.last(self.scale(torch.tanh(self.first(x))))
 
 
-def go_wrong(scenario: str, net: Net) -> None:
+def go_wrong(scenario: str, net: Net, session: rankdump.Session) -> None:
     """Do what the scenario says, on the bad rank in the bad step."""
     if scenario == "nan":
         net.scale.factor = float("nan")
     elif scenario == "kill":
+        # What was not sent is lost with the process.
+        wait_until_sent(session)
         os.kill(os.getpid(), signal.SIGKILL)
     elif scenario == "raise":
         raise RuntimeError("the loader has no more samples")
     elif scenario == "sleep":
         time.sleep(SLEEP_S)
+
+
+def wait_until_sent(session: rankdump.Session) -> None:
+    """Return when the agent has all steps so far."""
+    pipeline = session._pipeline
+    while pipeline is not None and pipeline._outbox is not None and pipeline._outbox._items:
+        time.sleep(0.01)
 
 
 def train(scenario: str, rank: int, world: int, folder: Path) -> None:
@@ -89,7 +98,7 @@ def run_steps(
         for step in range(STEPS):
             session.step(step)
             if (rank, step) == (world - 2, BAD_STEP):
-                go_wrong(scenario, net)
+                go_wrong(scenario, net, session)
             optimizer.zero_grad()
             loss = model(torch.randn(8, 16)).square().mean()
             loss.backward()

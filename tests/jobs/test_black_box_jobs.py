@@ -91,9 +91,9 @@ def test_killed_rank_is_the_cause(run):
     causes = [report["cause"], *report["later_causes"]]
     (lost,) = [cause for cause in causes if cause["kind"] == "lost_rank"]
     assert lost["rank"] == 0
-    assert "SIGKILL" in lost["text"]
+    assert lost["text"].startswith("rank 0 ended without the end of its session")
+    assert 0 <= lost["iteration"] < BAD_STEP
     assert report["first_bad_value"] is None
-    assert max(each["iteration"] for each in report["steps"]) >= BAD_STEP - 1
 
 
 def test_error_of_a_rank_is_the_cause(run):
