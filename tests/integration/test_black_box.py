@@ -83,7 +83,7 @@ def test_fault_of_a_rank_freezes_all_ranks(make_agent, make_rank, short_dir):
     assert (cause.rank, cause.op_name, cause.source) == (0, KINDS[1].op_name, "train.py:7")
     bad = record.ranks[0].steps[2]
     assert (bad.numbers["loss"], bad.gradient_norm, bad.nonfinite) == ("nan", "2.0", 1)
-    assert rankdump.open(tree).where(iteration=2, rank=0).table().num_rows == 3
+    assert len(rankdump.open(tree).where(iteration=2, rank=0).table().column("rank")) == 3
     assert not list((short_dir / "state/blackbox").glob("*.freeze"))
     assert first.status().black_box.steps == 0
     stream.wait_warned()

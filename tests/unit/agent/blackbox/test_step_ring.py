@@ -58,7 +58,9 @@ def test_ring_keeps_the_latest_steps(make_session, kinds):
     rings, session = make_rings(), make_session(steps=3)
     rings.take_step(session, step_state_to_wire(step(0, 0, 2), kinds, 0))
     for iteration in range(1, 6):
-        ring = rings.take_step(session, step_state_to_wire(step(iteration, 1), (), 0))
+        rings.take_step(session, step_state_to_wire(step(iteration, 1), (), 0))
+    ring = rings.find(session.request.session_id)
+    assert ring
     assert [state.iteration for state in ring.steps] == [3, 4, 5]
     assert (ring.finished_steps, ring.dropped_steps, rings.step_count) == (6, 0, 3)
     assert ring.row_count == 3
@@ -67,7 +69,9 @@ def test_ring_keeps_the_latest_steps(make_session, kinds):
 def test_finished_step_replaces_the_unfinished_one(make_session, kinds):
     rings, session = make_rings(), make_session()
     for state in (step(0, 0), step(1, unfinished=True, stacks=("a",)), step(1, 0, 1)):
-        ring = rings.take_step(session, step_state_to_wire(state, kinds, 0))
+        rings.take_step(session, step_state_to_wire(state, kinds, 0))
+    ring = rings.find(session.request.session_id)
+    assert ring
     assert [(each.iteration, each.unfinished) for each in ring.steps] == [(0, False), (1, False)]
     assert (ring.finished_steps, ring.sent_steps) == (2, 3)
     size = ring.byte_count
@@ -104,8 +108,10 @@ def test_median_is_of_times_between_finished_steps(make_session, kinds):
     rings, session = make_rings(clock=clock), make_session()
     for iteration, later_s in enumerate((0, 1, 2, 9)):
         clock.now_s += later_s
-        ring = rings.take_step(session, step_state_to_wire(step(iteration, 0), kinds, 0))
+        rings.take_step(session, step_state_to_wire(step(iteration, 0), kinds, 0))
         rings.take_step(session, step_state_to_wire(step(iteration + 1, unfinished=True), (), 0))
+    ring = rings.find(session.request.session_id)
+    assert ring
     assert (ring.median_step_s, ring.interval_count) == (2, 3)
 
 

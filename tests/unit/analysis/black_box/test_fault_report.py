@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,12 @@ def bad(at_us: int, name: str = "Default/b-Linear/Linear-op0") -> NonfiniteTenso
 
 def step(iteration: int, **fields) -> FrozenStep:
     numbers = {"loss": f"{iteration / 2}"}
-    usual = {"tensors": 20, "gradient_norm": "2.0", "largest": "3.5", "numbers": numbers}
+    usual: dict[str, Any] = {
+        "tensors": 20,
+        "gradient_norm": "2.0",
+        "largest": "3.5",
+        "numbers": numbers,
+    }
     return FrozenStep(iteration, 10 * iteration, 10 * iteration + 5, **(usual | fields))
 
 
@@ -60,7 +66,13 @@ def rank_of(number: int, *steps: FrozenStep, **fields) -> FrozenRank:
 
 
 def record_of(*ranks: FrozenRank, **fields) -> FreezeRecord:
-    usual = {"world_size": 4, "frozen_us": 50, "causes": (CAUSE,), "ranks": ranks, "host": "node1"}
+    usual: dict[str, Any] = {
+        "world_size": 4,
+        "frozen_us": 50,
+        "causes": (CAUSE,),
+        "ranks": ranks,
+        "host": "node1",
+    }
     return FreezeRecord("job", 0, 5, **(usual | fields))
 
 
