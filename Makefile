@@ -13,16 +13,18 @@ KERNEL_SOURCES := hatch_build.py $(wildcard client/rankdump/_kernels/*.[ch])
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo test test-fast test-pythons coverage test-mindspore test-frameworks test-deploy soak deb release check proto \
-  proto-check schema bench bench-peers peers fuzz clean
+  proto-check check-types check-sources schema bench bench-peers peers fuzz clean
 
 setup: .venv/ready .venv/kernels
 
 # The version of the installed package is read from the library.
+# pip would compile it on one core, torch alone for half a minute; some files of others are not valid.
 .venv/ready: pyproject.toml client/rankdump/__init__.py
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile torch==2.13.0
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
+	$(BIN)/python -m compileall -qq --workers 0 .venv/lib || true
 	touch $@
 
 # Where there is no C compiler, this says so and succeeds.
@@ -50,9 +52,11 @@ demo: setup
 # measure run afterwards, alone.
 JOBS ?= 3
 PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# Those that measure are looked for in the files that have some: collecting all takes longer.
+SERIAL = $(shell grep -rlw 'mark\.serial' tests --include='test_*.py')
 test: setup
 	$(BIN)/python -m pytest tests -m "not serial" $(PARALLEL)
-	$(BIN)/python -m pytest tests -m serial
+	$(BIN)/python -m pytest $(SERIAL) -m serial
 
 # Tests of single modules, without daemons and jobs; laws are tried with a quarter of the examples.
 FAST := tests/unit tests/test_docs.py tests/test_architecture.py
@@ -71,13 +75,20 @@ coverage: setup
 test-pythons:
 	.ci/test-pythons "$(JOBS)" $$(.ci/pythons $(PYTHONS))
 
-check: setup proto-check
+# Side by side: pyright takes longer on its core than all else on the other. What each says comes as
+# one when it has ended.
+check:
+	$(MAKE) --no-print-directory --jobs 2 --output-sync=target check-types check-sources
+
+check-types: setup
+	$(BIN)/pyright
+
+check-sources: setup proto-check
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/python checks/names.py
 	$(BIN)/python checks/sizes.py
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/pyright
 
 proto: build/proto-venv/ready
 	sh proto/generate.sh build/proto-venv/bin client
