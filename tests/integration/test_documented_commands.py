@@ -7,10 +7,13 @@ same. `docs/mindspore.md` needs MindSpore: tests/mindspore/test_docs.py runs it.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
 import tempfile
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -41,6 +44,16 @@ NEEDS_SYSTEMD = (
     "systemctl restart",
 )
 """What changes a host that systemd runs; `make test-deploy` does the same in a copy of one."""
+
+STEPPING_JOB = """
+import pathlib, time, torch, rankdump
+model = torch.nn.Linear(4, 2)
+session = rankdump.attach(model)
+while not pathlib.Path("stop").exists():
+    model(torch.ones(2, 4)).sum().backward()
+    session.step()
+    time.sleep(0.02)
+"""
 
 
 @dataclass
@@ -146,6 +159,8 @@ def readme(page: DocumentPage, trained: TrainedTrees) -> None:
     with standalone(page):
         page.run("rankdump pin JOB", JOB="digits", says="is pinned")
         page.run("rankdump unpin JOB", JOB="digits", says="is not pinned")
+    for command in ("rankdump freeze [JOB]", "rankdump faults [TREE]"):
+        page.elsewhere(command, "tests/integration/test_documented_commands.py::black_box")
     demo = "tests/integration/test_demo.py::test_example_trains_identically_without_dump"
     page.elsewhere("make demo", demo)
 
@@ -220,6 +235,31 @@ def ascend(page: DocumentPage, _: TrainedTrees) -> None:
     with page.running(ingest, "[1-9][0-9]* files"):
         pass
     assert not [*(page.folder / "data/native").glob("Conv2D*")]
+
+
+def black_box(page: DocumentPage, _: TrainedTrees) -> None:
+    """A job that steps until it is told to end, with the configuration of the page."""
+    config = json.loads(blocks(page.path, "json")[0])
+    config["rankdump"]["path"] = page.here("/data/dump")
+    (page.folder / "black_box.json").write_text(json.dumps(config))
+    material.script(page.folder / "train.py", STEPPING_JOB)
+    page.environ["RANKDUMP_AGENT"] = f"unix:{page.environ['TMPDIR']}/b.sock"
+    page.environ["RANKDUMP_CONFIG"] = "black_box.json"
+    with standalone(page):
+        job = threading.Thread(target=page.shell, args=("python train.py",))
+        job.start()
+        try:
+            while not json.loads(page.shell("rankdump status --json").stdout)["black_box"]["steps"]:
+                time.sleep(0.05)
+            page.run('rankdump freeze --reason "loss looks odd"', says="data/dump/blackbox/")
+            page.run("rankdump status", says="loss looks odd")
+        finally:
+            (page.folder / "stop").touch()
+            job.join()
+    page.run("rankdump faults /data/dump", says="cause: request, iteration .*loss looks odd")
+    (frozen,) = (page.folder / "data/dump/blackbox").iterdir()
+    command = "rankdump faults /data/dump/blackbox/37 --stacks"
+    page.run(command, {"37": frozen.name}, says=f"frozen at iteration {frozen.name}")
 
 
 def comparing(page: DocumentPage, trained: TrainedTrees) -> None:
@@ -439,6 +479,7 @@ SCENES: dict[str, Callable[[DocumentPage, TrainedTrees], None]] = {
     "README.md": readme,
     "docs/apidump.md": apidump,
     "docs/ascend.md": ascend,
+    "docs/blackbox.md": black_box,
     "docs/comparing.md": comparing,
     "docs/configuration.md": configuration,
     "docs/converting.md": converting,

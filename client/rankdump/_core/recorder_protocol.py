@@ -393,6 +393,10 @@ class PulseRecorder(Protocol):
     part: int
     """The part that is measured in the running step."""
 
+    def limit_stride(self, tensors: int) -> None:
+        """Note that a model has so many tensors: a step measures one of them at least."""
+        ...
+
     def number_kind(self, kind: TensorKind) -> int:
         """Return the number of a kind; -1 when there are too many."""
         ...

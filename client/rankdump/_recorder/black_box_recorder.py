@@ -31,7 +31,12 @@ from rankdump._core.record import TensorKind
 from rankdump._core.recorder_protocol import LateRow
 from rankdump._kernels.kernel_functions import FoundMoments
 from rankdump._recorder.event_trace import now_us
-from rankdump._recorder.pulse_decisions import StrideReason, choose_stride, has_jumped
+from rankdump._recorder.pulse_decisions import (
+    MAX_STRIDE,
+    StrideReason,
+    choose_stride,
+    has_jumped,
+)
 from rankdump._transport.step_outbox import StepOutbox
 from rankdump._wire.black_box_messages import MAX_KINDS
 from rankdump._wire.session_messages import kind_to_wire
@@ -78,6 +83,7 @@ class BlackBoxRecorder:
         """The step that ended last."""
         self._shares: list[float] = []
         self._histories: dict[tuple[str, int], deque[float]] = {}
+        self._max_stride = 1
         self.stride = 1
         """One of so many parts of the modules is measured in each step."""
         self.part = 0
@@ -128,6 +134,10 @@ class BlackBoxRecorder:
             self.report_fault(FaultKind.EXCEPTION, f"the job raised {what}"[:1000])
 
     # -- calls of adapters, on the training thread
+
+    def limit_stride(self, tensors: int) -> None:
+        """Note that a model has so many tensors: a step measures one of them at least."""
+        self._max_stride = min(max(self._max_stride, tensors), MAX_STRIDE)
 
     def number_kind(self, kind: TensorKind) -> int:
         """Return the number of a kind; -1 when there are too many."""
@@ -255,7 +265,9 @@ class BlackBoxRecorder:
             return
         share = sorted(self._shares)[_JUDGED_STEPS // 2]
         self._shares = []
-        self.stride, reason = choose_stride(self.stride, share, self._settings.max_overhead)
+        self.stride, reason = choose_stride(
+            self.stride, share, self._settings.max_overhead, self._max_stride
+        )
         if reason is StrideReason.COST:
             self._warn(
                 f"rank {self._rank}: the black box took more of a step than "

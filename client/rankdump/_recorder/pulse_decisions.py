@@ -39,8 +39,10 @@ class StrideDecision(NamedTuple):
     reason: StrideReason
 
 
-def choose_stride(stride: int, share: float, allowed: float) -> StrideDecision:
-    """Return the stride after steps of which measuring took a share.
+def choose_stride(
+    stride: int, share: float, allowed: float, most: int = MAX_STRIDE
+) -> StrideDecision:
+    """Return the stride, at most `most`, after steps of which measuring took a share.
 
     >>> choose_stride(1, 0.05, 0.01)
     StrideDecision(stride=7, reason=<StrideReason.COST: 'cost'>)
@@ -48,8 +50,8 @@ def choose_stride(stride: int, share: float, allowed: float) -> StrideDecision:
     StrideDecision(stride=2, reason=<StrideReason.ROOM: 'room'>)
     """
     wanted = ceil(stride * share / (allowed * _TARGET_SHARE)) if allowed > 0 else MAX_STRIDE
-    if share > allowed and stride < MAX_STRIDE:
-        return StrideDecision(min(max(wanted, stride + 1), MAX_STRIDE), StrideReason.COST)
+    if share > allowed and stride < most:
+        return StrideDecision(min(max(wanted, stride + 1), most), StrideReason.COST)
     if share < allowed * _ROOM_SHARE and stride > 1:
         return StrideDecision(min(max(wanted, 1), stride - 1), StrideReason.ROOM)
     return StrideDecision(stride, StrideReason.STAY)

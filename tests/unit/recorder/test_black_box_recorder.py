@@ -135,6 +135,7 @@ def test_fault_that_goes_on_is_reported_once():
 
 def test_measuring_that_costs_too_much_measures_a_part():
     side = BlackBoxSide(BlackBoxSettings(64, max_overhead=0.01))
+    side.recorder.limit_stride(500)
     for iteration in range(8):
         side.recorder.begin_step(iteration)
         side.now_ns += STEP_NS
@@ -146,6 +147,17 @@ def test_measuring_that_costs_too_much_measures_a_part():
     assert "max_overhead = 0.01" in side.warnings[0]
     side.recorder.begin_step(30)
     assert side.recorder.part == 30 % 14
+
+
+def test_some_tensor_is_measured_in_each_step():
+    side = BlackBoxSide(BlackBoxSettings(64, max_overhead=0.01))
+    side.recorder.limit_stride(3)
+    for iteration in range(16):
+        side.recorder.begin_step(iteration)
+        side.now_ns += STEP_NS
+        side.recorder.add_time(STEP_NS // 2)
+        side.recorder.end_step(ran=True)
+    assert side.recorder.stride == 3
 
 
 def test_freeze_is_answered_with_the_running_step_and_stacks():

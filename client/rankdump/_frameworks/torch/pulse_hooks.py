@@ -208,6 +208,7 @@ class TorchPulseHook:
             if parameter.requires_grad
         ]
         self._by_parameter = {id(hook.parameter): hook for hook in self._parameters}
+        self._pulses.limit_stride(max(len(self._modules), len(self._parameters)))
         self._remove_hooks()
         self._installed = (0, 0)
         if not self._fixed:
