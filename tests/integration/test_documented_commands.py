@@ -260,6 +260,10 @@ def black_box(page: DocumentPage, _: TrainedTrees) -> None:
     (frozen,) = (page.folder / "data/dump/blackbox").iterdir()
     command = "rankdump faults /data/dump/blackbox/37 --stacks"
     page.run(command, {"37": frozen.name}, says=f"frozen at iteration {frozen.name}")
+    # It has been told to end, so it makes no step.
+    del page.environ["RANKDUMP_CONFIG"]
+    run = "rankdump run --blackbox --output DIR -- COMMAND"
+    page.run(run, DIR="boxed", COMMAND="python train.py", says="the black box was not frozen")
 
 
 def comparing(page: DocumentPage, trained: TrainedTrees) -> None:
