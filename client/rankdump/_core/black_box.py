@@ -36,10 +36,8 @@ class FaultKind(str, Enum):
     NON_FINITE = "non_finite"
     JUMP = "jump"
     EXCEPTION = "exception"
-    SIGNAL = "signal"
     LOST_RANK = "lost_rank"
     NO_STEP = "no_step"
-    LONG_WAIT = "long_wait"
     REQUEST = "request"
 
 

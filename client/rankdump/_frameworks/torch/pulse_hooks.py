@@ -331,6 +331,8 @@ class _ModulePulseHook(_PulseHook):
         """Line that called the module first, for pulses that are read back later."""
         self.calls = 0
         """Calls in the running step."""
+        self._seen: set[int] = set()
+        """Numbers of kinds; the cache forgets kinds of modules that are called very often."""
         self._infinite: set[int] = set()
         """Kinds that had infinite elements when they were seen first, such as masks."""
 
@@ -361,7 +363,9 @@ class _ModulePulseHook(_PulseHook):
             scope = self.operator.scope
             name = scope.forward_name(call)
             found = self._add_kind(key, scope.op_type, name, slot, argument, tensor)
-            if moments is not None and any(moments[6:8]) and not moments[5]:
+            is_first = found[0] not in self._seen
+            self._seen.add(found[0])
+            if is_first and moments is not None and any(moments[6:8]) and not moments[5]:
                 self._infinite.add(found[0])
         number, kind = found
         if moments is None:

@@ -64,7 +64,7 @@ MAX_REMEMBERED_FREEZES = 64
 MAX_REQUEST_CHARACTERS = 1024
 MAX_ORDERS = 4096
 """Causes that wait for a decision: a rank that reports faults all the time takes no memory."""
-_STACK_KINDS = (FaultKind.LOST_RANK, FaultKind.NO_STEP, FaultKind.LONG_WAIT, FaultKind.REQUEST)
+_STACK_KINDS = (FaultKind.LOST_RANK, FaultKind.NO_STEP, FaultKind.REQUEST)
 """Causes for which the stacks of the other ranks matter."""
 
 _logger = logging.getLogger(__name__)
