@@ -26,6 +26,7 @@ from rankdump._core.status import (
     SessionStatus,
 )
 from rankdump._core.timeouts import RankTimeouts
+from rankdump._wire.status_messages import finding_from_wire, finding_to_wire
 from rankdump.errors import ExhaustedError
 from rankdumpd.coordinator.fleet_views import (
     AgentReport,
@@ -716,6 +717,8 @@ def test_two_trees_of_one_job_are_a_finding(gather, agent):
     assert finding.kind is FindingKind.TWO_TREES
     assert "'j' dumps into /tree/j and /tree/other, and its order is in /tree/j" in finding.text
     assert view.roots == ("/tree/j", "/tree/other")
+    # It is about no iteration, and a status has it like any other.
+    assert finding_from_wire(finding_to_wire(finding)) == finding
 
 
 def test_rank_that_is_known_to_its_end_delays_no_iteration(gather, agent) -> None:
