@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rankdump._core.black_box import RankStep
 from rankdump._core.events import EventColumns, Finding
+from rankdump._core.freeze_record import JobFreeze, RelayedFreeze
 from rankdump._core.status import (
     AgentLoad,
     AgentStatus,
@@ -88,6 +90,10 @@ class AgentReport:
     load: AgentLoad = field(default_factory=AgentLoad)
     held_events: int = 0
     lost_events: int = 0
+    freezes: tuple[JobFreeze, ...] = ()
+    """Freezes that the agent began or joined in the last minute."""
+    steps: tuple[RankStep, ...] = ()
+    """Finished steps, to be compared with those of other ranks."""
 
     @property
     def items(self) -> int:
@@ -104,6 +110,8 @@ class ReportAnswer:
     received: int
     warnings: tuple[tuple[str, str], ...] = ()
     """Job ids, each with a warning that its ranks are to log."""
+    freezes: tuple[RelayedFreeze, ...] = ()
+    """Freezes that the agent is to join."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,11 @@ from rankdump._core.status import (
     SessionStatus,
 )
 from rankdump._core.timeouts import RankTimeouts
+from rankdump._wire.freeze_messages import (
+    is_known_freeze,
+    job_freeze_from_wire,
+    rank_step_from_wire,
+)
 from rankdump._wire.message_fields import (
     MAX_NAME_CHARACTERS,
     check_count,
@@ -88,6 +93,8 @@ class ReportReader:
             load=_check_load(load_from_wire(message.load)),
             held_events=message.held_events,
             lost_events=message.lost_events,
+            freezes=tuple(map(job_freeze_from_wire, filter(is_known_freeze, message.freezes))),
+            steps=tuple(map(rank_step_from_wire, message.steps)),
         )
 
     def _take_texts(self, message: coordinator_pb2.Texts) -> None:
@@ -140,7 +147,7 @@ def _is_clock_off(clock: ClockEstimate) -> bool:
 
 def _check_size(message: coordinator_pb2.ReportRequest) -> None:
     items = (message.sessions, message.iterations, message.events, message.timeouts)
-    parts = (*items, message.roots, message.heard)
+    parts = (*items, message.roots, message.heard, message.freezes, message.steps)
     check_count("parts of a report", sum(map(len, parts)), _MAX_REPORT_PARTS)
     numbers = (message.sequence, message.held_events, message.lost_events)
     check_numbers(f"report of agent {message.agent_id}", numbers)
