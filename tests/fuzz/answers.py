@@ -15,6 +15,7 @@ from rankdump._core.execution_order import (
     parse_order_line,
 )
 from rankdump._wire import status_messages
+from rankdump._wire.freeze_messages import relayed_freeze_from_wire, relayed_freeze_to_wire
 from rankdump._wire.session_messages import session_grant_from_wire, session_grant_to_wire
 from rankdump.errors import RankdumpError
 from rankdump.wire.v1 import agent_pb2, coordinator_pb2, metrics_pb2, status_pb2
@@ -35,7 +36,12 @@ def reports(data: bytes) -> None:
         except (DecodeError, RankdumpError):
             reader = ReportReader()
             continue
-        gather.add_report(report, now_s=float(at))
+        answer = gather.add_report(report, now_s=float(at))
+        for relayed in answer.freezes:
+            # What is handed on can be read by the next agent, and reported again.
+            assert relayed_freeze_from_wire(relayed_freeze_to_wire(relayed)) == relayed
+        for alarm in gather.find_outliers(now_us=at):
+            gather.add_alarm(alarm, now_s=float(at))
     while view := gather.take_next_ready(now_s=1e6, every=True):
         order = merge_iteration(view)
         for finding in order.findings:
@@ -74,5 +80,10 @@ _ANSWERS: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any], Any]], ...] = (
         metrics_pb2.MetricsResponse,
         status_messages.samples_from_wire,
         status_messages.samples_to_wire,
+    ),
+    (
+        coordinator_pb2.RelayedFreeze,
+        relayed_freeze_from_wire,
+        relayed_freeze_to_wire,
     ),
 )

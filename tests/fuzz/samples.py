@@ -6,6 +6,7 @@ import numpy as np
 from fuzz.streams import SESSION
 from support.record_heads import head_of
 
+from rankdump._core.black_box import FaultKind
 from rankdump._core.events import (
     EventColumns,
     EventKind,
@@ -13,6 +14,13 @@ from rankdump._core.events import (
     FindingKind,
     ProcessGroup,
     RankEvent,
+)
+from rankdump._core.freeze_record import (
+    FreezeReach,
+    FrozenCause,
+    JobFreeze,
+    RelayedFreeze,
+    UnreachedAgent,
 )
 from rankdump._core.graph import (
     GraphNode,
@@ -137,3 +145,8 @@ VIEW = StatusView(
     order_findings=(FINDING,),
 )
 SAMPLES = [MetricSample("rankdump_agent_records_total", 3.0, {"fate": "stored"})]
+FREEZE = JobFreeze(
+    *("job", 0, 3),
+    FrozenCause(FaultKind.NON_FINITE, 3, "NaN in an output", 5, 0, "Linear", "Default/fc"),
+)
+RELAYED = RelayedFreeze(FREEZE, FreezeReach(2, 1, (UnreachedAgent("host", (1, 2), "it is late"),)))

@@ -60,8 +60,9 @@ class PeerSteps:
         self._count = 0
         self._changed: set[int] = set()
         """Iterations with numbers that were not compared yet."""
-        self._outliers: dict[tuple[int, str], int] = {}
-        """Rank and name of each outlier, and the iteration in which it was found."""
+        self._outliers: dict[tuple[int, str], tuple[int, bool]] = {}
+        """By rank and name of each outlier the iteration in which it was found, or was none any
+        more, and whether it is one."""
 
     def add(self, step: RankStep) -> None:
         """Add the numbers of a step; those of an earlier attempt are ignored."""
@@ -94,25 +95,30 @@ class PeerSteps:
             if len(numbers) <= MIN_PEERS:
                 continue
             outliers = find_outliers(numbers)
-            for rank in outliers:
-                if (rank, name) not in self._outliers:
-                    self._remember(rank, name, iteration)
-                    cause = cause or _make_cause(rank, name, iteration, numbers, now_us)
+            new = [rank for rank in outliers if self._is_new(rank, name, iteration)]
+            if new and cause is None:
+                cause = _make_cause(new[0], name, iteration, numbers, now_us)
             self._forget(name, numbers, outliers, iteration)
         return cause and JobFreeze(self._job_id, self._attempt, iteration, cause)
 
-    def _remember(self, rank: int, name: str, iteration: int) -> None:
-        self._outliers[rank, name] = iteration
+    def _is_new(self, rank: int, name: str, iteration: int) -> bool:
+        """Remember an outlier; return whether it is one that was none, or none any more."""
+        before, was_outlier = self._outliers.get((rank, name), (-1, False))
+        if was_outlier or iteration <= before:
+            return False
+        self._outliers[rank, name] = iteration, True
         if len(self._outliers) > MAX_OUTLIERS:
             del self._outliers[next(iter(self._outliers))]
+        return True
 
     def _forget(
         self, name: str, numbers: Mapping[int, float], outliers: list[int], iteration: int
     ) -> None:
-        """Forget the outliers of a name that a later iteration has and that are none in it."""
-        for (rank, known), found in list(self._outliers.items()):
-            if known == name and found < iteration and rank in numbers and rank not in outliers:
-                del self._outliers[rank, known]
+        """Mark the outliers of a name that a later iteration has, and that are none in it."""
+        for (rank, known), (before, is_outlier) in self._outliers.items():
+            has_number = known == name and rank in numbers and rank not in outliers
+            if has_number and is_outlier and before < iteration:
+                self._outliers[rank, known] = iteration, False
 
     def _drop_oldest(self) -> None:
         iteration = next(iter(self._steps), None)

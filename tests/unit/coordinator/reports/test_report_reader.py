@@ -175,6 +175,22 @@ def test_reader_converts_times_to_coordinator_clock(offset_us, error_us, known, 
         {"texts": coordinator_pb2.Texts(first=1, texts=["x" * 4097])},
         {"timeouts": [coordinator_pb2.RankTimeouts(
             job_id="j", timeouts=events_pb2.Timeouts(limits={"x": float("inf")}))]},
+        {"freezes": [coordinator_pb2.JobFreeze(cause={"kind": "jump"})]},
+        {"freezes": [coordinator_pb2.JobFreeze(job_id="j" * 257, cause={"kind": "jump"})]},
+        {"freezes": [coordinator_pb2.JobFreeze(job_id="j", iteration=TOO_LARGE,
+                                               cause={"kind": "jump"})]},
+        {"freezes": [coordinator_pb2.JobFreeze(job_id="j", cause={"kind": "jump",
+                                                                  "at_us": TOO_LARGE})]},
+        {"freezes": [coordinator_pb2.JobFreeze(job_id="j", cause={"kind": "jump",
+                                                                  "rank": 1 << 31})]},
+        {"freezes": [coordinator_pb2.JobFreeze(job_id="j", cause={"kind": "jump",
+                                                                  "text": "x" * 4097})]},
+        {"steps": [coordinator_pb2.RankStep(numbers={"loss": 1.0})]},
+        {"steps": [coordinator_pb2.RankStep(job_id="j", rank=1 << 31)]},
+        {"steps": [coordinator_pb2.RankStep(job_id="j", iteration=TOO_LARGE)]},
+        {"steps": [coordinator_pb2.RankStep(job_id="j", numbers={"x" * 257: 1.0})]},
+        {"steps": [coordinator_pb2.RankStep(job_id="j",
+                                            numbers={str(at): 1.0 for at in range(65)})]},
     ],
 )  # fmt: skip
 def test_reader_rejects_invalid_reports(changes) -> None:
@@ -213,3 +229,13 @@ def test_reader_rejects_second_agent_on_a_stream() -> None:
     reader.read(wire_report())
     with pytest.raises(ProtocolError, match="on the stream of '"):
         reader.read(wire_report(agent_id="b"))
+
+
+def test_reader_leaves_out_freezes_of_kinds_that_later_versions_have() -> None:
+    """Everything else in the report counts."""
+    later = coordinator_pb2.JobFreeze(job_id="j", cause={"kind": "cosmic_ray"})
+    known = coordinator_pb2.JobFreeze(job_id="j", iteration=3, cause={"kind": "jump", "rank": 2})
+    report = read(freezes=[later, known])
+    assert [freeze.key for freeze in report.freezes] == [("j", 0, 3)]
+    assert report.freezes[0].cause.rank == 2
+    assert report.items == 3
