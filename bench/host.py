@@ -162,6 +162,25 @@ def running_daemon(
                 daemon.kill()
 
 
+@contextmanager
+def running_coordinator(
+    folder: Path, *, tables: bool = False
+) -> Generator[tuple[str, int], None, None]:
+    """Yield address and process id of a coordinator that keeps its state in a folder.
+
+    With `tables` it writes the orders as Parquet tables as well.
+    """
+    address, log = f"unix:{folder}/coordinator.sock", folder / "coordinator.log"
+    config = folder / "rankdumpd.toml"
+    config.write_text(
+        f'[coordinator]\nlisten = "{address}"\nstate_dir = "{folder}/state"\ntrace_events = 0\n'
+        f"table_events = {1 << 40 if tables else 0}\n"
+    )
+    command = [sys.executable, "-m", "rankdumpd", "coordinator", "--config", str(config)]
+    with running_daemon(command, address, log) as pid:
+        yield address, pid
+
+
 def _wait_for(agent: str, daemon: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + _START_TIMEOUT_S
     with grpc.insecure_channel(agent) as channel:
