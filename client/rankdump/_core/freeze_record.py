@@ -66,6 +66,8 @@ class JobFreeze:
     iteration: int
     """Names the frozen tree."""
     cause: FrozenCause
+    refusal: str = ""
+    """Why the agent that reports it has not frozen its ranks, a clause; empty when it has."""
 
     @property
     def key(self) -> tuple[str, int, int]:

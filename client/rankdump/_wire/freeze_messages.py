@@ -46,6 +46,7 @@ def job_freeze_to_wire(freeze: JobFreeze) -> coordinator_pb2.JobFreeze:
         attempt=freeze.attempt,
         iteration=freeze.iteration,
         cause=coordinator_pb2.FreezeCause(kind=freeze.cause.kind.value, **cause),
+        refusal=make_sendable(replace_surrogates(freeze.refusal)),
     )
 
 
@@ -74,7 +75,8 @@ def job_freeze_from_wire(message: coordinator_pb2.JobFreeze) -> JobFreeze:
         slot=cause.slot,
         **texts,
     )
-    return JobFreeze(message.job_id, message.attempt, message.iteration, read)
+    refusal = _read_text(message.refusal)
+    return JobFreeze(message.job_id, message.attempt, message.iteration, read, refusal)
 
 
 def relayed_freeze_to_wire(relayed: RelayedFreeze) -> coordinator_pb2.RelayedFreeze:

@@ -49,6 +49,7 @@ freezes = st.builds(
         argument=lines,
         source=lines,
     ),
+    refusal=lines,
 )
 reaches = st.builds(
     FreezeReach,

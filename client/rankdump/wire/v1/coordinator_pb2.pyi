@@ -93,7 +93,9 @@ class ReportRequest(google.protobuf.message.Message):
 
     @property
     def freezes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobFreeze]:
-        """Freezes that this agent began or joined in the last minute; in every request of that time."""
+        """Freezes that this agent began, joined or refused in the last minute; in every request of that
+        time.
+        """
 
     @property
     def steps(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankStep]:
@@ -135,10 +137,13 @@ class JobFreeze(google.protobuf.message.Message):
     ATTEMPT_FIELD_NUMBER: builtins.int
     ITERATION_FIELD_NUMBER: builtins.int
     CAUSE_FIELD_NUMBER: builtins.int
+    REFUSAL_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     attempt: builtins.int
     iteration: builtins.int
     """Names the frozen tree."""
+    refusal: builtins.str
+    """Why the agent that reports it has not frozen its ranks, a clause; empty when it has."""
     @property
     def cause(self) -> global___FreezeCause: ...
     def __init__(
@@ -148,9 +153,10 @@ class JobFreeze(google.protobuf.message.Message):
         attempt: builtins.int = ...,
         iteration: builtins.int = ...,
         cause: global___FreezeCause | None = ...,
+        refusal: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["cause", b"cause"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "cause", b"cause", "iteration", b"iteration", "job_id", b"job_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "cause", b"cause", "iteration", b"iteration", "job_id", b"job_id", "refusal", b"refusal"]) -> None: ...
 
 global___JobFreeze = JobFreeze
 

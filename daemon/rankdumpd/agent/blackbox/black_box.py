@@ -353,6 +353,10 @@ class BlackBox:
                 f"job {order.job_id}: {describe_cause(cause)}; not frozen: {reason}",
                 about=f"{order.job_id} {cause.kind.value} {cause.rank} {reason[:24]}",
             )
+            if order.relayed_iteration is not None:
+                freeze = JobFreeze(order.job_id, order.attempt, order.iteration, cause, reason)
+                self._recent.add(freeze)
+                self._report()
             refusal = RejectedError(f"job {order.job_id!r} is not frozen: {reason}")
             order.answer.set_exception(refusal)
 

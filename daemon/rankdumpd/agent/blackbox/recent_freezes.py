@@ -1,6 +1,6 @@
-"""Freezes that an agent has begun or joined in the last minute, for the reports to its coordinator;
-and which freezes of the coordinator it has seen. They are neither numbered nor stored: reports
-repeat them.
+"""Freezes that an agent has begun, joined or refused in the last minute, for the reports to its
+coordinator; and which freezes of the coordinator it has seen. They are neither numbered nor
+stored: reports repeat them.
 """
 
 from __future__ import annotations

@@ -7,9 +7,11 @@ restarted meanwhile.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from rankdump._core.freeze_record import (
@@ -66,29 +68,34 @@ class AgentRanks(NamedTuple):
 
 
 def measure_reach(
-    agents: Mapping[str, AgentRanks], frozen: Collection[str], *, is_due: bool
+    agents: Mapping[str, AgentRanks], answers: Mapping[str, str], *, is_due: bool
 ) -> FreezeReach:
-    """Return how far a freeze has come; the others are named when they had time to answer."""
-    late = [agent for name, agent in agents.items() if name not in frozen]
+    """Return how far a freeze has come.
+
+    `answers` has for each agent that has reported it why it has not frozen its ranks, or an empty
+    text. Agents that have not are named when all have answered, or `is_due`.
+    """
+    late = {name: agent for name, agent in agents.items() if answers.get(name, "late")}
+    is_due = is_due or answers.keys() >= late.keys()
     unreached = tuple(
         UnreachedAgent(
             agent.host,
             agent.ranks[:MAX_UNREACHED_RANKS],
-            agent.silence or "its agent has not frozen it, and says why in its log",
+            answers.get(name) or agent.silence or "its agent has not answered yet",
         )
-        for agent in late[:MAX_UNREACHED_AGENTS]
-        if is_due
+        for name, agent in islice(late.items(), MAX_UNREACHED_AGENTS if is_due else 0)
     )
     return FreezeReach(len(agents), len(agents) - len(late), unreached)
 
 
 @dataclass(slots=True)
 class _KnownFreeze:
-    """One freeze of the job, and the agents that have reported it."""
+    """One freeze of the job, and what agents have reported of it."""
 
     freeze: JobFreeze
     since_s: float
-    agents: set[str] = field(default_factory=set[str])
+    answers: dict[str, str] = field(default_factory=dict[str, str])
+    """By agent: why it has not frozen its ranks; empty when it has."""
     reach: FreezeReach = field(default_factory=FreezeReach)
     reach_s: float = float("-inf")
     """When the reach was measured."""
@@ -105,9 +112,9 @@ class JobFreezes:
         """Add the freezes of this job that an agent reports."""
         seen = {freeze.key for freeze in freezes}
         for freeze in freezes:
-            self.add(freeze, now_s=now_s, seen=seen)
+            self.add(dataclasses.replace(freeze, refusal=""), now_s=now_s, seen=seen)
             if freeze.key in self._known:
-                self._known[freeze.key].agents.add(agent_id)
+                self._known[freeze.key].answers[agent_id] = freeze.refusal
 
     def add(self, freeze: JobFreeze, *, now_s: float, seen: Collection[FreezeKey] = ()) -> bool:
         """Add a freeze; return whether it is one of its own, by `begins_freeze`."""
@@ -141,7 +148,7 @@ class JobFreezes:
             if now_s - each.reach_s >= REACH_INTERVAL_S:
                 is_due = now_s - each.since_s >= ANSWER_TIME_S
                 agents = list_agents(each.freeze.attempt)
-                each.reach = measure_reach(agents, each.agents, is_due=is_due)
+                each.reach = measure_reach(agents, each.answers, is_due=is_due)
                 each.reach_s = now_s
         return tuple(RelayedFreeze(each.freeze, each.reach) for each in current)
 

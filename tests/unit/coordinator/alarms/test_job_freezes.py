@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from rankdump._core.black_box import FaultKind
@@ -103,16 +105,36 @@ def test_known_freezes_are_bounded():
 
 
 def test_reach_names_agents_that_had_time_to_answer():
-    assert measure_reach(AGENTS, {"a", "gone"}, is_due=False) == FreezeReach(3, 1)
-    reach = measure_reach(AGENTS, {"a"}, is_due=True)
+    assert measure_reach(AGENTS, {"a": "", "gone": ""}, is_due=False) == FreezeReach(3, 1)
+    reach = measure_reach(AGENTS, {"a": ""}, is_due=True)
     assert [(each.host, each.ranks) for each in reach.unreached] == [
         ("host b", (2, 3)),
         ("host c", (4,)),
     ]
     assert reach.unreached[0].reason == "its agent last reported 9 s ago"
-    assert "has not frozen it" in reach.unreached[1].reason
-    assert (reach.is_settled, measure_reach(AGENTS, AGENTS, is_due=True).is_settled) == (True, True)
+    assert reach.unreached[1].reason == "its agent has not answered yet"
+    assert reach.is_settled
     assert not FreezeReach(3, 1).is_settled
+
+
+def test_reach_has_the_reasons_of_agents_that_refuse():
+    """As soon as all have answered."""
+    answers = {"a": "", "b": "it was frozen 3 s ago", "c": ""}
+    reach = measure_reach(AGENTS, answers, is_due=False)
+    assert (reach.agents, reach.frozen_agents, reach.is_settled) == (3, 2, True)
+    [unreached] = reach.unreached
+    assert (unreached.host, unreached.reason) == ("host b", "it was frozen 3 s ago")
+    assert measure_reach(AGENTS, dict.fromkeys(AGENTS, ""), is_due=False) == FreezeReach(3, 3)
+
+
+def test_later_freeze_of_an_agent_that_refused_the_first_is_relayed_too():
+    freezes = JobFreezes()
+    freezes.add_reported("a", [freeze(5)], now_s=1.0)
+    refused = dataclasses.replace(freeze(5), refusal="it had no step")
+    freezes.add_reported("b", [refused, freeze(9)], now_s=20.0)
+    assert list_keys(freezes, 21.0) == [5, 9]
+    relayed = freezes.list_relayed(lambda attempt: AGENTS, now_s=21.0)
+    assert not any(each.freeze.refusal for each in relayed)
 
 
 def test_reach_follows_the_reports_of_agents():
