@@ -217,6 +217,31 @@ def test_agent_that_is_not_reached_is_named(make_pair, coordinator):
     assert not two.ranks[0][1].notices
 
 
+def test_agent_that_was_restarted_freezes_nothing_twice(
+    make_agent, make_rank, coordinator, short_dir
+):
+    """The coordinator still hands the freeze on, and the ranks make steps again."""
+    agent = make_agent(folder=short_dir / "a", coordinator=coordinator.address)
+    host = AgentHost(make_rank, agent.address, range(2), short_dir / "dump")
+    host.step(3)
+    host.wait_steps(2)
+    wait_known(coordinator, 2)
+    host.fault(3)
+    tree = host.wait_tree()
+    for _, stream in host.ranks:
+        stream.cut()
+    agent.restart()
+    again = AgentHost(make_rank, agent.address, range(2), short_dir / "dump")
+    again.step(4)
+    again.wait_steps(2)
+    box = agent.agent._black_box
+    wait_until(lambda: box._recent.find_reach(("job", 0, 3)).agents)
+    assert box.wait_idle(DEADLINE_S) == 0
+    assert not again.ranks[0][1].notices
+    assert [path.name for path in tree.parent.iterdir()] == ["3"]
+    again.finish()
+
+
 def test_coordinator_that_was_killed_hands_the_freeze_on(make_pair, coordinator, short_dir):
     one, two = make_pair()
     for host in (one, two):

@@ -200,7 +200,7 @@ def _explain_unknown_ranks(records: Sequence[FreezeRecord]) -> str:
     others = max(record.frozen_agents for record in records) - len(records)
     if others > 0:
         who = "another agent has" if others == 1 else f"{others} other agents have"
-        where = f"{who} frozen the job, beside the dump on their own disks"
+        where = f"{who} frozen the job, on another disk or not written yet"
     else:
         where = "on a host that was not frozen"
     return f"no session on {hosts}: {where}, or never started"
