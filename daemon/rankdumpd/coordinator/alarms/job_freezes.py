@@ -124,7 +124,8 @@ class JobFreezes:
         self._known[freeze.key] = _KnownFreeze(freeze, now_s)
         while len(self._known) > MAX_KNOWN_FREEZES:
             del self._known[next(iter(self._known))]
-        _logger.warning(
+        # The agents log it as a warning.
+        _logger.info(
             "job %s: its black boxes are frozen on all hosts: %s",
             freeze.job_id,
             describe_cause(freeze.cause),
