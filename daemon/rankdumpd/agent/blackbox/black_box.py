@@ -198,7 +198,8 @@ class BlackBox:
         """Start the thread, which first writes the trees that an earlier process left."""
         for record in self._backlog.find_left():
             age_s = max(0, self._now_us() - record.frozen_us) / 1e6
-            self._past[record.job_id] = PastFreeze(record.iteration, self._clock() - age_s)
+            begun_s = self._clock() - age_s
+            self._past[record.job_id] = PastFreeze(record.attempt, record.iteration, begun_s)
             self._recent.add(make_job_freeze(record), age_s=age_s)
         self._thread.start()
 
@@ -391,10 +392,7 @@ class BlackBox:
                 self._announce(freeze)
             return True
         past = self._past.get(job_id)
-        known = any(
-            each.key == (job_id, attempt, iteration) for each in self._recent.list_reported()
-        )
-        if known or (past is not None and past.iteration == iteration):
+        if past is not None and (past.attempt, past.iteration) == (attempt, iteration):
             return True
         # A process before this one may have frozen it, and written its tree.
         plan = rings[0].session.plan if rings else None
@@ -407,7 +405,8 @@ class BlackBox:
         record = freeze.record
         cause = record.causes[0]
         self._note(record, "")
-        self._past[record.job_id] = PastFreeze(record.iteration, freeze.begun_s)
+        begun_s = freeze.begun_s
+        self._past[record.job_id] = PastFreeze(record.attempt, record.iteration, begun_s)
         self._recent.add(make_job_freeze(record))
         self._report()
         text = f"the black box is frozen: {describe_cause(cause)}"
@@ -505,7 +504,7 @@ class BlackBox:
             self._note(record, root)
             past = self._past.get(record.job_id)
             if past is not None and past.iteration == record.iteration:
-                self._past[record.job_id] = PastFreeze(past.iteration, past.begun_s, root)
+                self._past[record.job_id] = dataclasses.replace(past, root=root)
             text = f"the black box of iteration {record.iteration} is in {root}"
             bad = make_fault_report(root, [record]).first_bad_value
             first = f"; {describe_bad_value(bad, bad.tensor.op_name)}" if bad else ""

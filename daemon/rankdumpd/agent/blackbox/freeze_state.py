@@ -113,6 +113,7 @@ class OpenFreeze:
 class PastFreeze:
     """The latest freeze of a job."""
 
+    attempt: int
     iteration: int
     begun_s: float
     root: str = ""

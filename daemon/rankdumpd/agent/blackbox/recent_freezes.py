@@ -34,6 +34,7 @@ class RecentFreezes:
         """Add a freeze that began so long ago; with the same key it replaces an earlier one."""
         until_s = self._clock() + REPORTED_S - max(0.0, age_s)
         with self._lock:
+            self._forget_old()
             self._own[freeze.key] = freeze, until_s
 
     def remove(self, key: FreezeKey) -> None:
@@ -44,9 +45,12 @@ class RecentFreezes:
     def list_reported(self) -> tuple[JobFreeze, ...]:
         """Return the freezes to be reported now."""
         with self._lock:
-            now_s = self._clock()
-            self._own = {key: own for key, own in self._own.items() if own[1] > now_s}
+            self._forget_old()
             return tuple(freeze for freeze, _ in self._own.values())
+
+    def _forget_old(self) -> None:
+        now_s = self._clock()
+        self._own = {key: own for key, own in self._own.items() if own[1] > now_s}
 
     def note_relayed(self, relayed: RelayedFreeze) -> bool:
         """Note a freeze of the coordinator; return whether it is one that was not seen before."""

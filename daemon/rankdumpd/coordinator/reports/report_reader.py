@@ -46,6 +46,8 @@ MAX_TEXT_CHARACTERS = 1 << 26
 MAX_AGENT_ID = 128
 _MAX_REPORT_PARTS = 1 << 16
 """Sessions, balances, batches of events and the like in one report."""
+_MAX_REPORT_FREEZES = 256
+"""An agent reports those of a minute."""
 _MAX_CLOCK_OFFSET_US = 1 << 60
 """Limit of a clock's offset and error: the sum with a time must fit into 64 bits."""
 
@@ -149,6 +151,7 @@ def _check_size(message: coordinator_pb2.ReportRequest) -> None:
     items = (message.sessions, message.iterations, message.events, message.timeouts)
     parts = (*items, message.roots, message.heard, message.freezes, message.steps)
     check_count("parts of a report", sum(map(len, parts)), _MAX_REPORT_PARTS)
+    check_count("freezes of a report", len(message.freezes), _MAX_REPORT_FREEZES)
     numbers = (message.sequence, message.held_events, message.lost_events)
     check_numbers(f"report of agent {message.agent_id}", numbers)
 
