@@ -10,11 +10,12 @@ from google.protobuf.message import DecodeError
 
 from rankdump._core.events import EventColumns
 from rankdump._core.graph import GraphPart
-from rankdump._core.plan import ContentSettings, DumpPlan, OutputSettings
+from rankdump._core.plan import BlackBoxSettings, ContentSettings, DumpPlan, OutputSettings
 from rankdump._core.record import StatisticRows
 from rankdump._core.selection import ACCEPTED_VERDICT, SelectionVerdict
 from rankdump._core.session_protocol import IterationEnd, RecordHead, SessionEnd, SessionRequest
 from rankdump._core.status import StatusView
+from rankdump._core.watch_rule import WatchRule
 from rankdump._shm.slab_format import (
     RELEASED_OFFSET,
     RING_OFFSET,
@@ -54,7 +55,9 @@ PLANS = (
         content=ContentSettings(saved="statistic", statistics=("max", "min")),
     ),
     DumpPlan(
-        OutputSettings("/trees/a"), content=ContentSettings(saved="full", statistics=("max",))
+        OutputSettings("/trees/a"),
+        content=ContentSettings(saved="full", statistics=("max",)),
+        black_box=BlackBoxSettings(4, watch=(WatchRule("too_large", ("*.fc",), 9.0, 2),)),
     ),
 )
 REQUEST = SessionRequest(

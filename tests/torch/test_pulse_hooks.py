@@ -15,6 +15,8 @@ from support.black_box_side import BlackBoxSide
 from torch import Tensor, nn
 
 from rankdump._core.black_box import FaultKind
+from rankdump._core.plan import BlackBoxSettings
+from rankdump._core.watch_rule import WatchRule
 from rankdump._frameworks.torch import pulse_hooks
 from rankdump._frameworks.torch.pulse_hooks import TorchPulseHook, measure_tensor
 
@@ -54,8 +56,8 @@ class Net(nn.Module):
 class Training:
     """A model whose steps are measured."""
 
-    def __init__(self, model: Any) -> None:
-        self.side = BlackBoxSide()
+    def __init__(self, model: Any, *rules: WatchRule) -> None:
+        self.side = BlackBoxSide(BlackBoxSettings(64, watch=rules))
         self.model = model
         self.recorder = Recorder()
         self.hook = TorchPulseHook(model, self.recorder, self.side.recorder, graph=0, name="Net")
@@ -230,6 +232,44 @@ def test_part_of_the_modules_is_measured_in_turn(x):
     assert len(training.run_step(x)) == 8
 
 
+def test_operator_that_a_rule_names_is_measured_in_every_step(x):
+    training = Training(Net(), WatchRule("zero", ("divide", "Gradients/head.*")))
+    training.side.recorder.stride = 4
+    seen = [training.run_step(x) for _ in range(4)]
+    named = {INNER[2], *GRADIENTS[:2]}
+    for rows in seen:
+        assert named <= set(rows)
+    assert sorted({name for rows in seen for name in rows}) == sorted(INNER + GRADIENTS)
+    assert sum(len(rows) for rows in seen) == 5 + 3 * 4
+    assert [state.skipped for state in training.side.states] == [8 - len(rows) for rows in seen]
+
+
+def test_rule_freezes_with_operator_and_source(x):
+    training = Training(Net(), WatchRule("too_large", ("Divider",), value=100.0, do="freeze"))
+    training.run_step(x)
+    training.model.divide.by = 1e-4
+    training.run_step(x)
+    (fault,) = training.side.faults
+    assert (fault.kind, fault.iteration) == (FaultKind.WATCH, 1)
+    assert fault.tensor_kind is not None
+    assert fault.tensor_kind.op_name == INNER[2]
+    assert fault.text.endswith("the limit is 100")
+    file, _, line = fault.source.rpartition(":")
+    assert file == __file__
+    assert "self.divide(" in Path(__file__).read_text().splitlines()[int(line) - 1]
+
+
+def test_rule_notes_a_gradient_that_is_zero(x):
+    training = Training(Net(), WatchRule("zero", ("Gradients/inner.0.*",), steps=2))
+    training.model.divide.by = math.inf
+    for _ in range(3):
+        training.run_step(x)
+    assert not training.side.faults
+    notes = [state.notes for state in training.side.states]
+    assert [len(each) for each in notes] == [0, 2, 0]
+    assert all("zero in 2 steps in a row (output 0 of Gradients/" in note for note in notes[1])
+
+
 def test_detached_model_has_no_hooks(x):
     training = Training(Net())
     training.run_step(x)
@@ -330,6 +370,22 @@ def test_first_output_on_an_accelerator_that_is_not_finite_is_reported(x):
     assert fault.text == "the output of a module is the first of its step that is not finite"
     assert fault.tensor_kind is not None
     assert fault.tensor_kind.op_name == INNER[2]
+    assert fault.source.startswith(__file__)
+
+
+@pytest.mark.usefixtures("accelerator")
+def test_rule_judges_an_accelerator_a_step_later(x):
+    training = Training(Net(), WatchRule("too_large", ("divide",), value=100.0, do="freeze"))
+    training.model.divide.by = 1e-4
+    training.begin()
+    training.model(x)
+    training.hook.iteration_ends(0, armed=False)
+    training.end()
+    training.begin()
+    training.hook.iteration_ends(1, armed=False)
+    training.side.take()
+    (fault,) = training.side.faults
+    assert (fault.kind, fault.iteration) == (FaultKind.WATCH, 0)
     assert fault.source.startswith(__file__)
 
 

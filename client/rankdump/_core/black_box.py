@@ -4,6 +4,7 @@ of the latest steps is frozen. Pure.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,6 +12,7 @@ from enum import Enum
 import numpy as np
 
 from rankdump._core.record import TensorKind
+from rankdump._kernels.kernel_functions import FoundMoments
 
 PULSE_ROW = np.dtype(
     [
@@ -28,6 +30,11 @@ statistics, and counts of elements that are not finite, which end at 2^32 - 1. O
 accelerator the counts are 0 or 1, for none and for any."""
 MAX_STEP_ROWS = 1 << 16
 """Most pulses of one step."""
+MAX_STEP_NOTES = 64
+"""Most notes of one step."""
+_PACK_ROW = struct.Struct("<IdddIII").pack
+assert PULSE_ROW.itemsize == struct.calcsize("<IdddIII")
+_MAX_COUNT = (1 << 32) - 1
 
 
 class FaultKind(str, Enum):
@@ -38,7 +45,18 @@ class FaultKind(str, Enum):
     EXCEPTION = "exception"
     LOST_RANK = "lost_rank"
     NO_STEP = "no_step"
+    WATCH = "watch"
+    """A watch rule matched."""
     REQUEST = "request"
+
+
+def pack_row(number: int, moments: FoundMoments) -> bytes:
+    """Return the bytes of a row of `PULSE_ROW`."""
+    _, maximum, minimum, _, squares, nan, positive, negative, *_ = moments
+    if nan or positive or negative:
+        counts = [min(count, _MAX_COUNT) for count in (nan, positive, negative)]
+        return _PACK_ROW(number, maximum, minimum, squares, *counts)
+    return _PACK_ROW(number, maximum, minimum, squares, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +86,8 @@ class StepState:
     """Whether the step had not ended."""
     stacks: tuple[str, ...] = ()
     """Stacks of the threads of the process, innermost call first."""
+    notes: tuple[str, ...] = ()
+    """What watch rules noted, a sentence each."""
 
 
 @dataclass(frozen=True, slots=True)

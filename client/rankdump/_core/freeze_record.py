@@ -92,6 +92,8 @@ class FrozenStep:
     """`loss`, `learning_rate.0`, and what the script noted, as Python writes a float."""
     digests: Mapping[str, str] = field(default_factory=dict[str, str])
     stacks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What watch rules noted, a sentence each."""
 
 
 @dataclass(frozen=True, slots=True)

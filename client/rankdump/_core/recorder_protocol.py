@@ -383,6 +383,8 @@ class LateRow(NamedTuple):
     moments: FoundMoments
     gradient: TensorKind | None
     """The kind of the gradient of a parameter; None for another tensor."""
+    source: str = ""
+    """`file:line` of the call in the script."""
 
 
 class PulseRecorder(Protocol):
@@ -401,8 +403,17 @@ class PulseRecorder(Protocol):
         """Return the number of a kind; -1 when there are too many."""
         ...
 
-    def add_pulse(self, number: int, moments: FoundMoments) -> bool:
-        """Add a row of the kind of that number; return whether all elements are finite."""
+    def is_watched(self, op_type: str, op_name: str) -> bool:
+        """Return whether a watch rule names an operator, which is then measured in every step."""
+        ...
+
+    def add_pulse(
+        self, number: int, moments: FoundMoments, find_source: Callable[[], str] = str
+    ) -> bool:
+        """Add a row of the kind of that number; return whether all elements are finite.
+
+        `find_source` returns the line of the script that is running.
+        """
         ...
 
     def add_gradient(self, kind: TensorKind, number: int, moments: FoundMoments) -> bool:

@@ -262,6 +262,8 @@ class DumpPipeline:
             self._filter.unmatched,
             retired_in=retired_in,
             overhead="" if self._overhead is None else self._overhead.summarize(),
+            unmatched_rules=self.black_box.list_unmatched_rules() if self.black_box else (),
+            rule_notes=self.black_box.list_notes() if self.black_box else (),
         )
         state = self._iteration_state
         raised_in = state.iteration if raised else None

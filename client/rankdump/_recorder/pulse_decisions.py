@@ -15,8 +15,10 @@ _ROOM_SHARE = 0.5
 """Part of the allowed share below which more is measured."""
 _TARGET_SHARE = 0.8
 
+HISTORY_STEPS = 64
+"""Earlier norms that a jump is judged by, at most."""
 MIN_HISTORY = 12
-"""Fewest earlier norms that a jump is judged by."""
+"""Fewest of them."""
 _JUMP_DEVIATIONS = 10.0
 _MIN_JUMP_FACTOR = 10.0
 """A norm that has hardly changed has a deviation near zero, so a jump is ten times as large too."""
@@ -30,6 +32,8 @@ class StrideReason(Enum):
     STAY = "stay"
     COST = "cost"
     ROOM = "room"
+    LIMIT = "limit"
+    """It cannot be higher, and measuring takes more than is allowed."""
 
 
 class StrideDecision(NamedTuple):
@@ -50,7 +54,9 @@ def choose_stride(
     StrideDecision(stride=2, reason=<StrideReason.ROOM: 'room'>)
     """
     wanted = ceil(stride * share / (allowed * _TARGET_SHARE)) if allowed > 0 else MAX_STRIDE
-    if share > allowed and stride < most:
+    if share > allowed:
+        if stride >= most:
+            return StrideDecision(stride, StrideReason.LIMIT)
         return StrideDecision(min(max(wanted, stride + 1), most), StrideReason.COST)
     if share < allowed * _ROOM_SHARE and stride > 1:
         return StrideDecision(min(max(wanted, 1), stride - 1), StrideReason.ROOM)
@@ -66,8 +72,14 @@ def has_jumped(earlier: Sequence[float], norm: float) -> bool:
     >>> has_jumped([1.0, 1.1, 0.9] * 4, 50.0), has_jumped([1.0, 1.1, 0.9] * 4, 3.0)
     (True, False)
     """
+    if len(earlier) < MIN_HISTORY or not isfinite(norm) or norm <= 0:
+        return False
+    # Cheap, and true of nearly all: the median is not below the smallest one.
+    smallest = min(earlier)
+    if smallest > 0 and norm <= _MIN_JUMP_FACTOR * smallest:
+        return False
     usual = [log(each) for each in earlier if each > 0 and isfinite(each)]
-    if len(usual) < MIN_HISTORY or not isfinite(norm) or norm <= 0:
+    if len(usual) < MIN_HISTORY:
         return False
     middle = median(usual)
     deviation = _DEVIATION_SCALE * median(abs(each - middle) for each in usual)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from rankdump._core.black_box import (
+    MAX_STEP_NOTES,
     MAX_STEP_ROWS,
     PULSE_ROW,
     FaultKind,
@@ -58,6 +59,7 @@ def step_state_to_wire(
         skipped=state.skipped,
         unfinished=state.unfinished,
         stacks=[make_sendable(replace_surrogates(s), _MAX_STACK_CHARACTERS) for s in state.stacks],
+        notes=[make_sendable(replace_surrogates(note)) for note in state.notes],
     )
 
 
@@ -76,6 +78,7 @@ def step_state_from_wire(message: agent_pb2.StepState, known_kinds: int) -> Step
     if rows and highest >= known_kinds:
         raise ProtocolError(f"a row of a step has the kind {highest}, there are {known_kinds}")
     check_count("stacks of a process", len(message.stacks), _MAX_STACKS)
+    check_count("notes of a step", len(message.notes), MAX_STEP_NOTES)
     return StepState(
         iteration=message.iteration,
         started_us=message.started_us,
@@ -85,6 +88,9 @@ def step_state_from_wire(message: agent_pb2.StepState, known_kinds: int) -> Step
         skipped=message.skipped,
         unfinished=message.unfinished,
         stacks=tuple(check_text("stack", each, _MAX_STACK_CHARACTERS) for each in message.stacks),
+        notes=tuple(
+            make_printable(check_text("note of a step", each), len(each)) for each in message.notes
+        ),
     )
 
 

@@ -56,6 +56,7 @@ def rows_of(*kinds: int) -> bytes:
         skipped=uint63,
         unfinished=st.booleans(),
         stacks=st.lists(plain, max_size=2).map(tuple),
+        notes=st.lists(lines, max_size=2).map(tuple),
     )
 )
 def test_step_round_trip(state):
@@ -89,6 +90,8 @@ def test_freeze_round_trip():
         (agent_pb2.StepState(iteration=1 << 63), "the number"),
         (agent_pb2.StepState(skipped=1 << 63), "the number"),
         (agent_pb2.StepState(stacks=["x"] * 257), "stacks"),
+        (agent_pb2.StepState(notes=["x"] * 65), "notes of a step"),
+        (agent_pb2.StepState(notes=["x" * 70_000]), "note of a step"),
         (agent_pb2.StepState(stacks=["x" * 70_000]), "stack of 70000 characters"),
         (
             agent_pb2.StepState(cause=agent_pb2.StepCause(numbers={str(n): 1 for n in range(300)})),

@@ -10,8 +10,8 @@ it: where a loss scale was too high, `GradScaler` skips the step.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import xxhash
@@ -102,21 +102,35 @@ def describe_non_finite(moments: FoundMoments) -> str:
     return " and ".join(f"{count:,} {name}" for count, name in counts if count)
 
 
+class PulsedModel(NamedTuple):
+    """A model that is measured, and where its pulses go."""
+
+    pulses: PulseRecorder
+    device: DevicePulses
+    observer: ModelObserver
+    graph: int
+    name: str
+
+
 class TorchPulseHook:
     """Measures one attached model in every step."""
 
     def __init__(
         self, model: Module, recorder: Recorder, pulses: PulseRecorder, *, graph: int, name: str
     ) -> None:
-        self._model, self._pulses, self._graph, self._name = model, pulses, graph, name
+        self._model, self._pulses = model, pulses
         self._observer = ModelObserver(recorder, graph)
+        self._device = DevicePulses()
+        self._context = PulsedModel(pulses, self._device, self._observer, graph, name)
         self._modules: list[_ModulePulseHook] = []
         self._watched: list[_ModulePulseHook] = []
         self._parameters: list[_GradientPulseHook] = []
         self._wanted: list[_GradientPulseHook] = []
         """Those that are measured in this step."""
+        self._named_modules: list[_ModulePulseHook] = []
+        self._named_parameters: list[_GradientPulseHook] = []
+        """Those that watch rules name: they measure in every step."""
         self._by_parameter: dict[int, _GradientPulseHook] = {}
-        self._device = DevicePulses()
         self._iteration = 0
         self._stepped_in = -1
         """Last iteration in which an optimizer used gradients of the model."""
@@ -159,7 +173,10 @@ class TorchPulseHook:
         """Add what was measured on accelerators in an earlier step, and report its first fault."""
         if step is None:
             return
-        rows = [LateRow(each.number, moments, each.gradient) for each, moments in step.pulses]
+        rows = [
+            LateRow(each.number, moments, each.gradient, each.source)
+            for each, moments in step.pulses
+        ]
         self._pulses.add_late_rows(step.iteration, rows)
         bad = [place for place, moments in step.pulses if any(moments[5:8])]
         place = next((each for each in bad if each.gradient is None), None)
@@ -196,17 +213,18 @@ class TorchPulseHook:
         if ids == self._module_ids:
             return
         self._module_ids = ids
-        make = (self._pulses, self._device, self._observer, self._graph, self._name)
         self._modules = [
-            _ModulePulseHook(operator, *make)
+            _ModulePulseHook(self._context, operator)
             for operator in build_module_tree(self._model).operators
             if is_innermost(operator)
         ]
         self._parameters = [
-            _GradientPulseHook(name, parameter, *make)
+            _GradientPulseHook(self._context, name, parameter)
             for name, parameter in iterate_parameters(self._model)
             if parameter.requires_grad
         ]
+        self._named_modules = [hook for hook in self._modules if hook.is_named]
+        self._named_parameters = [hook for hook in self._parameters if hook.is_named]
         self._by_parameter = {id(hook.parameter): hook for hook in self._parameters}
         self._pulses.limit_stride(max(len(self._modules), len(self._parameters)))
         self._remove_hooks()
@@ -219,8 +237,8 @@ class TorchPulseHook:
 
     def _install(self, stride: int, part: int) -> None:
         self._remove_hooks()
-        self._watched = self._modules[part::stride]
-        self._wanted = self._parameters[part::stride]
+        self._watched = select_part(self._modules, self._named_modules, stride, part)
+        self._wanted = select_part(self._parameters, self._named_parameters, stride, part)
         self._handles = [hook.operator.module.register_forward_hook(hook) for hook in self._watched]
         for hook in self._wanted:
             hook.is_wanted = True
@@ -273,17 +291,13 @@ def is_innermost(operator: ModuleOperator) -> bool:
 class _PulseHook:
     """Base of the hooks; a copy of a module gets a hook that does nothing."""
 
-    def __init__(
-        self,
-        pulses: PulseRecorder,
-        device: DevicePulses,
-        observer: ModelObserver,
-        graph: int,
-        model_name: str,
-    ) -> None:
-        self._pulses, self._device, self._observer = pulses, device, observer
-        self._graph, self._model_name = graph, model_name
+    def __init__(self, context: PulsedModel, op_type: str, op_name: str) -> None:
+        """`op_name` is the name of a tensor of the hook, for the rules that name operators."""
+        self._context = context
+        self._pulses, self._device, self._observer = context[:3]
         self._kinds: dict[Any, tuple[int, TensorKind]] = {}
+        self.is_named = self._pulses.is_watched(op_type, op_name)
+        """Whether a watch rule names it."""
 
     def __deepcopy__(self, memo: object) -> Callable[..., None]:
         return do_nothing
@@ -297,7 +311,7 @@ class _PulseHook:
         """Return the kind of a tensor that has none yet, and its number."""
         local = strip_distribution(tensor)
         kind = TensorKind(
-            self._graph,
+            self._context.graph,
             op_type,
             op_name,
             TensorSide.OUTPUT,
@@ -306,26 +320,29 @@ class _PulseHook:
             tuple(local.shape),
             local.numel() * local.element_size(),
             argument,
-            model=self._model_name,
+            model=self._context.name,
         )
         found = self._pulses.number_kind(kind), kind
         remember(self._kinds, key, found, _MAX_CACHED_KINDS)
         return found
 
 
+_PulseHookT = TypeVar("_PulseHookT", bound=_PulseHook)
+
+
+def select_part(
+    hooks: Sequence[_PulseHookT], always: Sequence[_PulseHookT], stride: int, part: int
+) -> list[_PulseHookT]:
+    """Return the hooks of a part, and those that measure in every step."""
+    return list(dict.fromkeys((*hooks[part::stride], *always)))
+
+
 class _ModulePulseHook(_PulseHook):
     """Hook of an innermost module."""
 
-    def __init__(
-        self,
-        operator: ModuleOperator,
-        pulses: PulseRecorder,
-        device: DevicePulses,
-        observer: ModelObserver,
-        graph: int,
-        model_name: str,
-    ) -> None:
-        super().__init__(pulses, device, observer, graph, model_name)
+    def __init__(self, context: PulsedModel, operator: ModuleOperator) -> None:
+        scope = operator.scope
+        super().__init__(context, scope.op_type, scope.forward_name(0))
         self.operator = operator
         self._source = ""
         """Line that called the module first, for pulses that are read back later."""
@@ -372,7 +389,7 @@ class _ModulePulseHook(_PulseHook):
             self._source = self._source or find_source()
             self._device.add(tensor, PulsePlace(number, kind, self._source))
             return
-        if self._pulses.add_pulse(number, moments):
+        if self._pulses.add_pulse(number, moments, find_source):
             return
         if number in self._infinite and not moments[5]:
             return
@@ -385,19 +402,10 @@ class _ModulePulseHook(_PulseHook):
 class _GradientPulseHook(_PulseHook):
     """Hook of a parameter, for its gradient."""
 
-    def __init__(
-        self,
-        name: str,
-        parameter: Parameter,
-        pulses: PulseRecorder,
-        device: DevicePulses,
-        observer: ModelObserver,
-        graph: int,
-        model_name: str,
-    ) -> None:
-        super().__init__(pulses, device, observer, graph, model_name)
-        self.parameter = parameter
+    def __init__(self, context: PulsedModel, name: str, parameter: Parameter) -> None:
         self._op_name = make_gradient_name(name)
+        super().__init__(context, PARAMETER_TYPE, self._op_name)
+        self.parameter = parameter
         self.is_wanted = self.is_measured = False
         self.bad_text = ""
         """What is wrong with the gradient of this step; empty when nothing is."""

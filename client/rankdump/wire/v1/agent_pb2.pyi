@@ -289,6 +289,7 @@ class StepState(google.protobuf.message.Message):
     SKIPPED_FIELD_NUMBER: builtins.int
     UNFINISHED_FIELD_NUMBER: builtins.int
     STACKS_FIELD_NUMBER: builtins.int
+    NOTES_FIELD_NUMBER: builtins.int
     iteration: builtins.int
     started_us: builtins.int
     """Microseconds since the epoch on the rank's clock."""
@@ -309,6 +310,10 @@ class StepState(google.protobuf.message.Message):
     def stacks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Stacks of the threads of the process, for a freeze that asked for them; innermost call first."""
 
+    @property
+    def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What watch rules noted, a sentence each."""
+
     def __init__(
         self,
         *,
@@ -322,9 +327,10 @@ class StepState(google.protobuf.message.Message):
         skipped: builtins.int = ...,
         unfinished: builtins.bool = ...,
         stacks: collections.abc.Iterable[builtins.str] | None = ...,
+        notes: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["cause", b"cause"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cause", b"cause", "ended_us", b"ended_us", "first_kind", b"first_kind", "iteration", b"iteration", "new_kinds", b"new_kinds", "rows", b"rows", "skipped", b"skipped", "stacks", b"stacks", "started_us", b"started_us", "unfinished", b"unfinished"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cause", b"cause", "ended_us", b"ended_us", "first_kind", b"first_kind", "iteration", b"iteration", "new_kinds", b"new_kinds", "notes", b"notes", "rows", b"rows", "skipped", b"skipped", "stacks", b"stacks", "started_us", b"started_us", "unfinished", b"unfinished"]) -> None: ...
 
 global___StepState = StepState
 

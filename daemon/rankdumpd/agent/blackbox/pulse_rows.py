@@ -95,6 +95,7 @@ def summarize_step(
         numbers={name: repr(number) for name, number in state.cause.numbers.items()},
         digests=state.cause.digests,
         stacks=state.stacks,
+        notes=state.notes,
     )
 
 

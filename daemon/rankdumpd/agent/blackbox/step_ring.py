@@ -29,7 +29,7 @@ _MAX_INTERVALS = 64
 def compute_step_bytes(state: StepState) -> int:
     """Return about how much memory a step takes."""
     cause = state.cause
-    texts = (*cause.numbers, *cause.digests, *cause.digests.values(), *state.stacks)
+    texts = (*cause.numbers, *cause.digests, *cause.digests.values(), *state.stacks, *state.notes)
     return _STEP_BYTES + len(state.rows) + sum(map(len, texts))
 
 
