@@ -130,7 +130,7 @@ class TorchPulseHook:
         self._named_modules: list[_ModulePulseHook] = []
         self._named_parameters: list[_GradientPulseHook] = []
         """Those that watch rules name: they measure in every step."""
-        self._by_parameter: dict[int, _GradientPulseHook] = {}
+        self._parameter_ids: set[int] = set()
         self._iteration = 0
         self._stepped_in = -1
         """Last iteration in which an optimizer used gradients of the model."""
@@ -225,7 +225,7 @@ class TorchPulseHook:
         ]
         self._named_modules = [hook for hook in self._modules if hook.is_named]
         self._named_parameters = [hook for hook in self._parameters if hook.is_named]
-        self._by_parameter = {id(hook.parameter): hook for hook in self._parameters}
+        self._parameter_ids = {id(hook.parameter) for hook in self._parameters}
         self._pulses.limit_stride(max(len(self._modules), len(self._parameters)))
         self._remove_hooks()
         self._installed = (0, 0)
@@ -241,7 +241,6 @@ class TorchPulseHook:
         self._wanted = select_part(self._parameters, self._named_parameters, stride, part)
         self._handles = [hook.operator.module.register_forward_hook(hook) for hook in self._watched]
         for hook in self._wanted:
-            hook.is_wanted = True
             if hook.parameter.is_leaf:
                 handle = hook.parameter.register_post_accumulate_grad_hook(hook)
                 self._handles.append(handle)
@@ -252,8 +251,6 @@ class TorchPulseHook:
     def _remove_hooks(self) -> None:
         for handle in self._handles:
             handle.remove()
-        for hook in self._wanted:
-            hook.is_wanted = False
         self._handles, self._watched, self._wanted = [], [], []
 
     @exclude_from_compilation
@@ -262,22 +259,21 @@ class TorchPulseHook:
             run_shielded(self._measure_used_gradients, self._observer.report_failure, optimizer)
 
     def _measure_used_gradients(self, optimizer: Optimizer) -> None:
-        begun_ns, is_of_model = _clock_ns(), not self._parameters
+        begun_ns, used = _clock_ns(), set[int]()
         rates: dict[str, float] = {}
         for number, group in enumerate(optimizer.param_groups):
             rates[f"learning_rate.{number}"] = float(group.get("lr", 0.0))
-            for parameter in group["params"]:
-                hook = self._by_parameter.get(id(parameter))
-                is_of_model = is_of_model or hook is not None
-                if hook is None or not hook.is_wanted:
-                    continue
-                if not hook.is_measured and parameter.grad is not None:
-                    hook.measure(parameter.grad)
-                if hook.bad_text:
-                    hook.report()
-        if is_of_model:
+            used.update(map(id, group["params"]))
+        if not self._parameters or not used.isdisjoint(self._parameter_ids):
             self._stepped_in = self._iteration
             self._pulses.note(rates)
+        for hook in self._wanted:
+            if id(hook.parameter) not in used:
+                continue
+            if not hook.is_measured and hook.parameter.grad is not None:
+                hook.measure(hook.parameter.grad)
+            if hook.bad_text:
+                hook.report()
         self._pulses.add_time(_clock_ns() - begun_ns, 0)
 
 
@@ -406,7 +402,7 @@ class _GradientPulseHook(_PulseHook):
         self._op_name = make_gradient_name(name)
         super().__init__(context, PARAMETER_TYPE, self._op_name)
         self.parameter = parameter
-        self.is_wanted = self.is_measured = False
+        self.is_measured = False
         self.bad_text = ""
         """What is wrong with the gradient of this step; empty when nothing is."""
         self._bad_kind: TensorKind | None = None
