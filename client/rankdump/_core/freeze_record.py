@@ -78,6 +78,9 @@ class FrozenStep:
     """Microseconds since the epoch on the rank's clock."""
     tensors: int = 0
     """Rows in the table."""
+    fingerprints: int = 0
+    """Rows that have a fingerprint and all statistics; the budget had no room for the others, or
+    their tensor was on an accelerator."""
     nonfinite: int = 0
     """Rows with NaN or infinities."""
     first_nonfinite: NonfiniteTensor | None = None

@@ -420,6 +420,22 @@ class PulseRecorder(Protocol):
         """Add a row of the gradient of a parameter."""
         ...
 
+    def can_fingerprint(self, byte_count: int, tensors: int = 1) -> bool:
+        """Return whether fingerprints of so many tensors of that size together may be computed."""
+        ...
+
+    def is_too_large(self, byte_count: int) -> bool:
+        """Return whether the fingerprint of a tensor of that size takes too long in any step."""
+        ...
+
+    def add_detail(
+        self, number: int, moments: FoundMoments, fingerprint: bytes, byte_count: int, spent_ns: int
+    ) -> None:
+        """Add the other statistics and the fingerprint of the tensor whose pulse was added last,
+        of the kind of that number. `spent_ns` is what the fingerprint took, of so many bytes.
+        """
+        ...
+
     def add_late_rows(self, iteration: int, rows: Sequence[LateRow]) -> None:
         """Add rows to a step that has ended."""
         ...

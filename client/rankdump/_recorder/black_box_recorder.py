@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from rankdump._core.black_box import (
+    MAX_STEP_DETAILS,
     MAX_STEP_NOTES,
     MAX_STEP_ROWS,
     PULSE_ROW,
@@ -24,6 +25,7 @@ from rankdump._core.black_box import (
     FreezeNotice,
     StepCause,
     StepState,
+    pack_detail,
     pack_row,
 )
 from rankdump._core.bounded_cache import remember
@@ -32,6 +34,7 @@ from rankdump._core.record import TensorKind
 from rankdump._core.recorder_protocol import LateRow
 from rankdump._kernels.kernel_functions import FoundMoments
 from rankdump._recorder.event_trace import now_us
+from rankdump._recorder.fingerprint_credit import FingerprintCredit
 from rankdump._recorder.pulse_decisions import (
     HISTORY_STEPS,
     MAX_STRIDE,
@@ -72,6 +75,10 @@ class BlackBoxRecorder:
         self._clock_us, self._clock_ns = clock_us, clock_ns
         self._numbers: dict[TensorKind, int] = {}
         self._watch = RuleWatch(settings.watch)
+        self._credit = FingerprintCredit(settings.max_overhead)
+        self._details: list[bytes] = []
+        self._detail_ns = 0
+        """What fingerprints took in the running step."""
         self._logged: dict[tuple[int, TensorKind], str] = {}
         """Notes that were logged, by rule and tensor."""
         self._notes: list[str] = []
@@ -108,7 +115,8 @@ class BlackBoxRecorder:
         self._iteration, self._started_us = iteration, self._clock_us()
         self._begun_ns = self._clock_ns()
         self._rows, self._noted, self._digests, self._notes = [], {}, {}, []
-        self._spent_ns = self._skipped = 0
+        self._details = []
+        self._spent_ns = self._detail_ns = self._skipped = 0
         self._gradient_squares, self._largest_gradient = 0.0, (0.0, None)
         self.part = iteration % self.stride
 
@@ -189,6 +197,25 @@ class BlackBoxRecorder:
             self._largest_gradient = squares, kind
         return self.add_pulse(number, moments)
 
+    def can_fingerprint(self, byte_count: int, tensors: int = 1) -> bool:
+        """Return whether fingerprints of so many tensors of that size together may be computed."""
+        return self._credit.can_afford(byte_count, tensors)
+
+    def is_too_large(self, byte_count: int) -> bool:
+        """Return whether the fingerprint of a tensor of that size takes too long in any step."""
+        return self._credit.is_too_large(byte_count)
+
+    def add_detail(
+        self, number: int, moments: FoundMoments, fingerprint: bytes, byte_count: int, spent_ns: int
+    ) -> None:
+        """Add the other statistics and the fingerprint of the tensor whose pulse was added last."""
+        self._credit.spend(byte_count, spent_ns)
+        self._detail_ns += spent_ns
+        # A pulse that was one too many has no row.
+        has_row = number >= 0 and self._rows and self._rows[-1][:4] == number.to_bytes(4, "little")
+        if has_row and len(self._details) < MAX_STEP_DETAILS:
+            self._details.append(pack_detail(len(self._rows) - 1, moments, fingerprint))
+
     def add_late_rows(self, iteration: int, rows: Sequence[LateRow]) -> None:
         """Add rows to the step that ended last, and send it again."""
         if self._last is None or self._last.iteration != iteration:
@@ -260,6 +287,8 @@ class BlackBoxRecorder:
             self._outbox.add_state(self._make_state(unfinished=True, stacks=stacks))
 
     def _make_state(self, *, unfinished: bool, stacks: Sequence[str] = ()) -> StepState:
+        # Before the rows: on the thread of the connection more of both may be added meanwhile.
+        details = b"".join(list(self._details))
         return StepState(
             iteration=self._iteration,
             started_us=self._started_us,
@@ -270,6 +299,7 @@ class BlackBoxRecorder:
             unfinished=unfinished,
             stacks=tuple(stacks),
             notes=tuple(self._notes[:MAX_STEP_NOTES]),
+            details=details,
         )
 
     def _add_fault(self, about: FaultKind | int, notice: FaultNotice) -> bool:
@@ -330,7 +360,10 @@ class BlackBoxRecorder:
         return jumped
 
     def _judge_cost(self, whole_ns: int, spent_ns: int) -> None:
-        self._shares.append(spent_ns / max(1, whole_ns - spent_ns))
+        step_ns, pulses_ns = max(1, whole_ns - spent_ns), spent_ns - self._detail_ns
+        # Pulses come first: fingerprints get what they leave.
+        self._credit.end_step(step_ns, pulses_ns)
+        self._shares.append(pulses_ns / step_ns)
         if len(self._shares) < _JUDGED_STEPS:
             return
         share = sorted(self._shares)[_JUDGED_STEPS // 2]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from support.black_box_side import BlackBoxSide
 
-from rankdump._core.black_box import FaultKind, FreezeNotice
+from rankdump._core.black_box import DETAIL_ROW, FaultKind, FreezeNotice
 from rankdump._core.plan import BlackBoxSettings
 from rankdump._core.record import TensorKind, TensorSide
 from rankdump._core.recorder_protocol import LateRow
@@ -281,6 +282,40 @@ def test_rule_judges_what_accelerators_bring_later():
     assert [len(state.notes) for state in side.states] == [0, 1]
     (fault,) = side.faults
     assert (fault.iteration, fault.source) == (0, "b.py:9")
+
+
+def test_fingerprints_take_what_pulses_leave_and_do_not_change_their_part():
+    side = BlackBoxSide(BlackBoxSettings(64, max_overhead=0.01))
+    side.recorder.limit_stride(500)
+    number = side.recorder.number_kind(kind_of("a"))
+    for iteration in range(9):
+        side.recorder.begin_step(iteration)
+        afforded = side.recorder.can_fingerprint(100_000)
+        assert afforded is bool(iteration)
+        side.recorder.add_pulse(number, moments())
+        if afforded:
+            side.recorder.add_detail(number, moments(), bytes(264), 100_000, STEP_NS // 200)
+            side.recorder.add_time(STEP_NS // 200, 0)
+        side.now_ns += STEP_NS
+        side.recorder.end_step(ran=True)
+    assert side.recorder.stride == 1
+    side.take()
+    assert [len(state.details) for state in side.states] == [0] + [300] * 8
+    assert np.frombuffer(side.states[3].details, DETAIL_ROW)["row"] == 0
+
+
+def test_detail_of_a_pulse_without_a_row_is_left_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rankdump._recorder.black_box_recorder.MAX_STEP_ROWS", 1)
+    side = BlackBoxSide()
+    side.recorder.begin_step(0)
+    for name in ("a", "b"):
+        number = side.recorder.number_kind(kind_of(name))
+        side.recorder.add_pulse(number, moments())
+        side.recorder.add_detail(number, moments(), bytes(264), 24, 100)
+    side.recorder.add_detail(-1, moments(), bytes(264), 24, 100)
+    side.recorder.end_step(ran=True)
+    side.take()
+    assert len(side.states[0].details) == DETAIL_ROW.itemsize
 
 
 def test_rules_of_a_plan_name_operators():

@@ -10,8 +10,8 @@ it: where a loss scale was too high, `GradScaler` skips the step.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 import xxhash
@@ -25,6 +25,8 @@ from rankdump._core.black_box import FaultKind
 from rankdump._core.bounded_cache import remember
 from rankdump._core.record import TensorKind, TensorSide
 from rankdump._core.recorder_protocol import LateRow, PulseRecorder, Recorder
+from rankdump._core.tensor_fingerprint import compute_fingerprint, place_fingerprint
+from rankdump._frameworks.fingerprint_turns import FingerprintTurns, TurnHook
 from rankdump._frameworks.model_observer import ModelObserver, capture_source_lines
 from rankdump._frameworks.operator_names import (
     PARAMETER_TYPE,
@@ -40,7 +42,7 @@ from rankdump._frameworks.torch.device_pulses import (
 )
 from rankdump._frameworks.torch.graph_description import FOREIGN_FILES
 from rankdump._frameworks.torch.internals import is_tracing, is_wrapped
-from rankdump._frameworks.torch.layouts import strip_distribution
+from rankdump._frameworks.torch.layouts import find_distribution, strip_distribution
 from rankdump._frameworks.torch.module_hooks import (
     do_nothing,
     exclude_from_compilation,
@@ -92,6 +94,17 @@ def measure_tensor(tensor: Tensor) -> FoundMoments | None:
     return _measure(address, tensor.numel(), code, _PARTS) if address else None
 
 
+def fingerprint_tensor(tensor: Tensor, kind: TensorKind) -> bytes:
+    """Return the fingerprint of a tensor that `measure_tensor` measures; empty where it has none,
+    as a shard that is at no single place.
+    """
+    placement = place_fingerprint(kind.dtype, kind.shape, kind.layout)
+    if placement is None:
+        return b""
+    local = strip_distribution(tensor).detach().contiguous()
+    return compute_fingerprint(local.data_ptr(), placement)
+
+
 def describe_non_finite(moments: FoundMoments) -> str:
     """Return how many elements are not finite.
 
@@ -131,6 +144,9 @@ class TorchPulseHook:
         self._named_parameters: list[_GradientPulseHook] = []
         """Those that watch rules name: they measure in every step."""
         self._parameter_ids: set[int] = set()
+        self._turns = FingerprintTurns(())
+        self._due: list[TurnHook] = []
+        """Those whose tensors get fingerprints in this step."""
         self._iteration = 0
         self._stepped_in = -1
         """Last iteration in which an optimizer used gradients of the model."""
@@ -196,6 +212,9 @@ class TorchPulseHook:
         if self._steps % _TREE_CHECK_STEPS == 0:
             self._read_model()
         self._steps += 1
+        for hook in self._due:
+            hook.is_due = False
+        self._due = self._turns.choose_due(self._pulses)
         part = self._pulses.stride, self._pulses.part
         if part != self._installed:
             self._install(*part)
@@ -226,6 +245,7 @@ class TorchPulseHook:
         self._named_modules = [hook for hook in self._modules if hook.is_named]
         self._named_parameters = [hook for hook in self._parameters if hook.is_named]
         self._parameter_ids = {id(hook.parameter) for hook in self._parameters}
+        self._turns = FingerprintTurns((*self._modules, *self._parameters))
         self._pulses.limit_stride(max(len(self._modules), len(self._parameters)))
         self._remove_hooks()
         self._installed = (0, 0)
@@ -237,8 +257,14 @@ class TorchPulseHook:
 
     def _install(self, stride: int, part: int) -> None:
         self._remove_hooks()
-        self._watched = select_part(self._modules, self._named_modules, stride, part)
-        self._wanted = select_part(self._parameters, self._named_parameters, stride, part)
+        modules = [hook for hook in self._due if isinstance(hook, _ModulePulseHook)]
+        parameters = [hook for hook in self._due if isinstance(hook, _GradientPulseHook)]
+        self._watched = list(
+            dict.fromkeys((*self._modules[part::stride], *self._named_modules, *modules))
+        )
+        self._wanted = list(
+            dict.fromkeys((*self._parameters[part::stride], *self._named_parameters, *parameters))
+        )
         self._handles = [hook.operator.module.register_forward_hook(hook) for hook in self._watched]
         for hook in self._wanted:
             if hook.parameter.is_leaf:
@@ -292,6 +318,10 @@ class _PulseHook:
         self._context = context
         self._pulses, self._device, self._observer = context[:3]
         self._kinds: dict[Any, tuple[int, TensorKind]] = {}
+        self.byte_count = 0
+        """Of the tensor that was measured last, in host memory."""
+        self.is_due = False
+        """Whether the fingerprint of its next tensor is computed."""
         self.is_named = self._pulses.is_watched(op_type, op_name)
         """Whether a watch rule names it."""
 
@@ -317,20 +347,25 @@ class _PulseHook:
             local.numel() * local.element_size(),
             argument,
             model=self._context.name,
+            layout=find_distribution(tensor),
         )
         found = self._pulses.number_kind(kind), kind
         remember(self._kinds, key, found, _MAX_CACHED_KINDS)
         return found
 
-
-_PulseHookT = TypeVar("_PulseHookT", bound=_PulseHook)
-
-
-def select_part(
-    hooks: Sequence[_PulseHookT], always: Sequence[_PulseHookT], stride: int, part: int
-) -> list[_PulseHookT]:
-    """Return the hooks of a part, and those that measure in every step."""
-    return list(dict.fromkeys((*hooks[part::stride], *always)))
+    def _add_detail(
+        self, number: int, kind: TensorKind, moments: FoundMoments, tensor: Tensor
+    ) -> None:
+        """Compute the fingerprint of a tensor in host memory, if it is the turn of this hook."""
+        self.byte_count = kind.byte_count
+        if not self.is_due or not self._pulses.can_fingerprint(kind.byte_count):
+            return
+        self.is_due = False
+        begun_ns = _clock_ns()
+        fingerprint = fingerprint_tensor(tensor, kind)
+        if fingerprint:
+            spent_ns = _clock_ns() - begun_ns
+            self._pulses.add_detail(number, moments, fingerprint, kind.byte_count, spent_ns)
 
 
 class _ModulePulseHook(_PulseHook):
@@ -385,11 +420,13 @@ class _ModulePulseHook(_PulseHook):
             self._source = self._source or find_source()
             self._device.add(tensor, PulsePlace(number, kind, self._source))
             return
-        if self._pulses.add_pulse(number, moments, find_source):
+        is_finite = self._pulses.add_pulse(number, moments, find_source)
+        self._add_detail(number, kind, moments, tensor)
+        if is_finite:
             return
         if number in self._infinite and not moments[5]:
             return
-        clean = all(map(is_finite, (leaf.value for leaf in list_call_leaves(args, {}))))
+        clean = all(map(has_finite_elements, (leaf.value for leaf in list_call_leaves(args, {}))))
         inputs = "its inputs are finite" if clean else "its inputs are not finite either"
         text = f"the output of a module has {describe_non_finite(moments)}; {inputs}"
         self._pulses.report_fault(FaultKind.NON_FINITE, text, kind, find_source())
@@ -433,7 +470,9 @@ class _GradientPulseHook(_PulseHook):
         if moments is None:
             self._device.add(gradient, PulsePlace(number, kind, gradient=kind))
             return
-        if not self._pulses.add_gradient(kind, number, moments) and not self.bad_text:
+        is_finite = self._pulses.add_gradient(kind, number, moments)
+        self._add_detail(number, kind, moments, gradient)
+        if not is_finite and not self.bad_text:
             self.bad_text = describe_non_finite(moments)
             self._bad_kind = kind
 
@@ -480,7 +519,7 @@ def compute_digest(tensor: Tensor) -> str:
     return xxhash.xxh3_64_hexdigest(source.copy_elements())
 
 
-def is_finite(value: object) -> bool:
+def has_finite_elements(value: object) -> bool:
     """Return whether a value is no tensor, or one whose elements are finite as far as known."""
     source = make_torch_source(value) if isinstance(value, Tensor) else None
     return source is None or isinstance(source, str) or source.is_finite()

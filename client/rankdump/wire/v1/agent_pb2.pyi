@@ -290,6 +290,7 @@ class StepState(google.protobuf.message.Message):
     UNFINISHED_FIELD_NUMBER: builtins.int
     STACKS_FIELD_NUMBER: builtins.int
     NOTES_FIELD_NUMBER: builtins.int
+    DETAILS_FIELD_NUMBER: builtins.int
     iteration: builtins.int
     started_us: builtins.int
     """Microseconds since the epoch on the rank's clock."""
@@ -302,6 +303,8 @@ class StepState(google.protobuf.message.Message):
     """Tensors that were not measured, because of the budget."""
     unfinished: builtins.bool
     """The step had not ended when this was sent."""
+    details: builtins.bytes
+    """Rows of rankdump._core.black_box.DETAIL_ROW: fingerprints and the other statistics of some tensors."""
     @property
     def new_kinds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]: ...
     @property
@@ -328,9 +331,10 @@ class StepState(google.protobuf.message.Message):
         unfinished: builtins.bool = ...,
         stacks: collections.abc.Iterable[builtins.str] | None = ...,
         notes: collections.abc.Iterable[builtins.str] | None = ...,
+        details: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["cause", b"cause"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cause", b"cause", "ended_us", b"ended_us", "first_kind", b"first_kind", "iteration", b"iteration", "new_kinds", b"new_kinds", "notes", b"notes", "rows", b"rows", "skipped", b"skipped", "stacks", b"stacks", "started_us", b"started_us", "unfinished", b"unfinished"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cause", b"cause", "details", b"details", "ended_us", b"ended_us", "first_kind", b"first_kind", "iteration", b"iteration", "new_kinds", b"new_kinds", "notes", b"notes", "rows", b"rows", "skipped", b"skipped", "stacks", b"stacks", "started_us", b"started_us", "unfinished", b"unfinished"]) -> None: ...
 
 global___StepState = StepState
 
