@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +96,16 @@ class Host:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"not packed: {self.status().backlog}")
             time.sleep(_POLL_S)
+
+    def wait_until_indexed(self) -> None:
+        """Return when no rows of ended jobs wait for a table of statistics."""
+        deadline = time.monotonic() + _WRITE_TIMEOUT_S
+        for path in (self.folder / "state").rglob("ledger.sqlite"):
+            with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as ledger:
+                while waiting := ledger.execute("SELECT COUNT(*) FROM unindexed").fetchone()[0]:
+                    if time.monotonic() > deadline:
+                        raise RuntimeError(f"{waiting} iterations are not in the table")
+                    time.sleep(_POLL_S)
 
     def tree(self, name: str) -> Path:
         """Return the folder of a session's tree."""
