@@ -13,6 +13,7 @@ from support.api_dumps import call
 from rankdump._binfile.overflow_record import parse_overflow_record
 from rankdump._codec.file_codec import ZstdCodec
 from rankdump._core.execution_order import format_finding_line, format_order_line
+from rankdump._core.graph import GraphPart
 from rankdump._core.manifest import Manifest, ManifestRecord
 from rankdump._core.timeouts import format_hints
 from rankdump._layout import statistic_tables
@@ -78,7 +79,7 @@ def _apis() -> list[bytes]:
 
 
 def _graphs() -> list[bytes]:
-    graph = samples.DECLARATIONS[3].graph  # type: ignore[union-attr]
+    (graph,) = [each.graph for each in samples.DECLARATIONS if isinstance(each, GraphPart)]
     files = render_graph(graph, DEFAULT_PROFILE)
     return [data for name, data in files.items() if name.endswith(".ir")]
 
