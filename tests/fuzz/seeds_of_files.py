@@ -79,7 +79,7 @@ def _apis() -> list[bytes]:
 
 
 def _graphs() -> list[bytes]:
-    graph = next(each.graph for each in samples.DECLARATIONS if isinstance(each, GraphPart))
+    (graph,) = [each.graph for each in samples.DECLARATIONS if isinstance(each, GraphPart)]
     files = render_graph(graph, DEFAULT_PROFILE)
     return [data for name, data in files.items() if name.endswith(".ir")]
 

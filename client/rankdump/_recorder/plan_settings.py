@@ -6,8 +6,11 @@ network.
 from __future__ import annotations
 
 from rankdump._core.plan import DumpPlan
+from rankdump._core.plan_change import PlanChange
+from rankdump._core.selection import decide_device
 from rankdump._core.statistics import DEVICE_STATISTICS
 from rankdump._core.tensor_fingerprint import FINGERPRINT_BYTES
+from rankdump._layout.plan_conflicts import find_contradiction
 from rankdump._layout.profile import DEFAULT_PROFILE, PROFILES, Profile
 from rankdump._layout.statistic_tables import select_table_items
 from rankdump._layout.tree_layouts import DEFAULT_LAYOUT, LAYOUTS, Layout
@@ -20,6 +23,16 @@ SAMPLE_ELEMENTS = 1024
 ROW_BYTES = 128
 """Approximate bytes of a row of statistics: its text and its part of the frame, without a
 fingerprint."""
+
+
+def find_change_fault(plan: DumpPlan, change: PlanChange, device: int) -> str:
+    """Return why a plan cannot be changed so on a device; empty when it can."""
+    device_verdict = decide_device(plan, device)
+    if not device_verdict.accepted:
+        return device_verdict.reason
+    if change.operators is not None and plan.selection.watched is not None:
+        return "the plan watches operators, which cannot be exchanged while the job runs"
+    return find_contradiction(change.apply_to(plan))
 
 
 def select_layout(plan: DumpPlan) -> Layout:
