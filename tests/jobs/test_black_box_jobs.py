@@ -105,11 +105,12 @@ def test_error_of_a_rank_is_the_cause(run):
     assert "the job raised RuntimeError: the loader has no more samples" in texts
 
 
-def test_watch_rules_of_a_configuration_freeze_and_note(run, tmp_path):
+def test_watch_rules_of_a_configuration_freeze_note_and_dump(run, tmp_path):
     watch = [
         {"when": "too_large", "operators": ["scale"], "value": 50, "do": "freeze"},
         {"when": "too_large", "operators": ["Gradients/first.*"], "value": 50},
         {"when": "zero", "operators": ["second.*"]},
+        {"when": "too_large", "operators": ["Scale"], "value": 50, "do": "dump", "iterations": 2},
     ]
     report = run("grow", 2, watch=watch)
     causes = [report["cause"], *report["later_causes"]]
@@ -131,3 +132,12 @@ def test_watch_rules_of_a_configuration_freeze_and_note(run, tmp_path):
     assert unmatched in log
     sessions = json.loads(ask("status", tmp_path / "tree", "--json"))["sessions"]
     assert all(any(note.startswith(unmatched) for note in each["notes"]) for each in sessions)
+    tensors = json.loads(ask("ls", tmp_path / "tree", "--json"))["tensors"]
+    # Full tensors of the next two iterations, with the gradients of the operator.
+    scale = "Default/network-Net/scale-Scale/Scale-op0"
+    forward = [each for each in tensors if each["op_name"] == scale and each["side"] == "output"]
+    assert [(each["rank"], each["iteration"]) for each in forward] == [
+        (0, BAD_STEP + 1),
+        (0, BAD_STEP + 2),
+    ]
+    assert {each["iteration"] for each in tensors} == {BAD_STEP + 1, BAD_STEP + 2}

@@ -20,7 +20,7 @@ from rankdump._core.watch_rule import (
 )
 
 WATCH_KEY = "watch"
-_KEYS = ("when", "operators", "value", "steps", "do")
+_KEYS = ("when", "operators", "value", "steps", "do", "iterations")
 _OPERATORS_ALLOWED = (
     f"a list of 1 to {MAX_RULE_PATTERNS} globs over names or types of operators, each of 1 to "
     f"{MAX_GLOB_CHARACTERS} characters"
@@ -51,12 +51,16 @@ def _parse_rule(section: ConfigSection, place: int, body: object) -> WatchRule:
             nearest = difflib.get_close_matches(name, _KEYS, n=1, cutoff=0.0)[0]
             raise rule.make_error(name, f"{', '.join(_KEYS)}; nearest: {nearest}")
     when = cast("WatchCondition", rule.read_choice("when", WATCH_CONDITIONS))
+    do = cast("WatchAction", rule.read_choice("do", WATCH_ACTIONS, default="note"))
+    if do != "dump" and "iterations" in values:
+        raise rule.make_error("iterations", "no number: the action dump alone has one")
     return WatchRule(
         when=when,
         operators=_parse_operators(rule),
         value=_parse_value(rule, when),
-        steps=_parse_steps(rule, MIN_UNCHANGED_STEPS if when == "unchanged" else 1),
-        do=cast("WatchAction", rule.read_choice("do", WATCH_ACTIONS, default="note")),
+        steps=_parse_steps(rule, "steps", MIN_UNCHANGED_STEPS if when == "unchanged" else 1),
+        do=do,
+        iterations=_parse_steps(rule, "iterations", 1),
     )
 
 
@@ -83,11 +87,11 @@ def _parse_value(rule: ConfigSection, when: WatchCondition) -> float:
     return rule.read_number("value", low=0, high=_MAX_VALUE, allowed=allowed, default=0.0)
 
 
-def _parse_steps(rule: ConfigSection, least: int) -> int:
-    allowed = f"whole steps from {least} to {MAX_RULE_STEPS}"
-    value = rule.values.get("steps", least)
+def _parse_steps(rule: ConfigSection, key: str, least: int) -> int:
+    allowed = f"a whole number of {key} from {least} to {MAX_RULE_STEPS}"
+    value = rule.values.get(key, least)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise rule.make_error("steps", allowed)
+        raise rule.make_error(key, allowed)
     if not least <= value <= MAX_RULE_STEPS:
-        raise rule.make_error("steps", allowed)
+        raise rule.make_error(key, allowed)
     return value

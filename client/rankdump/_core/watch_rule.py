@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 WatchCondition = Literal["non_finite", "jump", "zero", "unchanged", "too_large"]
-WatchAction = Literal["note", "freeze"]
+WatchAction = Literal["note", "freeze", "dump"]
 WATCH_CONDITIONS: tuple[WatchCondition, ...] = get_args(WatchCondition)
 WATCH_ACTIONS: tuple[WatchAction, ...] = get_args(WatchAction)
 MAX_RULES = 100
@@ -34,6 +34,8 @@ class WatchRule:
     """Steps in a row in which the condition must be met, of those in which a tensor is measured;
     for `unchanged` the steps with one and the same pulse, two at least."""
     do: WatchAction = "note"
+    iterations: int = 1
+    """Of `dump`: iterations after the one in which the rule matches, of which tensors are kept."""
 
 
 def describe_rule(rule: WatchRule, number: int) -> str:
@@ -52,3 +54,5 @@ def check_rules(rules: tuple[WatchRule, ...]) -> None:
             raise ValueError("a watch rule has too many patterns of operators, or too long ones")
         if not math.isfinite(rule.value) or not 1 <= rule.steps <= MAX_RULE_STEPS:
             raise ValueError(f"a watch rule has the value {rule.value!r} and {rule.steps!r} steps")
+        if not 1 <= rule.iterations <= MAX_RULE_STEPS:
+            raise ValueError(f"a watch rule dumps {rule.iterations!r} iterations")

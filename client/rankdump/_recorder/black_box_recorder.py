@@ -29,9 +29,10 @@ from rankdump._core.black_box import (
     pack_row,
 )
 from rankdump._core.bounded_cache import remember
-from rankdump._core.plan import BlackBoxSettings
+from rankdump._core.plan import BlackBoxSettings, OperatorSelection
 from rankdump._core.record import TensorKind
 from rankdump._core.recorder_protocol import LateRow
+from rankdump._core.watch_rule import describe_rule
 from rankdump._kernels.kernel_functions import FoundMoments
 from rankdump._recorder.event_trace import now_us
 from rankdump._recorder.fingerprint_credit import FingerprintCredit
@@ -67,10 +68,14 @@ class BlackBoxRecorder:
         *,
         rank: int,
         warn: Callable[[str], None],
+        dump: Callable[[OperatorSelection, int, int], int | str],
         clock_us: Callable[[], int] = now_us,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """`warn` logs a text once."""
+        """`warn` logs a text once; `dump` has tensors of operators kept from an iteration on, for
+        so many iterations, and returns the first one that has them, or why there is none.
+        """
+        self._dump = dump
         self._settings, self._outbox, self._rank, self._warn = settings, outbox, rank, warn
         self._clock_us, self._clock_ns = clock_us, clock_ns
         self._numbers: dict[TensorKind, int] = {}
@@ -79,6 +84,8 @@ class BlackBoxRecorder:
         self._details: list[bytes] = []
         self._detail_ns = 0
         """What fingerprints took in the running step."""
+        self._dumps_until: dict[int, int] = {}
+        """By watch rule the first iteration that it does not dump."""
         self._logged: dict[tuple[int, TensorKind], str] = {}
         """Notes that were logged, by rule and tensor."""
         self._notes: list[str] = []
@@ -327,6 +334,8 @@ class BlackBoxRecorder:
             )
             self._add_fault(match.number, notice)
             return note
+        if match.rule.do == "dump":
+            self._dump_for(match)
         key = match.number, match.kind
         if key not in self._logged and len(self._logged) < MAX_LOGGED_NOTES:
             self._logged[key] = f"iteration {match.iteration}: {note}"
@@ -334,6 +343,18 @@ class BlackBoxRecorder:
             if len(self._logged) == MAX_LOGGED_NOTES:
                 self._warn("further notes of rankdump.blackbox.watch are not logged")
         return note
+
+    def _dump_for(self, match: RuleMatch) -> None:
+        """Have the tensors of the next iterations kept, unless the rule has done so already."""
+        if self._in_child or match.iteration + 1 < self._dumps_until.get(match.number, 0):
+            return
+        operators, count = self._watch.select_operators(match.number), match.rule.iterations
+        begin = self._dump(operators, match.iteration + 1, count)
+        if isinstance(begin, str):
+            name = describe_rule(match.rule, match.number)
+            self._warn(f"rank {self._rank}: {name} dumps nothing: {begin}")
+        else:
+            self._dumps_until[match.number] = begin + count
 
     def _judge_gradients(self, squares: float, largest: TensorKind | None, iteration: int) -> None:
         """Report a norm of the gradients that is far above those of earlier steps."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rankdump._core.black_box import FreezeNotice
-from rankdump._core.plan import DumpPlan
+from rankdump._core.plan import DumpPlan, IterationSelection, OperatorSelection
 from rankdump._core.plan_change import PlanChange, PlanSchedule
 from rankdump._core.session_protocol import ChangedPlan, RecordHead, SessionEnd, SessionRequest
 from rankdump._kernels.kernel_functions import KERNELS
@@ -29,6 +29,7 @@ from rankdump._recorder.plan_settings import (
     is_copied_directly,
     is_governed,
     is_shared_memory_wanted,
+    join_operators,
     make_statistics_calculator,
     make_wait_policy,
     select_layout,
@@ -230,6 +231,18 @@ class DumpPipeline:
             fault = "the agent of this host is of an earlier release"
         return fault or self._schedule.add(change, begin, iterations)
 
+    def _dump_operators(
+        self, operators: OperatorSelection, begin: int, iterations: int
+    ) -> int | str:
+        """Keep the tensors of operators for some iterations, beside those of the plan."""
+        plan = self._schedule.find_latest()
+        joined = join_operators(plan.selection, operators)
+        if isinstance(joined, str):
+            return joined
+        saved = "full" if plan.content.saved == "statistic" else None
+        change = PlanChange(IterationSelection(), joined, saved)
+        return self.change_plan(change, begin, iterations=iterations)
+
     def _use_plan_of(self, iteration: int) -> None:
         """Let all parts follow the plan of an iteration, after everything before it was sent."""
         before = self._schedule.plan
@@ -410,7 +423,11 @@ class DumpPipeline:
         if self._outbox is None:
             return None
         return BlackBoxRecorder(
-            plan.black_box, self._outbox, rank=rank, warn=self._session_logger.warn_once
+            plan.black_box,
+            self._outbox,
+            rank=rank,
+            warn=self._session_logger.warn_once,
+            dump=self._dump_operators,
         )
 
     def _make_record_sender(self, plan: DumpPlan) -> RecordSender:

@@ -5,7 +5,9 @@ network.
 
 from __future__ import annotations
 
-from rankdump._core.plan import DumpPlan
+from dataclasses import replace
+
+from rankdump._core.plan import DumpPlan, OperatorSelection, TensorSelection
 from rankdump._core.plan_change import PlanChange
 from rankdump._core.selection import decide_device
 from rankdump._core.statistics import DEVICE_STATISTICS
@@ -33,6 +35,19 @@ def find_change_fault(plan: DumpPlan, change: PlanChange, device: int) -> str:
     if change.operators is not None and plan.selection.watched is not None:
         return "the plan watches operators, which cannot be exchanged while the job runs"
     return find_contradiction(change.apply_to(plan))
+
+
+def join_operators(selection: TensorSelection, more: OperatorSelection) -> OperatorSelection | str:
+    """Return what a plan selects with more operators, or why that cannot be joined.
+
+    A plan that selects no iteration selects nothing of its own.
+    """
+    own = selection.operators
+    if selection.iterations.spans == () or more.everything:
+        return more
+    if selection.models or own.marked:
+        return "the plan selects operators by model, or those that the script marks"
+    return own if own.everything else replace(own, names=(*own.names, *more.names))
 
 
 def select_layout(plan: DumpPlan) -> Layout:

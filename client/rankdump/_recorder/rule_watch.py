@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from rankdump._core.black_box import pack_row
+from rankdump._core.plan import OperatorSelection
 from rankdump._core.record import TensorKind
 from rankdump._core.selection import list_spellings
 from rankdump._core.watch_rule import (
@@ -52,7 +53,7 @@ class WatchedTensor:
     """One rule on one tensor, with what it was before."""
 
     def __init__(self, rule: WatchRule, number: int, kind: TensorKind) -> None:
-        self._rule, self._number, self._kind = rule, number, kind
+        self._rule, self.number, self.kind = rule, number, kind
         self._condition = _CONDITIONS[rule.when](rule)
         least = MIN_UNCHANGED_STEPS if rule.when == "unchanged" else 1
         # An unchanged pulse is one of two steps.
@@ -75,11 +76,11 @@ class WatchedTensor:
         self._met_in = iteration
         if self._met_steps != self._needed:
             return None
-        return RuleMatch(self._rule, self._number, self._kind, iteration, self._describe(found))
+        return RuleMatch(self._rule, self.number, self.kind, iteration, self._describe(found))
 
     def _describe(self, found: str) -> str:
         again = f" in {self._rule.steps} steps in a row" if self._rule.steps > 1 else ""
-        return f"{describe_rule(self._rule, self._number)}: {found}{again}"
+        return f"{describe_rule(self._rule, self.number)}: {found}{again}"
 
 
 class RuleWatch:
@@ -116,6 +117,18 @@ class RuleWatch:
         """Return the rules that a pulse of the kind of that number meets."""
         found = (each.judge(iteration, moments) for each in self.tensors.get(number, ()))
         return [match for match in found if match is not None]
+
+    def select_operators(self, rule: int) -> OperatorSelection:
+        """Return the operators of the tensors that a rule holds for: all, if it names none."""
+        if not self._rules[rule].operators:
+            return OperatorSelection()
+        names = [
+            each.kind.op_name
+            for watched in self.tensors.values()
+            for each in watched
+            if each.number == rule
+        ]
+        return OperatorSelection(everything=False, names=tuple(dict.fromkeys(names)))
 
     def list_unmatched(self) -> list[str]:
         """Return a sentence for each rule that holds for no tensor that was measured."""

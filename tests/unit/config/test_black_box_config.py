@@ -59,12 +59,14 @@ def test_rules_are_read(tmp_path: Path):
         {"when": "zero"},
         RULE | {"operators": ["layers.*.mlp", "Conv2d"], "steps": 3, "do": "freeze"},
         {"when": "unchanged"},
+        {"when": "jump", "do": "dump", "iterations": 4},
     ]
     plan = load_body(tmp_path, body_of(own={"blackbox": {"watch": bodies}}))
     assert plan.black_box.watch == (
         WatchRule("zero"),
         WatchRule("too_large", ("layers.*.mlp", "Conv2d"), 1e4, 3, "freeze"),
         WatchRule("unchanged", steps=2),
+        WatchRule("jump", do="dump", iterations=4),
     )
     assert plan_from_json(plan_to_json(plan)).black_box == plan.black_box
     assert not plan.warnings
@@ -92,9 +94,11 @@ def test_rules_are_read(tmp_path: Path):
         ([{"when": "too_large", "value": -1}], "the largest magnitude that is allowed, from 0"),
         ([{"when": "too_large", "value": "big"}], "watch[0].value: 'big'"),
         ([{"when": "zero", "value": 1}], "the condition too_large alone has one"),
-        ([{"when": "zero", "steps": 0}], "whole steps from 1 to 4096"),
-        ([{"when": "zero", "steps": 1.5}], "whole steps from 1 to 4096"),
-        ([{"when": "unchanged", "steps": 1}], "whole steps from 2 to 4096"),
+        ([{"when": "zero", "steps": 0}], "a whole number of steps from 1 to 4096"),
+        ([{"when": "zero", "steps": 1.5}], "a whole number of steps from 1 to 4096"),
+        ([{"when": "unchanged", "steps": 1}], "a whole number of steps from 2 to 4096"),
+        ([{"when": "zero", "iterations": 2}], "the action dump alone has one"),
+        ([{"when": "zero", "do": "dump", "iterations": 0}], "number of iterations from 1 to 4096"),
         ([{"when": "zero", "do": "stop"}], "watch[0].do: 'stop'"),
     ],
 )
@@ -159,6 +163,7 @@ def test_environment_alone_makes_a_plan(tmp_path: Path):
         BlackBoxSettings(watch=(WatchRule("zero", ("a",) * 101),)),
         BlackBoxSettings(watch=(WatchRule("zero", ("a" * 1001,)),)),
         BlackBoxSettings(watch=(WatchRule("zero", steps=0),)),
+        BlackBoxSettings(watch=(WatchRule("zero", iterations=0),)),
         BlackBoxSettings(watch=(WatchRule("zero", value=float("nan")),)),
     ],
 )

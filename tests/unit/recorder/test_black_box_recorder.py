@@ -10,7 +10,7 @@ import pytest
 from support.black_box_side import BlackBoxSide
 
 from rankdump._core.black_box import DETAIL_ROW, FaultKind, FreezeNotice
-from rankdump._core.plan import BlackBoxSettings
+from rankdump._core.plan import BlackBoxSettings, OperatorSelection
 from rankdump._core.record import TensorKind, TensorSide
 from rankdump._core.recorder_protocol import LateRow
 from rankdump._core.watch_rule import WatchRule
@@ -259,6 +259,32 @@ def test_rule_that_freezes_reports_its_first_tensor_until_it_has_passed():
     assert fault.text.startswith("rankdump.blackbox.watch[1] (too_large): its largest magnitude")
     assert (fault.tensor_kind, fault.source) == (kind_of("layer1"), "a.py:3")
     assert [len(state.notes) for state in side.states] == [0, 2, 0, 0, 0, 2]
+
+
+def test_rule_that_dumps_takes_the_next_iterations_of_its_operators():
+    side = watching(
+        when="too_large", operators=("layer*",), value=1.5, do="dump", iterations=3, steps=1
+    )
+    small = (6, 1.0, -1.0, 0.0, 4.0, 0, 0, 0, 1, 1, 4)
+    sizes = [small, moments(), small, moments(), small, moments()]
+    for iteration, found in enumerate(sizes):
+        run_pulses(side, iteration, layer1=found, layer2=small, other=moments())
+    only = OperatorSelection(everything=False, names=("layer1", "layer2"))
+    # In iteration 3 those up to 4 are under way.
+    assert side.dumps == [(only, 2, 3), (only, 6, 3)]
+    assert len(side.warnings) == 1
+    assert [len(state.notes) for state in side.states] == [0, 1, 0, 1, 0, 1]
+
+
+def test_rule_that_cannot_dump_says_why():
+    side = watching(when="too_large", value=1.5, do="dump")
+    side.refusal = "the agent of this host is of an earlier release"
+    run_pulses(side, 0, other=moments())
+    assert side.dumps == [(OperatorSelection(), 1, 1)]
+    assert side.warnings[0] == (
+        "rank 3: rankdump.blackbox.watch[1] (too_large) dumps nothing: "
+        "the agent of this host is of an earlier release"
+    )
 
 
 def test_rule_that_matched_nothing_is_named():
