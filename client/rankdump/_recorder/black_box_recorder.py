@@ -94,7 +94,8 @@ class BlackBoxRecorder:
         self._rows: list[bytes] = []
         self._noted: dict[str, float] = {}
         self._digests: dict[str, str] = {}
-        self._iteration = self._started_us = self._begun_ns = 0
+        self._iteration: int = 0
+        self._started_us = self._begun_ns = 0
         self._spent_ns = self._skipped = 0
         self._gradient_squares = 0.0
         self._largest_gradient: tuple[float, TensorKind | None] = (0.0, None)
