@@ -18,7 +18,7 @@ from rankdumpd.agent.blackbox.freeze_state import make_fault_cause
 from rankdumpd.agent.blackbox.pulse_rows import (
     iter_table_rows,
     list_timestamps,
-    read_pulses,
+    read_details,
     summarize_step,
 )
 from rankdumpd.agent.blackbox.raw_freeze import read_raw_record, read_raw_ring
@@ -47,7 +47,7 @@ def steps(data: bytes) -> None:
         kinds = [kind_from_wire(kind) for kind in ring.kinds]
         for state in ring.steps:
             stamps = list_timestamps(state, 0)
-            rows = list(iter_table_rows(read_pulses(state), kinds, stamps))
+            rows = list(iter_table_rows(state, read_details(state), kinds, stamps))
             summary = summarize_step(state, kinds, stamps)
             assert len(rows) == len(stamps) == summary.tensors
 

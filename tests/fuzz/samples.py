@@ -30,9 +30,11 @@ from rankdump._core.graph import (
     SourceLine,
     TensorType,
 )
+from rankdump._core.plan import ContentSettings, DumpPlan, OutputSettings
 from rankdump._core.record import StatisticRows, TensorKey, TensorKind, TensorSide
 from rankdump._core.session_protocol import (
     CallStacks,
+    ChangedPlan,
     IterationEnd,
     KernelArguments,
     MetadataItem,
@@ -78,6 +80,9 @@ NODE = GraphNode(
 TIMEOUTS = RankTimeouts(
     {"HCCL_EXEC_TIMEOUT": "68"}, (GroupTimeout("g", "gloo", 5_000_000),), {"x": 1.5}
 )
+PLAN = DumpPlan(
+    OutputSettings("/trees/a"), content=ContentSettings(saved="full", statistics=("max", "min"))
+)
 DECLARATIONS: tuple[MetadataItem, ...] = (
     StatisticRows(3, (KIND,), (STAMP,), ("5,0",)),
     StatisticRows(3, (KIND,), (STAMP,), ("5,0",), fingerprints=(bytes(FINGERPRINT_BYTES),)),
@@ -86,6 +91,7 @@ DECLARATIONS: tuple[MetadataItem, ...] = (
     GraphPart(OperatorGraph(0, (NODE,), (GraphParameter("x", TYPE),)), first=True, last=True),
     KernelArguments(3, (OperatorArguments(0, "Add", NAME, {"axis": "1"}),)),
     CallStacks(3, ("NN_Conv2d_0_forward",), (0,), (("File a.py, line 7, in main, \n x + y",),)),
+    ChangedPlan(3, PLAN),
     IterationEnd(3, 2, {"buffer_full": 1}, 12, 0, 4),
     SessionEnd(4, ("a note",)),
 )

@@ -177,7 +177,9 @@ def _changes(columns: Sequence[tuple[str, str]]) -> Iterator[bytes]:
 def _steps() -> Iterator[bytes]:
     """Yield the steps of a session and its fault."""
     for iteration in range(3):
-        message = make_step_message(iteration, nans=iteration, stacks=("File a.py, line 3",))
+        message = make_step_message(
+            iteration, nans=iteration, stacks=("File a.py, line 3",), notes=("zero",)
+        )
         yield b"\0" + message.SerializeToString(deterministic=True)
     yield b"\1" + make_fault_message(2).SerializeToString(deterministic=True)
 

@@ -10,11 +10,18 @@ from google.protobuf.message import DecodeError
 
 from rankdump._core.events import EventColumns
 from rankdump._core.graph import GraphPart
-from rankdump._core.plan import ContentSettings, DumpPlan, OutputSettings
+from rankdump._core.plan import BlackBoxSettings, ContentSettings, DumpPlan, OutputSettings
 from rankdump._core.record import StatisticRows
 from rankdump._core.selection import ACCEPTED_VERDICT, SelectionVerdict
-from rankdump._core.session_protocol import IterationEnd, RecordHead, SessionEnd, SessionRequest
+from rankdump._core.session_protocol import (
+    ChangedPlan,
+    IterationEnd,
+    RecordHead,
+    SessionEnd,
+    SessionRequest,
+)
 from rankdump._core.status import StatusView
+from rankdump._core.watch_rule import WatchRule
 from rankdump._shm.slab_format import (
     RELEASED_OFFSET,
     RING_OFFSET,
@@ -54,7 +61,9 @@ PLANS = (
         content=ContentSettings(saved="statistic", statistics=("max", "min")),
     ),
     DumpPlan(
-        OutputSettings("/trees/a"), content=ContentSettings(saved="full", statistics=("max",))
+        OutputSettings("/trees/a"),
+        content=ContentSettings(saved="full", statistics=("max",)),
+        black_box=BlackBoxSettings(4, watch=(WatchRule("too_large", ("*.fc",), 9.0, 2),)),
     ),
 )
 REQUEST = SessionRequest(
@@ -89,10 +98,17 @@ class _StreamSession:
             return
         try:
             received = self._assembler.feed(frame, data, lost=lost)
+            if isinstance(received, MetadataFrame):
+                self._change_plan(received)
         except RankdumpError as error:
             received = self._given_up(frame, error)
         if received is not None:
             self._settle(received)
+
+    def _change_plan(self, received: MetadataFrame) -> None:
+        if isinstance(received.declaration, ChangedPlan):
+            self.session.plans.add(received.frame_id.sequence, received.declaration.plan)
+            self._assembler.keeps_elements = self.session.storage.elements
 
     def _given_up(self, frame: agent_pb2.Frame, error: RankdumpError) -> CompletedFrame | None:
         unread = frame.sequence and frame.sequence == self._assembler.last_sequence
@@ -110,17 +126,18 @@ class _StreamSession:
 
     def _connected(self) -> FrameAssembler:
         outlet = self.session.storage
-        return FrameAssembler(
+        assembler = FrameAssembler(
             SESSION,
             rank=0,
             net_name=self.session.plan.output.net_name,
             highest_first=self.session.watermark + 1,
             statistic_count=outlet.statistic_count,
-            elements=outlet.elements,
             degrades=outlet.degrades,
             known=self.session.is_known,
             admit=_admit,
         )
+        assembler.keeps_elements = outlet.elements
+        return assembler
 
     def _settle(self, item: CompletedFrame) -> None:
         assert item.frame_id.sequence not in self._settled

@@ -49,6 +49,8 @@ def go_wrong(scenario: str, net: Net, session: rankdump.Session) -> None:
     """Do what the scenario says, on the bad rank in the bad step."""
     if scenario == "nan":
         net.scale.factor = float("nan")
+    elif scenario == "grow":
+        net.scale.factor = 1e4
     elif scenario == "kill":
         # What was not sent is lost with the process.
         wait_until_sent(session)

@@ -24,9 +24,10 @@ BAD_STEP = 37
 def run(tmp_path: Path, socket_folder: Path) -> Callable[..., dict[str, Any]]:
     """Run a scenario with an agent of its own; return the report of the fault."""
 
-    def ran(scenario: str, world: int, *, code: int = 0) -> dict[str, Any]:
+    def ran(scenario: str, world: int, *, code: int = 0, **more: object) -> dict[str, Any]:
         # A step of so small a model takes less than measuring it.
-        own = {"path": str(tmp_path / "tree"), "blackbox": {"max_overhead": 1, "post_steps": 1}}
+        black_box = {"max_overhead": 1, "post_steps": 1, **more}
+        own = {"path": str(tmp_path / "tree"), "blackbox": black_box}
         config = tmp_path / "black_box.json"
         config.write_text(json.dumps({"rankdump": own}))
         job = [sys.executable, JOB, str(world), tmp_path, scenario]
@@ -40,6 +41,7 @@ def run(tmp_path: Path, socket_folder: Path) -> Callable[..., dict[str, Any]]:
         )
         assert done.returncode == code, done.stderr
         assert "the black box was frozen: " in done.stderr
+        (tmp_path / "log").write_text(done.stderr)
         return json.loads(ask("faults", tmp_path / "tree", "--json"))
 
     return ran
@@ -101,3 +103,41 @@ def test_error_of_a_rank_is_the_cause(run):
     causes = [report["cause"], *report["later_causes"]]
     texts = [cause["text"] for cause in causes if cause["rank"] == 0]
     assert "the job raised RuntimeError: the loader has no more samples" in texts
+
+
+def test_watch_rules_of_a_configuration_freeze_note_and_dump(run, tmp_path):
+    watch = [
+        {"when": "too_large", "operators": ["scale"], "value": 50, "do": "freeze"},
+        {"when": "too_large", "operators": ["Gradients/first.*"], "value": 50},
+        {"when": "zero", "operators": ["second.*"]},
+        {"when": "too_large", "operators": ["Scale"], "value": 50, "do": "dump", "iterations": 2},
+    ]
+    report = run("grow", 2, watch=watch)
+    causes = [report["cause"], *report["later_causes"]]
+    (cause,) = [cause for cause in causes if cause["kind"] == "watch"]
+    assert (cause["rank"], cause["iteration"]) == (0, BAD_STEP)
+    assert cause["op_name"] == "Default/network-Net/scale-Scale/Scale-op0"
+    assert cause["text"].startswith("rankdump.blackbox.watch[0] (too_large): its largest magnitude")
+    assert cause["text"].endswith("the limit is 50")
+    assert cause["source"].startswith(f"{JOB}:")
+    [record] = Path(report["root"]).glob(".rankdump/black_box.*.json")
+    steps = json.loads(record.read_text())["ranks"][0]["steps"]
+    # With this budget all tensors whose size is known have fingerprints.
+    assert all(step["fingerprints"] == step["tensors"] == 7 for step in steps[2:-1])
+    notes = [note for note in report["notes"] if note["iteration"] == BAD_STEP]
+    assert any("watch[1] (too_large)" in note["text"] for note in notes)
+    log = (tmp_path / "log").read_text()
+    assert f"rank 0, iteration {BAD_STEP}: rankdump.blackbox.watch[1] (too_large)" in log
+    unmatched = "rankdump.blackbox.watch[2] (zero) matched nothing: "
+    assert unmatched in log
+    sessions = json.loads(ask("status", tmp_path / "tree", "--json"))["sessions"]
+    assert all(any(note.startswith(unmatched) for note in each["notes"]) for each in sessions)
+    tensors = json.loads(ask("ls", tmp_path / "tree", "--json"))["tensors"]
+    # Full tensors of the next two iterations, with the gradients of the operator.
+    scale = "Default/network-Net/scale-Scale/Scale-op0"
+    forward = [each for each in tensors if each["op_name"] == scale and each["side"] == "output"]
+    assert [(each["rank"], each["iteration"]) for each in forward] == [
+        (0, BAD_STEP + 1),
+        (0, BAD_STEP + 2),
+    ]
+    assert {each["iteration"] for each in tensors} == {BAD_STEP + 1, BAD_STEP + 2}

@@ -47,6 +47,7 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
         self.cut_at_offset: float = float("inf")
         self._missing = 0
         self.warnings: list[str] = []
+        self.changes_plans = True
 
     def OpenSession(self, request, context):  # noqa: N802 - gRPC's name
         self.opened.append(request)
@@ -57,7 +58,10 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
             return agent_pb2.OpenSessionResponse(redirect=self.redirect)
         slab = self.slab.place if self.slab and request.wants_slab else None
         return agent_pb2.OpenSessionResponse(
-            token=b"t", acknowledged_sequence=self.committed, slab=slab
+            token=b"t",
+            acknowledged_sequence=self.committed,
+            slab=slab,
+            changes_plans=self.changes_plans,
         )
 
     def Status(self, request, context):  # noqa: N802 - gRPC's name

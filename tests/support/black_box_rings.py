@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rankdump._core.black_box import PULSE_ROW, FaultKind, StepCause, StepState
+from rankdump._core.black_box import DETAIL_ROW, PULSE_ROW, FaultKind, StepCause, StepState
 from rankdump._core.freeze_record import (
     FreezeRecord,
     FrozenCause,
@@ -18,6 +18,7 @@ from rankdump._core.plan import BlackBoxSettings, DumpPlan, OutputSettings, plan
 from rankdump._core.record import TensorKind, TensorSide
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._core.status import SessionState
+from rankdump._core.tensor_fingerprint import FINGERPRINT_BYTES
 from rankdump._wire.black_box_messages import step_state_to_wire
 from rankdump._wire.session_messages import kind_to_wire
 from rankdump.wire.v1 import agent_pb2
@@ -35,8 +36,21 @@ KINDS = tuple(
 WIRE_KINDS = tuple(map(kind_to_wire, KINDS))
 
 
+def make_details(*rows: int) -> bytes:
+    """Return the details of these rows: fingerprints of one byte again and again."""
+    found = np.zeros(len(rows), DETAIL_ROW)
+    found["row"] = rows
+    found["total"], found["positives"], found["negatives"], found["zeros"] = 1.5, 1, 2, 1
+    found["fingerprint"] = bytes([7] * FINGERPRINT_BYTES)
+    return found.tobytes()
+
+
 def make_step(iteration: int, nans: int = 0, **fields) -> StepState:
-    """Return a step of three tensors; with `nans` the second one has some, and so has the loss."""
+    """Return a step of three tensors; with `nans` the second one has some, and so has the loss.
+
+    In even iterations the first tensor has details.
+    """
+    fields.setdefault("details", b"" if iteration % 2 else make_details(0))
     rows = np.zeros(len(KINDS), PULSE_ROW)
     rows["kind"] = range(len(KINDS))
     rows["maximum"], rows["minimum"], rows["squares"] = iteration + 1, -1, 4

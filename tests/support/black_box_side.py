@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankdump._core.black_box import PULSE_ROW, FaultNotice, StepState
-from rankdump._core.plan import BlackBoxSettings
+from rankdump._core.plan import BlackBoxSettings, OperatorSelection
 from rankdump._core.record import TensorKind
 from rankdump._recorder.black_box_recorder import BlackBoxRecorder
 from rankdump._transport.step_outbox import StepOutbox
@@ -30,6 +30,11 @@ class BlackBoxSide:
     kinds: list[TensorKind] = field(default_factory=list[TensorKind])
     states: list[StepState] = field(default_factory=list[StepState])
     faults: list[FaultNotice] = field(default_factory=list[FaultNotice])
+    dumps: list[tuple[OperatorSelection, int, int]] = field(
+        default_factory=list[tuple[OperatorSelection, int, int]]
+    )
+    refusal: str = ""
+    """Why nothing can be dumped."""
 
     def __post_init__(self) -> None:
         self.outbox = StepOutbox(self.settings.steps)
@@ -39,9 +44,15 @@ class BlackBoxSide:
             self.outbox,
             rank=3,
             warn=self.warnings.append,
+            dump=self.dump,
             clock_us=lambda: self.now_ns // 1000,
             clock_ns=lambda: self.now_ns,
         )
+
+    def dump(self, operators: OperatorSelection, begin: int, iterations: int) -> int | str:
+        """Note what is to be dumped."""
+        self.dumps.append((operators, begin, iterations))
+        return self.refusal or begin
 
     def take(self, stream: int = 0) -> None:
         """Receive what waits."""

@@ -9,14 +9,23 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.black_box_side import BlackBoxSide
 from torch import Tensor, nn
 
-from rankdump._core.black_box import FaultKind
+from rankdump._core.black_box import DETAIL_ROW, PULSE_ROW, FaultKind
+from rankdump._core.plan import BlackBoxSettings
+from rankdump._core.record import TensorKind, TensorSide
+from rankdump._core.tensor_fingerprint import measure_with_fingerprint, place_fingerprint
+from rankdump._core.watch_rule import WatchRule
 from rankdump._frameworks.torch import pulse_hooks
-from rankdump._frameworks.torch.pulse_hooks import TorchPulseHook, measure_tensor
+from rankdump._frameworks.torch.pulse_hooks import (
+    TorchPulseHook,
+    fingerprint_tensor,
+    measure_tensor,
+)
 
 
 class Recorder:
@@ -54,8 +63,10 @@ class Net(nn.Module):
 class Training:
     """A model whose steps are measured."""
 
-    def __init__(self, model: Any) -> None:
-        self.side = BlackBoxSide()
+    def __init__(self, model: Any, *rules: WatchRule, fingerprints: bool = True) -> None:
+        self.side = BlackBoxSide(BlackBoxSettings(64, watch=rules))
+        if not fingerprints:
+            self.side.recorder.can_fingerprint = lambda byte_count, tensors=1: False
         self.model = model
         self.recorder = Recorder()
         self.hook = TorchPulseHook(model, self.recorder, self.side.recorder, graph=0, name="Net")
@@ -220,7 +231,7 @@ def test_gradient_without_a_hook_is_measured_when_it_is_used(x):
 
 
 def test_part_of_the_modules_is_measured_in_turn(x):
-    training = Training(Net())
+    training = Training(Net(), fingerprints=False)
     training.run_step(x)
     training.side.recorder.stride = 4
     seen = [training.run_step(x) for _ in range(4)]
@@ -228,6 +239,102 @@ def test_part_of_the_modules_is_measured_in_turn(x):
     assert [state.skipped for state in training.side.states] == [0, 6, 6, 6, 6]
     training.side.recorder.stride = 1
     assert len(training.run_step(x)) == 8
+
+
+def list_details(training: Training) -> list[dict[str, Any]]:
+    """Return for each step the details of tensors by the name of their operator."""
+    side, found = training.side, []
+    for state in side.states:
+        rows = np.frombuffer(state.rows, PULSE_ROW)
+        details = np.frombuffer(state.details, DETAIL_ROW)
+        found.append({side.kinds[rows["kind"][each["row"]]].op_name: each for each in details})
+    return found
+
+
+def test_tensors_get_fingerprints_and_all_statistics_once_their_size_is_known(x):
+    training = Training(Net())
+    training.run_step(x)
+    training.run_step(x)
+    first, second = list_details(training)
+    assert not first
+    assert sorted(second) == sorted(INNER + GRADIENTS)
+    gradient = training.model.head.weight.grad
+    detail = second["Gradients/head.weight"]
+    assert math.isclose(detail["total"], gradient.double().sum(), rel_tol=1e-12)
+    assert detail["positives"] == (gradient > 0).sum()
+    assert detail["negatives"] == (gradient < 0).sum()
+    assert detail["zeros"] == (gradient == 0).sum()
+    place = place_fingerprint("float32", (2, 4), None)
+    data = gradient.numpy().tobytes()
+    assert bytes(detail["fingerprint"]) == measure_with_fingerprint((), "float32", data, place)[1]
+
+
+def test_fingerprint_is_that_of_the_elements_in_order():
+    tensor = torch.arange(6.0).reshape(2, 3).t()
+    kind = TensorKind(0, "Linear", "a", TensorSide.OUTPUT, 0, "float32", (3, 2), 24)
+    assert fingerprint_tensor(tensor, kind) == fingerprint_tensor(tensor.contiguous(), kind)
+    assert fingerprint_tensor(tensor, kind) != fingerprint_tensor(tensor.t().contiguous(), kind)
+
+
+def test_fingerprints_go_over_the_model_in_turn(x):
+    training = Training(Net(), fingerprints=False)
+    training.run_step(x)
+    training.side.recorder.stride = 8
+    training.side.recorder.can_fingerprint = lambda byte_count, tensors=1: tensors <= 3
+    for _ in range(3):
+        training.run_step(x)
+    details = list_details(training)
+    # Those whose turn it is are measured, although each is in one of eight parts.
+    assert [len(step) for step in details] == [0, 3, 3, 3]
+    assert {name for step in details for name in step} == set(INNER + GRADIENTS)
+
+
+def test_tensor_that_is_too_large_has_no_turn(x):
+    training = Training(Net())
+    training.side.recorder.is_too_large = lambda byte_count: byte_count > 32
+    for _ in range(2):
+        training.run_step(x)
+    names = set(list_details(training)[1])
+    assert names == {INNER[3], *GRADIENTS} - {"Gradients/inner.0.weight"} | set(INNER[:3])
+
+
+def test_operator_that_a_rule_names_is_measured_in_every_step(x):
+    rule = WatchRule("zero", ("divide", "Gradients/head.*"))
+    training = Training(Net(), rule, fingerprints=False)
+    training.side.recorder.stride = 4
+    seen = [training.run_step(x) for _ in range(4)]
+    named = {INNER[2], *GRADIENTS[:2]}
+    for rows in seen:
+        assert named <= set(rows)
+    assert sorted({name for rows in seen for name in rows}) == sorted(INNER + GRADIENTS)
+    assert sum(len(rows) for rows in seen) == 5 + 3 * 4
+    assert [state.skipped for state in training.side.states] == [8 - len(rows) for rows in seen]
+
+
+def test_rule_freezes_with_operator_and_source(x):
+    training = Training(Net(), WatchRule("too_large", ("Divider",), value=100.0, do="freeze"))
+    training.run_step(x)
+    training.model.divide.by = 1e-4
+    training.run_step(x)
+    (fault,) = training.side.faults
+    assert (fault.kind, fault.iteration) == (FaultKind.WATCH, 1)
+    assert fault.tensor_kind is not None
+    assert fault.tensor_kind.op_name == INNER[2]
+    assert fault.text.endswith("the limit is 100")
+    file, _, line = fault.source.rpartition(":")
+    assert file == __file__
+    assert "self.divide(" in Path(__file__).read_text().splitlines()[int(line) - 1]
+
+
+def test_rule_notes_a_gradient_that_is_zero(x):
+    training = Training(Net(), WatchRule("zero", ("Gradients/inner.0.*",), steps=2))
+    training.model.divide.by = math.inf
+    for _ in range(3):
+        training.run_step(x)
+    assert not training.side.faults
+    notes = [state.notes for state in training.side.states]
+    assert [len(each) for each in notes] == [0, 2, 0]
+    assert all("zero in 2 steps in a row (output 0 of Gradients/" in note for note in notes[1])
 
 
 def test_detached_model_has_no_hooks(x):
@@ -330,6 +437,22 @@ def test_first_output_on_an_accelerator_that_is_not_finite_is_reported(x):
     assert fault.text == "the output of a module is the first of its step that is not finite"
     assert fault.tensor_kind is not None
     assert fault.tensor_kind.op_name == INNER[2]
+    assert fault.source.startswith(__file__)
+
+
+@pytest.mark.usefixtures("accelerator")
+def test_rule_judges_an_accelerator_a_step_later(x):
+    training = Training(Net(), WatchRule("too_large", ("divide",), value=100.0, do="freeze"))
+    training.model.divide.by = 1e-4
+    training.begin()
+    training.model(x)
+    training.hook.iteration_ends(0, armed=False)
+    training.end()
+    training.begin()
+    training.hook.iteration_ends(1, armed=False)
+    training.side.take()
+    (fault,) = training.side.faults
+    assert (fault.kind, fault.iteration) == (FaultKind.WATCH, 0)
     assert fault.source.startswith(__file__)
 
 

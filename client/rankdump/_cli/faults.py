@@ -57,7 +57,8 @@ def faults(tree: Path, with_stacks: bool, as_json: bool) -> int:
     print_lines([""])
     steps = list(map(_format_step, report.steps))
     print_table(format_table(_COLUMNS, steps, width=measure_width()))
-    print_lines(["", *map(sanitize_line, _format_ranks(report)), f"tree: {report.root}"])
+    print_lines(["", *map(sanitize_line, _format_notes(report))])
+    print_lines([*map(sanitize_line, _format_ranks(report)), f"tree: {report.root}"])
     if with_stacks:
         print_lines(map(sanitize_line, _format_stacks(report)))
     return 0
@@ -96,6 +97,11 @@ def _format_step(step: StepSummary) -> list[str]:
     counts = (step.nonfinite, step.skipped)
     heads = (step.iteration, step.ranks, step.unfinished)
     return [*map(str, heads), *texts, *map(str, counts)]
+
+
+def _format_notes(report: FaultReport) -> Iterator[str]:
+    for note in report.notes:
+        yield f"rank {note.rank}, iteration {note.iteration}: {note.text}"
 
 
 def _format_ranks(report: FaultReport) -> Iterator[str]:

@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from typing import Literal, NamedTuple, cast, get_args
 
 from rankdump._config.config_section import ConfigNotes, ConfigSection
+from rankdump._config.watch_section import parse_watch_rules
 from rankdump._core.plan import (
     MAX_RING_STEPS,
     BlackBoxSettings,
@@ -205,6 +206,7 @@ def _parse_black_box(section: ConfigSection) -> BlackBoxSettings:
         max_overhead=read("max_overhead", 0.001, 1, "a share of the step"),
         max_bytes=int(read("max_bytes", 0, MAX_BUFFER_BYTES, "bytes")),
         pause_s=read("pause_s", 0, MAX_BLOCK_TIMEOUT_S, "seconds"),
+        watch=parse_watch_rules(own),
     )
 
 

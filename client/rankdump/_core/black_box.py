@@ -4,6 +4,7 @@ of the latest steps is frozen. Pure.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -11,6 +12,8 @@ from enum import Enum
 import numpy as np
 
 from rankdump._core.record import TensorKind
+from rankdump._core.tensor_fingerprint import FINGERPRINT_BYTES
+from rankdump._kernels.kernel_functions import FoundMoments
 
 PULSE_ROW = np.dtype(
     [
@@ -28,6 +31,27 @@ statistics, and counts of elements that are not finite, which end at 2^32 - 1. O
 accelerator the counts are 0 or 1, for none and for any."""
 MAX_STEP_ROWS = 1 << 16
 """Most pulses of one step."""
+DETAIL_ROW = np.dtype(
+    [
+        ("row", "<u4"),
+        ("total", "<f8"),
+        ("positives", "<u8"),
+        ("negatives", "<u8"),
+        ("zeros", "<u8"),
+        ("fingerprint", f"V{FINGERPRINT_BYTES}"),
+    ]
+)
+"""What a step has of some of its tensors beside their pulse: the number of the row, the sum of
+all elements, how many are above, below and equal to zero, and the fingerprint."""
+MAX_STEP_DETAILS = 1 << 12
+"""Most of them in one step."""
+MAX_STEP_NOTES = 64
+"""Most notes of one step."""
+_PACK_ROW = struct.Struct("<IdddIII").pack
+assert PULSE_ROW.itemsize == struct.calcsize("<IdddIII")
+_MAX_COUNT = (1 << 32) - 1
+_PACK_DETAIL = struct.Struct("<IdQQQ").pack
+assert DETAIL_ROW.itemsize == struct.calcsize("<IdQQQ") + FINGERPRINT_BYTES
 
 
 class FaultKind(str, Enum):
@@ -40,7 +64,23 @@ class FaultKind(str, Enum):
     NO_STEP = "no_step"
     WAIT = "wait"
     OUTLIER = "outlier"
+    WATCH = "watch"
+    """A watch rule matched."""
     REQUEST = "request"
+
+
+def pack_row(number: int, moments: FoundMoments) -> bytes:
+    """Return the bytes of a row of `PULSE_ROW`."""
+    _, maximum, minimum, _, squares, nan, positive, negative, *_ = moments
+    if nan or positive or negative:
+        counts = [min(count, _MAX_COUNT) for count in (nan, positive, negative)]
+        return _PACK_ROW(number, maximum, minimum, squares, *counts)
+    return _PACK_ROW(number, maximum, minimum, squares, 0, 0, 0)
+
+
+def pack_detail(row: int, moments: FoundMoments, fingerprint: bytes) -> bytes:
+    """Return the bytes of a row of `DETAIL_ROW`."""
+    return _PACK_DETAIL(row, moments[3], *moments[8:11]) + fingerprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +110,10 @@ class StepState:
     """Whether the step had not ended."""
     stacks: tuple[str, ...] = ()
     """Stacks of the threads of the process, innermost call first."""
+    notes: tuple[str, ...] = ()
+    """What watch rules noted, a sentence each."""
+    details: bytes = b""
+    """Elements of `DETAIL_ROW`; their rows rise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,9 @@ class FrozenStep:
     """Microseconds since the epoch on the rank's clock."""
     tensors: int = 0
     """Rows in the table."""
+    fingerprints: int = 0
+    """Rows that have a fingerprint and all statistics; the budget had no room for the others, or
+    their tensor was on an accelerator."""
     nonfinite: int = 0
     """Rows with NaN or infinities."""
     first_nonfinite: NonfiniteTensor | None = None
@@ -151,6 +154,8 @@ class FrozenStep:
     """`loss`, `learning_rate.0`, and what the script noted, as Python writes a float."""
     digests: Mapping[str, str] = field(default_factory=dict[str, str])
     stacks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What watch rules noted, a sentence each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,10 @@ def is_far_above(usual: Sequence[float], number: float, least: int) -> bool:
     >>> is_far_above([1.0, 1.1, 0.9] * 4, 50.0, 12), is_far_above([1.0, 1.1, 0.9] * 4, 3.0, 12)
     (True, False)
     """
+    # Cheap, and true of nearly all: the median is not below the smallest one.
+    smallest = min(usual, default=0.0)
+    if smallest > 0 and number <= _FAR_FACTOR * smallest:
+        return False
     logs = [log(each) for each in usual if each > 0 and isfinite(each)]
     if len(logs) < least or not isfinite(number) or number <= 0:
         return False

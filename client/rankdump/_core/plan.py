@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from rankdump._core.json_values import make_plain, read_json
 from rankdump._core.statistics import DEFAULT_STATISTICS, STATISTIC_TITLES
+from rankdump._core.watch_rule import WatchRule, check_rules
 from rankdump.errors import ProtocolError
 
 FullBufferPolicy = Literal["block", "drop", "statistic"]
@@ -213,6 +214,8 @@ class BlackBoxSettings:
     """Most bytes of frozen trees beside one tree."""
     pause_s: float = 300.0
     """Shortest time between two freezes of a job."""
+    watch: tuple[WatchRule, ...] = ()
+    """Rules for tensors that a rank measures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +255,9 @@ def plan_from_json(data: bytes) -> DumpPlan:
         body["delivery"] = {"embedded": True, "max_step_overhead": 0.0} | body["delivery"]
         body["selection"] = {"optimizer_states": False} | body["selection"]
         body["content"] = {"fingerprints": False} | body["content"]
-        body.setdefault("black_box", make_plain(BlackBoxSettings()))
+        body["black_box"] = (
+            make_plain(BlackBoxSettings()) | {"watch": []} | body.get("black_box", {})
+        )
         plan = read_json(DumpPlan, body, unknown=True)
         _check_output(read_json(OutputSettings, body["output"]))
         _check_selection(plan.selection)
@@ -314,6 +319,7 @@ def _check_black_box(settings: BlackBoxSettings) -> None:
             raise ValueError(f"{steps!r} is not a number of steps up to {MAX_RING_STEPS}")
     if not 0 <= settings.pause_s < float("inf"):
         raise ValueError(f"{settings.pause_s!r} is not a number of seconds")
+    check_rules(settings.watch)
 
 
 def _check_share(share: float) -> None:

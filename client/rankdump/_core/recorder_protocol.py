@@ -383,6 +383,8 @@ class LateRow(NamedTuple):
     moments: FoundMoments
     gradient: TensorKind | None
     """The kind of the gradient of a parameter; None for another tensor."""
+    source: str = ""
+    """`file:line` of the call in the script."""
 
 
 class PulseRecorder(Protocol):
@@ -401,12 +403,37 @@ class PulseRecorder(Protocol):
         """Return the number of a kind; -1 when there are too many."""
         ...
 
-    def add_pulse(self, number: int, moments: FoundMoments) -> bool:
-        """Add a row of the kind of that number; return whether all elements are finite."""
+    def is_watched(self, op_type: str, op_name: str) -> bool:
+        """Return whether a watch rule names an operator, which is then measured in every step."""
+        ...
+
+    def add_pulse(
+        self, number: int, moments: FoundMoments, find_source: Callable[[], str] = str
+    ) -> bool:
+        """Add a row of the kind of that number; return whether all elements are finite.
+
+        `find_source` returns the line of the script that is running.
+        """
         ...
 
     def add_gradient(self, kind: TensorKind, number: int, moments: FoundMoments) -> bool:
         """Add a row of the gradient of a parameter."""
+        ...
+
+    def can_fingerprint(self, byte_count: int, tensors: int = 1) -> bool:
+        """Return whether fingerprints of so many tensors of that size together may be computed."""
+        ...
+
+    def is_too_large(self, byte_count: int) -> bool:
+        """Return whether the fingerprint of a tensor of that size takes too long in any step."""
+        ...
+
+    def add_detail(
+        self, number: int, moments: FoundMoments, fingerprint: bytes, byte_count: int, spent_ns: int
+    ) -> None:
+        """Add the other statistics and the fingerprint of the tensor whose pulse was added last,
+        of the kind of that number. `spent_ns` is what the fingerprint took, of so many bytes.
+        """
         ...
 
     def add_late_rows(self, iteration: int, rows: Sequence[LateRow]) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeAlias
 from rankdump._core.black_box import FreezeNotice
 from rankdump._core.events import EventColumns
 from rankdump._core.graph import GraphPart
+from rankdump._core.plan import DumpPlan
 from rankdump._core.record import StatisticRows, TensorKey, TensorKind
 from rankdump._core.timeouts import RankTimeouts
 
@@ -49,6 +50,8 @@ class SessionRequest:
     """When the rank began the session, on the clock of its records; 0 from older clients."""
     process_us: int = 0
     """When its process loaded the library: with host and pid it names the process."""
+    takes_orders: bool = False
+    """The rank answers orders that control its job; not so one of an earlier release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,8 @@ class SessionGrant:
     """Why the session is not open yet and must be requested again; empty when it is open."""
     keeps_steps: bool = False
     """The agent keeps the steps of the session's black box; not so one of an earlier release."""
+    changes_plans: bool = False
+    """The agent reads frames that change the plan; not so one of an earlier release."""
 
 
 class RecordHead(NamedTuple):
@@ -180,6 +185,15 @@ class SessionEnd:
     """The iteration in which an error ended the session; None when none did."""
 
 
+@dataclass(frozen=True, slots=True)
+class ChangedPlan:
+    """The plan of all frames behind this one."""
+
+    iteration: int
+    """First iteration with this plan."""
+    plan: DumpPlan
+
+
 MetadataItem: TypeAlias = (
     EventColumns
     | StatisticRows
@@ -189,6 +203,7 @@ MetadataItem: TypeAlias = (
     | RankTimeouts
     | IterationEnd
     | SessionEnd
+    | ChangedPlan
 )
 """Content of a numbered frame that is not a record."""
 

@@ -124,6 +124,16 @@ def measure_with_fingerprint(
     return MeasuredTensor(row, _pack_fingerprint(digest, sketch))
 
 
+def compute_fingerprint(address: int, placement: FingerprintPlacement) -> bytes:
+    """Return the fingerprint of elements at an address, in C order."""
+    if not placement.has_elements:
+        return _NO_ELEMENTS
+    digest, sketch, _ = KERNELS.functions.fingerprint_shard(
+        address, placement.code, *placement.indices
+    )
+    return _pack_fingerprint(digest, sketch)
+
+
 def _pack_fingerprint(digest: int, sketch: bytes) -> bytes:
     try:
         # A third of the time of numpy, and there is one for each small tensor.

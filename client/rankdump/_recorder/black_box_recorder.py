@@ -8,7 +8,6 @@ the thread of the connection, so a rank whose training hangs answers as well.
 from __future__ import annotations
 
 import math
-import struct
 import sys
 import time
 import traceback
@@ -17,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from rankdump._core.black_box import (
+    MAX_STEP_DETAILS,
+    MAX_STEP_NOTES,
     MAX_STEP_ROWS,
     PULSE_ROW,
     FaultKind,
@@ -24,32 +25,37 @@ from rankdump._core.black_box import (
     FreezeNotice,
     StepCause,
     StepState,
+    pack_detail,
+    pack_row,
 )
 from rankdump._core.bounded_cache import remember
-from rankdump._core.plan import BlackBoxSettings
+from rankdump._core.plan import BlackBoxSettings, OperatorSelection
 from rankdump._core.record import TensorKind
 from rankdump._core.recorder_protocol import LateRow
+from rankdump._core.watch_rule import describe_rule
 from rankdump._kernels.kernel_functions import FoundMoments
 from rankdump._recorder.event_trace import now_us
+from rankdump._recorder.fingerprint_credit import FingerprintCredit
 from rankdump._recorder.pulse_decisions import (
+    HISTORY_STEPS,
     MAX_STRIDE,
     StrideReason,
     choose_stride,
     has_jumped,
 )
+from rankdump._recorder.rule_watch import MAX_WATCHED_TENSORS, RuleMatch, RuleWatch
 from rankdump._transport.step_outbox import StepOutbox
 from rankdump._wire.black_box_messages import MAX_KINDS
 from rankdump._wire.session_messages import kind_to_wire
 
-_PACK_ROW = struct.Struct("<IdddIII").pack
-_MAX_COUNT = (1 << 32) - 1
 _JUDGED_STEPS = 8
 """Steps after which the stride is judged."""
 _CALL_NS = 1500
 """What torch takes for a call of a hook, beyond the time that the hook measures itself."""
-_HISTORY_STEPS = 64
 _MAX_NOTED_NUMBERS = 64
 _MAX_HISTORIES = 4096
+MAX_LOGGED_NOTES = 64
+"""Notes of watch rules that a rank logs."""
 
 
 class BlackBoxRecorder:
@@ -62,23 +68,41 @@ class BlackBoxRecorder:
         *,
         rank: int,
         warn: Callable[[str], None],
+        dump: Callable[[OperatorSelection, int, int], int | str],
         clock_us: Callable[[], int] = now_us,
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """`warn` logs a text once."""
+        """`warn` logs a text once; `dump` has tensors of operators kept from an iteration on, for
+        so many iterations, and returns the first one that has them, or why there is none.
+        """
+        self._dump = dump
         self._settings, self._outbox, self._rank, self._warn = settings, outbox, rank, warn
         self._clock_us, self._clock_ns = clock_us, clock_ns
         self._numbers: dict[TensorKind, int] = {}
+        self._watch = RuleWatch(settings.watch)
+        self._credit = FingerprintCredit(settings.max_overhead)
+        self._details: list[bytes] = []
+        self._detail_ns = 0
+        """What fingerprints took in the running step."""
+        self._dumps_until: dict[int, int] = {}
+        """By watch rule the first iteration that it does not dump."""
+        self._logged: dict[tuple[int, TensorKind], str] = {}
+        """Notes that were logged, by rule and tensor."""
+        self._notes: list[str] = []
+        """Of the running step."""
         self._is_running = self._in_child = False
         self._rows: list[bytes] = []
         self._noted: dict[str, float] = {}
         self._digests: dict[str, str] = {}
-        self._iteration = self._started_us = self._begun_ns = 0
+        self._iteration: int = 0
+        self._started_us = self._begun_ns = 0
         self._spent_ns = self._skipped = 0
         self._gradient_squares = 0.0
         self._largest_gradient: tuple[float, TensorKind | None] = (0.0, None)
-        self._found_in: dict[FaultKind, int] = {}
-        """Last iteration in which a fault of each kind was found."""
+        self._found_in: dict[FaultKind | int, int] = {}
+        """Last iteration in which a fault of each kind, or of each watch rule, was found."""
+        self._is_over = False
+        """Whether the cost was above its share, and nothing more could be left out."""
         self._last: StepState | None = None
         """The step that ended last."""
         self._shares: list[float] = []
@@ -98,8 +122,9 @@ class BlackBoxRecorder:
         self._is_running = True
         self._iteration, self._started_us = iteration, self._clock_us()
         self._begun_ns = self._clock_ns()
-        self._rows, self._noted, self._digests = [], {}, {}
-        self._spent_ns = self._skipped = 0
+        self._rows, self._noted, self._digests, self._notes = [], {}, {}, []
+        self._details = []
+        self._spent_ns = self._detail_ns = self._skipped = 0
         self._gradient_squares, self._largest_gradient = 0.0, (0.0, None)
         self.part = iteration % self.stride
 
@@ -149,14 +174,27 @@ class BlackBoxRecorder:
                 self._warn("the black box has seen too many kinds of tensors, and skips new ones")
                 return -1
             number = self._numbers[kind] = self._outbox.add_kind(kind_to_wire(kind))
+            self._watch_kind(number, kind)
         return number
 
-    def add_pulse(self, number: int, moments: FoundMoments) -> bool:
-        """Add a row of the kind of that number; return whether all elements are finite."""
+    def is_watched(self, op_type: str, op_name: str) -> bool:
+        """Return whether a watch rule names an operator."""
+        return self._watch.names(op_type, op_name)
+
+    def add_pulse(
+        self, number: int, moments: FoundMoments, find_source: Callable[[], str] = str
+    ) -> bool:
+        """Add a row of the kind of that number; return whether all elements are finite.
+
+        `find_source` returns the line of the script that is running.
+        """
         if number < 0 or len(self._rows) >= MAX_STEP_ROWS:
             self._skipped += 1
             return True
         self._rows.append(pack_row(number, moments))
+        if number in self._watch.tensors:
+            matches = self._watch.judge(number, self._iteration, moments)
+            self._notes += [self._act_on(match, find_source) for match in matches]
         return not any(moments[5:8])
 
     def add_gradient(self, kind: TensorKind, number: int, moments: FoundMoments) -> bool:
@@ -167,13 +205,41 @@ class BlackBoxRecorder:
             self._largest_gradient = squares, kind
         return self.add_pulse(number, moments)
 
+    def can_fingerprint(self, byte_count: int, tensors: int = 1) -> bool:
+        """Return whether fingerprints of so many tensors of that size together may be computed."""
+        return self._credit.can_afford(byte_count, tensors)
+
+    def is_too_large(self, byte_count: int) -> bool:
+        """Return whether the fingerprint of a tensor of that size takes too long in any step."""
+        return self._credit.is_too_large(byte_count)
+
+    def add_detail(
+        self, number: int, moments: FoundMoments, fingerprint: bytes, byte_count: int, spent_ns: int
+    ) -> None:
+        """Add the other statistics and the fingerprint of the tensor whose pulse was added last."""
+        self._credit.spend(byte_count, spent_ns)
+        self._detail_ns += spent_ns
+        # A pulse that was one too many has no row.
+        has_row = number >= 0 and self._rows and self._rows[-1][:4] == number.to_bytes(4, "little")
+        if has_row and len(self._details) < MAX_STEP_DETAILS:
+            self._details.append(pack_detail(len(self._rows) - 1, moments, fingerprint))
+
     def add_late_rows(self, iteration: int, rows: Sequence[LateRow]) -> None:
         """Add rows to the step that ended last, and send it again."""
         if self._last is None or self._last.iteration != iteration:
             return
         packed = [pack_row(row.number, row.moments) for row in rows if row.number >= 0]
         most = MAX_STEP_ROWS - len(self._last.rows) // PULSE_ROW.itemsize
-        self._last = replace(self._last, rows=self._last.rows + b"".join(packed[:most]))
+        notes = [
+            self._act_on(match, lambda row=row: row.source)
+            for row in rows
+            for match in self._watch.judge(row.number, iteration, row.moments)
+        ]
+        self._last = replace(
+            self._last,
+            rows=self._last.rows + b"".join(packed[:most]),
+            notes=(*self._last.notes, *notes)[:MAX_STEP_NOTES],
+        )
         self._outbox.add_state(self._last)
         gradients = [(row.moments[4], row.gradient) for row in rows if row.gradient is not None]
         if gradients:
@@ -205,10 +271,15 @@ class BlackBoxRecorder:
         before.
         """
         found_in = self._iteration if iteration is None else iteration
-        last = self._found_in.get(kind)
-        self._found_in[kind] = found_in
-        if not self._in_child and (last is None or last < found_in - 1):
-            self._outbox.add_fault(FaultNotice(kind, found_in, text, tensor_kind, source))
+        self._add_fault(kind, FaultNotice(kind, found_in, text, tensor_kind, source))
+
+    def list_unmatched_rules(self) -> list[str]:
+        """Return a sentence for each watch rule that holds for no tensor; none in a job without."""
+        return self._watch.list_unmatched() if self._numbers else []
+
+    def list_notes(self) -> list[str]:
+        """Return what watch rules noted in the session, the first of each rule and tensor."""
+        return list(self._logged.values())
 
     def disarm(self) -> None:
         """Send nothing more, in a forked child: without a lock, which may be held."""
@@ -224,6 +295,8 @@ class BlackBoxRecorder:
             self._outbox.add_state(self._make_state(unfinished=True, stacks=stacks))
 
     def _make_state(self, *, unfinished: bool, stacks: Sequence[str] = ()) -> StepState:
+        # Before the rows: on the thread of the connection more of both may be added meanwhile.
+        details = b"".join(list(self._details))
         return StepState(
             iteration=self._iteration,
             started_us=self._started_us,
@@ -233,7 +306,56 @@ class BlackBoxRecorder:
             skipped=self._skipped,
             unfinished=unfinished,
             stacks=tuple(stacks),
+            notes=tuple(self._notes[:MAX_STEP_NOTES]),
+            details=details,
         )
+
+    def _add_fault(self, about: FaultKind | int, notice: FaultNotice) -> bool:
+        """Send a fault unless it goes on since the step before; return whether it is sent."""
+        last, self._found_in[about] = self._found_in.get(about), notice.iteration
+        is_new = not self._in_child and (last is None or last < notice.iteration - 1)
+        if is_new:
+            self._outbox.add_fault(notice)
+        return is_new
+
+    def _watch_kind(self, number: int, kind: TensorKind) -> None:
+        self._watch.add_tensor(number, kind)
+        if self._watch.is_full:
+            self._warn(
+                f"rankdump.blackbox.watch: the rules hold for {MAX_WATCHED_TENSORS} tensors; "
+                "further ones are not watched"
+            )
+
+    def _act_on(self, match: RuleMatch, find_source: Callable[[], str]) -> str:
+        """Do what a rule says; return the note for the step."""
+        note = match.describe()
+        if match.rule.do == "freeze":
+            notice = FaultNotice(
+                FaultKind.WATCH, match.iteration, match.text, match.kind, find_source()
+            )
+            self._add_fault(match.number, notice)
+            return note
+        if match.rule.do == "dump":
+            self._dump_for(match)
+        key = match.number, match.kind
+        if key not in self._logged and len(self._logged) < MAX_LOGGED_NOTES:
+            self._logged[key] = f"iteration {match.iteration}: {note}"
+            self._warn(f"rank {self._rank}, {self._logged[key]}")
+            if len(self._logged) == MAX_LOGGED_NOTES:
+                self._warn("further notes of rankdump.blackbox.watch are not logged")
+        return note
+
+    def _dump_for(self, match: RuleMatch) -> None:
+        """Have the tensors of the next iterations kept, unless the rule has done so already."""
+        if self._in_child or match.iteration + 1 < self._dumps_until.get(match.number, 0):
+            return
+        operators, count = self._watch.select_operators(match.number), match.rule.iterations
+        begin = self._dump(operators, match.iteration + 1, count)
+        if isinstance(begin, str):
+            name = describe_rule(match.rule, match.number)
+            self._warn(f"rank {self._rank}: {name} dumps nothing: {begin}")
+        else:
+            self._dumps_until[match.number] = begin + count
 
     def _judge_gradients(self, squares: float, largest: TensorKind | None, iteration: int) -> None:
         """Report a norm of the gradients that is far above those of earlier steps."""
@@ -252,7 +374,7 @@ class BlackBoxRecorder:
         key = name, part
         history = self._histories.get(key)
         if history is None:
-            history = deque[float](maxlen=_HISTORY_STEPS)
+            history = deque[float](maxlen=HISTORY_STEPS)
             remember(self._histories, key, history, _MAX_HISTORIES)
         jumped = has_jumped(history, number)
         if math.isfinite(number) and number > 0:
@@ -260,29 +382,24 @@ class BlackBoxRecorder:
         return jumped
 
     def _judge_cost(self, whole_ns: int, spent_ns: int) -> None:
-        self._shares.append(spent_ns / max(1, whole_ns - spent_ns))
+        step_ns, pulses_ns = max(1, whole_ns - spent_ns), spent_ns - self._detail_ns
+        # Pulses come first: fingerprints get what they leave.
+        self._credit.end_step(step_ns, pulses_ns)
+        self._shares.append(pulses_ns / step_ns)
         if len(self._shares) < _JUDGED_STEPS:
             return
         share = sorted(self._shares)[_JUDGED_STEPS // 2]
         self._shares = []
-        self.stride, reason = choose_stride(
-            self.stride, share, self._settings.max_overhead, self._max_stride
-        )
-        if reason is StrideReason.COST:
+        allowed = self._settings.max_overhead
+        self.stride, reason = choose_stride(self.stride, share, allowed, self._max_stride)
+        was_over, self._is_over = self._is_over, reason is StrideReason.LIMIT
+        # The steps at the beginning of a job, and a step now and then, are no reason for a warning.
+        if was_over and self._is_over:
             self._warn(
-                f"rank {self._rank}: the black box took more of a step than "
-                f"rankdump.blackbox.max_overhead = {self._settings.max_overhead:g} allows, and "
-                "measures a part of the modules in each step"
+                f"rank {self._rank}: the black box takes {share:.1%} of a step, more than "
+                f"rankdump.blackbox.max_overhead = {allowed:g} allows, although a step measures "
+                "the least that it can"
             )
-
-
-def pack_row(number: int, moments: FoundMoments) -> bytes:
-    """Return the bytes of a row of `PULSE_ROW`."""
-    _, maximum, minimum, _, squares, nan, positive, negative, *_ = moments
-    if nan or positive or negative:
-        counts = [min(count, _MAX_COUNT) for count in (nan, positive, negative)]
-        return _PACK_ROW(number, maximum, minimum, squares, *counts)
-    return _PACK_ROW(number, maximum, minimum, squares, 0, 0, 0)
 
 
 def format_stacks() -> tuple[str, ...]:
@@ -293,6 +410,3 @@ def format_stacks() -> tuple[str, ...]:
         f"thread {thread}:\n" + "".join(reversed(traceback.format_stack(frame)))
         for thread, frame in sorted(frames.items())
     )
-
-
-assert PULSE_ROW.itemsize == struct.calcsize("<IdddIII")

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from threading import get_ident
 
 from rankdump._core.plan import DumpPlan
+from rankdump._core.plan_change import IterationPlan
 from rankdump._core.recorder_protocol import UNDIVIDED_PASS, ForwardPass
 from rankdump._core.selection import decide_device, decide_iteration
 from rankdump._core.session_protocol import IterationEnd
@@ -28,6 +29,7 @@ class IterationState:
         self._plan = plan
         self._here = decide_device(plan, device).accepted
         self._switch: bool | None = None
+        self._overrides_switch = False
         self._described = False
         self._touched = False  # armed at some time in the running iteration
         self.iteration = plan.selection.initial_iteration
@@ -84,6 +86,13 @@ class IterationState:
         self._switch, self.switched = on, True
         self._arm()
 
+    def use_plan(self, found: IterationPlan) -> None:
+        """Use another plan from the next iteration on; called before it begins."""
+        self._plan = found.plan
+        self._overrides_switch = found.overrides_switch
+        if found.ends_switch:
+            self._switch, self.switched = None, False
+
     def describe_again(self) -> None:
         """Describe operators in the next armed iteration too, because a model was added."""
         self._described = False
@@ -97,7 +106,7 @@ class IterationState:
         self._here = self.armed = False
 
     def _arm(self) -> None:
-        wanted = self._switch
+        wanted = None if self._overrides_switch else self._switch
         if wanted is None:
             wanted = decide_iteration(self._plan, self.iteration).accepted
         over = self.retired_in is not None and self.retired_in != self.iteration

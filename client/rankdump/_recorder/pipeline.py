@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from rankdump._core.black_box import FreezeNotice
-from rankdump._core.plan import DumpPlan
-from rankdump._core.session_protocol import RecordHead, SessionEnd, SessionRequest
+from rankdump._core.plan import DumpPlan, IterationSelection, OperatorSelection
+from rankdump._core.plan_change import PlanChange, PlanSchedule
+from rankdump._core.session_protocol import ChangedPlan, RecordHead, SessionEnd, SessionRequest
 from rankdump._kernels.kernel_functions import KERNELS
 from rankdump._layout.profile import OperatorAliases
 from rankdump._recorder.black_box_recorder import BlackBoxRecorder
@@ -23,10 +24,12 @@ from rankdump._recorder.metadata_sender import CallStackSender, MetadataSender, 
 from rankdump._recorder.plan_settings import (
     compute_batch_rows,
     compute_row_buffer_bytes,
+    find_change_fault,
     has_call_stacks,
     is_copied_directly,
     is_governed,
     is_shared_memory_wanted,
+    join_operators,
     make_statistics_calculator,
     make_wait_policy,
     select_layout,
@@ -95,7 +98,7 @@ class DumpPipeline:
         """`variables` are the environment variables that set a timeout of communication; `missing`
         is the reason why no agent is expected; `is_starting` is that of `AgentClient`.
         """
-        self._plan, self._device = plan, request.device
+        self._device, self._schedule = request.device, PlanSchedule(plan)
         self._quiet = plan.selection.trigger == "exception"
         self._in_child = False
         self._iteration_state = IterationState(plan, request.device)
@@ -103,7 +106,7 @@ class DumpPipeline:
             request, address, plan.delivery.buffer_bytes, missing=missing
         )
         self._counters, self._stalls = IterationCounters(), StallTimer()
-        self._namer = self._make_namer(request.rank)
+        self._namer = self._make_namer(plan, request.rank)
         self._ranges = OperatorRanges(
             plan.selection, self._namer.get_model_name, self._session_logger.warn_once
         )
@@ -111,11 +114,11 @@ class DumpPipeline:
         # The events of one rank alone would look like a job in which all others are missing.
         self._trace = EventTrace(stalled_us=self._stalls.total_us, keeps=not self._quiet)
         self._graph_builder = GraphBuilder()
-        self._send_buffer = self._make_send_buffer()
-        self._staging = self._make_staging()
+        self._send_buffer = self._make_send_buffer(plan)
+        self._staging = self._make_staging(plan)
         self._calculator = make_statistics_calculator(plan)
         self._outbox = StepOutbox(plan.black_box.steps) if plan.black_box.steps else None
-        self.black_box = self._make_black_box(request.rank)
+        self.black_box = self._make_black_box(plan, request.rank)
         """The black box; None without one."""
         self._client = self._make_client(request, address, credentials, is_starting)
         self._metadata_sender = MetadataSender(
@@ -128,17 +131,18 @@ class DumpPipeline:
         self._timeout_reporter = TimeoutReporter(
             variables or {}, self._send_buffer, self._session_logger.warn_once
         )
-        self._overhead = self._make_overhead(request.rank) if is_governed(plan) else None
-        self._record_sender = self._make_record_sender()
+        self._overhead = self._make_overhead(plan, request.rank) if is_governed(plan) else None
+        self._record_sender = self._make_record_sender(plan)
         self._stack_sender = (
             CallStackSender(self._staging, self._send_buffer) if has_call_stacks(plan) else None
         )
-        self._trigger = self._make_trigger()
+        self._record_builder = self._make_record_builder(plan)
+        self._trigger = self._make_trigger(plan)
         self.undelivered = 0
         """Tensors that had not reached an agent when `close` returned."""
         self.refused = False
         """Whether the agent had rejected this rank when `close` returned."""
-        self.recorder: DumpRecorder = self._make_recorder()
+        self.recorder: DumpRecorder = self._make_recorder(plan)
         """Recorder for adapters."""
 
     def start(self) -> None:
@@ -177,6 +181,8 @@ class DumpPipeline:
 
     def begin_iteration(self, iteration: int) -> None:
         """Make this the running iteration."""
+        if not self._in_child:
+            self._use_plan_of(iteration)
         self._iteration_state.begin(iteration)
         self._ranges.restart()
         self._trace.begin_iteration(iteration)
@@ -213,6 +219,48 @@ class DumpPipeline:
         self._ranges.restart()
         if not on:
             self._trigger.end_all_calls()
+
+    def change_plan(self, change: PlanChange, begin: int, *, iterations: int = 0) -> int | str:
+        """Change the plan from an iteration on, for so many iterations or for good.
+
+        From any thread. Return the first iteration that has the change, a later one if that runs,
+        or why the plan cannot be changed.
+        """
+        fault = find_change_fault(self._schedule.find_latest(), change, self._device)
+        if not self._client.changes_plans:
+            fault = "the agent of this host is of an earlier release"
+        return fault or self._schedule.add(change, begin, iterations)
+
+    def _dump_operators(
+        self, operators: OperatorSelection, begin: int, iterations: int
+    ) -> int | str:
+        """Keep the tensors of operators for some iterations, beside those of the plan."""
+        plan = self._schedule.find_latest()
+        joined = join_operators(plan.selection, operators)
+        if isinstance(joined, str):
+            return joined
+        saved = "full" if plan.content.saved == "statistic" else None
+        change = PlanChange(IterationSelection(), joined, saved)
+        return self.change_plan(change, begin, iterations=iterations)
+
+    def _use_plan_of(self, iteration: int) -> None:
+        """Let all parts follow the plan of an iteration, after everything before it was sent."""
+        before = self._schedule.plan
+        found = self._schedule.begin_iteration(iteration)
+        self._iteration_state.use_plan(found)
+        plan = found.plan
+        if plan is before or plan == before:
+            return
+        self._filter.use_plan(plan)
+        self._ranges.use_selection(plan.selection)
+        self._calculator = make_statistics_calculator(plan)
+        self._staging.resize_rows(compute_row_buffer_bytes(plan))
+        self._send_buffer.use_wait_policy(make_wait_policy(plan))
+        self._record_builder.use_plan(plan, self._calculator)
+        self._record_sender.use_calculator(self._calculator, compute_batch_rows(plan))
+        if self._overhead is not None:
+            self._overhead.use_plan(plan)
+        self._send_buffer.submit(ChangedPlan(iteration, plan))
 
     def limit(self, name: str, seconds: float) -> None:
         """Set a timeout of communication that no environment variable sets."""
@@ -256,17 +304,20 @@ class DumpPipeline:
         if self._overhead is not None:
             self._overhead.stop()
         retired_in = self._iteration_state.retired_in
+        plan = self._schedule.plan
         summary = summarize_run(
-            self._plan,
+            plan,
             run,
             self._filter.unmatched,
             retired_in=retired_in,
             overhead="" if self._overhead is None else self._overhead.summarize(),
+            unmatched_rules=self.black_box.list_unmatched_rules() if self.black_box else (),
+            rule_notes=self.black_box.list_notes() if self.black_box else (),
         )
         state = self._iteration_state
         raised_in = state.iteration if raised else None
         self._send_buffer.submit(SessionEnd(state.iterations_seen, summary.notes, raised_in))
-        left = self._client.close(self._plan.delivery.block_timeout_s)
+        left = self._client.close(plan.delivery.block_timeout_s)
         if left:
             self._counters.count_undelivered(left, NOT_TAKEN_BY_AGENT)
         self.undelivered = self._undelivered()
@@ -323,12 +374,11 @@ class DumpPipeline:
 
     # -- wiring
 
-    def _make_namer(self, rank: int) -> RecordNamer:
-        net_name, layout = self._plan.output.net_name, select_layout(self._plan)
+    def _make_namer(self, plan: DumpPlan, rank: int) -> RecordNamer:
+        net_name, layout = plan.output.net_name, select_layout(plan)
         return RecordNamer(rank=rank, net_name=net_name, clock_us=now_us, layout=layout)
 
-    def _make_staging(self) -> StagingBuffer:
-        plan = self._plan
+    def _make_staging(self, plan: DumpPlan) -> StagingBuffer:
         return StagingBuffer(
             self._send_buffer,
             records=StagingBudget(plan.delivery.buffer_bytes),
@@ -336,11 +386,11 @@ class DumpPipeline:
             copies_directly=is_copied_directly(plan),
         )
 
-    def _make_send_buffer(self) -> SendBuffer:
+    def _make_send_buffer(self, plan: DumpPlan) -> SendBuffer:
         return SendBuffer(
             on_release=lambda item: self._staging.release(item),
             on_copy_failed=self._count_failed_copy,
-            wait_policy=make_wait_policy(self._plan),
+            wait_policy=make_wait_policy(plan),
             on_journal=self._trace.use_journal,
         )
 
@@ -354,7 +404,7 @@ class DumpPipeline:
         return AgentClient(
             replace(
                 request,
-                wants_slab=is_shared_memory_wanted(self._plan, address),
+                wants_slab=is_shared_memory_wanted(self._schedule.plan, address),
                 slab_version=JOURNAL_SLAB_VERSION,
             ),
             self._send_buffer,
@@ -369,14 +419,18 @@ class DumpPipeline:
             is_starting=is_starting,
         )
 
-    def _make_black_box(self, rank: int) -> BlackBoxRecorder | None:
+    def _make_black_box(self, plan: DumpPlan, rank: int) -> BlackBoxRecorder | None:
         if self._outbox is None:
             return None
         return BlackBoxRecorder(
-            self._plan.black_box, self._outbox, rank=rank, warn=self._session_logger.warn_once
+            plan.black_box,
+            self._outbox,
+            rank=rank,
+            warn=self._session_logger.warn_once,
+            dump=self._dump_operators,
         )
 
-    def _make_record_sender(self) -> RecordSender:
+    def _make_record_sender(self, plan: DumpPlan) -> RecordSender:
         return RecordSender(
             counters=self._counters,
             stalls=self._stalls,
@@ -384,20 +438,20 @@ class DumpPipeline:
             calculator=self._calculator,
             send_buffer=self._send_buffer,
             on_lost=self._session_logger.warn_lost_tensor,
-            batch_rows=compute_batch_rows(self._plan),
+            batch_rows=compute_batch_rows(plan),
         )
 
-    def _make_overhead(self, rank: int) -> StepOverhead:
+    def _make_overhead(self, plan: DumpPlan, rank: int) -> StepOverhead:
         return StepOverhead(
-            self._plan,
+            plan,
             rank=rank,
             find_timeout_us=self._timeout_reporter.find_tightest_us,
             warn=lambda text, about: self._session_logger.warn_once(text, about=about),
         )
 
-    def _make_trigger(self) -> DumpTrigger:
-        record_builder = RecordBuilder(
-            self._plan,
+    def _make_record_builder(self, plan: DumpPlan) -> RecordBuilder:
+        return RecordBuilder(
+            plan,
             self._iteration_state,
             namer=self._namer,
             staging=self._staging,
@@ -405,16 +459,18 @@ class DumpPipeline:
             stalls=self._stalls,
             overhead=self._overhead,
         )
+
+    def _make_trigger(self, plan: DumpPlan) -> DumpTrigger:
         return make_trigger(
-            self._plan,
+            plan,
             self._filter,
-            record_builder,
+            self._record_builder,
             self._record_sender,
             self._iteration_state,
             warn=self._session_logger.warn_once,
         )
 
-    def _make_recorder(self) -> DumpRecorder:
+    def _make_recorder(self, plan: DumpPlan) -> DumpRecorder:
         return DumpRecorder(
             self._iteration_state,
             self._filter,
@@ -422,9 +478,9 @@ class DumpPipeline:
             self._ranges,
             trace=self._trace,
             graph_builder=self._graph_builder,
-            aliases=OperatorAliases() if select_profile(self._plan).short_names else None,
+            aliases=OperatorAliases() if select_profile(plan).short_names else None,
             stack_sender=self._stack_sender,
-            keeps_arguments=self._plan.content.kernel_arguments,
+            keeps_arguments=plan.content.kernel_arguments,
             session_logger=self._session_logger,
             on_events=self._metadata_sender.send_events,
             on_limit=self._timeout_reporter.add_group,

@@ -5,9 +5,14 @@ network.
 
 from __future__ import annotations
 
-from rankdump._core.plan import DumpPlan
+from dataclasses import replace
+
+from rankdump._core.plan import DumpPlan, OperatorSelection, TensorSelection
+from rankdump._core.plan_change import PlanChange
+from rankdump._core.selection import decide_device
 from rankdump._core.statistics import DEVICE_STATISTICS
 from rankdump._core.tensor_fingerprint import FINGERPRINT_BYTES
+from rankdump._layout.plan_conflicts import find_contradiction
 from rankdump._layout.profile import DEFAULT_PROFILE, PROFILES, Profile
 from rankdump._layout.statistic_tables import select_table_items
 from rankdump._layout.tree_layouts import DEFAULT_LAYOUT, LAYOUTS, Layout
@@ -20,6 +25,29 @@ SAMPLE_ELEMENTS = 1024
 ROW_BYTES = 128
 """Approximate bytes of a row of statistics: its text and its part of the frame, without a
 fingerprint."""
+
+
+def find_change_fault(plan: DumpPlan, change: PlanChange, device: int) -> str:
+    """Return why a plan cannot be changed so on a device; empty when it can."""
+    device_verdict = decide_device(plan, device)
+    if not device_verdict.accepted:
+        return device_verdict.reason
+    if change.operators is not None and plan.selection.watched is not None:
+        return "the plan watches operators, which cannot be exchanged while the job runs"
+    return find_contradiction(change.apply_to(plan))
+
+
+def join_operators(selection: TensorSelection, more: OperatorSelection) -> OperatorSelection | str:
+    """Return what a plan selects with more operators, or why that cannot be joined.
+
+    A plan that selects no iteration selects nothing of its own.
+    """
+    own = selection.operators
+    if selection.iterations.spans == () or more.everything:
+        return more
+    if selection.models or own.marked:
+        return "the plan selects operators by model, or those that the script marks"
+    return own if own.everything else replace(own, names=(*own.names, *more.names))
 
 
 def select_layout(plan: DumpPlan) -> Layout:

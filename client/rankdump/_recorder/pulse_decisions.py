@@ -16,8 +16,10 @@ _ROOM_SHARE = 0.5
 """Part of the allowed share below which more is measured."""
 _TARGET_SHARE = 0.8
 
+HISTORY_STEPS = 64
+"""Earlier norms that a jump is judged by, at most."""
 MIN_HISTORY = 12
-"""Fewest earlier norms that a jump is judged by."""
+"""Fewest of them."""
 
 
 class StrideReason(Enum):
@@ -26,6 +28,8 @@ class StrideReason(Enum):
     STAY = "stay"
     COST = "cost"
     ROOM = "room"
+    LIMIT = "limit"
+    """It cannot be higher, and measuring takes more than is allowed."""
 
 
 class StrideDecision(NamedTuple):
@@ -46,7 +50,9 @@ def choose_stride(
     StrideDecision(stride=2, reason=<StrideReason.ROOM: 'room'>)
     """
     wanted = ceil(stride * share / (allowed * _TARGET_SHARE)) if allowed > 0 else MAX_STRIDE
-    if share > allowed and stride < most:
+    if share > allowed:
+        if stride >= most:
+            return StrideDecision(stride, StrideReason.LIMIT)
         return StrideDecision(min(max(wanted, stride + 1), most), StrideReason.COST)
     if share < allowed * _ROOM_SHARE and stride > 1:
         return StrideDecision(min(max(wanted, 1), stride - 1), StrideReason.ROOM)

@@ -197,6 +197,12 @@ class StagingBudget:
         self._held_bytes = 0
         self._freed = threading.Condition()
 
+    def resize(self, limit_bytes: int) -> None:
+        """Set another limit; what is held above it stays held."""
+        with self._freed:
+            self._limit_bytes = limit_bytes
+            self._freed.notify_all()
+
     @property
     def held_bytes(self) -> int:
         """Bytes held now."""
@@ -240,6 +246,10 @@ class StagingBuffer:
         self._records = records
         self._rows = rows
         self._copies_directly = copies_directly
+
+    def resize_rows(self, limit_bytes: int) -> None:
+        """Set another budget of rows."""
+        self._rows.resize(limit_bytes)
 
     def keep(self, head: RecordHead, source: TensorSource) -> RecordHead | StagedRecord | None:
         """Copy a record's elements once; None if there is no space for them.
@@ -324,16 +334,20 @@ class RecordBuilder:
     ) -> None:
         """`overhead` selects the form of tensors where the plan limits what dumping may take."""
         self._overhead = overhead
-        self._sample_elements = plan.content.sample_elements
-        self._no_elements = is_statistics_only(plan)
-        self._degrades = plan.delivery.on_full == "statistic"
         self._iteration_state = iteration_state
         self._namer = namer
         self.end_call = namer.end_call
         """Ends a call: later tensors of its name belong to another call."""
         self._staging = staging
-        self._calculator = calculator
         self._stalls = stalls
+        self.use_plan(plan, calculator)
+
+    def use_plan(self, plan: DumpPlan, calculator: StatisticsCalculator | None) -> None:
+        """Build records by another plan from now on."""
+        self._sample_elements = plan.content.sample_elements
+        self._no_elements = is_statistics_only(plan)
+        self._degrades = plan.delivery.on_full == "statistic"
+        self._calculator = calculator
 
     def build_record(self, observation: TensorObservation) -> BuildResult:
         """Copy or measure a tensor now."""
@@ -445,13 +459,17 @@ class RecordSender:
         self._counters = counters
         self._stalls = stalls
         self._staging = staging
-        self._calculator = calculator
         self._send_buffer = send_buffer
         self._on_lost = on_lost
-        self._batch = RowBatch(batch_rows)
+        self.use_calculator(calculator, batch_rows)
         self._lock = threading.Lock()
         self._in_turn = threading.Lock()
         self._arguments: list[OperatorArguments] = []
+
+    def use_calculator(self, calculator: StatisticsCalculator | None, batch_rows: int) -> None:
+        """Compute statistics by another calculator from now on; called when no row waits."""
+        self._calculator = calculator
+        self._batch = RowBatch(batch_rows)
 
     def send(self, item: OperatorItem, iteration: int) -> None:
         """Send an item of an operator of the running iteration."""

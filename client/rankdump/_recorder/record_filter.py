@@ -72,12 +72,16 @@ class RecordFilter:
         in_range: Callable[[int, str], bool] = lambda graph, op_name: False,
     ) -> None:
         """`model_of` names a graph; `in_range` returns whether an operator is in a range."""
-        self._plan = plan
-        self._selection = selection = plan.selection
         self._model_of, self._in_range = model_of, in_range
         self._marks: dict[int, frozenset[str]] = {}
-        self._entries = dict(_list_entries(plan))
         self._has_decided = self._has_selected = self._has_excluded = False
+        self.use_plan(plan)
+
+    def use_plan(self, plan: DumpPlan) -> None:
+        """Decide by another plan from now on; marks of the script stay."""
+        self._plan = plan
+        self._selection = selection = plan.selection
+        self._entries = dict(_list_entries(plan))
         self.excludes = any(each.has_exclusions for each in selection.operator_lists)
         """Whether any tensor may be excluded; without that `is_excluded` need not be called."""
         # Otherwise a name has one decision for all graphs.
@@ -290,13 +294,17 @@ class OperatorRanges:
         warn: Callable[[str], None],
     ) -> None:
         """`model_of` returns the name of a graph's model."""
-        self._selection = selection
-        self.has_ranges = any(operators.ranges for operators in selection.operator_lists)
-        """Whether there is any range; without one `enter_operator` need not be called."""
         self._model_of, self._warn = model_of, warn
         self._lock = threading.Lock()
         self._graphs: dict[int, list[_RangeProgress]] = {}
         self._inside: set[tuple[int, str]] = set()
+        self.use_selection(selection)
+
+    def use_selection(self, selection: TensorSelection) -> None:
+        """Use the ranges of another selection; `restart` is called afterwards."""
+        self._selection = selection
+        self.has_ranges = any(operators.ranges for operators in selection.operator_lists)
+        """Whether there is any range; without one `enter_operator` need not be called."""
 
     def restart(self) -> None:
         """Restart all ranges, at an iteration's begin or when the script switched dumping."""

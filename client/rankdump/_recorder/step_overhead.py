@@ -63,15 +63,19 @@ class StepOverhead:
 
         `warn` logs a text once for its subject.
         """
-        self._governor = OverheadGovernor(plan.delivery.max_step_overhead, list_record_forms(plan))
+        self.use_plan(plan)
         self._rank, self._find_timeout_us, self._warn = rank, find_timeout_us, warn
         self._meter = meter
-        self._state = GovernorState()
-        self._form = RecordForm.FULL
         self._begun_ns = self._spent_ns = 0
         self._limit_ns = 0
         """Reading of the meter at which the running iteration has used its budget; 0 for none."""
         self._forms_used: Counter[RecordForm] = Counter()
+
+    def use_plan(self, plan: DumpPlan) -> None:
+        """Begin anew with another plan, whose tensors may be kept in other forms."""
+        self._governor = OverheadGovernor(plan.delivery.max_step_overhead, list_record_forms(plan))
+        self._state = GovernorState()
+        self._form = RecordForm.FULL
 
     def start(self) -> None:
         """Begin to measure."""

@@ -170,6 +170,8 @@ class AgentClient:
         self._outgoing = PushStream(buffer, outbox, on_tick=on_tick)
         self._outbox, self._on_freeze = outbox, on_freeze
         self._abandoned = False
+        self.changes_plans = False
+        """Whether the agent reads frames that change the plan."""
         self._was_opened = False
         self._opening_address = address
         self._call: grpc.Call | None = None
@@ -357,6 +359,7 @@ class AgentClient:
         stream = self._outgoing.begin_stream()
         self._buffer.acknowledge(grant.acknowledged)
         self._selector.select_transport(grant)
+        self.changes_plans = grant.changes_plans
         if self._outbox is not None:
             self._outbox.is_wanted = grant.keeps_steps
             if not grant.keeps_steps:

@@ -11,7 +11,13 @@ from typing import TypeAlias
 
 from rankdump._core.record import MAX_FRAME_ROWS, StatisticRows
 from rankdump._core.recorder_protocol import StagedRecord
-from rankdump._core.session_protocol import CallStacks, IterationEnd, MetadataItem, SessionEnd
+from rankdump._core.session_protocol import (
+    CallStacks,
+    ChangedPlan,
+    IterationEnd,
+    MetadataItem,
+    SessionEnd,
+)
 from rankdump._wire.frames import make_metadata_frame
 from rankdump.wire.v1 import agent_pb2
 
@@ -76,12 +82,17 @@ def _is_unbuffered(item: StagedRecord | MetadataItem) -> bool:
     return not isinstance(item, (StagedRecord, StatisticRows, CallStacks))
 
 
+def _is_passable(item: StagedRecord | MetadataItem) -> bool:
+    """Return whether records in a slab may overtake an item."""
+    return not isinstance(item, (StagedRecord, ChangedPlan))
+
+
 class FrameQueue:
     """The items of one session, in their order."""
 
     def __init__(self) -> None:
         self.waiting: deque[StagedRecord | MetadataItem] = deque()
-        """Items without a number; records placed in a slab meanwhile overtake metadata here."""
+        """Items without a number; records placed in a slab meanwhile overtake passable ones."""
         self.numbered: deque[NumberedItem] = deque()
         """Items to send next, before any other gets a number."""
         self.in_flight: deque[NumberedItem] = deque()
@@ -95,7 +106,7 @@ class FrameQueue:
         self._assigned: deque[tuple[int, int, int]] = deque()
         """Numbers of items with tensors, how many, and the iteration of these."""
         self._assigned_tensors = self._waiting_tensors = 0
-        self._waiting_records = self._waiting_metadata = 0
+        self._waiting_impassable = self._waiting_metadata = 0
 
     @property
     def outstanding(self) -> int:
@@ -121,18 +132,19 @@ class FrameQueue:
 
     @property
     def blocks_records(self) -> bool:
-        """Whether a new record would overtake records or numbered items."""
-        return bool(self.numbered) or self._waiting_records > 0
+        """Whether a new record would overtake records, a changed plan or numbered items."""
+        return bool(self.numbered) or self._waiting_impassable > 0
 
     def add(self, item: StagedRecord | MetadataItem) -> None:
         """Put an item at the end; metadata above the limit is counted and left out."""
         is_metadata = _is_unbuffered(item)
-        if is_metadata and self._waiting_metadata >= MAX_WAITING_METADATA:
+        full = self._waiting_metadata >= MAX_WAITING_METADATA
+        if is_metadata and full and not isinstance(item, ChangedPlan):
             self.lost_metadata += 1
             return
         self._waiting_tensors += count_tensors(item)
         self._waiting_metadata += is_metadata
-        self._waiting_records += isinstance(item, StagedRecord)
+        self._waiting_impassable += not _is_passable(item)
         self.waiting.append(item)
 
     def pop(self) -> NumberedItem:
@@ -141,7 +153,7 @@ class FrameQueue:
         tensors = count_tensors(item)
         self._waiting_tensors -= tensors
         self._waiting_metadata -= _is_unbuffered(item)
-        self._waiting_records -= isinstance(item, StagedRecord)
+        self._waiting_impassable -= not _is_passable(item)
         return NumberedItem(self.assign_sequence(tensors, find_iteration(item)), item)
 
     def assign_sequence(self, tensors: int, iteration: int) -> int:
@@ -156,7 +168,8 @@ class FrameQueue:
         """Hold metadata that is in a slab, up to a limit, to resend it if it is damaged there."""
         item = each.item
         small = not isinstance(item, RecoveredEntry) and _is_unbuffered(item)
-        if small and len(self.in_flight) < MAX_WAITING_METADATA:
+        room = len(self.in_flight) < MAX_WAITING_METADATA
+        if small and (room or isinstance(item, ChangedPlan)):
             self.in_flight.append(each)
 
     def acknowledge(self, sequence: int) -> list[BufferedItem]:

@@ -21,7 +21,7 @@ from rankdump._core.recorder_protocol import (
     StagedRecord,
     TensorSource,
 )
-from rankdump._core.session_protocol import MetadataItem, RecordHead
+from rankdump._core.session_protocol import ChangedPlan, MetadataItem, RecordHead
 from rankdump._shm.event_journal import EventJournal
 from rankdump._shm.slab_writer import SlabReservation
 from rankdump._transport.connection import LinkState
@@ -174,11 +174,17 @@ class SendBuffer:
             link=self.link, has_tensors=self.has_waiting_tensors, idle_s=self.idle_s()
         )
 
+    def use_wait_policy(self, wait_policy: WaitPolicy) -> None:
+        """Let tensors wait by another policy from now on."""
+        self._wait_policy = wait_policy
+
     def submit(self, item: StagedRecord | MetadataItem) -> None:
         """Put an item at the end; never blocks."""
         if self.closed:
             return
         with self.changed:
+            # Records behind it use the heap until it is sent: none may overtake it.
+            self._catching_up = self._catching_up or isinstance(item, ChangedPlan)
             if not self.items.outstanding:
                 self._progress_s = time.monotonic()
             self.items.add(item)

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from rankdump._core.black_box import (
+    DETAIL_ROW,
+    MAX_STEP_DETAILS,
+    MAX_STEP_NOTES,
     MAX_STEP_ROWS,
     PULSE_ROW,
     FaultKind,
@@ -58,6 +61,8 @@ def step_state_to_wire(
         skipped=state.skipped,
         unfinished=state.unfinished,
         stacks=[make_sendable(replace_surrogates(s), _MAX_STACK_CHARACTERS) for s in state.stacks],
+        notes=[make_sendable(replace_surrogates(note)) for note in state.notes],
+        details=state.details,
     )
 
 
@@ -75,7 +80,9 @@ def step_state_from_wire(message: agent_pb2.StepState, known_kinds: int) -> Step
     highest = int(np.frombuffer(message.rows, PULSE_ROW)["kind"].max(initial=0))
     if rows and highest >= known_kinds:
         raise ProtocolError(f"a row of a step has the kind {highest}, there are {known_kinds}")
+    _check_details(message.details, rows)
     check_count("stacks of a process", len(message.stacks), _MAX_STACKS)
+    check_count("notes of a step", len(message.notes), MAX_STEP_NOTES)
     return StepState(
         iteration=message.iteration,
         started_us=message.started_us,
@@ -85,7 +92,22 @@ def step_state_from_wire(message: agent_pb2.StepState, known_kinds: int) -> Step
         skipped=message.skipped,
         unfinished=message.unfinished,
         stacks=tuple(check_text("stack", each, _MAX_STACK_CHARACTERS) for each in message.stacks),
+        notes=tuple(
+            make_printable(check_text("note of a step", each), len(each)) for each in message.notes
+        ),
+        details=message.details,
     )
+
+
+def _check_details(details: bytes, rows: int) -> None:
+    """Raise ProtocolError for details that are not those of some of so many rows."""
+    count, rest = divmod(len(details), DETAIL_ROW.itemsize)
+    if rest:
+        raise ProtocolError(f"a step has {len(details)} bytes of details, which end within one")
+    check_count("details of a step", count, MAX_STEP_DETAILS)
+    of_rows = np.frombuffer(details, DETAIL_ROW)["row"].astype(np.int64)
+    if count and (of_rows[-1] >= rows or (np.diff(of_rows) <= 0).any()):
+        raise ProtocolError(f"the details of a step are not in the order of its {rows} rows")
 
 
 def check_new_kinds(message: agent_pb2.StepState, known_kinds: int) -> None:

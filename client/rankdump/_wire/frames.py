@@ -16,6 +16,7 @@ from rankdump._core.graph import GraphPart
 from rankdump._core.record import StatisticRows
 from rankdump._core.session_protocol import (
     CallStacks,
+    ChangedPlan,
     IterationEnd,
     KernelArguments,
     MetadataItem,
@@ -37,6 +38,7 @@ from rankdump._wire.metadata_messages import (
     stacks_to_wire,
 )
 from rankdump._wire.session_messages import (
+    changed_plan_to_wire,
     kind_to_wire,
     record_to_wire,
     statistic_rows_to_wire,
@@ -135,6 +137,7 @@ _METADATA_WRITERS: Mapping[type, tuple[str, Callable[[Any], Message]]] = {
     CallStacks: ("call_stacks", stacks_to_wire),
     RankTimeouts: ("timeouts", timeouts_to_wire),
     IterationEnd: ("iteration_end", lambda end: agent_pb2.IterationEnd(**make_fields(end))),
+    ChangedPlan: ("changed_plan", changed_plan_to_wire),
     SessionEnd: ("session_end", lambda end: agent_pb2.SessionEnd(**make_fields(end))),
 }
 

@@ -20,9 +20,10 @@ from google.protobuf.message import DecodeError
 from rankdump._core import record
 from rankdump._core.bounded_cache import remember
 from rankdump._core.element_types import ELEMENT_TYPES
-from rankdump._core.plan import NET_NAME_PATTERN, UNNAMED_MODEL
+from rankdump._core.plan import NET_NAME_PATTERN, UNNAMED_MODEL, plan_from_json, plan_to_json
 from rankdump._core.record import MAX_FRAME_ROWS, PASS_PHASES, StatisticRows, TensorKind, TensorSide
 from rankdump._core.session_protocol import (
+    ChangedPlan,
     IterationEnd,
     MetadataItem,
     RecordHead,
@@ -383,6 +384,19 @@ def timeouts_from_wire(message: events_pb2.Timeouts) -> RankTimeouts:
     return from_message(RankTimeouts, message)
 
 
+def changed_plan_to_wire(changed: ChangedPlan) -> agent_pb2.ChangedPlan:
+    """Return the message of a changed plan."""
+    plan_json = plan_to_json(changed.plan)
+    return agent_pb2.ChangedPlan(iteration=changed.iteration, plan_json=plan_json)
+
+
+def changed_plan_from_wire(message: agent_pb2.ChangedPlan) -> ChangedPlan:
+    """Read a changed plan; ProtocolError when it is not a valid one."""
+    check_numbers("changed plan", (message.iteration,))
+    check_count("bytes of a plan", len(message.plan_json), _MAX_PLAN_BYTES)
+    return ChangedPlan(message.iteration, plan_from_json(message.plan_json))
+
+
 def iteration_end_from_wire(message: agent_pb2.IterationEnd) -> IterationEnd:
     """Read the end of an iteration; unknown reasons of drops are counted together."""
     return from_message(IterationEnd, message, dropped=reasons_from_wire(message.dropped))
@@ -406,6 +420,7 @@ _METADATA_READERS: Mapping[str, Callable[[Any], MetadataItem]] = {
     "graph_part": graph_part_from_wire,
     "kernel_arguments": arguments_from_wire,
     "call_stacks": stacks_from_wire,
+    "changed_plan": changed_plan_from_wire,
     "session_end": lambda end: from_message(SessionEnd, end, notes=make_notes_printable(end.notes)),
 }
 

@@ -17,6 +17,7 @@ from rankdump._core.graph import GraphNode, GraphPart, OperatorGraph
 from rankdump._core.record import MAX_FRAME_ROWS, StatisticRows, TensorKind, TensorSide
 from rankdump._core.session_protocol import (
     CallStacks,
+    ChangedPlan,
     IterationEnd,
     KernelArguments,
     MetadataItem,
@@ -85,7 +86,7 @@ def _iter_numbers(declaration: MetadataItem) -> Iterator[int]:
         yield from declaration.dropped.values()
     elif isinstance(declaration, SessionEnd):
         yield declaration.iterations_seen
-    elif isinstance(declaration, (KernelArguments, CallStacks)):
+    elif isinstance(declaration, (KernelArguments, CallStacks, ChangedPlan)):
         yield declaration.iteration
     elif isinstance(declaration, GraphPart):
         graph = declaration.graph

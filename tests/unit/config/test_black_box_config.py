@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from support.configurations import body_of, load_body, refusal
 from rankdump._config.config_file import make_black_box_plan
 from rankdump._core.plan import BlackBoxSettings, plan_from_json, plan_to_json
 from rankdump._core.selection import decide_iteration
+from rankdump._core.watch_rule import WatchRule
 from rankdump._session.plan_source import load_session_config
 from rankdump.errors import ConfigError, ProtocolError
 
@@ -47,6 +49,70 @@ def test_section_sets_the_black_box(tmp_path: Path):
 def test_wrong_value_is_one_line(tmp_path: Path, value: object, fault: str):
     error = refusal(tmp_path, body_of(own={"blackbox": value}))
     assert fault in str(error)
+
+
+RULE = {"when": "too_large", "value": 1e4}
+
+
+def test_rules_are_read(tmp_path: Path):
+    bodies = [
+        {"when": "zero"},
+        RULE | {"operators": ["layers.*.mlp", "Conv2d"], "steps": 3, "do": "freeze"},
+        {"when": "unchanged"},
+        {"when": "jump", "do": "dump", "iterations": 4},
+    ]
+    plan = load_body(tmp_path, body_of(own={"blackbox": {"watch": bodies}}))
+    assert plan.black_box.watch == (
+        WatchRule("zero"),
+        WatchRule("too_large", ("layers.*.mlp", "Conv2d"), 1e4, 3, "freeze"),
+        WatchRule("unchanged", steps=2),
+        WatchRule("jump", do="dump", iterations=4),
+    )
+    assert plan_from_json(plan_to_json(plan)).black_box == plan.black_box
+    assert not plan.warnings
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        ("zero", "rankdump.blackbox.watch: 'zero' is not allowed; allowed: a list of up to 100"),
+        ([{"when": "zero"}] * 101, "a list of up to 100 objects"),
+        (["zero"], "rankdump.blackbox.watch[0]: 'zero' is not allowed; allowed: an object with"),
+        ([{}], "rankdump.blackbox.watch[0].when"),
+        (
+            [{"when": "nan"}],
+            "rankdump.blackbox.watch[0].when: 'nan' is not allowed; allowed: \"non_finite\", "
+            '"jump", "zero", "unchanged" or "too_large"',
+        ),
+        ([{"when": "zero"}, {"when": "jump", "op": ["a"]}], "watch[1].op: "),
+        ([{"when": "jump", "operator": ["a"]}], "nearest: operators"),
+        ([{"when": "jump", "operators": []}], "watch[0].operators"),
+        ([{"when": "jump", "operators": "fc"}], "a list of 1 to 100 globs"),
+        ([{"when": "jump", "operators": [""]}], "each of 1 to 1000 characters"),
+        ([{"when": "jump", "operators": ["a", 1]}], "watch[0].operators"),
+        ([{"when": "too_large"}], "watch[0].value"),
+        ([{"when": "too_large", "value": -1}], "the largest magnitude that is allowed, from 0"),
+        ([{"when": "too_large", "value": "big"}], "watch[0].value: 'big'"),
+        ([{"when": "zero", "value": 1}], "the condition too_large alone has one"),
+        ([{"when": "zero", "steps": 0}], "a whole number of steps from 1 to 4096"),
+        ([{"when": "zero", "steps": 1.5}], "a whole number of steps from 1 to 4096"),
+        ([{"when": "unchanged", "steps": 1}], "a whole number of steps from 2 to 4096"),
+        ([{"when": "zero", "iterations": 2}], "the action dump alone has one"),
+        ([{"when": "zero", "do": "dump", "iterations": 0}], "number of iterations from 1 to 4096"),
+        ([{"when": "zero", "do": "stop"}], "watch[0].do: 'stop'"),
+    ],
+)
+def test_wrong_rule_is_one_line(tmp_path: Path, value: object, fault: str):
+    error = refusal(tmp_path, body_of(own={"blackbox": {"watch": value}}))
+    assert fault in str(error)
+    assert "\n" not in str(error)
+
+
+def test_plan_of_an_earlier_client_has_no_rules(tmp_path: Path):
+    plan = load_body(tmp_path, body_of(own={"blackbox": True}))
+    body = json.loads(plan_to_json(plan))
+    del body["black_box"]["watch"]
+    assert plan_from_json(json.dumps(body).encode()) == plan
 
 
 def test_section_alone_selects_no_tensor(tmp_path: Path):
@@ -93,6 +159,12 @@ def test_environment_alone_makes_a_plan(tmp_path: Path):
         BlackBoxSettings(max_overhead=2.0),
         BlackBoxSettings(max_bytes=-1),
         BlackBoxSettings(pause_s=float("inf")),
+        BlackBoxSettings(watch=(WatchRule("zero"),) * 101),
+        BlackBoxSettings(watch=(WatchRule("zero", ("a",) * 101),)),
+        BlackBoxSettings(watch=(WatchRule("zero", ("a" * 1001,)),)),
+        BlackBoxSettings(watch=(WatchRule("zero", steps=0),)),
+        BlackBoxSettings(watch=(WatchRule("zero", iterations=0),)),
+        BlackBoxSettings(watch=(WatchRule("zero", value=float("nan")),)),
     ],
 )
 def test_hostile_plan_is_rejected(tmp_path: Path, settings: BlackBoxSettings):

@@ -11,6 +11,8 @@ from rankdump._core.plan import (
     ContentSettings,
     DeliverySettings,
     DumpPlan,
+    IterationSelection,
+    OperatorSelection,
     OutputSettings,
     TensorSelection,
     TriggerMode,
@@ -22,6 +24,7 @@ from rankdump._recorder.plan_settings import (
     is_copied_directly,
     is_shared_memory_wanted,
     is_statistics_only,
+    join_operators,
     make_statistics_calculator,
     make_wait_policy,
 )
@@ -112,3 +115,35 @@ def test_statistics_of_degraded_tensors_are_computed_on_the_host():
     assert measure is not None
     large = np.arange(1 << 14, dtype="f4")
     assert measure.measure_tensor(ArraySource(large)) == "16383,0"
+
+
+MORE = OperatorSelection(everything=False, names=("b", "c"))
+
+
+@pytest.mark.parametrize(
+    ("selection", "expected"),
+    [
+        (TensorSelection(iterations=IterationSelection("none", ())), MORE),
+        (TensorSelection(), OperatorSelection()),
+        (
+            TensorSelection(operators=OperatorSelection(False, ("a",), ("Conv",))),
+            OperatorSelection(False, ("a", "b", "c"), ("Conv",)),
+        ),
+    ],
+)
+def test_operators_are_added_to_those_of_the_plan(selection, expected):
+    assert join_operators(selection, MORE) == expected
+    assert join_operators(selection, OperatorSelection()) == OperatorSelection()
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        TensorSelection(models=(("Net", MORE),)),
+        TensorSelection(operators=OperatorSelection(marked=True)),
+    ],
+)
+def test_operators_by_model_or_mark_cannot_be_joined(selection):
+    assert join_operators(selection, MORE) == (
+        "the plan selects operators by model, or those that the script marks"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 
 import pytest
 from hypothesis import given
@@ -26,7 +27,7 @@ from rankdump._recorder.pulse_decisions import (
         (4, 0.002, 1, StrideReason.ROOM),
         (4, 0.006, 4, StrideReason.STAY),
         (1, 0.0, 1, StrideReason.STAY),
-        (MAX_STRIDE, 0.5, MAX_STRIDE, StrideReason.STAY),
+        (MAX_STRIDE, 0.5, MAX_STRIDE, StrideReason.LIMIT),
         (600, 0.5, MAX_STRIDE, StrideReason.COST),
     ],
 )
@@ -58,6 +59,15 @@ def test_norm_that_varies_much_needs_a_larger_jump():
     wide = [1.0, 30.0, 1000.0] * 8
     assert not has_jumped(wide, 20_000.0)
     assert has_jumped([1.0, 1.1, 1.2] * 8, 20_000.0)
+
+
+@given(st.lists(st.floats(0.01, 1e6), min_size=MIN_HISTORY), st.floats(0.01, 1e9))
+def test_jump_is_one_by_the_logarithms(earlier, norm):
+    usual = [math.log(each) for each in earlier]
+    middle = statistics.median(usual)
+    deviation = 1.4826 * statistics.median(abs(each - middle) for each in usual)
+    above = math.log(norm) - middle
+    assert has_jumped(earlier, norm) == (above > math.log(10) and above > 10 * deviation)
 
 
 def test_smaller_or_equal_norms_are_no_jump():

@@ -204,6 +204,15 @@ def test_summary_names_unmatched_entries_in_terms_of_the_dialect(dialect, entry,
     assert told.notes == told.warnings
 
 
+def test_summary_has_what_watch_rules_did():
+    facts = run(tensors_kept=1)
+    told = summarize_run(
+        a_plan(), facts, [], retired_in=None, unmatched_rules=["unmatched"], rule_notes=["noted"]
+    )
+    assert told.warnings == ("unmatched",)
+    assert told.notes == ("unmatched", "noted")
+
+
 @pytest.mark.parametrize(
     ("lists", "seen", "unmatched"),
     [

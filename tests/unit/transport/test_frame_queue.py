@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.record_heads import head_of
 
+from rankdump._core.plan import DumpPlan, OutputSettings
 from rankdump._core.record import StatisticRows, TensorKey, TensorKind, TensorSide
 from rankdump._core.recorder_protocol import StagedRecord
-from rankdump._core.session_protocol import IterationEnd
+from rankdump._core.session_protocol import ChangedPlan, IterationEnd
 from rankdump._transport import frame_queue as module
 from rankdump._transport.frame_queue import FrameQueue, NumberedItem, RecoveredEntry, count_tensors
 
@@ -85,9 +86,15 @@ def test_queue_returns_every_tensor_once_in_any_order_of_steps(steps):
 
 
 @pytest.mark.parametrize(
-    ("waiting", "barred"), [(IterationEnd(0, 0), False), (record(), True), (None, False)]
+    ("waiting", "barred"),
+    [
+        (IterationEnd(0, 0), False),
+        (ChangedPlan(1, DumpPlan(OutputSettings("/x"))), True),
+        (record(), True),
+        (None, False),
+    ],
 )
-def test_record_overtakes_only_metadata(waiting, barred):
+def test_record_overtakes_only_metadata_of_its_plan(waiting, barred):
     items = FrameQueue()
     if waiting is not None:
         items.add(waiting)
@@ -100,6 +107,17 @@ def test_record_does_not_overtake_numbered_items():
     leave(items)
     items.requeue_unacknowledged()
     assert items.blocks_records
+
+
+def test_changed_plan_is_kept_above_the_limit(monkeypatch):
+    monkeypatch.setattr(module, "MAX_WAITING_METADATA", 1)
+    items, changed = FrameQueue(), ChangedPlan(1, DumpPlan(OutputSettings("/x")))
+    items.add(IterationEnd(0, 0))
+    items.add(changed)
+    assert (items.waiting[-1], items.lost_metadata) == (changed, 0)
+    items.retain_metadata(items.pop())
+    items.retain_metadata(items.pop())
+    assert [each.item for each in items.in_flight] == [IterationEnd(0, 0), changed]
 
 
 def test_metadata_above_the_limit_is_counted(monkeypatch):

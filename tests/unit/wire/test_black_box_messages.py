@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.black_box_rings import make_details
 from support.wire_round_trip import lines, sent, uint63
 
 from rankdump._core.black_box import (
@@ -47,7 +48,7 @@ def rows_of(*kinds: int) -> bytes:
         iteration=uint63,
         started_us=uint63,
         ended_us=uint63,
-        rows=st.lists(st.integers(0, 9), max_size=4).map(lambda kinds: rows_of(*kinds)),
+        rows=st.lists(st.integers(0, 9), min_size=2, max_size=4).map(lambda kinds: rows_of(*kinds)),
         cause=st.builds(
             StepCause,
             numbers=st.dictionaries(plain, st.floats(allow_nan=False), max_size=3),
@@ -56,6 +57,8 @@ def rows_of(*kinds: int) -> bytes:
         skipped=uint63,
         unfinished=st.booleans(),
         stacks=st.lists(plain, max_size=2).map(tuple),
+        notes=st.lists(lines, max_size=2).map(tuple),
+        details=st.sampled_from([make_details(), make_details(1), make_details(0, 1)]),
     )
 )
 def test_step_round_trip(state):
@@ -89,6 +92,13 @@ def test_freeze_round_trip():
         (agent_pb2.StepState(iteration=1 << 63), "the number"),
         (agent_pb2.StepState(skipped=1 << 63), "the number"),
         (agent_pb2.StepState(stacks=["x"] * 257), "stacks"),
+        (agent_pb2.StepState(details=b"x" * 301), "301 bytes of details"),
+        (agent_pb2.StepState(details=make_details(0)), "not in the order of its 0 rows"),
+        (agent_pb2.StepState(rows=rows_of(0, 0), details=make_details(0, 0)), "not in the order"),
+        (agent_pb2.StepState(rows=rows_of(0, 0), details=make_details(1, 0)), "not in the order"),
+        (agent_pb2.StepState(details=make_details(*range(4097))), "details of a step"),
+        (agent_pb2.StepState(notes=["x"] * 65), "notes of a step"),
+        (agent_pb2.StepState(notes=["x" * 70_000]), "note of a step"),
         (agent_pb2.StepState(stacks=["x" * 70_000]), "stack of 70000 characters"),
         (
             agent_pb2.StepState(cause=agent_pb2.StepCause(numbers={str(n): 1 for n in range(300)})),

@@ -25,6 +25,8 @@ from rankdump._core.status import SessionState
 
 MAX_STEPS = 12
 """Steps in a report."""
+MAX_NOTES = 32
+"""Notes of watch rules in a report, the latest ones."""
 MAX_AFTER = 2
 """Steps of these after the one in which the fault was."""
 
@@ -61,6 +63,16 @@ class StepSummary:
 
 
 @dataclass(frozen=True, slots=True)
+class StepNote:
+    """What a watch rule noted."""
+
+    iteration: int
+    rank: int
+    text: str
+    """A sentence."""
+
+
+@dataclass(frozen=True, slots=True)
 class RankEnd:
     """The last step of a rank."""
 
@@ -90,6 +102,8 @@ class FaultReport:
     ends: tuple[RankEnd, ...]
     dropped_steps: int
     """Steps that agents had dropped before because their memory was short."""
+    notes: tuple[StepNote, ...] = ()
+    """The oldest first."""
 
 
 def describe_bad_value(found: FirstBadValue, name: str) -> str:
@@ -128,6 +142,7 @@ def make_fault_report(root: str, records: Sequence[FreezeRecord]) -> FaultReport
         absent=tuple(_list_absent(records)),
         ends=tuple(_make_end(record.host, rank) for record, rank in ranks if rank.steps),
         dropped_steps=sum(rank.dropped_steps for _, rank in ranks),
+        notes=_list_notes([rank for _, rank in ranks]),
     )
 
 
@@ -173,6 +188,16 @@ def _summarize_step(iteration: int, steps: Sequence[FrozenStep]) -> StepSummary:
         nonfinite=sum(step.nonfinite for step in steps),
         skipped=sum(step.skipped for step in steps),
     )
+
+
+def _list_notes(ranks: Iterable[FrozenRank]) -> tuple[StepNote, ...]:
+    notes = [
+        StepNote(step.iteration, rank.rank, text)
+        for rank in ranks
+        for step in rank.steps
+        for text in step.notes
+    ]
+    return tuple(sorted(notes, key=lambda note: note.iteration)[-MAX_NOTES:])
 
 
 def _find_largest(texts: Iterable[str]) -> str:

@@ -97,6 +97,14 @@ def find_local_shard(tensor: Tensor) -> LocalShard | None:
     return LocalShard(local, described.layout)
 
 
+def find_distribution(tensor: Tensor) -> TensorLayout | None:
+    """Return the layout of the local tensor of a DTensor, without waiting; else None."""
+    if _find_class(type(tensor)) != _DTENSOR:
+        return None
+    distributed: Any = tensor
+    return _look_up_layout(distributed._spec, tuple(distributed._local_tensor.shape)).layout
+
+
 def strip_distribution(tensor: Tensor) -> Tensor:
     """Return the local tensor of a DTensor, without waiting for it; any other tensor unchanged."""
     distributed: Any = tensor

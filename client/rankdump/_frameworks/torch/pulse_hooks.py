@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import xxhash
@@ -25,6 +25,8 @@ from rankdump._core.black_box import FaultKind
 from rankdump._core.bounded_cache import remember
 from rankdump._core.record import TensorKind, TensorSide
 from rankdump._core.recorder_protocol import LateRow, PulseRecorder, Recorder
+from rankdump._core.tensor_fingerprint import compute_fingerprint, place_fingerprint
+from rankdump._frameworks.fingerprint_turns import FingerprintTurns, TurnHook
 from rankdump._frameworks.model_observer import ModelObserver, capture_source_lines
 from rankdump._frameworks.operator_names import (
     PARAMETER_TYPE,
@@ -40,7 +42,7 @@ from rankdump._frameworks.torch.device_pulses import (
 )
 from rankdump._frameworks.torch.graph_description import FOREIGN_FILES
 from rankdump._frameworks.torch.internals import is_tracing, is_wrapped
-from rankdump._frameworks.torch.layouts import strip_distribution
+from rankdump._frameworks.torch.layouts import find_distribution, strip_distribution
 from rankdump._frameworks.torch.module_hooks import (
     do_nothing,
     exclude_from_compilation,
@@ -92,6 +94,17 @@ def measure_tensor(tensor: Tensor) -> FoundMoments | None:
     return _measure(address, tensor.numel(), code, _PARTS) if address else None
 
 
+def fingerprint_tensor(tensor: Tensor, kind: TensorKind) -> bytes:
+    """Return the fingerprint of a tensor that `measure_tensor` measures; empty where it has none,
+    as a shard that is at no single place.
+    """
+    placement = place_fingerprint(kind.dtype, kind.shape, kind.layout)
+    if placement is None:
+        return b""
+    local = strip_distribution(tensor).detach().contiguous()
+    return compute_fingerprint(local.data_ptr(), placement)
+
+
 def describe_non_finite(moments: FoundMoments) -> str:
     """Return how many elements are not finite.
 
@@ -102,21 +115,38 @@ def describe_non_finite(moments: FoundMoments) -> str:
     return " and ".join(f"{count:,} {name}" for count, name in counts if count)
 
 
+class PulsedModel(NamedTuple):
+    """A model that is measured, and where its pulses go."""
+
+    pulses: PulseRecorder
+    device: DevicePulses
+    observer: ModelObserver
+    graph: int
+    name: str
+
+
 class TorchPulseHook:
     """Measures one attached model in every step."""
 
     def __init__(
         self, model: Module, recorder: Recorder, pulses: PulseRecorder, *, graph: int, name: str
     ) -> None:
-        self._model, self._pulses, self._graph, self._name = model, pulses, graph, name
+        self._model, self._pulses = model, pulses
         self._observer = ModelObserver(recorder, graph)
+        self._device = DevicePulses()
+        self._context = PulsedModel(pulses, self._device, self._observer, graph, name)
         self._modules: list[_ModulePulseHook] = []
         self._watched: list[_ModulePulseHook] = []
         self._parameters: list[_GradientPulseHook] = []
         self._wanted: list[_GradientPulseHook] = []
         """Those that are measured in this step."""
-        self._by_parameter: dict[int, _GradientPulseHook] = {}
-        self._device = DevicePulses()
+        self._named_modules: list[_ModulePulseHook] = []
+        self._named_parameters: list[_GradientPulseHook] = []
+        """Those that watch rules name: they measure in every step."""
+        self._parameter_ids: set[int] = set()
+        self._turns = FingerprintTurns(())
+        self._due: list[TurnHook] = []
+        """Those whose tensors get fingerprints in this step."""
         self._iteration = 0
         self._stepped_in = -1
         """Last iteration in which an optimizer used gradients of the model."""
@@ -159,7 +189,10 @@ class TorchPulseHook:
         """Add what was measured on accelerators in an earlier step, and report its first fault."""
         if step is None:
             return
-        rows = [LateRow(each.number, moments, each.gradient) for each, moments in step.pulses]
+        rows = [
+            LateRow(each.number, moments, each.gradient, each.source)
+            for each, moments in step.pulses
+        ]
         self._pulses.add_late_rows(step.iteration, rows)
         bad = [place for place, moments in step.pulses if any(moments[5:8])]
         place = next((each for each in bad if each.gradient is None), None)
@@ -179,6 +212,9 @@ class TorchPulseHook:
         if self._steps % _TREE_CHECK_STEPS == 0:
             self._read_model()
         self._steps += 1
+        for hook in self._due:
+            hook.is_due = False
+        self._due = self._turns.choose_due(self._pulses)
         part = self._pulses.stride, self._pulses.part
         if part != self._installed:
             self._install(*part)
@@ -196,18 +232,20 @@ class TorchPulseHook:
         if ids == self._module_ids:
             return
         self._module_ids = ids
-        make = (self._pulses, self._device, self._observer, self._graph, self._name)
         self._modules = [
-            _ModulePulseHook(operator, *make)
+            _ModulePulseHook(self._context, operator)
             for operator in build_module_tree(self._model).operators
             if is_innermost(operator)
         ]
         self._parameters = [
-            _GradientPulseHook(name, parameter, *make)
+            _GradientPulseHook(self._context, name, parameter)
             for name, parameter in iterate_parameters(self._model)
             if parameter.requires_grad
         ]
-        self._by_parameter = {id(hook.parameter): hook for hook in self._parameters}
+        self._named_modules = [hook for hook in self._modules if hook.is_named]
+        self._named_parameters = [hook for hook in self._parameters if hook.is_named]
+        self._parameter_ids = {id(hook.parameter) for hook in self._parameters}
+        self._turns = FingerprintTurns((*self._modules, *self._parameters))
         self._pulses.limit_stride(max(len(self._modules), len(self._parameters)))
         self._remove_hooks()
         self._installed = (0, 0)
@@ -219,11 +257,16 @@ class TorchPulseHook:
 
     def _install(self, stride: int, part: int) -> None:
         self._remove_hooks()
-        self._watched = self._modules[part::stride]
-        self._wanted = self._parameters[part::stride]
+        modules = [hook for hook in self._due if isinstance(hook, _ModulePulseHook)]
+        parameters = [hook for hook in self._due if isinstance(hook, _GradientPulseHook)]
+        self._watched = list(
+            dict.fromkeys((*self._modules[part::stride], *self._named_modules, *modules))
+        )
+        self._wanted = list(
+            dict.fromkeys((*self._parameters[part::stride], *self._named_parameters, *parameters))
+        )
         self._handles = [hook.operator.module.register_forward_hook(hook) for hook in self._watched]
         for hook in self._wanted:
-            hook.is_wanted = True
             if hook.parameter.is_leaf:
                 handle = hook.parameter.register_post_accumulate_grad_hook(hook)
                 self._handles.append(handle)
@@ -234,8 +277,6 @@ class TorchPulseHook:
     def _remove_hooks(self) -> None:
         for handle in self._handles:
             handle.remove()
-        for hook in self._wanted:
-            hook.is_wanted = False
         self._handles, self._watched, self._wanted = [], [], []
 
     @exclude_from_compilation
@@ -244,22 +285,21 @@ class TorchPulseHook:
             run_shielded(self._measure_used_gradients, self._observer.report_failure, optimizer)
 
     def _measure_used_gradients(self, optimizer: Optimizer) -> None:
-        begun_ns, is_of_model = _clock_ns(), not self._parameters
+        begun_ns, used = _clock_ns(), set[int]()
         rates: dict[str, float] = {}
         for number, group in enumerate(optimizer.param_groups):
             rates[f"learning_rate.{number}"] = float(group.get("lr", 0.0))
-            for parameter in group["params"]:
-                hook = self._by_parameter.get(id(parameter))
-                is_of_model = is_of_model or hook is not None
-                if hook is None or not hook.is_wanted:
-                    continue
-                if not hook.is_measured and parameter.grad is not None:
-                    hook.measure(parameter.grad)
-                if hook.bad_text:
-                    hook.report()
-        if is_of_model:
+            used.update(map(id, group["params"]))
+        if not self._parameters or not used.isdisjoint(self._parameter_ids):
             self._stepped_in = self._iteration
             self._pulses.note(rates)
+        for hook in self._wanted:
+            if id(hook.parameter) not in used:
+                continue
+            if not hook.is_measured and hook.parameter.grad is not None:
+                hook.measure(hook.parameter.grad)
+            if hook.bad_text:
+                hook.report()
         self._pulses.add_time(_clock_ns() - begun_ns, 0)
 
 
@@ -273,17 +313,17 @@ def is_innermost(operator: ModuleOperator) -> bool:
 class _PulseHook:
     """Base of the hooks; a copy of a module gets a hook that does nothing."""
 
-    def __init__(
-        self,
-        pulses: PulseRecorder,
-        device: DevicePulses,
-        observer: ModelObserver,
-        graph: int,
-        model_name: str,
-    ) -> None:
-        self._pulses, self._device, self._observer = pulses, device, observer
-        self._graph, self._model_name = graph, model_name
+    def __init__(self, context: PulsedModel, op_type: str, op_name: str) -> None:
+        """`op_name` is the name of a tensor of the hook, for the rules that name operators."""
+        self._context = context
+        self._pulses, self._device, self._observer = context[:3]
         self._kinds: dict[Any, tuple[int, TensorKind]] = {}
+        self.byte_count = 0
+        """Of the tensor that was measured last, in host memory."""
+        self.is_due = False
+        """Whether the fingerprint of its next tensor is computed."""
+        self.is_named = self._pulses.is_watched(op_type, op_name)
+        """Whether a watch rule names it."""
 
     def __deepcopy__(self, memo: object) -> Callable[..., None]:
         return do_nothing
@@ -297,7 +337,7 @@ class _PulseHook:
         """Return the kind of a tensor that has none yet, and its number."""
         local = strip_distribution(tensor)
         kind = TensorKind(
-            self._graph,
+            self._context.graph,
             op_type,
             op_name,
             TensorSide.OUTPUT,
@@ -306,26 +346,34 @@ class _PulseHook:
             tuple(local.shape),
             local.numel() * local.element_size(),
             argument,
-            model=self._model_name,
+            model=self._context.name,
+            layout=find_distribution(tensor),
         )
         found = self._pulses.number_kind(kind), kind
         remember(self._kinds, key, found, _MAX_CACHED_KINDS)
         return found
 
+    def _add_detail(
+        self, number: int, kind: TensorKind, moments: FoundMoments, tensor: Tensor
+    ) -> None:
+        """Compute the fingerprint of a tensor in host memory, if it is the turn of this hook."""
+        self.byte_count = kind.byte_count
+        if not self.is_due or not self._pulses.can_fingerprint(kind.byte_count):
+            return
+        self.is_due = False
+        begun_ns = _clock_ns()
+        fingerprint = fingerprint_tensor(tensor, kind)
+        if fingerprint:
+            spent_ns = _clock_ns() - begun_ns
+            self._pulses.add_detail(number, moments, fingerprint, kind.byte_count, spent_ns)
+
 
 class _ModulePulseHook(_PulseHook):
     """Hook of an innermost module."""
 
-    def __init__(
-        self,
-        operator: ModuleOperator,
-        pulses: PulseRecorder,
-        device: DevicePulses,
-        observer: ModelObserver,
-        graph: int,
-        model_name: str,
-    ) -> None:
-        super().__init__(pulses, device, observer, graph, model_name)
+    def __init__(self, context: PulsedModel, operator: ModuleOperator) -> None:
+        scope = operator.scope
+        super().__init__(context, scope.op_type, scope.forward_name(0))
         self.operator = operator
         self._source = ""
         """Line that called the module first, for pulses that are read back later."""
@@ -372,11 +420,13 @@ class _ModulePulseHook(_PulseHook):
             self._source = self._source or find_source()
             self._device.add(tensor, PulsePlace(number, kind, self._source))
             return
-        if self._pulses.add_pulse(number, moments):
+        is_finite = self._pulses.add_pulse(number, moments, find_source)
+        self._add_detail(number, kind, moments, tensor)
+        if is_finite:
             return
         if number in self._infinite and not moments[5]:
             return
-        clean = all(map(is_finite, (leaf.value for leaf in list_call_leaves(args, {}))))
+        clean = all(map(has_finite_elements, (leaf.value for leaf in list_call_leaves(args, {}))))
         inputs = "its inputs are finite" if clean else "its inputs are not finite either"
         text = f"the output of a module has {describe_non_finite(moments)}; {inputs}"
         self._pulses.report_fault(FaultKind.NON_FINITE, text, kind, find_source())
@@ -385,20 +435,11 @@ class _ModulePulseHook(_PulseHook):
 class _GradientPulseHook(_PulseHook):
     """Hook of a parameter, for its gradient."""
 
-    def __init__(
-        self,
-        name: str,
-        parameter: Parameter,
-        pulses: PulseRecorder,
-        device: DevicePulses,
-        observer: ModelObserver,
-        graph: int,
-        model_name: str,
-    ) -> None:
-        super().__init__(pulses, device, observer, graph, model_name)
-        self.parameter = parameter
+    def __init__(self, context: PulsedModel, name: str, parameter: Parameter) -> None:
         self._op_name = make_gradient_name(name)
-        self.is_wanted = self.is_measured = False
+        super().__init__(context, PARAMETER_TYPE, self._op_name)
+        self.parameter = parameter
+        self.is_measured = False
         self.bad_text = ""
         """What is wrong with the gradient of this step; empty when nothing is."""
         self._bad_kind: TensorKind | None = None
@@ -429,7 +470,9 @@ class _GradientPulseHook(_PulseHook):
         if moments is None:
             self._device.add(gradient, PulsePlace(number, kind, gradient=kind))
             return
-        if not self._pulses.add_gradient(kind, number, moments) and not self.bad_text:
+        is_finite = self._pulses.add_gradient(kind, number, moments)
+        self._add_detail(number, kind, moments, gradient)
+        if not is_finite and not self.bad_text:
             self.bad_text = describe_non_finite(moments)
             self._bad_kind = kind
 
@@ -476,7 +519,7 @@ def compute_digest(tensor: Tensor) -> str:
     return xxhash.xxh3_64_hexdigest(source.copy_elements())
 
 
-def is_finite(value: object) -> bool:
+def has_finite_elements(value: object) -> bool:
     """Return whether a value is no tensor, or one whose elements are finite as far as known."""
     source = make_torch_source(value) if isinstance(value, Tensor) else None
     return source is None or isinstance(source, str) or source.is_finite()

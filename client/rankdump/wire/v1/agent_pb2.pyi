@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
+import rankdump.wire.v1.control_pb2
 import rankdump.wire.v1.events_pb2
 import rankdump.wire.v1.status_pb2
 import sys
@@ -61,6 +62,7 @@ class OpenSessionRequest(google.protobuf.message.Message):
     IS_ELASTIC_FIELD_NUMBER: builtins.int
     STARTED_US_FIELD_NUMBER: builtins.int
     PROCESS_US_FIELD_NUMBER: builtins.int
+    TAKES_ORDERS_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     session_id: builtins.str
     """Chosen by the client; unique for ever."""
@@ -93,6 +95,8 @@ class OpenSessionRequest(google.protobuf.message.Message):
     the epoch on the rank's clock; 0: not known.
     """
     process_us: builtins.int
+    takes_orders: builtins.bool
+    """The rank answers orders that control the job."""
     @property
     def left(self) -> global___FrameBatch:
         """Set by a rank that waits for its session no longer: what it would have sent, its tensors as
@@ -121,9 +125,10 @@ class OpenSessionRequest(google.protobuf.message.Message):
         is_elastic: builtins.bool = ...,
         started_us: builtins.int = ...,
         process_us: builtins.int = ...,
+        takes_orders: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["left", b"left"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "config_source", b"config_source", "device", b"device", "device_target", b"device_target", "framework", b"framework", "host", b"host", "is_elastic", b"is_elastic", "job_id", b"job_id", "left", b"left", "pid", b"pid", "plan_json", b"plan_json", "process_us", b"process_us", "rank", b"rank", "secret", b"secret", "session_id", b"session_id", "slab_version", b"slab_version", "started_us", b"started_us", "wants_slab", b"wants_slab", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "config_source", b"config_source", "device", b"device", "device_target", b"device_target", "framework", b"framework", "host", b"host", "is_elastic", b"is_elastic", "job_id", b"job_id", "left", b"left", "pid", b"pid", "plan_json", b"plan_json", "process_us", b"process_us", "rank", b"rank", "secret", b"secret", "session_id", b"session_id", "slab_version", b"slab_version", "started_us", b"started_us", "takes_orders", b"takes_orders", "wants_slab", b"wants_slab", "world_size", b"world_size"]) -> None: ...
 
 global___OpenSessionRequest = OpenSessionRequest
 
@@ -139,6 +144,7 @@ class OpenSessionResponse(google.protobuf.message.Message):
     REDIRECT_FIELD_NUMBER: builtins.int
     OPENING_FIELD_NUMBER: builtins.int
     KEEPS_STEPS_FIELD_NUMBER: builtins.int
+    CHANGES_PLANS_FIELD_NUMBER: builtins.int
     token: builtins.bytes
     """Proves on later calls that the caller is this session."""
     acknowledged_sequence: builtins.int
@@ -156,6 +162,8 @@ class OpenSessionResponse(google.protobuf.message.Message):
     """
     keeps_steps: builtins.bool
     """The agent keeps the steps of the session's black box."""
+    changes_plans: builtins.bool
+    """The agent reads frames that change the plan."""
     @property
     def slab(self) -> global___Slab:
         """Set when the agent offers shared memory; absent means frames carry the bytes."""
@@ -171,9 +179,10 @@ class OpenSessionResponse(google.protobuf.message.Message):
         redirect: builtins.str = ...,
         opening: builtins.str = ...,
         keeps_steps: builtins.bool = ...,
+        changes_plans: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["slab", b"slab"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "excluded", b"excluded", "keeps_steps", b"keeps_steps", "max_record_bytes", b"max_record_bytes", "opening", b"opening", "redirect", b"redirect", "slab", b"slab", "token", b"token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "changes_plans", b"changes_plans", "excluded", b"excluded", "keeps_steps", b"keeps_steps", "max_record_bytes", b"max_record_bytes", "opening", b"opening", "redirect", b"redirect", "slab", b"slab", "token", b"token"]) -> None: ...
 
 global___OpenSessionResponse = OpenSessionResponse
 
@@ -208,6 +217,7 @@ class PushRequest(google.protobuf.message.Message):
     DOORBELL_FIELD_NUMBER: builtins.int
     STEP_STATE_FIELD_NUMBER: builtins.int
     FAULT_FIELD_NUMBER: builtins.int
+    CONTROL_ANSWER_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """First message of every stream."""
@@ -222,6 +232,10 @@ class PushRequest(google.protobuf.message.Message):
 
     @property
     def fault(self) -> global___FaultNotice: ...
+    @property
+    def control_answer(self) -> rankdump.wire.v1.control_pb2.ControlAnswer:
+        """Neither numbered nor acknowledged: an order that was not answered comes again."""
+
     def __init__(
         self,
         *,
@@ -230,10 +244,11 @@ class PushRequest(google.protobuf.message.Message):
         doorbell: global___Doorbell | None = ...,
         step_state: global___StepState | None = ...,
         fault: global___FaultNotice | None = ...,
+        control_answer: rankdump.wire.v1.control_pb2.ControlAnswer | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "doorbell", b"doorbell", "fault", b"fault", "hello", b"hello", "step_state", b"step_state"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "doorbell", b"doorbell", "fault", b"fault", "hello", b"hello", "step_state", b"step_state"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "batch", "doorbell", "step_state", "fault"] | None: ...
+    def HasField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "control_answer", b"control_answer", "doorbell", b"doorbell", "fault", b"fault", "hello", b"hello", "step_state", b"step_state"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "control_answer", b"control_answer", "doorbell", b"doorbell", "fault", b"fault", "hello", b"hello", "step_state", b"step_state"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "batch", "doorbell", "step_state", "fault", "control_answer"] | None: ...
 
 global___PushRequest = PushRequest
 
@@ -289,6 +304,8 @@ class StepState(google.protobuf.message.Message):
     SKIPPED_FIELD_NUMBER: builtins.int
     UNFINISHED_FIELD_NUMBER: builtins.int
     STACKS_FIELD_NUMBER: builtins.int
+    NOTES_FIELD_NUMBER: builtins.int
+    DETAILS_FIELD_NUMBER: builtins.int
     iteration: builtins.int
     started_us: builtins.int
     """Microseconds since the epoch on the rank's clock."""
@@ -301,6 +318,8 @@ class StepState(google.protobuf.message.Message):
     """Tensors that were not measured, because of the budget."""
     unfinished: builtins.bool
     """The step had not ended when this was sent."""
+    details: builtins.bytes
+    """Rows of rankdump._core.black_box.DETAIL_ROW: fingerprints and the other statistics of some tensors."""
     @property
     def new_kinds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]: ...
     @property
@@ -308,6 +327,10 @@ class StepState(google.protobuf.message.Message):
     @property
     def stacks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Stacks of the threads of the process, for a freeze that asked for them; innermost call first."""
+
+    @property
+    def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What watch rules noted, a sentence each."""
 
     def __init__(
         self,
@@ -322,9 +345,11 @@ class StepState(google.protobuf.message.Message):
         skipped: builtins.int = ...,
         unfinished: builtins.bool = ...,
         stacks: collections.abc.Iterable[builtins.str] | None = ...,
+        notes: collections.abc.Iterable[builtins.str] | None = ...,
+        details: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["cause", b"cause"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cause", b"cause", "ended_us", b"ended_us", "first_kind", b"first_kind", "iteration", b"iteration", "new_kinds", b"new_kinds", "rows", b"rows", "skipped", b"skipped", "stacks", b"stacks", "started_us", b"started_us", "unfinished", b"unfinished"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cause", b"cause", "details", b"details", "ended_us", b"ended_us", "first_kind", b"first_kind", "iteration", b"iteration", "new_kinds", b"new_kinds", "notes", b"notes", "rows", b"rows", "skipped", b"skipped", "stacks", b"stacks", "started_us", b"started_us", "unfinished", b"unfinished"]) -> None: ...
 
 global___StepState = StepState
 
@@ -451,6 +476,7 @@ class Frame(google.protobuf.message.Message):
     TIMEOUTS_FIELD_NUMBER: builtins.int
     CALL_STACKS_FIELD_NUMBER: builtins.int
     LOST_FIELD_NUMBER: builtins.int
+    CHANGED_PLAN_FIELD_NUMBER: builtins.int
     sequence: builtins.int
     """Rises by one per frame of a session; a record's chunks repeat its number."""
     @property
@@ -475,6 +501,8 @@ class Frame(google.protobuf.message.Message):
     def call_stacks(self) -> global___CallStacks: ...
     @property
     def lost(self) -> global___Lost: ...
+    @property
+    def changed_plan(self) -> global___ChangedPlan: ...
     def __init__(
         self,
         *,
@@ -490,12 +518,35 @@ class Frame(google.protobuf.message.Message):
         timeouts: rankdump.wire.v1.events_pb2.Timeouts | None = ...,
         call_stacks: global___CallStacks | None = ...,
         lost: global___Lost | None = ...,
+        changed_plan: global___ChangedPlan | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["body", b"body", "call_stacks", b"call_stacks", "chunk", b"chunk", "events", b"events", "figure_rows", b"figure_rows", "graph_part", b"graph_part", "iteration_end", b"iteration_end", "kernel_arguments", b"kernel_arguments", "lost", b"lost", "record", b"record", "session_end", b"session_end", "timeouts", b"timeouts"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "call_stacks", b"call_stacks", "chunk", b"chunk", "events", b"events", "figure_rows", b"figure_rows", "graph_part", b"graph_part", "iteration_end", b"iteration_end", "kernel_arguments", b"kernel_arguments", "lost", b"lost", "record", b"record", "sequence", b"sequence", "session_end", b"session_end", "timeouts", b"timeouts"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["record", "chunk", "events", "iteration_end", "session_end", "graph_part", "kernel_arguments", "figure_rows", "timeouts", "call_stacks", "lost"] | None: ...
+    def HasField(self, field_name: typing.Literal["body", b"body", "call_stacks", b"call_stacks", "changed_plan", b"changed_plan", "chunk", b"chunk", "events", b"events", "figure_rows", b"figure_rows", "graph_part", b"graph_part", "iteration_end", b"iteration_end", "kernel_arguments", b"kernel_arguments", "lost", b"lost", "record", b"record", "session_end", b"session_end", "timeouts", b"timeouts"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "call_stacks", b"call_stacks", "changed_plan", b"changed_plan", "chunk", b"chunk", "events", b"events", "figure_rows", b"figure_rows", "graph_part", b"graph_part", "iteration_end", b"iteration_end", "kernel_arguments", b"kernel_arguments", "lost", b"lost", "record", b"record", "sequence", b"sequence", "session_end", b"session_end", "timeouts", b"timeouts"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["record", "chunk", "events", "iteration_end", "session_end", "graph_part", "kernel_arguments", "figure_rows", "timeouts", "call_stacks", "lost", "changed_plan"] | None: ...
 
 global___Frame = Frame
+
+@typing.final
+class ChangedPlan(google.protobuf.message.Message):
+    """The plan of all frames behind this one."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ITERATION_FIELD_NUMBER: builtins.int
+    PLAN_JSON_FIELD_NUMBER: builtins.int
+    iteration: builtins.int
+    """First iteration with this plan."""
+    plan_json: builtins.bytes
+    """As in OpenSessionRequest; it differs from that only in what a job may change while it runs."""
+    def __init__(
+        self,
+        *,
+        iteration: builtins.int = ...,
+        plan_json: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["iteration", b"iteration", "plan_json", b"plan_json"]) -> None: ...
+
+global___ChangedPlan = ChangedPlan
 
 @typing.final
 class TensorKind(google.protobuf.message.Message):
@@ -1188,6 +1239,7 @@ class PushResponse(google.protobuf.message.Message):
     WARNINGS_FIELD_NUMBER: builtins.int
     SLAB_READY_FIELD_NUMBER: builtins.int
     FREEZE_FIELD_NUMBER: builtins.int
+    ORDERS_FIELD_NUMBER: builtins.int
     acknowledged_sequence: builtins.int
     """Every frame up to this number is accounted for."""
     draining: builtins.bool
@@ -1204,6 +1256,8 @@ class PushResponse(google.protobuf.message.Message):
     def freeze(self) -> global___FreezeNotice:
         """The black box was frozen: send what there is of the running step."""
 
+    @property
+    def orders(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[rankdump.wire.v1.control_pb2.ControlOrder]: ...
     def __init__(
         self,
         *,
@@ -1212,9 +1266,10 @@ class PushResponse(google.protobuf.message.Message):
         warnings: collections.abc.Iterable[builtins.str] | None = ...,
         slab_ready: builtins.bool = ...,
         freeze: global___FreezeNotice | None = ...,
+        orders: collections.abc.Iterable[rankdump.wire.v1.control_pb2.ControlOrder] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["freeze", b"freeze"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "draining", b"draining", "freeze", b"freeze", "slab_ready", b"slab_ready", "warnings", b"warnings"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "draining", b"draining", "freeze", b"freeze", "orders", b"orders", "slab_ready", b"slab_ready", "warnings", b"warnings"]) -> None: ...
 
 global___PushResponse = PushResponse
 

@@ -1,5 +1,6 @@
 """Writer of frozen trees: the raw file of a freeze becomes an ordinary tree with one table and one
-manifest for each iteration of each rank, and the record of the freeze, which is written last.
+manifest for each iteration of each rank, with the fingerprints of some tensors, and the record of
+the freeze, which is written last.
 
 A tree is at `blackbox/{iteration}` below the root of the dump, or at `blackbox/{iteration}.{n}`
 where that is of another job, attempt or freeze. Nothing of it is in the ledger, so retention never
@@ -38,7 +39,7 @@ from rankdumpd.agent.blackbox.pulse_rows import (
     FROZEN_STATISTICS,
     iter_table_rows,
     list_timestamps,
-    read_pulses,
+    read_details,
     summarize_step,
 )
 from rankdumpd.agent.blackbox.raw_freeze import RawRing, read_raw_record, read_raw_ring
@@ -65,7 +66,7 @@ def make_frozen_plan(plan: DumpPlan, root: str) -> DumpPlan:
             file_mode=output.file_mode,
             folder_mode=output.folder_mode,
         ),
-        content=ContentSettings(saved="statistic", statistics=FROZEN_STATISTICS),
+        content=ContentSettings(saved="statistic", statistics=FROZEN_STATISTICS, fingerprints=True),
         delivery=plan.delivery,
         black_box=plan.black_box,
     )
@@ -225,19 +226,25 @@ def _write_step(
     name = make_manifest_name(state.iteration, request.session_id)
     if tree.has(f"{folder}/{MANIFEST_FOLDER}", name):
         return
-    rows = list(iter_table_rows(read_pulses(state), kinds, stamps))
+    details = read_details(state)
+    rows = list(iter_table_rows(state, details, kinds, stamps))
     if rows and storage.tables is not None:
         # By folder: rows of several graphs or models alternate.
         texts = storage.table_format.format_statistics(rows, state.iteration)
         storage.tables.add(sorted(texts, key=lambda row: row.table.path))
     graphs = {kind.graph for kind, _, _ in rows}
     rank_files.append_iteration(tree, request.rank, graphs, state.iteration, repeated=True)
+    status, seal = _make_status(session, state, len(rows)), None
+    if details:
+        fingerprints = [(row, each.fingerprint) for row, each in details.items()]
+        seal = rank_files.write_fingerprints(tree, folder, status, fingerprints)
     manifest = Manifest(
-        status=_make_status(session, state, len(rows)),
+        status=status,
         world_size=request.world_size,
         device=request.device,
         host=request.host,
         records=tuple(make_row_record(kind, at_us, has_member=False) for kind, at_us, _ in rows),
+        fingerprints=seal,
     )
     rank_files.write_manifest(tree, folder, manifest)
 

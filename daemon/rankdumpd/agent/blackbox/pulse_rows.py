@@ -2,17 +2,18 @@
 
 Pulses have the extremes and squares of finite elements only. A table has the statistics of all
 elements, so a NaN or an infinity there makes them NaN or infinite, as `_core.statistics` says.
+Columns that only tensors with details have are empty for the others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from rankdump._core.black_box import PULSE_ROW, StepState
+from rankdump._core.black_box import DETAIL_ROW, PULSE_ROW, StepState
 from rankdump._core.freeze_record import FrozenStep, NonfiniteTensor
 from rankdump._core.record import TensorKind
 from rankdump._core.selection import GRADIENTS_PREFIX
@@ -21,14 +22,17 @@ from rankdump._kernels.element_moments import ElementMoments
 from rankdump._layout.statistic_tables import StatisticRow
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
-FROZEN_STATISTICS = (
+_PULSE_STATISTICS = (
     "max",
     "min",
     "l2norm",
+    "count",
     "nan count",
     "negative inf count",
     "positive inf count",
 )
+_DETAIL_STATISTICS = ("avg", "negative zero count", "positive zero count", "zero count")
+FROZEN_STATISTICS = (*_PULSE_STATISTICS, *_DETAIL_STATISTICS)
 """Statistics in the tables of a frozen tree."""
 PulseRows: TypeAlias = "np.ndarray[Any, np.dtype[np.void]]"
 PulseTuple: TypeAlias = "tuple[int, float, float, float, int, int, int]"
@@ -40,6 +44,22 @@ def read_pulses(state: StepState) -> PulseRows:
     return np.frombuffer(state.rows, PULSE_ROW)
 
 
+class TensorDetail(NamedTuple):
+    """What a step has of a tensor beside its pulse: the fields of `DETAIL_ROW`."""
+
+    total: float
+    positives: int
+    negatives: int
+    zeros: int
+    fingerprint: bytes
+
+
+def read_details(state: StepState) -> dict[int, TensorDetail]:
+    """Return the details of a step by the number of their row, which rise."""
+    found = np.frombuffer(state.details, DETAIL_ROW).tolist()
+    return {row: TensorDetail(*rest) for row, *rest in cast("list[tuple[Any, ...]]", found)}
+
+
 def list_timestamps(state: StepState, after_us: int) -> range:
     """Return a time for each row, which rises from row to row; all are above `after_us`."""
     first = max(after_us + 1, state.started_us)
@@ -47,27 +67,56 @@ def list_timestamps(state: StepState, after_us: int) -> range:
 
 
 def iter_table_rows(
-    pulses: PulseRows, kinds: Sequence[TensorKind], timestamps_us: Sequence[int]
+    state: StepState,
+    details: Mapping[int, TensorDetail],
+    kinds: Sequence[TensorKind],
+    timestamps_us: Sequence[int],
 ) -> Iterator[StatisticRow]:
     """Yield the rows of a table with `FROZEN_STATISTICS`."""
-    form = make_statistics_form(FROZEN_STATISTICS)
-    for pulse, timestamp_us in zip(_list_tuples(pulses), timestamps_us, strict=True):
-        kind, maximum, minimum, squares, nans, above, below = pulse
-        if nans:
-            maximum = minimum = squares = math.nan
-        elif above or below:
-            maximum = math.inf if above else -math.inf if math.isnan(maximum) else maximum
-            minimum = -math.inf if below else math.inf if math.isnan(minimum) else minimum
-            squares = math.inf
-        moments = ElementMoments(
-            maximum=maximum,
-            minimum=minimum,
-            squares=max(squares, 0.0),
-            nans=nans,
-            positive_infinities=above,
-            negative_infinities=below,
-        )
-        yield kinds[kind], timestamp_us, form.write(moments)
+    whole, short = map(make_statistics_form, (FROZEN_STATISTICS, _PULSE_STATISTICS))
+    blanks = "," * len(_DETAIL_STATISTICS)
+    pulses = _list_tuples(read_pulses(state))
+    for row, (pulse, timestamp_us) in enumerate(zip(pulses, timestamps_us, strict=True)):
+        kind, detail = kinds[pulse[0]], details.get(row)
+        moments = _make_moments(pulse, math.prod(kind.shape))
+        if detail is None:
+            yield kind, timestamp_us, short.write(moments) + blanks
+        else:
+            yield kind, timestamp_us, whole.write(_add_detail(moments, detail))
+
+
+def _make_moments(pulse: PulseTuple, size: int) -> ElementMoments:
+    _, maximum, minimum, squares, nans, above, below = pulse
+    if nans:
+        maximum = minimum = squares = math.nan
+    elif above or below:
+        maximum = math.inf if above else -math.inf if math.isnan(maximum) else maximum
+        minimum = -math.inf if below else math.inf if math.isnan(minimum) else minimum
+        squares = math.inf
+    return ElementMoments(
+        size=size,
+        maximum=maximum,
+        minimum=minimum,
+        squares=max(squares, 0.0),
+        nans=nans,
+        positive_infinities=above,
+        negative_infinities=below,
+    )
+
+
+def _add_detail(moments: ElementMoments, detail: TensorDetail) -> ElementMoments:
+    above, below = moments.positive_infinities, moments.negative_infinities
+    total = detail.total
+    if moments.nans or (above and below):
+        total = math.nan
+    elif above or below:
+        total = math.inf if above else -math.inf
+    return moments._replace(
+        total=total,
+        positives=detail.positives,
+        negatives=detail.negatives,
+        zeros=detail.zeros,
+    )
 
 
 def _list_tuples(pulses: PulseRows) -> list[PulseTuple]:
@@ -86,6 +135,7 @@ def summarize_step(
         started_us=state.started_us,
         ended_us=state.ended_us,
         tensors=len(pulses),
+        fingerprints=len(state.details) // DETAIL_ROW.itemsize,
         nonfinite=len(bad),
         first_nonfinite=_describe_first(pulses, bad, kinds, timestamps_us),
         gradient_norm=_measure_norm(pulses[np.array(gradients, bool)]),
@@ -95,6 +145,7 @@ def summarize_step(
         numbers={name: repr(number) for name, number in state.cause.numbers.items()},
         digests=state.cause.digests,
         stacks=state.stacks,
+        notes=state.notes,
     )
 
 

@@ -39,8 +39,8 @@ def count_trailing_zeros(iteration: int) -> int:
 def compute_step_bytes(state: StepState) -> int:
     """Return about how much memory a step takes."""
     cause = state.cause
-    texts = (*cause.numbers, *cause.digests, *cause.digests.values(), *state.stacks)
-    return _STEP_BYTES + len(state.rows) + sum(map(len, texts))
+    texts = (*cause.numbers, *cause.digests, *cause.digests.values(), *state.stacks, *state.notes)
+    return _STEP_BYTES + len(state.rows) + len(state.details) + sum(map(len, texts))
 
 
 class StepRing:

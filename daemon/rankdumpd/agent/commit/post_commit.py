@@ -17,7 +17,13 @@ from rankdump._core.events import EventColumns
 from rankdump._core.graph import GraphPart, OperatorGraph
 from rankdump._core.plan import UNNAMED_MODEL
 from rankdump._core.record import normalize_reason
-from rankdump._core.session_protocol import CallStacks, IterationEnd, KernelArguments, SessionEnd
+from rankdump._core.session_protocol import (
+    CallStacks,
+    ChangedPlan,
+    IterationEnd,
+    KernelArguments,
+    SessionEnd,
+)
 from rankdump._core.status import IterationStatus
 from rankdump._core.timeouts import RankTimeouts
 from rankdump._layout.tree_paths import MAX_NAME_BYTES
@@ -74,11 +80,11 @@ def handle_failure(
 def apply_metadata(ledger: AgentLedger, session: RankSession, declared: MetadataFrame) -> None:
     """Apply a metadata frame and mark it as applied; ExhaustedError when it must be retried."""
     declaration = declared.declaration
-    if isinstance(declaration, RankTimeouts):
+    if isinstance(declaration, RankTimeouts | ChangedPlan):
         try:
-            ledger.mark_timeouts_applied(declared.frame_id)
+            ledger.mark_applied_and_keep(declared.frame_id)
         except sqlite3.Error as error:
-            handle_failure(session, "timeouts not stored", error)
+            handle_failure(session, "timeouts or a changed plan not stored", error)
     elif isinstance(declaration, GraphPart):
         graph = session.graphs.add_part(declared.frame_id, declaration)
         if graph:
@@ -373,6 +379,11 @@ class PostCommitActions:
             self._end_session(session, declared, declaration)
         else:
             apply_metadata(self._ledger, session, declared)
+            if isinstance(declaration, ChangedPlan):
+                # Its status says which iterations are selected.
+                self._reporter.session(session.status(), str(session.storage.tree.root))
+                if self._on_change is not None:
+                    self._on_change(session)
 
     def _tabulate(self, session: RankSession) -> None:
         """Write the table rows of all frames up to the watermark."""

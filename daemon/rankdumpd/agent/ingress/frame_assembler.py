@@ -84,7 +84,6 @@ class FrameAssembler:
         net_name: str,
         highest_first: int,
         statistic_count: int,
-        elements: bool,
         degrades: bool,
         known: Callable[[int], bool],
         admit: Callable[[RecordHead], SelectionVerdict],
@@ -92,10 +91,12 @@ class FrameAssembler:
         """Expect a first frame of at most `highest_first`; `admit` is called before allocation.
 
         A tensor without its elements has `statistic_count` statistics. Such tensors are rejected
-        where the plan keeps `elements`, unless it `degrades` tensors for which there is no space.
+        where the plan keeps elements, unless it `degrades` tensors for which there is no space.
         """
         self._session_id = session_id
-        self._statistic_count, self._elements, self._degrades = statistic_count, elements, degrades
+        self._statistic_count, self._degrades = statistic_count, degrades
+        self.keeps_elements = True
+        """Whether the plan of the next frame keeps elements."""
         self._rank, self._net_name = rank, net_name
         self._known, self._admit = known, admit
         self._highest_first = highest_first
@@ -222,7 +223,7 @@ class FrameAssembler:
                 f"frame {sequence} is degraded, which neither on_full nor max_step_overhead of the "
                 "plan allows"
             )
-        if self._elements and not rows.degraded:
+        if self.keeps_elements and not rows.degraded:
             raise ProtocolError(
                 f"frame {sequence} contains statistics, but the plan keeps elements"
             )

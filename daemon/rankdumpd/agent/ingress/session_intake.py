@@ -20,8 +20,9 @@ from typing import TypeAlias
 from rankdump._core.events import EventColumns
 from rankdump._core.record import SPACE_REASONS, StatisticRows
 from rankdump._core.selection import ACCEPTED_VERDICT, SelectionVerdict
-from rankdump._core.session_protocol import RecordHead
+from rankdump._core.session_protocol import ChangedPlan, RecordHead
 from rankdump._wire.frames import make_metadata_frame
+from rankdump._wire.message_fields import NUMBER_LIMIT
 from rankdump.errors import ProtocolError, ResendError, RetryableError
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.commit.committer import (
@@ -176,7 +177,6 @@ class SessionIntake:
     ) -> None:
         self._session = session
         self._budget, self._workers, self._committer = budget, workers, committer
-        self._admission = RecordAdmission(session.plan, session.request.device)
         self._look_up_usage = look_up_usage
         self._usage: ResourceUsage | None = None
         self._failures = failures
@@ -186,6 +186,8 @@ class SessionIntake:
         """Bytes of a record that the present frame contains."""
         self._gathered: list[ReceivedRecord | FinishedFrame] = []
         self._gathered_cost = 0
+        self._plan_end = 0
+        """Frames up to this number are of the plan in use."""
         storage = session.storage
         self._assembler = FrameAssembler(
             session.request.session_id,
@@ -193,11 +195,11 @@ class SessionIntake:
             net_name=session.plan.output.net_name,
             highest_first=session.watermark + 1,
             statistic_count=storage.statistic_count,
-            elements=storage.elements,
             degrades=storage.degrades,
             known=session.is_known,
             admit=self._admit,
         )
+        self._use_plan_of(session.watermark + 1)
 
     @property
     def last_sequence(self) -> int:
@@ -220,10 +222,15 @@ class SessionIntake:
         if piece is None:
             piece = frame.chunk.data if frame.HasField("chunk") else frame.record.data
         self._piece_bytes = len(piece)
+        if not self._plan_begin < frame.sequence <= self._plan_end:
+            self._use_plan_of(frame.sequence)
         if self._growing and frame.HasField("chunk"):
             self._budget.grow(self, self._piece_bytes)
         try:
             item = self._assembler.feed(frame, data, lost=lost)
+            if isinstance(item, MetadataFrame) and isinstance(item.declaration, ChangedPlan):
+                self._session.plans.add(frame.sequence, item.declaration.plan)
+                self._plan_end = frame.sequence
         except ResendError as error:
             raise self._count_gap(error) from None
         except RetryableError:
@@ -263,6 +270,16 @@ class SessionIntake:
         if self._growing:
             self._budget.abandon(self)
             self._growing = False
+
+    def _use_plan_of(self, sequence: int) -> None:
+        """Judge by the plan of a frame, after the frames before it were handed on."""
+        self.flush()
+        period, end = self._session.plans.find(sequence)
+        self._plan_begin = period.begin
+        self._plan_end = NUMBER_LIMIT if end is None else end
+        self._storage = period.storage
+        self._admission = RecordAdmission(period.plan, self._session.request.device)
+        self._assembler.keeps_elements = period.storage.elements
 
     def _count_gap(self, error: ResendError) -> ResendError | ProtocolError:
         session_id, due = self._session.request.session_id, self._assembler.last_sequence + 1
@@ -305,7 +322,7 @@ class SessionIntake:
         """Return whether a killed process may have written the file: then it needs no space, and
         a drop would leave a file that no row names.
         """
-        return self._session.restored and self._session.storage.writer.has(head)
+        return self._session.restored and self._storage.writer.has(head)
 
     def _gather(self, item: CompletedFrame | None) -> None:
         if item is None:
@@ -352,7 +369,7 @@ class SessionIntake:
         records = [item for item in items if isinstance(item, ReceivedRecord)]
         done = [item for item in items if not isinstance(item, ReceivedRecord)]
         if records:
-            self._workers.submit(records, self._session.storage)
+            self._workers.submit(records, self._storage)
         if done:
             self._committer.submit(done, sum(map(_compute_cost, done)))
 

@@ -201,8 +201,8 @@ class AgentLedger(LedgerReader):
         with self._transaction() as base:
             self.log.enter_balance(base, frame_id, status)
 
-    def mark_timeouts_applied(self, frame_id: FrameId) -> None:
-        """Enter that timeouts are applied; they are kept until the rank sends others."""
+    def mark_applied_and_keep(self, frame_id: FrameId) -> None:
+        """Enter that timeouts or a changed plan are applied; they are needed further on."""
         with self._transaction() as base:
             base.execute(_MARK_APPLIED, (frame_id.session_id, frame_id.sequence))
 

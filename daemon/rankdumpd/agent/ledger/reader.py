@@ -99,6 +99,15 @@ class LedgerReader:
         )
         return [body for (body,) in found]
 
+    def changed_plans(self, session_id: str) -> list[bytes]:
+        """Return the frames that changed the plan of a session, in order."""
+        found = self._select(
+            "SELECT body FROM declarations WHERE session_id = ? AND kind = ? ORDER BY sequence",
+            session_id,
+            rows.CHANGED_PLAN_KIND,
+        )
+        return [body for (body,) in found]
+
     def counts(self, session_id: str) -> list[OutcomeCountRow]:
         """Return the outcomes of a session's tensors, counted by iteration and reason."""
         # Tensors that never arrived may declare any size: SUM fails over 63 bits.

@@ -19,7 +19,7 @@ from typing import Any, cast
 from rankdump._core.status import SessionState
 from rankdumpd.agent.ledger import database
 from rankdumpd.agent.ledger.database import LedgerTransaction, RowQuery, open_ledger_for_reading
-from rankdumpd.agent.ledger.rows import EndedIteration, IterationRemoval
+from rankdumpd.agent.ledger.rows import CHANGED_PLAN_KIND, EndedIteration, IterationRemoval
 from rankdumpd.agent.ledger.unindexed_manifests import UnindexedManifests
 from rankdumpd.agent.ledger.unpacked_files import UnpackedFiles
 
@@ -250,7 +250,7 @@ UPDATE sessions SET watermark = MAX(watermark, COALESCE(
 _DELETE_DECLARATIONS = f"""
 DELETE FROM declarations WHERE session_id = ?1 AND sequence IN (
     SELECT sequence FROM declarations WHERE session_id = ?1
-    AND NOT ({database.NOT_APPLIED_CONDITION})
+    AND NOT ({database.NOT_APPLIED_CONDITION}) AND kind <> '{CHANGED_PLAN_KIND}'
     AND sequence <= (SELECT watermark FROM sessions WHERE session_id = ?1)
     AND NOT EXISTS (SELECT 1 FROM log WHERE log.session_id = ?1
         AND log.sequence = declarations.sequence)

@@ -17,6 +17,7 @@ from rankdump._core.manifest import ManifestRecord
 from rankdump._core.record import StatisticRows
 from rankdump._core.session_protocol import (
     CallStacks,
+    ChangedPlan,
     IterationEnd,
     KernelArguments,
     SessionEnd,
@@ -296,8 +297,11 @@ def make_end_row(frame_id: FrameId, end: IterationEnd) -> tuple[str | int, ...]:
     )
 
 
+CHANGED_PLAN_KIND = "ChangedPlan"
+"""Word for changed plans, whose frames are kept as long as their session."""
 _DECLARATION_KINDS: dict[type, str] = {
     CallStacks: "CallStacks",
+    ChangedPlan: CHANGED_PLAN_KIND,
     EventColumns: "EventColumns",
     GraphPart: "GraphPart",
     IterationEnd: "IterationEnd",

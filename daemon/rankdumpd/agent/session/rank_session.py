@@ -31,6 +31,7 @@ from rankdumpd.agent.records import (
 from rankdumpd.agent.session import balance
 from rankdumpd.agent.session.balance import SessionTallies
 from rankdumpd.agent.session.pending_metadata import PendingMetadata, ProgramOrder
+from rankdumpd.agent.session.plan_history import PlanHistory
 from rankdumpd.agent.session.rank_process import (
     has_process_ended,
     open_process,
@@ -38,7 +39,7 @@ from rankdumpd.agent.session.rank_process import (
 )
 from rankdumpd.agent.storage import rank_files
 from rankdumpd.agent.storage.graph_files import GraphAssembler
-from rankdumpd.agent.storage.session_storage import make_session_storage
+from rankdumpd.agent.storage.session_storage import SessionStorage, make_session_storage
 from rankdumpd.server import state_files
 
 
@@ -155,8 +156,8 @@ class RankSession:
         plan: DumpPlan,
         daemons: DaemonAddresses = DaemonAddresses(),  # noqa: B008 - it is immutable
     ) -> None:
-        self.plan, self.daemons = plan, daemons
-        self.storage = make_session_storage(request, plan)
+        self.daemons = daemons
+        self.plans = PlanHistory(plan, make_session_storage(request, plan))
         self.has_metadata = True
         """Whether the metadata of the rank is in the tree, or cannot be written."""
         self.restored = False
@@ -196,8 +197,14 @@ class RankSession:
         ends: Iterable[IterationEnd],
         due: Iterable[MetadataFrame],
         tabulated_to: int,
+        plans: Iterable[tuple[int, DumpPlan]] = (),
     ) -> None:
-        """Restore the state from the ledger, before any other thread uses this session."""
+        """Restore the state from the ledger, before any other thread uses this session.
+
+        `plans` are those that changed it, with the numbers of their frames.
+        """
+        for sequence, plan in plans:
+            self.plans.add(sequence, plan)
         self._expected, self.restored = False, True
         self.tabulated_to = tabulated_to
         if self.storage.tables is not None:
@@ -209,6 +216,16 @@ class RankSession:
         self._acknowledged = self._progress.watermark
         self.pending.restore(due)
         self._tallies.restore(counts, ends)
+
+    @property
+    def plan(self) -> DumpPlan:
+        """The newest plan."""
+        return self.plans.latest.plan
+
+    @property
+    def storage(self) -> SessionStorage:
+        """The parts that write files, by the newest plan."""
+        return self.plans.latest.storage
 
     @property
     def watermark(self) -> int:

@@ -19,13 +19,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from rankdump._codec.file_codec import CODECS
 from rankdump._core import tree_root as trees
 from rankdump._core.plan import DumpPlan, plan_from_json
-from rankdump._core.session_protocol import SessionGrant, SessionRequest
+from rankdump._core.session_protocol import ChangedPlan, SessionGrant, SessionRequest
 from rankdump._core.status import StatusView
 from rankdump._core.tree_session import DaemonAddresses
+from rankdump._layout.plan_conflicts import find_contradiction
 from rankdump._layout.profile import PROFILES
 from rankdump._layout.tree_layouts import LAYOUTS
 from rankdump._wire.message_fields import make_printable
@@ -114,24 +116,7 @@ def _find_fault(plan: DumpPlan) -> str:
         return f"profile {output.profile!r} is not one of {', '.join(PROFILES)}"
     if output.folder_mode & _OWNER_MAY_ENTER != _OWNER_MAY_ENTER:
         return f"folder_mode {output.folder_mode:#o} keeps the agent itself from writing"
-    return _find_contradiction(plan)
-
-
-def _find_contradiction(plan: DumpPlan) -> str:
-    output, content = plan.output, plan.content
-    by_operator = content.tables == "operator"
-    if not LAYOUTS[output.layout].shares_timestamps and (
-        output.file_format == "bin" or by_operator
-    ):
-        files = "bin files" if output.file_format == "bin" else "tables of operators"
-        return f"layout {output.layout!r} has no {files}"
-    if output.file_format == "bin" and content.saved == "full":
-        return "file_format 'bin' with saved_data 'full': only npy files can have statistics"
-    if by_operator and content.saved == "full":
-        return "tables in the place of operators' files cannot be combined with saved_data 'full'"
-    if LAYOUTS[output.layout].api_files is not None and content.saved == "tensor":
-        return f"layout {output.layout!r} does not support saved_data 'tensor': it has statistics"
-    return ""
+    return find_contradiction(plan)
 
 
 class SessionRestorer:
@@ -161,16 +146,20 @@ class SessionRestorer:
     def _restore(self, row: LedgerSessionRow) -> RankSession:
         session_id = row.request.session_id
         session = RankSession(row.request, read_checked_plan(row.request), self._daemons)
+        reread = partial(reread_metadata_frame, session_id=session_id)
         session.restore(
             row,
             beyond=self._ledger.committed_beyond(session_id, row.watermark),
             counts=self._ledger.counts(session_id),
             ends=self._ledger.ends(session_id),
-            due=[
-                reread_metadata_frame(raw, session_id) for raw in self._ledger.unapplied(session_id)
-            ],
+            due=map(reread, self._ledger.unapplied(session_id)),
             # The end of an iteration is applied after all rows before it.
             tabulated_to=self._ledger.last_end(session_id),
+            plans=[
+                (frame.frame_id.sequence, frame.declaration.plan)
+                for frame in map(reread, self._ledger.changed_plans(session_id))
+                if isinstance(frame.declaration, ChangedPlan)
+            ],
         )
         return session
 
@@ -318,6 +307,7 @@ class SessionRegistry:
             max_record_bytes=self._max_record_bytes,
             excluded=session.excluded,
             keeps_steps=session.plan.black_box.steps > 0,
+            changes_plans=True,
         )
 
     def connect(self, session_id: str, token: bytes, listener: SessionListener) -> RankSession:

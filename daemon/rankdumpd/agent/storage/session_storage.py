@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rankdump._codec.file_codec import FileCodec, get_codec
 from rankdump._core.plan import DumpPlan
@@ -41,12 +41,13 @@ from rankdumpd.agent.storage.tree_lock import TreeLock, claim_tree_context
 
 @dataclass(frozen=True, slots=True)
 class SessionStorage:
-    """The parts that write the records of one session to files."""
+    """The parts that write the records of one session to files, by one of its plans."""
 
     layout: Layout
     context: TreeContext
     codec: FileCodec
     tree: DumpTree
+    names: MappingFiles
     lock: TreeLock
     writer: RecordWriter
     joiner: BinFileJoiner | None
@@ -90,14 +91,14 @@ def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStor
     if layout.has_time_folder:
         context = claim_tree_context(tree, context, job_id=request.job_id, rank=request.rank)
     table_format = make_table_format(plan, layout, context, request.rank)
-    names, tables = MappingFiles(tree), None
-    if content.has_tables or degrades:
-        tables = StatisticTables(tree, names, table_format.header, looks_back=False)
+    names = MappingFiles(tree)
+    tables = StatisticTables(tree, names, table_format.header, looks_back=False)
     return SessionStorage(
         layout=layout,
         context=context,
         codec=codec,
         tree=tree,
+        names=names,
         lock=TreeLock(tree),
         writer=RecordWriter(
             tree,
@@ -109,17 +110,34 @@ def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStor
             device_target=request.device_target,
         ),
         joiner=BinFileJoiner(tree, names, codec, layout) if output.file_format == "bin" else None,
-        tables=tables,
+        tables=tables if content.has_tables or degrades else None,
         table_format=table_format,
         stacks=_make_stack_file(tree, layout, request.rank),
         statistic_count=len(table_format.items),
         elements=content.saved != "statistic",
         degrades=degrades,
-        statistic_names=table_format.items if content.saved == "full" else None,
+        statistic_names=_select_statistics(plan, table_format),
         fingerprints=content.fingerprints,
         synced=synced,
         file_kind=f"{codec.name} {tree.kind}",
     )
+
+
+def change_session_storage(storage: SessionStorage, plan: DumpPlan) -> SessionStorage:
+    """Return the storage of a session for another plan of it; files and tables go on."""
+    tables = storage.tables
+    if tables is None and plan.content.has_tables:
+        tables = StatisticTables(storage.tree, storage.names, storage.table_format.header)
+    return replace(
+        storage,
+        tables=tables,
+        elements=plan.content.saved != "statistic",
+        statistic_names=_select_statistics(plan, storage.table_format),
+    )
+
+
+def _select_statistics(plan: DumpPlan, table_format: TableFormat) -> tuple[str, ...] | None:
+    return table_format.items if plan.content.saved == "full" else None
 
 
 def _make_stack_file(tree: DumpTree, layout: Layout, rank: int) -> CallStackFile | None:

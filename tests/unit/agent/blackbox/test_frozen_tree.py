@@ -6,15 +6,20 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.black_box_rings import KINDS, STARTED_US, make_frozen_rings, read_tree_record
 
+from rankdump._analysis.fsck.tree_check import check_tree
+from rankdump._analysis.reader.fingerprints import read_fingerprints_of_tree
+from rankdump._core.black_box import PULSE_ROW, StepState
 from rankdump._core.freeze_record import FreezeRecord, format_freeze_record, parse_freeze_record
 from rankdump._core.plan import BlackBoxSettings, DumpPlan, OutputSettings, plan_to_json
 from rankdump._core.status import SessionState
 from rankdump.errors import CorruptedError
 from rankdump.reader import status_of, walk
 from rankdumpd.agent.blackbox.frozen_tree import FrozenTreeWriter, measure_frozen_trees
+from rankdumpd.agent.blackbox.pulse_rows import TensorDetail, iter_table_rows
 from rankdumpd.agent.blackbox.raw_backlog import RETRY_INTERVAL_S, RawBacklog
 from rankdumpd.agent.blackbox.raw_freeze import FrozenRing, RawFreezeFolder
 from rankdumpd.agent.session.registry import read_checked_plan
@@ -54,8 +59,8 @@ def test_tree_has_tables_manifests_and_the_record(tmp_path):
     root = Path(found[1])
     assert root == tmp_path / "dump/blackbox/1"
     table = (root / "rank_1/Net/0/1/statistic.csv").read_text().splitlines()
-    assert table[2].endswith('"(2,2)",nan,nan,nan,5,0,0,')
-    assert table[1].endswith('"(2,2)",2,-1,2,0,0,0,')
+    assert table[2].endswith('"(2,2)",nan,nan,nan,4,5,0,0,,,,,')
+    assert table[1].endswith('"(2,2)",2,-1,2,4,0,0,0,,,,,')
     record = read_tree_record(root)
     assert record == found[0]
     assert [len(rank.steps) for rank in record.ranks] == [3, 3]
@@ -66,6 +71,48 @@ def test_tree_has_tables_manifests_and_the_record(tmp_path):
     assert all(each.complete and each.is_balanced for each in view.iterations)
     assert {each.state for each in view.sessions} == {SessionState.CLOSED}
     assert 0 < measure_frozen_trees(tmp_path / "dump") < 1 << 20
+
+
+def test_tensors_with_details_have_all_statistics_and_fingerprints(tmp_path):
+    frozen = make_frozen_rings(tmp_path / "dump")
+    found = make_writer().write(write_raw(tmp_path, frozen))
+    assert found
+    root = Path(found[1])
+    table = (root / "rank_0/Net/0/2/statistic.csv").read_text().splitlines()
+    assert table[0].endswith(
+        "L2Norm Value,Count,NaN Count,Negative Inf Count,Positive Inf Count,"
+        "Avg Value,Negative Zero Count,Positive Zero Count,Zero Count"
+    )
+    assert table[1].endswith('"(2,2)",3,-1,2,4,0,0,0,0.375,2,1,1,')
+    assert table[2].endswith('"(2,2)",3,-1,2,4,0,0,0,,,,,')
+    steps = read_tree_record(root).ranks[0].steps
+    assert [step.fingerprints for step in steps] == [1, 0, 1]
+    problems: list[str] = []
+    known = read_fingerprints_of_tree(root, (0, 1), problems)
+    assert sorted((rank, record.op_name) for rank, record in known) == [
+        (rank, KINDS[0].op_name) for rank in (0, 0, 1, 1)
+    ]
+    assert {digest for digest, _ in known.values()} == {int.from_bytes([7] * 8, "little")}
+    assert not problems
+    assert not check_tree(root, workers=1).damages
+
+
+def test_average_of_what_is_not_finite_is_not_finite():
+    detail = {0: TensorDetail(1.5, 1, 2, 1, b"")}
+
+    def find_average(**counts: int) -> str:
+        rows = np.zeros(1, PULSE_ROW)
+        for name, count in counts.items():
+            rows[name] = count
+        state = StepState(0, 0, 0, rows.tobytes())
+        [(_, _, text)] = iter_table_rows(state, detail, KINDS, [0])
+        return text.split(",")[7]
+
+    assert find_average() == "0.375"
+    assert find_average(nan=1) == "nan"
+    assert find_average(positive_inf=1) == "inf"
+    assert find_average(negative_inf=1) == "-inf"
+    assert find_average(positive_inf=1, negative_inf=2) == "nan"
 
 
 def test_tree_is_complete_after_a_kill_at_any_write(tmp_path, monkeypatch):

@@ -105,17 +105,18 @@ class FakeAdmission:
 def make_assembler(
     admit=None, *, known=(), highest_first: int = 1, figures=None, degrades=None
 ) -> FrameAssembler:
-    return FrameAssembler(
+    assembler = FrameAssembler(
         "s",
         rank=0,
         net_name="Net",
         highest_first=highest_first,
         statistic_count=figures or degrades or 0,
-        elements=figures is None,
         degrades=degrades is not None,
         known=lambda sequence: sequence in known,
         admit=admit or FakeAdmission(),
     )
+    assembler.keeps_elements = figures is None
+    return assembler
 
 
 def feed(assembler: FrameAssembler, *frames: agent_pb2.Frame) -> list:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
+from rankdump._core.plan_change import NO_ITERATIONS, PlanChange
 from rankdump.errors import ProtocolError, ResendError, UnavailableError
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.ingress import session_intake
@@ -237,3 +238,67 @@ def test_intake_fails_when_agent_stops(rig):
     assert not rig.session.is_known(1)
     rig.intake.release_budget()
     assert (rig.budget.items, rig.budget.used_bytes) == (0, 0)
+
+
+def changed(sequence: int, plan: DumpPlan) -> agent_pb2.Frame:
+    body = agent_pb2.ChangedPlan(iteration=1, plan_json=plan_to_json(plan))
+    return agent_pb2.Frame(sequence=sequence, changed_plan=body)
+
+
+def change(plan: DumpPlan, **fields: Any) -> DumpPlan:
+    return PlanChange(**fields).apply_to(plan)
+
+
+def reasons(rig: IntakeRig) -> dict[int, str]:
+    """Return why records were dropped, by their numbers."""
+    items = [item for batch in rig.committer.batches for item in batch]
+    return {i.frame_id.sequence: i.reason for i in items if isinstance(i, RecordOutcome)}
+
+
+def test_intake_judges_each_frame_by_its_own_plan(rig):
+    """Also on a later stream, which begins before the change."""
+    stop, go_on = change(rig.session.plan, iterations=NO_ITERATIONS), rig.session.plan
+    sent = [record(1), changed(2, stop), record(3), changed(4, go_on), record(5)]
+    take(rig, *sent)
+    rig.intake.flush()
+    assert (rig.workers.numbers(), reasons(rig)) == ([[1], [5]], {3: "iteration_excluded"})
+    rig.settle()
+    # Nothing was committed: all of it comes again.
+    rig.session.release_frames({1, 2, 3, 4, 5}, "the disk failed")
+    rig.renew()
+    take(rig, *sent)
+    rig.intake.flush()
+    assert rig.workers.numbers() == [[1], [5], [1], [5]]
+    assert rig.session.plan == go_on
+
+
+def test_intake_hands_records_to_the_storage_of_their_plan(rig, monkeypatch):
+    storages: list[Any] = []
+    monkeypatch.setattr(rig.workers, "submit", lambda records, storage: storages.append(storage))
+    plan = rig.session.plan
+    take(rig, record(1), changed(2, change(plan, saved="full")), record(3))
+    rig.intake.flush()
+    assert [each.statistic_names is None for each in storages] == [True, False]
+    assert [each.tables is None for each in storages] == [True, False]
+    assert rig.session.storage is storages[1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        DumpPlan(OutputSettings(root="/elsewhere")),
+        DumpPlan(OutputSettings(root="/dump", codec="none")),
+        change(DumpPlan(OutputSettings("/dump")), saved="full"),
+    ],
+)
+def test_intake_takes_no_plan_that_moves_the_tree(rig, other):
+    """Such a frame is one that cannot be read: its number is used up."""
+    expected = rig.session.plan if other.content.saved == "tensor" else other
+    for _ in range(session_intake.MAX_UNREADABLE_TRIES):
+        try:
+            take(rig, record(1), changed(2, other), record(3))
+        except ResendError:
+            rig.renew()
+    rig.intake.flush()
+    assert rig.session.plan == expected
+    assert reasons(rig) == {}

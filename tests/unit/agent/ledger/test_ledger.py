@@ -12,8 +12,9 @@ import pytest
 from support.tensor_layouts import shard_rows
 
 from rankdump._core.graph import GraphPart, OperatorGraph
+from rankdump._core.plan import DumpPlan, OutputSettings
 from rankdump._core.record import StatisticRows, TensorSide
-from rankdump._core.session_protocol import IterationEnd, SessionEnd
+from rankdump._core.session_protocol import ChangedPlan, IterationEnd, SessionEnd
 from rankdump._core.status import IterationStatus, SessionState
 from rankdump._layout.tree_paths import FilePlace
 from rankdump.errors import ConfigError
@@ -470,3 +471,22 @@ def test_ledger_close_may_be_repeated(ledger):
     """Closing twice is closing once."""
     ledger.close()
     ledger.close()
+
+
+def test_changed_plans_are_kept_as_long_as_their_session(ledger, make_request, stored, tmp_path):
+    """Also when all other rows of a session that ended are folded: its rank may resend frames."""
+    plan = DumpPlan(OutputSettings("/x"))
+    ledger.open_session(make_request())
+    frames = [declared(2, ChangedPlan(1, plan)), declared(3, IterationEnd(0, 1))]
+    commit(ledger, [stored(1)], frames, watermark=3)
+    assert ledger.unapplied("session") == [b"raw2", b"raw3"]
+    ledger.mark_applied_and_keep(FrameId("session", 2))
+    ledger.enter_iteration_end(FrameId("session", 3), IterationEnd(0, 1), (), BALANCE)
+    ledger.enter_session_end(FrameId("session", 4), SessionEnd(1))
+    ledger.close()
+    later = AgentLedger(tmp_path / "state", now_us=lambda: 1 << 60)
+    while later.fold_some():
+        pass
+    assert later.changed_plans("session") == [b"raw2"]
+    assert later.unapplied("session") == []
+    later.close()

@@ -194,7 +194,12 @@ def test_command_reports_the_fault(tmp_path, capsys):
     later = FrozenCause(FaultKind.LOST_RANK, 5, "rank 3 ended", 2000, 3)
     record = record_of(
         rank_of(1, step(4), hung),
-        rank_of(2, step(5, first_nonfinite=bad(80), nonfinite=1), dropped_steps=2),
+        rank_of(
+            2,
+            step(4, notes=("watch[0] (zero): all are zero",)),
+            step(5, first_nonfinite=bad(80), nonfinite=1),
+            dropped_steps=2,
+        ),
         lost,
         causes=(CAUSE, later),
     )
@@ -207,6 +212,7 @@ def test_command_reports_the_fault(tmp_path, capsys):
         "first value that is not finite: rank 2, iteration 5: output 0 of b/Linear-op0 (4 NaN)",
         "  clean before it on that rank in that iteration: 17 tensors",
         "later: lost_rank, rank 3, iteration 5: rank 3 ended",
+        "rank 2, iteration 4: watch[0] (zero): all are zero",
         "rank 1 had not ended iteration 6 (1 stack: --stacks)",
         "rank 3 is lost (SIGKILL); its last step is iteration 5",
         "rank 0 is missing: no session on node1: on a host that was not frozen, or never started",
@@ -220,6 +226,12 @@ def test_command_reports_the_fault(tmp_path, capsys):
     assert run_command_line(["faults", str(tree), "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert (body["cause"]["kind"], body["first_bad_value"]["rank"]) == ("non_finite", 2)
+
+
+def test_notes_of_watch_rules_are_bounded():
+    noted = rank_of(0, *(step(at, notes=(f"note {at}",)) for at in range(40)))
+    notes = make_fault_report("t", [record_of(noted)]).notes
+    assert [note.text for note in notes] == [f"note {at}" for at in range(8, 40)]
 
 
 @pytest.mark.parametrize("data", [b"{", b'{"version": 1}', b"\0" * 9])
