@@ -39,6 +39,7 @@ from rankdumpd.agent.records import ReceivedRecord
 from rankdumpd.agent.report.reporter import CoordinatorReporter
 from rankdumpd.agent.retention.manager import AuditCallback, RetentionManager, no_op
 from rankdumpd.agent.session.openings import NEVER_OPEN_NOTE, FinalBalance, SessionOpenings
+from rankdumpd.agent.session.order_relay import OrderRelay
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.session.registry import SessionRegistry
 from rankdumpd.agent.session.session_files import SessionFiles, find_daemons
@@ -419,6 +420,7 @@ class DumpAgent(Component):
             intake=self._make_intake(session),
             rings=self._rings,
             black_box=self._black_box,
+            orders=self._orders,
         )
 
     def _make_intake(self, session: RankSession) -> SessionIntake:
@@ -465,6 +467,9 @@ class DumpAgent(Component):
     def _make_reporter(
         self, address: str, credentials: TlsCredentials | None
     ) -> CoordinatorReporter:
+        self._orders = OrderRelay(
+            lambda: self._registry.list_sessions(), lambda: self._reporter.report_soon()
+        )
         return CoordinatorReporter(
             address,
             self._ledger.log,
@@ -474,5 +479,6 @@ class DumpAgent(Component):
             quiet=lambda: filter(
                 None, [each.quiet_rank for each in self._registry.list_sessions()]
             ),
+            orders=self._orders,
             credentials=credentials,
         )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rankdump._core.events import EventColumns, Finding
+from rankdump._core.job_control import ControlAnswer
 from rankdump._core.status import (
     AgentLoad,
     AgentStatus,
@@ -88,6 +89,8 @@ class AgentReport:
     load: AgentLoad = field(default_factory=AgentLoad)
     held_events: int = 0
     lost_events: int = 0
+    control_answers: tuple[ControlAnswer, ...] = ()
+    """Answers of ranks to orders that control their jobs."""
 
     @property
     def items(self) -> int:

@@ -13,6 +13,7 @@ from rankdump._core.status import (
     SessionStatus,
 )
 from rankdump._core.timeouts import RankTimeouts
+from rankdump._wire.control_messages import answer_from_wire
 from rankdump._wire.message_fields import (
     MAX_NAME_CHARACTERS,
     check_count,
@@ -87,6 +88,7 @@ class ReportReader:
             clock=clock,
             load=_check_load(load_from_wire(message.load)),
             held_events=message.held_events,
+            control_answers=tuple(map(answer_from_wire, message.control_answers)),
             lost_events=message.lost_events,
         )
 
