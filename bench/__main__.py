@@ -24,8 +24,9 @@ NAMES = (
     "governor",
     "table",
     "blackbox",
+    "freeze",
 )
-QUICK = ("diff", "reading", "governor", "table", "blackbox")
+QUICK = ("diff", "reading", "governor", "table", "blackbox", "freeze")
 """Benchmarks with a small version, for tests."""
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,6 +97,16 @@ class Host:
                 raise RuntimeError(f"not packed: {self.status().backlog}")
             time.sleep(_POLL_S)
 
+    def wait_until_indexed(self) -> None:
+        """Return when no rows of ended jobs wait for a table of statistics."""
+        deadline = time.monotonic() + _WRITE_TIMEOUT_S
+        for path in (self.folder / "state").rglob("ledger.sqlite"):
+            with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as ledger:
+                while waiting := ledger.execute("SELECT COUNT(*) FROM unindexed").fetchone()[0]:
+                    if time.monotonic() > deadline:
+                        raise RuntimeError(f"{waiting} iterations are not in the table")
+                    time.sleep(_POLL_S)
+
     def tree(self, name: str) -> Path:
         """Return the folder of a session's tree."""
         return self.folder / f"tree-{name}"
@@ -160,6 +171,25 @@ def running_daemon(
                 daemon.wait(_STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 daemon.kill()
+
+
+@contextmanager
+def running_coordinator(
+    folder: Path, *, tables: bool = False
+) -> Generator[tuple[str, int], None, None]:
+    """Yield address and process id of a coordinator that keeps its state in a folder.
+
+    With `tables` it writes the orders as Parquet tables as well.
+    """
+    address, log = f"unix:{folder}/coordinator.sock", folder / "coordinator.log"
+    config = folder / "rankdumpd.toml"
+    config.write_text(
+        f'[coordinator]\nlisten = "{address}"\nstate_dir = "{folder}/state"\ntrace_events = 0\n'
+        f"table_events = {1 << 40 if tables else 0}\n"
+    )
+    command = [sys.executable, "-m", "rankdumpd", "coordinator", "--config", str(config)]
+    with running_daemon(command, address, log) as pid:
+        yield address, pid
 
 
 def _wait_for(agent: str, daemon: subprocess.Popen[bytes], log: Path) -> None:

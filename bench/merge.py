@@ -8,14 +8,10 @@ run.
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 
 import grpc
 import numpy as np
@@ -23,7 +19,7 @@ import numpy as np
 from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 from .fleet import EVENTS, JOB, RANKS_PER_AGENT, Agent, Program
-from .host import memory_folder, running_daemon
+from .host import memory_folder, running_coordinator
 from .process import cpu_s, memory_mb
 from .result import Result
 
@@ -73,7 +69,7 @@ def measure() -> Result:
 
 
 def _run(ranks: int, iterations: int, *, tables: bool = False) -> Run:
-    with memory_folder() as folder, _coordinator(folder, tables=tables) as (address, pid):
+    with memory_folder() as folder, running_coordinator(folder, tables=tables) as (address, pid):
         program = Program(ranks)
         with grpc.insecure_channel(address) as channel, ThreadPoolExecutor(4) as pool:
             stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
@@ -132,18 +128,3 @@ def _lexsort_events_per_s(ranks: int) -> float:
     begun = time.perf_counter()
     np.lexsort((position, rank, start_us))
     return len(rank) / (time.perf_counter() - begun)
-
-
-@contextmanager
-def _coordinator(folder: Path, *, tables: bool) -> Generator[tuple[str, int], None, None]:
-    """Yield a coordinator in a process of its own; it publishes into memory."""
-    most = 1 << 40 if tables else 0
-    address, log = f"unix:{folder}/coordinator.sock", folder / "coordinator.log"
-    config = folder / "rankdumpd.toml"
-    config.write_text(
-        f'[coordinator]\nlisten = "{address}"\nstate_dir = "{folder}/state"\ntrace_events = 0\n'
-        f"table_events = {most}\n"
-    )
-    command = [sys.executable, "-m", "rankdumpd", "coordinator", "--config", str(config)]
-    with running_daemon(command, address, log) as pid:
-        yield address, pid

@@ -110,6 +110,7 @@ def _rows(host: Host, name: str, tensors: Tensors, iterations: int = ROW_ITERATI
             raise RuntimeError(f"{written} rows of {wanted}")
         time.sleep(0.01)
     taken_s = time.perf_counter() - begun
+    host.wait_until_indexed()
     check_complete(host.tree(name))
     host.remove_tensors(name)
     return wanted / taken_s

@@ -1,10 +1,11 @@
 """Step time with statistics, with fingerprints beside them, and with full tensors, forward and
 backward, at module level.
 
-Two steps warm up, three count; cases alternate, each with a fresh model and a fresh session. In the
-full-tensor case these steps fit into the buffer; the case then continues until the buffer is full,
-as in a long run, and times further steps. msprobe runs in a process of its own when the variable
-MSPROBE_PYTHON names a Python that has it.
+Two steps warm up, three count; cases alternate, each with a fresh model and a fresh session, and
+begin when nothing of the case before is left to do. Statistics are also measured with an agent that
+writes no table of them. In the full-tensor case these steps fit into the buffer; the case then
+continues until the buffer is full, as in a long run, and times further steps. msprobe runs in a
+process of its own when the variable MSPROBE_PYTHON names a Python that has it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ CASES = {
     "fingerprint": Case("standard", "statistic", fingerprints=True),
     "many_small_fingerprint": Case("many_small", "statistic", fingerprints=True),
 }
+UNTABLED = ("statistic", "many_small_statistic")
+"""Cases that are also run with an agent that writes no table."""
 MSPROBE = {
     "msprobe": ("standard", "statistics"),
     "msprobe_full": ("standard", "tensor"),
@@ -61,8 +64,11 @@ def measure() -> Result:
     torch.set_num_threads(1)
     python = os.environ.get("MSPROBE_PYTHON", "")
     times: Times = defaultdict(list)
-    with running_host() as host:
+    with running_host() as host, running_host(table=False) as plain:
         for repetition in range(REPETITIONS):
+            for name in UNTABLED:
+                taken = _steps(plain, f"{name}{repetition}", CASES[name])
+                times[f"{name}_without_table"] += taken[WARMUP_STEPS:STEPS]
             for name, case in CASES.items():
                 taken = _steps(host, f"{name}{repetition}", case)
                 times[name] += taken[WARMUP_STEPS:STEPS]
@@ -82,6 +88,10 @@ def measure() -> Result:
             "fingerprint_step_vs_statistic": step_s["fingerprint"] / step_s["statistic"],
             "many_small_fingerprint_vs_statistic": step_s["many_small_fingerprint"]
             / step_s["many_small_statistic"],
+            **{
+                f"{name}_with_table_vs_without": step_s[name] / step_s[f"{name}_without_table"]
+                for name in UNTABLED
+            },
             "step20_vs_step1": growth,
             **(_msprobe_ratios(step_s) if python else {}),
         },
@@ -103,6 +113,7 @@ def _steps(host: Host, name: str, case: Case) -> list[float]:
     times = step_times(step, case.steps)
     # Delivers what still waits: the next case has the machine to itself.
     session.close()
+    host.wait_until_indexed()
     check_complete(host.tree(name))
     host.remove_tensors(name)
     return times

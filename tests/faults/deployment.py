@@ -23,6 +23,8 @@ SOURCES = Path(__file__).parents[2]
 MIB = 1 << 20
 GRACE_S = 1.5
 """Least age of a process that is killed."""
+RING_STEPS = 8
+"""Steps of each rank in its black box."""
 _PATH = [str(SOURCES / each) for each in ("tests/faults/site", "tests", "client", "daemon")]
 
 
@@ -240,7 +242,11 @@ class RankProcess(ManagedProcess):
         return {
             "common_dump_settings": common | self.role.common,
             "e2e_dump_settings": {"enable": True, "trans_flag": True},
-            "rankdump": {"block_timeout_s": 15, "shared_memory": not self.role.meddled}
+            "rankdump": {
+                "block_timeout_s": 15,
+                "shared_memory": not self.role.meddled,
+                "blackbox": {"steps": RING_STEPS, "post_steps": 1, "pause_s": 5},
+            }
             | self.role.own,
         }
 

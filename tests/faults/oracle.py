@@ -15,6 +15,7 @@ _STORED = ("stored", "linked")
 _KEPT = (*_STORED, "degraded")
 _ALWAYS = frozenset({"buffer_full"})
 """A slow disk or an agent that is away: ranks wait for so long and no longer."""
+_AGENT_KILLS = (FaultKind.KILL_AGENT, FaultKind.KILL_WORKER)
 _MOST = 20
 """Breaches of a law that are told."""
 REASONS_OF = {
@@ -37,7 +38,7 @@ def breaches(seen: RunObservation, happened: Mapping[str, int]) -> tuple[LawBrea
         "every file is the tensor of its name, bit for bit": exact(seen, lives.values()),
         "no tensor is there twice": once(seen),
         "what the ledger says is stored is there, and what it says is dropped is not": stored(
-            seen, lives
+            seen, lives, happened
         ),
         "a drop has a reason, and that reason was played": reasoned(seen, happened),
         "expected = stored + linked + degraded + dropped": balanced(seen, lives),
@@ -86,8 +87,15 @@ def once(seen: RunObservation) -> Iterator[str]:
             yield f"{name} is there {count} times"
 
 
-def stored(seen: RunObservation, lives: Mapping[str, RankLife]) -> Iterator[str]:
+def stored(
+    seen: RunObservation, lives: Mapping[str, RankLife], happened: Mapping[str, int]
+) -> Iterator[str]:
     """The ledger's paths are files with that tensor; no file is of a tensor that was dropped."""
+    # A killed agent may have written the file of a record that comes damaged again, or when the
+    # file cannot be read.
+    unsure = {"corrupted"}
+    if happened.get(FaultKind.EIO.value) and any(happened.get(k.value) for k in _AGENT_KILLS):
+        unsure.add("write_error")
     files = {(f.root, f.path): f for f in seen.files if f.name is not None and not f.row}
     dropped: Counter[tuple[str, TensorName]] = Counter()
     safe: Counter[tuple[str, TensorName]] = Counter()
@@ -96,8 +104,7 @@ def stored(seen: RunObservation, lives: Mapping[str, RankLife]) -> Iterator[str]
         if life is None or row.name is None:
             yield f"session {row.session_id} number {row.sequence}: nobody dumped it"
         elif row.fate not in _STORED:
-            # A killed agent may have written the file of a record that comes damaged again.
-            if row.reason != "corrupted":
+            if row.reason not in unsure:
                 dropped[life.root, row.name] += 1
         else:
             safe[life.root, row.name] += 1

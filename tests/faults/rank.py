@@ -176,6 +176,7 @@ def play(part: RankConfiguration, over: threading.Event) -> None:
         for name in names(part.rank, part.life, iteration):
             session.dump(OP_TYPE, op_name(name), "output", name.slot, tensor(name))
             dumped += 1
+        session.note(loss=1 / (iteration + 1))
         if over.is_set() or iteration + 1 == part.iterations:
             break
         # Said before: of an iteration that nobody says has ended there may be no manifest.

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from faults import observation, published_order, table_rows
+from faults import frozen_trees, observation, published_order, table_rows
 from faults.deployment import MIB, FaultDeployment, make_deployment
 from faults.descriptor_limit import open_descriptors, resident_bytes
 from faults.laws import unplaced
@@ -74,6 +74,7 @@ def run(order: RunRequest, say: Callable[[str], None]) -> RunVerdict:
         deployment.close()
     say("reading what is left")
     happened = dict(player.happened)
+    ending.complaints += _check_frozen(order, deployment, player, ending)
     seen = _seen(order, deployment, ending, watcher, monitor)
     return RunVerdict(
         order.seed,
@@ -83,6 +84,17 @@ def run(order: RunRequest, say: Callable[[str], None]) -> RunVerdict:
         _figures(seen, deployment, player, watcher) | ending.sizes,
         breaches(seen, happened),
     )
+
+
+def _check_frozen(
+    order: RunRequest, deployment: FaultDeployment, player: SchedulePlayer, ending: RunEnding
+) -> Iterator[str]:
+    roots = [agent.tree / "dump" for agent in deployment.agents]
+    raw = frozen_trees.list_raw_files(agent.state for agent in deployment.agents)
+    ending.sizes["frozen_trees"] = sum(len(frozen_trees.list_trees(root)) for root in roots)
+    yield from (f"{path} is in no frozen tree" for path in raw)
+    lives = observation.lives(order.folder)
+    yield from frozen_trees.check_frozen_trees(roots, lives, player.frozen)
 
 
 def _seen(

@@ -27,6 +27,7 @@ WEIGHTS = {
     FaultKind.FLIPPED_SLAB: 15,
     FaultKind.CLOCK: 15,
     FaultKind.DESCRIPTORS: 10,
+    FaultKind.FREEZE: 15,
 }
 """How often each comes, out of 500."""
 LASTS_S = {
@@ -40,6 +41,7 @@ LASTS_S = {
     FaultKind.STOPPED: (0.2, 2.0),
     FaultKind.CLOCK: (0.5, 3.0),
     FaultKind.DESCRIPTORS: (0.5, 1.5),
+    FaultKind.FREEZE: (0.5, 2.0),
 }
 """Shortest and longest; the others are over at once."""
 _AT_ONCE = 2

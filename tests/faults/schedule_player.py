@@ -8,6 +8,7 @@ import heapq
 import itertools
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,6 +18,9 @@ from faults.control_page import PLACES
 from faults.deployment import AgentProcess, FaultDeployment, ManagedProcess
 from faults.descriptor_limit import DescriptorLimit
 from faults.values import ScheduledFault
+
+from rankdump._cli.daemon_client import freeze_job
+from rankdump.errors import RankdumpError
 
 LOOK_S = 0.02
 _TRIES = 40
@@ -55,6 +59,8 @@ class SchedulePlayer:
         self.missed: Counter[str] = Counter()
         self.ends: list[str] = []
         """Processes that ended by themselves."""
+        self.frozen: set[str] = set()
+        """Frozen trees that agents have answered with."""
         self._start_s = 0.0
         self._excused_s = 0.0
         """Processes started before this may exit at once: their state folder was unusable."""
@@ -200,6 +206,27 @@ class SchedulePlayer:
         def heal() -> bool:
             limit.give_back()
             return agent.control.hits("descriptors") > before
+
+        return heal
+
+    def _freeze(self, fault: ScheduledFault) -> Heal | None:
+        agent = self._agent(fault)
+        if not agent.settled:
+            return None
+        trees: list[str] = []
+
+        def ask() -> None:
+            # An agent may be killed meanwhile, and has rings to freeze every few seconds only.
+            with contextlib.suppress(RankdumpError):
+                trees.extend(freeze_job(agent.address, agent.job_id, "", timeout_s=30).trees)
+
+        asking = threading.Thread(target=ask, daemon=True, name="rig-freeze")
+        asking.start()
+
+        def heal() -> bool:
+            asking.join(2.0)
+            self.frozen.update(trees)
+            return bool(trees)
 
         return heal
 

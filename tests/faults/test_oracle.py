@@ -251,9 +251,17 @@ def test_oracle_accepts_the_file_of_a_record_that_came_damaged_again():
     """A killed agent wrote it and did not commit; a file that was dropped for space is a lie."""
     lives = {SESSION: truth().lives[0]}
     damaged = with_row(truth(), 0, fate="dropped", reason="corrupted", path="")
-    assert [*stored(damaged, lives)] == []
+    assert [*stored(damaged, lives, {})] == []
     refused = with_row(truth(), 0, fate="dropped", reason="disk_full", path="")
-    assert [*stored(refused, lives)]
+    assert [*stored(refused, lives, {})]
+
+
+def test_oracle_accepts_an_unreadable_file_of_a_killed_agent_only():
+    """A disk that fails does not show whose file it is; without a kill nobody else wrote it."""
+    lives = {SESSION: truth().lives[0]}
+    unread = with_row(truth(), 0, fate="dropped", reason="write_error", path="")
+    assert [*stored(unread, lives, {"eio": 1, "kill_worker": 1})] == []
+    assert [*stored(unread, lives, {"eio": 1})]
 
 
 def test_oracle_accepts_a_drop_explained_by_a_fault():

@@ -30,6 +30,7 @@ class FaultKind(str, Enum):
     FLIPPED_SLAB = "flipped_slab"
     CLOCK = "clock"
     DESCRIPTORS = "descriptors"
+    FREEZE = "freeze"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import numpy as np
 from fuzz.streams import SESSION
 from support.record_heads import head_of
 
+from rankdump._core.black_box import FaultKind
 from rankdump._core.events import (
     EventColumns,
     EventKind,
@@ -13,6 +14,13 @@ from rankdump._core.events import (
     FindingKind,
     ProcessGroup,
     RankEvent,
+)
+from rankdump._core.freeze_record import (
+    FreezeReach,
+    FrozenCause,
+    JobFreeze,
+    RelayedFreeze,
+    UnreachedAgent,
 )
 from rankdump._core.graph import (
     GraphNode,
@@ -22,6 +30,7 @@ from rankdump._core.graph import (
     SourceLine,
     TensorType,
 )
+from rankdump._core.job_control import ControlAction, ControlAnswer, ControlOrder
 from rankdump._core.plan import ContentSettings, DumpPlan, OutputSettings
 from rankdump._core.record import StatisticRows, TensorKey, TensorKind, TensorSide
 from rankdump._core.session_protocol import (
@@ -87,6 +96,10 @@ DECLARATIONS: tuple[MetadataItem, ...] = (
     IterationEnd(3, 2, {"buffer_full": 1}, 12, 0, 4),
     SessionEnd(4, ("a note",)),
 )
+ORDER = ControlOrder(
+    "order-1", "job", ControlAction.OPERATORS, ("conv", "name-regex(.*a)"), iteration=9
+)
+ORDER_ANSWER = ControlAnswer("order-1", True, 9, 1200, "", 3, "job", 1, SESSION)
 REQUEST = SessionRequest(
     job_id="job",
     session_id=SESSION,
@@ -143,3 +156,8 @@ VIEW = StatusView(
     order_findings=(FINDING,),
 )
 SAMPLES = [MetricSample("rankdump_agent_records_total", 3.0, {"fate": "stored"})]
+FREEZE = JobFreeze(
+    *("job", 0, 3),
+    FrozenCause(FaultKind.NON_FINITE, 3, "NaN in an output", 5, 0, "Linear", "Default/fc"),
+)
+RELAYED = RelayedFreeze(FREEZE, FreezeReach(2, 1, (UnreachedAgent("host", (1, 2), "it is late"),)))

@@ -79,8 +79,8 @@ def _apis() -> list[bytes]:
 
 
 def _graphs() -> list[bytes]:
-    (graph,) = [each.graph for each in samples.DECLARATIONS if isinstance(each, GraphPart)]
-    files = render_graph(graph, DEFAULT_PROFILE)
+    [part] = [each for each in samples.DECLARATIONS if isinstance(each, GraphPart)]
+    files = render_graph(part.graph, DEFAULT_PROFILE)
     return [data for name, data in files.items() if name.endswith(".ir")]
 
 

@@ -373,7 +373,9 @@ def make_agent(short_dir: Path) -> Iterator:
             # Tests do not depend on how full the disk of this machine is.
             usual = {"encode_threads": 2, "keep_free_ratio": 0.0, "keep_free_inodes_ratio": 0.0}
             usual["table"] = False
-            embedded = EmbeddedAgent(short_dir, **(usual | settings))
+            folder = settings.pop("folder", short_dir)
+            folder.mkdir(exist_ok=True)
+            embedded = EmbeddedAgent(folder, **(usual | settings))
             stack.callback(embedded.stop)
             return embedded
 

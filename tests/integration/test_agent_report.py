@@ -12,18 +12,21 @@ import grpc
 import pytest
 from support.stub_coordinator import StubCoordinator
 
+from rankdump._core.black_box import FaultKind, RankStep
 from rankdump._core.events import EventColumns, EventKind, RankEvent
+from rankdump._core.freeze_record import FrozenCause, JobFreeze, RelayedFreeze
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
 from rankdump._core.session_protocol import IterationEnd, SessionRequest
 from rankdump._core.status import AgentLoad, IterationStatus, SessionState, SessionStatus
 from rankdump._core.timeouts import RankTimeouts
 from rankdump._wire.frames import make_metadata_frame
+from rankdump._wire.freeze_messages import relayed_freeze_to_wire
 from rankdumpd.agent.ledger import report_log
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.records import FrameId, MetadataFrame, QuietRank
 from rankdumpd.agent.report import report_stream
 from rankdumpd.agent.report.report_stream import ReporterTimes
-from rankdumpd.agent.report.reporter import CoordinatorReporter
+from rankdumpd.agent.report.reporter import BlackBoxReports, CoordinatorReporter
 
 WAIT_S = 300
 SESSION = SessionStatus("job", "s", 3, 4, 3, "here", 1, SessionState.OPEN)
@@ -63,6 +66,9 @@ class ReportingAgentRig:
         self.sequence = 0
         self.warned: list[tuple[str, str]] = []
         self.quiet: list[QuietRank] = []
+        self.freezes: list[JobFreeze] = []
+        self.steps: list[RankStep] = []
+        self.joined: list[RelayedFreeze] = []
         self.begin()
         self.ledger.open_session(REQUEST)
 
@@ -75,6 +81,11 @@ class ReportingAgentRig:
             warn=lambda job, text: self.warned.append((job, text)),
             on_forgotten=self.tell_again,
             quiet=lambda: self.quiet,
+            black_box=BlackBoxReports(
+                lambda: self.freezes,
+                lambda: [self.steps.pop()] if self.steps else [],
+                self.joined.append,
+            ),
             times=TIMES,
         )
 
@@ -96,7 +107,7 @@ class ReportingAgentRig:
                 status = IterationStatus("job", "s", 3, end.iteration, True, stall_us=end.stall_us)
                 self.ledger.enter_iteration_end(frame.frame_id, end, (), status)
             elif isinstance(frame.declaration, RankTimeouts):
-                self.ledger.mark_timeouts_applied(frame.frame_id)
+                self.ledger.mark_applied_and_keep(frame.frame_id)
         self.reporter.wake()
 
     def bodies(self) -> int:
@@ -560,3 +571,45 @@ def eventually(holds: Callable[[], object]) -> None:
     while not holds():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
+
+
+FREEZE = JobFreeze("job", 0, 3, FrozenCause(FaultKind.JUMP, 3, "it jumped", 7, 2))
+
+
+def test_freezes_are_in_every_request_and_steps_in_one_heartbeat(agent, coordinator):
+    coordinator.start()
+    agent.reporter.session(SESSION, "/dump")
+    forgotten(agent, coordinator)
+    agent.steps.append(RankStep("job", 3, 0, 8, {"loss": 1.5}))
+    agent.freezes.append(FREEZE)
+    coordinator.wait(lambda: len(coordinator.reported) >= 4)
+    assert all(
+        [freeze.iteration for freeze in request.freezes] == [3]
+        for request in coordinator.reported
+        if not request.steps
+    )
+    [steps] = [request.steps for request in coordinator.reported if request.steps]
+    assert [(step.rank, step.numbers["loss"]) for step in steps] == [(3, 1.5)]
+
+
+def test_freeze_is_reported_without_waiting_for_the_heartbeat(make_agent, coordinator, monkeypatch):
+    slow = ReporterTimes(heartbeat_s=WAIT_S, first_retry_s=0.01, last_retry_s=0.05)
+    monkeypatch.setitem(globals(), "TIMES", slow)
+    agent = make_agent()
+    coordinator.start()
+    agent.reporter.session(SESSION, "/dump")
+    forgotten(agent, coordinator)
+    agent.freezes.append(FREEZE)
+    agent.reporter.report_soon()
+    coordinator.wait(lambda: coordinator.reported)
+
+
+def test_freezes_of_the_coordinator_are_handed_on_but_for_unknown_kinds(agent, coordinator):
+    later = relayed_freeze_to_wire(RelayedFreeze(FREEZE))
+    later.freeze.cause.kind = "cosmic_ray"
+    coordinator.freezes = [later, relayed_freeze_to_wire(RelayedFreeze(FREEZE))]
+    coordinator.start()
+    agent.reporter.session(SESSION, "/dump")
+    coordinator.wait(lambda: len(agent.joined) >= 2)
+    assert set(agent.joined) == {RelayedFreeze(FREEZE)}
+    assert agent.ledger.log.lost() == (0, 0)

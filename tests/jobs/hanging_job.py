@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from datetime import timedelta
@@ -13,7 +14,7 @@ import torch.distributed as dist
 import rankdump
 
 HANGING_ITERATION = 2
-TIMEOUT = timedelta(seconds=300)
+TIMEOUT = timedelta(seconds=float(os.environ.get("HANGING_JOB_TIMEOUT_S", "300")))
 
 
 def wait_in_two_groups(rank: int, groups: list[Any]) -> None:

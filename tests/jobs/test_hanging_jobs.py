@@ -246,3 +246,26 @@ def test_sleeping_rank_is_waited_for_and_no_deadlock_is_claimed(tmp_path: Path) 
         assert "deadlock" not in text
         assert "does not help" not in text
     assert not re.search(r"^ +[01] +closed", job.run("status"), re.MULTILINE)
+
+
+def test_wait_past_half_of_its_timeout_freezes_the_black_boxes(tmp_path: Path) -> None:
+    """While the job hangs: the report names the collective, who is in it and who is not."""
+    own = {"RANKDUMP_BLACKBOX": "1", "HANGING_JOB_TIMEOUT_S": "30"}
+    with start_job(tmp_path, "sleep", *RUN, **own) as job:
+        job.wait_for(lambda text: '"cause"' in text, "faults", "--json")
+        report = job.run_json("faults")
+        # The other rank sleeps as long as the timeout is, so the call has not failed.
+        assert "Error" not in job.log.read_text()
+        job.end()
+    cause = report["cause"]
+    assert (cause["kind"], cause["iteration"], cause["rank"]) == ("wait", 2, None)
+    assert re.match(
+        r"all_reduce '.*', number 3 of group '1', has waited 1[5-9][0-9.]* s since .* UTC; "
+        r"arrived: rank 0; missing: rank 1; that is 5[0-9]% of the 30 s limit",
+        cause["text"],
+    )
+    ends = {end["rank"]: end for end in report["ends"]}
+    assert set(ends) == {0, 1}
+    assert not report["absent"]
+    assert any("all_reduce" in stack for stack in ends[0]["stacks"])
+    assert any("sleep_on_one_rank" in stack for stack in ends[1]["stacks"])

@@ -41,7 +41,7 @@ class RestartedReportStore:
             for rank in range(len(self.sent))
         ]
         return [
-            (numbers[answer.acknowledged], numbers[answer.received])
+            (_count_said(numbers, answer.acknowledged), _count_said(numbers, answer.received))
             for numbers, answer in zip(self._numbers, answers, strict=True)
         ]
 
@@ -63,3 +63,8 @@ class RestartedReportStore:
         rows = sorted(self._disk.values(), key=lambda row: kinds.index(type(row)))
         self.gather.restore(rows, now_s=0.0, now_us=0)
         self.sent = [acknowledged for acknowledged, _ in self.list_acknowledged()]
+
+
+def _count_said(numbers: dict[int, int], number: int) -> int:
+    """Return how many items are said up to a number; one in a gap is as good as the one before."""
+    return numbers[max(each for each in numbers if each <= number)]

@@ -37,6 +37,10 @@ class StubCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self.heard: list[tuple[str, int]] = []
         """Sessions, and up to when each is known; sent ones."""
         self.warnings: list[tuple[str, str]] = []
+        self.freezes: list[coordinator_pb2.RelayedFreeze] = []
+        """Sent with each answer."""
+        self.reported: list[Request] = []
+        """Requests with freezes or steps."""
         self.ahead_us = 0
         self.asked = 0
         self.unanswered = 0
@@ -66,6 +70,8 @@ class StubCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
             del texts[request.texts.first :]
             texts += request.texts.texts
             assert texts[0] == ""
+        if request.freezes or request.steps:
+            self.reported.append(request)
         self.heard += [(each.session_id, each.until_us) for each in request.heard]
         if not request.sequence:
             return
@@ -88,6 +94,7 @@ class StubCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
             warnings=[
                 coordinator_pb2.JobWarning(job_id=job, text=text) for job, text in self.warnings
             ],
+            freezes=self.freezes,
         )
 
     def Clock(self, request, context) -> coordinator_pb2.ClockResponse:  # noqa: N802 - as above
@@ -102,6 +109,9 @@ class StubCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
 
     def Hints(self, request, context):  # noqa: N802 - as above
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
+
+    def Control(self, request, context):  # noqa: N802 - as above
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
 
     def positions(self, session_id: str) -> list[int]:

@@ -113,6 +113,7 @@ class WorkerHost(RankPlace):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.process.kill()
                 raise AssertionError(self.log())
+            time.sleep(0.05)
 
     def worker(self, index: int) -> int:
         """Return the process id of a worker."""

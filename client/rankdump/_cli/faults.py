@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from rankdump._analysis.black_box.fault_report import (
-    AbsentRanks,
     FaultReport,
     FirstBadValue,
     RankEnd,
@@ -27,7 +26,7 @@ from rankdump._cli.output import (
     print_table,
 )
 from rankdump._cli.text_format import format_count, format_scope_name
-from rankdump._core.freeze_record import FrozenCause
+from rankdump._core.freeze_record import FrozenCause, describe_absence
 from rankdump._core.json_values import make_plain
 from rankdump._core.record import sanitize_line
 from rankdump._core.statistics import format_statistic_number
@@ -106,7 +105,7 @@ def _format_ranks(report: FaultReport) -> Iterator[str]:
             yield f"rank {end.rank} is lost{how}; its last step is iteration {end.iteration}"
         elif end.unfinished:
             yield f"rank {end.rank} had not ended iteration {end.iteration}{_mention_stacks(end)}"
-    yield from map(_describe_absence, report.absent)
+    yield from map(describe_absence, report.absent)
     if report.dropped_steps:
         steps = format_count(report.dropped_steps, "older step")
         yield f"{steps} had been dropped because the agent's memory was short"
@@ -114,12 +113,6 @@ def _format_ranks(report: FaultReport) -> Iterator[str]:
 
 def _mention_stacks(end: RankEnd) -> str:
     return f" ({format_count(len(end.stacks), 'stack')}: --stacks)" if end.stacks else ""
-
-
-def _describe_absence(absent: AbsentRanks) -> str:
-    if absent.first == absent.last:
-        return f"rank {absent.first} is missing: {absent.reason}"
-    return f"ranks {absent.first}-{absent.last} are missing: {absent.reason}"
 
 
 def _format_stacks(report: FaultReport) -> Iterator[str]:

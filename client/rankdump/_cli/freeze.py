@@ -19,9 +19,10 @@ from rankdump._cli.output import print_lines
 def freeze(job_id: str, agent: str | None, reason: str, as_json: bool) -> int:
     """Freeze the black box of JOB.
 
-    The latest steps of all its ranks on the host of the agent become a frozen tree, whose folder is
-    printed; `rankdump faults` reads it. JOB may be left out when one job only has a black box.
-    Exit code 1 when nothing is frozen.
+    The latest steps of all its ranks become a frozen tree, whose folder on the host of the agent is
+    printed; `rankdump faults` reads it. With a coordinator the agents of all hosts freeze theirs,
+    else that of this host alone. JOB may be left out when one job only has a black box. Exit code 1
+    when nothing is frozen.
     """
     found = daemon_client.freeze_job(resolve_agent_address(agent), job_id, reason)
     if as_json:

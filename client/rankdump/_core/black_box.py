@@ -38,6 +38,8 @@ class FaultKind(str, Enum):
     EXCEPTION = "exception"
     LOST_RANK = "lost_rank"
     NO_STEP = "no_step"
+    WAIT = "wait"
+    OUTLIER = "outlier"
     REQUEST = "request"
 
 
@@ -68,6 +70,17 @@ class StepState:
     """Whether the step had not ended."""
     stacks: tuple[str, ...] = ()
     """Stacks of the threads of the process, innermost call first."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """Numbers of one finished step of a rank, to be compared with those of its peers."""
+
+    job_id: str
+    rank: int
+    attempt: int
+    iteration: int
+    numbers: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)

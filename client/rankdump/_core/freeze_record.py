@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -49,6 +49,65 @@ class FrozenCause:
     argument: str = ""
     source: str = ""
     """`file:line` of the script; empty when it is not known."""
+
+    @property
+    def identity(self) -> tuple[str, int, int, int]:
+        """What tells it from others, whatever a message has made of its texts."""
+        rank = -1 if self.rank is None else self.rank
+        return self.kind.value, self.iteration, rank, self.at_us
+
+
+@dataclass(frozen=True, slots=True)
+class JobFreeze:
+    """One freeze of the black boxes of a job: the same for all its agents."""
+
+    job_id: str
+    attempt: int
+    iteration: int
+    """Names the frozen tree."""
+    cause: FrozenCause
+    refusal: str = ""
+    """Why the agent that reports it has not frozen its ranks, a clause; empty when it has."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Job, attempt and iteration: a job is frozen once for each."""
+        return self.job_id, self.attempt, self.iteration
+
+
+@dataclass(frozen=True, slots=True)
+class UnreachedAgent:
+    """An agent that has not frozen the ranks that it has of a job."""
+
+    host: str
+    ranks: tuple[int, ...]
+    reason: str
+    """A clause."""
+
+
+@dataclass(frozen=True, slots=True)
+class FreezeReach:
+    """How far a freeze has come, as the coordinator knows it."""
+
+    agents: int = 0
+    """Agents with ranks of the attempt; 0 without a coordinator."""
+    frozen_agents: int = 0
+    """Those of them that have frozen it."""
+    unreached: tuple[UnreachedAgent, ...] = ()
+    """Some of the others, as soon as they have had time to."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all agents have frozen it, or had time to."""
+        return self.frozen_agents >= self.agents or bool(self.unreached)
+
+
+@dataclass(frozen=True, slots=True)
+class RelayedFreeze:
+    """A freeze that the coordinator hands to the agents of its job."""
+
+    freeze: JobFreeze
+    reach: FreezeReach = field(default_factory=FreezeReach)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,11 +174,39 @@ class FrozenRank:
 
 @dataclass(frozen=True, slots=True)
 class MissingRank:
-    """A rank whose session the agent knows, and of which it has no step."""
+    """A rank of which there is no step, and of which the reason is known."""
 
     rank: int
     reason: str
     """A clause."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbsentRanks:
+    """Consecutive ranks without a step, for one reason."""
+
+    first: int
+    last: int
+    reason: str
+
+
+def join_missing_ranks(missing: Iterable[MissingRank]) -> list[AbsentRanks]:
+    """Return missing ranks in their order, consecutive ones with the same reason as one."""
+    joined: list[AbsentRanks] = []
+    for each in sorted(missing, key=lambda each: each.rank):
+        before = joined[-1] if joined else None
+        if before and (before.last + 1, before.reason) == (each.rank, each.reason):
+            joined[-1] = AbsentRanks(before.first, each.rank, each.reason)
+        else:
+            joined.append(AbsentRanks(each.rank, each.rank, each.reason))
+    return joined
+
+
+def describe_absence(absent: AbsentRanks) -> str:
+    """Return a sentence about missing ranks."""
+    if absent.first == absent.last:
+        return f"rank {absent.first} is missing: {absent.reason}"
+    return f"ranks {absent.first}-{absent.last} are missing: {absent.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +224,12 @@ class FreezeRecord:
     """The first one is the cause; the others were found while it was being frozen."""
     ranks: tuple[FrozenRank, ...] = ()
     missing: tuple[MissingRank, ...] = ()
-    """Ranks in neither list have no session on this agent."""
+    """Those of this agent, and of agents that the freeze has not reached. Ranks in neither list
+    have no session on this agent."""
+    agents: int = 0
+    """Agents with ranks of the attempt, as far as the coordinator knew; 0 without one."""
+    frozen_agents: int = 0
+    """Those of them that had frozen it."""
 
 
 def describe_cause(cause: FrozenCause) -> str:

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from math import ceil, isfinite, log
-from statistics import median
+from math import ceil
 from typing import NamedTuple
+
+from rankdump._core.number_comparison import is_far_above
 
 MAX_STRIDE = 1024
 _ROOM_SHARE = 0.5
@@ -17,11 +18,6 @@ _TARGET_SHARE = 0.8
 
 MIN_HISTORY = 12
 """Fewest earlier norms that a jump is judged by."""
-_JUMP_DEVIATIONS = 10.0
-_MIN_JUMP_FACTOR = 10.0
-"""A norm that has hardly changed has a deviation near zero, so a jump is ten times as large too."""
-_DEVIATION_SCALE = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation."""
 
 
 class StrideReason(Enum):
@@ -60,16 +56,7 @@ def choose_stride(
 def has_jumped(earlier: Sequence[float], norm: float) -> bool:
     """Return whether a finite norm is far above all that is usual among the earlier ones.
 
-    Norms are compared by their logarithms: median and median absolute deviation, which a few
-    earlier outliers do not move.
-
     >>> has_jumped([1.0, 1.1, 0.9] * 4, 50.0), has_jumped([1.0, 1.1, 0.9] * 4, 3.0)
     (True, False)
     """
-    usual = [log(each) for each in earlier if each > 0 and isfinite(each)]
-    if len(usual) < MIN_HISTORY or not isfinite(norm) or norm <= 0:
-        return False
-    middle = median(usual)
-    deviation = _DEVIATION_SCALE * median(abs(each - middle) for each in usual)
-    above = log(norm) - middle
-    return above > log(_MIN_JUMP_FACTOR) and above > _JUMP_DEVIATIONS * deviation
+    return is_far_above(earlier, norm, MIN_HISTORY)

@@ -36,7 +36,7 @@ from rankdumpd.agent.limits.resource_limits import ResourceLimits, make_policy
 from rankdumpd.agent.limits.usage import DumpUsage, QueueBudget
 from rankdumpd.agent.overview import AgentOverview
 from rankdumpd.agent.records import ReceivedRecord
-from rankdumpd.agent.report.reporter import CoordinatorReporter
+from rankdumpd.agent.report.reporter import BlackBoxReports, CoordinatorReporter
 from rankdumpd.agent.retention.manager import AuditCallback, RetentionManager, no_op
 from rankdumpd.agent.session.openings import NEVER_OPEN_NOTE, FinalBalance, SessionOpenings
 from rankdumpd.agent.session.order_relay import OrderRelay
@@ -283,6 +283,7 @@ class DumpAgent(Component):
             host=socket.gethostname(),
             audit=audit,
             counters=self._counters,
+            report=self._reporter.report_soon,
         )
 
     def register(self, server: grpc.Server) -> None:
@@ -480,5 +481,10 @@ class DumpAgent(Component):
                 None, [each.quiet_rank for each in self._registry.list_sessions()]
             ),
             orders=self._orders,
+            black_box=BlackBoxReports(
+                lambda: self._black_box.list_reported_freezes(),
+                lambda: self._black_box.pop_compared_steps(),
+                lambda relayed: self._black_box.join_freeze(relayed),
+            ),
             credentials=credentials,
         )

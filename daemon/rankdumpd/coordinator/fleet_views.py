@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rankdump._core.black_box import RankStep
 from rankdump._core.events import EventColumns, Finding
+from rankdump._core.freeze_record import JobFreeze, RelayedFreeze
 from rankdump._core.job_control import ControlAnswer
 from rankdump._core.status import (
     AgentLoad,
@@ -91,6 +93,10 @@ class AgentReport:
     lost_events: int = 0
     control_answers: tuple[ControlAnswer, ...] = ()
     """Answers of ranks to orders that control their jobs."""
+    freezes: tuple[JobFreeze, ...] = ()
+    """Freezes that the agent began or joined in the last minute."""
+    steps: tuple[RankStep, ...] = ()
+    """Finished steps, to be compared with those of other ranks."""
 
     @property
     def items(self) -> int:
@@ -107,6 +113,8 @@ class ReportAnswer:
     received: int
     warnings: tuple[tuple[str, str], ...] = ()
     """Job ids, each with a warning that its ranks are to log."""
+    freezes: tuple[RelayedFreeze, ...] = ()
+    """Freezes that the agent is to join."""
 
 
 @dataclass(frozen=True, slots=True)

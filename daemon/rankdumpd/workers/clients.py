@@ -310,7 +310,7 @@ class WorkerClients:
         if not done:
             raise RejectedError("; ".join(dict.fromkeys(map(str, refusals.values()))))
         trees = dict.fromkeys(tree for answer in done for tree in answer.trees)
-        notes = [note for answer in done for note in answer.notes]
+        notes = dict.fromkeys(note for answer in done for note in answer.notes)
         return agent_pb2.ControlResponse(trees=trees, notes=[*notes, *refusals])
 
     def _options(self) -> ChannelOptions:

@@ -13,11 +13,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rankdump._core.freeze_record import (
+    AbsentRanks,
     FreezeRecord,
     FrozenCause,
     FrozenRank,
     FrozenStep,
     NonfiniteTensor,
+    join_missing_ranks,
 )
 from rankdump._core.status import SessionState
 
@@ -56,15 +58,6 @@ class StepSummary:
     """Tensors with NaN or infinities."""
     skipped: int
     """Tensors that were not measured, because of the budget."""
-
-
-@dataclass(frozen=True, slots=True)
-class AbsentRanks:
-    """Consecutive ranks without a step in the tree."""
-
-    first: int
-    last: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +106,14 @@ def describe_bad_value(found: FirstBadValue, name: str) -> str:
 def make_fault_report(root: str, records: Sequence[FreezeRecord]) -> FaultReport:
     """Return the report of a tree from the records of its agents, at least one."""
     first = min(records, key=lambda record: record.frozen_us)
-    later = [cause for record in records for cause in record.causes if cause != first.causes[0]]
+    # A cause that came to an agent in a message may have other texts there.
+    causes = {each.identity: each for record in records for each in record.causes}
+    causes = {first.causes[0].identity: first.causes[0]} | causes
     ranks = [(record, rank) for record in records for rank in record.ranks]
     ranks.sort(key=lambda pair: pair[1].rank)
-    causes = [first.causes[0], *sorted(later, key=lambda cause: cause.at_us)]
-    bad = _find_first_bad([rank for _, rank in ranks], causes)
+    cause, *later = causes.values()
+    later.sort(key=lambda each: each.at_us)
+    bad = _find_first_bad([rank for _, rank in ranks], [cause, *later])
     until = (first.iteration if bad is None else min(bad.iteration, first.iteration)) + MAX_AFTER
     return FaultReport(
         root=root,
@@ -125,8 +121,8 @@ def make_fault_report(root: str, records: Sequence[FreezeRecord]) -> FaultReport
         attempt=first.attempt,
         iteration=first.iteration,
         world_size=first.world_size,
-        cause=causes[0],
-        later_causes=tuple(causes[1:]),
+        cause=cause,
+        later_causes=tuple(later),
         first_bad_value=bad,
         steps=_summarize_steps([rank for _, rank in ranks], until),
         absent=tuple(_list_absent(records)),
@@ -188,20 +184,26 @@ def _list_absent(records: Sequence[FreezeRecord]) -> Iterable[AbsentRanks]:
     """Yield the ranks without a step; without a list of all ranks, which may be millions."""
     present = {rank.rank for record in records for rank in record.ranks}
     reasons = {
-        each.rank: each.reason
-        for record in records
-        for each in record.missing
-        if each.rank not in present
+        each.rank: each for record in records for each in record.missing if each.rank not in present
     }
-    for rank, reason in sorted(reasons.items()):
-        yield AbsentRanks(rank, rank, reason)
-    hosts = ", ".join(dict.fromkeys(record.host for record in records))
-    unknown = f"no session on {hosts}: on a host that was not frozen, or never started"
-    size, after = records[0].world_size, -1
+    yield from join_missing_ranks(reasons.values())
+    unknown, size, after = _explain_unknown_ranks(records), records[0].world_size, -1
     for rank in (*sorted(present | reasons.keys()), size):
         if after + 1 < min(rank, size):
             yield AbsentRanks(after + 1, min(rank, size) - 1, unknown)
         after = rank
+
+
+def _explain_unknown_ranks(records: Sequence[FreezeRecord]) -> str:
+    """Return why there may be nothing about ranks that no record names."""
+    hosts = ", ".join(dict.fromkeys(record.host for record in records))
+    others = max(record.frozen_agents for record in records) - len(records)
+    if others > 0:
+        who = "another agent has" if others == 1 else f"{others} other agents have"
+        where = f"{who} frozen the job, on another disk or not written yet"
+    else:
+        where = "on a host that was not frozen"
+    return f"no session on {hosts}: {where}, or never started"
 
 
 def _make_end(host: str, rank: FrozenRank) -> RankEnd:

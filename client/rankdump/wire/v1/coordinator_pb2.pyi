@@ -53,6 +53,8 @@ class ReportRequest(google.protobuf.message.Message):
     HEARD_FIELD_NUMBER: builtins.int
     HOST_ID_FIELD_NUMBER: builtins.int
     CONTROL_ANSWERS_FIELD_NUMBER: builtins.int
+    FREEZES_FIELD_NUMBER: builtins.int
+    STEPS_FIELD_NUMBER: builtins.int
     agent_id: builtins.str
     """The same for as long as the agent keeps its ledger."""
     sequence: builtins.int
@@ -95,6 +97,16 @@ class ReportRequest(google.protobuf.message.Message):
     def control_answers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[rankdump.wire.v1.control_pb2.ControlAnswer]:
         """Of orders that earlier answers brought, for as long as these bring them."""
 
+    @property
+    def freezes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobFreeze]:
+        """Freezes that this agent began, joined or refused in the last minute; in every request of that
+        time.
+        """
+
+    @property
+    def steps(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankStep]:
+        """One finished step of each rank with a black box, once a second at most."""
+
     def __init__(
         self,
         *,
@@ -114,11 +126,144 @@ class ReportRequest(google.protobuf.message.Message):
         heard: collections.abc.Iterable[global___RankHeard] | None = ...,
         host_id: builtins.str = ...,
         control_answers: collections.abc.Iterable[rankdump.wire.v1.control_pb2.ControlAnswer] | None = ...,
+        freezes: collections.abc.Iterable[global___JobFreeze] | None = ...,
+        steps: collections.abc.Iterable[global___RankStep] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["clock", b"clock", "load", b"load", "texts", b"texts"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "clock", b"clock", "control_answers", b"control_answers", "events", b"events", "heard", b"heard", "held_events", b"held_events", "host", b"host", "host_id", b"host_id", "iterations", b"iterations", "load", b"load", "lost_events", b"lost_events", "roots", b"roots", "sequence", b"sequence", "sessions", b"sessions", "texts", b"texts", "timeouts", b"timeouts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "clock", b"clock", "control_answers", b"control_answers", "events", b"events", "freezes", b"freezes", "heard", b"heard", "held_events", b"held_events", "host", b"host", "host_id", b"host_id", "iterations", b"iterations", "load", b"load", "lost_events", b"lost_events", "roots", b"roots", "sequence", b"sequence", "sessions", b"sessions", "steps", b"steps", "texts", b"texts", "timeouts", b"timeouts"]) -> None: ...
 
 global___ReportRequest = ReportRequest
+
+@typing.final
+class JobFreeze(google.protobuf.message.Message):
+    """One freeze of the black boxes of a job: the same for all agents of the job."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    ITERATION_FIELD_NUMBER: builtins.int
+    CAUSE_FIELD_NUMBER: builtins.int
+    REFUSAL_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    attempt: builtins.int
+    iteration: builtins.int
+    """Names the frozen tree."""
+    refusal: builtins.str
+    """Why the agent that reports it has not frozen its ranks, a clause; empty when it has."""
+    @property
+    def cause(self) -> global___FreezeCause: ...
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        attempt: builtins.int = ...,
+        iteration: builtins.int = ...,
+        cause: global___FreezeCause | None = ...,
+        refusal: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["cause", b"cause"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "cause", b"cause", "iteration", b"iteration", "job_id", b"job_id", "refusal", b"refusal"]) -> None: ...
+
+global___JobFreeze = JobFreeze
+
+@typing.final
+class FreezeCause(google.protobuf.message.Message):
+    """Why a job was frozen, as in the record of a freeze."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    ITERATION_FIELD_NUMBER: builtins.int
+    TEXT_FIELD_NUMBER: builtins.int
+    AT_US_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    OP_TYPE_FIELD_NUMBER: builtins.int
+    OP_NAME_FIELD_NUMBER: builtins.int
+    SIDE_FIELD_NUMBER: builtins.int
+    SLOT_FIELD_NUMBER: builtins.int
+    ARGUMENT_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    """A word of FaultKind."""
+    iteration: builtins.int
+    text: builtins.str
+    at_us: builtins.int
+    """Microseconds since the epoch on the clock of whoever found it."""
+    rank: builtins.int
+    """Unset when no rank found it."""
+    op_type: builtins.str
+    op_name: builtins.str
+    side: builtins.str
+    slot: builtins.int
+    argument: builtins.str
+    source: builtins.str
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        iteration: builtins.int = ...,
+        text: builtins.str = ...,
+        at_us: builtins.int = ...,
+        rank: builtins.int | None = ...,
+        op_type: builtins.str = ...,
+        op_name: builtins.str = ...,
+        side: builtins.str = ...,
+        slot: builtins.int = ...,
+        argument: builtins.str = ...,
+        source: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_rank", b"_rank", "rank", b"rank"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_rank", b"_rank", "argument", b"argument", "at_us", b"at_us", "iteration", b"iteration", "kind", b"kind", "op_name", b"op_name", "op_type", b"op_type", "rank", b"rank", "side", b"side", "slot", b"slot", "source", b"source", "text", b"text"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_rank", b"_rank"]) -> typing.Literal["rank"] | None: ...
+
+global___FreezeCause = FreezeCause
+
+@typing.final
+class RankStep(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class NumbersEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.float
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.float = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    RANK_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    ITERATION_FIELD_NUMBER: builtins.int
+    NUMBERS_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    rank: builtins.int
+    attempt: builtins.int
+    iteration: builtins.int
+    @property
+    def numbers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.float]:
+        """Loss, learning rates, and what the script noted."""
+
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        rank: builtins.int = ...,
+        attempt: builtins.int = ...,
+        iteration: builtins.int = ...,
+        numbers: collections.abc.Mapping[builtins.str, builtins.float] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "iteration", b"iteration", "job_id", b"job_id", "numbers", b"numbers", "rank", b"rank"]) -> None: ...
+
+global___RankStep = RankStep
 
 @typing.final
 class RankHeard(google.protobuf.message.Message):
@@ -255,6 +400,7 @@ class ReportResponse(google.protobuf.message.Message):
     RECEIVED_SEQUENCE_FIELD_NUMBER: builtins.int
     WARNINGS_FIELD_NUMBER: builtins.int
     CONTROL_ORDERS_FIELD_NUMBER: builtins.int
+    FREEZES_FIELD_NUMBER: builtins.int
     acknowledged_sequence: builtins.int
     """Every item up to this one survives the coordinator's death: the agent may forget it."""
     received_sequence: builtins.int
@@ -267,6 +413,10 @@ class ReportResponse(google.protobuf.message.Message):
     def control_orders(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[rankdump.wire.v1.control_pb2.ControlOrder]:
         """Those that ranks of the agent have yet to answer."""
 
+    @property
+    def freezes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RelayedFreeze]:
+        """Freezes that the agent is to begin or join, the earliest first; each is repeated for a minute."""
+
     def __init__(
         self,
         *,
@@ -274,10 +424,64 @@ class ReportResponse(google.protobuf.message.Message):
         received_sequence: builtins.int = ...,
         warnings: collections.abc.Iterable[global___JobWarning] | None = ...,
         control_orders: collections.abc.Iterable[rankdump.wire.v1.control_pb2.ControlOrder] | None = ...,
+        freezes: collections.abc.Iterable[global___RelayedFreeze] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "control_orders", b"control_orders", "received_sequence", b"received_sequence", "warnings", b"warnings"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "control_orders", b"control_orders", "freezes", b"freezes", "received_sequence", b"received_sequence", "warnings", b"warnings"]) -> None: ...
 
 global___ReportResponse = ReportResponse
+
+@typing.final
+class RelayedFreeze(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FREEZE_FIELD_NUMBER: builtins.int
+    AGENTS_FIELD_NUMBER: builtins.int
+    FROZEN_AGENTS_FIELD_NUMBER: builtins.int
+    UNREACHED_FIELD_NUMBER: builtins.int
+    agents: builtins.int
+    """How far it has come: agents with ranks of the attempt, those that have frozen it, and some of
+    the others, as soon as they have had time to.
+    """
+    frozen_agents: builtins.int
+    @property
+    def freeze(self) -> global___JobFreeze: ...
+    @property
+    def unreached(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___UnreachedAgent]: ...
+    def __init__(
+        self,
+        *,
+        freeze: global___JobFreeze | None = ...,
+        agents: builtins.int = ...,
+        frozen_agents: builtins.int = ...,
+        unreached: collections.abc.Iterable[global___UnreachedAgent] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["freeze", b"freeze"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "freeze", b"freeze", "frozen_agents", b"frozen_agents", "unreached", b"unreached"]) -> None: ...
+
+global___RelayedFreeze = RelayedFreeze
+
+@typing.final
+class UnreachedAgent(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HOST_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    host: builtins.str
+    reason: builtins.str
+    """A clause: why it has not frozen them, as far as known."""
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        host: builtins.str = ...,
+        ranks: collections.abc.Iterable[builtins.int] | None = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["host", b"host", "ranks", b"ranks", "reason", b"reason"]) -> None: ...
+
+global___UnreachedAgent = UnreachedAgent
 
 @typing.final
 class JobWarning(google.protobuf.message.Message):

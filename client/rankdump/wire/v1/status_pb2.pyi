@@ -777,6 +777,7 @@ class Finding(google.protobuf.message.Message):
     kind: builtins.str
     """As in rankdump.contract.findings.FindingKind."""
     iteration: builtins.int
+    """-1 when it is not about one."""
     text: builtins.str
     group: builtins.str
     sequence: builtins.int

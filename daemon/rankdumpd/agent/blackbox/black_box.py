@@ -2,8 +2,10 @@
 rings of a job.
 
 A thread does all of a freeze: it decides, keeps at once what the rings have in a raw file, notifies
-the ranks, waits for a few steps more, completes the raw file and writes the tree. Every cause, of
-whatever origin, enters by `BlackBox.submit`, and every freeze begins in `_begin`.
+the ranks and the coordinator, waits for a few steps more, completes the raw file and writes the
+tree. Every cause, of whatever origin, enters by `BlackBox.submit`, and every freeze begins in
+`_begin`. A freeze that the coordinator hands on enters there as well: it begins one, or the freeze
+that is under way becomes part of it.
 """
 
 from __future__ import annotations
@@ -18,8 +20,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rankdump._analysis.black_box.fault_report import describe_bad_value, make_fault_report
-from rankdump._core.black_box import FaultKind, FreezeNotice
-from rankdump._core.freeze_record import FreezeRecord, FrozenCause, describe_cause
+from rankdump._core.black_box import FaultKind, FreezeNotice, RankStep
+from rankdump._core.freeze_record import (
+    FreezeRecord,
+    FrozenCause,
+    JobFreeze,
+    RelayedFreeze,
+    describe_cause,
+)
 from rankdump._core.log_once import LogOnce
 from rankdump._core.plan import BlackBoxSettings
 from rankdump._core.status import BlackBoxStatus, FreezeStatus, MetricSample
@@ -41,7 +49,9 @@ from rankdumpd.agent.blackbox.freeze_state import (
     PastFreeze,
     RankProgress,
     describe_rings,
+    list_notes,
     make_fault_cause,
+    make_job_freeze,
     make_loss_cause,
     make_silence_cause,
     select_rings,
@@ -50,6 +60,7 @@ from rankdumpd.agent.blackbox.freeze_state import (
 from rankdumpd.agent.blackbox.frozen_tree import FrozenTreeWriter, measure_frozen_trees
 from rankdumpd.agent.blackbox.raw_backlog import RawBacklog
 from rankdumpd.agent.blackbox.raw_freeze import RawFreezeFolder
+from rankdumpd.agent.blackbox.recent_freezes import RecentFreezes
 from rankdumpd.agent.blackbox.step_ring import StepRing, StepRings
 from rankdumpd.agent.limits.resource_limits import ResourceLimits
 from rankdumpd.agent.session.rank_session import RankSession
@@ -64,7 +75,7 @@ MAX_REMEMBERED_FREEZES = 64
 MAX_REQUEST_CHARACTERS = 1024
 MAX_ORDERS = 4096
 """Causes that wait for a decision: a rank that reports faults all the time takes no memory."""
-_STACK_KINDS = (FaultKind.LOST_RANK, FaultKind.NO_STEP, FaultKind.REQUEST)
+_STACK_KINDS = (FaultKind.LOST_RANK, FaultKind.NO_STEP, FaultKind.WAIT, FaultKind.REQUEST)
 """Causes for which the stacks of the other ranks matter."""
 
 _logger = logging.getLogger(__name__)
@@ -87,23 +98,26 @@ class BlackBox:
         host: str,
         audit: Callable[[str, Mapping[str, object]], None],
         counters: MetricCounters,
+        report: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         now_us: Callable[[], int] = read_wall_clock_us,
     ) -> None:
+        """`report` has `list_reported_freezes` sent to the coordinator at once."""
         self._registry, self._limits, self._host = registry, limits, host
-        self._audit, self._counters = audit, counters
+        self._audit, self._counters, self._report = audit, counters, report
         self._clock, self._now_us = clock, now_us
         self._rings = StepRings(lambda: limits.find_ring_room(registry.live()), clock)
         self._raw = RawFreezeFolder(state_dir)
         self._thread = BackgroundThread(self._run, "rankdumpd-black-box")
-        writer = FrozenTreeWriter(
+        self._writer = FrozenTreeWriter(
             host,
             str(state_dir),
             find_shortage=limits.find_shortage,
             is_stopping=lambda: self._thread.is_stopping,
             now_us=now_us,
         )
-        self._backlog = RawBacklog(self._raw, writer, clock)
+        self._backlog = RawBacklog(self._raw, self._writer, clock)
+        self._recent = RecentFreezes(clock)
         self._changed = threading.Condition(threading.RLock())
         self._orders: deque[FreezeOrder] = deque()
         self._open: dict[str, OpenFreeze] = {}
@@ -142,6 +156,20 @@ class BlackBox:
                 order.answer.set_exception(ExhaustedError("too many causes of freezes at once"))
             self._changed.notify_all()
 
+    def join_freeze(self, relayed: RelayedFreeze) -> None:
+        """Take a freeze that the coordinator hands to all agents of a job; it may be repeated."""
+        if self._recent.note_relayed(relayed):
+            freeze = relayed.freeze
+            self.submit(FreezeOrder(freeze.job_id, freeze.attempt, freeze.cause, freeze.iteration))
+
+    def list_reported_freezes(self) -> tuple[JobFreeze, ...]:
+        """Return the freezes that the coordinator is to know of now."""
+        return self._recent.list_reported()
+
+    def pop_compared_steps(self) -> list[RankStep]:
+        """Return one step of each rank that ended some since the last call."""
+        return self._rings.pop_compared_steps()
+
     def freeze_on_request(self, message: agent_pb2.Freeze) -> FreezeAnswer:
         """Freeze a job because people ask for it, and wait for its tree.
 
@@ -168,7 +196,11 @@ class BlackBox:
 
     def start(self) -> None:
         """Start the thread, which first writes the trees that an earlier process left."""
-        self._backlog.find_left()
+        for record in self._backlog.find_left():
+            age_s = max(0, self._now_us() - record.frozen_us) / 1e6
+            begun_s = self._clock() - age_s
+            self._past[record.job_id] = PastFreeze(record.attempt, record.iteration, begun_s)
+            self._recent.add(make_job_freeze(record), age_s=age_s)
         self._thread.start()
 
     def stop_watching(self) -> None:
@@ -280,6 +312,9 @@ class BlackBox:
     def _is_complete(self, freeze: OpenFreeze) -> bool:
         if self._finishing:
             return True
+        reach = self._recent.find_reach(make_job_freeze(freeze.record).key)
+        if not reach.is_settled and self._clock() < freeze.begun_s + decisions.REACH_WAIT_S:
+            return False
         going = (each for each in self._list_sessions(freeze.record) if not each.has_ended)
         rings = (self._rings.find(each.request.session_id) for each in going)
         progress = (
@@ -319,6 +354,10 @@ class BlackBox:
                 f"job {order.job_id}: {describe_cause(cause)}; not frozen: {reason}",
                 about=f"{order.job_id} {cause.kind.value} {cause.rank} {reason[:24]}",
             )
+            if order.relayed_iteration is not None:
+                freeze = JobFreeze(order.job_id, order.attempt, order.iteration, cause, reason)
+                self._recent.add(freeze)
+                self._report()
             refusal = RejectedError(f"job {order.job_id!r} is not frozen: {reason}")
             order.answer.set_exception(refusal)
 
@@ -326,6 +365,8 @@ class BlackBox:
         """Return why a cause freezes nothing; empty when it does, or is added to a freeze."""
         freeze = self._open.get(order.job_id)
         rings = select_rings(self._rings.list_rings(order.job_id), order.attempt)
+        if order.relayed_iteration is not None and self._join(order, freeze, rings):
+            return ""
         now_s, facts = self._clock(), self._collect_facts(order, rings)
         verdict = decide_freeze(facts, now_s)
         if verdict.action is FreezeAction.FREEZE:
@@ -340,13 +381,47 @@ class BlackBox:
             return ""
         return verdict.reason
 
+    def _join(self, order: FreezeOrder, freeze: OpenFreeze | None, rings: list[StepRing]) -> bool:
+        """Join a freeze of the coordinator; return whether there is nothing more to do for it."""
+        job_id, attempt, iteration = order.job_id, order.attempt, order.iteration
+        if freeze is not None and freeze.record.attempt == attempt:
+            before = make_job_freeze(freeze.record)
+            if freeze.join(order):
+                self._recent.remove(before.key)
+                freeze.record, freeze.raw = self._keep(freeze.record)
+                self._announce(freeze)
+            return True
+        past = self._past.get(job_id)
+        if past is not None and (past.attempt, past.iteration) == (attempt, iteration):
+            return True
+        # A process before this one may have frozen it, and written its tree.
+        plan = rings[0].session.plan if rings else None
+        return plan is not None and self._writer.is_written(job_id, attempt, iteration, plan)
+
+    def _announce(self, freeze: OpenFreeze) -> None:
+        """Tell of a freeze that has begun, or has become part of another one: in the log and the
+        status, to the coordinator and to the ranks.
+        """
+        record = freeze.record
+        cause = record.causes[0]
+        self._note(record, "")
+        begun_s = freeze.begun_s
+        self._past[record.job_id] = PastFreeze(record.attempt, record.iteration, begun_s)
+        self._recent.add(make_job_freeze(record))
+        self._report()
+        text = f"the black box is frozen: {describe_cause(cause)}"
+        _logger.warning("job %s: %s", record.job_id, text)
+        notice = FreezeNotice(record.iteration, text, wants_stacks=cause.kind in _STACK_KINDS)
+        for session in self._list_sessions(record):
+            session.notify_freeze(notice)
+
     def _collect_facts(self, order: FreezeOrder, rings: list[StepRing]) -> FreezeFacts:
         freeze, past = self._open.get(order.job_id), self._past.get(order.job_id)
         with self._rings.lock:
             steps, rows = sum(map(len, rings)), sum(ring.row_count for ring in rings)
         return FreezeFacts(
             rings[0].session.plan.black_box if rings else BlackBoxSettings(),
-            order.cause.iteration,
+            order.iteration,
             steps=steps,
             rows=rows,
             open_iteration=freeze.record.iteration if freeze else None,
@@ -365,42 +440,39 @@ class BlackBox:
 
     def _begin(self, order: FreezeOrder, rings: list[StepRing]) -> None:
         """Keep what the rings have, and notify the ranks; OSError when it cannot be kept."""
-        cause, first = order.cause, rings[0].session
+        first = rings[0].session
         record = FreezeRecord(
             order.job_id,
             order.attempt,
-            cause.iteration,
+            order.iteration,
             self._host,
             first.request.world_size,
             self._now_us(),
-            (cause,),
+            (order.cause,),
         )
         settings, now_s = first.plan.black_box, self._clock()
         record, raw = self._keep(record)
         median_s = max(ring.median_step_s for ring in rings)
-        freeze = OpenFreeze(
+        freeze = self._open[order.job_id] = OpenFreeze(
             record,
             raw,
+            now_s,
             now_s + decisions.GATHER_S,
             now_s + decisions.compute_wait_s(settings, median_s),
-            cause.iteration + settings.post_steps,
+            order.iteration + settings.post_steps,
             [order],
         )
-        self._note(record, "")
-        self._past[order.job_id] = PastFreeze(record.iteration, now_s)
-        self._open[order.job_id] = freeze
-        text = f"the black box is frozen: {describe_cause(cause)}"
-        _logger.warning("job %s: %s", order.job_id, text)
-        notice = FreezeNotice(cause.iteration, text, wants_stacks=cause.kind in _STACK_KINDS)
-        for session in self._list_sessions(record):
-            session.notify_freeze(notice)
+        self._announce(freeze)
 
     def _keep(self, record: FreezeRecord, *, takes: bool = False) -> tuple[FreezeRecord, Path]:
         """Write the raw file of a freeze; with `takes` the rings are empty afterwards."""
         sessions = self._registry.list_sessions()
         with self._rings.lock:
-            rings = self._select(record)
-            record, frozen = describe_rings(record, rings, sessions), take_rings(rings)
+            rings, reach = (
+                self._select(record),
+                self._recent.find_reach(make_job_freeze(record).key),
+            )
+            record, frozen = describe_rings(record, rings, sessions, reach), take_rings(rings)
         path = self._raw.write(record, frozen)
         if takes:
             with self._rings.lock:
@@ -432,17 +504,18 @@ class BlackBox:
             self._note(record, root)
             past = self._past.get(record.job_id)
             if past is not None and past.iteration == record.iteration:
-                self._past[record.job_id] = PastFreeze(past.iteration, past.begun_s, root)
+                self._past[record.job_id] = dataclasses.replace(past, root=root)
             text = f"the black box of iteration {record.iteration} is in {root}"
             bad = make_fault_report(root, [record]).first_bad_value
             first = f"; {describe_bad_value(bad, bad.tensor.op_name)}" if bad else ""
             _logger.warning("job %s: %s (rankdump faults)%s", record.job_id, text, first)
             for session in self._list_sessions(record):
                 session.warn(text)
-            notes = tuple(f"rank {each.rank} is missing: {each.reason}" for each in record.missing)
-            for number, order in enumerate(written.orders):
+            notes, first_cause = list_notes(record), record.causes[0].identity
+            for order in written.orders:
                 since = f"its freeze at iteration {record.iteration} was under way"
-                order.answer.set_result(FreezeAnswer((root,), (since, *notes) if number else notes))
+                own = notes if order.cause.identity == first_cause else (since, *notes)
+                order.answer.set_result(FreezeAnswer((root,), own))
 
     def _note(self, record: FreezeRecord, root: str) -> None:
         """Remember a freeze for the status."""

@@ -21,6 +21,8 @@ LOST_GRACE_S = 3.0
 """Time in which a rank whose process cannot be watched may connect again."""
 GATHER_S = 1.0
 """Time in which a freeze gathers the causes that other ranks report, even if all have ended."""
+REACH_WAIT_S = 4.0
+"""Longest time in which a freeze waits for the coordinator to say which agents it has reached."""
 MIN_WAIT_S = 3.0
 MAX_WAIT_S = 10.0
 """Bounds of the time for which a freeze waits for further steps."""

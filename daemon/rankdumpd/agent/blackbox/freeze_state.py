@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankdump._core.black_box import FaultKind, FaultNotice
-from rankdump._core.freeze_record import FreezeRecord, FrozenCause, FrozenRank, MissingRank
+from rankdump._core.freeze_record import (
+    FreezeReach,
+    FreezeRecord,
+    FrozenCause,
+    FrozenRank,
+    JobFreeze,
+    MissingRank,
+    describe_absence,
+    join_missing_ranks,
+)
 from rankdump._core.status import SessionState
 from rankdumpd.agent.blackbox.freeze_decision import is_wait_over
 from rankdumpd.agent.blackbox.raw_freeze import FrozenRing
@@ -36,7 +45,16 @@ class FreezeOrder:
     job_id: str
     attempt: int
     cause: FrozenCause
+    relayed_iteration: int | None = None
+    """Iteration of the freeze that the coordinator hands to all agents of the job; None for a cause
+    of this agent, which freezes the iteration in which it was found."""
     answer: Future[FreezeAnswer] = field(default_factory=Future[FreezeAnswer])
+
+    @property
+    def iteration(self) -> int:
+        """Iteration that is frozen."""
+        found = self.relayed_iteration
+        return self.cause.iteration if found is None else found
 
 
 class RankProgress(NamedTuple):
@@ -54,6 +72,7 @@ class OpenFreeze:
 
     record: FreezeRecord
     raw: Path
+    begun_s: float
     earliest_s: float
     """Before then it is not complete: other ranks may know more of the fault."""
     until_s: float
@@ -68,6 +87,20 @@ class OpenFreeze:
             causes = (*self.record.causes, order.cause)
             self.record = dataclasses.replace(self.record, causes=causes)
 
+    def join(self, order: FreezeOrder) -> bool:
+        """Become a part of the freeze of the coordinator; return whether that changes anything.
+
+        Its cause is the first one, and the causes of this agent are later ones.
+        """
+        record, cause = self.record, order.cause
+        if (record.iteration, record.causes[0].identity) == (order.iteration, cause.identity):
+            return False
+        own = (each for each in record.causes if each.identity != cause.identity)
+        causes = (cause, *own)[:MAX_CAUSES]
+        self.last_iteration += order.iteration - record.iteration
+        self.record = dataclasses.replace(record, iteration=order.iteration, causes=causes)
+        return True
+
     def is_complete(self, ranks: Iterable[RankProgress], now_s: float) -> bool:
         """Return whether nothing is awaited any more of the ranks that go on."""
         if now_s < self.earliest_s:
@@ -80,9 +113,15 @@ class OpenFreeze:
 class PastFreeze:
     """The latest freeze of a job."""
 
+    attempt: int
     iteration: int
     begun_s: float
     root: str = ""
+
+
+def make_job_freeze(record: FreezeRecord) -> JobFreeze:
+    """Return what other agents are to know of a freeze."""
+    return JobFreeze(record.job_id, record.attempt, record.iteration, record.causes[0])
 
 
 def select_rings(rings: Sequence[StepRing], attempt: int) -> list[StepRing]:
@@ -99,19 +138,41 @@ def take_rings(rings: Sequence[StepRing]) -> list[FrozenRing]:
 
 
 def describe_rings(
-    record: FreezeRecord, rings: Sequence[StepRing], sessions: Iterable[RankSession]
+    record: FreezeRecord,
+    rings: Sequence[StepRing],
+    sessions: Iterable[RankSession],
+    reach: FreezeReach,
 ) -> FreezeRecord:
     """Return a record with the ranks of these rings, and the ranks that are missing."""
     ranks = tuple(map(_describe_ring, rings))
     known = {each.rank for each in ranks}
     missing = {
+        rank: MissingRank(rank, f"{agent.reason} (host {agent.host})")
+        for agent in reach.unreached
+        for rank in agent.ranks
+        if rank not in known
+    }
+    missing |= {
         session.request.rank: MissingRank(session.request.rank, _explain_absence(session))
         for session in sessions
         if session.request.job_id == record.job_id and session.request.attempt == record.attempt
         if session.request.rank not in known
     }
     listed = tuple(each for _, each in sorted(missing.items()))
-    return dataclasses.replace(record, ranks=ranks, missing=listed)
+    return dataclasses.replace(
+        record,
+        ranks=ranks,
+        missing=listed,
+        agents=reach.agents,
+        frozen_agents=reach.frozen_agents,
+    )
+
+
+def list_notes(record: FreezeRecord) -> tuple[str, ...]:
+    """Return what people who asked for a freeze should know besides its tree."""
+    reached = f"frozen by {record.frozen_agents} of the {record.agents} agents of the job"
+    absent = map(describe_absence, join_missing_ranks(record.missing))
+    return (*((reached,) if record.agents > 1 else ()), *absent)
 
 
 def _describe_ring(ring: StepRing) -> FrozenRank:

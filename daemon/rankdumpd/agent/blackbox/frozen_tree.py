@@ -12,7 +12,7 @@ import dataclasses
 import errno
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from rankdump._core.black_box import PULSE_ROW, StepState
@@ -130,6 +130,21 @@ class FrozenTreeWriter:
         tree.put(STATE_FOLDER, self._name, (format_freeze_record(done),), mark=self._name)
         return done, str(tree.root)
 
+    def is_written(self, job_id: str, attempt: int, iteration: int, plan: DumpPlan) -> bool:
+        """Return whether this agent has a complete tree of that freeze of a job with that plan."""
+        for root in _list_roots(plan, iteration):
+            tree = _open_tree(make_frozen_plan(plan, root))
+            if not tree.has(STATE_FOLDER, CLAIM_NAME):
+                return False
+            if tree.has(STATE_FOLDER, self._name):
+                try:
+                    known = parse_freeze_record(tree.read(STATE_FOLDER, self._name))
+                except CorruptedError:
+                    continue
+                if (known.job_id, known.attempt) == (job_id, attempt):
+                    return True
+        return False
+
     def _check_room(self, record: FreezeRecord, plan: DumpPlan, raw_bytes: int) -> None:
         """Raise OSError where the disk of the tree has no room for the rows of a raw file."""
         size = raw_bytes // PULSE_ROW.itemsize * ROW_TREE_BYTES
@@ -140,9 +155,7 @@ class FrozenTreeWriter:
     def _find_tree(self, record: FreezeRecord, plan: DumpPlan) -> DumpTree:
         """Return the tree of a freeze, which other agents of the job may have begun."""
         owner = f"attempt {record.attempt} of {record.job_id!r}"
-        for number in range(MAX_NUMBERED_TREES):
-            name = f"{record.iteration}.{number}" if number else f"{record.iteration}"
-            root = f"{plan.output.root}/{BLACK_BOX_FOLDER}/{name}"
+        for root in _list_roots(plan, record.iteration):
             tree = _open_tree(make_frozen_plan(plan, root))
             if tree.claim(STATE_FOLDER, CLAIM_NAME, owner) and self._is_own(tree, record):
                 return tree
@@ -183,6 +196,13 @@ class FrozenTreeWriter:
         finally:
             session.storage.lock.release()
         return tuple(steps)
+
+
+def _list_roots(plan: DumpPlan, iteration: int) -> Iterator[str]:
+    """Yield the folders that the tree of an iteration may be in, the usual one first."""
+    first = f"{plan.output.root}/{BLACK_BOX_FOLDER}/{iteration}"
+    yield first
+    yield from (f"{first}.{number}" for number in range(1, MAX_NUMBERED_TREES))
 
 
 def _open_tree(plan: DumpPlan) -> DumpTree:

@@ -4,16 +4,17 @@ earlier one left. One that cannot be written now is tried again; a damaged one i
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankdump._core.freeze_record import FreezeRecord
-from rankdump.errors import RankdumpError, UnavailableError
+from rankdump.errors import CorruptedError, RankdumpError, UnavailableError
 from rankdumpd.agent.blackbox.freeze_state import FreezeOrder
 from rankdumpd.agent.blackbox.frozen_tree import FrozenTreeWriter
-from rankdumpd.agent.blackbox.raw_freeze import RawFreezeFolder
+from rankdumpd.agent.blackbox.raw_freeze import RawFreezeFolder, read_raw_record
 
 RETRY_INTERVAL_S = 10.0
 
@@ -48,10 +49,15 @@ class RawBacklog:
         self._waiting: dict[Path, _WaitingFile] = {}
         self._damaged: list[str] = []
 
-    def find_left(self) -> None:
-        """Find the files that an earlier process left."""
+    def find_left(self) -> list[FreezeRecord]:
+        """Find the files that an earlier process left; return the records that can be read."""
+        records: list[FreezeRecord] = []
         for path in self._raw.list_files():
             self._waiting.setdefault(path, _WaitingFile())
+            # What is wrong with a file is said when it is written.
+            with contextlib.suppress(OSError, CorruptedError), path.open("rb") as file:
+                records.append(read_raw_record(file))
+        return records
 
     def add(self, path: Path, orders: Sequence[FreezeOrder]) -> None:
         """Add a file of this process."""

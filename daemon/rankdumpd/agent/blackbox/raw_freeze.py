@@ -69,7 +69,8 @@ class RawFreezeFolder:
         self.folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
         key = f"{record.job_id}\0{record.attempt}\0{record.frozen_us}"
         digest = hashlib.blake2b(key.encode(errors="surrogateescape"), digest_size=8).hexdigest()
-        path = self.folder / f"{record.iteration}.{digest}{RAW_SUFFIX}"
+        # Without the iteration, which changes when the freeze becomes part of another one.
+        path = self.folder / f"{digest}{RAW_SUFFIX}"
         temporary = path.with_suffix(".tmp")
         try:
             with temporary.open("wb") as file:

@@ -12,8 +12,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from rankdump._core.black_box import PULSE_ROW, StepState
+from rankdump._core.black_box import PULSE_ROW, RankStep, StepState
 from rankdump._wire.black_box_messages import check_new_kinds, step_state_from_wire
+from rankdump._wire.freeze_messages import MAX_STEP_NUMBERS
 from rankdump._wire.session_messages import kind_from_wire
 from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2
@@ -24,6 +25,15 @@ MAX_KINDS_BYTES = 32 << 20
 _STEP_BYTES = 512
 """Memory of a step besides its rows and texts."""
 _MAX_INTERVALS = 64
+
+
+def count_trailing_zeros(iteration: int) -> int:
+    """Return the zero bits at the end of a number; of 0 more than any other has.
+
+    >>> count_trailing_zeros(12), count_trailing_zeros(7), count_trailing_zeros(0)
+    (2, 0, 64)
+    """
+    return (iteration & -iteration).bit_length() - 1 if iteration else 64
 
 
 def compute_step_bytes(state: StepState) -> int:
@@ -56,6 +66,8 @@ class StepRing:
         self._steps: dict[int, tuple[int, StepState]] = {}
         """With the number of each arrival, the oldest first."""
         self._intervals_s: deque[float] = deque(maxlen=_MAX_INTERVALS)
+        self._compared = -1
+        """Iteration of the step that is to be compared with those of other ranks; -1 for none."""
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -85,6 +97,16 @@ class StepRing:
     def interval_count(self) -> int:
         """Times between finished steps that the median is made of."""
         return len(self._intervals_s)
+
+    def pop_compared_step(self) -> StepState | None:
+        """Return one of the steps that have ended since the last call; None without any.
+
+        It is the one whose iteration has most zero bits at its end, so that agents of a job, who
+        look at different times, return steps of the same iterations.
+        """
+        iteration, self._compared = self._compared, -1
+        held = self._steps.get(iteration)
+        return held[1] if held else None
 
     def add_kinds(self, first: int, kinds: Sequence[bytes]) -> None:
         """Add kinds from a number on; ProtocolError when one of them was another before."""
@@ -120,6 +142,9 @@ class StepRing:
         self.finished_steps += 1
         self.finished_s = now_s
         self.finished_iteration = max(self.finished_iteration, state.iteration)
+        zeros = count_trailing_zeros(state.iteration)
+        if self._compared < 0 or zeros >= count_trailing_zeros(self._compared):
+            self._compared = state.iteration
 
     def drop_oldest(self) -> None:
         """Drop the oldest step, for want of memory."""
@@ -197,6 +222,16 @@ class StepRings:
                 ring for ring in self._rings.values() if job_id in ("", ring.session.request.job_id)
             ]
 
+    def pop_compared_steps(self) -> list[RankStep]:
+        """Return one step of each ring that had some end since the last call, if it has numbers."""
+        with self.lock:
+            popped = [(ring, ring.pop_compared_step()) for ring in self._rings.values()]
+        return [
+            _make_rank_step(ring.session, state)
+            for ring, state in popped
+            if state is not None and state.cause.numbers
+        ]
+
     def discard(self, session_id: str) -> None:
         """Forget the ring of a session."""
         with self.lock:
@@ -218,3 +253,11 @@ class StepRings:
     def dropped_steps(self) -> int:
         """Steps that were dropped for want of memory since the agent was started."""
         return self._dropped_steps
+
+
+def _make_rank_step(session: RankSession, state: StepState) -> RankStep:
+    request, numbers = session.request, state.cause.numbers
+    # Sorted, so that all ranks of a job send the same ones.
+    names = sorted(numbers)[:MAX_STEP_NUMBERS]
+    chosen = {name: numbers[name] for name in names}
+    return RankStep(request.job_id, request.rank, request.attempt, state.iteration, chosen)

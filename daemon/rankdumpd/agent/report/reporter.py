@@ -16,11 +16,19 @@ from typing import Protocol
 import grpc
 
 from rankdump._core.backoff import RetryBackoff
+from rankdump._core.black_box import RankStep
+from rankdump._core.freeze_record import JobFreeze, RelayedFreeze
 from rankdump._core.job_control import ControlAnswer, ControlOrder
 from rankdump._core.status import AgentLoad, ClockEstimate, SessionStatus
 from rankdump._wire import status_messages
 from rankdump._wire.channel import TlsCredentials, explain_unavailable, make_error, open_channel
 from rankdump._wire.control_messages import answer_to_wire, order_from_wire
+from rankdump._wire.freeze_messages import (
+    is_known_freeze,
+    job_freeze_to_wire,
+    rank_step_to_wire,
+    relayed_freeze_from_wire,
+)
 from rankdump._wire.message_fields import make_fields
 from rankdump.errors import (
     ConfigError,
@@ -188,6 +196,18 @@ MAX_WARNINGS = 256
 _logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class BlackBoxReports:
+    """What the reporter needs of the agent's black box, and the other way round."""
+
+    list_freezes: Callable[[], Iterable[JobFreeze]] = tuple
+    """Freezes to be in each request now."""
+    pop_steps: Callable[[], Iterable[RankStep]] = tuple
+    """Finished steps, one of each rank at most; called with each heartbeat."""
+    join_freeze: Callable[[RelayedFreeze], None] = lambda relayed: None
+    """Takes a freeze of the coordinator; called again with each answer that repeats it."""
+
+
 class CoordinatorReporter:
     """Sends the items of the log until the coordinator has them; without an address, nothing."""
 
@@ -201,6 +221,7 @@ class CoordinatorReporter:
         on_forgotten: Callable[[], None],
         quiet: Callable[[], Iterable[QuietRank]] = tuple,
         orders: JobOrders | None = None,
+        black_box: BlackBoxReports | None = None,
         credentials: TlsCredentials | None = None,
         times: ReporterTimes | None = None,
     ) -> None:
@@ -211,6 +232,7 @@ class CoordinatorReporter:
         self._address, self._log = address, log
         self._load, self._warn, self._on_forgotten = load, warn, on_forgotten
         self._orders = orders
+        self._black_box = black_box or BlackBoxReports()
         self._credentials = credentials
         self._agent_id = log.agent_id()
         self._host_id = machine.read_host_id()
@@ -447,6 +469,9 @@ class CoordinatorReporter:
             self._warn(job_id, text)
         if self._orders is not None:
             self._orders.take_orders(list(_read_orders(answer.control_orders)))
+        for message in answer.freezes:
+            if is_known_freeze(message.freeze):
+                self._black_box.join_freeze(relayed_freeze_from_wire(message))
 
     def _note_reachable(self) -> None:
         outage, self._outage = self._outage, None
@@ -463,7 +488,9 @@ class CoordinatorReporter:
     ) -> None:
         """Fill in identity and status of this host; the expensive parts once a second."""
         if sent_to is not None:
+            request.freezes.extend(map(job_freeze_to_wire, self._black_box.list_freezes()))
             if self._clock.keep_up(stub):
+                request.steps.extend(map(rank_step_to_wire, self._black_box.pop_steps()))
                 self._event_counts = (self._log.waiting(self._received)[1], self._log.lost()[0])
                 self._quiet_ranks.update(now_us=self._times.now().wall_us, newest=self._log.last)
             quiet_ranks, until_us = self._quiet_ranks.pop_quiet_ranks(sent_to)

@@ -207,7 +207,11 @@ class RecordWriter:
             size, original = made.size_bytes, OriginalFile(path, made, unpacked)
         else:
             # An existing file may hold another tensor: file names contain no session.
-            written = self._find_written(place, parts, plain)
+            try:
+                written = self._find_written(place, parts, plain)
+            except OSError as error:
+                # Whose file it is, nobody can say then.
+                return self._drop(record, error if isinstance(made, FileExistsError) else made)
             if written is None:
                 return self._drop(record, made)
             size, unpacked = written
@@ -311,7 +315,7 @@ class RecordWriter:
         self, place: FilePlace, parts: Sequence[ByteBuffer], plain: Sequence[ByteBuffer]
     ) -> tuple[int, str] | None:
         """Return the size of a file that holds exactly this record, which was resent then, and
-        why it is unpacked; None where there is no such file.
+        why it is unpacked; None where there is no such file. OSError when the disk fails.
         """
         try:
             size, start = self._tree.read_start(place.path, STORED_HEAD_BYTES)
@@ -323,7 +327,11 @@ class RecordWriter:
                 return None
             data = self._tree.read(place.folder, place.name)
             content = self._codec.decode(data, limit_bytes=sum(map(len, plain)))
-        except (OSError, CorruptedError):
+        except CorruptedError:
+            return None
+        except OSError as error:
+            if error.errno == errno.EIO:
+                raise
             return None
         return found if b"".join(plain) == content else None
 

@@ -29,6 +29,8 @@ from rankdump._core.status import (
     SessionStatus,
 )
 from rankdump._core.timeouts import RankTimeouts, TimeoutHint
+from rankdumpd.coordinator.alarms.job_freezes import JobFreezes
+from rankdumpd.coordinator.alarms.peer_steps import PeerSteps
 from rankdumpd.coordinator.fleet_views import (
     IterationView,
     JobView,
@@ -172,6 +174,8 @@ class ReportedJob:
         """Findings about such calls that do not end, in iterations that are not published."""
         self.findings: list[Finding] = []
         self.more_findings = 0
+        self.freezes = JobFreezes()
+        self.peer_steps = PeerSteps(job_id)
         self._first: dict[tuple[str, str], int] = {}
         """Number of the report in which an agent first reported a session."""
         self._groups: dict[int, tuple[ProcessGroup, ...]] = {}

@@ -209,6 +209,16 @@ class RankRegistry:
         """Set the agent that reports a session."""
         self._agents[session_id] = agent_id
 
+    def list_agent_ranks(self, attempt: int) -> dict[str, tuple[int, ...]]:
+        """Return the ranks of an attempt whose sessions have not ended, by their agents."""
+        found: dict[str, list[int]] = {}
+        for rank, name in sorted(self._newest.items()):
+            session, agent = self.sessions[name], self._agents.get(name, "")
+            ended = session.state is SessionState.CLOSED or session.excluded
+            if session.attempt == attempt and not ended:
+                found.setdefault(agent, []).append(rank)
+        return {agent: tuple(ranks) for agent, ranks in found.items()}
+
     def name_clocks(self, hosts: Mapping[str, tuple[str, str]]) -> dict[int, str]:
         """Return the host of each rank, under a name that no other host has.
 

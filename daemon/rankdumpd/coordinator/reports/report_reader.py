@@ -14,6 +14,11 @@ from rankdump._core.status import (
 )
 from rankdump._core.timeouts import RankTimeouts
 from rankdump._wire.control_messages import answer_from_wire
+from rankdump._wire.freeze_messages import (
+    is_known_freeze,
+    job_freeze_from_wire,
+    rank_step_from_wire,
+)
 from rankdump._wire.message_fields import (
     MAX_NAME_CHARACTERS,
     check_count,
@@ -42,6 +47,8 @@ MAX_TEXT_CHARACTERS = 1 << 26
 MAX_AGENT_ID = 128
 _MAX_REPORT_PARTS = 1 << 16
 """Sessions, balances, batches of events and the like in one report."""
+_MAX_REPORT_FREEZES = 256
+"""An agent reports those of a minute."""
 _MAX_CLOCK_OFFSET_US = 1 << 60
 """Limit of a clock's offset and error: the sum with a time must fit into 64 bits."""
 
@@ -90,6 +97,8 @@ class ReportReader:
             held_events=message.held_events,
             control_answers=tuple(map(answer_from_wire, message.control_answers)),
             lost_events=message.lost_events,
+            freezes=tuple(map(job_freeze_from_wire, filter(is_known_freeze, message.freezes))),
+            steps=tuple(map(rank_step_from_wire, message.steps)),
         )
 
     def _take_texts(self, message: coordinator_pb2.Texts) -> None:
@@ -142,8 +151,9 @@ def _is_clock_off(clock: ClockEstimate) -> bool:
 
 def _check_size(message: coordinator_pb2.ReportRequest) -> None:
     items = (message.sessions, message.iterations, message.events, message.timeouts)
-    parts = (*items, message.roots, message.heard)
+    parts = (*items, message.roots, message.heard, message.freezes, message.steps)
     check_count("parts of a report", sum(map(len, parts)), _MAX_REPORT_PARTS)
+    check_count("freezes of a report", len(message.freezes), _MAX_REPORT_FREEZES)
     numbers = (message.sequence, message.held_events, message.lost_events)
     check_numbers(f"report of agent {message.agent_id}", numbers)
 

@@ -11,11 +11,14 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from rankdump._core.events import Finding
+from rankdump._core.freeze_record import JobFreeze, RelayedFreeze
 from rankdump._core.status import AgentLoad, AgentStatus, ClockEstimate, RankWait
 from rankdump._core.timeouts import TimeoutHint
 from rankdump.errors import ExhaustedError
+from rankdumpd.coordinator.alarms.job_freezes import AgentRanks
 from rankdumpd.coordinator.fleet_views import (
     AgentReport,
     FleetView,
@@ -83,11 +86,15 @@ class ReportingAgent:
         """Return the lowest number that an item of a report may have."""
         return max(self.received + 1, report.sequence - report.items + 1)
 
+    def is_silent(self, now_s: float) -> bool:
+        """Return whether it has not reported for so long that it may be gone."""
+        return now_s - self.last_report_s >= AGENT_SILENCE_TIMEOUT_S
+
     def describe(self, host: str, *, now_s: float) -> str:
         """Return a sentence on the backlog of the agent; `host` is the name shown for its host."""
-        silent_s, name = now_s - self.last_report_s, f"the agent of {host or self.agent_id}"
-        if silent_s >= AGENT_SILENCE_TIMEOUT_S:
-            return f"{name} last reported {silent_s:.0f} s ago"
+        name = f"the agent of {host or self.agent_id}"
+        if self.is_silent(now_s):
+            return f"{name} last reported {now_s - self.last_report_s:.0f} s ago"
         held, queued = self.held_events, self.load.queued_records
         return f"{name} has {held:,} events to report and {queued:,} records queued"
 
@@ -122,6 +129,14 @@ class AgentRegistry:
         """Return a sentence on the state of each agent."""
         hosts = self.hosts()
         return {name: a.describe(hosts[name][1], now_s=now_s) for name, a in self.by_id.items()}
+
+    def describe_silence(self, agent_id: str, *, now_s: float) -> str:
+        """Return since when an agent has not reported; empty for one that does."""
+        agent = self.by_id.get(agent_id)
+        if agent is None:
+            return "its agent is not known"
+        silent_s = now_s - agent.last_report_s
+        return f"its agent last reported {silent_s:.0f} s ago" if agent.is_silent(now_s) else ""
 
     def hosts(self) -> dict[str, tuple[str, str]]:
         """Return for each agent the name of its host and the unique name shown for it."""
@@ -307,7 +322,21 @@ class ReportStore:
                 if job_id in self._jobs
                 for text in self._jobs[job_id].warnings
             )
-            return ReportAnswer(agent.acknowledged, agent.received, warnings)
+            self._add_black_box_parts(report, now_s=now_s)
+            freezes = self._list_relayed(agent.jobs, now_s=now_s)
+            return ReportAnswer(agent.acknowledged, agent.received, warnings, freezes)
+
+    def add_alarm(self, freeze: JobFreeze, *, now_s: float) -> bool:
+        """Add a freeze that the coordinator itself found; return whether it begins one."""
+        with self._lock:
+            job = self._jobs.get(freeze.job_id)
+            return job is not None and job.freezes.add(freeze, now_s=now_s)
+
+    def find_outliers(self, *, now_us: int) -> list[JobFreeze]:
+        """Return a freeze for each iteration with new outliers among the ranks of a job."""
+        with self._lock:
+            jobs = list(self._jobs.values())
+            return [alarm for job in jobs for alarm in job.peer_steps.find_alarms(now_us)]
 
     def is_crowded(self, report: AgentReport) -> bool:
         """Return whether a job of the report has complete iterations that wait for publication."""
@@ -479,6 +508,38 @@ class ReportStore:
                 latest=self._latest,
                 agents=self._agents.list_statuses(now_s=now_s),
             )
+
+    def _add_black_box_parts(self, report: AgentReport, *, now_s: float) -> None:
+        """Add what is neither numbered nor stored: an agent repeats it, or it is soon outdated."""
+        for job_id in {freeze.job_id for freeze in report.freezes} & self._jobs.keys():
+            own = [freeze for freeze in report.freezes if freeze.job_id == job_id]
+            self._jobs[job_id].freezes.add_reported(report.agent_id, own, now_s=now_s)
+        for step in report.steps:
+            if step.job_id in self._jobs:
+                self._jobs[step.job_id].peer_steps.add(step)
+
+    def _list_relayed(self, job_ids: Iterable[str], *, now_s: float) -> tuple[RelayedFreeze, ...]:
+        known = (self._jobs[job_id] for job_id in sorted(job_ids) if job_id in self._jobs)
+        return tuple(
+            relayed
+            for job in known
+            for relayed in job.freezes.list_relayed(
+                partial(self._list_agent_ranks, job, now_s=now_s), now_s=now_s
+            )
+        )
+
+    def _list_agent_ranks(
+        self, job: ReportedJob, attempt: int, *, now_s: float
+    ) -> dict[str, AgentRanks]:
+        hosts, found = self._agents.hosts(), job.ranks.list_agent_ranks(attempt)
+        return {
+            name: AgentRanks(
+                hosts.get(name, ("", name))[1],
+                ranks,
+                self._agents.describe_silence(name, now_s=now_s),
+            )
+            for name, ranks in found.items()
+        }
 
     def _view(
         self, job: ReportedJob, pending: PendingIteration, *, provisional: bool

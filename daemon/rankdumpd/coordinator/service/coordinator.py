@@ -22,6 +22,7 @@ from rankdump._wire.control_messages import (
     order_to_wire,
     result_to_wire,
 )
+from rankdump._wire.freeze_messages import relayed_freeze_to_wire
 from rankdump._wire.status_messages import timeout_hint_to_wire, view_to_wire
 from rankdump.errors import RejectedError
 from rankdump.wire.v1 import coordinator_pb2
@@ -139,14 +140,15 @@ def _build_report_response(
         received_sequence=answer.received,
         warnings=[pb.JobWarning(job_id=job_id, text=text) for job_id, text in answer.warnings],
         control_orders=map(order_to_wire, orders),
+        freezes=map(relayed_freeze_to_wire, answer.freezes),
     )
 
 
 _logger = logging.getLogger(__name__)
 _WORK_INTERVAL_S = 0.2
 """Pause between two rounds of publishing and of writing the state."""
-_OPEN_WAIT_INTERVAL_S = 1.0
-"""Pause between two searches for open waits."""
+_SEARCH_INTERVAL_S = 1.0
+"""Pause between two searches for open waits and outliers."""
 _RETIRE_INTERVAL_S = 3600.0
 _REPORT_ANSWER_TIMEOUT_S = 15.0
 """Longest wait of a report for its answer; an agent abandons a stream after a minute."""
@@ -181,8 +183,8 @@ class JobCoordinator(Component):
         self._publisher: IterationPublisher | None = None
         # Held while publishing and writing the state; never while a report is added.
         self._publishing_lock = threading.Lock()
-        self._next_wait_search_s = 0.0
-        """Time at which the next search for open waits is due."""
+        self._next_search_s = 0.0
+        """Time at which the next search for alarms is due."""
         self._thread = BackgroundThread(self._run, "rankdumpd-coordinator")
 
     @property
@@ -330,21 +332,25 @@ class JobCoordinator(Component):
                 # An exception must not end the thread: nothing would be published any more.
                 _logger.exception("publishing failed; the next attempt follows")
 
-    def _search_open_waits(self) -> None:
+    def _search_alarms(self) -> None:
+        """Search for open waits and outliers; freeze the jobs in which they are alarming."""
         now_s = time.monotonic()
-        if now_s >= self._next_wait_search_s:
-            self._next_wait_search_s = now_s + _OPEN_WAIT_INTERVAL_S
-            self._hints.update_open_waits(now_us=time.time_ns() // 1000, now_s=now_s)
+        if now_s >= self._next_search_s:
+            self._next_search_s = now_s + _SEARCH_INTERVAL_S
+            now_us = time.time_ns() // 1000
+            waits = self._hints.update_open_waits(now_us=now_us, now_s=now_s)
+            for alarm in (*waits, *self._store.find_outliers(now_us=now_us)):
+                self._store.add_alarm(alarm, now_s=now_s)
 
     def _work(self, *, retire: bool) -> None:
         if self._state_writer is None or self._publisher is None:
             return
         with self._publishing_lock:
             while not self._thread.is_stopping and self._publisher.publish_next():
-                # Open waits are searched in between, because publishing may take long.
-                self._search_open_waits()
+                # Alarms are searched in between, because publishing may take long.
+                self._search_alarms()
             self._state_writer.write_changes()
-            self._search_open_waits()
+            self._search_alarms()
             if retire:
                 for job_id in self._state_writer.forget_old_jobs():
                     self._hints.forget_job(job_id)

@@ -16,9 +16,11 @@ from dataclasses import dataclass, replace
 
 from rankdump._core.backoff import RetrySchedule
 from rankdump._core.events import Finding, FindingKind
+from rankdump._core.freeze_record import JobFreeze
 from rankdump._core.status import RankWait
 from rankdump._core.timeouts import TimeoutHint
 from rankdump.errors import ExhaustedError
+from rankdumpd.coordinator.alarms.long_waits import find_wait_alarms
 from rankdumpd.coordinator.execution_order import GlobalOrder
 from rankdumpd.coordinator.fleet_views import IterationView, PublicationResult
 from rankdumpd.coordinator.hints.assessment import build_hints
@@ -224,23 +226,29 @@ class HintUpdater:
             # An error in the hints must not undo the publication of the iteration.
             _logger.exception("job %s: hints could not be updated", job_id, extra={"job": job_id})
 
-    def update_open_waits(self, *, now_us: int, now_s: float) -> None:
-        """Update the hints about open waits, and remove those of waits that are over."""
+    def update_open_waits(self, *, now_us: int, now_s: float) -> list[JobFreeze]:
+        """Update the hints about open waits, and remove those of waits that are over.
+
+        Return a freeze for each wait past half of its timeout.
+        """
+        alarms: list[JobFreeze] = []
         found: defaultdict[str, list[TimeoutHint]] = defaultdict(list)
         views = self._store.list_waiting_iterations(now_s=now_s)
         stuck = self._causes.update(views, now_us=now_us)
         for view in views:
             self._roots_by_job[view.job_id] = view.root
             state = self._states.get(view.job_id)
-            found[view.job_id] += find_open_waits(
-                view, self._store.build_job_facts(view.job_id), now_us, state
-            )
+            facts = self._store.build_job_facts(view.job_id)
+            hints = find_open_waits(view, facts, now_us, state)
+            alarms += find_wait_alarms(view, hints, now_us)
+            found[view.job_id] += hints
         for job_id in {*self._open, *found, *stuck}:
             waits = tuple(found.get(job_id, ()))
             if waits != self._open.get(job_id, ()) or job_id in stuck:
                 self._open[job_id] = waits
                 self._refresh(job_id, self._roots_by_job.get(job_id, ""))
         self._open = {job_id: waits for job_id, waits in self._open.items() if waits}
+        return alarms
 
     def forget_job(self, job_id: str) -> None:
         """Forget the hints of a job."""

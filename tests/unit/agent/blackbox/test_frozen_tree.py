@@ -17,6 +17,7 @@ from rankdump.reader import status_of, walk
 from rankdumpd.agent.blackbox.frozen_tree import FrozenTreeWriter, measure_frozen_trees
 from rankdumpd.agent.blackbox.raw_backlog import RETRY_INTERVAL_S, RawBacklog
 from rankdumpd.agent.blackbox.raw_freeze import FrozenRing, RawFreezeFolder
+from rankdumpd.agent.session.registry import read_checked_plan
 from rankdumpd.agent.storage.tree import DumpTree
 
 
@@ -215,3 +216,32 @@ def test_hostile_record_is_rejected_in_one_line(data):
     with pytest.raises(CorruptedError, match="not a record of a freeze") as raised:
         parse_freeze_record(data)
     assert "\n" not in str(raised.value)
+
+
+def test_writer_knows_the_trees_that_it_has_written(tmp_path):
+    """So a freeze that comes again after a restart of the agent is not written twice."""
+    record, rings = make_frozen_rings(tmp_path / "dump")
+    plan = read_checked_plan(rings[0].request)
+    assert not make_writer().is_written("job", 0, 1, plan)
+    assert make_writer("b").write(write_raw(tmp_path / "b", (record, rings)))
+    assert not make_writer().is_written("job", 0, 1, plan)
+    assert make_writer().write(write_raw(tmp_path, (record, rings)))
+    assert make_writer().is_written("job", 0, 1, plan)
+    for job_id, attempt, iteration in (("other", 0, 1), ("job", 1, 1), ("job", 0, 2)):
+        assert not make_writer().is_written(job_id, attempt, iteration, plan)
+    # In a tree beside that of another attempt, too.
+    later = dataclasses.replace(record, attempt=1)
+    found = make_writer().write(write_raw(tmp_path, (later, rings)))
+    assert found
+    assert found[1].endswith("/1.1")
+    assert make_writer().is_written("job", 1, 1, plan)
+
+
+def test_raw_file_keeps_its_name_when_its_freeze_joins_another(tmp_path):
+    record, rings = make_frozen_rings(tmp_path / "dump")
+    path = write_raw(tmp_path, (record, rings))
+    assert write_raw(tmp_path, (dataclasses.replace(record, iteration=0), rings)) == path
+    backlog = RawBacklog(RawFreezeFolder(tmp_path / "state"), make_writer(), lambda: 0.0)
+    assert [each.iteration for each in backlog.find_left()] == [0]
+    path.write_bytes(b"damaged")
+    assert backlog.find_left() == []

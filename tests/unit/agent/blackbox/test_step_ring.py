@@ -12,6 +12,7 @@ from rankdump._core.plan import BlackBoxSettings, DumpPlan, OutputSettings
 from rankdump._core.record import TensorKind
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._wire.black_box_messages import step_state_to_wire
+from rankdump._wire.freeze_messages import MAX_STEP_NUMBERS
 from rankdump._wire.session_messages import kind_to_wire
 from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2
@@ -154,3 +155,32 @@ def test_causes_and_stacks_count_as_memory(make_session):
     cause = StepCause({"loss": 1.0}, {"batch.0": "ab"})
     rings.take_step(session, step_state_to_wire(step(0, cause=cause, stacks=("x" * 50,)), (), 0))
     assert rings.used_bytes == bare + len("loss") + len("batch.0") + 2 + 50
+
+
+def test_compared_step_is_the_one_with_most_zero_bits_since_the_last(make_session, kinds):
+    rings, session = make_rings(), make_session(steps=64)
+
+    def take(*iterations: int, **fields) -> None:
+        for iteration in iterations:
+            state = step(iteration, cause=StepCause({"loss": iteration / 8}), **fields)
+            rings.take_step(session, step_state_to_wire(state, kinds, 0))
+
+    take(*range(3, 14))
+    [found] = rings.pop_compared_steps()
+    assert (found.iteration, found.numbers) == (8, {"loss": 1.0})
+    assert (found.job_id, found.rank) == (session.request.job_id, session.request.rank)
+    assert rings.pop_compared_steps() == []
+    take(14, 15, 17)
+    assert [each.iteration for each in rings.pop_compared_steps()] == [14]
+    take(18, unfinished=True)
+    assert rings.pop_compared_steps() == []
+
+
+def test_compared_step_needs_numbers_and_has_few(make_session, kinds):
+    rings, session = make_rings(), make_session(steps=64)
+    rings.take_step(session, step_state_to_wire(step(8), kinds, 0))
+    assert rings.pop_compared_steps() == []
+    numbers = {f"n{at:03d}": 1.0 for at in range(100)}
+    rings.take_step(session, step_state_to_wire(step(9, cause=StepCause(numbers)), kinds, 0))
+    [found] = rings.pop_compared_steps()
+    assert list(found.numbers) == sorted(numbers)[:MAX_STEP_NUMBERS]

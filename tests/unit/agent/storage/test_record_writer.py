@@ -6,6 +6,7 @@ import errno
 import logging
 import stat
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -209,6 +210,20 @@ def test_write_drops_record_where_a_link_has_its_name(make_head, tmp_path):
     path.symlink_to(victim)
     assert write_record(writer, make_head()).reason == "name_taken"
     assert victim.read_text() == "untouched"
+
+
+def test_write_blames_the_disk_where_it_cannot_read_an_existing_file(
+    make_head, tmp_path, monkeypatch
+):
+    """Whether the file is that of the record, which was resent then, nobody can say."""
+    writer = writer_of(tree(tmp_path))
+    write_record(writer, make_head())
+
+    def fail(*_args: object) -> NoReturn:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(DumpTree, "read_start", fail)
+    assert write_record(writer, make_head()).reason == "write_error"
 
 
 def test_write_replaces_hidden_file_of_crash(make_head, tmp_path):

@@ -141,6 +141,37 @@ def test_missing_ranks_have_the_reason_that_an_agent_knows():
     )
 
 
+def test_records_of_several_agents_are_one_report():
+    """Their common cause is named once, and consecutive ranks with one reason are one line."""
+    later = dataclasses.replace(CAUSE, rank=3, at_us=CAUSE.at_us + 5)
+    # A message has made something else of a text.
+    again = dataclasses.replace(CAUSE, text="NaN?")
+    reason = "its agent last reported 9 s ago (host node3)"
+    missing = tuple(MissingRank(rank, reason) for rank in (4, 5))
+    report = make_fault_report(
+        "/t",
+        [
+            record_of(
+                rank_of(0, step(5)), world_size=8, missing=missing, agents=4, frozen_agents=3
+            ),
+            record_of(
+                rank_of(4, step(5)), host="node2", frozen_us=60, causes=(again, later), world_size=8
+            ),
+        ],
+    )
+    assert (report.cause.identity, report.later_causes) == (CAUSE.identity, (later,))
+    elsewhere = (
+        "no session on node1, node2: another agent has frozen the job, on another disk or not "
+        "written yet, or never started"
+    )
+    assert report.absent == (
+        # Of the other one of this agent there is a record by now.
+        AbsentRanks(5, 5, reason),
+        AbsentRanks(1, 3, elsewhere),
+        AbsentRanks(6, 7, elsewhere),
+    )
+
+
 def test_latest_tree_beside_a_dump_is_found(tmp_path):
     for number, iteration in ((1, 9), (2, 5)):
         write_tree(

@@ -35,6 +35,14 @@ def of_rank(columns: events_pb2.EventColumns) -> coordinator_pb2.RankEvents:
     return coordinator_pb2.RankEvents(job_id="j", rank=0, session_id="s", columns=columns)
 
 
+JUMP = coordinator_pb2.FreezeCause(kind="jump")
+
+
+def freeze_of(kind: str = "jump", **fields: Any) -> coordinator_pb2.JobFreeze:
+    cause = coordinator_pb2.FreezeCause(kind=kind, **fields)
+    return coordinator_pb2.JobFreeze(job_id="j", cause=cause)
+
+
 def wire_report(**changes) -> coordinator_pb2.ReportRequest:
     session = status_pb2.SessionStatus(
         job_id="j", session_id="s", rank=0, world_size=1, state=SESSION_OPEN
@@ -175,6 +183,19 @@ def test_reader_converts_times_to_coordinator_clock(offset_us, error_us, known, 
         {"texts": coordinator_pb2.Texts(first=1, texts=["x" * 4097])},
         {"timeouts": [coordinator_pb2.RankTimeouts(
             job_id="j", timeouts=events_pb2.Timeouts(limits={"x": float("inf")}))]},
+        {"freezes": [coordinator_pb2.JobFreeze(cause=JUMP)]},
+        {"freezes": [coordinator_pb2.JobFreeze(job_id="j" * 257, cause=JUMP)]},
+        {"freezes": [coordinator_pb2.JobFreeze(job_id="j", iteration=TOO_LARGE, cause=JUMP)]},
+        {"freezes": [freeze_of(at_us=TOO_LARGE)]},
+        {"freezes": [freeze_of(rank=1 << 31)]},
+        {"freezes": [freeze_of(text="x" * 4097)]},
+        {"freezes": [coordinator_pb2.JobFreeze(job_id="j", cause=JUMP)] * 257},
+        {"steps": [coordinator_pb2.RankStep(numbers={"loss": 1.0})]},
+        {"steps": [coordinator_pb2.RankStep(job_id="j", rank=1 << 31)]},
+        {"steps": [coordinator_pb2.RankStep(job_id="j", iteration=TOO_LARGE)]},
+        {"steps": [coordinator_pb2.RankStep(job_id="j", numbers={"x" * 257: 1.0})]},
+        {"steps": [coordinator_pb2.RankStep(job_id="j",
+                                            numbers={str(at): 1.0 for at in range(65)})]},
     ],
 )  # fmt: skip
 def test_reader_rejects_invalid_reports(changes) -> None:
@@ -213,3 +234,11 @@ def test_reader_rejects_second_agent_on_a_stream() -> None:
     reader.read(wire_report())
     with pytest.raises(ProtocolError, match="on the stream of '"):
         reader.read(wire_report(agent_id="b"))
+
+
+def test_reader_leaves_out_freezes_of_kinds_that_later_versions_have() -> None:
+    """Everything else in the report counts."""
+    report = read(freezes=[freeze_of(kind="cosmic_ray"), freeze_of(rank=2)])
+    assert [freeze.key for freeze in report.freezes] == [("j", 0, 0)]
+    assert report.freezes[0].cause.rank == 2
+    assert report.items == 3

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rankdump._core.black_box import FaultKind, RankStep
 from rankdump._core.events import (
     OPEN_END_POSITION,
     EventColumns,
@@ -17,6 +18,13 @@ from rankdump._core.events import (
     RankEvent,
     UnseenCollectives,
 )
+from rankdump._core.freeze_record import (
+    FreezeReach,
+    FrozenCause,
+    JobFreeze,
+    RelayedFreeze,
+    UnreachedAgent,
+)
 from rankdump._core.status import (
     AgentLoad,
     ClockEstimate,
@@ -26,6 +34,7 @@ from rankdump._core.status import (
     SessionStatus,
 )
 from rankdump._core.timeouts import RankTimeouts
+from rankdump._wire.status_messages import finding_from_wire, finding_to_wire
 from rankdump.errors import ExhaustedError
 from rankdumpd.coordinator.fleet_views import (
     AgentReport,
@@ -716,6 +725,8 @@ def test_two_trees_of_one_job_are_a_finding(gather, agent):
     assert finding.kind is FindingKind.TWO_TREES
     assert "'j' dumps into /tree/j and /tree/other, and its order is in /tree/j" in finding.text
     assert view.roots == ("/tree/j", "/tree/other")
+    # It is about no iteration, and a status has it like any other.
+    assert finding_from_wire(finding_to_wire(finding)) == finding
 
 
 def test_rank_that_is_known_to_its_end_delays_no_iteration(gather, agent) -> None:
@@ -762,3 +773,48 @@ def test_unseen_collectives_reach_their_iteration_without_an_event(gather, agent
     agent.report(events=((source, dataclasses.replace(report[1], columns=empty)),))
     assert gather.build_fleet_view(now_s=0.0).jobs["j"].findings == ()
     assert published(gather) is None
+
+
+FREEZE = JobFreeze("j", 0, 3, FrozenCause(FaultKind.JUMP, 3, "it jumped", 7, 0))
+
+
+def test_freeze_is_handed_to_the_agents_of_its_job_alone(gather) -> None:
+    """The answers name agents that are silent, with their ranks, as soon as it is their turn."""
+    one, two, other = (Agent(gather, name=name, world=4) for name in ("a", "b", "c"))
+    other.job = "k"
+    one.report(sessions=(one.session(0), one.session(1)), host="here")
+    two.report(sessions=(two.session(2), two.session(3)), host="there")
+    other.report(sessions=(other.session(0),))
+    answer = one.report(now_s=9.0, freezes=(FREEZE,))
+    [relayed] = answer.freezes
+    assert relayed == RelayedFreeze(FREEZE, FreezeReach(2, 1))
+    assert other.report(now_s=9.0).freezes == ()
+    [relayed] = one.report(now_s=11.0, freezes=(FREEZE,)).freezes
+    silent = UnreachedAgent("there", (2, 3), "its agent last reported 11 s ago")
+    assert relayed.reach == FreezeReach(2, 1, (silent,))
+    [relayed] = two.report(now_s=12.0, freezes=(FREEZE,)).freezes
+    assert relayed.reach == FreezeReach(2, 2)
+
+
+def test_freeze_of_an_unknown_job_is_ignored(gather, agent) -> None:
+    unknown = dataclasses.replace(FREEZE, job_id="k")
+    assert agent.report(freezes=(unknown,)).freezes == ()
+    assert not gather.add_alarm(unknown, now_s=0.0)
+
+
+def test_ranks_whose_sessions_have_closed_are_not_awaited(gather) -> None:
+    one, two = (Agent(gather, name=name) for name in ("a", "b"))
+    one.report(sessions=(one.session(0),))
+    two.report(sessions=(two.session(1, SessionState.CLOSED),))
+    [relayed] = one.report(freezes=(FREEZE,)).freezes
+    assert relayed.reach == FreezeReach(1, 1)
+
+
+def test_outliers_of_reported_steps_are_alarms_that_are_handed_on(gather, agent) -> None:
+    losses = enumerate((1.0, 1.0, 1.0, 1.0, 90.0))
+    steps = tuple(RankStep("j", rank, 0, 8, {"loss": loss}) for rank, loss in losses)
+    agent.report(steps=(*steps, RankStep("k", 0, 0, 8, {"loss": 1.0})))
+    [alarm] = gather.find_outliers(now_us=NOW_US)
+    assert alarm.cause.rank == 4
+    assert gather.add_alarm(alarm, now_s=1.0)
+    assert [each.freeze for each in agent.report(now_s=1.0).freezes] == [alarm]

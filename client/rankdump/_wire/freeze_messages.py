@@ -1,0 +1,145 @@
+"""Messages between agents and coordinator about freezes and finished steps, in both directions;
+bounds are checked on receipt.
+"""
+
+from __future__ import annotations
+
+from rankdump._core.black_box import FaultKind, RankStep
+from rankdump._core.freeze_record import (
+    FreezeReach,
+    FrozenCause,
+    JobFreeze,
+    RelayedFreeze,
+    UnreachedAgent,
+)
+from rankdump._wire.message_fields import (
+    MAX_LINE_CHARACTERS,
+    MAX_NAME_CHARACTERS,
+    check_count,
+    check_numbers,
+    check_text,
+    make_fields,
+    make_printable,
+    make_sendable,
+    replace_surrogates,
+)
+from rankdump._wire.session_messages import MAX_JOB_ID_CHARACTERS, MAX_WORLD_SIZE
+from rankdump.errors import ProtocolError
+from rankdump.wire.v1 import coordinator_pb2
+
+MAX_STEP_NUMBERS = 64
+"""Numbers of a step that are compared with those of other ranks."""
+MAX_UNREACHED_AGENTS = 64
+MAX_UNREACHED_RANKS = 1024
+"""Of one agent."""
+_KINDS = frozenset(each.value for each in FaultKind)
+_TEXTS = ("text", "op_type", "op_name", "side", "argument", "source")
+
+
+def job_freeze_to_wire(freeze: JobFreeze) -> coordinator_pb2.JobFreeze:
+    """Return the message of a freeze."""
+    cause = make_fields(freeze.cause, *_TEXTS, "kind")
+    for name in _TEXTS:
+        cause[name] = make_sendable(replace_surrogates(getattr(freeze.cause, name)))
+    return coordinator_pb2.JobFreeze(
+        job_id=freeze.job_id,
+        attempt=freeze.attempt,
+        iteration=freeze.iteration,
+        cause=coordinator_pb2.FreezeCause(kind=freeze.cause.kind.value, **cause),
+        refusal=make_sendable(replace_surrogates(freeze.refusal)),
+    )
+
+
+def is_known_freeze(message: coordinator_pb2.JobFreeze) -> bool:
+    """Return whether a freeze is of a kind that this version knows.
+
+    Another one comes from a later version, and is left out: everything else in the message counts.
+    """
+    return message.cause.kind in _KINDS
+
+
+def job_freeze_from_wire(message: coordinator_pb2.JobFreeze) -> JobFreeze:
+    """Read a freeze; ProtocolError for an unknown word, or a number that is too large."""
+    _check_job("freeze", message.job_id)
+    cause = message.cause
+    check_numbers("freeze", (message.iteration, cause.iteration, cause.at_us))
+    if cause.kind not in _KINDS:
+        raise ProtocolError(f"a freeze has the unknown kind {cause.kind[:80]!r}")
+    rank = _check_rank("freeze", cause.rank) if cause.HasField("rank") else None
+    texts = {name: _read_text(getattr(cause, name)) for name in _TEXTS}
+    read = FrozenCause(
+        FaultKind(cause.kind),
+        cause.iteration,
+        at_us=cause.at_us,
+        rank=rank,
+        slot=cause.slot,
+        **texts,
+    )
+    refusal = _read_text(message.refusal)
+    return JobFreeze(message.job_id, message.attempt, message.iteration, read, refusal)
+
+
+def relayed_freeze_to_wire(relayed: RelayedFreeze) -> coordinator_pb2.RelayedFreeze:
+    """Return the message of a freeze for the agents of its job."""
+    reach = relayed.reach
+    return coordinator_pb2.RelayedFreeze(
+        freeze=job_freeze_to_wire(relayed.freeze),
+        agents=reach.agents,
+        frozen_agents=reach.frozen_agents,
+        unreached=[coordinator_pb2.UnreachedAgent(**make_fields(each)) for each in reach.unreached],
+    )
+
+
+def relayed_freeze_from_wire(message: coordinator_pb2.RelayedFreeze) -> RelayedFreeze:
+    """Read a freeze that a coordinator hands on; ProtocolError when it contradicts itself."""
+    check_count(
+        "agents that a freeze has not reached", len(message.unreached), MAX_UNREACHED_AGENTS
+    )
+    unreached = tuple(map(_read_unreached, message.unreached))
+    reach = FreezeReach(message.agents, message.frozen_agents, unreached)
+    return RelayedFreeze(job_freeze_from_wire(message.freeze), reach)
+
+
+def rank_step_to_wire(step: RankStep) -> coordinator_pb2.RankStep:
+    """Return the message of a step."""
+    return coordinator_pb2.RankStep(**make_fields(step))
+
+
+def rank_step_from_wire(message: coordinator_pb2.RankStep) -> RankStep:
+    """Read a step; ProtocolError when it has too many numbers, or one of them too long a name."""
+    _check_job("step", message.job_id)
+    check_numbers("step", (message.iteration,))
+    check_count("numbers of a step", len(message.numbers), MAX_STEP_NUMBERS)
+    for name in message.numbers:
+        check_text("number of a step", name, MAX_LINE_CHARACTERS)
+    return RankStep(
+        message.job_id,
+        _check_rank("step", message.rank),
+        message.attempt,
+        message.iteration,
+        dict(message.numbers),
+    )
+
+
+def _read_unreached(message: coordinator_pb2.UnreachedAgent) -> UnreachedAgent:
+    check_count(
+        "ranks of an agent that a freeze has not reached", len(message.ranks), MAX_UNREACHED_RANKS
+    )
+    ranks = tuple(_check_rank("freeze", rank) for rank in message.ranks)
+    return UnreachedAgent(make_printable(message.host), ranks, _read_text(message.reason))
+
+
+def _read_text(text: str) -> str:
+    return make_printable(check_text("text of a freeze", text), MAX_NAME_CHARACTERS)
+
+
+def _check_job(what: str, job_id: str) -> None:
+    if not job_id:
+        raise ProtocolError(f"a {what} without a job id")
+    check_text(f"{what} with a job id", job_id, MAX_JOB_ID_CHARACTERS)
+
+
+def _check_rank(what: str, rank: int) -> int:
+    if rank >= MAX_WORLD_SIZE:
+        raise ProtocolError(f"{what} of rank {rank}: at most {MAX_WORLD_SIZE} ranks")
+    return rank

@@ -1,0 +1,157 @@
+"""Freezes of one job over all its agents: the first one is handed to each of them. No I/O, and the
+clock is an argument; the owner holds the lock.
+
+Nothing is stored: agents report what they have frozen for a minute, also to a coordinator that was
+restarted meanwhile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
+
+from rankdump._core.freeze_record import (
+    FreezeReach,
+    JobFreeze,
+    RelayedFreeze,
+    UnreachedAgent,
+    describe_cause,
+)
+from rankdump._wire.freeze_messages import MAX_UNREACHED_AGENTS, MAX_UNREACHED_RANKS
+
+RELAYED_S = 60.0
+"""Time for which a freeze is handed to the agents of its job."""
+MAX_KNOWN_FREEZES = 64
+"""Freezes of a job that are remembered: none of them begins again."""
+ANSWER_TIME_S = 1.5
+"""An agent that reports once a second has heard of a freeze after this time, and has reported it;
+one that has not is named."""
+REACH_INTERVAL_S = 0.5
+"""Time between two looks at which agents have frozen their ranks."""
+
+FreezeKey = tuple[str, int, int]
+"""Job, attempt and iteration."""
+
+_logger = logging.getLogger(__name__)
+
+
+def begins_freeze(
+    freeze: JobFreeze,
+    known: Collection[FreezeKey],
+    current: Sequence[JobFreeze],
+    seen: Collection[FreezeKey],
+) -> bool:
+    """Return whether a freeze is one of its own, which all agents of the job are to join.
+
+    `known` has the keys of all freezes so far, `current` those that are handed on now, the latest
+    last, and `seen` the keys that whoever found this one knew of. A freeze that was found without
+    knowing of the current one of the attempt is a part of that: the agent joins it.
+    """
+    if freeze.key in known:
+        return False
+    own = [each for each in current if each.attempt == freeze.attempt]
+    return not own or own[-1].key in seen
+
+
+class AgentRanks(NamedTuple):
+    """An agent with ranks of a job."""
+
+    host: str
+    ranks: tuple[int, ...]
+    """Those whose sessions have not ended."""
+    silence: str
+    """A sentence on an agent that does not report; empty for one that does."""
+
+
+def measure_reach(
+    agents: Mapping[str, AgentRanks], answers: Mapping[str, str], *, is_due: bool
+) -> FreezeReach:
+    """Return how far a freeze has come.
+
+    `answers` has for each agent that has reported it why it has not frozen its ranks, or an empty
+    text. Agents that have not are named when all have answered, or `is_due`.
+    """
+    late = {name: agent for name, agent in agents.items() if answers.get(name, "late")}
+    is_due = is_due or answers.keys() >= late.keys()
+    unreached = tuple(
+        UnreachedAgent(
+            agent.host,
+            agent.ranks[:MAX_UNREACHED_RANKS],
+            answers.get(name) or agent.silence or "its agent has not answered yet",
+        )
+        for name, agent in islice(late.items(), MAX_UNREACHED_AGENTS if is_due else 0)
+    )
+    return FreezeReach(len(agents), len(agents) - len(late), unreached)
+
+
+@dataclass(slots=True)
+class _KnownFreeze:
+    """One freeze of the job, and what agents have reported of it."""
+
+    freeze: JobFreeze
+    since_s: float
+    answers: dict[str, str] = field(default_factory=dict[str, str])
+    """By agent: why it has not frozen its ranks; empty when it has."""
+    reach: FreezeReach = field(default_factory=FreezeReach)
+    reach_s: float = float("-inf")
+    """When the reach was measured."""
+
+
+class JobFreezes:
+    """The freezes of one job."""
+
+    def __init__(self) -> None:
+        self._known: dict[FreezeKey, _KnownFreeze] = {}
+        """The latest last."""
+
+    def add_reported(self, agent_id: str, freezes: Sequence[JobFreeze], *, now_s: float) -> None:
+        """Add the freezes of this job that an agent reports."""
+        seen = {freeze.key for freeze in freezes}
+        for freeze in freezes:
+            self.add(dataclasses.replace(freeze, refusal=""), now_s=now_s, seen=seen)
+            if freeze.key in self._known:
+                self._known[freeze.key].answers[agent_id] = freeze.refusal
+
+    def add(self, freeze: JobFreeze, *, now_s: float, seen: Collection[FreezeKey] = ()) -> bool:
+        """Add a freeze; return whether it is one of its own, by `begins_freeze`."""
+        current = [each.freeze for each in self._iter_current(now_s)]
+        if not begins_freeze(freeze, self._known, current, seen):
+            return False
+        self._known[freeze.key] = _KnownFreeze(freeze, now_s)
+        while len(self._known) > MAX_KNOWN_FREEZES:
+            del self._known[next(iter(self._known))]
+        # The agents log it as a warning.
+        _logger.info(
+            "job %s: its black boxes are frozen on all hosts: %s",
+            freeze.job_id,
+            describe_cause(freeze.cause),
+            extra={"job": freeze.job_id},
+        )
+        return True
+
+    def has_current(self, now_s: float) -> bool:
+        """Return whether a freeze is handed to agents now."""
+        return any(True for _ in self._iter_current(now_s))
+
+    def list_relayed(
+        self, list_agents: Callable[[int], Mapping[str, AgentRanks]], *, now_s: float
+    ) -> tuple[RelayedFreeze, ...]:
+        """Return the freezes that the agents of the job are to join, the earliest first.
+
+        `list_agents` returns the agents with ranks of an attempt.
+        """
+        current = tuple(self._iter_current(now_s))
+        for each in current:
+            if now_s - each.reach_s >= REACH_INTERVAL_S:
+                is_due = now_s - each.since_s >= ANSWER_TIME_S
+                agents = list_agents(each.freeze.attempt)
+                each.reach = measure_reach(agents, each.answers, is_due=is_due)
+                each.reach_s = now_s
+        return tuple(RelayedFreeze(each.freeze, each.reach) for each in current)
+
+    def _iter_current(self, now_s: float) -> Iterator[_KnownFreeze]:
+        return (each for each in self._known.values() if now_s - each.since_s < RELAYED_S)

@@ -1,0 +1,138 @@
+"""Outliers among peers: the numbers of one step over the ranks of a job, as its loss or a norm.
+No I/O; the owner holds the lock, and the decision is a pure function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite, log
+from statistics import median
+
+from rankdump._core.black_box import FaultKind, RankStep
+from rankdump._core.freeze_record import FrozenCause, JobFreeze
+from rankdump._core.number_comparison import is_far_above
+
+MIN_PEERS = 4
+"""Fewest other ranks that a number is compared with."""
+MAX_STEPS = 32
+"""Iterations of a job whose numbers are kept."""
+MAX_NUMBERS = 1 << 18
+"""Numbers of a job that are kept."""
+MAX_OUTLIERS = 1024
+"""Outliers of a job that are remembered."""
+_MAX_CANDIDATES = 8
+"""Highest numbers that are compared with all others."""
+
+_NumbersByName = dict[str, dict[int, float]]
+"""Number of each rank, by name."""
+
+
+def find_outliers(numbers: Mapping[int, float]) -> list[int]:
+    """Return the ranks whose number is far above those of all others, the highest first.
+
+    >>> find_outliers({0: 1.0, 1: 1.1, 2: 0.9, 3: 1.0, 4: 40.0}), find_outliers({0: 1.0, 1: 40.0})
+    ([4], [])
+    """
+    known = {rank: each for rank, each in numbers.items() if each > 0 and isfinite(each)}
+    if len(known) <= MIN_PEERS:
+        return []
+    # Few numbers can be so far above the middle: the others need no comparison with each.
+    middle = median(map(log, known.values()))
+    highest = sorted(known, key=lambda rank: -known[rank])[:_MAX_CANDIDATES]
+    return [
+        rank
+        for rank in highest
+        if log(known[rank]) > middle
+        and is_far_above(
+            [each for other, each in known.items() if other != rank], known[rank], MIN_PEERS
+        )
+    ]
+
+
+class PeerSteps:
+    """The latest numbers of the ranks of one job."""
+
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+        self._attempt = 0
+        self._steps: dict[int, _NumbersByName] = {}
+        """By iteration, the latest last."""
+        self._count = 0
+        self._changed: set[int] = set()
+        """Iterations with numbers that were not compared yet."""
+        self._outliers: dict[tuple[int, str], tuple[int, bool]] = {}
+        """By rank and name of each outlier the iteration in which it was found, or was none any
+        more, and whether it is one."""
+
+    def add(self, step: RankStep) -> None:
+        """Add the numbers of a step; those of an earlier attempt are ignored."""
+        if step.attempt > self._attempt:
+            self._steps, self._count, self._attempt = {}, 0, step.attempt
+            self._changed, self._outliers = set(), {}
+        if step.attempt < self._attempt:
+            return
+        if self._count + len(step.numbers) > MAX_NUMBERS:
+            self._drop_oldest()
+            return
+        by_name = self._steps.setdefault(step.iteration, {})
+        for name, number in step.numbers.items():
+            ranks = by_name.setdefault(name, {})
+            self._count += step.rank not in ranks
+            ranks[step.rank] = number
+        self._changed.add(step.iteration)
+        while len(self._steps) > MAX_STEPS:
+            self._drop_oldest()
+
+    def find_alarms(self, now_us: int) -> list[JobFreeze]:
+        """Return a freeze for each iteration with outliers that are new since the last call."""
+        changed, self._changed = sorted(self._changed), set()
+        found = (self._compare(iteration, now_us) for iteration in changed)
+        return [each for each in found if each is not None]
+
+    def _compare(self, iteration: int, now_us: int) -> JobFreeze | None:
+        cause: FrozenCause | None = None
+        for name, numbers in sorted(self._steps[iteration].items()):
+            if len(numbers) <= MIN_PEERS:
+                continue
+            outliers = find_outliers(numbers)
+            new = [rank for rank in outliers if self._is_new(rank, name, iteration)]
+            if new and cause is None:
+                cause = _make_cause(new[0], name, iteration, numbers, now_us)
+            self._forget(name, numbers, outliers, iteration)
+        return cause and JobFreeze(self._job_id, self._attempt, iteration, cause)
+
+    def _is_new(self, rank: int, name: str, iteration: int) -> bool:
+        """Remember an outlier; return whether it is one that was none, or none any more."""
+        before, was_outlier = self._outliers.get((rank, name), (-1, False))
+        if was_outlier or iteration <= before:
+            return False
+        self._outliers[rank, name] = iteration, True
+        if len(self._outliers) > MAX_OUTLIERS:
+            del self._outliers[next(iter(self._outliers))]
+        return True
+
+    def _forget(
+        self, name: str, numbers: Mapping[int, float], outliers: list[int], iteration: int
+    ) -> None:
+        """Mark the outliers of a name that a later iteration has, and that are none in it."""
+        for (rank, known), (before, is_outlier) in self._outliers.items():
+            has_number = known == name and rank in numbers and rank not in outliers
+            if has_number and is_outlier and before < iteration:
+                self._outliers[rank, known] = iteration, False
+
+    def _drop_oldest(self) -> None:
+        iteration = next(iter(self._steps), None)
+        if iteration is not None:
+            self._count -= sum(map(len, self._steps.pop(iteration).values()))
+            self._changed.discard(iteration)
+
+
+def _make_cause(
+    rank: int, name: str, iteration: int, numbers: Mapping[int, float], now_us: int
+) -> FrozenCause:
+    others = [each for other, each in numbers.items() if other != rank and isfinite(each)]
+    text = (
+        f"{name} of rank {rank} is {numbers[rank]:g}, far above that of {len(others)} other ranks, "
+        f"whose median is {median(others):g}"
+    )
+    return FrozenCause(FaultKind.OUTLIER, iteration, text, now_us, rank)
