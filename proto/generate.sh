@@ -14,6 +14,6 @@ out=$2
     --python_out="$out" --mypy_out="$out" \
     proto/rankdump/dumpdata/v1/*.proto
 # Files without a service leave an empty stub behind.
-for name in events status model; do
+for name in control events status model; do
     rm -f "$out/rankdump/wire/v1/${name}_pb2_grpc.py" "$out/rankdump/wire/v1/${name}_pb2_grpc.pyi"
 done

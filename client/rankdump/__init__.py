@@ -41,6 +41,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from rankdump import acl as acl
+    from rankdump import control as control
     from rankdump import integrations as integrations
     from rankdump import migrator as migrator
     from rankdump import tf as tf
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
 else:
     _MODULE_OF_NAME = {"compare": "_analysis.compare.comparison", "open": "reader"}
     """Modules of the public names that are not in `_session`."""
-    _MODULES = ("acl", "integrations", "migrator", "tf")
+    _MODULES = ("acl", "control", "integrations", "migrator", "tf")
 
     def __getattr__(name: str) -> object:
         """Load a public name on first use: readers of trees need neither sessions nor gRPC."""

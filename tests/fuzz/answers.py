@@ -8,17 +8,30 @@ from typing import Any
 from fuzz.input_pieces import chosen, pieces
 from google.protobuf.message import DecodeError
 
+from rankdump._config.control_changes import make_plan_change
 from rankdump._core.execution_order import (
     format_finding_line,
     format_order_line,
     parse_finding_line,
     parse_order_line,
 )
+from rankdump._core.job_control import ControlOrder
+from rankdump._core.plan import DumpPlan, OutputSettings, plan_from_json, plan_to_json
 from rankdump._wire import status_messages
+from rankdump._wire.control_messages import (
+    answer_from_wire,
+    answer_to_wire,
+    control_request_from_wire,
+    control_request_to_wire,
+    order_from_wire,
+    order_to_wire,
+    result_from_wire,
+    result_to_wire,
+)
 from rankdump._wire.freeze_messages import relayed_freeze_from_wire, relayed_freeze_to_wire
 from rankdump._wire.session_messages import session_grant_from_wire, session_grant_to_wire
 from rankdump.errors import RankdumpError
-from rankdump.wire.v1 import agent_pb2, coordinator_pb2, metrics_pb2, status_pb2
+from rankdump.wire.v1 import agent_pb2, control_pb2, coordinator_pb2, metrics_pb2, status_pb2
 from rankdumpd.coordinator.fleet_views import PublicationResult
 from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
 from rankdumpd.coordinator.reports.report_reader import ReportReader
@@ -66,6 +79,15 @@ def answers(data: bytes) -> None:
     assert repr(again) == repr(value)  # as text: a NaN is not equal to itself
 
 
+def _read_order(message: control_pb2.ControlOrder) -> ControlOrder:
+    """Read an order as a rank does, up to the change of its plan."""
+    order = order_from_wire(message)
+    change = make_plan_change(order.action, order.values)
+    plan = change.apply_to(DumpPlan(OutputSettings("/trees/a")))
+    assert plan_from_json(plan_to_json(plan)) == plan
+    return order
+
+
 _ANSWERS: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any], Any]], ...] = (
     (agent_pb2.OpenSessionResponse, session_grant_from_wire, session_grant_to_wire),
     (status_pb2.StatusView, status_messages.view_from_wire, status_messages.view_to_wire),
@@ -86,4 +108,12 @@ _ANSWERS: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any], Any]], ...] = (
         relayed_freeze_from_wire,
         relayed_freeze_to_wire,
     ),
+    (control_pb2.ControlOrder, _read_order, order_to_wire),
+    (control_pb2.ControlAnswer, answer_from_wire, answer_to_wire),
+    (
+        coordinator_pb2.JobControlRequest,
+        control_request_from_wire,
+        control_request_to_wire,
+    ),
+    (coordinator_pb2.JobControlResponse, result_from_wire, result_to_wire),
 )

@@ -30,6 +30,7 @@ from rankdump._core.graph import (
     SourceLine,
     TensorType,
 )
+from rankdump._core.job_control import ControlAction, ControlAnswer, ControlOrder
 from rankdump._core.plan import ContentSettings, DumpPlan, OutputSettings
 from rankdump._core.record import StatisticRows, TensorKey, TensorKind, TensorSide
 from rankdump._core.session_protocol import (
@@ -95,6 +96,10 @@ DECLARATIONS: tuple[MetadataItem, ...] = (
     IterationEnd(3, 2, {"buffer_full": 1}, 12, 0, 4),
     SessionEnd(4, ("a note",)),
 )
+ORDER = ControlOrder(
+    "order-1", "job", ControlAction.OPERATORS, ("conv", "name-regex(.*a)"), iteration=9
+)
+ORDER_ANSWER = ControlAnswer("order-1", True, 9, 1200, "", 3, "job", 1, SESSION)
 REQUEST = SessionRequest(
     job_id="job",
     session_id=SESSION,

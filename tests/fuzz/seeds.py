@@ -22,6 +22,7 @@ from xxhash import xxh3_128_digest
 from rankdump._core.black_box import RankStep
 from rankdump._core.events import CallOutcome, EventKind, ProcessGroup
 from rankdump._core.freeze_record import format_freeze_record
+from rankdump._core.job_control import ControlledRank, ControlResult
 from rankdump._core.plan import plan_to_json
 from rankdump._core.record import StatisticRows
 from rankdump._core.recorder_protocol import CollectiveCall, StartedEvent
@@ -38,6 +39,12 @@ from rankdump._shm.slab_format import (
 )
 from rankdump._shm.slab_writer import SlabWriter
 from rankdump._wire import status_messages
+from rankdump._wire.control_messages import (
+    answer_to_wire,
+    control_request_to_wire,
+    order_to_wire,
+    result_to_wire,
+)
 from rankdump._wire.frames import make_metadata_frame, make_record_frames, serialize_record_body
 from rankdump._wire.freeze_messages import (
     job_freeze_to_wire,
@@ -217,6 +224,7 @@ def _report(sequence: int) -> bytes:
         ],
         roots={"job": "/trees/a"},
         host="host",
+        control_answers=[answer_to_wire(samples.ORDER_ANSWER)],
         freezes=[job_freeze_to_wire(samples.FREEZE)],
         steps=[
             rank_step_to_wire(RankStep("job", rank, 0, 2, {"loss": 1.0 + 99 * (rank == 4)}))
@@ -234,6 +242,10 @@ def _answers() -> Iterator[bytes]:
         status_messages.timeout_hint_to_wire(samples.HINT),
         status_messages.samples_to_wire(samples.SAMPLES),
         relayed_freeze_to_wire(samples.RELAYED),
+        order_to_wire(samples.ORDER),
+        answer_to_wire(samples.ORDER_ANSWER),
+        control_request_to_wire(samples.ORDER),
+        result_to_wire(ControlResult(9, (ControlledRank(0, 9), ControlledRank(1, None, "gone")))),
     )
     for which, message in enumerate(messages):
         yield bytes([which]) + message.SerializeToString()

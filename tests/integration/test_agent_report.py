@@ -107,7 +107,7 @@ class ReportingAgentRig:
                 status = IterationStatus("job", "s", 3, end.iteration, True, stall_us=end.stall_us)
                 self.ledger.enter_iteration_end(frame.frame_id, end, (), status)
             elif isinstance(frame.declaration, RankTimeouts):
-                self.ledger.mark_timeouts_applied(frame.frame_id)
+                self.ledger.mark_applied_and_keep(frame.frame_id)
         self.reporter.wake()
 
     def bodies(self) -> int:
@@ -600,7 +600,7 @@ def test_freeze_is_reported_without_waiting_for_the_heartbeat(make_agent, coordi
     agent.reporter.session(SESSION, "/dump")
     forgotten(agent, coordinator)
     agent.freezes.append(FREEZE)
-    agent.reporter.report_freezes()
+    agent.reporter.report_soon()
     coordinator.wait(lambda: coordinator.reported)
 
 

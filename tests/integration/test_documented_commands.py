@@ -161,6 +161,9 @@ def readme(page: DocumentPage, trained: TrainedTrees) -> None:
         page.run("rankdump unpin JOB", JOB="digits", says="is not pinned")
     for command in ("rankdump freeze [JOB]", "rankdump faults [TREE]"):
         page.elsewhere(command, "tests/integration/test_documented_commands.py::black_box")
+    page.elsewhere(
+        "rankdump control JOB ACTION", "tests/integration/test_documented_commands.py::control"
+    )
     demo = "tests/integration/test_demo.py::test_example_trains_identically_without_dump"
     page.elsewhere("make demo", demo)
 
@@ -264,6 +267,35 @@ def black_box(page: DocumentPage, _: TrainedTrees) -> None:
     del page.environ["RANKDUMP_CONFIG"]
     run = "rankdump run --blackbox --output DIR -- COMMAND"
     page.run(run, DIR="boxed", COMMAND="python train.py", says="the black box was not frozen")
+
+
+def control(page: DocumentPage, _: TrainedTrees) -> None:
+    """A job that steps until it is told to end, under the id of the page."""
+    text = material.data_dump("/data/dump", iteration="0")
+    (page.folder / "data_dump.json").write_text(page.here(text))
+    material.script(page.folder / "train.py", STEPPING_JOB)
+    material.script(page.folder / "control.py", blocks(page.path, "python")[0])
+    page.environ["RANKDUMP_AGENT"] = f"unix:{page.environ['TMPDIR']}/b.sock"
+    page.environ["RANKDUMP_COORDINATOR"] = page.environ["RANKDUMP_AGENT"]
+    page.environ |= {"RANKDUMP_CONFIG": "data_dump.json", "RANKDUMP_JOB_ID": "train"}
+    with standalone(page):
+        job = threading.Thread(target=page.shell, args=("python train.py",))
+        job.start()
+        try:
+            while not json.loads(page.shell("rankdump status --json").stdout)["sessions"]:
+                time.sleep(0.05)
+            for command in commands(page.path):
+                action = command.split()[3]
+                page.run(command, says=f"job train: {action}.* from iteration [0-9]+ on, rank 0")
+            assert re.fullmatch(r"\d+ \[\]\n", page.shell("python control.py").stdout)
+            # As soon as the last of these changes has begun.
+            while '"selected": "0|5-8|100-120"' not in page.shell("rankdump status --json").stdout:
+                time.sleep(0.05)
+        finally:
+            (page.folder / "stop").touch()
+            job.join()
+        done = page.shell("rankdump control train stop")
+        assert (done.returncode, "has ended" in done.stdout) == (1, True), done.stdout
 
 
 def comparing(page: DocumentPage, trained: TrainedTrees) -> None:
@@ -486,6 +518,7 @@ SCENES: dict[str, Callable[[DocumentPage, TrainedTrees], None]] = {
     "docs/blackbox.md": black_box,
     "docs/comparing.md": comparing,
     "docs/configuration.md": configuration,
+    "docs/control.md": control,
     "docs/converting.md": converting,
     "docs/coordinator.md": coordinator,
     "docs/fsck.md": fsck,

@@ -111,6 +111,9 @@ class StubCoordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     def Hints(self, request, context):  # noqa: N802 - as above
         context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
 
+    def Control(self, request, context):  # noqa: N802 - as above
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
+
     def positions(self, session_id: str) -> list[int]:
         """Return the positions of all events of a session, as they came."""
         mine = [columns for session, _, columns in self.columns if session == session_id]

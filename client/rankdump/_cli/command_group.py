@@ -19,6 +19,7 @@ EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_INTERRUPTED = 0, 1, 2,
 
 COMMAND_NAMES = (
     "config",
+    "control",
     "convert",
     "diff",
     "faults",

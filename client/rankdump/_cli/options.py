@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rankdump._analysis.reader.query import Query
-from rankdump._core.daemon_endpoint import DEFAULT_AGENT_ADDRESS
+from rankdump._core.daemon_endpoint import DEFAULT_AGENT_ADDRESS, DEFAULT_COORDINATOR_ADDRESS
 from rankdump._core.plan import IterationSelection
 from rankdump._core.record import TensorSide
 from rankdump._core.selection import find_idle_segments, parse_iterations
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 _GLOB_BRACKETS = re.compile(r"\[!?\]?[^\]]*\]")
 """Classes of characters in a glob, as fnmatch reads them."""
-DEFAULT_COORDINATOR = "127.0.0.1:7421"
-"""Address of the coordinator unless RANKDUMP_COORDINATOR is set."""
 TREE_PATH = click.Path(exists=True, file_okay=False, path_type=Path)
 """A dump tree: the folder that contains the folders of ranks, times or devices."""
 
@@ -161,7 +159,7 @@ def resolve_agent_address(given: str | None) -> str:
 
 def resolve_coordinator_address(given: str | None) -> str:
     """Return the coordinator's address: from the option, the environment or the default."""
-    return given or os.environ.get("RANKDUMP_COORDINATOR") or DEFAULT_COORDINATOR
+    return given or os.environ.get("RANKDUMP_COORDINATOR") or DEFAULT_COORDINATOR_ADDRESS
 
 
 def load_credentials() -> TlsCredentials:

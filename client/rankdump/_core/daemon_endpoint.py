@@ -24,6 +24,8 @@ from rankdump.errors import UnavailableError
 
 DEFAULT_AGENT_ADDRESS = "unix:/run/rankdump/agent.sock"
 """Address of a host's agent unless RANKDUMP_AGENT gives another."""
+DEFAULT_COORDINATOR_ADDRESS = "127.0.0.1:7421"
+"""Address of the coordinator unless RANKDUMP_COORDINATOR gives another."""
 
 
 def is_socket_address(address: str) -> bool:

@@ -86,6 +86,12 @@ class PlanSchedule:
         self._waiting: list[_ScheduledChange] = []
         self._passing: list[_ScheduledChange] = []
 
+    @property
+    def pending(self) -> int:
+        """First iteration of the last change for good that is not made yet; 0 when all are."""
+        with self._lock:
+            return max((each.begin for each in self._waiting), default=0)
+
     def find_latest(self) -> DumpPlan:
         """Return the plan after all changes for good."""
         with self._lock:

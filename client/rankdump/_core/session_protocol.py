@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeAlias
 from rankdump._core.black_box import FreezeNotice
 from rankdump._core.events import EventColumns
 from rankdump._core.graph import GraphPart
+from rankdump._core.job_control import ControlOrder
 from rankdump._core.plan import DumpPlan
 from rankdump._core.record import StatisticRows, TensorKey, TensorKind
 from rankdump._core.timeouts import RankTimeouts
@@ -221,3 +222,5 @@ class Acknowledgement:
     """Shared memory is there now: finish the stream and open the session again."""
     freeze: FreezeNotice | None = None
     """The black box was frozen: send what there is of the running step."""
+    orders: tuple[ControlOrder, ...] = ()
+    """Orders that control the job, each to be answered."""

@@ -21,6 +21,7 @@ from rankdump._recorder.event_trace import EventTrace, now_us
 from rankdump._recorder.graph_builder import GraphBuilder
 from rankdump._recorder.iteration_state import IterationCounters, IterationState, StallTimer
 from rankdump._recorder.metadata_sender import CallStackSender, MetadataSender, TimeoutReporter
+from rankdump._recorder.order_responder import OrderResponder
 from rankdump._recorder.plan_settings import (
     compute_batch_rows,
     compute_row_buffer_bytes,
@@ -99,8 +100,7 @@ class DumpPipeline:
         is the reason why no agent is expected; `is_starting` is that of `AgentClient`.
         """
         self._device, self._schedule = request.device, PlanSchedule(plan)
-        self._quiet = plan.selection.trigger == "exception"
-        self._in_child = False
+        self._quiet, self._in_child = plan.selection.trigger == "exception", False
         self._iteration_state = IterationState(plan, request.device)
         self._session_logger = SessionLogger(
             request, address, plan.delivery.buffer_bytes, missing=missing
@@ -120,6 +120,7 @@ class DumpPipeline:
         self._outbox = StepOutbox(plan.black_box.steps) if plan.black_box.steps else None
         self.black_box = self._make_black_box(plan, request.rank)
         """The black box; None without one."""
+        self._responder = OrderResponder(self._schedule, self._find_change_fault, self.change_plan)
         self._client = self._make_client(request, address, credentials, is_starting)
         self._metadata_sender = MetadataSender(
             trace=self._trace,
@@ -183,6 +184,7 @@ class DumpPipeline:
         """Make this the running iteration."""
         if not self._in_child:
             self._use_plan_of(iteration)
+        self._responder.begin_iteration(iteration)
         self._iteration_state.begin(iteration)
         self._ranges.restart()
         self._trace.begin_iteration(iteration)
@@ -226,9 +228,7 @@ class DumpPipeline:
         From any thread. Return the first iteration that has the change, a later one if that runs,
         or why the plan cannot be changed.
         """
-        fault = find_change_fault(self._schedule.find_latest(), change, self._device)
-        if not self._client.changes_plans:
-            fault = "the agent of this host is of an earlier release"
+        fault = self._find_change_fault(change)
         return fault or self._schedule.add(change, begin, iterations)
 
     def _dump_operators(
@@ -242,6 +242,11 @@ class DumpPipeline:
         saved = "full" if plan.content.saved == "statistic" else None
         change = PlanChange(IterationSelection(), joined, saved)
         return self.change_plan(change, begin, iterations=iterations)
+
+    def _find_change_fault(self, change: PlanChange) -> str:
+        if not self._client.changes_plans:
+            return "the agent of this host is of an earlier release"
+        return find_change_fault(self._schedule.find_latest(), change, self._device)
 
     def _use_plan_of(self, iteration: int) -> None:
         """Let all parts follow the plan of an iteration, after everything before it was sent."""
@@ -406,12 +411,14 @@ class DumpPipeline:
                 request,
                 wants_slab=is_shared_memory_wanted(self._schedule.plan, address),
                 slab_version=JOURNAL_SLAB_VERSION,
+                takes_orders=True,
             ),
             self._send_buffer,
             address,
             credentials,
             outbox=self._outbox,
             on_freeze=self._answer_freeze,
+            on_order=self._responder.answer,
             on_tick=lambda: self._metadata_sender.send_events(),
             on_warning=self._session_logger.warn_once,
             on_link_change=self._link_changed,

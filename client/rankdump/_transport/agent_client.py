@@ -17,6 +17,7 @@ import grpc
 
 from rankdump._core.backoff import RetryBackoff
 from rankdump._core.black_box import FreezeNotice
+from rankdump._core.job_control import ControlAnswer, ControlOrder
 from rankdump._core.session_protocol import SessionGrant, SessionRequest, SlabPlace
 from rankdump._transport.connection import (
     CHANNEL_OPTIONS,
@@ -36,6 +37,7 @@ from rankdump._transport.send_ring import SendRing
 from rankdump._transport.step_outbox import StepOutbox
 from rankdump._wire.black_box_messages import freeze_notice_from_wire
 from rankdump._wire.channel import TlsCredentials, explain_unavailable, make_error, open_channel
+from rankdump._wire.control_messages import answer_to_wire, order_from_wire
 from rankdump._wire.session_messages import session_grant_from_wire, session_request_to_wire
 from rankdump.errors import (
     CorruptedError,
@@ -45,7 +47,7 @@ from rankdump.errors import (
     RankdumpError,
     UnavailableError,
 )
-from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
+from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, control_pb2
 
 _logger = logging.getLogger(__name__)
 
@@ -145,6 +147,7 @@ class AgentClient:
         *,
         outbox: StepOutbox | None = None,
         on_freeze: Callable[[FreezeNotice], None] = lambda notice: None,
+        on_order: Callable[[ControlOrder], ControlAnswer] | None = None,
         on_tick: Callable[[], None],
         on_warning: Callable[[str], None],
         on_link_change: Callable[[LinkState, str], None],
@@ -157,7 +160,7 @@ class AgentClient:
         so soon; UnavailableError if it never will. `on_tick` is called about twice a second while
         connected, `on_warning` with the warnings of the agent, which repeats them, `on_slab_unused`
         with the reason why a requested slab is not used, `on_freeze` when the agent froze the black
-        box, whose steps are in `outbox`.
+        box, whose steps are in `outbox`, `on_order` with each order that controls the job.
         """
         self._request, self._address, self._on_link_change = request, address, on_link_change
         self._credentials = credentials
@@ -168,7 +171,7 @@ class AgentClient:
             buffer, address, wanted=request.wants_slab, on_slab_unused=on_slab_unused
         )
         self._outgoing = PushStream(buffer, outbox, on_tick=on_tick)
-        self._outbox, self._on_freeze = outbox, on_freeze
+        self._outbox, self._on_freeze, self._on_order = outbox, on_freeze, on_order
         self._abandoned = False
         self.changes_plans = False
         """Whether the agent reads frames that change the plan."""
@@ -378,6 +381,8 @@ class AgentClient:
                 slab_ready = slab_ready or response.slab_ready
                 if response.HasField("freeze"):
                     self._on_freeze(freeze_notice_from_wire(response.freeze))
+                for order in response.orders:
+                    self._answer_order(order)
                 if response.draining or response.slab_ready:
                     self._outgoing.end_stream()
         except grpc.RpcError as failure:
@@ -390,6 +395,19 @@ class AgentClient:
             self._outgoing.end_stream()
         if not slab_ready:
             self._set_link(LinkState.AWAY, "the agent ended the stream")
+
+    def _answer_order(self, message: control_pb2.ControlOrder) -> None:
+        try:
+            order = order_from_wire(message)
+        except ProtocolError as error:
+            # An action of a later release: the coordinator must not wait for this rank.
+            applied = message.HasField("iteration")
+            answer = ControlAnswer(message.id, applied, 0, refused=f"it is not understood: {error}")
+        else:
+            if self._on_order is None:
+                return
+            answer = self._on_order(order)
+        self._outgoing.send_aside(agent_pb2.PushRequest(control_answer=answer_to_wire(answer)))
 
     def _requests(self, hello: agent_pb2.Hello, stream: int) -> Iterator[agent_pb2.PushRequest]:
         yield agent_pb2.PushRequest(hello=hello)

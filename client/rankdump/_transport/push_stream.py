@@ -5,6 +5,7 @@ ring is filled here in order, with large records in pieces.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -206,6 +207,8 @@ class PushStream:
         self._buffer, self._outbox = buffer, outbox
         if outbox is not None:
             outbox.on_news = self._wake_sender
+        self._aside: deque[agent_pb2.PushRequest] = deque()
+        """Requests beside the frames, to be sent as soon as possible."""
         self._loader = RingLoader(buffer)
         self._on_tick = on_tick
         self._ticked_s = 0.0
@@ -223,7 +226,13 @@ class PushStream:
         """End the present stream."""
         with self._buffer.changed:
             self._stream += 1
+            self._aside.clear()
             self.wake()
+
+    def send_aside(self, request: agent_pb2.PushRequest) -> None:
+        """Send a request beside the frames, on the present stream or not at all."""
+        self._aside.append(request)
+        self._wake_sender()
 
     def wake(self) -> None:
         """Wake all waiting threads; the caller holds the lock."""
@@ -235,12 +244,12 @@ class PushStream:
         ring = self._buffer.ring
         if ring is None:
             while (some := self._next(stream)) is not None:
-                yield from self._take_steps(stream)
+                yield from self._take_beside(stream)
                 yield from batch_frames(frame for each in some for frame in make_frames(each))
             return
         rung = 0
         while (written := self._next_doorbell(stream, ring, rung)) is not None:
-            yield from self._take_steps(stream)
+            yield from self._take_beside(stream)
             if written != rung:
                 rung = written
                 yield agent_pb2.PushRequest(doorbell=agent_pb2.Doorbell(written=written))
@@ -254,7 +263,7 @@ class PushStream:
                     return None
                 # A few at a time, so that a long backlog does not hold the lock.
                 some = self._buffer.pop_items()
-                if some or self._has_steps:
+                if some or self._has_beside:
                     return some
                 if self.closing:
                     return None
@@ -270,7 +279,7 @@ class PushStream:
             with buffer.changed:
                 if self._stream != stream or buffer.ring is not ring:
                     return None
-                if ring.written == rung and self._has_steps:
+                if ring.written == rung and self._has_beside:
                     return rung
                 if ring.written == rung:
                     busy = buffer.items.has_unsent or buffer.has_pending_copies
@@ -286,11 +295,14 @@ class PushStream:
             return written
 
     @property
-    def _has_steps(self) -> bool:
-        return self._outbox is not None and self._outbox.has_waiting
+    def _has_beside(self) -> bool:
+        return bool(self._aside) or (self._outbox is not None and self._outbox.has_waiting)
 
-    def _take_steps(self, stream: int) -> Iterator[agent_pb2.PushRequest]:
-        return iter(()) if self._outbox is None else self._outbox.take_requests(stream)
+    def _take_beside(self, stream: int) -> Iterator[agent_pb2.PushRequest]:
+        while self._aside:
+            yield self._aside.popleft()
+        if self._outbox is not None:
+            yield from self._outbox.take_requests(stream)
 
     def _wake_sender(self) -> None:
         with self._buffer.changed:

@@ -39,6 +39,7 @@ from rankdumpd.agent.records import ReceivedRecord
 from rankdumpd.agent.report.reporter import BlackBoxReports, CoordinatorReporter
 from rankdumpd.agent.retention.manager import AuditCallback, RetentionManager, no_op
 from rankdumpd.agent.session.openings import NEVER_OPEN_NOTE, FinalBalance, SessionOpenings
+from rankdumpd.agent.session.order_relay import OrderRelay
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.session.registry import SessionRegistry
 from rankdumpd.agent.session.session_files import SessionFiles, find_daemons
@@ -282,7 +283,7 @@ class DumpAgent(Component):
             host=socket.gethostname(),
             audit=audit,
             counters=self._counters,
-            report=self._reporter.report_freezes,
+            report=self._reporter.report_soon,
         )
 
     def register(self, server: grpc.Server) -> None:
@@ -420,6 +421,7 @@ class DumpAgent(Component):
             intake=self._make_intake(session),
             rings=self._rings,
             black_box=self._black_box,
+            orders=self._orders,
         )
 
     def _make_intake(self, session: RankSession) -> SessionIntake:
@@ -466,6 +468,9 @@ class DumpAgent(Component):
     def _make_reporter(
         self, address: str, credentials: TlsCredentials | None
     ) -> CoordinatorReporter:
+        self._orders = OrderRelay(
+            lambda: self._registry.list_sessions(), lambda: self._reporter.report_soon()
+        )
         return CoordinatorReporter(
             address,
             self._ledger.log,
@@ -475,6 +480,7 @@ class DumpAgent(Component):
             quiet=lambda: filter(
                 None, [each.quiet_rank for each in self._registry.list_sessions()]
             ),
+            orders=self._orders,
             black_box=BlackBoxReports(
                 lambda: self._black_box.list_reported_freezes(),
                 lambda: self._black_box.pop_compared_steps(),

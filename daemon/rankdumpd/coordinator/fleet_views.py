@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from rankdump._core.black_box import RankStep
 from rankdump._core.events import EventColumns, Finding
 from rankdump._core.freeze_record import JobFreeze, RelayedFreeze
+from rankdump._core.job_control import ControlAnswer
 from rankdump._core.status import (
     AgentLoad,
     AgentStatus,
@@ -90,6 +91,8 @@ class AgentReport:
     load: AgentLoad = field(default_factory=AgentLoad)
     held_events: int = 0
     lost_events: int = 0
+    control_answers: tuple[ControlAnswer, ...] = ()
+    """Answers of ranks to orders that control their jobs."""
     freezes: tuple[JobFreeze, ...] = ()
     """Freezes that the agent began or joined in the last minute."""
     steps: tuple[RankStep, ...] = ()

@@ -23,6 +23,7 @@ from rankdumpd.server.background_thread import BackgroundThread
 from rankdumpd.server.callers import (
     LOCAL_CALLER,
     CallerIdentity,
+    describe_answer,
     describe_request,
     explain_refusal,
     parse_roles,
@@ -130,7 +131,9 @@ class CallGate(grpc.ServerInterceptor):
     ) -> object:
         call = self._admit(method, context)
         with self._audited(call):
-            return serve(_note_request(call, request, streamed=streamed), context)
+            answer = serve(_note_request(call, request, streamed=streamed), context)
+            call.about |= describe_answer(answer)
+            return answer
 
     def _stream(
         self,

@@ -27,6 +27,7 @@ METHOD_ROLES: Mapping[str, frozenset[str]] = {
     f"{_WIRE}CoordinatorService/Status": _READING_ROLES,
     f"{_WIRE}CoordinatorService/Order": _READING_ROLES,
     f"{_WIRE}CoordinatorService/Hints": _READING_ROLES,
+    f"{_WIRE}CoordinatorService/Control": frozenset({OPERATOR_ROLE}),
     f"{_WIRE}MetricsService/Metrics": _READING_ROLES,
     "/grpc.health.v1.Health/Check": _ALL_ROLES,
     "/grpc.health.v1.Health/List": _ALL_ROLES,
@@ -124,6 +125,9 @@ def describe_request(message: object) -> dict[str, object]:
         return {"session": message.hello.session_id}
     if isinstance(message, agent_pb2.ControlRequest):
         return _describe_action(message)
+    if isinstance(message, coordinator_pb2.JobControlRequest):
+        action = " ".join((message.action, *message.values))
+        return {"action": action, "job": message.job_id, "order": message.id}
     if isinstance(message, coordinator_pb2.ReportRequest):
         return {"agent": message.agent_id, "host": message.host}
     with_job = (
@@ -132,6 +136,15 @@ def describe_request(message: object) -> dict[str, object]:
         coordinator_pb2.HintsRequest,
     )
     return {"job": message.job_id} if isinstance(message, with_job) else {}
+
+
+def describe_answer(message: object) -> dict[str, object]:
+    """Return the fields of an audit line that only the answer to a request has."""
+    if not isinstance(message, coordinator_pb2.JobControlResponse):
+        return {}
+    unchanged = [each.rank for each in message.ranks if not each.HasField("iteration")]
+    begin = message.iteration if message.HasField("iteration") else None
+    return {"iteration": begin, "unchanged_ranks": unchanged}
 
 
 def _describe_action(message: agent_pb2.ControlRequest) -> dict[str, object]:

@@ -19,6 +19,9 @@ PUBLIC_NAMES = {
         BAD_CONFIGURATION INITIALISED_TWICE INTERNAL NOT_INITIALISED NO_PATH OK UNPARSABLE
         UNREADABLE_FILE finalize_dump init_dump set_dump
     """,
+    "rankdump.control": """
+        ControlResult ControlledRank set_iterations set_operators set_saved_data start stop
+    """,
     "rankdump.errors": """
         ConfigError CorruptedError EmptyFileError ExhaustedError ForbiddenError PermanentError
         ProtocolError QueryError RankdumpError RejectedError ResendError RetryableError

@@ -61,7 +61,7 @@ def test_roles_may_call_their_methods_only():
     }
     assert short == {
         "agent": {"CoordinatorService/Report", "CoordinatorService/Clock"},
-        "operator": reads | {"AgentService/Control"},
+        "operator": reads | {"AgentService/Control", "CoordinatorService/Control"},
         "reader": reads,
         "rank": {"AgentService/OpenSession", "AgentService/Push"},
     }

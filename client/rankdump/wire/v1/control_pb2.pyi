@@ -63,6 +63,7 @@ class ControlAnswer(google.protobuf.message.Message):
     ITERATION_FIELD_NUMBER: builtins.int
     STEP_US_FIELD_NUMBER: builtins.int
     REFUSED_FIELD_NUMBER: builtins.int
+    PENDING_FIELD_NUMBER: builtins.int
     id: builtins.str
     job_id: builtins.str
     """The agent fills these in."""
@@ -76,6 +77,8 @@ class ControlAnswer(google.protobuf.message.Message):
     """A short one of the latest steps, and how long the running one has taken. 0: not known."""
     refused: builtins.str
     """Why the rank does not do it; empty when it does."""
+    pending: builtins.int
+    """First iteration of the newest change that the rank has yet to begin with; 0: none."""
     def __init__(
         self,
         *,
@@ -87,7 +90,8 @@ class ControlAnswer(google.protobuf.message.Message):
         iteration: builtins.int = ...,
         step_us: builtins.int = ...,
         refused: builtins.str = ...,
+        pending: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["applied", b"applied", "id", b"id", "iteration", b"iteration", "job_id", b"job_id", "rank", b"rank", "refused", b"refused", "session_id", b"session_id", "step_us", b"step_us"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["applied", b"applied", "id", b"id", "iteration", b"iteration", "job_id", b"job_id", "pending", b"pending", "rank", b"rank", "refused", b"refused", "session_id", b"session_id", "step_us", b"step_us"]) -> None: ...
 
 global___ControlAnswer = ControlAnswer

@@ -12,11 +12,12 @@ from google.protobuf.internal import builder as _builder
 _sym_db = _symbol_database.Default()
 
 
+from rankdump.wire.v1 import control_pb2 as rankdump_dot_wire_dot_v1_dot_control__pb2
 from rankdump.wire.v1 import events_pb2 as rankdump_dot_wire_dot_v1_dot_events__pb2
 from rankdump.wire.v1 import status_pb2 as rankdump_dot_wire_dot_v1_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"rankdump/wire/v1/coordinator.proto\x12\x10rankdump.wire.v1\x1a\x1drankdump/wire/v1/events.proto\x1a\x1drankdump/wire/v1/status.proto\"\xb2\x05\n\rReportRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x31\n\x08sessions\x18\x03 \x03(\x0b\x32\x1f.rankdump.wire.v1.SessionStatus\x12\x35\n\niterations\x18\x04 \x03(\x0b\x32!.rankdump.wire.v1.IterationStatus\x12,\n\x06\x65vents\x18\x05 \x03(\x0b\x32\x1c.rankdump.wire.v1.RankEvents\x12$\n\x04load\x18\x06 \x01(\x0b\x32\x16.rankdump.wire.v1.Load\x12\x39\n\x05roots\x18\x07 \x03(\x0b\x32*.rankdump.wire.v1.ReportRequest.RootsEntry\x12\x30\n\x08timeouts\x18\x08 \x03(\x0b\x32\x1e.rankdump.wire.v1.RankTimeouts\x12.\n\x05\x63lock\x18\t \x01(\x0b\x32\x1f.rankdump.wire.v1.ClockEstimate\x12&\n\x05texts\x18\n \x01(\x0b\x32\x17.rankdump.wire.v1.Texts\x12\x0c\n\x04host\x18\x0b \x01(\t\x12\x13\n\x0bheld_events\x18\x0c \x01(\x04\x12\x13\n\x0blost_events\x18\r \x01(\x04\x12*\n\x05heard\x18\x0e \x03(\x0b\x32\x1b.rankdump.wire.v1.RankHeard\x12\x0f\n\x07host_id\x18\x0f \x01(\t\x12,\n\x07\x66reezes\x18\x10 \x03(\x0b\x32\x1b.rankdump.wire.v1.JobFreeze\x12)\n\x05steps\x18\x11 \x03(\x0b\x32\x1a.rankdump.wire.v1.RankStep\x1a,\n\nRootsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"~\n\tJobFreeze\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\titeration\x18\x03 \x01(\x04\x12,\n\x05\x63\x61use\x18\x04 \x01(\x0b\x32\x1d.rankdump.wire.v1.FreezeCause\x12\x0f\n\x07refusal\x18\x05 \x01(\t\"\xc7\x01\n\x0b\x46reezeCause\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x11\n\titeration\x18\x02 \x01(\x04\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\r\n\x05\x61t_us\x18\x04 \x01(\x04\x12\x11\n\x04rank\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07op_type\x18\x06 \x01(\t\x12\x0f\n\x07op_name\x18\x07 \x01(\t\x12\x0c\n\x04side\x18\x08 \x01(\t\x12\x0c\n\x04slot\x18\t \x01(\r\x12\x10\n\x08\x61rgument\x18\n \x01(\t\x12\x0e\n\x06source\x18\x0b \x01(\tB\x07\n\x05_rank\"\xb6\x01\n\x08RankStep\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x11\n\titeration\x18\x04 \x01(\x04\x12\x38\n\x07numbers\x18\x05 \x03(\x0b\x32\'.rankdump.wire.v1.RankStep.NumbersEntry\x1a.\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"O\n\tRankHeard\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x10\n\x08until_us\x18\x04 \x01(\x12\"o\n\nRankEvents\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12/\n\x07\x63olumns\x18\x03 \x01(\x0b\x32\x1e.rankdump.wire.v1.EventColumns\x12\x12\n\nsession_id\x18\x04 \x01(\t\"Z\n\x0cRankTimeouts\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12,\n\x08timeouts\x18\x03 \x01(\x0b\x32\x1a.rankdump.wire.v1.Timeouts\"%\n\x05Texts\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05texts\x18\x02 \x03(\t\"R\n\rClockEstimate\x12\x11\n\toffset_us\x18\x01 \x01(\x12\x12\x10\n\x08\x65rror_us\x18\x02 \x01(\x04\x12\r\n\x05steps\x18\x03 \x01(\r\x12\r\n\x05known\x18\x04 \x01(\x08\"\xac\x01\n\x0eReportResponse\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x01 \x01(\x04\x12\x19\n\x11received_sequence\x18\x02 \x01(\x04\x12.\n\x08warnings\x18\x03 \x03(\x0b\x32\x1c.rankdump.wire.v1.JobWarning\x12\x30\n\x07\x66reezes\x18\x04 \x03(\x0b\x32\x1f.rankdump.wire.v1.RelayedFreeze\"\x98\x01\n\rRelayedFreeze\x12+\n\x06\x66reeze\x18\x01 \x01(\x0b\x32\x1b.rankdump.wire.v1.JobFreeze\x12\x0e\n\x06\x61gents\x18\x02 \x01(\r\x12\x15\n\rfrozen_agents\x18\x03 \x01(\r\x12\x33\n\tunreached\x18\x04 \x03(\x0b\x32 .rankdump.wire.v1.UnreachedAgent\"=\n\x0eUnreachedAgent\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"*\n\nJobWarning\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x0e\n\x0c\x43lockRequest\"5\n\rClockResponse\x12\x13\n\x0breceived_us\x18\x01 \x01(\x12\x12\x0f\n\x07sent_us\x18\x02 \x01(\x12\"*\n\x18\x43oordinatorStatusRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"G\n\x19\x43oordinatorStatusResponse\x12*\n\x04view\x18\x01 \x01(\x0b\x32\x1c.rankdump.wire.v1.StatusView\"W\n\x0cOrderRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05graph\x18\x02 \x01(\r\x12\x11\n\tone_graph\x18\x03 \x01(\x08\x12\x15\n\rfindings_only\x18\x04 \x01(\x08\"k\n\rOrderResponse\x12-\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1c.rankdump.wire.v1.OrderEntry\x12+\n\x08\x66indings\x18\x02 \x03(\x0b\x32\x19.rankdump.wire.v1.Finding\"\xca\x02\n\nOrderEntry\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\r\n\x05graph\x18\x02 \x01(\r\x12\x11\n\titeration\x18\x03 \x01(\x04\x12\r\n\x05ranks\x18\x04 \x03(\r\x12\x0c\n\x04name\x18\x05 \x01(\t\x12)\n\x04kind\x18\x06 \x01(\x0e\x32\x1b.rankdump.wire.v1.EventKind\x12\r\n\x05group\x18\x07 \x01(\t\x12\x10\n\x08sequence\x18\x08 \x01(\x04\x12\x10\n\x08start_us\x18\t \x01(\x12\x12\x0e\n\x06\x65nd_us\x18\n \x01(\x12\x12\x0f\n\x07missing\x18\x0b \x03(\r\x12\x16\n\x0erank_positions\x18\x0c \x03(\x04\x12\x0f\n\x07streams\x18\r \x03(\r\x12\x15\n\relement_count\x18\x0e \x01(\x04\x12\r\n\x05\x64type\x18\x0f \x01(\t\x12\x0c\n\x04peer\x18\x10 \x01(\x11\x12\x0f\n\x07\x61ttempt\x18\x14 \x01(\r\"\x1e\n\x0cHintsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"C\n\rHintsResponse\x12,\n\x05hints\x18\x02 \x03(\x0b\x32\x1d.rankdump.wire.v1.TimeoutHintJ\x04\x08\x01\x10\x02\x32\xa8\x03\n\x12\x43oordinatorService\x12O\n\x06Report\x12\x1f.rankdump.wire.v1.ReportRequest\x1a .rankdump.wire.v1.ReportResponse(\x01\x30\x01\x12H\n\x05\x43lock\x12\x1e.rankdump.wire.v1.ClockRequest\x1a\x1f.rankdump.wire.v1.ClockResponse\x12\x61\n\x06Status\x12*.rankdump.wire.v1.CoordinatorStatusRequest\x1a+.rankdump.wire.v1.CoordinatorStatusResponse\x12J\n\x05Order\x12\x1e.rankdump.wire.v1.OrderRequest\x1a\x1f.rankdump.wire.v1.OrderResponse0\x01\x12H\n\x05Hints\x12\x1e.rankdump.wire.v1.HintsRequest\x1a\x1f.rankdump.wire.v1.HintsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"rankdump/wire/v1/coordinator.proto\x12\x10rankdump.wire.v1\x1a\x1erankdump/wire/v1/control.proto\x1a\x1drankdump/wire/v1/events.proto\x1a\x1drankdump/wire/v1/status.proto\"\xec\x05\n\rReportRequest\x12\x10\n\x08\x61gent_id\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x31\n\x08sessions\x18\x03 \x03(\x0b\x32\x1f.rankdump.wire.v1.SessionStatus\x12\x35\n\niterations\x18\x04 \x03(\x0b\x32!.rankdump.wire.v1.IterationStatus\x12,\n\x06\x65vents\x18\x05 \x03(\x0b\x32\x1c.rankdump.wire.v1.RankEvents\x12$\n\x04load\x18\x06 \x01(\x0b\x32\x16.rankdump.wire.v1.Load\x12\x39\n\x05roots\x18\x07 \x03(\x0b\x32*.rankdump.wire.v1.ReportRequest.RootsEntry\x12\x30\n\x08timeouts\x18\x08 \x03(\x0b\x32\x1e.rankdump.wire.v1.RankTimeouts\x12.\n\x05\x63lock\x18\t \x01(\x0b\x32\x1f.rankdump.wire.v1.ClockEstimate\x12&\n\x05texts\x18\n \x01(\x0b\x32\x17.rankdump.wire.v1.Texts\x12\x0c\n\x04host\x18\x0b \x01(\t\x12\x13\n\x0bheld_events\x18\x0c \x01(\x04\x12\x13\n\x0blost_events\x18\r \x01(\x04\x12*\n\x05heard\x18\x0e \x03(\x0b\x32\x1b.rankdump.wire.v1.RankHeard\x12\x0f\n\x07host_id\x18\x0f \x01(\t\x12\x38\n\x0f\x63ontrol_answers\x18\x12 \x03(\x0b\x32\x1f.rankdump.wire.v1.ControlAnswer\x12,\n\x07\x66reezes\x18\x10 \x03(\x0b\x32\x1b.rankdump.wire.v1.JobFreeze\x12)\n\x05steps\x18\x11 \x03(\x0b\x32\x1a.rankdump.wire.v1.RankStep\x1a,\n\nRootsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"~\n\tJobFreeze\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x11\n\titeration\x18\x03 \x01(\x04\x12,\n\x05\x63\x61use\x18\x04 \x01(\x0b\x32\x1d.rankdump.wire.v1.FreezeCause\x12\x0f\n\x07refusal\x18\x05 \x01(\t\"\xc7\x01\n\x0b\x46reezeCause\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x11\n\titeration\x18\x02 \x01(\x04\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\r\n\x05\x61t_us\x18\x04 \x01(\x04\x12\x11\n\x04rank\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07op_type\x18\x06 \x01(\t\x12\x0f\n\x07op_name\x18\x07 \x01(\t\x12\x0c\n\x04side\x18\x08 \x01(\t\x12\x0c\n\x04slot\x18\t \x01(\r\x12\x10\n\x08\x61rgument\x18\n \x01(\t\x12\x0e\n\x06source\x18\x0b \x01(\tB\x07\n\x05_rank\"\xb6\x01\n\x08RankStep\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x11\n\titeration\x18\x04 \x01(\x04\x12\x38\n\x07numbers\x18\x05 \x03(\x0b\x32\'.rankdump.wire.v1.RankStep.NumbersEntry\x1a.\n\x0cNumbersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"O\n\tRankHeard\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x10\n\x08until_us\x18\x04 \x01(\x12\"o\n\nRankEvents\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12/\n\x07\x63olumns\x18\x03 \x01(\x0b\x32\x1e.rankdump.wire.v1.EventColumns\x12\x12\n\nsession_id\x18\x04 \x01(\t\"Z\n\x0cRankTimeouts\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12,\n\x08timeouts\x18\x03 \x01(\x0b\x32\x1a.rankdump.wire.v1.Timeouts\"%\n\x05Texts\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\r\n\x05texts\x18\x02 \x03(\t\"R\n\rClockEstimate\x12\x11\n\toffset_us\x18\x01 \x01(\x12\x12\x10\n\x08\x65rror_us\x18\x02 \x01(\x04\x12\r\n\x05steps\x18\x03 \x01(\r\x12\r\n\x05known\x18\x04 \x01(\x08\"\xe4\x01\n\x0eReportResponse\x12\x1d\n\x15\x61\x63knowledged_sequence\x18\x01 \x01(\x04\x12\x19\n\x11received_sequence\x18\x02 \x01(\x04\x12.\n\x08warnings\x18\x03 \x03(\x0b\x32\x1c.rankdump.wire.v1.JobWarning\x12\x36\n\x0e\x63ontrol_orders\x18\x05 \x03(\x0b\x32\x1e.rankdump.wire.v1.ControlOrder\x12\x30\n\x07\x66reezes\x18\x04 \x03(\x0b\x32\x1f.rankdump.wire.v1.RelayedFreeze\"\x98\x01\n\rRelayedFreeze\x12+\n\x06\x66reeze\x18\x01 \x01(\x0b\x32\x1b.rankdump.wire.v1.JobFreeze\x12\x0e\n\x06\x61gents\x18\x02 \x01(\r\x12\x15\n\rfrozen_agents\x18\x03 \x01(\r\x12\x33\n\tunreached\x18\x04 \x03(\x0b\x32 .rankdump.wire.v1.UnreachedAgent\"=\n\x0eUnreachedAgent\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"*\n\nJobWarning\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x0e\n\x0c\x43lockRequest\"5\n\rClockResponse\x12\x13\n\x0breceived_us\x18\x01 \x01(\x12\x12\x0f\n\x07sent_us\x18\x02 \x01(\x12\"*\n\x18\x43oordinatorStatusRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"G\n\x19\x43oordinatorStatusResponse\x12*\n\x04view\x18\x01 \x01(\x0b\x32\x1c.rankdump.wire.v1.StatusView\"W\n\x0cOrderRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05graph\x18\x02 \x01(\r\x12\x11\n\tone_graph\x18\x03 \x01(\x08\x12\x15\n\rfindings_only\x18\x04 \x01(\x08\"k\n\rOrderResponse\x12-\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x1c.rankdump.wire.v1.OrderEntry\x12+\n\x08\x66indings\x18\x02 \x03(\x0b\x32\x19.rankdump.wire.v1.Finding\"\xca\x02\n\nOrderEntry\x12\x10\n\x08position\x18\x01 \x01(\x04\x12\r\n\x05graph\x18\x02 \x01(\r\x12\x11\n\titeration\x18\x03 \x01(\x04\x12\r\n\x05ranks\x18\x04 \x03(\r\x12\x0c\n\x04name\x18\x05 \x01(\t\x12)\n\x04kind\x18\x06 \x01(\x0e\x32\x1b.rankdump.wire.v1.EventKind\x12\r\n\x05group\x18\x07 \x01(\t\x12\x10\n\x08sequence\x18\x08 \x01(\x04\x12\x10\n\x08start_us\x18\t \x01(\x12\x12\x0e\n\x06\x65nd_us\x18\n \x01(\x12\x12\x0f\n\x07missing\x18\x0b \x03(\r\x12\x16\n\x0erank_positions\x18\x0c \x03(\x04\x12\x0f\n\x07streams\x18\r \x03(\r\x12\x15\n\relement_count\x18\x0e \x01(\x04\x12\r\n\x05\x64type\x18\x0f \x01(\t\x12\x0c\n\x04peer\x18\x10 \x01(\x11\x12\x0f\n\x07\x61ttempt\x18\x14 \x01(\r\"\x1e\n\x0cHintsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"C\n\rHintsResponse\x12,\n\x05hints\x18\x02 \x03(\x0b\x32\x1d.rankdump.wire.v1.TimeoutHintJ\x04\x08\x01\x10\x02\"O\n\x11JobControlRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x0e\n\x06\x61\x63tion\x18\x03 \x01(\t\x12\x0e\n\x06values\x18\x04 \x03(\t\"k\n\x12JobControlResponse\x12\x16\n\titeration\x18\x01 \x01(\x04H\x00\x88\x01\x01\x12/\n\x05ranks\x18\x02 \x03(\x0b\x32 .rankdump.wire.v1.ControlledRankB\x0c\n\n_iteration\"T\n\x0e\x43ontrolledRank\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x16\n\titeration\x18\x02 \x01(\x04H\x00\x88\x01\x01\x12\x0e\n\x06reason\x18\x03 \x01(\tB\x0c\n\n_iteration2\xfe\x03\n\x12\x43oordinatorService\x12O\n\x06Report\x12\x1f.rankdump.wire.v1.ReportRequest\x1a .rankdump.wire.v1.ReportResponse(\x01\x30\x01\x12H\n\x05\x43lock\x12\x1e.rankdump.wire.v1.ClockRequest\x1a\x1f.rankdump.wire.v1.ClockResponse\x12\x61\n\x06Status\x12*.rankdump.wire.v1.CoordinatorStatusRequest\x1a+.rankdump.wire.v1.CoordinatorStatusResponse\x12J\n\x05Order\x12\x1e.rankdump.wire.v1.OrderRequest\x1a\x1f.rankdump.wire.v1.OrderResponse0\x01\x12H\n\x05Hints\x12\x1e.rankdump.wire.v1.HintsRequest\x1a\x1f.rankdump.wire.v1.HintsResponse\x12T\n\x07\x43ontrol\x12#.rankdump.wire.v1.JobControlRequest\x1a$.rankdump.wire.v1.JobControlResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -27,54 +28,60 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_REPORTREQUEST_ROOTSENTRY']._serialized_options = b'8\001'
   _globals['_RANKSTEP_NUMBERSENTRY']._options = None
   _globals['_RANKSTEP_NUMBERSENTRY']._serialized_options = b'8\001'
-  _globals['_REPORTREQUEST']._serialized_start=119
-  _globals['_REPORTREQUEST']._serialized_end=809
-  _globals['_REPORTREQUEST_ROOTSENTRY']._serialized_start=765
-  _globals['_REPORTREQUEST_ROOTSENTRY']._serialized_end=809
-  _globals['_JOBFREEZE']._serialized_start=811
-  _globals['_JOBFREEZE']._serialized_end=937
-  _globals['_FREEZECAUSE']._serialized_start=940
-  _globals['_FREEZECAUSE']._serialized_end=1139
-  _globals['_RANKSTEP']._serialized_start=1142
-  _globals['_RANKSTEP']._serialized_end=1324
-  _globals['_RANKSTEP_NUMBERSENTRY']._serialized_start=1278
-  _globals['_RANKSTEP_NUMBERSENTRY']._serialized_end=1324
-  _globals['_RANKHEARD']._serialized_start=1326
-  _globals['_RANKHEARD']._serialized_end=1405
-  _globals['_RANKEVENTS']._serialized_start=1407
-  _globals['_RANKEVENTS']._serialized_end=1518
-  _globals['_RANKTIMEOUTS']._serialized_start=1520
-  _globals['_RANKTIMEOUTS']._serialized_end=1610
-  _globals['_TEXTS']._serialized_start=1612
-  _globals['_TEXTS']._serialized_end=1649
-  _globals['_CLOCKESTIMATE']._serialized_start=1651
-  _globals['_CLOCKESTIMATE']._serialized_end=1733
-  _globals['_REPORTRESPONSE']._serialized_start=1736
-  _globals['_REPORTRESPONSE']._serialized_end=1908
-  _globals['_RELAYEDFREEZE']._serialized_start=1911
-  _globals['_RELAYEDFREEZE']._serialized_end=2063
-  _globals['_UNREACHEDAGENT']._serialized_start=2065
-  _globals['_UNREACHEDAGENT']._serialized_end=2126
-  _globals['_JOBWARNING']._serialized_start=2128
-  _globals['_JOBWARNING']._serialized_end=2170
-  _globals['_CLOCKREQUEST']._serialized_start=2172
-  _globals['_CLOCKREQUEST']._serialized_end=2186
-  _globals['_CLOCKRESPONSE']._serialized_start=2188
-  _globals['_CLOCKRESPONSE']._serialized_end=2241
-  _globals['_COORDINATORSTATUSREQUEST']._serialized_start=2243
-  _globals['_COORDINATORSTATUSREQUEST']._serialized_end=2285
-  _globals['_COORDINATORSTATUSRESPONSE']._serialized_start=2287
-  _globals['_COORDINATORSTATUSRESPONSE']._serialized_end=2358
-  _globals['_ORDERREQUEST']._serialized_start=2360
-  _globals['_ORDERREQUEST']._serialized_end=2447
-  _globals['_ORDERRESPONSE']._serialized_start=2449
-  _globals['_ORDERRESPONSE']._serialized_end=2556
-  _globals['_ORDERENTRY']._serialized_start=2559
-  _globals['_ORDERENTRY']._serialized_end=2889
-  _globals['_HINTSREQUEST']._serialized_start=2891
-  _globals['_HINTSREQUEST']._serialized_end=2921
-  _globals['_HINTSRESPONSE']._serialized_start=2923
-  _globals['_HINTSRESPONSE']._serialized_end=2990
-  _globals['_COORDINATORSERVICE']._serialized_start=2993
-  _globals['_COORDINATORSERVICE']._serialized_end=3417
+  _globals['_REPORTREQUEST']._serialized_start=151
+  _globals['_REPORTREQUEST']._serialized_end=899
+  _globals['_REPORTREQUEST_ROOTSENTRY']._serialized_start=855
+  _globals['_REPORTREQUEST_ROOTSENTRY']._serialized_end=899
+  _globals['_JOBFREEZE']._serialized_start=901
+  _globals['_JOBFREEZE']._serialized_end=1027
+  _globals['_FREEZECAUSE']._serialized_start=1030
+  _globals['_FREEZECAUSE']._serialized_end=1229
+  _globals['_RANKSTEP']._serialized_start=1232
+  _globals['_RANKSTEP']._serialized_end=1414
+  _globals['_RANKSTEP_NUMBERSENTRY']._serialized_start=1368
+  _globals['_RANKSTEP_NUMBERSENTRY']._serialized_end=1414
+  _globals['_RANKHEARD']._serialized_start=1416
+  _globals['_RANKHEARD']._serialized_end=1495
+  _globals['_RANKEVENTS']._serialized_start=1497
+  _globals['_RANKEVENTS']._serialized_end=1608
+  _globals['_RANKTIMEOUTS']._serialized_start=1610
+  _globals['_RANKTIMEOUTS']._serialized_end=1700
+  _globals['_TEXTS']._serialized_start=1702
+  _globals['_TEXTS']._serialized_end=1739
+  _globals['_CLOCKESTIMATE']._serialized_start=1741
+  _globals['_CLOCKESTIMATE']._serialized_end=1823
+  _globals['_REPORTRESPONSE']._serialized_start=1826
+  _globals['_REPORTRESPONSE']._serialized_end=2054
+  _globals['_RELAYEDFREEZE']._serialized_start=2057
+  _globals['_RELAYEDFREEZE']._serialized_end=2209
+  _globals['_UNREACHEDAGENT']._serialized_start=2211
+  _globals['_UNREACHEDAGENT']._serialized_end=2272
+  _globals['_JOBWARNING']._serialized_start=2274
+  _globals['_JOBWARNING']._serialized_end=2316
+  _globals['_CLOCKREQUEST']._serialized_start=2318
+  _globals['_CLOCKREQUEST']._serialized_end=2332
+  _globals['_CLOCKRESPONSE']._serialized_start=2334
+  _globals['_CLOCKRESPONSE']._serialized_end=2387
+  _globals['_COORDINATORSTATUSREQUEST']._serialized_start=2389
+  _globals['_COORDINATORSTATUSREQUEST']._serialized_end=2431
+  _globals['_COORDINATORSTATUSRESPONSE']._serialized_start=2433
+  _globals['_COORDINATORSTATUSRESPONSE']._serialized_end=2504
+  _globals['_ORDERREQUEST']._serialized_start=2506
+  _globals['_ORDERREQUEST']._serialized_end=2593
+  _globals['_ORDERRESPONSE']._serialized_start=2595
+  _globals['_ORDERRESPONSE']._serialized_end=2702
+  _globals['_ORDERENTRY']._serialized_start=2705
+  _globals['_ORDERENTRY']._serialized_end=3035
+  _globals['_HINTSREQUEST']._serialized_start=3037
+  _globals['_HINTSREQUEST']._serialized_end=3067
+  _globals['_HINTSRESPONSE']._serialized_start=3069
+  _globals['_HINTSRESPONSE']._serialized_end=3136
+  _globals['_JOBCONTROLREQUEST']._serialized_start=3138
+  _globals['_JOBCONTROLREQUEST']._serialized_end=3217
+  _globals['_JOBCONTROLRESPONSE']._serialized_start=3219
+  _globals['_JOBCONTROLRESPONSE']._serialized_end=3326
+  _globals['_CONTROLLEDRANK']._serialized_start=3328
+  _globals['_CONTROLLEDRANK']._serialized_end=3412
+  _globals['_COORDINATORSERVICE']._serialized_start=3415
+  _globals['_COORDINATORSERVICE']._serialized_end=3925
 # @@protoc_insertion_point(module_scope)

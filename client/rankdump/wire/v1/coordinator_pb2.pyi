@@ -8,6 +8,7 @@ import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
+import rankdump.wire.v1.control_pb2
 import rankdump.wire.v1.events_pb2
 import rankdump.wire.v1.status_pb2
 import typing
@@ -51,6 +52,7 @@ class ReportRequest(google.protobuf.message.Message):
     LOST_EVENTS_FIELD_NUMBER: builtins.int
     HEARD_FIELD_NUMBER: builtins.int
     HOST_ID_FIELD_NUMBER: builtins.int
+    CONTROL_ANSWERS_FIELD_NUMBER: builtins.int
     FREEZES_FIELD_NUMBER: builtins.int
     STEPS_FIELD_NUMBER: builtins.int
     agent_id: builtins.str
@@ -92,6 +94,10 @@ class ReportRequest(google.protobuf.message.Message):
         """Ranks of which nothing is under way in the agent, and everything entered has been reported."""
 
     @property
+    def control_answers(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[rankdump.wire.v1.control_pb2.ControlAnswer]:
+        """Of orders that earlier answers brought, for as long as these bring them."""
+
+    @property
     def freezes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobFreeze]:
         """Freezes that this agent began, joined or refused in the last minute; in every request of that
         time.
@@ -119,11 +125,12 @@ class ReportRequest(google.protobuf.message.Message):
         lost_events: builtins.int = ...,
         heard: collections.abc.Iterable[global___RankHeard] | None = ...,
         host_id: builtins.str = ...,
+        control_answers: collections.abc.Iterable[rankdump.wire.v1.control_pb2.ControlAnswer] | None = ...,
         freezes: collections.abc.Iterable[global___JobFreeze] | None = ...,
         steps: collections.abc.Iterable[global___RankStep] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["clock", b"clock", "load", b"load", "texts", b"texts"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "clock", b"clock", "events", b"events", "freezes", b"freezes", "heard", b"heard", "held_events", b"held_events", "host", b"host", "host_id", b"host_id", "iterations", b"iterations", "load", b"load", "lost_events", b"lost_events", "roots", b"roots", "sequence", b"sequence", "sessions", b"sessions", "steps", b"steps", "texts", b"texts", "timeouts", b"timeouts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent_id", b"agent_id", "clock", b"clock", "control_answers", b"control_answers", "events", b"events", "freezes", b"freezes", "heard", b"heard", "held_events", b"held_events", "host", b"host", "host_id", b"host_id", "iterations", b"iterations", "load", b"load", "lost_events", b"lost_events", "roots", b"roots", "sequence", b"sequence", "sessions", b"sessions", "steps", b"steps", "texts", b"texts", "timeouts", b"timeouts"]) -> None: ...
 
 global___ReportRequest = ReportRequest
 
@@ -392,6 +399,7 @@ class ReportResponse(google.protobuf.message.Message):
     ACKNOWLEDGED_SEQUENCE_FIELD_NUMBER: builtins.int
     RECEIVED_SEQUENCE_FIELD_NUMBER: builtins.int
     WARNINGS_FIELD_NUMBER: builtins.int
+    CONTROL_ORDERS_FIELD_NUMBER: builtins.int
     FREEZES_FIELD_NUMBER: builtins.int
     acknowledged_sequence: builtins.int
     """Every item up to this one survives the coordinator's death: the agent may forget it."""
@@ -400,6 +408,10 @@ class ReportResponse(google.protobuf.message.Message):
     @property
     def warnings(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobWarning]:
         """What ranks of these jobs should say in their logs; repeated until the agent is gone."""
+
+    @property
+    def control_orders(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[rankdump.wire.v1.control_pb2.ControlOrder]:
+        """Those that ranks of the agent have yet to answer."""
 
     @property
     def freezes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RelayedFreeze]:
@@ -411,9 +423,10 @@ class ReportResponse(google.protobuf.message.Message):
         acknowledged_sequence: builtins.int = ...,
         received_sequence: builtins.int = ...,
         warnings: collections.abc.Iterable[global___JobWarning] | None = ...,
+        control_orders: collections.abc.Iterable[rankdump.wire.v1.control_pb2.ControlOrder] | None = ...,
         freezes: collections.abc.Iterable[global___RelayedFreeze] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "freezes", b"freezes", "received_sequence", b"received_sequence", "warnings", b"warnings"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "control_orders", b"control_orders", "freezes", b"freezes", "received_sequence", b"received_sequence", "warnings", b"warnings"]) -> None: ...
 
 global___ReportResponse = ReportResponse
 
@@ -706,3 +719,79 @@ class HintsResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["hints", b"hints"]) -> None: ...
 
 global___HintsResponse = HintsResponse
+
+@typing.final
+class JobControlRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    ACTION_FIELD_NUMBER: builtins.int
+    VALUES_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    """Chosen by the caller: the same id asks for the result of the same control."""
+    job_id: builtins.str
+    action: builtins.str
+    """As in ControlOrder."""
+    @property
+    def values(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        job_id: builtins.str = ...,
+        action: builtins.str = ...,
+        values: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["action", b"action", "id", b"id", "job_id", b"job_id", "values", b"values"]) -> None: ...
+
+global___JobControlRequest = JobControlRequest
+
+@typing.final
+class JobControlResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ITERATION_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    iteration: builtins.int
+    """The iteration that was chosen; absent when no rank can do it."""
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ControlledRank]: ...
+    def __init__(
+        self,
+        *,
+        iteration: builtins.int | None = ...,
+        ranks: collections.abc.Iterable[global___ControlledRank] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_iteration", b"_iteration", "iteration", b"iteration"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_iteration", b"_iteration", "iteration", b"iteration", "ranks", b"ranks"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_iteration", b"_iteration"]) -> typing.Literal["iteration"] | None: ...
+
+global___JobControlResponse = JobControlResponse
+
+@typing.final
+class ControlledRank(google.protobuf.message.Message):
+    """What a rank makes of a control."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: builtins.int
+    ITERATION_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    rank: builtins.int
+    iteration: builtins.int
+    """First iteration with the change on this rank; absent when it is not changed."""
+    reason: builtins.str
+    """Why it is not changed, or later than on other ranks; else empty."""
+    def __init__(
+        self,
+        *,
+        rank: builtins.int = ...,
+        iteration: builtins.int | None = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_iteration", b"_iteration", "iteration", b"iteration"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_iteration", b"_iteration", "iteration", b"iteration", "rank", b"rank", "reason", b"reason"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_iteration", b"_iteration"]) -> typing.Literal["iteration"] | None: ...
+
+global___ControlledRank = ControlledRank

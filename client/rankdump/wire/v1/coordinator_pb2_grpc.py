@@ -39,6 +39,11 @@ class CoordinatorServiceStub(object):
                 request_serializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.HintsRequest.SerializeToString,
                 response_deserializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.HintsResponse.FromString,
                 )
+        self.Control = channel.unary_unary(
+                '/rankdump.wire.v1.CoordinatorService/Control',
+                request_serializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.JobControlRequest.SerializeToString,
+                response_deserializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.JobControlResponse.FromString,
+                )
 
 
 class CoordinatorServiceServicer(object):
@@ -77,6 +82,13 @@ class CoordinatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Control(self, request, context):
+        """Changes what a job dumps, from one iteration of all its ranks on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -104,6 +116,11 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.Hints,
                     request_deserializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.HintsRequest.FromString,
                     response_serializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.HintsResponse.SerializeToString,
+            ),
+            'Control': grpc.unary_unary_rpc_method_handler(
+                    servicer.Control,
+                    request_deserializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.JobControlRequest.FromString,
+                    response_serializer=rankdump_dot_wire_dot_v1_dot_coordinator__pb2.JobControlResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -197,5 +214,22 @@ class CoordinatorService(object):
         return grpc.experimental.unary_unary(request, target, '/rankdump.wire.v1.CoordinatorService/Hints',
             rankdump_dot_wire_dot_v1_dot_coordinator__pb2.HintsRequest.SerializeToString,
             rankdump_dot_wire_dot_v1_dot_coordinator__pb2.HintsResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Control(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/rankdump.wire.v1.CoordinatorService/Control',
+            rankdump_dot_wire_dot_v1_dot_coordinator__pb2.JobControlRequest.SerializeToString,
+            rankdump_dot_wire_dot_v1_dot_coordinator__pb2.JobControlResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

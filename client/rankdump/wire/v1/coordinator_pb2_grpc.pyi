@@ -47,6 +47,12 @@ class CoordinatorServiceStub:
         rankdump.wire.v1.coordinator_pb2.HintsResponse,
     ]
 
+    Control: grpc.UnaryUnaryMultiCallable[
+        rankdump.wire.v1.coordinator_pb2.JobControlRequest,
+        rankdump.wire.v1.coordinator_pb2.JobControlResponse,
+    ]
+    """Changes what a job dumps, from one iteration of all its ranks on."""
+
 class CoordinatorServiceAsyncStub:
     Report: grpc.aio.StreamStreamMultiCallable[
         rankdump.wire.v1.coordinator_pb2.ReportRequest,
@@ -75,6 +81,12 @@ class CoordinatorServiceAsyncStub:
         rankdump.wire.v1.coordinator_pb2.HintsRequest,
         rankdump.wire.v1.coordinator_pb2.HintsResponse,
     ]
+
+    Control: grpc.aio.UnaryUnaryMultiCallable[
+        rankdump.wire.v1.coordinator_pb2.JobControlRequest,
+        rankdump.wire.v1.coordinator_pb2.JobControlResponse,
+    ]
+    """Changes what a job dumps, from one iteration of all its ranks on."""
 
 class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
     @abc.abstractmethod
@@ -114,5 +126,13 @@ class CoordinatorServiceServicer(metaclass=abc.ABCMeta):
         request: rankdump.wire.v1.coordinator_pb2.HintsRequest,
         context: _ServicerContext,
     ) -> typing.Union[rankdump.wire.v1.coordinator_pb2.HintsResponse, collections.abc.Awaitable[rankdump.wire.v1.coordinator_pb2.HintsResponse]]: ...
+
+    @abc.abstractmethod
+    def Control(
+        self,
+        request: rankdump.wire.v1.coordinator_pb2.JobControlRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[rankdump.wire.v1.coordinator_pb2.JobControlResponse, collections.abc.Awaitable[rankdump.wire.v1.coordinator_pb2.JobControlResponse]]:
+        """Changes what a job dumps, from one iteration of all its ranks on."""
 
 def add_CoordinatorServiceServicer_to_server(servicer: CoordinatorServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -13,11 +13,14 @@ from dataclasses import replace
 import grpc
 
 from rankdump._core.black_box import FreezeNotice
+from rankdump._core.job_control import ControlOrder
 from rankdump._core.session_protocol import Acknowledgement
+from rankdump._wire.control_messages import answer_from_wire
 from rankdump.errors import ProtocolError, RankdumpError, UnavailableError
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.blackbox.black_box import BlackBox
 from rankdumpd.agent.ingress.session_intake import SessionIntake
+from rankdumpd.agent.session.order_relay import OrderRelay
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.shm.ring_registry import RingRegistry
 from rankdumpd.server.logs import build_log_fields
@@ -32,6 +35,7 @@ class StreamMailbox:
         self._draining = self._slab_ready = False
         self._warnings: list[str] = []
         self._freeze: FreezeNotice | None = None
+        self._orders: list[ControlOrder] = []
         self._last: int | None = None
         self._error: RankdumpError | None = None
         self.at_rest = False
@@ -67,6 +71,12 @@ class StreamMailbox:
             self._freeze = notice
             self._changed.notify_all()
 
+    def send_order(self, order: ControlOrder) -> None:
+        """Send an order that controls the job."""
+        with self._changed:
+            self._orders.append(order)
+            self._changed.notify_all()
+
     def end(self, reason: str) -> None:
         """End the stream with a retryable error."""
         self.fail(UnavailableError(reason))
@@ -90,10 +100,10 @@ class StreamMailbox:
             with self._changed:
                 self._changed.wait_for(lambda sent=sent: self._has_news(sent))
                 news = self._make_answer()
-                self._warnings, self._freeze = [], None
+                self._warnings, self._freeze, self._orders = [], None, []
                 error, complete = self._error, self._is_complete()
             if news != sent:
-                sent = replace(news, warnings=(), freeze=None)
+                sent = replace(news, warnings=(), freeze=None, orders=())
                 yield news
             elif error:
                 raise error
@@ -107,7 +117,8 @@ class StreamMailbox:
     def _make_answer(self) -> Acknowledgement:
         warnings = tuple(self._warnings)
         return Acknowledgement(
-            self._acknowledged, self._draining, warnings, self._slab_ready, self._freeze
+            *(self._acknowledged, self._draining, warnings, self._slab_ready, self._freeze),
+            tuple(self._orders),
         )
 
     def _is_complete(self) -> bool:
@@ -128,8 +139,9 @@ class PushStreamReader:
         intake: SessionIntake,
         rings: RingRegistry,
         black_box: BlackBox,
+        orders: OrderRelay,
     ) -> None:
-        self._session, self._mailbox = session, mailbox
+        self._session, self._mailbox, self._orders = session, mailbox, orders
         self._intake, self._rings, self._black_box = intake, rings, black_box
 
     def read(self, requests: Iterator[agent_pb2.PushRequest]) -> None:
@@ -147,6 +159,9 @@ class PushStreamReader:
                     self._black_box.take_step(self._session, request.step_state)
                 elif request.HasField("fault"):
                     self._black_box.take_fault(self._session, request.fault)
+                elif request.HasField("control_answer"):
+                    answer = answer_from_wire(request.control_answer)
+                    self._orders.take_answer(self._session, answer)
                 else:
                     raise ProtocolError("only the first message of a stream may be a hello")
                 self._mailbox.at_rest = self._is_between_records()

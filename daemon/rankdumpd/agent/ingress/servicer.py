@@ -10,6 +10,7 @@ import grpc
 from rankdump._core.status import StatusView
 from rankdump._wire import session_messages, status_messages
 from rankdump._wire.black_box_messages import freeze_notice_to_wire
+from rankdump._wire.control_messages import order_to_wire
 from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
 from rankdumpd.agent.blackbox.freeze_state import FreezeAnswer
@@ -93,6 +94,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
                         draining=news.draining,
                         warnings=news.warnings,
                         slab_ready=news.slab_ready,
+                        orders=map(order_to_wire, news.orders),
                         freeze=None if news.freeze is None else freeze_notice_to_wire(news.freeze),
                     )
             finally:

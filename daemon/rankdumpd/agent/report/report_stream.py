@@ -121,6 +121,8 @@ class ReporterTimes:
     """Timeouts and intervals of the reporter, and its clocks."""
 
     heartbeat_s: float = 1.0
+    hurry_s: float = 0.1
+    """Interval while the coordinator controls a job of this agent."""
     first_retry_s: float = 0.1
     last_retry_s: float = 5.0
     answer_s: float = 60.0
@@ -157,15 +159,18 @@ class ReportStream:
         careful_to: int,
         complete: Callable[[_Request, int | None], None],
         on_overdue: Callable[[], None],
+        is_hurried: Callable[[], bool] = lambda: False,
     ) -> None:
         """Send items up to `careful_to` one by one.
 
         `complete` fills in the rest of each message; its argument is the number up to which items
-        are sent with it, or None before the coordinator has answered.
+        are sent with it, or None before the coordinator has answered. Messages are sent more often
+        while `is_hurried` returns True.
         """
         self._log, self._changed, self._times = log, changed, times
         self._careful_to = careful_to
         self._complete, self._on_overdue = complete, on_overdue
+        self._is_hurried = is_hurried
         self.received = 0
         self.unread: _Span | None = None
         """First and last number of items of which one cannot be read from the ledger."""
@@ -241,7 +246,9 @@ class ReportStream:
         with self._composing:
             while True:
                 with self._changed:
-                    self._changed.wait_for(self._has_work, self._times.heartbeat_s)
+                    hurried = self._is_hurried()
+                    pause_s = self._times.hurry_s if hurried else self._times.heartbeat_s
+                    self._changed.wait_for(self._has_work, pause_s)
                     if self._over:
                         return None
                     may_send = self._may_send()

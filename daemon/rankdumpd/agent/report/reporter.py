@@ -9,17 +9,20 @@ import logging
 import socket
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import grpc
 
 from rankdump._core.backoff import RetryBackoff
 from rankdump._core.black_box import RankStep
 from rankdump._core.freeze_record import JobFreeze, RelayedFreeze
+from rankdump._core.job_control import ControlAnswer, ControlOrder
 from rankdump._core.status import AgentLoad, ClockEstimate, SessionStatus
 from rankdump._wire import status_messages
 from rankdump._wire.channel import TlsCredentials, explain_unavailable, make_error, open_channel
+from rankdump._wire.control_messages import answer_to_wire, order_from_wire
 from rankdump._wire.freeze_messages import (
     is_known_freeze,
     job_freeze_to_wire,
@@ -31,11 +34,12 @@ from rankdump.errors import (
     ConfigError,
     CorruptedError,
     ForbiddenError,
+    ProtocolError,
     RankdumpError,
     RetryableError,
     UnavailableError,
 )
-from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
+from rankdump.wire.v1 import control_pb2, coordinator_pb2, coordinator_pb2_grpc
 from rankdumpd.agent.ledger.report_log import ReportLog
 from rankdumpd.agent.records import QuietRank
 from rankdumpd.agent.report.clock import ClockInstant, ClockSample, ClockWindow
@@ -161,6 +165,32 @@ class ClockEstimator:
             self._window = self._window.with_sample(sample)
 
 
+def _read_orders(messages: Iterable[control_pb2.ControlOrder]) -> Iterator[ControlOrder]:
+    """Yield orders, without those of a later release; the coordinator names their ranks."""
+    for message in messages:
+        try:
+            yield order_from_wire(message)
+        except ProtocolError as error:
+            _logger.warning("an order of the coordinator cannot be read: %s", error)
+
+
+class JobOrders(Protocol):
+    """Orders of the coordinator to ranks, and their answers."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the coordinator waits for answers."""
+        ...
+
+    def take_orders(self, orders: Sequence[ControlOrder]) -> None:
+        """Take all orders that the coordinator has now."""
+        ...
+
+    def list_answers(self) -> list[ControlAnswer]:
+        """Return the answers to these orders."""
+        ...
+
+
 MAX_WARNINGS = 256
 
 _logger = logging.getLogger(__name__)
@@ -190,16 +220,18 @@ class CoordinatorReporter:
         warn: Callable[[str, str], None],
         on_forgotten: Callable[[], None],
         quiet: Callable[[], Iterable[QuietRank]] = tuple,
+        orders: JobOrders | None = None,
         black_box: BlackBoxReports | None = None,
         credentials: TlsCredentials | None = None,
         times: ReporterTimes | None = None,
     ) -> None:
         """Call `warn` with a job and a text, `on_forgotten` when the coordinator forgot sessions.
 
-        `quiet` returns the ranks without frames in flight.
+        `quiet` returns the ranks without frames in flight; `orders` takes those of the coordinator.
         """
         self._address, self._log = address, log
         self._load, self._warn, self._on_forgotten = load, warn, on_forgotten
+        self._orders = orders
         self._black_box = black_box or BlackBoxReports()
         self._credentials = credentials
         self._agent_id = log.agent_id()
@@ -267,8 +299,8 @@ class CoordinatorReporter:
                     self._stream.wake()
                 self._changed.notify_all()
 
-    def report_freezes(self) -> None:
-        """Have a request sent at once; it has the freezes of this moment."""
+    def report_soon(self) -> None:
+        """Send the next message at once, whether or not an item waits for it."""
         with self._changed:
             if self._stream:
                 self._stream.wake()
@@ -386,6 +418,7 @@ class CoordinatorReporter:
                 careful_to=self._careful_to,
                 complete=lambda request, sent_to: self._complete_request(request, sent_to, stub),
                 on_overdue=self._break_off,
+                is_hurried=lambda: self._orders is not None and self._orders.is_busy,
             )
             self._clock.reconnected()
             self._quiet_ranks.begin()
@@ -434,6 +467,8 @@ class CoordinatorReporter:
             self._changed.notify_all()
         for job_id, text in new:
             self._warn(job_id, text)
+        if self._orders is not None:
+            self._orders.take_orders(list(_read_orders(answer.control_orders)))
         for message in answer.freezes:
             if is_known_freeze(message.freeze):
                 self._black_box.join_freeze(relayed_freeze_from_wire(message))
@@ -468,6 +503,8 @@ class CoordinatorReporter:
         clock = make_fields(self._clock.estimate())
         request.clock.CopyFrom(coordinator_pb2.ClockEstimate(**clock))
         request.held_events, request.lost_events = self._event_counts
+        if self._orders is not None:
+            request.control_answers.extend(map(answer_to_wire, self._orders.list_answers()))
 
     def _handle_failure(self, failure: grpc.RpcError | RankdumpError) -> None:
         """Drop the item that is rejected or damaged: it would fail the same way every time."""

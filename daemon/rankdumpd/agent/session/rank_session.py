@@ -16,6 +16,7 @@ from typing import Protocol
 from rankdump._core import selection
 from rankdump._core.attempts import number_attempt
 from rankdump._core.black_box import FreezeNotice
+from rankdump._core.job_control import ControlOrder
 from rankdump._core.plan import DumpPlan
 from rankdump._core.session_protocol import IterationEnd, SessionEnd, SessionRequest
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus
@@ -65,6 +66,10 @@ class SessionListener(Protocol):
 
     def freeze(self, notice: FreezeNotice) -> None:
         """Send that the black box was frozen."""
+        ...
+
+    def send_order(self, order: ControlOrder) -> None:
+        """Send an order that controls the job."""
         ...
 
     def end(self, reason: str) -> None:
@@ -362,6 +367,13 @@ class RankSession:
         listener = self._listener
         if listener:
             listener.freeze(notice)
+
+    def send_order(self, order: ControlOrder) -> bool:
+        """Send an order that controls the job; return whether the rank is connected."""
+        listener = self._listener
+        if listener:
+            listener.send_order(order)
+        return listener is not None
 
     def acknowledge(self) -> None:
         """Acknowledge committed frames.

@@ -13,6 +13,7 @@ from rankdump._core.status import (
     SessionStatus,
 )
 from rankdump._core.timeouts import RankTimeouts
+from rankdump._wire.control_messages import answer_from_wire
 from rankdump._wire.freeze_messages import (
     is_known_freeze,
     job_freeze_from_wire,
@@ -94,6 +95,7 @@ class ReportReader:
             clock=clock,
             load=_check_load(load_from_wire(message.load)),
             held_events=message.held_events,
+            control_answers=tuple(map(answer_from_wire, message.control_answers)),
             lost_events=message.lost_events,
             freezes=tuple(map(job_freeze_from_wire, filter(is_known_freeze, message.freezes))),
             steps=tuple(map(rank_step_from_wire, message.steps)),

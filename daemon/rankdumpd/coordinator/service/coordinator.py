@@ -7,14 +7,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import grpc
 
+from rankdump._config.control_changes import make_plan_change
 from rankdump._core import tree_root
 from rankdump._core.events import Finding
+from rankdump._core.job_control import ControlOrder, ControlResult
 from rankdump._core.status import MetricSample, OrderEntry
+from rankdump._wire.control_messages import (
+    control_request_from_wire,
+    order_to_wire,
+    result_to_wire,
+)
 from rankdump._wire.freeze_messages import relayed_freeze_to_wire
 from rankdump._wire.status_messages import timeout_hint_to_wire, view_to_wire
 from rankdump.errors import RejectedError
@@ -24,6 +31,8 @@ from rankdump.wire.v1.coordinator_pb2_grpc import (
     CoordinatorServiceServicer,
     add_CoordinatorServiceServicer_to_server,
 )
+from rankdumpd.coordinator.control.control_decision import ControlledSession, list_sessions
+from rankdumpd.coordinator.control.job_control import JobControl
 from rankdumpd.coordinator.fleet_views import AgentReport, FleetView, ReportAnswer
 from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
 from rankdumpd.coordinator.publish.publisher import read_published_entries
@@ -64,7 +73,8 @@ class CoordinatorServicer(CoordinatorServiceServicer):
                     if not agent_id:
                         self._coordinator.count_stream(report.agent_id, 1)
                         agent_id = report.agent_id
-                    yield _build_report_response(self._coordinator.add_report(report))
+                    answer = self._coordinator.add_report(report)
+                    yield _build_report_response(answer, self._coordinator.list_orders())
             finally:
                 if agent_id:
                     self._coordinator.count_stream(agent_id, -1)
@@ -111,12 +121,25 @@ class CoordinatorServicer(CoordinatorServiceServicer):
             hints = (timeout_hint_to_wire(hint) for job in jobs for hint in job.hints)
             return pb.HintsResponse(hints=hints)
 
+    def Control(  # noqa: N802 - the name is the generated base class's
+        self, request: pb.JobControlRequest, context: grpc.ServicerContext
+    ) -> pb.JobControlResponse:
+        """Change what a job dumps, and say which ranks begin with it in which iteration."""
+        with abort_on_error(context, self._counters):
+            order = control_request_from_wire(request)
+            # Here as well as by the caller, before any rank is asked.
+            make_plan_change(order.action, order.values)
+            return result_to_wire(self._coordinator.control_job(order))
 
-def _build_report_response(answer: ReportAnswer) -> pb.ReportResponse:
+
+def _build_report_response(
+    answer: ReportAnswer, orders: Iterable[ControlOrder]
+) -> pb.ReportResponse:
     return pb.ReportResponse(
         acknowledged_sequence=answer.acknowledged,
         received_sequence=answer.received,
         warnings=[pb.JobWarning(job_id=job_id, text=text) for job_id, text in answer.warnings],
+        control_orders=map(order_to_wire, orders),
         freezes=map(relayed_freeze_to_wire, answer.freezes),
     )
 
@@ -152,6 +175,7 @@ class JobCoordinator(Component):
         self._settings = settings
         self._ends_with_job = ends_with_job
         self._store = ReportStore(deadline_s=settings.deadline_s)
+        self._control = JobControl()
         self._roots = tree_root.split_roots(settings.roots)
         self._hints = HintUpdater(self._store, roots=self._roots)
         self._state: CoordinatorState | None = None
@@ -245,12 +269,26 @@ class JobCoordinator(Component):
         keep the rest on disk, and memory holds only a few iterations.
         """
         answer = self._store.add_report(report, now_s=time.monotonic())
+        self._control.add_answers(report.control_answers)
         self._counters.add("rankdump_coordinator_reports_total")
         deadline_s = time.monotonic() + _REPORT_ANSWER_TIMEOUT_S
         while report.items and self._store.is_crowded(report) and time.monotonic() < deadline_s:
             if self._thread.wait(_WORK_INTERVAL_S / 4):
                 break
         return answer
+
+    def list_orders(self) -> tuple[ControlOrder, ...]:
+        """Return the orders that agents pass on to ranks now."""
+        return self._control.list_orders()
+
+    def control_job(self, order: ControlOrder) -> ControlResult:
+        """Carry out an order to the ranks of a job; RejectedError for one that does not run."""
+
+        def list_of_job() -> tuple[ControlledSession, ...]:
+            (job,) = select_jobs(self.build_fleet_view(), order.job_id)
+            return list_sessions(job.job_id, job.sessions)
+
+        return self._control.control(order, list_of_job)
 
     def build_fleet_view(self) -> FleetView:
         """Return a snapshot of all jobs and agents."""

@@ -1,0 +1,88 @@
+"""Command `rankdump control`: changes what a running job dumps."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from rankdump._analysis.reader.query import ranges
+from rankdump._cli.live_tree import find_live_job
+from rankdump._cli.options import TREE_PATH, resolve_coordinator_address
+from rankdump._cli.output import print_lines
+from rankdump._core.job_control import ControlAction, ControlResult
+from rankdump.errors import RejectedError
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB")
+@click.argument("action", type=click.Choice([each.value for each in ControlAction]))
+@click.argument("values", metavar="[VALUE]...", nargs=-1)
+@click.option(
+    "--coordinator", metavar="ADDRESS", help="Coordinator to ask; default: RANKDUMP_COORDINATOR."
+)
+@click.option("--tree", type=TREE_PATH, help="Ask the coordinator of the job in this tree.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
+def control(
+    job_id: str,
+    action: str,
+    values: tuple[str, ...],
+    coordinator: str | None,
+    tree: Path | None,
+    as_json: bool,
+) -> int:
+    """Change what JOB dumps, while it runs.
+
+    start dumps every iteration from now on, stop none; iterations "0|5-8" dumps these. operators
+    takes entries as in `kernels` of a configuration, or all; saved-data takes tensor, statistic or
+    full. All ranks begin with the change in the iteration that is printed. Exit code 1 when some
+    rank does not, or begins later.
+    """
+    if not job_id:
+        raise click.UsageError("JOB is empty")
+    if tree and coordinator:
+        raise click.UsageError("--tree and --coordinator cannot be combined")
+    address = _find_coordinator(tree, job_id) if tree else resolve_coordinator_address(coordinator)
+    # Imported on use: loading gRPC takes longer than reporting a wrong argument.
+    from rankdump.control import carry_out
+
+    result = carry_out(
+        job_id,
+        ControlAction(action),
+        values,
+        coordinator=address,
+        warn=lambda text: click.echo(f"rankdump: {text}", err=True),
+    )
+    if as_json:
+        click.echo(json.dumps(asdict(result)))
+    else:
+        print_lines(format_result(job_id, " ".join((action, *values)), result))
+    return 1 if result.exceptions else 0
+
+
+def _find_coordinator(tree: Path, job_id: str) -> str:
+    job = find_live_job(tree, job_id)
+    if job is None:
+        raise RejectedError(f"no job {job_id!r} runs that dumps into {tree}")
+    if not job.coordinator:
+        raise RejectedError(
+            f"job {job_id!r} has no coordinator that can be reached from here: its agents name one "
+            "in agent.coordinator"
+        )
+    return job.coordinator
+
+
+def format_result(job_id: str, what: str, result: ControlResult) -> list[str]:
+    """Return the lines about a result: what begins where, and ranks that are apart."""
+    changed = [each.rank for each in result.ranks if each.iteration is not None]
+    if result.iteration is None or not changed:
+        lines = [f"job {job_id}: {what}: no rank is changed"]
+    else:
+        which = f"rank {changed[0]}" if len(changed) == 1 else f"ranks {ranges(changed)}"
+        lines = [f"job {job_id}: {what} from iteration {result.iteration} on, {which}"]
+    for each in result.exceptions:
+        begins = "not changed" if each.iteration is None else f"from iteration {each.iteration} on"
+        lines.append(f"rank {each.rank}: {begins}: {each.reason}")
+    return lines

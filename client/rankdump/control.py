@@ -1,0 +1,115 @@
+"""Control of a job that runs: what it dumps is changed without restarting it.
+
+All ranks begin with a change in the same iteration, which the coordinator of the job chooses. Each
+function waits, for some seconds, until every rank has answered.
+
+    import rankdump.control
+
+    done = rankdump.control.set_iterations("train", "0|5-8|100-120", coordinator="head:7421")
+    print(done.iteration, done.exceptions)
+
+Without an address it is that in RANKDUMP_COORDINATOR, or `127.0.0.1:7421`. Certificates are those
+that the environment names; over TLS their role has to be `operator`.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Sequence
+
+import grpc
+
+from rankdump._config.control_changes import make_plan_change
+from rankdump._core.daemon_endpoint import DEFAULT_COORDINATOR_ADDRESS
+from rankdump._core.job_control import ControlAction, ControlledRank, ControlOrder, ControlResult
+from rankdump._wire.channel import explain_unavailable, make_error, open_channel, read_credentials
+from rankdump._wire.control_messages import control_request_to_wire, result_from_wire
+from rankdump.errors import RejectedError, UnavailableError, UnsupportedError
+from rankdump.wire.v1 import coordinator_pb2_grpc
+
+__all__ = [
+    "ControlResult",
+    "ControlledRank",
+    "set_iterations",
+    "set_operators",
+    "set_saved_data",
+    "start",
+    "stop",
+]
+
+ANSWER_TIMEOUT_S = 60.0
+"""Longest wait for a coordinator, which itself waits half a minute for ranks, at most."""
+
+
+def start(job_id: str, *, coordinator: str = "") -> ControlResult:
+    """Dump every iteration from now on, whatever the configuration or the script says."""
+    return carry_out(job_id, ControlAction.START, coordinator=coordinator)
+
+
+def stop(job_id: str, *, coordinator: str = "") -> ControlResult:
+    """Dump no iteration from now on."""
+    return carry_out(job_id, ControlAction.STOP, coordinator=coordinator)
+
+
+def set_iterations(job_id: str, iterations: str, *, coordinator: str = "") -> ControlResult:
+    """Dump these iterations, in the form of a configuration: `0|5-8|100-120`, or `all`.
+
+    ConfigError for a text that is not allowed.
+    """
+    return carry_out(job_id, ControlAction.ITERATIONS, (iterations,), coordinator=coordinator)
+
+
+def set_operators(job_id: str, *entries: str, coordinator: str = "") -> ControlResult:
+    """Dump these operators, by entries as in `kernels` of a configuration, or `all`.
+
+    A full scope name, a part of an operator's type, or `name-regex(...)`. ConfigError for an
+    expression that is not valid.
+    """
+    return carry_out(job_id, ControlAction.OPERATORS, entries, coordinator=coordinator)
+
+
+def set_saved_data(job_id: str, saved: str, *, coordinator: str = "") -> ControlResult:
+    """Keep of each tensor its elements (`tensor`), its statistics (`statistic`) or both (`full`).
+
+    ConfigError for another word.
+    """
+    return carry_out(job_id, ControlAction.SAVED_DATA, (saved,), coordinator=coordinator)
+
+
+def carry_out(
+    job_id: str,
+    action: ControlAction,
+    values: Sequence[str] = (),
+    *,
+    coordinator: str = "",
+    warn: Callable[[str], None] = lambda text: None,
+) -> ControlResult:
+    """Carry out an action; `warn` is called with what has a surprising effect.
+
+    RejectedError when the job is not known, has ended, or is controlled by somebody else at the
+    same time; UnavailableError when no coordinator answers at the address.
+    """
+    make_plan_change(action, values, warn)
+    address = coordinator or os.environ.get("RANKDUMP_COORDINATOR") or DEFAULT_COORDINATOR_ADDRESS
+    order = ControlOrder(uuid.uuid4().hex, job_id, action, tuple(values))
+    own = read_credentials(os.environ)
+    with open_channel(address, own) as channel:
+        stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+        try:
+            answer = stub.Control(control_request_to_wire(order), timeout=ANSWER_TIMEOUT_S)
+        except grpc.RpcError as failure:
+            error = make_error(failure)
+            if isinstance(error, UnavailableError):
+                cause = explain_unavailable(error, address, own)
+                raise UnavailableError(
+                    f"coordinator at {address}: {cause}; repeat the call: ranks that have "
+                    "confirmed an iteration begin with the change there"
+                ) from None
+            if isinstance(error, UnsupportedError):
+                raise RejectedError(
+                    f"the daemon at {address} is no coordinator that controls jobs: a job has one "
+                    "if its agents name it in agent.coordinator"
+                ) from None
+            raise type(error)(f"coordinator at {address}: {error}") from None
+    return result_from_wire(answer)

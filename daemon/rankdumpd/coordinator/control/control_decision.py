@@ -1,0 +1,88 @@
+"""Decisions on the control of a job: the iteration that all ranks can begin a change with, and what
+became of it on each. Pure; answers are those of ranks by their sessions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rankdump._core.job_control import ControlAnswer, ControlledRank, ControlResult
+from rankdump._core.status import SessionState, SessionStatus
+from rankdump.errors import RejectedError
+
+MIN_STEP_US = 1_000
+"""Steps that are said to be shorter are taken to last as long."""
+MIN_LEAD_S = 1.0
+"""Least time between the choice of an iteration and its begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlledSession:
+    """The newest session of a rank."""
+
+    rank: int
+    session_id: str
+    absence: str
+    """Why it is not asked; empty when it is."""
+
+
+def list_sessions(job_id: str, sessions: Sequence[SessionStatus]) -> tuple[ControlledSession, ...]:
+    """Return the sessions of a job that runs; RejectedError when it has ended on all ranks."""
+    newest = {each.rank: each for each in sorted(sessions, key=lambda each: each.attempt)}
+    if not any(each.state is SessionState.OPEN for each in newest.values()):
+        raise RejectedError(f"job {job_id!r} has ended: none of its ranks runs")
+    return tuple(
+        ControlledSession(rank, each.session_id, _explain_absence(each))
+        for rank, each in sorted(newest.items())
+    )
+
+
+def _explain_absence(session: SessionStatus) -> str:
+    if session.state is SessionState.CLOSED:
+        return "it has ended its session"
+    if session.state is SessionState.LOST:
+        return "its process is gone, or not connected to its agent"
+    return ""
+
+
+def choose_iteration(positions: Sequence[ControlAnswer], *, round_s: float) -> int:
+    """Return the first iteration that no rank begins before the next messages reach it.
+
+    `round_s` is the time that the first ones took, with the wait for the next report of each agent.
+    Every rank may have gone on since it answered. No change begins before an earlier one.
+    """
+    lead_us = (MIN_LEAD_S + round_s) * 1e6
+    return max(
+        max(each.pending, each.iteration + 1 + math.ceil(lead_us / max(each.step_us, MIN_STEP_US)))
+        for each in positions
+    )
+
+
+def judge_ranks(
+    sessions: Sequence[ControlledSession],
+    asked: Mapping[str, ControlAnswer],
+    applied: Mapping[str, ControlAnswer],
+    iteration: int | None,
+    *,
+    waited_s: float,
+) -> ControlResult:
+    """Return what became of an order on each rank, by the answers in both rounds."""
+    silence = (
+        f"no answer within {waited_s:.0f} s: its agent is away, or of an earlier release, or the "
+        "process is stopped"
+    )
+    ranks: list[ControlledRank] = []
+    for session in sessions:
+        first, second = asked.get(session.session_id), applied.get(session.session_id)
+        reason = session.absence or (first.refused if first else silence)
+        begins: int | None = None
+        if not reason and iteration is not None:
+            reason = second.refused if second else silence
+            if second and not second.refused:
+                begins = second.iteration
+                late = begins > iteration
+                reason = f"it was past iteration {iteration} already" if late else ""
+        ranks.append(ControlledRank(session.rank, begins, reason))
+    return ControlResult(iteration, tuple(ranks))

@@ -1,0 +1,146 @@
+"""Controls under way: each asks all ranks of a job where they are, chooses an iteration, and has
+all of them change their plan there. Agents fetch orders with the answers to their reports.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from rankdump._core.bounded_cache import remember
+from rankdump._core.job_control import ControlAnswer, ControlOrder, ControlResult
+from rankdump.errors import RankdumpError, RejectedError, UnavailableError
+from rankdumpd.coordinator.control.control_decision import (
+    ControlledSession,
+    choose_iteration,
+    judge_ranks,
+)
+
+ROUND_TIMEOUT_S = 15.0
+"""Longest wait for the answers of all ranks, in each of two rounds; agents report once a second."""
+_MAX_RESULTS = 256
+
+
+@dataclass(slots=True)
+class _RunningControl:
+    """A control under way."""
+
+    order: ControlOrder
+    """As agents get it now."""
+    sessions: tuple[ControlledSession, ...]
+    asked: dict[str, ControlAnswer] = field(default_factory=dict[str, ControlAnswer])
+    applied: dict[str, ControlAnswer] = field(default_factory=dict[str, ControlAnswer])
+    result: ControlResult | RankdumpError | None = None
+
+    def has_all(self) -> bool:
+        """Return whether every rank that is asked in this round has answered."""
+        return all(
+            each.session_id in self._answers for each in self.sessions if self._is_asked(each)
+        )
+
+    def add(self, answer: ControlAnswer) -> None:
+        """Add an answer to the present order; of others nothing is kept."""
+        known = {each.session_id for each in self.sessions}
+        applies = self.order.iteration is not None
+        if (answer.id, answer.applied) == (self.order.id, applies) and answer.session_id in known:
+            self._answers[answer.session_id] = answer
+
+    @property
+    def _answers(self) -> dict[str, ControlAnswer]:
+        return self.asked if self.order.iteration is None else self.applied
+
+    def _is_asked(self, session: ControlledSession) -> bool:
+        first = self.asked.get(session.session_id)
+        refused = first is None or bool(first.refused)
+        return not (session.absence or (self.order.iteration is not None and refused))
+
+
+class JobControl:
+    """Controls of all jobs; safe to use from several threads."""
+
+    def __init__(
+        self,
+        *,
+        round_timeout_s: float = ROUND_TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._round_timeout_s, self._clock = round_timeout_s, clock
+        self._changed = threading.Condition()
+        self._running: dict[str, _RunningControl] = {}
+        """By job."""
+        self._results: dict[str, ControlResult] = {}
+        """By the id of the order."""
+
+    def control(
+        self, order: ControlOrder, list_sessions: Callable[[], tuple[ControlledSession, ...]]
+    ) -> ControlResult:
+        """Carry out an order, and wait for what becomes of it; the same order only once.
+
+        RejectedError while another one changes the same job.
+        """
+        with self._changed:
+            known = self._results.get(order.id)
+            if known is not None:
+                return known
+            running = self._running.get(order.job_id)
+            if running is not None:
+                return self._wait_for(running, order)
+            running = _RunningControl(order, list_sessions())
+            self._running[order.job_id] = running
+            try:
+                result = self._run(running)
+                running.result = remember(self._results, order.id, result, _MAX_RESULTS)
+                return result
+            finally:
+                if running.result is None:
+                    running.result = UnavailableError("the coordinator stops")
+                del self._running[order.job_id]
+                self._changed.notify_all()
+
+    def list_orders(self) -> tuple[ControlOrder, ...]:
+        """Return the orders that agents pass on to their ranks now."""
+        if not self._running:  # read without the lock, as there is a report for every step
+            return ()
+        with self._changed:
+            return tuple(each.order for each in self._running.values())
+
+    def add_answers(self, answers: Sequence[ControlAnswer]) -> None:
+        """Add answers of ranks; an agent repeats them."""
+        if not answers:
+            return
+        with self._changed:
+            for answer in answers:
+                running = self._running.get(answer.job_id)
+                if running is not None:
+                    running.add(answer)
+            self._changed.notify_all()
+
+    def _wait_for(self, running: _RunningControl, order: ControlOrder) -> ControlResult:
+        if running.order.id != order.id:
+            raise RejectedError(
+                f"job {order.job_id!r} is being controlled by somebody else: try again in a moment"
+            )
+        self._changed.wait_for(lambda: running.result is not None, 3 * self._round_timeout_s)
+        result = running.result
+        if isinstance(result, ControlResult):
+            return result
+        raise result or UnavailableError("the control of the job takes too long")
+
+    def _run(self, running: _RunningControl) -> ControlResult:
+        begun_s = self._clock()
+        self._changed.wait_for(running.has_all, self._round_timeout_s)
+        round_s = self._clock() - begun_s
+        able = [each for each in running.asked.values() if not each.refused]
+        iteration = choose_iteration(able, round_s=round_s) if able else None
+        if iteration is not None:
+            running.order = replace(running.order, iteration=iteration)
+            self._changed.wait_for(running.has_all, self._round_timeout_s)
+        return judge_ranks(
+            running.sessions,
+            running.asked,
+            running.applied,
+            iteration,
+            waited_s=self._round_timeout_s,
+        )

@@ -1,0 +1,137 @@
+"""Tests of controls under way: two rounds of answers, repetitions, and one at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from rankdump._core.job_control import ControlAction, ControlAnswer, ControlOrder, ControlResult
+from rankdump.errors import RejectedError
+from rankdumpd.coordinator.control.control_decision import ControlledSession
+from rankdumpd.coordinator.control.job_control import JobControl
+
+ORDER = ControlOrder("order-1", "job", ControlAction.STOP)
+SESSIONS = (ControlledSession(0, "s0", ""), ControlledSession(1, "s1", ""))
+
+
+class ControlThread:
+    """A caller that waits for the result of an order."""
+
+    def __init__(self, control: JobControl, order: ControlOrder = ORDER) -> None:
+        self.result: ControlResult | Exception | None = None
+        self._thread = threading.Thread(target=self._run, args=(control, order))
+        self._thread.start()
+
+    def _run(self, control: JobControl, order: ControlOrder) -> None:
+        try:
+            self.result = control.control(order, lambda: SESSIONS)
+        except Exception as error:
+            self.result = error
+
+    def join(self) -> ControlResult | Exception | None:
+        self._thread.join(60)
+        return self.result
+
+
+def wait_until(is_done: Callable[[], bool]) -> None:
+    event = threading.Event()
+    for _ in range(6000):
+        if is_done():
+            return
+        event.wait(0.01)
+    raise AssertionError("it never happened")
+
+
+def ask(control: JobControl) -> int | None:
+    """Return the iteration of the order that agents get now."""
+    (order,) = control.list_orders()
+    return order.iteration
+
+
+def answer(session: str, iteration: int, *, applied: bool, **fields) -> ControlAnswer:
+    return ControlAnswer(
+        ORDER.id, applied, iteration, 1_000_000, job_id="job", session_id=session, **fields
+    )
+
+
+def answer_first_round(control: JobControl) -> int:
+    wait_until(lambda: bool(control.list_orders()))
+    control.add_answers([answer("s0", 7, applied=False), answer("s1", 9, applied=False)])
+    wait_until(lambda: ask(control) is not None)
+    begin = ask(control)
+    assert begin is not None
+    return begin
+
+
+def answer_second_round(control: JobControl, begin: int) -> None:
+    control.add_answers([answer(each, begin, applied=True) for each in ("s0", "s1")])
+
+
+def test_all_ranks_begin_where_the_farthest_can():
+    control = JobControl(round_timeout_s=60)
+    caller = ControlThread(control)
+    begin = answer_first_round(control)
+    assert begin > 9
+    # Repeated answers of the first round change nothing.
+    control.add_answers([answer("s0", 50, applied=False)])
+    assert ask(control) == begin
+    answer_second_round(control, begin)
+    result = caller.join()
+    assert isinstance(result, ControlResult)
+    assert [(each.rank, each.iteration) for each in result.ranks] == [(0, begin), (1, begin)]
+    assert control.list_orders() == ()
+
+
+def test_same_order_is_carried_out_once():
+    """Whoever repeats a call gets the result of the first one, also while it is under way."""
+    control = JobControl(round_timeout_s=60)
+    callers = [ControlThread(control)]
+    begin = answer_first_round(control)
+    callers.append(ControlThread(control))
+    answer_second_round(control, begin)
+    first, second = (each.join() for each in callers)
+    assert first == second == control.control(ORDER, lambda: SESSIONS)
+
+
+def test_another_control_of_the_job_is_refused_meanwhile():
+    control = JobControl(round_timeout_s=60)
+    caller = ControlThread(control)
+    begin = answer_first_round(control)
+    with pytest.raises(RejectedError, match="'job' is being controlled by somebody else"):
+        control.control(replace(ORDER, id="order-2"), lambda: SESSIONS)
+    answer_second_round(control, begin)
+    assert isinstance(caller.join(), ControlResult)
+
+
+def test_ranks_that_do_not_answer_are_named_in_time():
+    control = JobControl(round_timeout_s=0.2)
+    caller = ControlThread(control)
+    result = caller.join()
+    assert isinstance(result, ControlResult)
+    assert result.iteration is None
+    assert all(each.reason.startswith("no answer") for each in result.ranks)
+
+
+def test_job_without_able_ranks_is_not_changed():
+    control = JobControl(round_timeout_s=60)
+    caller = ControlThread(control)
+    wait_until(lambda: bool(control.list_orders()))
+    control.add_answers([answer(s, 3, applied=False, refused="no") for s in ("s0", "s1", "s9")])
+    result = caller.join()
+    assert isinstance(result, ControlResult)
+    assert (result.iteration, {each.reason for each in result.ranks}) == (None, {"no"})
+
+
+def test_unknown_job_leaves_nothing_behind():
+    control = JobControl()
+
+    def fail() -> tuple[ControlledSession, ...]:
+        raise RejectedError("job 'job' has not reported")
+
+    for _ in range(2):
+        with pytest.raises(RejectedError, match="not reported"):
+            control.control(ORDER, fail)
+    assert control.list_orders() == ()

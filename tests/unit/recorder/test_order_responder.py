@@ -1,0 +1,77 @@
+"""Tests of a rank's answers to orders: each is carried out once."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankdump._core.job_control import ControlAction, ControlOrder
+from rankdump._core.plan import DumpPlan, OutputSettings
+from rankdump._core.plan_change import PlanSchedule
+from rankdump._recorder.order_responder import OrderResponder
+
+ASKED = ControlOrder("o", "job", ControlAction.SAVED_DATA, ("full",))
+APPLIED = ControlOrder("o", "job", ControlAction.SAVED_DATA, ("full",), iteration=9)
+
+
+class ResponderRig:
+    """A responder with a schedule, and a clock that a test sets."""
+
+    def __init__(self, fault: str = "") -> None:
+        self.now_ns = 0
+        self.schedule = PlanSchedule(DumpPlan(OutputSettings("/x")))
+        self.responder = OrderResponder(
+            self.schedule,
+            lambda change: fault,
+            lambda change, begin: fault or self.schedule.add(change, begin),
+            lambda: self.now_ns,
+        )
+
+    def run(self, iteration: int, step_us: int) -> None:
+        self.responder.begin_iteration(iteration)
+        self.schedule.begin_iteration(iteration)
+        self.now_ns += step_us * 1000
+
+
+def test_position_is_told_with_a_short_step():
+    rig = ResponderRig()
+    for iteration, step_us in enumerate((900, 300, 500, 5000)):
+        rig.run(iteration, step_us)
+    answer = rig.responder.answer(ASKED)
+    assert (answer.applied, answer.iteration, answer.step_us) == (False, 3, 300)
+    assert (answer.refused, answer.pending) == ("", 0)
+
+
+def test_step_of_a_rank_in_its_first_iteration_is_as_long_as_that():
+    rig = ResponderRig()
+    rig.run(0, 70)
+    assert rig.responder.answer(ASKED).step_us == 70
+
+
+def test_order_is_carried_out_once():
+    rig = ResponderRig()
+    rig.run(0, 1)
+    first = rig.responder.answer(APPLIED)
+    rig.run(1, 1)
+    assert (first.applied, first.iteration) == (True, 9)
+    assert rig.responder.answer(APPLIED) == first
+    assert rig.responder.answer(ASKED).pending == 9
+    assert rig.schedule.find_latest().content.saved == "full"
+
+
+def test_order_that_comes_too_late_names_its_iteration():
+    rig = ResponderRig()
+    rig.run(20, 1)
+    assert rig.responder.answer(APPLIED).iteration == 21
+
+
+@pytest.mark.parametrize("order", [ASKED, APPLIED])
+def test_plan_that_cannot_be_changed_is_the_reason(order):
+    rig = ResponderRig("support_device excludes it")
+    assert rig.responder.answer(order).refused == "support_device excludes it"
+
+
+def test_values_that_are_not_allowed_are_the_reason():
+    order = ControlOrder("o", "job", ControlAction.ITERATIONS, ("5-",), 9)
+    answer = ResponderRig().responder.answer(order)
+    assert answer.applied
+    assert "'5-' is not allowed" in answer.refused
