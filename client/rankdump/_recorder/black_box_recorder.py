@@ -52,6 +52,8 @@ _JUDGED_STEPS = 8
 """Steps after which the stride is judged."""
 _CALL_NS = 1500
 """What torch takes for a call of a hook, beyond the time that the hook measures itself."""
+_TURN_NS = 20_000
+"""What it takes to measure a tensor for its fingerprint alone: its hooks are installed for that."""
 _MAX_NOTED_NUMBERS = 64
 _MAX_HISTORIES = 4096
 MAX_LOGGED_NOTES = 64
@@ -82,8 +84,8 @@ class BlackBoxRecorder:
         self._watch = RuleWatch(settings.watch)
         self._credit = FingerprintCredit(settings.max_overhead)
         self._details: list[bytes] = []
-        self._detail_ns = 0
-        """What fingerprints took in the running step."""
+        self._fingerprint_ns = self._detail_ns = 0
+        """What fingerprints took in the running step, without and with their turns."""
         self._dumps_until: dict[int, int] = {}
         """By watch rule the first iteration that it does not dump."""
         self._logged: dict[tuple[int, TensorKind], str] = {}
@@ -124,7 +126,7 @@ class BlackBoxRecorder:
         self._begun_ns = self._clock_ns()
         self._rows, self._noted, self._digests, self._notes = [], {}, {}, []
         self._details = []
-        self._spent_ns = self._detail_ns = self._skipped = 0
+        self._spent_ns = self._fingerprint_ns = self._detail_ns = self._skipped = 0
         self._gradient_squares, self._largest_gradient = 0.0, (0.0, None)
         self.part = iteration % self.stride
 
@@ -218,7 +220,9 @@ class BlackBoxRecorder:
     ) -> None:
         """Add the other statistics and the fingerprint of the tensor whose pulse was added last."""
         self._credit.spend(byte_count, spent_ns)
-        self._detail_ns += spent_ns
+        # It is part of what pulses took, which would warn of them and choose a larger stride.
+        self._fingerprint_ns += spent_ns
+        self._detail_ns += spent_ns + (_TURN_NS if self.stride > 1 else 0)
         # A pulse that was one too many has no row.
         has_row = number >= 0 and self._rows and self._rows[-1][:4] == number.to_bytes(4, "little")
         if has_row and len(self._details) < MAX_STEP_DETAILS:
@@ -382,9 +386,9 @@ class BlackBoxRecorder:
         return jumped
 
     def _judge_cost(self, whole_ns: int, spent_ns: int) -> None:
-        step_ns, pulses_ns = max(1, whole_ns - spent_ns), spent_ns - self._detail_ns
+        step_ns, pulses_ns = max(1, whole_ns - spent_ns), max(0, spent_ns - self._detail_ns)
         # Pulses come first: fingerprints get what they leave.
-        self._credit.end_step(step_ns, pulses_ns)
+        self._credit.end_step(step_ns, spent_ns - self._fingerprint_ns)
         self._shares.append(pulses_ns / step_ns)
         if len(self._shares) < _JUDGED_STEPS:
             return
