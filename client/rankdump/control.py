@@ -1,4 +1,5 @@
-"""Control of a job that runs: what it dumps is changed without restarting it.
+"""Control of a job that runs: what it dumps is changed, and its black boxes are frozen, without
+restarting it.
 
 All ranks begin with a change in the same iteration, which the coordinator of the job chooses. Each
 function waits, for some seconds, until every rank has answered.
@@ -16,11 +17,11 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 import grpc
 
-from rankdump._config.control_changes import make_plan_change
+from rankdump._config.control_changes import check_values
 from rankdump._core.daemon_endpoint import DEFAULT_COORDINATOR_ADDRESS
 from rankdump._core.job_control import ControlAction, ControlledRank, ControlOrder, ControlResult
 from rankdump._wire.channel import explain_unavailable, make_error, open_channel, read_credentials
@@ -31,6 +32,7 @@ from rankdump.wire.v1 import coordinator_pb2_grpc
 __all__ = [
     "ControlResult",
     "ControlledRank",
+    "freeze",
     "set_iterations",
     "set_operators",
     "set_saved_data",
@@ -77,10 +79,15 @@ def set_saved_data(job_id: str, saved: str, *, coordinator: str = "") -> Control
     return carry_out(job_id, ControlAction.SAVED_DATA, (saved,), coordinator=coordinator)
 
 
+def freeze(job_id: str, reason: str = "", *, coordinator: str = "") -> ControlResult:
+    """Freeze the black boxes of all ranks, on all hosts; the reason stands in the report."""
+    return carry_out(job_id, ControlAction.FREEZE, filter(None, [reason]), coordinator=coordinator)
+
+
 def carry_out(
     job_id: str,
     action: ControlAction,
-    values: Sequence[str] = (),
+    values: Iterable[str] = (),
     *,
     coordinator: str = "",
     warn: Callable[[str], None] = lambda text: None,
@@ -90,9 +97,10 @@ def carry_out(
     RejectedError when the job is not known, has ended, or is controlled by somebody else at the
     same time; UnavailableError when no coordinator answers at the address.
     """
-    make_plan_change(action, values, warn)
+    values = tuple(values)
+    check_values(action, values, warn)
     address = coordinator or os.environ.get("RANKDUMP_COORDINATOR") or DEFAULT_COORDINATOR_ADDRESS
-    order = ControlOrder(uuid.uuid4().hex, job_id, action, tuple(values))
+    order = ControlOrder(uuid.uuid4().hex, job_id, action, values)
     own = read_credentials(os.environ)
     with open_channel(address, own) as channel:
         stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)

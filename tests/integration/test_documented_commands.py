@@ -278,6 +278,7 @@ def control(page: DocumentPage, _: TrainedTrees) -> None:
     page.environ["RANKDUMP_AGENT"] = f"unix:{page.environ['TMPDIR']}/b.sock"
     page.environ["RANKDUMP_COORDINATOR"] = page.environ["RANKDUMP_AGENT"]
     page.environ |= {"RANKDUMP_CONFIG": "data_dump.json", "RANKDUMP_JOB_ID": "train"}
+    page.environ["RANKDUMP_BLACKBOX"] = "1"
     with standalone(page):
         job = threading.Thread(target=page.shell, args=("python train.py",))
         job.start()
@@ -286,7 +287,8 @@ def control(page: DocumentPage, _: TrainedTrees) -> None:
                 time.sleep(0.05)
             for command in commands(page.path):
                 action = command.split()[3]
-                page.run(command, says=f"job train: {action}.* from iteration [0-9]+ on, rank 0")
+                did = "frozen at" if action == "freeze" else f"{action}.* from"
+                page.run(command, says=f"job train: {did} iteration [0-9]+.*, rank 0")
             assert re.fullmatch(r"\d+ \[\]\n", page.shell("python control.py").stdout)
             # As soon as the last of these changes has begun.
             while '"selected": "0|5-8|100-120"' not in page.shell("rankdump status --json").stdout:

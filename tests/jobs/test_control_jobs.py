@@ -16,6 +16,7 @@ import pytest
 from support.command_line import run_in_process
 from support.data_dumps import write_data_dump
 
+from rankdump._analysis.black_box.freeze_files import read_freeze_records
 from rankdump._analysis.reader.manifests import read_tree_sessions
 from rankdump._core.manifest import Manifest
 from rankdump._layout.tree_paths import MANIFEST_FOLDER
@@ -87,7 +88,7 @@ def job(tmp_path: Path, socket_folder: Path) -> Iterator[RunningJob]:
     config = write_data_dump(tmp_path, tmp_path / "dump", devices=RANKS, iteration="0")
     ranks = [sys.executable, LAUNCHER, len(RANKS), FOLDER / "control_job.py", tmp_path]
     command = [sys.executable, "-m", "rankdump", "run", "--config", config, "--", *ranks]
-    environ = {"TMPDIR": str(socket_folder), "OMP_NUM_THREADS": "1"}
+    environ = {"TMPDIR": str(socket_folder), "OMP_NUM_THREADS": "1", "RANKDUMP_BLACKBOX": "1"}
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
             list(map(str, command)), env=os.environ | environ, stdout=log, stderr=log
@@ -113,6 +114,11 @@ def test_job_is_retargeted_from_one_iteration_on_twice(job):
     assert first < second <= third
     job.wait_for(max(second, third) + 1)
     last = job.begin("stop")
+    frozen = job.tree / "blackbox" / str(job.begin("freeze", "it looks odd"))
+    job.wait_until(lambda: bool(list(frozen.glob(".rankdump/black_box.*.json"))))
+    [record] = read_freeze_records(frozen)
+    assert [rank.rank for rank in record.ranks] == [*RANKS]
+    assert record.causes[0].text == "it looks odd"
     job.wait_until(lambda: job.reached > last)
     status = json.loads(run_in_process("status", job.tree, "--json").stdout)
     assert {each["rank"] for each in status["sessions"]} == set(RANKS)

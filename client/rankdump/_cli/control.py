@@ -1,8 +1,9 @@
-"""Command `rankdump control`: changes what a running job dumps."""
+"""Command `rankdump control`: changes what a running job dumps, or freezes its black boxes."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -33,12 +34,12 @@ def control(
     tree: Path | None,
     as_json: bool,
 ) -> int:
-    """Change what JOB dumps, while it runs.
+    """Change what JOB dumps while it runs, or freeze its black boxes.
 
     start dumps every iteration from now on, stop none; iterations "0|5-8" dumps these. operators
     takes entries as in `kernels` of a configuration, or all; saved-data takes tensor, statistic or
-    full. All ranks begin with the change in the iteration that is printed. Exit code 1 when some
-    rank does not, or begins later.
+    full. All ranks begin with the change in the iteration that is printed. freeze [WHY] freezes the
+    black boxes of all ranks, on all hosts. Exit code 1 when some rank is left out, or begins later.
     """
     if not job_id:
         raise click.UsageError("JOB is empty")
@@ -58,7 +59,7 @@ def control(
     if as_json:
         click.echo(json.dumps(asdict(result)))
     else:
-        print_lines(format_result(job_id, " ".join((action, *values)), result))
+        print_lines(format_result(job_id, ControlAction(action), values, result))
     return 1 if result.exceptions else 0
 
 
@@ -74,15 +75,23 @@ def _find_coordinator(tree: Path, job_id: str) -> str:
     return job.coordinator
 
 
-def format_result(job_id: str, what: str, result: ControlResult) -> list[str]:
+def format_result(
+    job_id: str, action: ControlAction, values: Sequence[str], result: ControlResult
+) -> list[str]:
     """Return the lines about a result: what begins where, and ranks that are apart."""
+    what = " ".join((action.value, *values))
     changed = [each.rank for each in result.ranks if each.iteration is not None]
+    is_freeze = action is ControlAction.FREEZE
+    done = "frozen" if is_freeze else "changed"
     if result.iteration is None or not changed:
-        lines = [f"job {job_id}: {what}: no rank is changed"]
+        lines = [f"job {job_id}: {what}: no rank is {done}"]
     else:
         which = f"rank {changed[0]}" if len(changed) == 1 else f"ranks {ranges(changed)}"
-        lines = [f"job {job_id}: {what} from iteration {result.iteration} on, {which}"]
+        how = f"{what} from iteration {result.iteration} on"
+        if is_freeze:
+            how = f"frozen at iteration {result.iteration} (rankdump faults)"
+        lines = [f"job {job_id}: {how}, {which}"]
     for each in result.exceptions:
-        begins = "not changed" if each.iteration is None else f"from iteration {each.iteration} on"
+        begins = f"not {done}" if each.iteration is None else f"from iteration {each.iteration} on"
         lines.append(f"rank {each.rank}: {begins}: {each.reason}")
     return lines

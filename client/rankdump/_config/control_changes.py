@@ -22,12 +22,26 @@ _ALLOWED_OPERATORS = '"all", or operator types, full scope names and name-regex(
 _SAVED_DATA: tuple[str, ...] = get_args(SavedDataMode)
 
 
+def check_values(
+    action: ControlAction,
+    values: Sequence[str],
+    warn: Callable[[str], None] = lambda text: None,
+) -> None:
+    """Raise ConfigError for values that an action does not allow; `warn` as in `make_plan_change`."""
+    if action is not ControlAction.FREEZE:
+        make_plan_change(action, values, warn)
+    elif len(values) > 1 or max(map(len, values), default=0) > MAX_VALUE_CHARACTERS:
+        raise ConfigError(_SOURCE, action.value, " ".join(values)[:1000], "one text that says why")
+
+
 def make_plan_change(
     action: ControlAction,
     values: Sequence[str],
     warn: Callable[[str], None] = lambda text: None,
 ) -> PlanChange:
-    """Return the change that an action stands for; ConfigError for values that are not allowed.
+    """Return the change that an action other than a freeze stands for.
+
+    ConfigError for values that are not allowed.
 
     `warn` is called with what has a surprising effect.
     """

@@ -24,6 +24,8 @@ BLACK_BOX_FOLDER = "blackbox"
 """Folder beside the dump of a job with its frozen trees, one for each iteration."""
 MAX_RECORD_BYTES = 1 << 30
 """A larger file is not a record of a freeze."""
+NO_FREEZE_REASON = "no reason was given"
+"""Text of the cause of people who say none."""
 _VERSION = 1
 _RECORD_PATTERN = re.compile(r"black_box\.[A-Za-z0-9._-]+\.json")
 _DIGEST_BYTES = 4

@@ -7,13 +7,15 @@ from enum import Enum
 
 
 class ControlAction(str, Enum):
-    """What can be changed of a running job; the value is its word on the wire."""
+    """What can be done to a running job; the value is its word on the wire."""
 
     START = "start"
     STOP = "stop"
     ITERATIONS = "iterations"
     OPERATORS = "operators"
     SAVED_DATA = "saved-data"
+    FREEZE = "freeze"
+    """The only one that changes no plan: the black boxes of all ranks are frozen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class ControlOrder:
     job_id: str
     action: ControlAction
     values: tuple[str, ...] = ()
-    """Of iterations their text, of operators the entries, of saved data its word."""
+    """Of iterations their text, of operators the entries, of saved data its word; why to freeze."""
     iteration: int | None = None
     """First iteration with the change; None in the question where ranks are."""
 
@@ -56,9 +58,9 @@ class ControlledRank:
 
     rank: int
     iteration: int | None
-    """First iteration with the change; None when the rank is not changed."""
+    """First iteration with the change, or the one that is frozen; None when the rank has none."""
     reason: str = ""
-    """Why it is not changed, or later than other ranks; else empty."""
+    """Why it has none, or a later one than other ranks; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,5 +74,5 @@ class ControlResult:
 
     @property
     def exceptions(self) -> tuple[ControlledRank, ...]:
-        """Ranks that are not changed, or later than the others."""
+        """Ranks that are not changed or frozen, or later than the others."""
         return tuple(each for each in self.ranks if each.reason)

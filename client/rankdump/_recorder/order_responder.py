@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 from rankdump._config.control_changes import make_plan_change
 from rankdump._core.bounded_cache import remember
-from rankdump._core.job_control import ControlAnswer, ControlOrder
+from rankdump._core.job_control import ControlAction, ControlAnswer, ControlOrder
 from rankdump._core.plan_change import PlanChange, PlanSchedule
 from rankdump.errors import ConfigError
 
 _TIMED_STEPS = 8
+_NO_BLACK_BOX = "it has no black box: rankdump.blackbox of its configuration switches one on"
 _MAX_REMEMBERED_ORDERS = 64
 
 
@@ -27,12 +28,15 @@ class OrderResponder:
         find_fault: Callable[[PlanChange], str],
         change_plan: Callable[[PlanChange, int], int | str],
         clock_ns: Callable[[], int] = time.perf_counter_ns,
+        *,
+        has_black_box: bool = False,
     ) -> None:
         """`schedule` has the changes so far. `find_fault` returns why a plan cannot be changed,
         `change_plan` that or the first iteration that has the change.
         """
         self._schedule, self._clock_ns = schedule, clock_ns
         self._find_fault, self._change_plan = find_fault, change_plan
+        self._freeze_fault = "" if has_black_box else _NO_BLACK_BOX
         self._answers: dict[str, ControlAnswer] = {}
         self._iteration = 0
         self._begun_ns = clock_ns()
@@ -47,6 +51,8 @@ class OrderResponder:
 
     def answer(self, order: ControlOrder) -> ControlAnswer:
         """Carry out an order, or say where the rank is if it has no iteration."""
+        if order.action is ControlAction.FREEZE:
+            return self._tell_position(order.id, self._freeze_fault)
         try:
             change = make_plan_change(order.action, order.values)
         except ConfigError as error:

@@ -120,7 +120,12 @@ class DumpPipeline:
         self._outbox = StepOutbox(plan.black_box.steps) if plan.black_box.steps else None
         self.black_box = self._make_black_box(plan, request.rank)
         """The black box; None without one."""
-        self._responder = OrderResponder(self._schedule, self._find_change_fault, self.change_plan)
+        self._responder = OrderResponder(
+            self._schedule,
+            self._find_change_fault,
+            self.change_plan,
+            has_black_box=bool(plan.black_box.steps),
+        )
         self._client = self._make_client(request, address, credentials, is_starting)
         self._metadata_sender = MetadataSender(
             trace=self._trace,

@@ -20,7 +20,7 @@ PUBLIC_NAMES = {
         UNREADABLE_FILE finalize_dump init_dump set_dump
     """,
     "rankdump.control": """
-        ControlResult ControlledRank set_iterations set_operators set_saved_data start stop
+        ControlResult ControlledRank freeze set_iterations set_operators set_saved_data start stop
     """,
     "rankdump.errors": """
         ConfigError CorruptedError EmptyFileError ExhaustedError ForbiddenError PermanentError

@@ -16,7 +16,7 @@ APPLIED = ControlOrder("o", "job", ControlAction.SAVED_DATA, ("full",), iteratio
 class ResponderRig:
     """A responder with a schedule, and a clock that a test sets."""
 
-    def __init__(self, fault: str = "") -> None:
+    def __init__(self, fault: str = "", *, has_black_box: bool = False) -> None:
         self.now_ns = 0
         self.schedule = PlanSchedule(DumpPlan(OutputSettings("/x")))
         self.responder = OrderResponder(
@@ -24,6 +24,7 @@ class ResponderRig:
             lambda change: fault,
             lambda change, begin: fault or self.schedule.add(change, begin),
             lambda: self.now_ns,
+            has_black_box=has_black_box,
         )
 
     def run(self, iteration: int, step_us: int) -> None:
@@ -75,3 +76,12 @@ def test_values_that_are_not_allowed_are_the_reason():
     answer = ResponderRig().responder.answer(order)
     assert answer.applied
     assert "'5-' is not allowed" in answer.refused
+
+
+@pytest.mark.parametrize("has_black_box", [True, False])
+def test_freeze_asks_where_the_rank_is_and_changes_no_plan(has_black_box):
+    rig = ResponderRig("the plan cannot be changed", has_black_box=has_black_box)
+    rig.run(5, 300)
+    answer = rig.responder.answer(ControlOrder("f", "job", ControlAction.FREEZE, ("why",)))
+    assert (answer.applied, answer.iteration) == (False, 5)
+    assert ("it has no black box" in answer.refused) == (not has_black_box)

@@ -22,6 +22,7 @@ from pathlib import Path
 from rankdump._analysis.black_box.fault_report import describe_bad_value, make_fault_report
 from rankdump._core.black_box import FaultKind, FreezeNotice, RankStep
 from rankdump._core.freeze_record import (
+    NO_FREEZE_REASON,
     FreezeRecord,
     FrozenCause,
     JobFreeze,
@@ -182,7 +183,7 @@ class BlackBox:
         newest = max(rings, key=lambda ring: ring.session.request.attempt)
         attempt = newest.session.request.attempt
         iteration = max(ring.newest_iteration for ring in select_rings(rings, attempt))
-        asked = make_printable(message.text, MAX_REQUEST_CHARACTERS) or "no reason was given"
+        asked = make_printable(message.text, MAX_REQUEST_CHARACTERS) or NO_FREEZE_REASON
         cause = FrozenCause(FaultKind.REQUEST, iteration, asked, self._now_us())
         order = FreezeOrder(job_id, attempt, cause)
         self.submit(order)

@@ -26,7 +26,7 @@ REACH_WAIT_S = 4.0
 MIN_WAIT_S = 3.0
 MAX_WAIT_S = 10.0
 """Bounds of the time for which a freeze waits for further steps."""
-LATE_STEP_S = 2.0
+LATE_STEP_S = 4.0
 MAX_LATENESS_S = 20.0
 """A rank whose steps still arrive, each within LATE_STEP_S of the last, is waited for so much
 longer: on a busy host the steps of one rank arrive seconds after those of another."""

@@ -133,6 +133,16 @@ class JobFreezes:
         )
         return True
 
+    def request(self, freeze: JobFreeze, *, now_s: float) -> None:
+        """Add a freeze that people ask for, beside those that are handed on now."""
+        current = [each.freeze.key for each in self._iter_current(now_s)]
+        self.add(freeze, now_s=now_s, seen=current)
+
+    def find_reach(self, key: FreezeKey) -> FreezeReach:
+        """Return how far a freeze has come; nowhere, if it is not known."""
+        known = self._known.get(key)
+        return known.reach if known else FreezeReach()
+
     def has_current(self, now_s: float) -> bool:
         """Return whether a freeze is handed to agents now."""
         return any(True for _ in self._iter_current(now_s))

@@ -60,6 +60,27 @@ def choose_iteration(positions: Sequence[ControlAnswer], *, round_s: float) -> i
     )
 
 
+def judge_freeze(
+    sessions: Sequence[ControlledSession],
+    asked: Mapping[str, ControlAnswer],
+    unreached: Mapping[int, str],
+    iteration: int | None,
+) -> ControlResult:
+    """Return which ranks are frozen; `unreached` says of some why their agent has not frozen them.
+
+    A rank that has not answered is frozen all the same: its steps lie in its agent.
+    """
+    ranks: list[ControlledRank] = []
+    for session in sessions:
+        answer = asked.get(session.session_id)
+        reason = session.absence or (answer.refused if answer else "")
+        reason = reason or unreached.get(session.rank, "")
+        if iteration is None and not reason:
+            reason = "no rank has said which iteration it runs"
+        ranks.append(ControlledRank(session.rank, None if reason else iteration, reason))
+    return ControlResult(iteration, tuple(ranks))
+
+
 def judge_ranks(
     sessions: Sequence[ControlledSession],
     asked: Mapping[str, ControlAnswer],

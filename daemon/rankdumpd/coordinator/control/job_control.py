@@ -1,5 +1,6 @@
 """Controls under way: each asks all ranks of a job where they are, chooses an iteration, and has
-all of them change their plan there. Agents fetch orders with the answers to their reports.
+all of them change their plan there, or has their agents freeze the iteration that runs. Agents
+fetch orders with the answers to their reports.
 """
 
 from __future__ import annotations
@@ -10,16 +11,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rankdump._core.bounded_cache import remember
-from rankdump._core.job_control import ControlAnswer, ControlOrder, ControlResult
+from rankdump._core.freeze_record import FreezeReach
+from rankdump._core.job_control import (
+    ControlAction,
+    ControlAnswer,
+    ControlOrder,
+    ControlResult,
+)
 from rankdump.errors import RankdumpError, RejectedError, UnavailableError
 from rankdumpd.coordinator.control.control_decision import (
     ControlledSession,
     choose_iteration,
+    judge_freeze,
     judge_ranks,
 )
 
 ROUND_TIMEOUT_S = 15.0
 """Longest wait for the answers of all ranks, in each of two rounds; agents report once a second."""
+FREEZE_TIMEOUT_S = 5.0
+"""Longest wait for the agents of a job that is frozen."""
+_FREEZE_POLL_S = 0.1
 _MAX_RESULTS = 256
 
 
@@ -62,10 +73,15 @@ class JobControl:
 
     def __init__(
         self,
+        freeze: Callable[[ControlOrder, int], Callable[[], FreezeReach]],
         *,
         round_timeout_s: float = ROUND_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`freeze` freezes an iteration of the job of an order, and returns a function that says
+        which agents have done it.
+        """
+        self._freeze = freeze
         self._round_timeout_s, self._clock = round_timeout_s, clock
         self._changed = threading.Condition()
         self._running: dict[str, _RunningControl] = {}
@@ -128,11 +144,28 @@ class JobControl:
             return result
         raise result or UnavailableError("the control of the job takes too long")
 
+    def _freeze_job(self, running: _RunningControl, iteration: int | None) -> ControlResult:
+        """Freeze an iteration, and wait until all agents have done it or said why not."""
+        reach = FreezeReach()
+        if iteration is not None:
+            find_reach = self._freeze(running.order, iteration)
+            until_s = self._clock() + FREEZE_TIMEOUT_S
+            while self._clock() < until_s:
+                reach = find_reach()
+                if 0 < reach.agents <= reach.frozen_agents:
+                    break
+                # Without the lock, which every report needs.
+                self._changed.wait(_FREEZE_POLL_S)
+        unreached = {rank: each.reason for each in reach.unreached for rank in each.ranks}
+        return judge_freeze(running.sessions, running.asked, unreached, iteration)
+
     def _run(self, running: _RunningControl) -> ControlResult:
         begun_s = self._clock()
         self._changed.wait_for(running.has_all, self._round_timeout_s)
         round_s = self._clock() - begun_s
         able = [each for each in running.asked.values() if not each.refused]
+        if running.order.action is ControlAction.FREEZE:
+            return self._freeze_job(running, max((each.iteration for each in able), default=None))
         iteration = choose_iteration(able, round_s=round_s) if able else None
         if iteration is not None:
             running.order = replace(running.order, iteration=iteration)

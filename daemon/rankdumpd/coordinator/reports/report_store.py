@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from rankdump._core.events import Finding
-from rankdump._core.freeze_record import JobFreeze, RelayedFreeze
+from rankdump._core.freeze_record import FreezeReach, JobFreeze, RelayedFreeze
 from rankdump._core.status import AgentLoad, AgentStatus, ClockEstimate, RankWait
 from rankdump._core.timeouts import TimeoutHint
-from rankdump.errors import ExhaustedError
+from rankdump.errors import ExhaustedError, RejectedError
 from rankdumpd.coordinator.alarms.job_freezes import AgentRanks
 from rankdumpd.coordinator.fleet_views import (
     AgentReport,
@@ -331,6 +331,20 @@ class ReportStore:
         with self._lock:
             job = self._jobs.get(freeze.job_id)
             return job is not None and job.freezes.add(freeze, now_s=now_s)
+
+    def request_freeze(self, freeze: JobFreeze, *, now_s: float) -> None:
+        """Add a freeze that people ask for; RejectedError for a job that is not known."""
+        with self._lock:
+            job = self._jobs.get(freeze.job_id)
+            if job is None:
+                raise RejectedError(f"job {freeze.job_id!r} has not reported")
+            job.freezes.request(freeze, now_s=now_s)
+
+    def find_freeze_reach(self, freeze: JobFreeze) -> FreezeReach:
+        """Return how far a freeze has come."""
+        with self._lock:
+            job = self._jobs.get(freeze.job_id)
+            return FreezeReach() if job is None else job.freezes.find_reach(freeze.key)
 
     def find_outliers(self, *, now_us: int) -> list[JobFreeze]:
         """Return a freeze for each iteration with new outliers among the ranks of a job."""

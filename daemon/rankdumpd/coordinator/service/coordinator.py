@@ -7,14 +7,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import grpc
 
-from rankdump._config.control_changes import make_plan_change
+from rankdump._config.control_changes import check_values
 from rankdump._core import tree_root
+from rankdump._core.black_box import FaultKind
 from rankdump._core.events import Finding
+from rankdump._core.freeze_record import NO_FREEZE_REASON, FreezeReach, FrozenCause, JobFreeze
 from rankdump._core.job_control import ControlOrder, ControlResult
 from rankdump._core.status import MetricSample, OrderEntry
 from rankdump._wire.control_messages import (
@@ -23,6 +25,7 @@ from rankdump._wire.control_messages import (
     result_to_wire,
 )
 from rankdump._wire.freeze_messages import relayed_freeze_to_wire
+from rankdump._wire.message_fields import make_printable
 from rankdump._wire.status_messages import timeout_hint_to_wire, view_to_wire
 from rankdump.errors import RejectedError
 from rankdump.wire.v1 import coordinator_pb2
@@ -128,7 +131,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         with abort_on_error(context, self._counters):
             order = control_request_from_wire(request)
             # Here as well as by the caller, before any rank is asked.
-            make_plan_change(order.action, order.values)
+            check_values(order.action, order.values)
             return result_to_wire(self._coordinator.control_job(order))
 
 
@@ -150,6 +153,7 @@ _WORK_INTERVAL_S = 0.2
 _SEARCH_INTERVAL_S = 1.0
 """Pause between two searches for open waits and outliers."""
 _RETIRE_INTERVAL_S = 3600.0
+_MAX_REASON_CHARACTERS = 1024
 _REPORT_ANSWER_TIMEOUT_S = 15.0
 """Longest wait of a report for its answer; an agent abandons a stream after a minute."""
 
@@ -175,7 +179,7 @@ class JobCoordinator(Component):
         self._settings = settings
         self._ends_with_job = ends_with_job
         self._store = ReportStore(deadline_s=settings.deadline_s)
-        self._control = JobControl()
+        self._control = JobControl(self._freeze_job)
         self._roots = tree_root.split_roots(settings.roots)
         self._hints = HintUpdater(self._store, roots=self._roots)
         self._state: CoordinatorState | None = None
@@ -289,6 +293,16 @@ class JobCoordinator(Component):
             return list_sessions(job.job_id, job.sessions)
 
         return self._control.control(order, list_of_job)
+
+    def _freeze_job(self, order: ControlOrder, iteration: int) -> Callable[[], FreezeReach]:
+        """Have all agents of a job freeze an iteration; return what says how far that has come."""
+        (job,) = select_jobs(self.build_fleet_view(), order.job_id)
+        attempt = max(each.attempt for each in job.sessions)
+        text = make_printable("".join(order.values), _MAX_REASON_CHARACTERS) or NO_FREEZE_REASON
+        cause = FrozenCause(FaultKind.REQUEST, iteration, text, time.time_ns() // 1000)
+        freeze = JobFreeze(order.job_id, attempt, iteration, cause)
+        self._store.request_freeze(freeze, now_s=time.monotonic())
+        return lambda: self._store.find_freeze_reach(freeze)
 
     def build_fleet_view(self) -> FleetView:
         """Return a snapshot of all jobs and agents."""

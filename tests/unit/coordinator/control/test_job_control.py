@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from rankdump._core.freeze_record import FreezeReach, UnreachedAgent
 from rankdump._core.job_control import ControlAction, ControlAnswer, ControlOrder, ControlResult
 from rankdump.errors import RejectedError
 from rankdumpd.coordinator.control.control_decision import ControlledSession
@@ -34,6 +35,10 @@ class ControlThread:
     def join(self) -> ControlResult | Exception | None:
         self._thread.join(60)
         return self.result
+
+
+def refuse_freeze(order: ControlOrder, iteration: int) -> Callable[[], FreezeReach]:
+    raise AssertionError(f"{order} freezes {iteration}")
 
 
 def wait_until(is_done: Callable[[], bool]) -> None:
@@ -71,7 +76,7 @@ def answer_second_round(control: JobControl, begin: int) -> None:
 
 
 def test_all_ranks_begin_where_the_farthest_can():
-    control = JobControl(round_timeout_s=60)
+    control = JobControl(refuse_freeze, round_timeout_s=60)
     caller = ControlThread(control)
     begin = answer_first_round(control)
     assert begin > 9
@@ -87,7 +92,7 @@ def test_all_ranks_begin_where_the_farthest_can():
 
 def test_same_order_is_carried_out_once():
     """Whoever repeats a call gets the result of the first one, also while it is under way."""
-    control = JobControl(round_timeout_s=60)
+    control = JobControl(refuse_freeze, round_timeout_s=60)
     callers = [ControlThread(control)]
     begin = answer_first_round(control)
     callers.append(ControlThread(control))
@@ -97,7 +102,7 @@ def test_same_order_is_carried_out_once():
 
 
 def test_another_control_of_the_job_is_refused_meanwhile():
-    control = JobControl(round_timeout_s=60)
+    control = JobControl(refuse_freeze, round_timeout_s=60)
     caller = ControlThread(control)
     begin = answer_first_round(control)
     with pytest.raises(RejectedError, match="'job' is being controlled by somebody else"):
@@ -107,7 +112,7 @@ def test_another_control_of_the_job_is_refused_meanwhile():
 
 
 def test_ranks_that_do_not_answer_are_named_in_time():
-    control = JobControl(round_timeout_s=0.2)
+    control = JobControl(refuse_freeze, round_timeout_s=0.2)
     caller = ControlThread(control)
     result = caller.join()
     assert isinstance(result, ControlResult)
@@ -116,7 +121,7 @@ def test_ranks_that_do_not_answer_are_named_in_time():
 
 
 def test_job_without_able_ranks_is_not_changed():
-    control = JobControl(round_timeout_s=60)
+    control = JobControl(refuse_freeze, round_timeout_s=60)
     caller = ControlThread(control)
     wait_until(lambda: bool(control.list_orders()))
     control.add_answers([answer(s, 3, applied=False, refused="no") for s in ("s0", "s1", "s9")])
@@ -126,7 +131,7 @@ def test_job_without_able_ranks_is_not_changed():
 
 
 def test_unknown_job_leaves_nothing_behind():
-    control = JobControl()
+    control = JobControl(refuse_freeze)
 
     def fail() -> tuple[ControlledSession, ...]:
         raise RejectedError("job 'job' has not reported")
@@ -135,3 +140,28 @@ def test_unknown_job_leaves_nothing_behind():
         with pytest.raises(RejectedError, match="not reported"):
             control.control(ORDER, fail)
     assert control.list_orders() == ()
+
+
+@pytest.mark.parametrize("refusal", ["", "it was frozen 3 s ago"])
+def test_freeze_is_that_of_the_latest_iteration(refusal: str):
+    """Ranks are asked where they are; those of an agent that does not freeze are named."""
+    frozen: list[tuple[ControlOrder, int]] = []
+    unreached = (UnreachedAgent("far", (1,), refusal),) if refusal else ()
+
+    def freeze(order: ControlOrder, iteration: int) -> Callable[[], FreezeReach]:
+        frozen.append((order, iteration))
+        return lambda: FreezeReach(2, 2 - len(unreached), unreached)
+
+    clock = iter(range(1000))
+    control = JobControl(freeze, round_timeout_s=60, clock=lambda: float(next(clock)))
+    asked = replace(ORDER, action=ControlAction.FREEZE)
+    caller = ControlThread(control, asked)
+    wait_until(lambda: bool(control.list_orders()))
+    control.add_answers([answer("s0", 7, applied=False), answer("s1", 9, applied=False)])
+    result = caller.join()
+    assert isinstance(result, ControlResult)
+    assert frozen == [(asked, 9)]
+    assert [(each.rank, each.iteration, each.reason) for each in result.ranks] == [
+        (0, 9, ""),
+        (1, None if refusal else 9, refusal),
+    ]
