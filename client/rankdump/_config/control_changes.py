@@ -27,7 +27,7 @@ def check_values(
     values: Sequence[str],
     warn: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Raise ConfigError for values that an action does not allow; `warn` as in `make_plan_change`."""
+    """Raise ConfigError for values that an action does not allow; `warn` is that of the change."""
     if action is not ControlAction.FREEZE:
         make_plan_change(action, values, warn)
     elif len(values) > 1 or max(map(len, values), default=0) > MAX_VALUE_CHARACTERS:
