@@ -31,9 +31,10 @@ from rankdump._analysis.reader.statistic_columns import (
 from rankdump._analysis.reader.statistic_tables import TableRecords, named, read_table_rows
 from rankdump._analysis.reader.tensor_loader import facts
 from rankdump._analysis.reader.tree import Entry, Figures, Tree
-from rankdump._analysis.table.table_schema import SKETCH_BUCKETS, TENSOR_SCHEMA
+from rankdump._analysis.table.table_schema import TENSOR_SCHEMA
 from rankdump._analysis.table.tree_access import TreeAccess
 from rankdump._core.record import TensorKey
+from rankdump._kernels.shard_fingerprint import SKETCH_BUCKETS
 from rankdump._layout.tree_paths import CONSTANT_FOLDER, make_rank_folder
 from rankdump.errors import CorruptedError
 
@@ -90,8 +91,10 @@ def _make_fingerprint_columns(
     absent = taken < 0
     return {
         "fingerprint": pa.array(known["fingerprint"][taken], mask=absent),
-        "sketch": pa.FixedSizeListArray.from_arrays(
-            pa.array(known["sketch"][taken].reshape(-1)), SKETCH_BUCKETS, mask=pa.array(absent)
+        "sketch": pa.ListArray.from_arrays(
+            np.append(0, np.cumsum(np.where(absent, 0, SKETCH_BUCKETS))).astype(np.int32),
+            known["sketch"][taken[~absent]].reshape(-1),
+            mask=pa.array(absent),
         ),
     }
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import pyarrow as pa
 
 from rankdump._core.statistics import MD5_ITEM, STATISTIC_TITLES
-from rankdump._kernels.shard_fingerprint import SKETCH_BUCKETS
 
 TABLE_VERSION = 1
 """Changes when a column changes its meaning; new columns leave it as it is."""
@@ -50,7 +49,8 @@ TENSOR_SCHEMA = pa.schema(
         *_statistic_fields(),
         pa.field("md5", pa.string()),
         pa.field("fingerprint", pa.uint64()),  # adds up over shards, modulo 2**64
-        pa.field("sketch", pa.list_(pa.float32(), SKETCH_BUCKETS)),
+        # 64 elements. Not of fixed size: pyarrow before 26 cannot read such a column with NULL.
+        pa.field("sketch", pa.list_(pa.float32())),
         pa.field("path", pa.string()),  # below the root; empty for a row of statistics
         pa.field("member", _WORDS),
         pa.field("timestamp_us", pa.int64()),
