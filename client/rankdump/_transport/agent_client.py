@@ -382,7 +382,7 @@ class AgentClient:
                 if response.HasField("freeze"):
                     self._on_freeze(freeze_notice_from_wire(response.freeze))
                 for order in response.orders:
-                    self._answer_order(order)
+                    self._answer_order(stub, hello, order)
                 if response.draining or response.slab_ready:
                     self._outgoing.end_stream()
         except grpc.RpcError as failure:
@@ -396,7 +396,12 @@ class AgentClient:
         if not slab_ready:
             self._set_link(LinkState.AWAY, "the agent ended the stream")
 
-    def _answer_order(self, message: control_pb2.ControlOrder) -> None:
+    def _answer_order(
+        self,
+        stub: agent_pb2_grpc.AgentServiceStub,
+        hello: agent_pb2.Hello,
+        message: control_pb2.ControlOrder,
+    ) -> None:
         try:
             order = order_from_wire(message)
         except ProtocolError as error:
@@ -407,7 +412,9 @@ class AgentClient:
             if self._on_order is None:
                 return
             answer = self._on_order(order)
-        self._outgoing.send_aside(agent_pb2.PushRequest(control_answer=answer_to_wire(answer)))
+        said = agent_pb2.AnswerOrderRequest(hello=hello, answer=answer_to_wire(answer))
+        # Not waited for: an order that the agent knows no answer to comes again.
+        stub.AnswerOrder.future(said, timeout=OPEN_TIMEOUT_S)
 
     def _requests(self, hello: agent_pb2.Hello, stream: int) -> Iterator[agent_pb2.PushRequest]:
         yield agent_pb2.PushRequest(hello=hello)
