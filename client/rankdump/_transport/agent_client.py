@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -172,6 +173,8 @@ class AgentClient:
         )
         self._outgoing = PushStream(buffer, outbox, on_tick=on_tick)
         self._outbox, self._on_freeze, self._on_order = outbox, on_freeze, on_order
+        self._answering: deque[object] = deque(maxlen=8)
+        """Calls under way: one that nobody refers to is cancelled."""
         self._abandoned = False
         self.changes_plans = False
         """Whether the agent reads frames that change the plan."""
@@ -414,7 +417,7 @@ class AgentClient:
             answer = self._on_order(order)
         said = agent_pb2.AnswerOrderRequest(hello=hello, answer=answer_to_wire(answer))
         # Not waited for: an order that the agent knows no answer to comes again.
-        stub.AnswerOrder.future(said, timeout=OPEN_TIMEOUT_S)
+        self._answering.append(stub.AnswerOrder.future(said, timeout=OPEN_TIMEOUT_S))
 
     def _requests(self, hello: agent_pb2.Hello, stream: int) -> Iterator[agent_pb2.PushRequest]:
         yield agent_pb2.PushRequest(hello=hello)
