@@ -67,6 +67,9 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
     def Status(self, request, context):  # noqa: N802 - gRPC's name
         raise NotImplementedError
 
+    def AnswerOrder(self, request, context):  # noqa: N802 - gRPC's name
+        raise NotImplementedError
+
     def Control(self, request, context):  # noqa: N802 - gRPC's name
         raise NotImplementedError
 

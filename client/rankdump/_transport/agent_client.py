@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -172,6 +173,8 @@ class AgentClient:
         )
         self._outgoing = PushStream(buffer, outbox, on_tick=on_tick)
         self._outbox, self._on_freeze, self._on_order = outbox, on_freeze, on_order
+        self._answering: deque[object] = deque(maxlen=8)
+        """Calls under way: one that nobody refers to is cancelled."""
         self._abandoned = False
         self.changes_plans = False
         """Whether the agent reads frames that change the plan."""
@@ -382,7 +385,7 @@ class AgentClient:
                 if response.HasField("freeze"):
                     self._on_freeze(freeze_notice_from_wire(response.freeze))
                 for order in response.orders:
-                    self._answer_order(order)
+                    self._answer_order(stub, hello, order)
                 if response.draining or response.slab_ready:
                     self._outgoing.end_stream()
         except grpc.RpcError as failure:
@@ -396,7 +399,12 @@ class AgentClient:
         if not slab_ready:
             self._set_link(LinkState.AWAY, "the agent ended the stream")
 
-    def _answer_order(self, message: control_pb2.ControlOrder) -> None:
+    def _answer_order(
+        self,
+        stub: agent_pb2_grpc.AgentServiceStub,
+        hello: agent_pb2.Hello,
+        message: control_pb2.ControlOrder,
+    ) -> None:
         try:
             order = order_from_wire(message)
         except ProtocolError as error:
@@ -407,7 +415,9 @@ class AgentClient:
             if self._on_order is None:
                 return
             answer = self._on_order(order)
-        self._outgoing.send_aside(agent_pb2.PushRequest(control_answer=answer_to_wire(answer)))
+        said = agent_pb2.AnswerOrderRequest(hello=hello, answer=answer_to_wire(answer))
+        # Not waited for: an order that the agent knows no answer to comes again.
+        self._answering.append(stub.AnswerOrder.future(said, timeout=OPEN_TIMEOUT_S))
 
     def _requests(self, hello: agent_pb2.Hello, stream: int) -> Iterator[agent_pb2.PushRequest]:
         yield agent_pb2.PushRequest(hello=hello)

@@ -299,6 +299,7 @@ class DumpAgent(Component):
             wait_idle=self._wait_idle,
             pin=self._ledger.retention.pin,
             freeze=self._black_box.freeze_on_request,
+            take_answer=self._orders.take_answer,
             counters=self._counters,
         )
         agent_pb2_grpc.add_AgentServiceServicer_to_server(servicer, server)
@@ -421,7 +422,6 @@ class DumpAgent(Component):
             intake=self._make_intake(session),
             rings=self._rings,
             black_box=self._black_box,
-            orders=self._orders,
         )
 
     def _make_intake(self, session: RankSession) -> SessionIntake:

@@ -20,6 +20,7 @@ _WIRE = "/rankdump.wire.v1."
 METHOD_ROLES: Mapping[str, frozenset[str]] = {
     f"{_WIRE}AgentService/OpenSession": frozenset({RANK_ROLE}),
     f"{_WIRE}AgentService/Push": frozenset({RANK_ROLE}),
+    f"{_WIRE}AgentService/AnswerOrder": frozenset({RANK_ROLE}),
     f"{_WIRE}AgentService/Status": _READING_ROLES,
     f"{_WIRE}AgentService/Control": frozenset({OPERATOR_ROLE}),
     f"{_WIRE}CoordinatorService/Report": frozenset({AGENT_ROLE}),

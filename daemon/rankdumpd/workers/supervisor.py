@@ -122,6 +122,14 @@ class SupervisorServicer(agent_pb2_grpc.AgentServiceServicer):
             )
         return iter(())
 
+    def AnswerOrder(  # noqa: N802 - the name is the generated base class's
+        self, request: agent_pb2.AnswerOrderRequest, context: grpc.ServicerContext
+    ) -> agent_pb2.AnswerOrderResponse:
+        """Refuse a rank that asks here and not at its worker."""
+        with abort_on_error(context, self._counters):
+            raise RejectedError("a rank answers the worker that has its session")
+        return agent_pb2.AnswerOrderResponse()
+
     def Status(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.AgentStatusRequest, context: grpc.ServicerContext
     ) -> agent_pb2.AgentStatusResponse:

@@ -63,7 +63,7 @@ def test_roles_may_call_their_methods_only():
         "agent": {"CoordinatorService/Report", "CoordinatorService/Clock"},
         "operator": reads | {"AgentService/Control", "CoordinatorService/Control"},
         "reader": reads,
-        "rank": {"AgentService/OpenSession", "AgentService/Push"},
+        "rank": {"AgentService/OpenSession", "AgentService/Push", "AgentService/AnswerOrder"},
     }
 
 

@@ -217,7 +217,6 @@ class PushRequest(google.protobuf.message.Message):
     DOORBELL_FIELD_NUMBER: builtins.int
     STEP_STATE_FIELD_NUMBER: builtins.int
     FAULT_FIELD_NUMBER: builtins.int
-    CONTROL_ANSWER_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """First message of every stream."""
@@ -232,10 +231,6 @@ class PushRequest(google.protobuf.message.Message):
 
     @property
     def fault(self) -> global___FaultNotice: ...
-    @property
-    def control_answer(self) -> rankdump.wire.v1.control_pb2.ControlAnswer:
-        """Neither numbered nor acknowledged: an order that was not answered comes again."""
-
     def __init__(
         self,
         *,
@@ -244,13 +239,43 @@ class PushRequest(google.protobuf.message.Message):
         doorbell: global___Doorbell | None = ...,
         step_state: global___StepState | None = ...,
         fault: global___FaultNotice | None = ...,
-        control_answer: rankdump.wire.v1.control_pb2.ControlAnswer | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "control_answer", b"control_answer", "doorbell", b"doorbell", "fault", b"fault", "hello", b"hello", "step_state", b"step_state"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "control_answer", b"control_answer", "doorbell", b"doorbell", "fault", b"fault", "hello", b"hello", "step_state", b"step_state"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "batch", "doorbell", "step_state", "fault", "control_answer"] | None: ...
+    def HasField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "doorbell", b"doorbell", "fault", b"fault", "hello", b"hello", "step_state", b"step_state"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "doorbell", b"doorbell", "fault", b"fault", "hello", b"hello", "step_state", b"step_state"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "batch", "doorbell", "step_state", "fault"] | None: ...
 
 global___PushRequest = PushRequest
+
+@typing.final
+class AnswerOrderRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HELLO_FIELD_NUMBER: builtins.int
+    ANSWER_FIELD_NUMBER: builtins.int
+    @property
+    def hello(self) -> global___Hello: ...
+    @property
+    def answer(self) -> rankdump.wire.v1.control_pb2.ControlAnswer: ...
+    def __init__(
+        self,
+        *,
+        hello: global___Hello | None = ...,
+        answer: rankdump.wire.v1.control_pb2.ControlAnswer | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["answer", b"answer", "hello", b"hello"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["answer", b"answer", "hello", b"hello"]) -> None: ...
+
+global___AnswerOrderRequest = AnswerOrderRequest
+
+@typing.final
+class AnswerOrderResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___AnswerOrderResponse = AnswerOrderResponse
 
 @typing.final
 class Hello(google.protobuf.message.Message):

@@ -24,6 +24,11 @@ class AgentServiceStub(object):
                 request_serializer=rankdump_dot_wire_dot_v1_dot_agent__pb2.PushRequest.SerializeToString,
                 response_deserializer=rankdump_dot_wire_dot_v1_dot_agent__pb2.PushResponse.FromString,
                 )
+        self.AnswerOrder = channel.unary_unary(
+                '/rankdump.wire.v1.AgentService/AnswerOrder',
+                request_serializer=rankdump_dot_wire_dot_v1_dot_agent__pb2.AnswerOrderRequest.SerializeToString,
+                response_deserializer=rankdump_dot_wire_dot_v1_dot_agent__pb2.AnswerOrderResponse.FromString,
+                )
         self.Status = channel.unary_unary(
                 '/rankdump.wire.v1.AgentService/Status',
                 request_serializer=rankdump_dot_wire_dot_v1_dot_agent__pb2.AgentStatusRequest.SerializeToString,
@@ -53,6 +58,13 @@ class AgentServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AnswerOrder(self, request, context):
+        """Answers an order that the stream brought; not on the stream, whose frames may wait for space.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -77,6 +89,11 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.Push,
                     request_deserializer=rankdump_dot_wire_dot_v1_dot_agent__pb2.PushRequest.FromString,
                     response_serializer=rankdump_dot_wire_dot_v1_dot_agent__pb2.PushResponse.SerializeToString,
+            ),
+            'AnswerOrder': grpc.unary_unary_rpc_method_handler(
+                    servicer.AnswerOrder,
+                    request_deserializer=rankdump_dot_wire_dot_v1_dot_agent__pb2.AnswerOrderRequest.FromString,
+                    response_serializer=rankdump_dot_wire_dot_v1_dot_agent__pb2.AnswerOrderResponse.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -129,6 +146,23 @@ class AgentService(object):
         return grpc.experimental.stream_stream(request_iterator, target, '/rankdump.wire.v1.AgentService/Push',
             rankdump_dot_wire_dot_v1_dot_agent__pb2.PushRequest.SerializeToString,
             rankdump_dot_wire_dot_v1_dot_agent__pb2.PushResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def AnswerOrder(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/rankdump.wire.v1.AgentService/AnswerOrder',
+            rankdump_dot_wire_dot_v1_dot_agent__pb2.AnswerOrderRequest.SerializeToString,
+            rankdump_dot_wire_dot_v1_dot_agent__pb2.AnswerOrderResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

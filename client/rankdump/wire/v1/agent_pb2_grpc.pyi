@@ -31,6 +31,12 @@ class AgentServiceStub:
     ]
     """Frames one way, acknowledgements the other, for as long as the session lives."""
 
+    AnswerOrder: grpc.UnaryUnaryMultiCallable[
+        rankdump.wire.v1.agent_pb2.AnswerOrderRequest,
+        rankdump.wire.v1.agent_pb2.AnswerOrderResponse,
+    ]
+    """Answers an order that the stream brought; not on the stream, whose frames may wait for space."""
+
     Status: grpc.UnaryUnaryMultiCallable[
         rankdump.wire.v1.agent_pb2.AgentStatusRequest,
         rankdump.wire.v1.agent_pb2.AgentStatusResponse,
@@ -53,6 +59,12 @@ class AgentServiceAsyncStub:
         rankdump.wire.v1.agent_pb2.PushResponse,
     ]
     """Frames one way, acknowledgements the other, for as long as the session lives."""
+
+    AnswerOrder: grpc.aio.UnaryUnaryMultiCallable[
+        rankdump.wire.v1.agent_pb2.AnswerOrderRequest,
+        rankdump.wire.v1.agent_pb2.AnswerOrderResponse,
+    ]
+    """Answers an order that the stream brought; not on the stream, whose frames may wait for space."""
 
     Status: grpc.aio.UnaryUnaryMultiCallable[
         rankdump.wire.v1.agent_pb2.AgentStatusRequest,
@@ -80,6 +92,14 @@ class AgentServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[rankdump.wire.v1.agent_pb2.PushResponse], collections.abc.AsyncIterator[rankdump.wire.v1.agent_pb2.PushResponse]]:
         """Frames one way, acknowledgements the other, for as long as the session lives."""
+
+    @abc.abstractmethod
+    def AnswerOrder(
+        self,
+        request: rankdump.wire.v1.agent_pb2.AnswerOrderRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[rankdump.wire.v1.agent_pb2.AnswerOrderResponse, collections.abc.Awaitable[rankdump.wire.v1.agent_pb2.AnswerOrderResponse]]:
+        """Answers an order that the stream brought; not on the stream, whose frames may wait for space."""
 
     @abc.abstractmethod
     def Status(

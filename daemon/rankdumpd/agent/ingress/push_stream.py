@@ -15,12 +15,10 @@ import grpc
 from rankdump._core.black_box import FreezeNotice
 from rankdump._core.job_control import ControlOrder
 from rankdump._core.session_protocol import Acknowledgement
-from rankdump._wire.control_messages import answer_from_wire
 from rankdump.errors import ProtocolError, RankdumpError, UnavailableError
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.blackbox.black_box import BlackBox
 from rankdumpd.agent.ingress.session_intake import SessionIntake
-from rankdumpd.agent.session.order_relay import OrderRelay
 from rankdumpd.agent.session.rank_session import RankSession
 from rankdumpd.agent.shm.ring_registry import RingRegistry
 from rankdumpd.server.logs import build_log_fields
@@ -139,9 +137,8 @@ class PushStreamReader:
         intake: SessionIntake,
         rings: RingRegistry,
         black_box: BlackBox,
-        orders: OrderRelay,
     ) -> None:
-        self._session, self._mailbox, self._orders = session, mailbox, orders
+        self._session, self._mailbox = session, mailbox
         self._intake, self._rings, self._black_box = intake, rings, black_box
 
     def read(self, requests: Iterator[agent_pb2.PushRequest]) -> None:
@@ -159,9 +156,6 @@ class PushStreamReader:
                     self._black_box.take_step(self._session, request.step_state)
                 elif request.HasField("fault"):
                     self._black_box.take_fault(self._session, request.fault)
-                elif request.HasField("control_answer"):
-                    answer = answer_from_wire(request.control_answer)
-                    self._orders.take_answer(self._session, answer)
                 else:
                     raise ProtocolError("only the first message of a stream may be a hello")
                 self._mailbox.at_rest = self._is_between_records()

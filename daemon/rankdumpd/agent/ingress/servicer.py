@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 
 import grpc
 
+from rankdump._core.job_control import ControlAnswer
 from rankdump._core.status import StatusView
 from rankdump._wire import session_messages, status_messages
 from rankdump._wire.black_box_messages import freeze_notice_to_wire
-from rankdump._wire.control_messages import order_to_wire
+from rankdump._wire.control_messages import answer_from_wire, order_to_wire
 from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
 from rankdumpd.agent.blackbox.freeze_state import FreezeAnswer
@@ -44,6 +45,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         counters: MetricCounters,
         pin: Callable[[str, bool], None],
         freeze: Callable[[agent_pb2.Freeze], FreezeAnswer],
+        take_answer: Callable[[RankSession, ControlAnswer], None],
     ) -> None:
         """Call `changed` when the state of a session may have changed.
 
@@ -53,7 +55,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         self._openings = openings
         self._reader, self._changed = reader, changed
         self._view, self._wait_idle, self._pin = view, wait_idle, pin
-        self._freeze = freeze
+        self._freeze, self._take_answer = freeze, take_answer
         self._counters = counters
 
     def OpenSession(  # noqa: N802 - the name is the generated base class's
@@ -102,6 +104,16 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
                 if session.disconnect(mailbox):
                     self._rings.drop_closed(session)
                     self._changed(session)
+
+    def AnswerOrder(  # noqa: N802 - the name is the generated base class's
+        self, request: agent_pb2.AnswerOrderRequest, context: grpc.ServicerContext
+    ) -> agent_pb2.AnswerOrderResponse:
+        """Take the answer of a rank to an order."""
+        with abort_on_error(context, self._counters):
+            answer = answer_from_wire(request.answer)
+            session = self._registry.check_token(request.hello.session_id, request.hello.token)
+            self._take_answer(session, answer)
+            return agent_pb2.AnswerOrderResponse()
 
     def Status(  # noqa: N802 - the name is the generated base class's
         self, request: agent_pb2.AgentStatusRequest, context: grpc.ServicerContext

@@ -310,16 +310,21 @@ class SessionRegistry:
             changes_plans=True,
         )
 
+    def check_token(self, session_id: str, token: bytes) -> RankSession:
+        """Return an open session; ForbiddenError when the caller is not its rank."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise UnavailableError(
+                f"session {session_id!r} is not open on this agent: open it again"
+            )
+        if not secrets.compare_digest(session.token, token):
+            raise ForbiddenError(f"session {session_id!r}: its token does not match")
+        return session
+
     def connect(self, session_id: str, token: bytes, listener: SessionListener) -> RankSession:
         """Connect the stream of a session; ForbiddenError when the caller is not its rank."""
         with self._lock:
-            session = self._sessions.get(session_id)
-            if session is None:
-                raise UnavailableError(
-                    f"session {session_id!r} is not open on this agent: open it again"
-                )
-            if not secrets.compare_digest(session.token, token):
-                raise ForbiddenError(f"session {session_id!r}: its token does not match")
+            session = self.check_token(session_id, token)
             self._check_single_process(session.request)
             _lock_tree(session)
             self._opened_s.pop(session_id, None)

@@ -277,6 +277,9 @@ class JobCoordinator(Component):
         self._counters.add("rankdump_coordinator_reports_total")
         deadline_s = time.monotonic() + _REPORT_ANSWER_TIMEOUT_S
         while report.items and self._store.is_crowded(report) and time.monotonic() < deadline_s:
+            # An order goes out with the answer, and must not wait for publications.
+            if self._control.list_orders():
+                break
             if self._thread.wait(_WORK_INTERVAL_S / 4):
                 break
         return answer
