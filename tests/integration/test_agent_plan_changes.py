@@ -16,10 +16,13 @@ from rankdump._core.plan import (
     IterationSelection,
     OutputSettings,
     TensorSelection,
+    plan_from_json,
     plan_to_json,
 )
 from rankdump._core.plan_change import PlanChange
 from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent.commit.post_commit import PostCommitActions
+from rankdumpd.agent.session.rank_session import RankSession
 
 ARRAY = np.arange(10, dtype="f4")
 ONLY = TensorSelection(iterations=IterationSelection("0", ((0, 0),)))
@@ -82,6 +85,25 @@ def test_frames_are_judged_by_the_plan_before_them(make_agent, make_rank, sent):
     (session,) = rank.status().sessions
     assert session.selected == "all"
     assert stream.send(sent[-1]).finish() is grpc.StatusCode.OK
+    check_tree(rank.root)
+
+
+def test_iteration_before_a_plan_with_tables_has_its_manifest(
+    make_agent, make_rank, sent, monkeypatch
+):
+    """The plan arrives while the end of the iteration before it is being applied."""
+    tabulate, plan = PostCommitActions._tabulate, plan_from_json(sent[3].changed_plan.plan_json)
+
+    def tabulate_first(self: PostCommitActions, session: RankSession) -> None:
+        tabulate(self, session)
+        session.plans.add(4, plan)
+
+    monkeypatch.setattr(PostCommitActions, "_tabulate", tabulate_first)
+    rank = make_rank(make_agent().address, selection=ONLY)
+    rank.open()
+    stream = rank.push().send(*sent[:3])
+    stream.wait_acknowledged(3)
+    assert stream.send(*sent[3:]).finish() is grpc.StatusCode.OK
     check_tree(rank.root)
 
 

@@ -7,18 +7,21 @@ import importlib
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def list_modules_with_examples() -> list[str]:
+def list_modules_with_examples() -> list[ParameterSet]:
     """Return the modules whose docstrings hold examples, by their dotted names."""
-    found = []
+    found: list[ParameterSet] = []
     for source in (ROOT / "client", ROOT / "daemon"):
         for path in sorted(source.rglob("*.py")):
             if ">>> " in path.read_text():
                 parts = path.relative_to(source).with_suffix("").parts
-                found.append(".".join(part for part in parts if part != "__init__"))
+                name = ".".join(part for part in parts if part != "__init__")
+                marks = [pytest.mark.torch] if "torch" in parts else []
+                found.append(pytest.param(name, marks=marks))
     return found
 
 

@@ -467,4 +467,6 @@ class PostCommitActions:
 
 def _are_rows_written(session: RankSession, frame_id: FrameId) -> bool:
     """Return whether every row before a frame is written to its table."""
-    return session.storage.tables is None or session.tabulated_to >= frame_id.sequence
+    # By the plan of the frame: a later one, with tables, may have arrived meanwhile.
+    period, _ = session.plans.find(frame_id.sequence)
+    return period.storage.tables is None or session.tabulated_to >= frame_id.sequence

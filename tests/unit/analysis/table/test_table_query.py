@@ -52,7 +52,7 @@ def test_table_that_is_not_named_is_not_made(views):
         ("SET threads = 4", "this is SET"),
         ("INSTALL httpfs", "this is LOAD"),
         ("EXPLAIN ANALYZE SELECT 1", "this is EXPLAIN"),
-        ("PRAGMA database_list", "one SELECT is allowed"),
+        ("PRAGMA enable_progress_bar", "one SELECT is allowed"),
         ("SELECT * FROM missing", "There are events, tensors"),
         ("SELECT missing FROM tensors", "missing"),
         ("SELECT * FROM read_csv('/etc/passwd')", "a query reads only events, tensors"),
