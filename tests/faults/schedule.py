@@ -28,6 +28,7 @@ WEIGHTS = {
     FaultKind.CLOCK: 15,
     FaultKind.DESCRIPTORS: 10,
     FaultKind.FREEZE: 15,
+    FaultKind.CONTROL: 15,
 }
 """How often each comes, out of 500."""
 LASTS_S = {
@@ -42,6 +43,7 @@ LASTS_S = {
     FaultKind.CLOCK: (0.5, 3.0),
     FaultKind.DESCRIPTORS: (0.5, 1.5),
     FaultKind.FREEZE: (0.5, 2.0),
+    FaultKind.CONTROL: (2.0, 5.0),
 }
 """Shortest and longest; the others are over at once."""
 _AT_ONCE = 2

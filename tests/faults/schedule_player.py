@@ -20,6 +20,7 @@ from faults.descriptor_limit import DescriptorLimit
 from faults.values import ScheduledFault
 
 from rankdump._cli.daemon_client import freeze_job
+from rankdump.control import set_iterations
 from rankdump.errors import RankdumpError
 
 LOOK_S = 0.02
@@ -34,6 +35,9 @@ _DAY_US = 86_400_000_000
 _STEPS_US = (-1_000_000, 1_000_000, -3_600_000_000, 3_600_000_000, -_DAY_US, _DAY_US)
 _EIO_CALLS = ("write", "fsync", "rename", "open", "statvfs", "sqlite", "link", "mkdir")
 """Calls that fail in turn; a call that is not made in the window is tried again."""
+
+_ALL_ITERATIONS = ("all", f"0-{1 << 40}")
+"""The same iterations in two spellings, which are two plans."""
 
 Heal: TypeAlias = Callable[[], bool]
 """Ends a fault; returns whether it happened."""
@@ -227,6 +231,28 @@ class SchedulePlayer:
             asking.join(2.0)
             self.frozen.update(trees)
             return bool(trees)
+
+        return heal
+
+    def _control(self, fault: ScheduledFault) -> Heal | None:
+        """Change the plan of a job in a way that selects all tensors, as the plan before it."""
+        coordinator, job_id = self._deployment.coordinator, self._agent(fault).job_id
+        if not coordinator.settled:
+            return None
+        iterations = _ALL_ITERATIONS[fault.amount % len(_ALL_ITERATIONS)]
+        changed: list[int] = []
+
+        def ask() -> None:
+            with contextlib.suppress(RankdumpError):
+                result = set_iterations(job_id, iterations, coordinator=coordinator.address)
+                changed.extend(each.rank for each in result.ranks if each.iteration is not None)
+
+        asking = threading.Thread(target=ask, daemon=True, name="rig-control")
+        asking.start()
+
+        def heal() -> bool:
+            asking.join(2.0)
+            return bool(changed)
 
         return heal
 

@@ -31,6 +31,7 @@ class FaultKind(str, Enum):
     CLOCK = "clock"
     DESCRIPTORS = "descriptors"
     FREEZE = "freeze"
+    CONTROL = "control"
 
 
 @dataclass(frozen=True, slots=True)

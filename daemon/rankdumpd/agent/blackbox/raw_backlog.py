@@ -52,6 +52,9 @@ class RawBacklog:
     def find_left(self) -> list[FreezeRecord]:
         """Find the files that an earlier process left; return the records that can be read."""
         records: list[FreezeRecord] = []
+        # One that cannot be removed harms nothing.
+        with contextlib.suppress(OSError):
+            self._raw.remove_drafts()
         for path in self._raw.list_files():
             self._waiting.setdefault(path, _WaitingFile())
             # What is wrong with a file is said when it is written.

@@ -95,6 +95,11 @@ class RawFreezeFolder:
         found = self.folder.glob(f"*{RAW_SUFFIX}")
         return sorted(found, key=lambda path: path.stat().st_mtime_ns)
 
+    def remove_drafts(self) -> None:
+        """Remove what an agent that was killed had not written to its end."""
+        for path in self.folder.glob("*.tmp"):
+            path.unlink(missing_ok=True)
+
     def adopt(self, path: Path) -> None:
         """Move a file of another agent process here, in the same state folder."""
         self.folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)

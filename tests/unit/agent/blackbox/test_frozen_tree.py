@@ -203,6 +203,13 @@ def make_backlog(folder: Path, writer: FrozenTreeWriter, clock: Callable[[], flo
     return backlog
 
 
+def test_draft_of_a_killed_process_is_removed(tmp_path):
+    path = write_raw(tmp_path, make_frozen_rings(tmp_path / "dump"))
+    path.with_suffix(".tmp").write_bytes(b"half")
+    make_backlog(tmp_path, make_writer(), HandClock())
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
 def test_raw_files_of_an_earlier_process_are_written(tmp_path):
     raw = write_raw(tmp_path, make_frozen_rings(tmp_path / "dump"))
     (raw.parent / "1.0.tmp").write_bytes(b"half")
