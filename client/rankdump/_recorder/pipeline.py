@@ -120,12 +120,7 @@ class DumpPipeline:
         self._outbox = StepOutbox(plan.black_box.steps) if plan.black_box.steps else None
         self.black_box = self._make_black_box(plan, request.rank)
         """The black box; None without one."""
-        self._responder = OrderResponder(
-            self._schedule,
-            self._find_change_fault,
-            self.change_plan,
-            has_black_box=bool(plan.black_box.steps),
-        )
+        self._responder = self._make_responder(plan)
         self._client = self._make_client(request, address, credentials, is_starting)
         self._metadata_sender = MetadataSender(
             trace=self._trace,
@@ -387,6 +382,14 @@ class DumpPipeline:
     def _make_namer(self, plan: DumpPlan, rank: int) -> RecordNamer:
         net_name, layout = plan.output.net_name, select_layout(plan)
         return RecordNamer(rank=rank, net_name=net_name, clock_us=now_us, layout=layout)
+
+    def _make_responder(self, plan: DumpPlan) -> OrderResponder:
+        return OrderResponder(
+            self._schedule,
+            self._find_change_fault,
+            self.change_plan,
+            has_black_box=bool(plan.black_box.steps),
+        )
 
     def _make_staging(self, plan: DumpPlan) -> StagingBuffer:
         return StagingBuffer(
