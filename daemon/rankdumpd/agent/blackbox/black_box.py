@@ -483,8 +483,11 @@ class BlackBox:
 
     def _close_complete(self) -> None:
         """Complete the raw files of freezes that wait no longer."""
+        # A cause that has just been found belongs to the freeze that is under way.
+        with self._changed:
+            asked = {order.job_id for order in self._orders}
         for job_id, freeze in list(self._open.items()):
-            if not self._is_complete(freeze):
+            if job_id in asked or not self._is_complete(freeze):
                 continue
             if self._select(freeze.record):
                 try:
