@@ -82,6 +82,9 @@ class Agent(agent_pb2_grpc.AgentServiceServicer):
             return agent_pb2.ControlResponse(drained=True)
         return agent_pb2.ControlResponse(drained=False, queued_records=7)
 
+    def AnswerOrder(self, request, context):  # noqa: N802 - the name is the service's
+        raise NotImplementedError
+
 
 class Coordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
     def Report(self, request_iterator, context):  # noqa: N802 - the name is the service's
@@ -94,6 +97,9 @@ class Coordinator(coordinator_pb2_grpc.CoordinatorServiceServicer):
         raise NotImplementedError
 
     def Clock(self, request, context):  # noqa: N802 - the name is the service's
+        raise NotImplementedError
+
+    def Control(self, request, context):  # noqa: N802 - the name is the service's
         raise NotImplementedError
 
     def Order(self, request, context):  # noqa: N802 - the name is the service's
