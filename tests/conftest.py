@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import shutil
 import signal
 import tempfile
@@ -56,7 +57,10 @@ def no_process_state_leak() -> Iterator[None]:
     """
     environ, folder, thresholds = dict(os.environ), Path.cwd(), gc.get_threshold()
     handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    address_space = resource.getrlimit(resource.RLIMIT_AS)
     yield
+    if resource.getrlimit(resource.RLIMIT_AS) != address_space:
+        resource.setrlimit(resource.RLIMIT_AS, address_space)
     if os.environ != environ:
         for name in os.environ.keys() - environ.keys():
             del os.environ[name]

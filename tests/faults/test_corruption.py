@@ -22,6 +22,9 @@ from rankdump._transport.agent_client import TransportSelector
 from rankdump._transport.push_stream import PushStream
 from rankdump._transport.send_buffer import SendBuffer
 
+ATTEMPT_S = 5.0
+MAX_ATTEMPTS = 60
+
 
 def flip_bits(monkeypatch, control: ControlPage, body: str, place: str) -> None:
     """Let ranks of this process flip bits of such entries where the control page requests it."""
@@ -90,19 +93,25 @@ def test_restarted_agent_does_not_read_an_abandoned_slab(socket_folder: Path, mo
     flip_bits(monkeypatch, control, "iteration_end", place)
     placed = RankPlace(socket_folder, daemon.address)
     with closing(daemon), placed.session(0) as session:
-        dump_iteration(session, 1)
-        control.flips = 1
-        session.step(2)
-        assert found.wait(WAIT_S)
+        iterations = 0
+        # The agent may have read an entry when a bit of it is flipped: then the next one.
+        while not found.wait(ATTEMPT_S if iterations else 0):
+            iterations += 1
+            assert iterations < MAX_ATTEMPTS
+            dump_iteration(session, iterations)
+            control.flips = 1
+            session.step(iterations + 1)
         daemon.kill()
         daemon.start()
         restarted.set()
-        dump_iteration(session, 2)
+        dump_iteration(session, iterations + 1)
         session.close()
         assert drain_agent(daemon.address, timeout_s=WAIT_S) == 0
     files, manifests, _ = tree(placed.tree)
-    assert [(each.kept, dict(each.dropped)) for each in manifests] == [(EACH, {})] * 2
-    assert len(files) == 2 * EACH
+    assert [(each.kept, dict(each.dropped)) for each in manifests] == [(EACH, {})] * (
+        iterations + 1
+    )
+    assert len(files) == (iterations + 1) * EACH
     assert not any(file.fault for file in files)
 
 

@@ -34,7 +34,7 @@ def control(
     tree: Path | None,
     as_json: bool,
 ) -> int:
-    """Change what JOB dumps while it runs, or freeze its black boxes.
+    """Change what JOB dumps, or freeze its black boxes.
 
     start dumps every iteration from now on, stop none; iterations "0|5-8" dumps these. operators
     takes entries as in `kernels` of a configuration, or all; saved-data takes tensor, statistic or
