@@ -117,7 +117,9 @@ def test_rank_that_skips_a_collective_is_named_while_others_hang(tmp_path: Path)
     assert missing["provisional"]
     final = rankdump("order", str(tmp_path / "tree"), "--findings", "--json")
     # In the end its launcher has ended the rank.
-    check_missing(absence_in(final.stdout, "ended_rank") or {})
+    ended = absence_in(final.stdout, "ended_rank")
+    assert ended, (final.stdout, (tmp_path / "log").read_text())
+    check_missing(ended)
     said = rankdump("order", str(tmp_path / "tree"), "--findings")
     assert said.returncode == 1
     assert "ended_rank: iteration 2: the process of rank 3 ended after 'Default/" in said.stdout

@@ -35,7 +35,8 @@ def build_ended_findings(
     ]
     for rank in sorted(ended, key=lambda rank: (_find_last_time(table, rank), rank)):
         calls = missed.get(rank, ())
-        described = describe_call(table, match, calls[0]) if calls else None
+        first = find_first_missed(calls, absence) if calls else None
+        described = None if first is None else describe_call(table, match, first)
         where, name, position = _describe_end(table, match, rank)
         if view.lost[rank]:
             text = f"the process of rank {rank} ended {where}, without ending its session"
@@ -46,7 +47,7 @@ def build_ended_findings(
             )
         if described is not None:
             others = f" and {len(calls) - 1} more after it" if len(calls) > 1 else ""
-            failed = _describe_failure(table, match, calls[0])
+            failed = "" if first is None else _describe_failure(table, match, first)
             text += f"; it never arrived at {described.text}{others}{failed}"
         yield _make_finding(rank, text, described, (name, position))
 
@@ -59,6 +60,20 @@ def collect_missed_calls(absence: CallAbsences, view: IterationView) -> Mapping[
         for rank in ended.intersection(ranks):
             missed.setdefault(rank, []).append(call)
     return missed
+
+
+def find_first_missed(calls: Sequence[int], absence: CallAbsences) -> int:
+    """Return the first of a rank's missed calls that it would have executed.
+
+    A call comes behind another one in which a member waits that it misses as well: that member
+    executes both, in the same order. Times of arrival do not tell it, as members of the later call
+    may arrive there first.
+    """
+    for call in calls:
+        before = {absence.waiting.get(rank, call) for rank in absence.missing[call]} - {call}
+        if before.isdisjoint(calls):
+            return call
+    return calls[0]
 
 
 def _is_expected(table: EventTable, view: IterationView, rank: int) -> bool:

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.order_events import coll, merged, op
 
-from rankdump._core.events import OPEN_END_POSITION, CallOutcome, EventKind, FindingKind
+from rankdump._core.events import (
+    OPEN_END_POSITION,
+    CallOutcome,
+    EventKind,
+    FindingKind,
+    ProcessGroup,
+)
 
 ABSENCES = {FindingKind.MISSING_MEMBER, FindingKind.SILENT_RANK, FindingKind.LONE_MESSAGE}
 
@@ -87,6 +93,19 @@ def test_rank_that_ended_first_is_named_first() -> None:
     second = [op(1, start_us=50), op(2, start_us=900)]
     result = merged(second, first, lost={0: True, 1: True})
     assert [finding.ranks for finding in result.findings] == [(1,), (0,)]
+
+
+def test_first_missed_call_is_the_one_that_another_missed_call_stands_behind() -> None:
+    """Rank 0 is early in the call of all; rank 1 waits for the lost rank in a call before it."""
+    groups = ProcessGroup("all", (0, 1, 2)), ProcessGroup("half", (1, 2))
+    failed = {"outcome": CallOutcome.FAILED, "end_position": OPEN_END_POSITION}
+    early = [op(1, start_us=1), coll(2, 0, group="all", start_us=2, **failed)]
+    late = [op(1, start_us=50), coll(2, 0, group="half", start_us=60, **failed)]
+    lost = [op(1, start_us=1)]
+    findings = merged(early, late, lost, lost={2: True}, groups=groups).findings
+    (ended,) = [each for each in findings if each.kind is FindingKind.ENDED_RANK]
+    assert ended.group == "half"
+    assert "of group 'half' (ranks 1 2) and 1 more after it" in ended.text
 
 
 JOINT = (
