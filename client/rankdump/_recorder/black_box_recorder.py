@@ -54,6 +54,8 @@ _CALL_NS = 1500
 """What torch takes for a call of a hook, beyond the time that the hook measures itself."""
 _TURN_NS = 20_000
 """What it takes to measure a tensor for its fingerprint alone: its hooks are installed for that."""
+PROGRESS_NS = 3_000_000_000
+"""Time after which a step that goes on is sent: less than the shortest silence of `no_step`."""
 _MAX_NOTED_NUMBERS = 64
 _MAX_HISTORIES = 4096
 MAX_LOGGED_NOTES = 64
@@ -99,6 +101,8 @@ class BlackBoxRecorder:
         self._iteration: int = 0
         self._started_us = self._begun_ns = 0
         self._spent_ns = self._skipped = 0
+        self._progress_ns = self._progress_tensors = 0
+        """When the running step was sent, and how many tensors it had then."""
         self._gradient_squares = 0.0
         self._largest_gradient: tuple[float, TensorKind | None] = (0.0, None)
         self._found_in: dict[FaultKind | int, int] = {}
@@ -123,7 +127,8 @@ class BlackBoxRecorder:
             return
         self._is_running = True
         self._iteration, self._started_us = iteration, self._clock_us()
-        self._begun_ns = self._clock_ns()
+        self._begun_ns = self._progress_ns = self._clock_ns()
+        self._progress_tensors = 0
         self._rows, self._noted, self._digests, self._notes = [], {}, {}, []
         self._details = []
         self._spent_ns = self._fingerprint_ns = self._detail_ns = self._skipped = 0
@@ -289,7 +294,22 @@ class BlackBoxRecorder:
         """Send nothing more, in a forked child: without a lock, which may be held."""
         self._in_child, self._is_running = True, False
 
-    # -- a freeze, on the thread of the connection
+    # -- on the thread of the connection
+
+    def report_progress(self) -> None:
+        """Send what there is of a step that takes long, such as one with an evaluation in it, if it
+        has come further since.
+        """
+        iteration, tensors = self._iteration, len(self._rows) + self._skipped
+        now_ns = self._clock_ns()
+        is_due = now_ns - self._progress_ns >= PROGRESS_NS and tensors > self._progress_tensors
+        if not (self._is_running and is_due):
+            return
+        state = self._make_state(unfinished=True)
+        # The training thread may have begun the next one meanwhile.
+        if self._is_running and self._iteration == state.iteration == iteration:
+            self._progress_ns, self._progress_tensors = now_ns, tensors
+            self._outbox.add_state(state)
 
     def answer_freeze(self, notice: FreezeNotice) -> None:
         """Send what there is of the running step."""

@@ -427,12 +427,18 @@ class DumpPipeline:
             outbox=self._outbox,
             on_freeze=self._answer_freeze,
             on_order=self._responder.answer,
-            on_tick=lambda: self._metadata_sender.send_events(),
+            on_tick=self._send_pending,
             on_warning=self._session_logger.warn_once,
             on_link_change=self._link_changed,
             on_slab_unused=self._session_logger.warn_no_shared_memory,
             is_starting=is_starting,
         )
+
+    def _send_pending(self) -> None:
+        """Send what no tensor has taken along, on the thread of the connection."""
+        self._metadata_sender.send_events()
+        if self.black_box is not None:
+            self.black_box.report_progress()
 
     def _make_black_box(self, plan: DumpPlan, rank: int) -> BlackBoxRecorder | None:
         if self._outbox is None:

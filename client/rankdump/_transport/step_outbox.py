@@ -46,7 +46,12 @@ class StepOutbox:
             return len(self._kinds) - 1
 
     def add_state(self, state: StepState) -> None:
-        """Send a step."""
+        """Send a step, in the place of what waits of it."""
+        with self._lock:
+            for item in self._items:
+                if isinstance(item, StepState) and item.iteration == state.iteration:
+                    self._items.remove(item)
+                    break
         self._add(state, self._max_steps)
 
     def add_fault(self, notice: FaultNotice) -> None:

@@ -15,6 +15,7 @@ from rankdump._core.record import TensorKind, TensorSide
 from rankdump._core.recorder_protocol import LateRow
 from rankdump._core.watch_rule import WatchRule
 from rankdump._kernels.kernel_functions import FoundMoments
+from rankdump._recorder.black_box_recorder import PROGRESS_NS
 from rankdump._wire import black_box_messages
 
 STEP_NS = 100_000_000
@@ -70,6 +71,44 @@ def test_step_in_which_nothing_ran_is_not_sent():
     side.recorder.end_step(ran=False)
     side.take()
     assert not side.states
+
+
+def test_long_step_is_sent_while_it_comes_further():
+    side = BlackBoxSide()
+    side.recorder.begin_step(3)
+    number = side.recorder.number_kind(kind_of("a"))
+
+    def report(later_ns: int) -> list[tuple[int, bool]]:
+        side.now_ns += later_ns
+        side.recorder.report_progress()
+        side.take()
+        found = [(len(side.list_rows(each)), each.unfinished) for each in side.states]
+        side.states.clear()
+        return found
+
+    side.recorder.add_pulse(number, moments())
+    assert report(PROGRESS_NS - 1) == []
+    assert report(1) == [(1, True)]
+    assert report(2 * PROGRESS_NS) == []
+    side.recorder.count_skipped()
+    assert report(0) == [(1, True)]
+    side.recorder.add_pulse(number, moments())
+    side.recorder.end_step(ran=True)
+    side.take()
+    assert [(each.iteration, each.unfinished) for each in side.states] == [(3, False)]
+    side.states.clear()
+    assert report(PROGRESS_NS) == []
+
+
+def test_waiting_step_is_replaced_by_what_came_of_it():
+    side = BlackBoxSide()
+    side.recorder.begin_step(0)
+    side.recorder.count_skipped()
+    side.now_ns += PROGRESS_NS
+    side.recorder.report_progress()
+    side.recorder.end_step(ran=True)
+    side.take()
+    assert [each.unfinished for each in side.states] == [False]
 
 
 def test_new_stream_brings_all_kinds_again():
@@ -302,6 +341,7 @@ def test_rule_judges_what_accelerators_bring_later():
     number = side.recorder.number_kind(kind_of("a"))
     side.recorder.begin_step(0)
     side.recorder.end_step(ran=True)
+    side.take()
     side.recorder.begin_step(1)
     side.recorder.add_late_rows(0, [LateRow(number, moments(), None, "b.py:9")])
     side.take()

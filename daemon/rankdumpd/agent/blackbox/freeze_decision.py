@@ -15,6 +15,8 @@ ROW_TREE_BYTES = 400
 """About what a row takes in a frozen tree: its line in a table, and its record in a manifest."""
 MIN_SILENCE_S = 5.0
 SILENCE_FACTOR = 3.0
+PAUSE_FACTOR = 2.0
+"""A rank that went on after a pause, as for a checkpoint, may pause for so many times as long."""
 MIN_INTERVALS = 8
 """Steps of which a median is meaningful."""
 LOST_GRACE_S = 3.0
@@ -116,14 +118,18 @@ def _find_shortage(facts: FreezeFacts) -> str:
     return f"the disk of its tree has no room ({facts.shortage})" if facts.shortage else ""
 
 
-def is_silent(since_s: float, median_s: float, interval_count: int) -> bool:
-    """Return whether a rank has made no step for too long.
+def is_silent(
+    since_s: float, median_s: float, interval_count: int, longest_pause_s: float = 0.0
+) -> bool:
+    """Return whether a rank has come no further for too long.
 
-    `since_s` is the time since its last step, `median_s` the median over `interval_count` steps.
+    `since_s` is the time since it last came further, `longest_pause_s` the longest such time after
+    which it went on, and `median_s` the median over `interval_count` steps.
     """
     if interval_count < MIN_INTERVALS:
         return False
-    return since_s > max(MIN_SILENCE_S, SILENCE_FACTOR * median_s)
+    usual_s = max(SILENCE_FACTOR * median_s, PAUSE_FACTOR * longest_pause_s)
+    return since_s > max(MIN_SILENCE_S, usual_s)
 
 
 def is_dead(since_s: float, *, is_process_gone: bool | None) -> bool:

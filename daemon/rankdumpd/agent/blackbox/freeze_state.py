@@ -233,7 +233,7 @@ def make_silence_cause(ring: StepRing, since_s: float, now_us: int) -> FrozenCau
     """Return the cause of a rank that makes no step."""
     rank = ring.session.request.rank
     text = (
-        f"rank {rank} has ended no step for {since_s:.0f} s, after iteration "
-        f"{ring.newest_iteration}; its median step takes {ring.median_step_s:.2g} s"
+        f"rank {rank} has come no further for {since_s:.0f} s, after iteration "
+        f"{ring.finished_iteration}; its median step takes {ring.median_step_s:.2g} s"
     )
     return FrozenCause(FaultKind.NO_STEP, ring.newest_iteration, text, now_us, rank)

@@ -18,6 +18,7 @@ from rankdump._wire.freeze_messages import MAX_STEP_NUMBERS
 from rankdump._wire.session_messages import kind_from_wire
 from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent.blackbox.freeze_decision import MIN_INTERVALS
 from rankdumpd.agent.session.rank_session import RankSession
 
 MAX_KINDS_BYTES = 32 << 20
@@ -43,6 +44,11 @@ def compute_step_bytes(state: StepState) -> int:
     return _STEP_BYTES + len(state.rows) + len(state.details) + sum(map(len, texts))
 
 
+def count_tensors(state: StepState) -> int:
+    """Return how many tensors a step has come past."""
+    return len(state.rows) // PULSE_ROW.itemsize + state.skipped
+
+
 class StepRing:
     """The latest steps of one session, by iteration; `StepRings` guards it with a lock."""
 
@@ -63,6 +69,10 @@ class StepRing:
         """Highest one that has ended."""
         self.finished_s = 0.0
         """When the last finished step arrived."""
+        self.active_s = 0.0
+        """When a step last arrived that had come further."""
+        self.longest_pause_s = 0.0
+        """Longest time after which one arrived, since there is a median."""
         self._steps: dict[int, tuple[int, StepState]] = {}
         """With the number of each arrival, the oldest first."""
         self._intervals_s: deque[float] = deque(maxlen=_MAX_INTERVALS)
@@ -125,16 +135,27 @@ class StepRing:
 
     def put(self, state: StepState, number: int, now_s: float) -> None:
         """Add a step, in the place of an earlier one of its iteration; the oldest one leaves."""
-        before = self._steps.get(state.iteration)
+        held = self._steps.get(state.iteration)
+        before = held[1] if held else None
+        if state.unfinished and before is not None and not before.unfinished:
+            # Another thread of the rank sent it.
+            return
+        if before is None or count_tensors(before) < count_tensors(state) or not state.unfinished:
+            self._note_activity(now_s)
         self._remove(state.iteration)
         self._steps[state.iteration] = number, state
         self.byte_count += compute_step_bytes(state)
         self.newest_iteration = max(self.newest_iteration, state.iteration)
         self.sent_steps += 1
-        if not state.unfinished and (before is None or before[1].unfinished):
+        if not state.unfinished and (before is None or before.unfinished):
             self._count_finished(state, now_s)
         while len(self._steps) > self.session.plan.black_box.steps:
             self._remove(next(iter(self._steps)))
+
+    def _note_activity(self, now_s: float) -> None:
+        if self.interval_count >= MIN_INTERVALS:
+            self.longest_pause_s = max(self.longest_pause_s, now_s - self.active_s)
+        self.active_s = now_s
 
     def _count_finished(self, state: StepState, now_s: float) -> None:
         if self.finished_steps:

@@ -70,6 +70,12 @@ def test_silence_is_measured_by_the_median(since_s, median_s, count, silent):
     assert is_silent(since_s, median_s, count) is silent
 
 
+@pytest.mark.parametrize(("since_s", "silent"), [(119.0, False), (121.0, True)])
+def test_rank_that_went_on_after_a_pause_may_pause_again(since_s, silent):
+    """It saves a checkpoint now and then, for up to a minute."""
+    assert is_silent(since_s, 0.1, MIN_INTERVALS, longest_pause_s=60.0) is silent
+
+
 def test_dead_rank_is_one_whose_process_is_gone():
     assert is_dead(0.0, is_process_gone=True)
     assert not is_dead(1e6, is_process_gone=False)

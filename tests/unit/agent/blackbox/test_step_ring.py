@@ -16,7 +16,7 @@ from rankdump._wire.freeze_messages import MAX_STEP_NUMBERS
 from rankdump._wire.session_messages import kind_to_wire
 from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2
-from rankdumpd.agent.blackbox.step_ring import StepRings
+from rankdumpd.agent.blackbox.step_ring import StepRing, StepRings
 from rankdumpd.agent.session.rank_session import RankSession
 
 
@@ -65,6 +65,36 @@ def test_ring_keeps_the_latest_steps(make_session, kinds):
     assert [state.iteration for state in ring.steps] == [3, 4, 5]
     assert (ring.finished_steps, ring.dropped_steps, rings.step_count) == (6, 0, 3)
     assert ring.row_count == 3
+
+
+def test_late_unfinished_state_does_not_replace_the_finished_step(make_session, kinds):
+    rings, session = make_rings(), make_session()
+    for state in (step(0, 0, 1), step(0, 0, unfinished=True)):
+        rings.take_step(session, step_state_to_wire(state, kinds, 0))
+    ring = rings.find(session.request.session_id)
+    assert ring
+    assert [each.unfinished for each in ring.steps] == [False]
+
+
+def test_step_that_comes_further_is_no_pause(make_session, kinds):
+    """Eleven steps of a second, and one that measures something every 3 s, for 12 s."""
+    clock = HandClock()
+    rings, session = make_rings(clock=clock), make_session()
+
+    def take(state: StepState, later_s: float) -> StepRing:
+        clock.now_s += later_s
+        return rings.take_step(session, step_state_to_wire(state, kinds, 0))
+
+    for iteration in range(11):
+        take(step(iteration, 0), 1.0)
+    for count in range(1, 5):
+        assert take(step(11, *[0] * count, unfinished=True), 3.0).active_s == clock.now_s
+    ring = rings.find(session.request.session_id)
+    assert ring
+    assert (ring.longest_pause_s, ring.finished_iteration) == (3.0, 10)
+    # What a freeze asks for may have nothing new.
+    assert take(step(11, 0, 0, 0, 0, unfinished=True), 9.0).active_s == clock.now_s - 9.0
+    assert take(step(11, 0, 0, 0, 0), 1.0).longest_pause_s == 10.0
 
 
 def test_finished_step_replaces_the_unfinished_one(make_session, kinds):
