@@ -37,7 +37,7 @@ class BlackBoxSide:
     """Why nothing can be dumped."""
 
     def __post_init__(self) -> None:
-        self.outbox = StepOutbox(self.settings.steps)
+        self.outbox = StepOutbox(self.settings.steps, clock=lambda: self.now_ns / 1e9)
         self.outbox.is_wanted = True
         self.recorder = BlackBoxRecorder(
             self.settings,

@@ -109,6 +109,8 @@ class BlackBoxRecorder:
         """Last iteration in which a fault of each kind, or of each watch rule, was found."""
         self._is_over = False
         """Whether the cost was above its share, and nothing more could be left out."""
+        self._has_warned = False
+        """Of that: the share differs each time, so the logger would take each for a new warning."""
         self._last: StepState | None = None
         """The step that ended last."""
         self._shares: list[float] = []
@@ -418,7 +420,8 @@ class BlackBoxRecorder:
         self.stride, reason = choose_stride(self.stride, share, allowed, self._max_stride)
         was_over, self._is_over = self._is_over, reason is StrideReason.LIMIT
         # The steps at the beginning of a job, and a step now and then, are no reason for a warning.
-        if was_over and self._is_over:
+        if was_over and self._is_over and not self._has_warned:
+            self._has_warned = True
             self._warn(
                 f"rank {self._rank}: the black box takes {share:.1%} of a step, more than "
                 f"rankdump.blackbox.max_overhead = {allowed:g} allows, although a step measures "

@@ -7,9 +7,11 @@ import threading
 import pytest
 from support.black_box_side import BlackBoxSide
 
+from rankdump._core.black_box import FaultKind
 from rankdump._core.record import TensorKind, TensorSide
 from rankdump._transport.push_stream import PushStream
 from rankdump._transport.send_buffer import SendBuffer
+from rankdump._transport.step_outbox import WAKE_PAUSE_S
 from rankdump._wire.session_messages import kind_from_wire
 
 KIND = TensorKind(0, "Linear", "Default/fc", TensorSide.OUTPUT, 0, "float32", (2,), 8)
@@ -53,9 +55,26 @@ def test_new_step_wakes_the_sender(side: BlackBoxSide):
     thread = threading.Thread(target=lambda: found.append(next(requests).step_state.iteration))
     thread.start()
     side.recorder.begin_step(1)
+    side.now_ns += round(WAKE_PAUSE_S * 1e9)
     side.recorder.end_step(ran=True)
     thread.join()
     assert found == [1]
+
+
+def test_short_steps_wake_the_sender_together(side: BlackBoxSide):
+    """A fault wakes it at once, and takes the steps before it along."""
+    woken: list[int] = []
+    side.outbox.on_news = lambda: woken.append(side.recorder._iteration)
+    for iteration in range(1, 21):
+        side.recorder.begin_step(iteration)
+        side.now_ns += round(WAKE_PAUSE_S * 1e8)
+        side.recorder.end_step(ran=True)
+    assert woken == [10, 20]
+    side.recorder.begin_step(21)
+    side.recorder.report_fault(FaultKind.NON_FINITE, "loss is nan")
+    assert woken == [10, 20, 21]
+    side.take()
+    assert [state.iteration for state in side.states] == [*range(21)]
 
 
 def test_nothing_is_sent_to_an_agent_that_keeps_no_steps(side: BlackBoxSide):

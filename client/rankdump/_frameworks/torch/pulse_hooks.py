@@ -125,6 +125,15 @@ class PulsedModel(NamedTuple):
     name: str
 
 
+class UsedParameters(NamedTuple):
+    """Parameters that an optimizer steps."""
+
+    counts: tuple[int, ...]
+    """Of each group, whether they belong to the model or not."""
+    of_model: frozenset[int]
+    """Numbers of the objects of those that belong to the model."""
+
+
 class TorchPulseHook:
     """Measures one attached model in every step."""
 
@@ -144,6 +153,8 @@ class TorchPulseHook:
         self._named_parameters: list[_GradientPulseHook] = []
         """Those that watch rules name: they measure in every step."""
         self._parameter_ids: set[int] = set()
+        self._used: dict[int, UsedParameters] = {}
+        """By the number of an optimizer's object, until the model is looked at again."""
         self._turns = FingerprintTurns(())
         self._due: list[TurnHook] = []
         """Those whose tensors get fingerprints in this step."""
@@ -210,6 +221,7 @@ class TorchPulseHook:
     def _begin_step(self) -> None:
         begun_ns = _clock_ns()
         if self._steps % _TREE_CHECK_STEPS == 0:
+            self._used.clear()
             self._read_model()
         self._steps += 1
         for hook in self._due:
@@ -285,22 +297,35 @@ class TorchPulseHook:
             run_shielded(self._measure_used_gradients, self._observer.report_failure, optimizer)
 
     def _measure_used_gradients(self, optimizer: Optimizer) -> None:
-        begun_ns, used = _clock_ns(), set[int]()
-        rates: dict[str, float] = {}
-        for number, group in enumerate(optimizer.param_groups):
-            rates[f"learning_rate.{number}"] = float(group.get("lr", 0.0))
-            used.update(map(id, group["params"]))
-        if not self._parameters or not used.isdisjoint(self._parameter_ids):
+        begun_ns = _clock_ns()
+        used = self._find_used_parameters(optimizer)
+        if used.of_model or not self._parameters:
             self._stepped_in = self._iteration
+            rates = {
+                f"learning_rate.{number}": float(group.get("lr", 0.0))
+                for number, group in enumerate(optimizer.param_groups)
+            }
             self._pulses.note(rates)
         for hook in self._wanted:
-            if id(hook.parameter) not in used:
+            if id(hook.parameter) not in used.of_model:
                 continue
             if not hook.is_measured and hook.parameter.grad is not None:
                 hook.measure(hook.parameter.grad)
             if hook.bad_text:
                 hook.report()
         self._pulses.add_time(_clock_ns() - begun_ns, 0)
+
+    def _find_used_parameters(self, optimizer: Optimizer) -> UsedParameters:
+        """Return what an optimizer steps; to look at each of its parameters takes longer than all
+        else of a step.
+        """
+        counts = tuple(len(group["params"]) for group in optimizer.param_groups)
+        used = self._used.get(id(optimizer))
+        if used is None or used.counts != counts:
+            found = {id(each) for group in optimizer.param_groups for each in group["params"]}
+            used = UsedParameters(counts, frozenset(found & self._parameter_ids))
+            self._used[id(optimizer)] = used
+        return used
 
 
 def is_innermost(operator: ModuleOperator) -> bool:
@@ -513,6 +538,11 @@ def compute_digest(tensor: Tensor) -> str:
     """Return the xxh3-64 of a tensor in host memory; empty for another, or a very large one."""
     if tensor.nbytes > _MAX_DIGEST_BYTES or not tensor.is_cpu:
         return ""
+    try:
+        if type(tensor) is Tensor and tensor.is_contiguous():
+            return xxhash.xxh3_64_hexdigest(tensor.detach().numpy().data)
+    except (TypeError, RuntimeError):
+        pass  # of a type that numpy does not have, or a view whose elements are computed
     source = make_torch_source(tensor)
     if source is None or isinstance(source, str):
         return ""

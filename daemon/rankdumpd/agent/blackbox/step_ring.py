@@ -76,6 +76,8 @@ class StepRing:
         self._steps: dict[int, tuple[int, StepState]] = {}
         """With the number of each arrival, the oldest first."""
         self._intervals_s: deque[float] = deque(maxlen=_MAX_INTERVALS)
+        self._ended_us = 0
+        """When the last finished step ended, by the clock of its rank: several arrive together."""
         self._compared = -1
         """Iteration of the step that is to be compared with those of other ranks; -1 for none."""
 
@@ -159,9 +161,9 @@ class StepRing:
 
     def _count_finished(self, state: StepState, now_s: float) -> None:
         if self.finished_steps:
-            self._intervals_s.append(now_s - self.finished_s)
+            self._intervals_s.append(max(0, state.ended_us - self._ended_us) / 1e6)
         self.finished_steps += 1
-        self.finished_s = now_s
+        self.finished_s, self._ended_us = now_s, state.ended_us
         self.finished_iteration = max(self.finished_iteration, state.iteration)
         zeros = count_trailing_zeros(state.iteration)
         if self._compared < 0 or zeros >= count_trailing_zeros(self._compared):
