@@ -230,6 +230,36 @@ def test_gradient_without_a_hook_is_measured_when_it_is_used(x):
     assert sorted(rows) == sorted(GRADIENTS)
 
 
+def has_hook(training: Training) -> list[bool]:
+    return [bool(each._post_accumulate_grad_hooks) for each in training.model.parameters()]
+
+
+def test_parameters_get_hooks_only_where_all_are_measured(x, monkeypatch):
+    """Torch calls what has once been a hook of a parameter in every step."""
+    monkeypatch.setattr(pulse_hooks, "_SETTLE_STEPS", 2)
+    training = Training(Net(), fingerprints=False)
+    training.side.recorder.stride = 4
+    for _ in range(4):
+        training.run_step(x)
+        assert all(p._post_accumulate_grad_hooks is None for p in training.model.parameters())
+    training.side.recorder.stride = 1
+    assert sorted(training.run_step(x)) == sorted(INNER + GRADIENTS)
+    assert all(has_hook(training))
+
+
+def test_gradients_are_measured_as_they_arrive_where_no_optimizer_uses_them(x):
+    """The first step shows that there is none; what is there at its end is measured."""
+    training = Training(Net(), fingerprints=False)
+    for expected in (False, True):
+        training.begin()
+        assert all(has_hook(training)) is expected
+        training.model(x).sum().backward()
+        if expected:
+            training.model.zero_grad()
+        training.hook.iteration_ends(0, armed=False)
+        assert set(GRADIENTS) <= set(training.end())
+
+
 def test_part_of_the_modules_is_measured_in_turn(x):
     training = Training(Net(), fingerprints=False)
     training.run_step(x)

@@ -396,7 +396,7 @@ class PulseRecorder(Protocol):
     """The part that is measured in the running step."""
 
     def limit_stride(self, tensors: int) -> None:
-        """Note that a model has so many tensors: a step measures one of them at least."""
+        """Note that a model has so many tensors: a step now and then measures one at least."""
         ...
 
     def number_kind(self, kind: TensorKind) -> int:

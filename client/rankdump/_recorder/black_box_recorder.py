@@ -38,8 +38,10 @@ from rankdump._recorder.event_trace import now_us
 from rankdump._recorder.fingerprint_credit import FingerprintCredit
 from rankdump._recorder.pulse_decisions import (
     HISTORY_STEPS,
+    MAX_PACE,
     MAX_STRIDE,
     StrideReason,
+    choose_part,
     choose_stride,
     has_jumped,
 )
@@ -115,7 +117,8 @@ class BlackBoxRecorder:
         """The step that ended last."""
         self._shares: list[float] = []
         self._histories: dict[tuple[str, int], deque[float]] = {}
-        self._max_stride = 1
+        self._tensors = 0
+        """Of the model with most of them."""
         self.stride = 1
         """One of so many parts of the modules is measured in each step."""
         self.part = 0
@@ -135,7 +138,7 @@ class BlackBoxRecorder:
         self._details = []
         self._spent_ns = self._fingerprint_ns = self._detail_ns = self._skipped = 0
         self._gradient_squares, self._largest_gradient = 0.0, (0.0, None)
-        self.part = iteration % self.stride
+        self.part = choose_part(iteration, self.stride, self._tensors)
 
     def end_step(self, *, ran: bool) -> None:
         """End the step: send it, judge its norms and its cost; not one in which nothing ran."""
@@ -170,8 +173,8 @@ class BlackBoxRecorder:
     # -- calls of adapters, on the training thread
 
     def limit_stride(self, tensors: int) -> None:
-        """Note that a model has so many tensors: a step measures one of them at least."""
-        self._max_stride = min(max(self._max_stride, tensors), MAX_STRIDE)
+        """Note that a model has so many tensors: a step now and then measures one at least."""
+        self._tensors = max(self._tensors, tensors)
 
     def number_kind(self, kind: TensorKind) -> int:
         """Return the number of a kind; -1 when there are too many."""
@@ -385,9 +388,12 @@ class BlackBoxRecorder:
 
     def _judge_gradients(self, squares: float, largest: TensorKind | None, iteration: int) -> None:
         """Report a norm of the gradients that is far above those of earlier steps."""
+        if largest is None:
+            return
         norm = math.sqrt(squares) if squares >= 0 else math.nan
         # Another part of the modules has norms of its own.
-        if self._judge_number(f"gradients of {self.stride}", iteration % self.stride, norm):
+        part = choose_part(iteration, self.stride, self._tensors)
+        if self._judge_number(f"gradients of {self.stride}", part, norm):
             text = f"the norm of the gradients jumped to {norm:g}"
             self.report_fault(FaultKind.JUMP, text, largest, iteration=iteration)
 
@@ -417,7 +423,8 @@ class BlackBoxRecorder:
         share = sorted(self._shares)[_JUDGED_STEPS // 2]
         self._shares = []
         allowed = self._settings.max_overhead
-        self.stride, reason = choose_stride(self.stride, share, allowed, self._max_stride)
+        most = min(max(1, self._tensors * MAX_PACE), MAX_STRIDE)
+        self.stride, reason = choose_stride(self.stride, share, allowed, most)
         was_over, self._is_over = self._is_over, reason is StrideReason.LIMIT
         # The steps at the beginning of a job, and a step now and then, are no reason for a warning.
         if was_over and self._is_over and not self._has_warned:

@@ -10,7 +10,7 @@ it: where a loss scale was too high, `GradScaler` skips the step.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -71,6 +71,8 @@ _MAX_CACHED_KINDS = 64
 """Of one call of a module: shapes may differ from step to step."""
 _TREE_CHECK_STEPS = 16
 """Steps after which a model is looked at again: it may have other modules."""
+_SETTLE_STEPS = 16
+"""Steps after which it is known how much of a model can be measured."""
 _MAX_DIGEST_BYTES = 1 << 24
 _MAX_BATCH_TENSORS = 16
 
@@ -161,12 +163,14 @@ class TorchPulseHook:
         self._iteration = 0
         self._stepped_in = -1
         """Last iteration in which an optimizer used gradients of the model."""
+        self._has_optimizer = self._is_stepped = True
+        """Whether an optimizer used them in the step before, and in this one."""
         self._handles: list[RemovableHandle] = []
         self._fixed: list[RemovableHandle] = []
         self._left_out = 0
         """Tensors that have no hook in this step."""
-        self._installed = (0, 0)
-        """Stride and part whose hooks are installed."""
+        self._installed = (0, 0, False)
+        """Stride and part whose hooks are installed, and whether those of gradients are."""
         self._steps = 0
         self._module_ids: list[int] = []
 
@@ -189,6 +193,9 @@ class TorchPulseHook:
 
     def _end_step(self) -> None:
         begun_ns = _clock_ns()
+        if self._has_optimizer and not self._is_stepped and not self._installed[2]:
+            # No step of an optimizer, as where gradients of several are added up.
+            self._measure_gradients([hook for hook in self._wanted if not hook.is_named])
         self._add_late_step(self._device.end_step(self._iteration))
         self._pulses.add_time(_clock_ns() - begun_ns, 0)
 
@@ -227,9 +234,10 @@ class TorchPulseHook:
         for hook in self._due:
             hook.is_due = False
         self._due = self._turns.choose_due(self._pulses)
-        part = self._pulses.stride, self._pulses.part
-        if part != self._installed:
-            self._install(*part)
+        self._has_optimizer, self._is_stepped = self._is_stepped, False
+        wanted = self._pulses.stride, self._pulses.part, self._is_arrival_measured()
+        if wanted != self._installed:
+            self._install(*wanted)
         for hook in self._watched:
             hook.calls = 0
         for hook in self._wanted:
@@ -260,14 +268,24 @@ class TorchPulseHook:
         self._turns = FingerprintTurns((*self._modules, *self._parameters))
         self._pulses.limit_stride(max(len(self._modules), len(self._parameters)))
         self._remove_hooks()
-        self._installed = (0, 0)
+        self._installed = (0, 0, False)
         if not self._fixed:
             self._fixed = [
                 register_optimizer_step_pre_hook(self._before_step),
                 self._model.register_forward_pre_hook(_BatchHook(self._pulses, self._observer)),
             ]
 
-    def _install(self, stride: int, part: int) -> None:
+    def _is_arrival_measured(self) -> bool:
+        """Return whether gradients are measured as they arrive, else when an optimizer uses them.
+
+        Where they arrive, clipping has not yet made all of them NaN. But torch calls a parameter's
+        hooks in every step from the first one on, removed or not, so parameters have none while
+        only a part of the model can be measured.
+        """
+        is_whole = self._pulses.stride == 1 and self._steps > _SETTLE_STEPS
+        return is_whole or not self._has_optimizer
+
+    def _install(self, stride: int, part: int, arrival: bool) -> None:
         self._remove_hooks()
         modules = [hook for hook in self._due if isinstance(hook, _ModulePulseHook)]
         parameters = [hook for hook in self._due if isinstance(hook, _GradientPulseHook)]
@@ -278,13 +296,13 @@ class TorchPulseHook:
             dict.fromkeys((*self._parameters[part::stride], *self._named_parameters, *parameters))
         )
         self._handles = [hook.operator.module.register_forward_hook(hook) for hook in self._watched]
-        for hook in self._wanted:
+        for hook in self._wanted if arrival else self._named_parameters:
             if hook.parameter.is_leaf:
                 handle = hook.parameter.register_post_accumulate_grad_hook(hook)
                 self._handles.append(handle)
         measured = len(self._watched) + len(self._wanted)
         self._left_out = len(self._modules) + len(self._parameters) - measured
-        self._installed = (stride, part)
+        self._installed = (stride, part, arrival)
 
     def _remove_hooks(self) -> None:
         for handle in self._handles:
@@ -300,20 +318,24 @@ class TorchPulseHook:
         begun_ns = _clock_ns()
         used = self._find_used_parameters(optimizer)
         if used.of_model or not self._parameters:
-            self._stepped_in = self._iteration
+            self._stepped_in, self._is_stepped = self._iteration, True
             rates = {
                 f"learning_rate.{number}": float(group.get("lr", 0.0))
                 for number, group in enumerate(optimizer.param_groups)
             }
             self._pulses.note(rates)
-        for hook in self._wanted:
-            if id(hook.parameter) not in used.of_model:
-                continue
-            if not hook.is_measured and hook.parameter.grad is not None:
-                hook.measure(hook.parameter.grad)
+        wanted = [hook for hook in self._wanted if id(hook.parameter) in used.of_model]
+        self._measure_gradients(wanted)
+        for hook in wanted:
             if hook.bad_text:
                 hook.report()
         self._pulses.add_time(_clock_ns() - begun_ns, 0)
+
+    def _measure_gradients(self, hooks: Sequence[_GradientPulseHook]) -> None:
+        """Measure the gradients that are there and were not measured as they arrived."""
+        for hook in hooks:
+            if not hook.is_measured and hook.parameter.grad is not None:
+                hook.measure(hook.parameter.grad)
 
     def _find_used_parameters(self, optimizer: Optimizer) -> UsedParameters:
         """Return what an optimizer steps; to look at each of its parameters takes longer than all
