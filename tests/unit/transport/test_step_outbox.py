@@ -7,10 +7,13 @@ import threading
 import pytest
 from support.black_box_side import BlackBoxSide
 
+from rankdump._core.black_box import StepTensor
 from rankdump._core.record import TensorKind, TensorSide
 from rankdump._transport.push_stream import PushStream
 from rankdump._transport.send_buffer import SendBuffer
+from rankdump._transport.step_outbox import StepOutbox
 from rankdump._wire.session_messages import kind_from_wire
+from rankdump._wire.step_tensor_messages import PIECE_BYTES
 
 KIND = TensorKind(0, "Linear", "Default/fc", TensorSide.OUTPUT, 0, "float32", (2,), 8)
 
@@ -86,3 +89,38 @@ def test_too_many_faults_leave_the_steps(side: BlackBoxSide):
         side.recorder.end_step(ran=True)
     bodies = [request.WhichOneof("body") for request in side.outbox.take_requests(0)]
     assert (bodies.count("fault"), bodies.count("step_state")) == (16, 51)
+
+
+def make_tensor(size: int, iteration: int = 0, *, about_fault: bool = False) -> StepTensor:
+    kind = TensorKind(0, "Linear", "a", TensorSide.OUTPUT, 0, "uint8", (size,), size)
+    return StepTensor(iteration, kind, bytes(size), about_fault=about_fault)
+
+
+def test_large_tensor_is_sent_in_pieces_and_holds_its_bytes_until_it_is_sent():
+    size = 2 * PIECE_BYTES + 5
+    outbox = StepOutbox(4, 1 << 24)
+    outbox.is_wanted = True
+    outbox.add_tensors([make_tensor(size)])
+    requests = outbox.take_requests(0)
+    pieces = [next(requests).step_tensor for _ in range(3)]
+    assert [(piece.begin, len(piece.data)) for piece in pieces] == [
+        (0, PIECE_BYTES),
+        (PIECE_BYTES, PIECE_BYTES),
+        (2 * PIECE_BYTES, 5),
+    ]
+    taken = 1024 + size
+    assert outbox.find_tensor_room(about_fault=False) == (1 << 24) - taken
+    assert outbox.find_tensor_room(about_fault=True) == 1 << 24
+    assert next(requests, None) is None
+    assert outbox.find_tensor_room(about_fault=False) == 1 << 24
+
+
+def test_stream_that_ends_within_a_tensor_frees_its_bytes():
+    outbox = StepOutbox(4, 1 << 24)
+    outbox.is_wanted = True
+    outbox.add_tensors([make_tensor(PIECE_BYTES + 1, about_fault=True)])
+    requests = outbox.take_requests(0)
+    next(requests)
+    requests.close()
+    assert outbox.find_tensor_room(about_fault=True) == 1 << 24
+    assert next(outbox.take_requests(1), None) is None
