@@ -517,6 +517,17 @@ def test_first_tensor_that_is_not_finite_is_kept_in_full_with_its_inputs(x):
     assert len(training.side.tensors) == 2
 
 
+def test_tensor_of_a_fault_is_kept_once(x):
+    training = Training(Net())
+    for _ in range(2):
+        training.run_step(x)
+    training.model.divide.by = math.nan
+    training.run_step(x)
+    kept = [each.kind.op_name for each in training.side.tensors if each.iteration == 2]
+    # With the input of the operator.
+    assert sorted(kept) == sorted([*INNER, *GRADIENTS, INNER[2]])
+
+
 def test_gradient_that_is_not_finite_is_kept_in_full(x):
     training = Training(Net(), fingerprints=False)
     training.run_step(x)
@@ -575,10 +586,10 @@ def test_no_tensor_is_kept_without_bytes_for_it(x):
 
 
 def test_tensor_of_a_fault_that_exceeds_its_bytes_is_counted(x):
-    training = Training(Net(), fingerprints=False, tensor_bytes=1100)
+    training = Training(Net(), fingerprints=False, tensor_bytes=5000)
     training.run_step(x)
     training.model.divide.by = math.nan
     training.run_step(x)
-    # Each of 32 bytes and 1 KiB beside them.
+    # Each of 32 bytes, and 4 KiB beside them.
     assert list(list_kept(training, 1)) == [INNER[2]]
     assert training.side.states[-1].left_out == 1

@@ -48,8 +48,9 @@ MAX_STEP_DETAILS = 1 << 12
 """Most of them in one step."""
 MAX_STEP_NOTES = 64
 """Most notes of one step."""
-_TENSOR_BYTES = 1024
-"""Memory of a tensor in full besides its elements."""
+_TENSOR_BYTES = 4096
+"""What a tensor in full takes besides its elements: memory, and about as much on the disk, so that
+tiny ones do not become files without number."""
 _PACK_ROW = struct.Struct("<IdddIII").pack
 assert PULSE_ROW.itemsize == struct.calcsize("<IdddIII")
 _MAX_COUNT = (1 << 32) - 1

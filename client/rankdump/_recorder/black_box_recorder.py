@@ -274,6 +274,7 @@ class BlackBoxRecorder:
             if self._kept.has_fault_room(kind.byte_count):
                 own_row = row if self._numbers.get(kind) == number else None
                 tensor = copy_tensor(self._iteration, kind, source, own_row, about_fault=True)
+                self._kept.discard(own_row)
                 self._kept.send_about_fault(tensor)
             else:
                 self._kept.count_left_out()

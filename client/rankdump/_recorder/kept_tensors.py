@@ -52,8 +52,8 @@ class KeptTensors:
 
     def send_waiting(self) -> None:
         """Send the tensors that wait, after their step."""
-        if self._waiting:
-            self._outbox.add_tensors(self._waiting)
+        for tensor in self._waiting:
+            self._outbox.add_tensor(tensor)
         self._waiting, self._waiting_bytes = [], 0
 
     def has_fault_room(self, byte_count: int) -> bool:
@@ -64,8 +64,13 @@ class KeptTensors:
 
     def send_about_fault(self, tensor: StepTensor) -> None:
         """Send a tensor about the fault of the running step, which was sent."""
-        self._outbox.add_tensors([tensor])
+        self._outbox.add_tensor(tensor)
         self._fault_bytes += compute_tensor_bytes(len(tensor.data))
+
+    def discard(self, row: int | None) -> None:
+        """Discard the tensor of that row, if it waits: it is sent about a fault."""
+        if row is not None and self._waiting and self._waiting[-1].row == row:
+            self._waiting_bytes -= compute_tensor_bytes(len(self._waiting.pop().data))
 
 
 def copy_tensor(

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
 from rankdump._core.black_box import FaultNotice, StepState, StepTensor, compute_tensor_bytes
 from rankdump._wire.black_box_messages import fault_notice_to_wire, step_state_to_wire
@@ -19,50 +18,36 @@ _MAX_FAULTS = 16
 """Faults that wait, beside the steps."""
 
 
-@dataclass(slots=True, eq=False)
-class _TensorBatch:
-    """Tensors of one step."""
-
-    waiting: deque[StepTensor]
-    about_fault: bool
-    byte_count: int
-    """With what each tensor takes besides its elements."""
-
-
 class StepOutbox:
     """Outbox of one session; filled by the training thread, emptied by the sender."""
 
     def __init__(self, max_steps: int, max_tensor_bytes: int = 0) -> None:
         self._lock = threading.Lock()
-        self._max_steps, self._max_tensor_bytes = max_steps, max_tensor_bytes
-        self._items: deque[StepState | FaultNotice | _TensorBatch] = deque()
-        """In the order in which they arose: a fault comes before the step that it was found in,
-        tensors after their step."""
-        self._tensor_bytes = {False: 0, True: 0}
-        """Of the tensors that wait or are being sent, by whether they are about a fault."""
+        self._max_steps = max_steps
+        self._items: deque[StepState | FaultNotice] = deque()
+        """In the order in which they arose: a fault comes before the step that it was found in."""
+        self._tensors = _TensorQueue(max_tensor_bytes)
         self._kinds: list[bytes] = []
         self._stream = -1
         self._brought = 0
         """Kinds that this stream has brought."""
         self.is_wanted = False
         """Whether the agent keeps steps; what comes before that is known waits."""
-        self._keeps_tensors = True
-        """Whether it keeps tensors in full; not False before that is known."""
         self.on_news: Callable[[], None] = lambda: None
         """Called when something waits; the transport sets it."""
 
     @property
     def has_waiting(self) -> bool:
         """Whether anything waits that the agent wants."""
-        return self.is_wanted and bool(self._items)
+        return self.is_wanted and bool(self._items or self._tensors)
 
     def set_agent(self, *, keeps_steps: bool, keeps_tensors: bool) -> None:
-        """Note what the agent keeps; what it does not keep is not held for it."""
+        """Note what the agent keeps; tensors that it does not keep are not held for it."""
         with self._lock:
             self.is_wanted = keeps_steps
-            self._keeps_tensors = keeps_steps and keeps_tensors
-            if not self._keeps_tensors:
-                self._drop_tensors()
+            self._tensors.is_off = not (keeps_steps and keeps_tensors)
+            if self._tensors.is_off:
+                self._tensors.clear()
 
     def add_kind(self, kind: bytes) -> int:
         """Give a serialized kind its number, which holds for the session."""
@@ -78,32 +63,24 @@ class StepOutbox:
         """Send a fault, after the steps that wait."""
         self._add(notice, _MAX_FAULTS)
 
+    def add_tensor(self, tensor: StepTensor) -> None:
+        """Send a tensor of a step that was added, after all steps and faults that wait; the caller
+        has looked whether there is room.
+        """
+        with self._lock:
+            self._tensors.add(tensor)
+        self.on_news()
+
     @property
     def max_tensor_bytes(self) -> int:
         """Most bytes of tensors that wait; 0 where none are kept."""
-        return self._max_tensor_bytes if self._keeps_tensors else 0
+        return self._tensors.max_bytes
 
     def find_tensor_room(self, *, about_fault: bool) -> int:
         """Return how many bytes of tensors may be added now. Those about a fault have a budget of
         their own, so that others do not keep them out.
         """
-        return self.max_tensor_bytes - self._tensor_bytes[about_fault]
-
-    def add_tensors(self, tensors: Sequence[StepTensor]) -> None:
-        """Send tensors of a step that was sent, all of them about its fault or none; the caller
-        has looked whether there is room.
-        """
-        size = sum(compute_tensor_bytes(len(each.data)) for each in tensors)
-        batch = _TensorBatch(deque(tensors), tensors[0].about_fault, size)
-        with self._lock:
-            self._items.append(batch)
-            self._tensor_bytes[batch.about_fault] += size
-        self.on_news()
-
-    def _drop_tensors(self) -> None:
-        for batch in [each for each in self._items if isinstance(each, _TensorBatch)]:
-            self._items.remove(batch)
-            self._tensor_bytes[batch.about_fault] -= batch.byte_count
+        return self._tensors.find_room(about_fault=about_fault)
 
     def _add(self, item: StepState | FaultNotice, most: int) -> None:
         """Add an item, in the place of the oldest of its sort when there are too many."""
@@ -114,38 +91,82 @@ class StepOutbox:
             self._items.append(item)
         self.on_news()
 
-    def take_requests(self, stream: int) -> Generator[agent_pb2.PushRequest]:
+    def take_requests(self, stream: int) -> Iterator[agent_pb2.PushRequest]:
         """Yield what waits, for the stream of that number."""
         while True:
             with self._lock:
                 if stream != self._stream:
                     self._stream, self._brought = stream, 0
-                item = self._items.popleft() if self.is_wanted and self._items else None
-                request = self._make_request(item)
-            if isinstance(item, _TensorBatch):
-                yield from self._take_tensors(item)
-            elif request is None:
+                    self._tensors.give_up_sent()
+                request = self._take_request() if self.is_wanted else None
+            if request is None:
                 return
-            else:
-                yield request
+            yield request
 
-    def _make_request(
-        self, item: StepState | FaultNotice | _TensorBatch | None
-    ) -> agent_pb2.PushRequest | None:
+    def _take_request(self) -> agent_pb2.PushRequest | None:
+        if not self._items:
+            piece = self._tensors.take_piece()
+            return None if piece is None else agent_pb2.PushRequest(step_tensor=piece)
+        item = self._items.popleft()
         if isinstance(item, FaultNotice):
             return agent_pb2.PushRequest(fault=fault_notice_to_wire(item))
-        if not isinstance(item, StepState):
-            return None
         first, self._brought = self._brought, len(self._kinds)
         message = step_state_to_wire(item, self._kinds[first:], first)
         return agent_pb2.PushRequest(step_state=message)
 
-    def _take_tensors(self, batch: _TensorBatch) -> Iterator[agent_pb2.PushRequest]:
-        """Yield the pieces of tensors; where a stream ends before, the rest is lost with it."""
-        try:
-            while batch.waiting:
-                for piece in step_tensor_to_wire(batch.waiting.popleft()):
-                    yield agent_pb2.PushRequest(step_tensor=piece)
-        finally:
-            with self._lock:
-                self._tensor_bytes[batch.about_fault] -= batch.byte_count
+
+class _TensorQueue:
+    """Tensors that wait, those about a fault first, and the one that is being sent."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.is_off = False
+        """Whether the agent keeps none; not so before that is known."""
+        self._waiting: dict[bool, deque[StepTensor]] = {True: deque(), False: deque()}
+        self._byte_counts = {True: 0, False: 0}
+        """Both by whether they are about a fault, with the one that is being sent."""
+        self._sent: tuple[StepTensor, Iterator[agent_pb2.StepTensor]] | None = None
+        """The one that is being sent, and its pieces."""
+
+    def __bool__(self) -> bool:
+        return self._sent is not None or any(self._waiting.values())
+
+    @property
+    def max_bytes(self) -> int:
+        """Most bytes of tensors that are about a fault, and of others."""
+        return 0 if self.is_off else self._max_bytes
+
+    def find_room(self, *, about_fault: bool) -> int:
+        """Return how many bytes may be added."""
+        return self.max_bytes - self._byte_counts[about_fault]
+
+    def add(self, tensor: StepTensor) -> None:
+        """Add a tensor for which there is room."""
+        self._waiting[tensor.about_fault].append(tensor)
+        self._byte_counts[tensor.about_fault] += compute_tensor_bytes(len(tensor.data))
+
+    def take_piece(self) -> agent_pb2.StepTensor | None:
+        """Return the next piece; None without any."""
+        while True:
+            piece = next(self._sent[1], None) if self._sent else None
+            if piece is not None:
+                return piece
+            self.give_up_sent()
+            waiting = next((each for each in self._waiting.values() if each), None)
+            if waiting is None:
+                return None
+            tensor = waiting.popleft()
+            self._sent = tensor, step_tensor_to_wire(tensor)
+
+    def give_up_sent(self) -> None:
+        """End the tensor that is being sent: all of it is sent, or its stream has ended."""
+        if self._sent is not None:
+            tensor, self._sent = self._sent[0], None
+            self._byte_counts[tensor.about_fault] -= compute_tensor_bytes(len(tensor.data))
+
+    def clear(self) -> None:
+        """Drop all tensors."""
+        self._sent = None
+        for about_fault, waiting in self._waiting.items():
+            waiting.clear()
+            self._byte_counts[about_fault] = 0

@@ -14,8 +14,8 @@ from rankdump._wire.session_messages import kind_from_wire, kind_to_wire
 from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2
 
-PIECE_BYTES = 4 << 20
-"""Most bytes of a piece: a message may have 8 MiB."""
+PIECE_BYTES = 1 << 20
+"""Most bytes of a piece: while it is made, no other thread of the rank runs Python code."""
 
 
 def step_tensor_to_wire(tensor: StepTensor) -> Iterator[agent_pb2.StepTensor]:

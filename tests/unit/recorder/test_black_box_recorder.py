@@ -393,10 +393,10 @@ def test_tensor_in_full_is_copied_and_follows_its_step():
 
 
 def test_tensors_in_full_stay_within_time_and_bytes():
-    side = begin_second_step(BlackBoxSettings(64, tensor_bytes=3000))
-    small, large = np.zeros(6, np.float32), np.zeros(600, np.float32)
+    side = begin_second_step(BlackBoxSettings(64, tensor_bytes=9000))
+    small, large = np.zeros(6, np.float32), np.zeros(1200, np.float32)
     keep(side, "a", small)
-    keep(side, "b", large)  # 1,048 bytes are taken
+    keep(side, "b", large)  # 4,120 bytes are taken
     keep(side, "c", small)
     end_step(side)
     assert [each.kind.op_name for each in side.tensors] == ["a", "c"]
@@ -410,7 +410,7 @@ def test_tensors_in_full_stay_within_time_and_bytes():
 
 
 def test_tensors_that_are_not_sent_take_no_more_than_their_bytes():
-    side = begin_second_step(BlackBoxSettings(64, tensor_bytes=3000))
+    side = begin_second_step(BlackBoxSettings(64, tensor_bytes=9000))
     array = np.zeros(6, np.float32)
     for iteration in range(2, 6):
         keep(side, "a", array)
@@ -420,7 +420,7 @@ def test_tensors_that_are_not_sent_take_no_more_than_their_bytes():
         side.recorder.begin_step(iteration)
     side.take()
     # Those about a fault have as many bytes again.
-    assert [each.about_fault for each in side.tensors] == [True, False, True, False]
+    assert [each.about_fault for each in side.tensors] == [True, True, False, False]
     assert [state.left_out for state in side.states if not state.unfinished][1:] == [0, 0, 2, 2]
 
 

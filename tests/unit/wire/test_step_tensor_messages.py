@@ -43,7 +43,7 @@ def feed(assembler: StepTensorAssembler, tensor: StepTensor) -> StepTensor | Non
 )
 def test_tensor_round_trip(iteration, data, row, about_fault):
     tensor = StepTensor(iteration, kind_of(len(data)), data, row, about_fault)
-    assert feed(StepTensorAssembler(2000), tensor) == tensor
+    assert feed(StepTensorAssembler(5000), tensor) == tensor
 
 
 def test_large_tensor_is_joined_from_its_pieces():
@@ -83,11 +83,11 @@ def test_skipped_tensor_takes_no_memory():
         ([{"tensor_kind": b"\xff", "data": b"x"}], "no valid kind"),
         ([{"data": b"x"}], "unknown side"),
         ([{"tensor_kind": kind_to_wire(kind_of(8, "odd"))}], "unknown type 'odd'"),
-        ([{"tensor_kind": kind_to_wire(kind_of(1001))}], "tensor_bytes = 2000"),
+        ([{"tensor_kind": kind_to_wire(kind_of(1000))}], "tensor_bytes = 5000"),
     ],
 )
 def test_hostile_piece_is_rejected(fields, words):
-    assembler = StepTensorAssembler(2000)
+    assembler = StepTensorAssembler(5000)
     *before, last = (agent_pb2.StepTensor(**each) for each in fields)
     for message in before:
         assembler.feed(message)
