@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from rankdump._core.black_box import StepTensor
 from rankdump._core.plan import (
     BlackBoxSettings,
     ContentSettings,
@@ -32,6 +33,7 @@ from rankdump._core.plan import (
     TensorSelection,
     plan_to_json,
 )
+from rankdump._wire.step_tensor_messages import step_tensor_to_wire
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
 from rankdumpd.agent.service import DumpAgent
 from rankdumpd.server.grpc_server import GrpcServer
@@ -177,6 +179,13 @@ class PushStreamClient:
     def step(self, state: agent_pb2.StepState) -> PushStreamClient:
         """Send a step of the black box."""
         self._requests.put(agent_pb2.PushRequest(step_state=state))
+        return self
+
+    def step_tensors(self, *tensors: StepTensor) -> PushStreamClient:
+        """Send tensors of a step in full."""
+        for tensor in tensors:
+            for piece in step_tensor_to_wire(tensor):
+                self._requests.put(agent_pb2.PushRequest(step_tensor=piece))
         return self
 
     def fault(self, notice: agent_pb2.FaultNotice) -> PushStreamClient:

@@ -149,6 +149,10 @@ class FrozenStep:
     """Root of the sum of squares of all gradients of parameters; empty without any."""
     largest: str = ""
     """Largest magnitude of a finite element; empty without any."""
+    full_tensors: int = 0
+    """Tensors that were kept in full, and are in the tree."""
+    left_out: int = 0
+    """Tensors that were to be kept in full, and for which the budgets of the rank had no room."""
     skipped: int = 0
     """Tensors that were not measured, because of the budget."""
     unfinished: bool = False
@@ -175,6 +179,12 @@ class FrozenRank:
     """Steps that the ring had."""
     dropped_steps: int = 0
     """Steps that were dropped before because the agent's memory had no room for them."""
+    held_tensors: int = 0
+    """Tensors in full that the ring had."""
+    tensor_bytes: int = 0
+    """Of their elements."""
+    dropped_tensors: int = 0
+    """Tensors in full that were dropped before for the same reason, or came after their step."""
     steps: tuple[FrozenStep, ...] = ()
     """The oldest first."""
 

@@ -387,6 +387,15 @@ class LateRow(NamedTuple):
     """`file:line` of the call in the script."""
 
 
+class TurnSpending(NamedTuple):
+    """What a step spends on tensors whose turn it is."""
+
+    fingerprinted_bytes: int = 0
+    fingerprints: int = 0
+    copied_bytes: int = 0
+    copies: int = 0
+
+
 class PulseRecorder(Protocol):
     """Takes what an adapter measures for the black box, on the training thread."""
 
@@ -420,12 +429,17 @@ class PulseRecorder(Protocol):
         """Add a row of the gradient of a parameter."""
         ...
 
-    def can_fingerprint(self, byte_count: int, tensors: int = 1) -> bool:
-        """Return whether fingerprints of so many tensors of that size together may be computed."""
+    @property
+    def keeps_tensors(self) -> bool:
+        """Whether the plan and the agent have room for tensors in full."""
         ...
 
-    def is_too_large(self, byte_count: int) -> bool:
-        """Return whether the fingerprint of a tensor of that size takes too long in any step."""
+    def can_afford(self, spending: TurnSpending) -> bool:
+        """Return whether these fingerprints and copies may be made now, together."""
+        ...
+
+    def is_too_much(self, spending: TurnSpending) -> bool:
+        """Return whether they take too long, or too much memory, in any step."""
         ...
 
     def add_detail(
@@ -434,6 +448,28 @@ class PulseRecorder(Protocol):
         """Add the other statistics and the fingerprint of the tensor whose pulse was added last,
         of the kind of that number. `spent_ns` is what the fingerprint took, of so many bytes.
         """
+        ...
+
+    def keep_tensor(self, kind: TensorKind, number: int, source: TensorSource) -> None:
+        """Keep the tensor whose pulse was added last in full, of the kind of that number; or count
+        it where the budgets have no room.
+        """
+        ...
+
+    def begin_fault(self) -> bool:
+        """Note that a tensor is not finite; return whether its fault is new, in this step and in
+        the one before.
+        """
+        ...
+
+    def keep_fault(self, number: int, tensors: Sequence[tuple[TensorKind, TensorSource]]) -> None:
+        """Keep tensors in full and send them at once: the one whose pulse was added last, of the
+        kind of that number, and the inputs of its operator; and count those that do not fit.
+        """
+        ...
+
+    def count_left_out(self, count: int = 1) -> None:
+        """Count tensors that were to be kept in full, if any are kept."""
         ...
 
     def add_late_rows(self, iteration: int, rows: Sequence[LateRow]) -> None:

@@ -31,11 +31,11 @@ from rankdump._core.black_box import (
 from rankdump._core.bounded_cache import remember
 from rankdump._core.plan import BlackBoxSettings, OperatorSelection
 from rankdump._core.record import TensorKind
-from rankdump._core.recorder_protocol import LateRow
+from rankdump._core.recorder_protocol import LateRow, TensorSource, TurnSpending
 from rankdump._core.watch_rule import describe_rule
 from rankdump._kernels.kernel_functions import FoundMoments
 from rankdump._recorder.event_trace import now_us
-from rankdump._recorder.fingerprint_credit import FingerprintCredit
+from rankdump._recorder.kept_tensors import KeptTensors, copy_tensor
 from rankdump._recorder.pulse_decisions import (
     HISTORY_STEPS,
     MAX_PACE,
@@ -46,6 +46,7 @@ from rankdump._recorder.pulse_decisions import (
     has_jumped,
 )
 from rankdump._recorder.rule_watch import MAX_WATCHED_TENSORS, RuleMatch, RuleWatch
+from rankdump._recorder.turn_credit import TurnCredit
 from rankdump._transport.step_outbox import StepOutbox
 from rankdump._wire.black_box_messages import MAX_KINDS
 from rankdump._wire.session_messages import kind_to_wire
@@ -86,10 +87,13 @@ class BlackBoxRecorder:
         self._clock_us, self._clock_ns = clock_us, clock_ns
         self._numbers: dict[TensorKind, int] = {}
         self._watch = RuleWatch(settings.watch)
-        self._credit = FingerprintCredit(settings.max_overhead)
+        self._credit = TurnCredit(settings.max_overhead)
         self._details: list[bytes] = []
-        self._fingerprint_ns = self._detail_ns = 0
-        """What fingerprints took in the running step, without and with their turns."""
+        self._kept = KeptTensors(outbox)
+        self._turns_ns = self._detail_ns = 0
+        """What fingerprints and copies took in the running step, without and with their turns."""
+        self._bad_in = -2
+        """Last iteration in which a tensor was not finite."""
         self._dumps_until: dict[int, int] = {}
         """By watch rule the first iteration that it does not dump."""
         self._logged: dict[tuple[int, TensorKind], str] = {}
@@ -136,7 +140,8 @@ class BlackBoxRecorder:
         self._progress_tensors = 0
         self._rows, self._noted, self._digests, self._notes = [], {}, {}, []
         self._details = []
-        self._spent_ns = self._fingerprint_ns = self._detail_ns = self._skipped = 0
+        self._kept.begin_step()
+        self._spent_ns = self._turns_ns = self._detail_ns = self._skipped = 0
         self._gradient_squares, self._largest_gradient = 0.0, (0.0, None)
         self.part = choose_part(iteration, self.stride, self._tensors)
 
@@ -147,6 +152,7 @@ class BlackBoxRecorder:
         begun_ns = self._clock_ns()
         self._last = self._make_state(unfinished=False)
         self._outbox.add_state(self._last)
+        self._kept.send_waiting()
         self._judge_gradients(self._gradient_squares, self._largest_gradient[1], self._iteration)
         self._judge_loss()
         now_ns = self._clock_ns()
@@ -166,6 +172,7 @@ class BlackBoxRecorder:
         if raised:
             if self._is_running:
                 self._outbox.add_state(self._make_state(unfinished=True))
+                self._kept.send_waiting()
             error = sys.exc_info()[1] or getattr(sys, "last_value", None)
             what = "an error" if error is None else f"{type(error).__name__}: {error}"
             self.report_fault(FaultKind.EXCEPTION, f"the job raised {what}"[:1000])
@@ -217,26 +224,87 @@ class BlackBoxRecorder:
             self._largest_gradient = squares, kind
         return self.add_pulse(number, moments)
 
-    def can_fingerprint(self, byte_count: int, tensors: int = 1) -> bool:
-        """Return whether fingerprints of so many tensors of that size together may be computed."""
-        return self._credit.can_afford(byte_count, tensors)
+    @property
+    def keeps_tensors(self) -> bool:
+        """Whether the plan and the agent have room for tensors in full."""
+        return not self._kept.is_off
 
-    def is_too_large(self, byte_count: int) -> bool:
-        """Return whether the fingerprint of a tensor of that size takes too long in any step."""
-        return self._credit.is_too_large(byte_count)
+    def can_afford(self, spending: TurnSpending) -> bool:
+        """Return whether these fingerprints and copies may be made now, together."""
+        copied = spending.copied_bytes, spending.copies
+        has_room = not spending.copies or self._kept.has_room(*copied)
+        return has_room and self._credit.can_afford(spending)
+
+    def is_too_much(self, spending: TurnSpending) -> bool:
+        """Return whether they take too long, or too much memory, in any step."""
+        copied = spending.copied_bytes, spending.copies
+        is_too_large = spending.copies > 0 and self._kept.exceeds_budget(*copied)
+        return is_too_large or self._credit.is_too_much(spending)
 
     def add_detail(
         self, number: int, moments: FoundMoments, fingerprint: bytes, byte_count: int, spent_ns: int
     ) -> None:
         """Add the other statistics and the fingerprint of the tensor whose pulse was added last."""
-        self._credit.spend(byte_count, spent_ns)
+        self._credit.spend_fingerprint(byte_count, spent_ns)
+        self._count_turn(spent_ns)
+        row = self._find_last_row(number)
+        if row is not None and len(self._details) < MAX_STEP_DETAILS:
+            self._details.append(pack_detail(row, moments, fingerprint))
+
+    def keep_tensor(self, kind: TensorKind, number: int, source: TensorSource) -> None:
+        """Keep the tensor whose pulse was added last in full, of the kind of that number; or count
+        it where the budgets have no room.
+        """
+        if not self.can_afford(TurnSpending(copied_bytes=kind.byte_count, copies=1)):
+            self._kept.count_left_out()
+            return
+        begun_ns, row = self._clock_ns(), self._find_last_row(number)
+        self._kept.add(copy_tensor(self._iteration, kind, source, row, about_fault=False))
+        spent_ns = self._clock_ns() - begun_ns
+        self._credit.spend_copy(kind.byte_count, spent_ns)
+        self._count_turn(spent_ns)
+
+    def begin_fault(self) -> bool:
+        """Note that a tensor is not finite; return whether its fault is new, in this step and in
+        the one before.
+        """
+        last, self._bad_in = self._bad_in, self._iteration
+        return last < self._iteration - 1 or last > self._iteration
+
+    def keep_fault(self, number: int, tensors: Sequence[tuple[TensorKind, TensorSource]]) -> None:
+        """Keep tensors in full and send them at once: the one whose pulse was added last, of the
+        kind of that number, and the inputs of its operator; and count those that do not fit.
+        """
+        if self._kept.is_off or self._in_child:
+            return
+        begun_ns, row = self._clock_ns(), self._find_last_row(number)
+        # The agent keeps tensors of steps that it knows, also if the rank does not come further.
+        self._outbox.add_state(self._make_state(unfinished=True))
+        for kind, source in tensors:
+            if self._kept.has_fault_room(kind.byte_count):
+                own_row = row if self._numbers.get(kind) == number else None
+                tensor = copy_tensor(self._iteration, kind, source, own_row, about_fault=True)
+                self._kept.discard(own_row)
+                self._kept.send_about_fault(tensor)
+            else:
+                self._kept.count_left_out()
+        self._count_turn(self._clock_ns() - begun_ns)
+
+    def count_left_out(self, count: int = 1) -> None:
+        """Count tensors that were to be kept in full, if any are kept."""
+        self._kept.count_left_out(count)
+
+    def _count_turn(self, spent_ns: int) -> None:
         # It is part of what pulses took, which would warn of them and choose a larger stride.
-        self._fingerprint_ns += spent_ns
+        self._turns_ns += spent_ns
         self._detail_ns += spent_ns + (_TURN_NS if self.stride > 1 else 0)
-        # A pulse that was one too many has no row.
+
+    def _find_last_row(self, number: int) -> int | None:
+        """Return the number of the last row, if it is of that kind: a pulse that was one too many
+        has none.
+        """
         has_row = number >= 0 and self._rows and self._rows[-1][:4] == number.to_bytes(4, "little")
-        if has_row and len(self._details) < MAX_STEP_DETAILS:
-            self._details.append(pack_detail(len(self._rows) - 1, moments, fingerprint))
+        return len(self._rows) - 1 if has_row else None
 
     def add_late_rows(self, iteration: int, rows: Sequence[LateRow]) -> None:
         """Add rows to the step that ended last, and send it again."""
@@ -337,6 +405,7 @@ class BlackBoxRecorder:
             stacks=tuple(stacks),
             notes=tuple(self._notes[:MAX_STEP_NOTES]),
             details=details,
+            left_out=self._kept.left_out,
         )
 
     def _add_fault(self, about: FaultKind | int, notice: FaultNotice) -> bool:
@@ -415,8 +484,8 @@ class BlackBoxRecorder:
 
     def _judge_cost(self, whole_ns: int, spent_ns: int) -> None:
         step_ns, pulses_ns = max(1, whole_ns - spent_ns), max(0, spent_ns - self._detail_ns)
-        # Pulses come first: fingerprints get what they leave.
-        self._credit.end_step(step_ns, spent_ns - self._fingerprint_ns)
+        # Pulses come first: fingerprints and copies get what they leave.
+        self._credit.end_step(step_ns, spent_ns - self._turns_ns)
         self._shares.append(pulses_ns / step_ns)
         if len(self._shares) < _JUDGED_STEPS:
             return

@@ -117,7 +117,7 @@ class DumpPipeline:
         self._send_buffer = self._make_send_buffer(plan)
         self._staging = self._make_staging(plan)
         self._calculator = make_statistics_calculator(plan)
-        self._outbox = StepOutbox(plan.black_box.steps) if plan.black_box.steps else None
+        self._outbox = self._make_outbox(plan)
         self.black_box = self._make_black_box(plan, request.rank)
         """The black box; None without one."""
         self._responder = self._make_responder(plan)
@@ -439,6 +439,11 @@ class DumpPipeline:
         self._metadata_sender.send_events()
         if self.black_box is not None:
             self.black_box.report_progress()
+
+    @staticmethod
+    def _make_outbox(plan: DumpPlan) -> StepOutbox | None:
+        settings = plan.black_box
+        return StepOutbox(settings.steps, settings.tensor_bytes) if settings.steps else None
 
     def _make_black_box(self, plan: DumpPlan, rank: int) -> BlackBoxRecorder | None:
         if self._outbox is None:

@@ -63,6 +63,7 @@ def step_state_to_wire(
         stacks=[make_sendable(replace_surrogates(s), _MAX_STACK_CHARACTERS) for s in state.stacks],
         notes=[make_sendable(replace_surrogates(note)) for note in state.notes],
         details=state.details,
+        left_out=state.left_out,
     )
 
 
@@ -72,7 +73,7 @@ def step_state_from_wire(message: agent_pb2.StepState, known_kinds: int) -> Step
     ProtocolError when a row is cut off, or refers to a kind that there is not.
     """
     check_numbers("step", (message.iteration, message.started_us, message.ended_us))
-    check_numbers("step", (message.skipped,))
+    check_numbers("step", (message.skipped, message.left_out))
     rows, rest = divmod(len(message.rows), PULSE_ROW.itemsize)
     if rest:
         raise ProtocolError(f"a step has {len(message.rows)} bytes of rows, which end within a row")
@@ -96,6 +97,7 @@ def step_state_from_wire(message: agent_pb2.StepState, known_kinds: int) -> Step
             make_printable(check_text("note of a step", each), len(each)) for each in message.notes
         ),
         details=message.details,
+        left_out=message.left_out,
     )
 
 

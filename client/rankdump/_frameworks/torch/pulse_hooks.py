@@ -24,16 +24,23 @@ from torch.utils.hooks import RemovableHandle
 from rankdump._core.black_box import FaultKind
 from rankdump._core.bounded_cache import remember
 from rankdump._core.record import TensorKind, TensorSide
-from rankdump._core.recorder_protocol import LateRow, PulseRecorder, Recorder
+from rankdump._core.recorder_protocol import (
+    LateRow,
+    PulseRecorder,
+    Recorder,
+    TensorSource,
+    TurnSpending,
+)
 from rankdump._core.tensor_fingerprint import compute_fingerprint, place_fingerprint
-from rankdump._frameworks.fingerprint_turns import FingerprintTurns, TurnHook
 from rankdump._frameworks.model_observer import ModelObserver, capture_source_lines
 from rankdump._frameworks.operator_names import (
     PARAMETER_TYPE,
+    CallLeaf,
     list_call_leaves,
     list_result_leaves,
     make_gradient_name,
 )
+from rankdump._frameworks.tensor_turns import TensorTurns, TurnHook, clear_turns
 from rankdump._frameworks.torch.device_pulses import (
     DevicePulses,
     LateStep,
@@ -157,9 +164,9 @@ class TorchPulseHook:
         self._parameter_ids: set[int] = set()
         self._used: dict[int, UsedParameters] = {}
         """By the number of an optimizer's object, until the model is looked at again."""
-        self._turns = FingerprintTurns(())
+        self._turns = TensorTurns(())
         self._due: list[TurnHook] = []
-        """Those whose tensors get fingerprints in this step."""
+        """Those whose tensors get fingerprints in this step, or are kept in full."""
         self._iteration = 0
         self._stepped_in = -1
         """Last iteration in which an optimizer used gradients of the model."""
@@ -231,8 +238,7 @@ class TorchPulseHook:
             self._used.clear()
             self._read_model()
         self._steps += 1
-        for hook in self._due:
-            hook.is_due = False
+        clear_turns(self._due)
         self._due = self._turns.choose_due(self._pulses)
         self._has_optimizer, self._is_stepped = self._is_stepped, False
         wanted = self._pulses.stride, self._pulses.part, self._is_arrival_measured()
@@ -265,7 +271,7 @@ class TorchPulseHook:
         self._named_modules = [hook for hook in self._modules if hook.is_named]
         self._named_parameters = [hook for hook in self._parameters if hook.is_named]
         self._parameter_ids = {id(hook.parameter) for hook in self._parameters}
-        self._turns = FingerprintTurns((*self._modules, *self._parameters))
+        self._turns = TensorTurns((*self._modules, *self._parameters))
         self._pulses.limit_stride(max(len(self._modules), len(self._parameters)))
         self._remove_hooks()
         self._installed = (0, 0, False)
@@ -369,6 +375,8 @@ class _PulseHook:
         """Of the tensor that was measured last, in host memory."""
         self.is_due = False
         """Whether the fingerprint of its next tensor is computed."""
+        self.is_kept = False
+        """Whether its next tensor is kept in full."""
         self.is_named = self._pulses.is_watched(op_type, op_name)
         """Whether a watch rule names it."""
 
@@ -382,12 +390,26 @@ class _PulseHook:
         self, key: object, op_type: str, op_name: str, slot: int, argument: str, tensor: Tensor
     ) -> tuple[int, TensorKind]:
         """Return the kind of a tensor that has none yet, and its number."""
+        kind = self._make_kind(op_type, op_name, slot, argument, tensor, TensorSide.OUTPUT)
+        found = self._pulses.number_kind(kind), kind
+        remember(self._kinds, key, found, _MAX_CACHED_KINDS)
+        return found
+
+    def _make_kind(
+        self,
+        op_type: str,
+        op_name: str,
+        slot: int,
+        argument: str,
+        tensor: Tensor,
+        side: TensorSide,
+    ) -> TensorKind:
         local = strip_distribution(tensor)
-        kind = TensorKind(
+        return TensorKind(
             self._context.graph,
             op_type,
             op_name,
-            TensorSide.OUTPUT,
+            side,
             slot,
             find_dtype_name(local),
             tuple(local.shape),
@@ -396,16 +418,19 @@ class _PulseHook:
             model=self._context.name,
             layout=find_distribution(tensor),
         )
-        found = self._pulses.number_kind(kind), kind
-        remember(self._kinds, key, found, _MAX_CACHED_KINDS)
-        return found
 
     def _add_detail(
         self, number: int, kind: TensorKind, moments: FoundMoments, tensor: Tensor
     ) -> None:
-        """Compute the fingerprint of a tensor in host memory, if it is the turn of this hook."""
+        """Compute the fingerprint of a tensor in host memory and keep it in full, each if it is the
+        turn of this hook.
+        """
         self.byte_count = kind.byte_count
-        if not self.is_due or not self._pulses.can_fingerprint(kind.byte_count):
+        if self.is_kept:
+            self._keep(number, kind, tensor)
+        elif self.is_named:
+            self._pulses.count_left_out()
+        if not self.is_due or not self._pulses.can_afford(TurnSpending(kind.byte_count, 1)):
             return
         self.is_due = False
         begun_ns = _clock_ns()
@@ -413,6 +438,34 @@ class _PulseHook:
         if fingerprint:
             spent_ns = _clock_ns() - begun_ns
             self._pulses.add_detail(number, moments, fingerprint, kind.byte_count, spent_ns)
+
+    def _keep(self, number: int, kind: TensorKind, tensor: Tensor) -> None:
+        self.is_kept = False
+        source = find_host_source(tensor)
+        if source is None or source.byte_count != kind.byte_count:
+            self._pulses.count_left_out()
+        else:
+            self._pulses.keep_tensor(kind, number, source)
+
+    def _keep_fault(
+        self, number: int, kind: TensorKind, tensor: Tensor, inputs: Sequence[CallLeaf] = ()
+    ) -> None:
+        """Keep the first tensor of a step that is not finite, and the inputs of its operator."""
+        if not self._pulses.begin_fault():
+            return
+        found: list[tuple[TensorKind, TensorSource]] = []
+        tensors = [(kind, tensor)]
+        for slot, argument, value in inputs:
+            if isinstance(value, Tensor):
+                place = kind.op_type, kind.op_name, slot, argument, value, TensorSide.INPUT
+                tensors.append((self._make_kind(*place), value))
+        for about, value in tensors:
+            source = find_host_source(value)
+            if source is None or source.byte_count != about.byte_count:
+                self._pulses.count_left_out()
+            else:
+                found.append((about, source))
+        self._pulses.keep_fault(number, found)
 
 
 class _ModulePulseHook(_PulseHook):
@@ -473,10 +526,12 @@ class _ModulePulseHook(_PulseHook):
             return
         if number in self._infinite and not moments[5]:
             return
-        clean = all(map(has_finite_elements, (leaf.value for leaf in list_call_leaves(args, {}))))
+        leaves = list_call_leaves(args, {})
+        clean = all(map(has_finite_elements, (leaf.value for leaf in leaves)))
         inputs = "its inputs are finite" if clean else "its inputs are not finite either"
         text = f"the output of a module has {describe_non_finite(moments)}; {inputs}"
         self._pulses.report_fault(FaultKind.NON_FINITE, text, kind, find_source())
+        self._keep_fault(number, kind, tensor, leaves)
 
 
 class _GradientPulseHook(_PulseHook):
@@ -522,6 +577,7 @@ class _GradientPulseHook(_PulseHook):
         if not is_finite and not self.bad_text:
             self.bad_text = describe_non_finite(moments)
             self._bad_kind = kind
+            self._keep_fault(number, kind, gradient)
 
     def report(self) -> None:
         """Report that an optimizer is about to use a gradient that is not finite."""
@@ -569,6 +625,14 @@ def compute_digest(tensor: Tensor) -> str:
     if source is None or isinstance(source, str):
         return ""
     return xxhash.xxh3_64_hexdigest(source.copy_elements())
+
+
+def find_host_source(tensor: Tensor) -> TensorSource | None:
+    """Return a tensor in host memory as a source; None for another, or one that is unreadable."""
+    source = make_torch_source(tensor)
+    if source is None or isinstance(source, str) or not source.tensor.is_cpu:
+        return None
+    return source
 
 
 def has_finite_elements(value: object) -> bool:

@@ -38,9 +38,9 @@ from rankdump.errors import ExhaustedError, ProtocolError, RejectedError, Unavai
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.blackbox import freeze_decision as decisions
 from rankdumpd.agent.blackbox.freeze_decision import (
-    ROW_TREE_BYTES,
     FreezeAction,
     FreezeFacts,
+    compute_tree_bytes,
     decide_freeze,
 )
 from rankdumpd.agent.blackbox.freeze_state import (
@@ -138,6 +138,12 @@ class BlackBox:
         if session.request.job_id in self._open:
             with self._changed:
                 self._changed.notify_all()
+
+    def take_tensor(self, session: RankSession, message: agent_pb2.StepTensor) -> None:
+        """Put a piece of a tensor into the ring of a session; ProtocolError when it contradicts
+        itself, or the pieces before it.
+        """
+        self._rings.take_tensor(session, message)
 
     def take_fault(self, session: RankSession, message: agent_pb2.FaultNotice) -> None:
         """Take the fault that a rank reports; ProtocolError when it contradicts itself."""
@@ -246,7 +252,10 @@ class BlackBox:
         with self._changed:
             freezes = tuple(self._statuses.values())
         rings = self._rings
-        return BlackBoxStatus(rings.step_count, rings.used_bytes, rings.dropped_steps, freezes)
+        return BlackBoxStatus(
+            *(rings.step_count, rings.used_bytes, rings.dropped_steps, freezes),
+            rings.dropped_tensors,
+        )
 
     def samples(self) -> list[MetricSample]:
         """Return the metric samples of this moment."""
@@ -255,6 +264,7 @@ class BlackBox:
             MetricSample("rankdump_agent_black_box_steps", rings.step_count),
             MetricSample("rankdump_agent_memory_bytes", rings.used_bytes, {"part": "rings"}),
             MetricSample("rankdump_agent_dropped_steps_total", rings.dropped_steps),
+            MetricSample("rankdump_agent_dropped_step_tensors_total", rings.dropped_tensors),
         ]
 
     def _find_only_job(self) -> str:
@@ -420,11 +430,13 @@ class BlackBox:
         freeze, past = self._open.get(order.job_id), self._past.get(order.job_id)
         with self._rings.lock:
             steps, rows = sum(map(len, rings)), sum(ring.row_count for ring in rings)
+            tensors = sum(len(ring.tensors) for ring in rings)
+            tensor_bytes = sum(ring.tensors.element_bytes for ring in rings)
         return FreezeFacts(
             rings[0].session.plan.black_box if rings else BlackBoxSettings(),
             order.iteration,
             steps=steps,
-            rows=rows,
+            tree_bytes=compute_tree_bytes(rows, tensors, tensor_bytes),
             open_iteration=freeze.record.iteration if freeze else None,
             last_iteration=past.iteration if past else None,
             last_s=past.begun_s if past else 0.0,
@@ -432,11 +444,11 @@ class BlackBox:
         )
 
     def _add_sizes(self, facts: FreezeFacts, order: FreezeOrder, ring: StepRing) -> FreezeFacts:
-        root, coming = ring.session.storage.tree.root, facts.rows * ROW_TREE_BYTES
+        root = ring.session.storage.tree.root
         return dataclasses.replace(
             facts,
             frozen_bytes=measure_frozen_trees(root),
-            shortage=self._limits.find_shortage(root, order.job_id, coming),
+            shortage=self._limits.find_shortage(root, order.job_id, facts.tree_bytes),
         )
 
     def _begin(self, order: FreezeOrder, rings: list[StepRing]) -> None:
@@ -478,7 +490,8 @@ class BlackBox:
         if takes:
             with self._rings.lock:
                 for ring, taken in zip(rings, frozen, strict=True):
-                    ring.forget(taken.steps)
+                    tensors = sum(map(len, taken.tensors.values()))
+                    self._rings.dropped_tensors += ring.forget(taken.steps, tensors)
         return record, path
 
     def _close_complete(self) -> None:

@@ -13,6 +13,8 @@ from rankdump._core.units import format_bytes
 
 ROW_TREE_BYTES = 400
 """About what a row takes in a frozen tree: its line in a table, and its record in a manifest."""
+TENSOR_TREE_BYTES = 8192
+"""About what the file of a tensor takes besides its elements: header, last block and record."""
 MIN_SILENCE_S = 5.0
 SILENCE_FACTOR = 3.0
 PAUSE_FACTOR = 2.0
@@ -61,8 +63,8 @@ class FreezeFacts:
     """Of the cause."""
     steps: int = 0
     """In all rings of the job."""
-    rows: int = 0
-    """Of these steps."""
+    tree_bytes: int = 0
+    """About what these steps take in a frozen tree."""
     open_iteration: int | None = None
     """Iteration of the freeze that is under way; None without one."""
     last_iteration: int | None = None
@@ -75,6 +77,11 @@ class FreezeFacts:
     """Size of all frozen trees beside the tree of the job."""
     shortage: str = ""
     """Why the disk has no room, as a word of the drop reasons; empty when it has."""
+
+
+def compute_tree_bytes(rows: int, tensors: int, tensor_bytes: int) -> int:
+    """Return about what rows and full tensors with so many bytes together take in a frozen tree."""
+    return rows * ROW_TREE_BYTES + tensors * TENSOR_TREE_BYTES + tensor_bytes
 
 
 def decide_freeze(facts: FreezeFacts, now_s: float) -> FreezeVerdict:
@@ -108,7 +115,7 @@ def _find_repetition(facts: FreezeFacts, now_s: float) -> str:
 
 
 def _find_shortage(facts: FreezeFacts) -> str:
-    coming, most = facts.rows * ROW_TREE_BYTES, facts.settings.max_bytes
+    coming, most = facts.tree_bytes, facts.settings.max_bytes
     if most and facts.frozen_bytes + coming > most:
         return (
             f"frozen trees take {format_bytes(facts.frozen_bytes)}, about {format_bytes(coming)} "

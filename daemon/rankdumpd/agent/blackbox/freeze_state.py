@@ -133,7 +133,8 @@ def select_rings(rings: Sequence[StepRing], attempt: int) -> list[StepRing]:
 def take_rings(rings: Sequence[StepRing]) -> list[FrozenRing]:
     """Return what the rings have; the caller holds their lock."""
     return [
-        FrozenRing(ring.session.request, tuple(ring.kinds), tuple(ring.steps)) for ring in rings
+        FrozenRing(ring.session.request, tuple(ring.kinds), tuple(ring.steps), ring.list_tensors())
+        for ring in rings
     ]
 
 
@@ -185,6 +186,9 @@ def _describe_ring(ring: StepRing) -> FrozenRank:
         ended_by=status.ended_by,
         held_steps=len(ring),
         dropped_steps=ring.dropped_steps,
+        held_tensors=len(ring.tensors),
+        tensor_bytes=ring.tensors.element_bytes,
+        dropped_tensors=ring.dropped_tensors,
     )
 
 

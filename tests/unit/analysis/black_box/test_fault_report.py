@@ -197,8 +197,9 @@ def test_command_reports_the_fault(tmp_path, capsys):
         rank_of(
             2,
             step(4, notes=("watch[0] (zero): all are zero",)),
-            step(5, first_nonfinite=bad(80), nonfinite=1),
+            step(5, first_nonfinite=bad(80), nonfinite=1, full_tensors=3),
             dropped_steps=2,
+            dropped_tensors=1,
         ),
         lost,
         causes=(CAUSE, later),
@@ -216,7 +217,9 @@ def test_command_reports_the_fault(tmp_path, capsys):
         "rank 1 had not ended iteration 6 (1 stack: --stacks)",
         "rank 3 is lost (SIGKILL); its last step is iteration 5",
         "rank 0 is missing: no session on node1: on a host that was not frozen, or never started",
-        "2 older steps had been dropped because the agent's memory was short",
+        "2 older steps and 1 older full tensor had been dropped because the agent's memory was "
+        "short",
+        f"  3 tensors of that iteration in full: rankdump ls {tree} --rank 2 --iteration 5",
         "    all_reduce_[1m",
     ):
         assert line in printed.splitlines(), line
