@@ -73,6 +73,7 @@ def _format_head(report: FaultReport) -> Iterator[str]:
     elif report.steps:
         yield "all tensors that were measured are finite"
     yield from (f"later: {_describe_cause(cause)}" for cause in report.later_causes)
+    yield from (call.describe() for call in report.standing_calls)
 
 
 def _describe_cause(cause: FrozenCause) -> str:

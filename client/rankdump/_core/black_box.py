@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rankdump._core.collective_calls import GroupCalls
 from rankdump._core.record import TensorKind
 from rankdump._core.tensor_fingerprint import FINGERPRINT_BYTES
 from rankdump._kernels.kernel_functions import FoundMoments
@@ -118,6 +119,8 @@ class StepState:
     """What watch rules noted, a sentence each."""
     details: bytes = b""
     """Elements of `DETAIL_ROW`; their rows rise."""
+    calls: tuple[GroupCalls, ...] = ()
+    """How far the rank has come in the collectives of its groups."""
     left_out: int = 0
     """Tensors that were to be kept in full, and for which the budgets had no room."""
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from rankdump._core.black_box import FaultKind
+from rankdump._core.collective_calls import GroupCalls
 from rankdump._core.json_values import make_plain, read_json
 from rankdump._core.status import SessionState
 from rankdump.errors import CorruptedError
@@ -162,6 +163,9 @@ class FrozenStep:
     stacks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """What watch rules noted, a sentence each."""
+    calls: tuple[GroupCalls, ...] = ()
+    """How far the rank had come in the collectives of its groups; with the members of the groups
+    where the step had not ended."""
 
 
 @dataclass(frozen=True, slots=True)

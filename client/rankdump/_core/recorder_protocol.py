@@ -11,6 +11,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from rankdump._core.black_box import FaultKind
+from rankdump._core.collective_calls import GroupCalls
 from rankdump._core.events import CallOutcome, EventKind, ProcessGroup, UnseenReason
 from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.plan import StatisticPrecision
@@ -396,6 +397,14 @@ class TurnSpending(NamedTuple):
     copies: int = 0
 
 
+class CallLister(Protocol):
+    """Returns how far a rank has come in the collectives of its groups; on any thread."""
+
+    def __call__(self, *, members: bool) -> tuple[GroupCalls, ...]:
+        """Return it, with the members of the groups on request."""
+        ...
+
+
 class PulseRecorder(Protocol):
     """Takes what an adapter measures for the black box, on the training thread."""
 
@@ -406,6 +415,10 @@ class PulseRecorder(Protocol):
 
     def limit_stride(self, tensors: int) -> None:
         """Note that a model has so many tensors: a step now and then measures one at least."""
+        ...
+
+    def use_calls(self, list_calls: CallLister) -> None:
+        """Have each step say how far this rank has come in the collectives of its groups."""
         ...
 
     def number_kind(self, kind: TensorKind) -> int:

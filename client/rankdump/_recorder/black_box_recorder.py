@@ -31,7 +31,7 @@ from rankdump._core.black_box import (
 from rankdump._core.bounded_cache import remember
 from rankdump._core.plan import BlackBoxSettings, OperatorSelection
 from rankdump._core.record import TensorKind
-from rankdump._core.recorder_protocol import LateRow, TensorSource, TurnSpending
+from rankdump._core.recorder_protocol import CallLister, LateRow, TensorSource, TurnSpending
 from rankdump._core.watch_rule import describe_rule
 from rankdump._kernels.kernel_functions import FoundMoments
 from rankdump._recorder.event_trace import now_us
@@ -117,6 +117,7 @@ class BlackBoxRecorder:
         """Whether the cost was above its share, and nothing more could be left out."""
         self._has_warned = False
         """Of that: the share differs each time, so the logger would take each for a new warning."""
+        self._list_calls: CallLister | None = None
         self._last: StepState | None = None
         """The step that ended last."""
         self._shares: list[float] = []
@@ -182,6 +183,10 @@ class BlackBoxRecorder:
     def limit_stride(self, tensors: int) -> None:
         """Note that a model has so many tensors: a step now and then measures one at least."""
         self._tensors = max(self._tensors, tensors)
+
+    def use_calls(self, list_calls: CallLister) -> None:
+        """Have each step say how far this rank has come in the collectives of its groups."""
+        self._list_calls = list_calls
 
     def number_kind(self, kind: TensorKind) -> int:
         """Return the number of a kind; -1 when there are too many."""
@@ -404,6 +409,7 @@ class BlackBoxRecorder:
             unfinished=unfinished,
             stacks=tuple(stacks),
             notes=tuple(self._notes[:MAX_STEP_NOTES]),
+            calls=self._list_calls(members=unfinished) if self._list_calls else (),
             details=details,
             left_out=self._kept.left_out,
         )

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from rankdump._core.collective_calls import RankCalls, StandingCall, find_standing_calls
 from rankdump._core.freeze_record import (
     AbsentRanks,
     FreezeRecord,
@@ -104,6 +105,8 @@ class FaultReport:
     ends: tuple[RankEnd, ...]
     dropped_steps: int
     """Steps that agents had dropped before because their memory was short."""
+    standing_calls: tuple[StandingCall, ...] = ()
+    """Collectives in which ranks may wait, the one that the others wait for first."""
     notes: tuple[StepNote, ...] = ()
     """The oldest first."""
     dropped_tensors: int = 0
@@ -147,8 +150,17 @@ def make_fault_report(root: str, records: Sequence[FreezeRecord]) -> FaultReport
         ends=tuple(_make_end(record.host, rank) for record, rank in ranks if rank.steps),
         dropped_steps=sum(rank.dropped_steps for _, rank in ranks),
         notes=_list_notes([rank for _, rank in ranks]),
+        standing_calls=tuple(find_standing_calls(list(_iterate_calls(ranks)))),
         dropped_tensors=sum(rank.dropped_tensors for _, rank in ranks),
     )
+
+
+def _iterate_calls(ranks: Iterable[tuple[FreezeRecord, FrozenRank]]) -> Iterator[RankCalls]:
+    for _, rank in ranks:
+        if rank.steps:
+            last = rank.steps[-1]
+            waits = last.unfinished and rank.state is SessionState.OPEN
+            yield RankCalls(rank.rank, last.ended_us, waits, last.calls)
 
 
 def _find_first_bad(

@@ -41,6 +41,7 @@ from rankdump._frameworks.operator_names import (
     make_gradient_name,
 )
 from rankdump._frameworks.tensor_turns import TensorTurns, TurnHook, clear_turns
+from rankdump._frameworks.torch.communication import collective_recorder
 from rankdump._frameworks.torch.device_pulses import (
     DevicePulses,
     LateStep,
@@ -152,6 +153,7 @@ class TorchPulseHook:
         self._model, self._pulses = model, pulses
         self._observer = ModelObserver(recorder, graph)
         self._device = DevicePulses()
+        pulses.use_calls(collective_recorder.list_calls)
         self._context = PulsedModel(pulses, self._device, self._observer, graph, name)
         self._modules: list[_ModulePulseHook] = []
         self._watched: list[_ModulePulseHook] = []

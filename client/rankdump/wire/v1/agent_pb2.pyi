@@ -341,6 +341,7 @@ class StepState(google.protobuf.message.Message):
     DETAILS_FIELD_NUMBER: builtins.int
     LEFT_OUT_FIELD_NUMBER: builtins.int
     TENSORS_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
     iteration: builtins.int
     started_us: builtins.int
     """Microseconds since the epoch on the rank's clock."""
@@ -371,6 +372,10 @@ class StepState(google.protobuf.message.Message):
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What watch rules noted, a sentence each."""
 
+    @property
+    def calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GroupCalls]:
+        """How far the rank has come in the collectives of its groups."""
+
     def __init__(
         self,
         *,
@@ -388,11 +393,46 @@ class StepState(google.protobuf.message.Message):
         details: builtins.bytes = ...,
         left_out: builtins.int = ...,
         tensors: builtins.int = ...,
+        calls: collections.abc.Iterable[global___GroupCalls] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["cause", b"cause"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cause", b"cause", "details", b"details", "ended_us", b"ended_us", "first_kind", b"first_kind", "iteration", b"iteration", "left_out", b"left_out", "new_kinds", b"new_kinds", "notes", b"notes", "rows", b"rows", "skipped", b"skipped", "stacks", b"stacks", "started_us", b"started_us", "tensors", b"tensors", "unfinished", b"unfinished"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["calls", b"calls", "cause", b"cause", "details", b"details", "ended_us", b"ended_us", "first_kind", b"first_kind", "iteration", b"iteration", "left_out", b"left_out", "new_kinds", b"new_kinds", "notes", b"notes", "rows", b"rows", "skipped", b"skipped", "stacks", b"stacks", "started_us", b"started_us", "tensors", b"tensors", "unfinished", b"unfinished"]) -> None: ...
 
 global___StepState = StepState
+
+@typing.final
+class GroupCalls(google.protobuf.message.Message):
+    """How far a rank has come in the collectives of one group."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    CALLED_US_FIELD_NUMBER: builtins.int
+    group: builtins.str
+    count: builtins.int
+    """Collectives that it has called since its process began, and the kind of the last one: "all_reduce"."""
+    kind: builtins.str
+    called_us: builtins.int
+    """When it called that, in microseconds since the epoch on its clock."""
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Members; in a step that had not ended alone, as there may be thousands."""
+
+    def __init__(
+        self,
+        *,
+        group: builtins.str = ...,
+        ranks: collections.abc.Iterable[builtins.int] | None = ...,
+        count: builtins.int = ...,
+        kind: builtins.str = ...,
+        called_us: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["called_us", b"called_us", "count", b"count", "group", b"group", "kind", b"kind", "ranks", b"ranks"]) -> None: ...
+
+global___GroupCalls = GroupCalls
 
 @typing.final
 class StepTensor(google.protobuf.message.Message):

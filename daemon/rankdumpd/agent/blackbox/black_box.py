@@ -523,8 +523,10 @@ class BlackBox:
             if past is not None and past.iteration == record.iteration:
                 self._past[record.job_id] = dataclasses.replace(past, root=root)
             text = f"the black box of iteration {record.iteration} is in {root}"
-            bad = make_fault_report(root, [record]).first_bad_value
+            report = make_fault_report(root, [record])
+            bad = report.first_bad_value
             first = f"; {describe_bad_value(bad, bad.tensor.op_name)}" if bad else ""
+            first += "".join(f"; {call.describe()}" for call in report.standing_calls[:1])
             _logger.warning("job %s: %s (rankdump faults)%s", record.job_id, text, first)
             for session in self._list_sessions(record):
                 session.warn(text)

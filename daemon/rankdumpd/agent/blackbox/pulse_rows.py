@@ -153,6 +153,7 @@ def summarize_step(
         digests=state.cause.digests,
         stacks=state.stacks,
         notes=state.notes,
+        calls=state.calls,
     )
 
 

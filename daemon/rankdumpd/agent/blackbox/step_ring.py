@@ -26,6 +26,8 @@ from rankdumpd.agent.session.rank_session import RankSession
 
 MAX_KINDS_BYTES = 32 << 20
 """Of one session; a kind of the usual length has some 120 bytes."""
+_CALLS_BYTES = 256
+"""Of what a step has of one group, without its members."""
 _STEP_BYTES = 512
 """Memory of a step besides its rows and texts."""
 _MAX_INTERVALS = 64
@@ -44,7 +46,15 @@ def compute_step_bytes(state: StepState) -> int:
     """Return about how much memory a step takes."""
     cause = state.cause
     texts = (*cause.numbers, *cause.digests, *cause.digests.values(), *state.stacks, *state.notes)
-    return _STEP_BYTES + len(state.rows) + len(state.details) + sum(map(len, texts))
+    members = sum(len(calls.ranks) for calls in state.calls)
+    return (
+        _STEP_BYTES
+        + len(state.rows)
+        + len(state.details)
+        + sum(map(len, texts))
+        + _CALLS_BYTES * len(state.calls)
+        + 8 * members
+    )
 
 
 def count_tensors(state: StepState) -> int:
