@@ -302,7 +302,8 @@ class PushStream:
         while self._aside:
             yield self._aside.popleft()
         if self._outbox is not None:
-            yield from self._outbox.take_requests(stream)
+            # Frames do not wait for many large tensors.
+            yield from self._outbox.take_requests(stream, all_tensors=self.closing)
 
     def _wake_sender(self) -> None:
         with self._buffer.changed:

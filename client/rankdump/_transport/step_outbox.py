@@ -118,9 +118,14 @@ class StepOutbox:
                 self._items.remove(same[0])
             self._items.append(item)
 
-    def take_requests(self, stream: int) -> Iterator[agent_pb2.PushRequest]:
-        """Yield what waits, for the stream of that number."""
-        while True:
+    def take_requests(
+        self, stream: int, *, all_tensors: bool = True
+    ) -> Iterator[agent_pb2.PushRequest]:
+        """Yield what waits, for the stream of that number; of the tensors without `all_tensors` one
+        piece at most.
+        """
+        is_over = False
+        while not is_over:
             with self._lock:
                 if stream != self._stream:
                     self._stream, self._brought = stream, 0
@@ -128,6 +133,7 @@ class StepOutbox:
                 request = self._take_request() if self.is_wanted else None
             if request is None:
                 return
+            is_over = not all_tensors and request.HasField("step_tensor")
             yield request
 
     def _take_request(self) -> agent_pb2.PushRequest | None:
@@ -168,7 +174,9 @@ class _TensorQueue:
         return self.max_bytes - self._byte_counts[about_fault]
 
     def add(self, tensor: StepTensor) -> None:
-        """Add a tensor for which there is room."""
+        """Add a tensor for which there is room, unless it turned out that none are kept."""
+        if self.is_off:
+            return
         self._waiting[tensor.about_fault].append(tensor)
         self._byte_counts[tensor.about_fault] += compute_tensor_bytes(len(tensor.data))
 

@@ -9,6 +9,7 @@ from support.black_box_side import BlackBoxSide
 
 from rankdump._core.black_box import FaultKind, FaultNotice, StepState, StepTensor
 from rankdump._core.record import TensorKind, TensorSide
+from rankdump._core.session_protocol import SessionEnd
 from rankdump._transport.push_stream import PushStream
 from rankdump._transport.send_buffer import SendBuffer
 from rankdump._transport.step_outbox import WAKE_PAUSE_S, StepOutbox
@@ -164,3 +165,17 @@ def test_steps_and_faults_overtake_tensors_and_those_of_a_fault_overtake_others(
         ("step_tensor", 2),
         ("step_tensor", 1),
     ]
+
+
+def test_frames_do_not_wait_for_tensors_before_the_stream_closes():
+    side = BlackBoxSide()
+    outgoing = make_stream(side)
+    for _ in range(2):
+        side.outbox.add_tensor(make_tensor(2 * PIECE_BYTES))
+    requests = outgoing.requests(outgoing.begin_stream())
+    seen = [next(requests).WhichOneof("body")]
+    outgoing._buffer.submit(SessionEnd(0))
+    seen += [next(requests).WhichOneof("body") for _ in range(2)]
+    outgoing.closing = True
+    seen += [request.WhichOneof("body") for request in requests]
+    assert seen == ["step_tensor", "step_tensor", "batch", "step_tensor", "step_tensor"]
