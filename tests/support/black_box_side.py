@@ -63,6 +63,10 @@ class BlackBoxSide:
 
     def take(self, stream: int = 0) -> None:
         """Receive what waits."""
+        while self.outbox.has_waiting:
+            self._take_some(stream)
+
+    def _take_some(self, stream: int) -> None:
         for request in self.outbox.take_requests(stream):
             self.bodies.append(request.WhichOneof("body") or "")
             if request.HasField("step_tensor"):

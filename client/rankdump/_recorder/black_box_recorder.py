@@ -170,6 +170,7 @@ class BlackBoxRecorder:
 
     def close(self, *, raised: bool) -> None:
         """Send the running step if an error ends the session in it."""
+        self._outbox.finish()
         if raised:
             if self._is_running:
                 self._outbox.add_state(self._make_state(unfinished=True))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -220,14 +219,14 @@ class AgentClient:
     def close(self, patience_s: float) -> int:
         """Deliver what waits, as long as the agent makes progress; return the lost tensors."""
         buffer, outgoing = self._buffer, self._outgoing
-        steps_until_s = time.monotonic() + patience_s
         with buffer.changed:
             outgoing.closing = True
             buffer.renew_patience()
             outgoing.wake()
-            while (
-                buffer.items.outstanding or self._has_steps(steps_until_s)
-            ) and self.link not in (LinkState.ABSENT, LinkState.REJECTED):
+            while buffer.items.outstanding and self.link not in (
+                LinkState.ABSENT,
+                LinkState.REJECTED,
+            ):
                 away = self.link in (LinkState.AWAY, LinkState.UNRESPONSIVE)
                 allowed_s = min(patience_s, RETURN_AT_EXIT_TIMEOUT_S) if away else patience_s
                 if buffer.idle_s() > allowed_s:
@@ -244,13 +243,6 @@ class AgentClient:
         if self.link is LinkState.OPENING and not self._was_opened:
             self._report_losses()
         return self._release_slab()
-
-    def _has_steps(self, until_s: float) -> bool:
-        """Return whether steps of the black box or their tensors wait for a stream; not after that
-        time, because nothing says that they make progress.
-        """
-        waits = self._outbox is not None and self._outbox.has_waiting
-        return waits and self.link is LinkState.UP and time.monotonic() < until_s
 
     def _release_slab(self) -> int:
         """Release the slab; return the tensors that will not be written."""

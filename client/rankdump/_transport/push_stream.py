@@ -302,8 +302,7 @@ class PushStream:
         while self._aside:
             yield self._aside.popleft()
         if self._outbox is not None:
-            # Frames do not wait for many large tensors.
-            yield from self._outbox.take_requests(stream, all_tensors=self.closing)
+            yield from self._outbox.take_requests(stream)
 
     def _wake_sender(self) -> None:
         with self._buffer.changed:

@@ -43,6 +43,7 @@ class StepOutbox:
         self._stream = -1
         self._brought = 0
         """Kinds that this stream has brought."""
+        self._is_finishing = False
         self.is_wanted = False
         """Whether the agent keeps steps; what comes before that is known waits."""
         self.on_news: Callable[[], None] = lambda: None
@@ -118,11 +119,13 @@ class StepOutbox:
                 self._items.remove(same[0])
             self._items.append(item)
 
-    def take_requests(
-        self, stream: int, *, all_tensors: bool = True
-    ) -> Iterator[agent_pb2.PushRequest]:
-        """Yield what waits, for the stream of that number; of the tensors without `all_tensors` one
-        piece at most.
+    def finish(self) -> None:
+        """Note that the session ends: the agent is to have all tensors before it learns that."""
+        self._is_finishing = True
+
+    def take_requests(self, stream: int) -> Iterator[agent_pb2.PushRequest]:
+        """Yield what waits, for the stream of that number; of tensors that are about no fault one
+        piece at most, for which frames need not wait, unless the session ends.
         """
         is_over = False
         while not is_over:
@@ -131,10 +134,11 @@ class StepOutbox:
                     self._stream, self._brought = stream, 0
                     self._tensors.give_up_sent()
                 request = self._take_request() if self.is_wanted else None
+                is_unasked = self._tensors.is_unasked
             if request is None:
                 return
-            is_over = not all_tensors and request.HasField("step_tensor")
             yield request
+            is_over = is_unasked and request.HasField("step_tensor") and not self._is_finishing
 
     def _take_request(self) -> agent_pb2.PushRequest | None:
         if not self._items:
@@ -163,6 +167,11 @@ class _TensorQueue:
 
     def __bool__(self) -> bool:
         return self._sent is not None or any(self._waiting.values())
+
+    @property
+    def is_unasked(self) -> bool:
+        """Whether the one that is being sent is about no fault."""
+        return self._sent is not None and not self._sent[0].about_fault
 
     @property
     def max_bytes(self) -> int:

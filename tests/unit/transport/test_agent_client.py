@@ -96,7 +96,7 @@ def test_client_delivers_records_whole_and_in_order(running: RunningFakeAgent, t
 def test_client_delivers_tensors_of_steps_to_agents_that_keep_them(
     running: RunningFakeAgent, tmp_path, keeps_step_tensors
 ):
-    """Before it closes, although nothing of them is acknowledged."""
+    """Before the end of the session, although nothing of them is acknowledged."""
     running.agent.keeps_steps = True
     running.agent.keeps_step_tensors = keeps_step_tensors
     outbox = StepOutbox(4, 1 << 24)
@@ -104,10 +104,10 @@ def test_client_delivers_tensors_of_steps_to_agents_that_keep_them(
     size = 5 * PIECE_BYTES
     kind = TensorKind(0, "a", "a", TensorSide.OUTPUT, 0, "uint8", (size,), size)
     outbox.add_state(StepState(0, 0, 0, b""))
-    watched.client.start(5)
-    watched.buffer.submit(SessionEnd(1))
-    eventually(lambda: running.agent.committed == 1)
     outbox.add_tensor(StepTensor(0, kind, bytes(size)))
+    watched.client.start(5)
+    outbox.finish()
+    watched.buffer.submit(SessionEnd(1))
     assert watched.client.close(10) == 0
     pieces = 5 * keeps_step_tensors
     assert running.agent.beside == ["step_state", *["step_tensor"] * pieces]

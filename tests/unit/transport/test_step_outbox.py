@@ -9,7 +9,7 @@ from support.black_box_side import BlackBoxSide
 
 from rankdump._core.black_box import FaultKind, FaultNotice, StepState, StepTensor
 from rankdump._core.record import TensorKind, TensorSide
-from rankdump._core.session_protocol import SessionEnd
+from rankdump._core.session_protocol import IterationEnd, SessionEnd
 from rankdump._transport.push_stream import PushStream
 from rankdump._transport.send_buffer import SendBuffer
 from rankdump._transport.step_outbox import WAKE_PAUSE_S, StepOutbox
@@ -118,6 +118,7 @@ def test_large_tensor_is_sent_in_pieces_and_holds_its_bytes_until_it_is_sent():
     size = 2 * PIECE_BYTES + 5
     outbox = StepOutbox(4, 1 << 24)
     outbox.is_wanted = True
+    outbox.finish()
     outbox.add_tensor(make_tensor(size))
     requests = outbox.take_requests(0)
     pieces = [next(requests).step_tensor for _ in range(3)]
@@ -151,6 +152,7 @@ def test_steps_and_faults_overtake_tensors_and_those_of_a_fault_overtake_others(
     outbox.add_tensor(make_tensor(3, 1))
     requests = outbox.take_requests(0)
     assert len(next(requests).step_tensor.data) == PIECE_BYTES
+    outbox.finish()
     outbox.add_fault(FaultNotice(FaultKind.NON_FINITE, 2, "NaN"))
     outbox.add_state(StepState(2, 0, 0, b""))
     outbox.add_tensor(make_tensor(4, 2, about_fault=True))
@@ -167,15 +169,26 @@ def test_steps_and_faults_overtake_tensors_and_those_of_a_fault_overtake_others(
     ]
 
 
-def test_frames_do_not_wait_for_tensors_before_the_stream_closes():
+def test_frames_do_not_wait_for_tensors_that_are_about_no_fault():
     side = BlackBoxSide()
     outgoing = make_stream(side)
     for _ in range(2):
         side.outbox.add_tensor(make_tensor(2 * PIECE_BYTES))
     requests = outgoing.requests(outgoing.begin_stream())
     seen = [next(requests).WhichOneof("body")]
+    outgoing._buffer.submit(IterationEnd(0, 0))
+    seen += [next(requests).WhichOneof("body") for _ in range(3)]
+    assert seen == ["step_tensor", "step_tensor", "batch", "step_tensor"]
+
+
+def test_end_of_a_session_comes_after_all_tensors():
+    """The agent freezes what it has when all ranks have ended."""
+    side = BlackBoxSide()
+    outgoing = make_stream(side)
+    for _ in range(2):
+        side.outbox.add_tensor(make_tensor(2 * PIECE_BYTES))
+    side.recorder.close(raised=False)
     outgoing._buffer.submit(SessionEnd(0))
-    seen += [next(requests).WhichOneof("body") for _ in range(2)]
-    outgoing.closing = True
-    seen += [request.WhichOneof("body") for request in requests]
-    assert seen == ["step_tensor", "step_tensor", "batch", "step_tensor", "step_tensor"]
+    requests = outgoing.requests(outgoing.begin_stream())
+    seen = [next(requests).WhichOneof("body") for _ in range(5)]
+    assert seen == [*["step_tensor"] * 4, "batch"]
