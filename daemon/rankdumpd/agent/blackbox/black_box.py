@@ -389,7 +389,7 @@ class BlackBox:
             before = make_job_freeze(freeze.record)
             if freeze.join(order):
                 self._recent.remove(before.key)
-                freeze.record, freeze.raw = self._keep(freeze.record)
+                freeze.record, freeze.raw = self._keep(freeze.record, freeze.raw)
                 self._announce(freeze)
             return True
         past = self._past.get(job_id)
@@ -448,7 +448,7 @@ class BlackBox:
             order.iteration,
             self._host,
             first.request.world_size,
-            self._now_us(),
+            self._find_free_time_us(order.job_id),
             (order.cause,),
         )
         settings, now_s = first.plan.black_box, self._clock()
@@ -465,8 +465,22 @@ class BlackBox:
         )
         self._announce(freeze)
 
-    def _keep(self, record: FreezeRecord, *, takes: bool = False) -> tuple[FreezeRecord, Path]:
-        """Write the raw file of a freeze; with `takes` the rings are empty afterwards."""
+    def _find_free_time_us(self, job_id: str) -> int:
+        """Return the time, or the first microsecond after it in which no freeze of a job began.
+
+        It tells the freezes of an agent apart, also where a clock was set back.
+        """
+        now_us = self._now_us()
+        while (job_id, now_us) in self._statuses:
+            now_us += 1
+        return now_us
+
+    def _keep(
+        self, record: FreezeRecord, before: Path | None = None, *, takes: bool = False
+    ) -> tuple[FreezeRecord, Path]:
+        """Write the raw file of a freeze in the place of the one `before`; with `takes` the rings
+        are empty afterwards.
+        """
         sessions = self._registry.list_sessions()
         with self._rings.lock:
             rings, reach = (
@@ -474,7 +488,7 @@ class BlackBox:
                 self._recent.find_reach(make_job_freeze(record).key),
             )
             record, frozen = describe_rings(record, rings, sessions, reach), take_rings(rings)
-        path = self._raw.write(record, frozen)
+        path = self._raw.write(record, frozen, before)
         if takes:
             with self._rings.lock:
                 for ring, taken in zip(rings, frozen, strict=True):
@@ -491,7 +505,7 @@ class BlackBox:
                 continue
             if self._select(freeze.record):
                 try:
-                    freeze.record, freeze.raw = self._keep(freeze.record, takes=True)
+                    freeze.record, freeze.raw = self._keep(freeze.record, freeze.raw, takes=True)
                 except OSError as error:
                     _logger.error("job %s: its last steps are not kept: %s", job_id, error)
             self._backlog.add(freeze.raw, freeze.orders)
