@@ -50,6 +50,7 @@ from rankdumpd.agent.blackbox.freeze_state import (
     PastFreeze,
     RankProgress,
     describe_rings,
+    explain_absence,
     list_notes,
     make_fault_cause,
     make_job_freeze,
@@ -159,9 +160,12 @@ class BlackBox:
 
     def join_freeze(self, relayed: RelayedFreeze) -> None:
         """Take a freeze that the coordinator hands to all agents of a job; it may be repeated."""
-        if self._recent.note_relayed(relayed):
-            freeze = relayed.freeze
+        freeze = relayed.freeze
+        is_new, later = self._recent.note_relayed(relayed)
+        if is_new:
             self.submit(FreezeOrder(freeze.job_id, freeze.attempt, freeze.cause, freeze.iteration))
+        for cause in later:
+            self.submit(FreezeOrder(freeze.job_id, freeze.attempt, cause))
 
     def list_reported_freezes(self) -> tuple[JobFreeze, ...]:
         """Return the freezes that the coordinator is to know of now."""
@@ -170,6 +174,13 @@ class BlackBox:
     def pop_compared_steps(self) -> list[RankStep]:
         """Return one step of each rank that ended some since the last call."""
         return self._rings.pop_compared_steps()
+
+    def find_newest(self, session: RankSession) -> int | str:
+        """Return the newest iteration of which a session has a step, or why it has none."""
+        ring = self._rings.find(session.request.session_id)
+        if ring is not None and len(ring):
+            return ring.newest_iteration
+        return explain_absence(session, was_frozen=ring is not None)
 
     def freeze_on_request(self, message: agent_pb2.Freeze) -> FreezeAnswer:
         """Freeze a job because people ask for it, and wait for its tree.
