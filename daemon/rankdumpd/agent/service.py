@@ -469,7 +469,9 @@ class DumpAgent(Component):
         self, address: str, credentials: TlsCredentials | None
     ) -> CoordinatorReporter:
         self._orders = OrderRelay(
-            lambda: self._registry.list_sessions(), lambda: self._reporter.report_soon()
+            lambda: self._registry.list_sessions(),
+            lambda: self._reporter.report_soon(),
+            find_newest=lambda session: self._black_box.find_newest(session),
         )
         return CoordinatorReporter(
             address,
