@@ -16,6 +16,7 @@ that the environment names; over TLS their role has to be `operator`.
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterable
 
@@ -51,7 +52,7 @@ ANSWER_TIMEOUT_S = 60.0
 """Longest wait for a coordinator, which itself waits half a minute for ranks, at most."""
 RETURN_TIMEOUT_S = 20.0
 """Longest wait for a coordinator that has ended while it carried out an order."""
-_MAX_LOST_CALLS = 3
+_RETRY_INTERVAL_S = 0.2
 # gRPC would wait longer after each attempt.
 _CHANNEL_OPTIONS = (("grpc.max_reconnect_backoff_ms", 500),)
 
@@ -119,7 +120,7 @@ def carry_out(
             answer = _ask_coordinator(channel, order)
         except grpc.RpcError as failure:
             raise _describe_failure(failure, address, own) from None
-        except grpc.FutureTimeoutError:
+        except _LostCoordinatorError:
             raise UnavailableError(
                 f"the coordinator at {address} ended while it carried out the order, and does not "
                 f"run again after {RETURN_TIMEOUT_S:.0f} s: ranks that had the order by then "
@@ -129,23 +130,31 @@ def carry_out(
     return result_from_wire(answer)
 
 
+class _LostCoordinatorError(Exception):
+    """A coordinator has ended while it carried out an order, and does not come back."""
+
+
 def _ask_coordinator(
     channel: grpc.Channel, order: ControlOrder
 ) -> coordinator_pb2.JobControlResponse:
     """Send an order; again when the coordinator ends meanwhile and comes back.
 
     The order has the same id, so that ranks that have it already keep their iteration.
+    _LostCoordinatorError when it does not come back.
     """
     stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
     request = control_request_to_wire(order)
-    for _ in range(_MAX_LOST_CALLS):
+    until_s: float | None = None
+    while until_s is None or time.monotonic() < until_s:
         try:
             return stub.Control(request, timeout=ANSWER_TIMEOUT_S)
         except grpc.RpcError as failure:
-            if not is_call_lost(failure):
+            if until_s is None and is_call_lost(failure):
+                until_s = time.monotonic() + RETURN_TIMEOUT_S
+            if until_s is None or not isinstance(make_error(failure), UnavailableError):
                 raise
-        grpc.channel_ready_future(channel).result(RETURN_TIMEOUT_S)
-    return stub.Control(request, timeout=ANSWER_TIMEOUT_S)
+        time.sleep(_RETRY_INTERVAL_S)
+    raise _LostCoordinatorError
 
 
 def _describe_failure(failure: grpc.RpcError, address: str, own: TlsCredentials) -> RankdumpError:

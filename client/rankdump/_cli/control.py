@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -93,5 +93,16 @@ def format_result(
         lines = [f"job {job_id}: {how}, {which}"]
     for each in result.exceptions:
         begins = f"not {done}" if each.iteration is None else f"from iteration {each.iteration} on"
+        begins = "not confirmed" if each.unconfirmed else begins
         lines.append(f"rank {each.rank}: {begins}: {each.reason}")
-    return lines
+    return [*lines, *_format_notes(result)]
+
+
+def _format_notes(result: ControlResult) -> Iterator[str]:
+    """Yield what has a surprising effect, a line for all ranks of which it is true."""
+    by_note: dict[str, list[int]] = {}
+    for each in result.ranks:
+        if each.note:
+            by_note.setdefault(each.note, []).append(each.rank)
+    for note, ranks in by_note.items():
+        yield f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}: {note}"
