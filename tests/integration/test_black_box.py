@@ -16,6 +16,7 @@ from support.black_box_rings import (
     make_step_message,
     read_tree_record,
 )
+from support.command_line import run_in_process
 from support.worker_host import WorkerHost
 
 import rankdump
@@ -140,19 +141,23 @@ def test_later_causes_are_appended(make_agent, make_rank):
     other.finish()
 
 
-def test_request_that_freezes_nothing_says_why(make_agent, make_rank):
+def test_request_that_freezes_nothing_says_why(make_agent, make_rank, short_dir):
     agent = make_agent()
-    rank, stream = begin(make_rank, agent.address)
-    with pytest.raises(grpc.RpcError, match="no rank of job 'other' is known here"):
-        rank.freeze(job_id="other")
-    with pytest.raises(grpc.RpcError, match="have sent no step since"):
-        rank.freeze(job_id="job")
-    bare, bare_stream = begin(
+    rank, stream = begin(make_rank, agent.address, black_box=BlackBoxSettings(8, post_steps=0))
+
+    def refuse(*words: str) -> str:
+        """Return the line of `rankdump freeze`."""
+        done = run_in_process("freeze", *words, "--agent", agent.address)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+        return done.stderr
+
+    assert "no rank of job 'other' is known here" in refuse("other")
+    assert "the ranks of job 'job' have sent no step yet" in refuse("job")
+    _, bare_stream = begin(
         make_rank, agent.address, session_id="b", job_id="bare", black_box=BlackBoxSettings()
     )
-    with pytest.raises(grpc.RpcError, match="'bare' has no black box: the setting"):
-        bare.freeze(job_id="bare")
-    small, small_stream = begin(
+    assert "job 'bare' has no black box: the setting rankdump.blackbox of its" in refuse("bare")
+    _, small_stream = begin(
         make_rank,
         agent.address,
         session_id="s",
@@ -162,10 +167,15 @@ def test_request_that_freezes_nothing_says_why(make_agent, make_rank):
     small_stream.step(make_step_message(0))
     stream.step(make_step_message(0))
     wait_steps(rank, 2)
-    with pytest.raises(grpc.RpcError, match=r"500 B are allowed \(blackbox.max_bytes\)"):
-        small.freeze(job_id="small")
-    with pytest.raises(grpc.RpcError, match="name one of them: job, small"):
-        rank.freeze()
+    allowed = "and 500 B are allowed (blackbox.max_bytes): remove some of them, or allow more"
+    assert allowed in refuse("small")
+    assert "several jobs have a black box here, name one of them: job, small" in refuse()
+    assert run_in_process("freeze", "job", "--agent", agent.address).returncode == 0
+    stream.step(make_step_message(1))
+    wait_steps(rank, 2)
+    again = refuse("job")
+    assert f" s ago at iteration 0: {short_dir}/dump/blackbox/0; the next freeze is " in again
+    assert " s (blackbox.pause_s)" in again
     for each in (stream, bare_stream, small_stream):
         each.finish()
 

@@ -240,11 +240,10 @@ def test_coordinator_that_comes_back_finishes_the_order(make_ranks, coordinator,
     later = 8 if is_late else CHOSEN
     lines = [f"job job: iterations 40-50 from iteration {later} on, ranks 0-3"]
     if is_late:
-        lines += [
-            f"rank {rank}: from iteration {CHOSEN} on: it had the order before the coordinator "
+        lines.append(
+            f"ranks 0-1: from iteration {CHOSEN} on: it had the order before the coordinator "
             "ended, and others were past that iteration"
-            for rank in (0, 1)
-        ]
+        )
     assert (done.stdout.splitlines(), done.stderr) == (lines, "")
     assert done.returncode == is_late
     assert [each.find_begin() for each in ranks] == [CHOSEN, CHOSEN, later, later]
@@ -322,15 +321,13 @@ def test_ranks_of_a_killed_agent_are_said_to_be_unconfirmed(
         killed.process.kill()
         killed.process.wait()
         done = command.wait()
-        reason = (
-            "not confirmed: no answer within 5 s: its agent is away, or of an earlier release, or "
-            "the process is stopped; it begins in iteration 3, or not at all"
-        )
         assert (done.returncode, done.stdout.splitlines()) == (
             1,
             [
                 "job job: iterations 40-50 from iteration 3 on, rank 2",
-                *(f"rank {rank}: {reason}" for rank in (0, 1)),
+                "ranks 0-1: not confirmed: no answer within 5 s: its agent is away, or of an "
+                "earlier release, or the process is stopped; it begins in iteration 3, or not at "
+                "all",
             ],
         )
         coordinator.coordinator._control._round_timeout_s = DEADLINE_S

@@ -210,11 +210,11 @@ def test_agent_that_is_not_reached_is_named(make_pair, coordinator):
     # It has no step of its ranks, so it freezes nothing.
     answer = one.ranks[0][0].freeze("somebody looks", job_id="job")
     assert answer.notes[0] == "frozen by 1 of the 2 agents of the job"
-    assert answer.notes[1].startswith("ranks 2-3 are missing: its ranks have sent no step since (")
+    assert answer.notes[1].startswith("ranks 2-3 are missing: its ranks have sent no step yet (")
     report = make_fault_report("", read_records(Path(answer.trees[0]), 1))
     [absent] = report.absent
     assert (absent.first, absent.last) == (2, 3)
-    assert "have sent no step since (host " in absent.reason
+    assert "have sent no step yet (host " in absent.reason
     assert not two.ranks[0][1].notices
 
 

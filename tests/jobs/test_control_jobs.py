@@ -52,13 +52,17 @@ class RunningJob:
         assert done.returncode == 0, done.stderr + done.stdout
         return json.loads(done.stdout)
 
-    def begin(self, *words: str) -> int:
-        """Change the job on all ranks alike; return the first iteration with the change."""
+    def begin(self, *words: str, note: str = "") -> int:
+        """Change the job on all ranks alike; return the first iteration with the change.
+
+        All ranks have a note that begins so.
+        """
         result = self.control(*words)
         begin = result["iteration"]
-        assert result["ranks"] == [
-            {"rank": rank, "iteration": begin, "reason": ""} for rank in RANKS
-        ]
+        ranks = [(each["rank"], each["iteration"], each["reason"]) for each in result["ranks"]]
+        assert ranks == [(rank, begin, "") for rank in RANKS]
+        assert not any(each["unconfirmed"] for each in result["ranks"])
+        assert all(each["note"][: len(note) or None] == note for each in result["ranks"])
         return begin
 
     def find_manifests(self, rank: int) -> dict[int, Path]:
@@ -110,7 +114,9 @@ def test_job_is_retargeted_from_one_iteration_on_twice(job):
     job.wait_for(0)
     first = job.begin("iterations", f"0-{1 << 40}")
     job.wait_for(first + 1)
-    second = job.begin("operators", "name-regex(.*/first-.*)")
+    second = job.begin(
+        *("operators", "name-regex(.*/first-.*)", "absent"), note="'absent' matches none of the "
+    )
     third = job.begin("saved-data", "full")
     assert first < second <= third
     job.wait_for(max(second, third) + 1)

@@ -281,7 +281,11 @@ class BlackBox:
             return f"no rank of job {job_id!r} is known here"
         if any(session.plan.black_box.steps for session in own):
             who = f"job {job_id!r}" if job_id else "the jobs here"
-            return f"the ranks of {who} have sent no step since the last freeze"
+            if all(session.closed for session in own):
+                return f"the ranks of {who} have ended"
+            was_frozen = any(session.request.job_id in self._past for session in own)
+            since = "since the last freeze" if was_frozen else "yet"
+            return f"the ranks of {who} have sent no step {since}"
         if not job_id:
             return "no job here has a black box"
         return (

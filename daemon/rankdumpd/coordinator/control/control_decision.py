@@ -5,6 +5,7 @@ became of it on each. Pure; answers are those of ranks by their sessions.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,15 +27,26 @@ class ControlledSession:
     session_id: str
     absence: str
     """Why it is not asked; empty when it is."""
+    may_return: bool = False
+    """Whether it is lost, and may connect again in a moment: then it is asked after all."""
 
 
 def list_sessions(job_id: str, sessions: Sequence[SessionStatus]) -> tuple[ControlledSession, ...]:
-    """Return the sessions of a job that runs; RejectedError when it has ended on all ranks."""
+    """Return the sessions of a job; RejectedError when none of its ranks runs and is connected."""
     newest = {each.rank: each for each in sorted(sessions, key=lambda each: each.attempt)}
-    if not any(each.state is SessionState.OPEN for each in newest.values()):
+    states = Counter(each.state for each in newest.values())
+    if states[SessionState.LOST] and not states[SessionState.OPEN]:
+        raise RejectedError(
+            f"no rank of job {job_id!r} is connected to its agent: of {len(newest)} ranks "
+            f"{states[SessionState.LOST]} are lost, and {states[SessionState.CLOSED]} have ended"
+        )
+    if not states[SessionState.OPEN]:
         raise RejectedError(f"job {job_id!r} has ended: none of its ranks runs")
     return tuple(
-        ControlledSession(rank, each.session_id, _explain_absence(each))
+        ControlledSession(
+            *(rank, each.session_id, _explain_absence(each)),
+            may_return=each.state is SessionState.LOST and not each.ended_by,
+        )
         for rank, each in sorted(newest.items())
     )
 

@@ -55,16 +55,26 @@ def test_newest_session_of_each_rank_is_asked():
             session(1, SessionState.OPEN, attempt=1),
             session(1, SessionState.LOST),
             session(0, SessionState.CLOSED),
-            session(2, SessionState.LOST),
+            session(2, SessionState.LOST, ended_by="SIGKILL"),
+            session(3, SessionState.LOST),
         ],
     )
+    assert [each.may_return for each in found] == [False, False, False, True]
+    found = found[:3]
     assert [(each.rank, bool(each.absence)) for each in found] == [(0, True), (1, False), (2, True)]
 
 
-@pytest.mark.parametrize("state", [SessionState.CLOSED, SessionState.LOST])
-def test_job_that_has_ended_is_refused(state):
-    with pytest.raises(RejectedError, match="job 'job' has ended: none of its ranks runs"):
-        list_sessions("job", [session(0, state)])
+@pytest.mark.parametrize(
+    ("states", "line"),
+    [
+        (["closed", "closed"], "job 'job' has ended: none of its ranks runs"),
+        (["lost", "closed"], "no rank of job 'job' is connected to its agent: of 2 ranks 1 are"),
+        (["lost", "lost"], "of 2 ranks 2 are lost, and 0 have ended"),
+    ],
+)
+def test_job_without_a_connected_rank_is_refused(states, line):
+    with pytest.raises(RejectedError, match=line):
+        list_sessions("job", [session(at, SessionState(each)) for at, each in enumerate(states)])
 
 
 def test_every_rank_that_is_apart_is_named_with_the_reason():
