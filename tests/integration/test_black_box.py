@@ -27,6 +27,7 @@ from rankdump._core.plan import BlackBoxSettings
 from rankdump._core.status import SessionState
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.blackbox import freeze_decision
+from rankdumpd.agent.session.rank_session import MAX_RUNNING_NOTES
 
 SETTINGS = BlackBoxSettings(steps=8, post_steps=1)
 DEADLINE_S = 120
@@ -212,6 +213,28 @@ def begin_at_worker(make_rank, address: str, rank: int):
     own = {"session_id": f"session-{rank}", "rank": rank, "world_size": 2, "black_box": SETTINGS}
     redirect = make_rank(address, **own).open().redirect
     return begin(make_rank, f"{address.rpartition('/')[0]}/{redirect}", rank)[1]
+
+
+def test_notes_of_watch_rules_are_in_the_status_of_a_running_job(make_agent, make_rank, frames):
+    """The first of each rule and tensor; the end of the session has its own."""
+    agent = make_agent()
+    rank, stream = begin(make_rank, agent.address, world_size=1)
+    watched = "rankdump.blackbox.watch[0] (zero): all elements are zero"
+    for iteration in range(4):
+        notes = [f"{watched} (output 0 of layer{at})" for at in range(iteration)]
+        stream.step(make_step_message(iteration, notes=tuple(notes)))
+    wait_steps(rank, 4)
+    (session,) = rank.status().sessions
+    assert list(session.notes) == [
+        f"iteration {at + 1}: {watched} (output 0 of layer{at})" for at in range(3)
+    ]
+    shown = run_in_process("status", "--agent", agent.address).stdout
+    assert f"rank 0: iteration 1: {watched} (output 0 of layer0)\n" in shown
+    stream.step(make_step_message(9, notes=[f"{watched} (output 0 of l{at})" for at in range(50)]))
+    wait_steps(rank, 5)
+    assert len(rank.status().sessions[0].notes) == MAX_RUNNING_NOTES
+    assert stream.send(frames.goodbye(1)).finish() is grpc.StatusCode.OK
+    assert list(rank.status().sessions[0].notes) == []
 
 
 def test_killed_rank_freezes_its_job(make_agent, make_rank):

@@ -284,6 +284,7 @@ class DumpAgent(Component):
             audit=audit,
             counters=self._counters,
             report=self._reporter.report_soon,
+            on_note=self._notifier.report_session,
         )
 
     def register(self, server: grpc.Server) -> None:

@@ -33,7 +33,7 @@ from rankdump._core.log_once import LogOnce
 from rankdump._core.plan import BlackBoxSettings
 from rankdump._core.status import BlackBoxStatus, FreezeStatus, MetricSample
 from rankdump._wire.black_box_messages import fault_notice_from_wire
-from rankdump._wire.message_fields import make_printable
+from rankdump._wire.message_fields import MAX_NAME_CHARACTERS, make_printable
 from rankdump.errors import ExhaustedError, ProtocolError, RejectedError, UnavailableError
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.blackbox import freeze_decision as decisions
@@ -101,12 +101,16 @@ class BlackBox:
         audit: Callable[[str, Mapping[str, object]], None],
         counters: MetricCounters,
         report: Callable[[], None] = lambda: None,
+        on_note: Callable[[RankSession], None] = lambda session: None,
         clock: Callable[[], float] = time.monotonic,
         now_us: Callable[[], int] = read_wall_clock_us,
     ) -> None:
-        """`report` has `list_reported_freezes` sent to the coordinator at once."""
+        """`report` has `list_reported_freezes` sent to the coordinator at once; `on_note` is called
+        when the notes in the status of a session have changed.
+        """
         self._registry, self._limits, self._host = registry, limits, host
         self._audit, self._counters, self._report = audit, counters, report
+        self._on_note = on_note
         self._clock, self._now_us = clock, now_us
         self._rings = StepRings(lambda: limits.find_ring_room(registry.live()), clock)
         self._raw = RawFreezeFolder(state_dir)
@@ -136,6 +140,9 @@ class BlackBox:
     def take_step(self, session: RankSession, message: agent_pb2.StepState) -> None:
         """Put a step into the ring of a session; ProtocolError when it contradicts itself."""
         self._rings.take_step(session, message)
+        notes = (make_printable(each, MAX_NAME_CHARACTERS) for each in message.notes)
+        if session.add_notes(message.iteration, notes):
+            self._on_note(session)
         if session.request.job_id in self._open:
             with self._changed:
                 self._changed.notify_all()
