@@ -180,7 +180,7 @@ def test_ranks_that_cannot_begin_there_are_named(make_ranks, coordinator, frames
         "job job: stop from iteration 3 on, ranks 0,3,5",
         "rank 1: not changed: its process uses an earlier release of rankdump",
         "rank 2: not changed: no answer within 5 s: its agent is away, or of an earlier release, "
-        "or the process is stopped",
+        "or its process is stopped or gone",
         "rank 3: from iteration 6 on: it was past iteration 3 already",
         "rank 4: not changed: it has ended its session",
     ]
@@ -326,8 +326,8 @@ def test_ranks_of_a_killed_agent_are_said_to_be_unconfirmed(
             [
                 "job job: iterations 40-50 from iteration 3 on, rank 2",
                 "ranks 0-1: not confirmed: no answer within 5 s: its agent is away, or of an "
-                "earlier release, or the process is stopped; it begins in iteration 3, or not at "
-                "all",
+                "earlier release, or its process is stopped or gone; it begins in iteration 3, or "
+                "not at all",
             ],
         )
         coordinator.coordinator._control._round_timeout_s = DEADLINE_S

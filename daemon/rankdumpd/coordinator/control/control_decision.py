@@ -27,8 +27,6 @@ class ControlledSession:
     session_id: str
     absence: str
     """Why it is not asked; empty when it is."""
-    may_return: bool = False
-    """Whether it is lost, and may connect again in a moment: then it is asked after all."""
 
 
 def list_sessions(job_id: str, sessions: Sequence[SessionStatus]) -> tuple[ControlledSession, ...]:
@@ -43,10 +41,7 @@ def list_sessions(job_id: str, sessions: Sequence[SessionStatus]) -> tuple[Contr
     if not states[SessionState.OPEN]:
         raise RejectedError(f"job {job_id!r} has ended: none of its ranks runs")
     return tuple(
-        ControlledSession(
-            *(rank, each.session_id, _explain_absence(each)),
-            may_return=each.state is SessionState.LOST and not each.ended_by,
-        )
+        ControlledSession(rank, each.session_id, _explain_absence(each))
         for rank, each in sorted(newest.items())
     )
 
@@ -54,8 +49,9 @@ def list_sessions(job_id: str, sessions: Sequence[SessionStatus]) -> tuple[Contr
 def _explain_absence(session: SessionStatus) -> str:
     if session.state is SessionState.CLOSED:
         return "it has ended its session"
-    if session.state is SessionState.LOST:
-        return "its process is gone, or not connected to its agent"
+    # Another one may connect again in a moment, as ranks do when their shared memory is ready.
+    if session.state is SessionState.LOST and (session.ended_by or session.last_events_known):
+        return f"its process is gone ({session.ended_by or 'it is not known how it ended'})"
     return ""
 
 
@@ -108,8 +104,8 @@ def judge_ranks(
 ) -> ControlResult:
     """Return what became of an order on each rank, by the answers in both rounds."""
     silence = (
-        f"no answer within {waited_s:.0f} s: its agent is away, or of an earlier release, or the "
-        "process is stopped"
+        f"no answer within {waited_s:.0f} s: its agent is away, or of an earlier release, or its "
+        "process is stopped or gone"
     )
     ranks: list[ControlledRank] = []
     for session in sessions:

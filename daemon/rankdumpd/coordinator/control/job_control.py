@@ -28,8 +28,6 @@ from rankdumpd.coordinator.control.control_decision import (
 
 ROUND_TIMEOUT_S = 15.0
 """Longest wait for the answers of all ranks, in each of two rounds; agents report once a second."""
-RETURN_GRACE_S = 3.0
-"""Longest wait for a rank whose connection has ended, and whose process may run on."""
 FREEZE_TIMEOUT_S = 5.0
 """Longest wait for the agents of a job that is frozen."""
 STOPPING = "the coordinator stops"
@@ -48,15 +46,10 @@ class _RunningControl:
     applied: dict[str, ControlAnswer] = field(default_factory=dict[str, ControlAnswer])
     result: ControlResult | RankdumpError | None = None
 
-    def has_all(self, *, with_lost: bool) -> bool:
-        """Return whether every rank that is asked in this round has answered.
-
-        With `with_lost` also ranks that may connect again.
-        """
+    def has_all(self) -> bool:
+        """Return whether every rank that is asked in this round has answered."""
         return all(
-            each.session_id in self._answers
-            for each in self.sessions
-            if self._is_asked(each) or (with_lost and each.may_return and self._is_question)
+            each.session_id in self._answers for each in self.sessions if self._is_asked(each)
         )
 
     def add(self, answer: ControlAnswer) -> None:
@@ -209,13 +202,8 @@ class JobControl:
 
     def _wait_for_answers(self, running: _RunningControl) -> None:
         """Wait for the answers of a round; UnavailableError when the coordinator stops."""
-        grace_s = min(RETURN_GRACE_S, self._round_timeout_s)
-        for with_lost, timeout_s in ((True, grace_s), (False, self._round_timeout_s - grace_s)):
-            self._changed.wait_for(
-                lambda with_lost=with_lost: (
-                    self._is_stopping or running.has_all(with_lost=with_lost)
-                ),
-                timeout_s,
-            )
+        self._changed.wait_for(
+            lambda: self._is_stopping or running.has_all(), self._round_timeout_s
+        )
         if self._is_stopping:
             raise UnavailableError(STOPPING)

@@ -56,12 +56,18 @@ def test_newest_session_of_each_rank_is_asked():
             session(1, SessionState.LOST),
             session(0, SessionState.CLOSED),
             session(2, SessionState.LOST, ended_by="SIGKILL"),
-            session(3, SessionState.LOST),
+            session(3, SessionState.LOST, last_events_known=True),
+            # It may connect again in a moment.
+            session(4, SessionState.LOST),
         ],
     )
-    assert [each.may_return for each in found] == [False, False, False, True]
-    found = found[:3]
-    assert [(each.rank, bool(each.absence)) for each in found] == [(0, True), (1, False), (2, True)]
+    assert {each.rank: each.absence for each in found} == {
+        0: "it has ended its session",
+        1: "",
+        2: "its process is gone (SIGKILL)",
+        3: "its process is gone (it is not known how it ended)",
+        4: "",
+    }
 
 
 @pytest.mark.parametrize(

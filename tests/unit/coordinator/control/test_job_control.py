@@ -9,15 +9,8 @@ from dataclasses import replace
 import pytest
 
 from rankdump._core.freeze_record import FreezeReach, UnreachedAgent
-from rankdump._core.job_control import (
-    ControlAction,
-    ControlAnswer,
-    ControlledRank,
-    ControlOrder,
-    ControlResult,
-)
+from rankdump._core.job_control import ControlAction, ControlAnswer, ControlOrder, ControlResult
 from rankdump.errors import RejectedError, UnavailableError
-from rankdumpd.coordinator.control import job_control
 from rankdumpd.coordinator.control.control_decision import ControlledSession
 from rankdumpd.coordinator.control.job_control import JobControl
 
@@ -28,20 +21,14 @@ SESSIONS = (ControlledSession(0, "s0", ""), ControlledSession(1, "s1", ""))
 class ControlThread:
     """A caller that waits for the result of an order."""
 
-    def __init__(
-        self,
-        control: JobControl,
-        order: ControlOrder = ORDER,
-        sessions: tuple[ControlledSession, ...] = SESSIONS,
-    ) -> None:
+    def __init__(self, control: JobControl, order: ControlOrder = ORDER) -> None:
         self.result: ControlResult | Exception | None = None
-        self._sessions = sessions
         self._thread = threading.Thread(target=self._run, args=(control, order))
         self._thread.start()
 
     def _run(self, control: JobControl, order: ControlOrder) -> None:
         try:
-            self.result = control.control(order, lambda: self._sessions)
+            self.result = control.control(order, lambda: SESSIONS)
         except Exception as error:
             self.result = error
 
@@ -202,27 +189,3 @@ def test_stop_leaves_time_to_an_order_that_was_given_out():
     answer_second_round(control, begin)
     stopping.join()
     assert isinstance(caller.join(), ControlResult)
-
-
-@pytest.mark.parametrize("returns", [True, False])
-def test_rank_whose_connection_has_just_ended_may_come_back(monkeypatch, returns: bool):
-    monkeypatch.setattr(job_control, "RETURN_GRACE_S", 60.0 if returns else 0.2)
-    control = JobControl(refuse_freeze, round_timeout_s=60)
-    sessions = (SESSIONS[0], ControlledSession(1, "s1", "its process is gone", may_return=True))
-    caller = ControlThread(control, sessions=sessions)
-    wait_until(lambda: bool(control.list_orders()))
-    control.add_answers([answer("s0", 7, applied=False)])
-    if returns:
-        assert ask(control) is None
-        control.add_answers([answer("s1", 9, applied=False)])
-    wait_until(lambda: ask(control) is not None)
-    begin = ask(control)
-    assert begin is not None
-    answer_second_round(control, begin)
-    result = caller.join()
-    assert isinstance(result, ControlResult)
-    assert result.ranks[0] == ControlledRank(0, begin)
-    expected = (
-        ControlledRank(1, begin) if returns else ControlledRank(1, None, "its process is gone")
-    )
-    assert result.ranks[1] == expected
