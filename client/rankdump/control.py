@@ -16,6 +16,7 @@ that the environment names; over TLS their role has to be `operator`.
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterable
 
@@ -24,10 +25,17 @@ import grpc
 from rankdump._config.control_changes import check_values
 from rankdump._core.daemon_endpoint import DEFAULT_COORDINATOR_ADDRESS
 from rankdump._core.job_control import ControlAction, ControlledRank, ControlOrder, ControlResult
-from rankdump._wire.channel import explain_unavailable, make_error, open_channel, read_credentials
+from rankdump._wire.channel import (
+    TlsCredentials,
+    explain_unavailable,
+    is_call_lost,
+    make_error,
+    open_channel,
+    read_credentials,
+)
 from rankdump._wire.control_messages import control_request_to_wire, result_from_wire
-from rankdump.errors import RejectedError, UnavailableError, UnsupportedError
-from rankdump.wire.v1 import coordinator_pb2_grpc
+from rankdump.errors import RankdumpError, RejectedError, UnavailableError, UnsupportedError
+from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 __all__ = [
     "ControlResult",
@@ -42,6 +50,11 @@ __all__ = [
 
 ANSWER_TIMEOUT_S = 60.0
 """Longest wait for a coordinator, which itself waits half a minute for ranks, at most."""
+RETURN_TIMEOUT_S = 20.0
+"""Longest wait for a coordinator that has ended while it carried out an order."""
+_RETRY_INTERVAL_S = 0.2
+# gRPC would wait longer after each attempt.
+_CHANNEL_OPTIONS = (("grpc.max_reconnect_backoff_ms", 500),)
 
 
 def start(job_id: str, *, coordinator: str = "") -> ControlResult:
@@ -102,22 +115,56 @@ def carry_out(
     address = coordinator or os.environ.get("RANKDUMP_COORDINATOR") or DEFAULT_COORDINATOR_ADDRESS
     order = ControlOrder(uuid.uuid4().hex, job_id, action, values)
     own = read_credentials(os.environ)
-    with open_channel(address, own) as channel:
-        stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+    with open_channel(address, own, _CHANNEL_OPTIONS) as channel:
         try:
-            answer = stub.Control(control_request_to_wire(order), timeout=ANSWER_TIMEOUT_S)
+            answer = _ask_coordinator(channel, order)
         except grpc.RpcError as failure:
-            error = make_error(failure)
-            if isinstance(error, UnavailableError):
-                cause = explain_unavailable(error, address, own)
-                raise UnavailableError(
-                    f"coordinator at {address}: {cause}; repeat the call: ranks that have "
-                    "confirmed an iteration begin with the change there"
-                ) from None
-            if isinstance(error, UnsupportedError):
-                raise RejectedError(
-                    f"the daemon at {address} is no coordinator that controls jobs: a job has one "
-                    "if its agents name it in agent.coordinator"
-                ) from None
-            raise type(error)(f"coordinator at {address}: {error}") from None
+            raise _describe_failure(failure, address, own) from None
+        except _LostCoordinatorError:
+            raise UnavailableError(
+                f"the coordinator at {address} ended while it carried out the order, and does not "
+                f"run again after {RETURN_TIMEOUT_S:.0f} s: ranks that had the order by then "
+                "begin with it in one iteration, the others do not; repeat the call when it runs "
+                "(rankdump status --agent ADDRESS says which plan each rank has)"
+            ) from None
     return result_from_wire(answer)
+
+
+class _LostCoordinatorError(Exception):
+    """A coordinator has ended while it carried out an order, and does not come back."""
+
+
+def _ask_coordinator(
+    channel: grpc.Channel, order: ControlOrder
+) -> coordinator_pb2.JobControlResponse:
+    """Send an order; again when the coordinator ends meanwhile and comes back.
+
+    The order has the same id, so that ranks that have it already keep their iteration.
+    _LostCoordinatorError when it does not come back.
+    """
+    stub = coordinator_pb2_grpc.CoordinatorServiceStub(channel)
+    request = control_request_to_wire(order)
+    until_s: float | None = None
+    while until_s is None or time.monotonic() < until_s:
+        try:
+            return stub.Control(request, timeout=ANSWER_TIMEOUT_S)
+        except grpc.RpcError as failure:
+            if until_s is None and is_call_lost(failure):
+                until_s = time.monotonic() + RETURN_TIMEOUT_S
+            if until_s is None or not isinstance(make_error(failure), UnavailableError):
+                raise
+        time.sleep(_RETRY_INTERVAL_S)
+    raise _LostCoordinatorError
+
+
+def _describe_failure(failure: grpc.RpcError, address: str, own: TlsCredentials) -> RankdumpError:
+    error = make_error(failure)
+    if isinstance(error, UnavailableError):
+        cause = explain_unavailable(error, address, own)
+        return UnavailableError(f"no coordinator answers at {address}: {cause}")
+    if isinstance(error, UnsupportedError):
+        return RejectedError(
+            f"the daemon at {address} is no coordinator that controls jobs: a job has one "
+            "if its agents name it in agent.coordinator"
+        )
+    return type(error)(f"coordinator at {address}: {error}")

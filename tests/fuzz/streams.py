@@ -107,7 +107,8 @@ class _StreamSession:
 
     def _change_plan(self, received: MetadataFrame) -> None:
         if isinstance(received.declaration, ChangedPlan):
-            self.session.plans.add(received.frame_id.sequence, received.declaration.plan)
+            changed = received.declaration
+            self.session.plans.add(received.frame_id.sequence, changed.plan, changed.iteration)
             self._assembler.keeps_elements = self.session.storage.elements
 
     def _given_up(self, frame: agent_pb2.Frame, error: RankdumpError) -> CompletedFrame | None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from rankdump._core.plan import (
     plan_to_json,
 )
 from rankdump._wire.step_tensor_messages import step_tensor_to_wire
-from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc
+from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, control_pb2
 from rankdumpd.agent.service import DumpAgent
 from rankdumpd.server.grpc_server import GrpcServer
 from rankdumpd.server.metrics import MetricCounters
@@ -148,10 +148,19 @@ def frames() -> type[FrameBuilder]:
     return FrameBuilder
 
 
+OrderCallback = Callable[[control_pb2.ControlOrder], None]
+
+
 class PushStreamClient:
     """One Push stream, and the answers that the agent sent on it."""
 
-    def __init__(self, stub: agent_pb2_grpc.AgentServiceStub, hello: agent_pb2.Hello) -> None:
+    def __init__(
+        self,
+        stub: agent_pb2_grpc.AgentServiceStub,
+        hello: agent_pb2.Hello,
+        on_order: OrderCallback = lambda order: None,
+    ) -> None:
+        self._on_order = on_order
         self._requests: queue.SimpleQueue[agent_pb2.PushRequest | None] = queue.SimpleQueue()
         self._requests.put(agent_pb2.PushRequest(hello=hello))
         self._call = stub.Push(iter(self._requests.get, None))
@@ -242,6 +251,8 @@ class PushStreamClient:
                     if answer.HasField("freeze"):
                         self.notices.append(answer.freeze)
                     self._changed.notify_all()
+                for order in answer.orders:
+                    self._on_order(order)
             code, details = grpc.StatusCode.OK, ""
         except grpc.RpcError as error:
             code, details = error.code(), error.details() or ""
@@ -314,9 +325,14 @@ class WireRank:
         self.token = response.token
         return response
 
-    def push(self, token: bytes | None = None) -> PushStreamClient:
+    def push(
+        self,
+        token: bytes | None = None,
+        on_order: OrderCallback = lambda order: None,
+    ) -> PushStreamClient:
         token = self.token if token is None else token
-        return PushStreamClient(self.stub, agent_pb2.Hello(session_id=self.session_id, token=token))
+        hello = agent_pb2.Hello(session_id=self.session_id, token=token)
+        return PushStreamClient(self.stub, hello, on_order)
 
     def status(self):
         return self.stub.Status(agent_pb2.AgentStatusRequest()).view

@@ -83,7 +83,8 @@ def test_frames_are_judged_by_the_plan_before_them(make_agent, make_rank, sent):
     stream = rank.push().send(*sent[:-1])
     stream.wait_acknowledged(10)
     (session,) = rank.status().sessions
-    assert session.selected == "all"
+    assert (session.selected, session.operators, session.saved_data) == ("all", "all", "statistic")
+    assert session.changed_in == 2
     assert stream.send(sent[-1]).finish() is grpc.StatusCode.OK
     check_tree(rank.root)
 
@@ -97,7 +98,7 @@ def test_iteration_before_a_plan_with_tables_has_its_manifest(
     def tabulate_first(self: PostCommitActions, session: RankSession) -> None:
         tabulate(self, session)
         if session.watermark >= 3:
-            session.plans.add(4, plan)
+            session.plans.add(4, plan, 1)
 
     monkeypatch.setattr(PostCommitActions, "_tabulate", tabulate_first)
     rank = make_rank(make_agent().address, selection=ONLY)
@@ -133,6 +134,8 @@ def test_killed_agent_judges_by_the_changed_plan(make_daemon, make_rank, sent):
     stream.wait_over()
     daemon.start()
     assert rank.open().acknowledged_sequence == 4
+    (session,) = rank.status().sessions
+    assert (session.selected, session.saved_data, session.changed_in) == ("all", "full", 1)
     assert rank.push().send(*sent[4:]).finish() is grpc.StatusCode.OK
     check_tree(rank.root)
 

@@ -19,6 +19,7 @@ from support.black_box_rings import (
     make_tensors,
     read_tree_record,
 )
+from support.command_line import run_in_process
 from support.worker_host import WorkerHost
 
 import rankdump
@@ -31,6 +32,7 @@ from rankdump._core.status import SessionState
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.blackbox import freeze_decision
 from rankdumpd.agent.blackbox.step_ring import compute_step_bytes
+from rankdumpd.agent.session.rank_session import MAX_RUNNING_NOTES
 
 SETTINGS = BlackBoxSettings(steps=8, post_steps=1)
 DEADLINE_S = 120
@@ -154,19 +156,23 @@ def test_later_causes_are_appended(make_agent, make_rank):
     other.finish()
 
 
-def test_request_that_freezes_nothing_says_why(make_agent, make_rank):
+def test_request_that_freezes_nothing_says_why(make_agent, make_rank, short_dir):
     agent = make_agent()
-    rank, stream = begin(make_rank, agent.address)
-    with pytest.raises(grpc.RpcError, match="no rank of job 'other' is known here"):
-        rank.freeze(job_id="other")
-    with pytest.raises(grpc.RpcError, match="have sent no step since"):
-        rank.freeze(job_id="job")
-    bare, bare_stream = begin(
+    rank, stream = begin(make_rank, agent.address, black_box=BlackBoxSettings(8, post_steps=0))
+
+    def refuse(*words: str) -> str:
+        """Return the line of `rankdump freeze`."""
+        done = run_in_process("freeze", *words, "--agent", agent.address)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+        return done.stderr
+
+    assert "no rank of job 'other' is known here" in refuse("other")
+    assert "the ranks of job 'job' have sent no step yet" in refuse("job")
+    _, bare_stream = begin(
         make_rank, agent.address, session_id="b", job_id="bare", black_box=BlackBoxSettings()
     )
-    with pytest.raises(grpc.RpcError, match="'bare' has no black box: the setting"):
-        bare.freeze(job_id="bare")
-    small, small_stream = begin(
+    assert "job 'bare' has no black box: the setting rankdump.blackbox of its" in refuse("bare")
+    _, small_stream = begin(
         make_rank,
         agent.address,
         session_id="s",
@@ -176,10 +182,15 @@ def test_request_that_freezes_nothing_says_why(make_agent, make_rank):
     small_stream.step(make_step_message(0))
     stream.step(make_step_message(0))
     wait_steps(rank, 2)
-    with pytest.raises(grpc.RpcError, match=r"500 B are allowed \(blackbox.max_bytes\)"):
-        small.freeze(job_id="small")
-    with pytest.raises(grpc.RpcError, match="name one of them: job, small"):
-        rank.freeze()
+    allowed = "and 500 B are allowed (blackbox.max_bytes): remove some of them, or allow more"
+    assert allowed in refuse("small")
+    assert "several jobs have a black box here, name one of them: job, small" in refuse()
+    assert run_in_process("freeze", "job", "--agent", agent.address).returncode == 0
+    stream.step(make_step_message(1))
+    wait_steps(rank, 2)
+    again = refuse("job")
+    assert f" s ago at iteration 0: {short_dir}/dump/blackbox/0; the next freeze is " in again
+    assert " s (blackbox.pause_s)" in again
     for each in (stream, bare_stream, small_stream):
         each.finish()
 
@@ -216,6 +227,28 @@ def begin_at_worker(make_rank, address: str, rank: int):
     own = {"session_id": f"session-{rank}", "rank": rank, "world_size": 2, "black_box": SETTINGS}
     redirect = make_rank(address, **own).open().redirect
     return begin(make_rank, f"{address.rpartition('/')[0]}/{redirect}", rank)[1]
+
+
+def test_notes_of_watch_rules_are_in_the_status_of_a_running_job(make_agent, make_rank, frames):
+    """The first of each rule and tensor; the end of the session has its own."""
+    agent = make_agent()
+    rank, stream = begin(make_rank, agent.address, world_size=1)
+    watched = "rankdump.blackbox.watch[0] (zero): all elements are zero"
+    for iteration in range(4):
+        notes = [f"{watched} (output 0 of layer{at})" for at in range(iteration)]
+        stream.step(make_step_message(iteration, notes=tuple(notes)))
+    wait_steps(rank, 4)
+    (session,) = rank.status().sessions
+    assert list(session.notes) == [
+        f"iteration {at + 1}: {watched} (output 0 of layer{at})" for at in range(3)
+    ]
+    shown = run_in_process("status", "--agent", agent.address).stdout
+    assert f"rank 0: iteration 1: {watched} (output 0 of layer0)\n" in shown
+    stream.step(make_step_message(9, notes=[f"{watched} (output 0 of l{at})" for at in range(50)]))
+    wait_steps(rank, 5)
+    assert len(rank.status().sessions[0].notes) == MAX_RUNNING_NOTES
+    assert stream.send(frames.goodbye(1)).finish() is grpc.StatusCode.OK
+    assert list(rank.status().sessions[0].notes) == []
 
 
 def test_killed_rank_freezes_its_job(make_agent, make_rank):

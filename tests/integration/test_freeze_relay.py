@@ -17,6 +17,7 @@ from rankdump._analysis.black_box.freeze_files import read_freeze_records
 from rankdump._cli.command_group import run_command_line
 from rankdump._core.freeze_record import FreezeRecord
 from rankdump._core.plan import BlackBoxSettings
+from rankdumpd.agent.blackbox import freeze_decision
 
 SETTINGS = BlackBoxSettings(steps=16, post_steps=1)
 WORLD = 4
@@ -209,11 +210,11 @@ def test_agent_that_is_not_reached_is_named(make_pair, coordinator):
     # It has no step of its ranks, so it freezes nothing.
     answer = one.ranks[0][0].freeze("somebody looks", job_id="job")
     assert answer.notes[0] == "frozen by 1 of the 2 agents of the job"
-    assert answer.notes[1].startswith("ranks 2-3 are missing: its ranks have sent no step since (")
+    assert answer.notes[1].startswith("ranks 2-3 are missing: its ranks have sent no step yet (")
     report = make_fault_report("", read_records(Path(answer.trees[0]), 1))
     [absent] = report.absent
     assert (absent.first, absent.last) == (2, 3)
-    assert "have sent no step since (host " in absent.reason
+    assert "have sent no step yet (host " in absent.reason
     assert not two.ranks[0][1].notices
 
 
@@ -337,5 +338,40 @@ def test_outlier_among_the_ranks_freezes_the_job(make_agent, make_rank, coordina
     assert (cause.kind.value, cause.rank, second.causes) == ("outlier", 4, first.causes)
     assert cause.text.startswith("loss of rank 4 is 70, far above that of ")
     assert cause.text.endswith(" other ranks, whose median is 0.5")
+    for host in hosts:
+        host.finish()
+
+
+def test_outlier_during_a_freeze_is_a_later_cause_on_all_hosts(
+    make_agent, make_rank, coordinator, short_dir, monkeypatch
+):
+    # Until the test has the other ranks end the step that the freeze waits for.
+    for name in ("MIN_WAIT_S", "MAX_WAIT_S"):
+        monkeypatch.setattr(freeze_decision, name, DEADLINE_S)
+    agents = [make_agent(folder=short_dir / n, coordinator=coordinator.address) for n in "ab"]
+    hosts = [
+        AgentHost(make_rank, agent.address, ranks, short_dir / "dump", world=7)
+        for agent, ranks in zip(agents, (range(4), range(4, 7)), strict=True)
+    ]
+    for host in hosts:
+        host.step(7)
+        host.wait_steps(len(host.ranks))
+    wait_known(coordinator, 7)
+    hosts[0].fault(7)
+    for host in hosts:
+        host.wait_frozen()
+        for opened, stream in host.ranks[:-1]:
+            message = make_step_message(8)
+            message.cause.numbers["loss"] = 70.0 if opened.rank == 1 else 0.5
+            stream.step(message)
+    for agent in agents:
+        box = agent.agent._black_box
+        wait_until(lambda box=box: len(box._open["job"].record.causes) == 2)
+    for host in hosts:
+        host.ranks[-1][1].step(make_step_message(8))
+    first, second = read_records(hosts[0].wait_tree(), 2)
+    kinds = [(cause.kind.value, cause.rank) for cause in first.causes]
+    assert kinds == [("non_finite", 0), ("outlier", 1)]
+    assert first.causes == second.causes
     for host in hosts:
         host.finish()

@@ -28,11 +28,14 @@ from support.slab_agents import wait_until
 import rankdump
 from rankdump._cli import daemon_client
 from rankdump._cli.command_group import run_command_line
+from rankdump._core.job_control import ControlAnswer
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
+from rankdump._core.status import SessionState, SessionStatus
 from rankdump._wire.channel import TlsCredentials, open_channel
 from rankdump.errors import ConfigError, ForbiddenError, UnavailableError
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
 from rankdumpd.agent.service import DumpAgent
+from rankdumpd.coordinator.fleet_views import AgentReport
 from rankdumpd.coordinator.service.coordinator import JobCoordinator
 from rankdumpd.server.audit_log import AuditLog
 from rankdumpd.server.call_gate import CallGate
@@ -60,7 +63,7 @@ class TlsService:
     """A service behind TLS and access control, in this process."""
 
     def __init__(self, folder: Path, settings: TlsSettings, *services: GrpcService) -> None:
-        self.settings = settings
+        self.settings, self.services = settings, services
         self.audit = folder / "audit.jsonl"
         self._written = AuditLog(self.audit)
         certificates = ServerCertificates(settings, self._written.add_reload)
@@ -395,6 +398,56 @@ def test_audit_log_records_callers_and_calls(
     assert re.fullmatch(r"ipv4:127\.0\.0\.1:\d+", str(opened["peer"]))
     assert drained["action"] == "drain"
     assert not any("token" in line or "secret" in line for line in running.lines())
+
+
+def test_audit_log_has_who_controlled_which_job_and_what_became_of_it(
+    authority: CertificateAuthority, running: TlsService, shows, capsys
+):
+    coordinator: Any = running.services[1]
+    status = SessionStatus("job", "s0", 0, 2, 0, "h", 1, SessionState.OPEN)
+    closed = dataclasses.replace(status, rank=1, session_id="s1", state=SessionState.CLOSED)
+    coordinator.add_report(AgentReport("a", 1, sessions=(status, closed)))
+    is_over = threading.Event()
+
+    def answer_orders() -> None:
+        while not is_over.wait(0.02):
+            found = [
+                ControlAnswer(each.id, each.iteration is not None, each.iteration or 5, 10**7)
+                for each in coordinator.list_orders()
+            ]
+            signed = [dataclasses.replace(e, job_id="job", session_id="s0") for e in found]
+            coordinator.add_report(AgentReport("a", 1, control_answers=tuple(signed)))
+
+    answering = threading.Thread(target=answer_orders)
+    answering.start()
+    command = ("control", "job", "iterations", "5-8", "--coordinator", running.address)
+    try:
+        for role, code in (("operator", 1), ("reader", 1)):
+            shows(authority.credentials(role))
+            assert run_command_line(command) == code
+        shows(authority.credentials("operator"))
+        assert run_command_line(["control", "none", "stop", *command[-2:]]) == 1
+    finally:
+        is_over.set()
+        answering.join()
+    done = capsys.readouterr()
+    assert done.out.splitlines() == [
+        "job job: iterations 5-8 from iteration 7 on, rank 0",
+        "rank 1: not changed: it has ended its session",
+    ]
+    refused, unknown = done.err.splitlines()
+    assert refused == (
+        f"rankdump: coordinator at {running.address}: the certificate of 'reader' has the wrong "
+        "role: CoordinatorService/Control is for operator, and its roles are: reader"
+    )
+    assert unknown.endswith("job 'none' has not reported; known jobs: job")
+    running.stop()
+    names = ("what", "who", "roles", "action", "job", "iteration", "unchanged_ranks", "result")
+    assert [[line.get(name) for name in names] for line in running.lines()] == [
+        ["call", "operator", ["operator"], "iterations 5-8", "job", 7, [1], "OK"],
+        ["refused", "reader", ["reader"], *[None] * 4, "PERMISSION_DENIED"],
+        ["call", "operator", ["operator"], "stop", "none", None, None, "FAILED_PRECONDITION"],
+    ]
 
 
 def test_agent_reports_to_the_coordinator_over_tls(

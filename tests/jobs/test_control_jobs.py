@@ -52,13 +52,17 @@ class RunningJob:
         assert done.returncode == 0, done.stderr + done.stdout
         return json.loads(done.stdout)
 
-    def begin(self, *words: str) -> int:
-        """Change the job on all ranks alike; return the first iteration with the change."""
+    def begin(self, *words: str, note: str = "") -> int:
+        """Change the job on all ranks alike; return the first iteration with the change.
+
+        All ranks have a note that begins so.
+        """
         result = self.control(*words)
         begin = result["iteration"]
-        assert result["ranks"] == [
-            {"rank": rank, "iteration": begin, "reason": ""} for rank in RANKS
-        ]
+        ranks = [(each["rank"], each["iteration"], each["reason"]) for each in result["ranks"]]
+        assert ranks == [(rank, begin, "") for rank in RANKS]
+        assert not any(each["unconfirmed"] for each in result["ranks"])
+        assert all(each["note"][: len(note) or None] == note for each in result["ranks"])
         return begin
 
     def find_manifests(self, rank: int) -> dict[int, Path]:
@@ -110,7 +114,9 @@ def test_job_is_retargeted_from_one_iteration_on_twice(job):
     job.wait_for(0)
     first = job.begin("iterations", f"0-{1 << 40}")
     job.wait_for(first + 1)
-    second = job.begin("operators", "name-regex(.*/first-.*)")
+    second = job.begin(
+        *("operators", "name-regex(.*/first-.*)", "absent"), note="'absent' matches none of the "
+    )
     third = job.begin("saved-data", "full")
     assert first < second <= third
     job.wait_for(max(second, third) + 1)
@@ -121,8 +127,15 @@ def test_job_is_retargeted_from_one_iteration_on_twice(job):
     assert [rank.rank for rank in record.ranks] == [*RANKS]
     assert record.causes[0].text == "it looks odd"
     job.wait_until(lambda: job.reached > last)
+    stopped = f"ranks 0-3: since iteration {last} it dumps nothing: it was stopped\n"
+    job.wait_until(lambda: stopped in run_in_process("status", job.tree).stdout)
     status = json.loads(run_in_process("status", job.tree, "--json").stdout)
     assert {each["rank"] for each in status["sessions"]} == set(RANKS)
+    (shown,) = {
+        (each["selected"], each["operators"], each["saved_data"], each["changed_in"])
+        for each in status["sessions"]
+    }
+    assert shown == ("none", "absent, name-regex(.*/first-.*)", "full", last)
     job.end()
     for rank in RANKS:
         found = job.find_manifests(rank)

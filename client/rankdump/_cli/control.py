@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,7 +19,9 @@ from rankdump.errors import RejectedError
 
 @click.command()
 @click.argument("job_id", metavar="JOB")
-@click.argument("action", type=click.Choice([each.value for each in ControlAction]))
+@click.argument(
+    "action", metavar="ACTION", type=click.Choice([each.value for each in ControlAction])
+)
 @click.argument("values", metavar="[VALUE]...", nargs=-1)
 @click.option(
     "--coordinator", metavar="ADDRESS", help="Coordinator to ask; default: RANKDUMP_COORDINATOR."
@@ -36,10 +38,11 @@ def control(
 ) -> int:
     """Change what JOB dumps, or freeze its black boxes.
 
-    start dumps every iteration from now on, stop none; iterations "0|5-8" dumps these. operators
-    takes entries as in `kernels` of a configuration, or all; saved-data takes tensor, statistic or
-    full. All ranks begin with the change in the iteration that is printed. freeze [WHY] freezes the
-    black boxes of all ranks, on all hosts. Exit code 1 when some rank is left out, or begins later.
+    ACTION is one of these words. start dumps every iteration from now on, stop none; iterations
+    "0|5-8" dumps these. operators takes entries as in `kernels` of a configuration, or all;
+    saved-data takes tensor, statistic or full. All ranks begin with the change in the iteration
+    that is printed. freeze [WHY] freezes the black boxes of all ranks, on all hosts. Exit code 1
+    when some rank is left out, or begins later.
     """
     if not job_id:
         raise click.UsageError("JOB is empty")
@@ -91,7 +94,18 @@ def format_result(
         if is_freeze:
             how = f"frozen at iteration {result.iteration} (rankdump faults)"
         lines = [f"job {job_id}: {how}, {which}"]
+    return [*lines, *_format_ranks(result, done)]
+
+
+def _format_ranks(result: ControlResult, done: str) -> Iterator[str]:
+    """Yield what is to be known of some ranks, a line for all of which it is true."""
+    by_text: dict[str, list[int]] = {}
     for each in result.exceptions:
         begins = f"not {done}" if each.iteration is None else f"from iteration {each.iteration} on"
-        lines.append(f"rank {each.rank}: {begins}: {each.reason}")
-    return lines
+        begins = "not confirmed" if each.unconfirmed else begins
+        by_text.setdefault(f"{begins}: {each.reason}", []).append(each.rank)
+    for each in result.ranks:
+        if each.note:
+            by_text.setdefault(each.note, []).append(each.rank)
+    for text, ranks in by_text.items():
+        yield f"rank{'s' * (len(ranks) > 1)} {ranges(ranks)}: {text}"

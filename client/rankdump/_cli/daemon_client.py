@@ -17,7 +17,7 @@ from rankdump._core.status import OrderEntry, StatusView
 from rankdump._core.timeouts import TimeoutHint
 from rankdump._wire import status_messages
 from rankdump._wire.channel import explain_unavailable, make_error, open_channel
-from rankdump.errors import UnavailableError
+from rankdump.errors import RejectedError, UnavailableError, UnsupportedError
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
 
 # A status of a thousand ranks is larger than gRPC's usual 4 MiB.
@@ -124,4 +124,8 @@ def _open_channel(address: str, who: str) -> Generator[grpc.Channel, None, None]
             if isinstance(error, UnavailableError):
                 cause = explain_unavailable(error, address, own)
                 raise UnavailableError(f"no {who} answers at {address}: {cause}") from None
+            if isinstance(error, UnsupportedError):
+                raise RejectedError(
+                    f"the daemon at {address} is no {who}, or one of an earlier release: {error}"
+                ) from None
             raise type(error)(f"{who} at {address}: {error}") from None

@@ -16,6 +16,7 @@ from rankdump._cli.output import TableColumn, format_table, number_columns, with
 from rankdump._cli.text_format import format_count, format_ratio
 from rankdump._core.attempts import describe_crash
 from rankdump._core.drop_reasons import describe_degraded, describe_drops
+from rankdump._core.plan_change import NO_ITERATIONS
 from rankdump._core.status import (
     IterationStatus,
     RankWait,
@@ -280,8 +281,19 @@ def _describe_call_wait(waits: list[RankWait]) -> str:
     )
 
 
+def _describe_changed_plan(session: SessionStatus) -> str:
+    """Return what a session dumps since its plan was changed."""
+    since = f"since iteration {session.changed_in}"
+    if session.selected == NO_ITERATIONS.text:
+        return f"{since} it dumps nothing: it was stopped"
+    which = "every iteration" if session.selected == "all" else f"iterations {session.selected}"
+    return f"{since} it dumps {which} of operators {session.operators}, as {session.saved_data}"
+
+
 def _rank_sentences(tally: RankTally) -> list[str]:
-    texts = [f"nothing dumped: {s.excluded}" for s in tally.sessions if s.excluded]
+    changed = tally.state == SessionState.OPEN.value and tally.sessions[-1].changed_in is not None
+    texts = [_describe_changed_plan(tally.sessions[-1])] if changed else []
+    texts += [f"nothing dumped: {s.excluded}" for s in tally.sessions if s.excluded]
     texts += [note for s in tally.sessions for note in s.notes if note != s.excluded]
     if tally.state == SessionState.LOST.value:
         kept = (

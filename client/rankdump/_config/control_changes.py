@@ -57,7 +57,9 @@ def make_plan_change(
         started = action is ControlAction.START
         return PlanChange(iterations=IterationSelection() if started else NO_ITERATIONS)
     if len(values) != 1:
-        raise ConfigError(_SOURCE, action.value, " ".join(values), "one value")
+        is_text = action is ControlAction.ITERATIONS
+        allowed = f"one value: {_ALLOWED_ITERATIONS if is_text else ', '.join(_SAVED_DATA)}"
+        raise ConfigError(_SOURCE, action.value, " ".join(values), allowed)
     if action is ControlAction.ITERATIONS:
         return PlanChange(iterations=_parse_iterations(values[0]))
     if values[0] not in _SAVED_DATA:

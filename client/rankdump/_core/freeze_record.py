@@ -56,8 +56,12 @@ class FrozenCause:
     @property
     def identity(self) -> tuple[str, int, int, int]:
         """What tells it from others, whatever a message has made of its texts."""
-        rank = -1 if self.rank is None else self.rank
-        return self.kind.value, self.iteration, rank, self.at_us
+        return *self.subject, self.at_us
+
+    @property
+    def subject(self) -> tuple[str, int, int]:
+        """What it is about: a fault that goes on has the same one at another time."""
+        return self.kind.value, self.iteration, -1 if self.rank is None else self.rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +115,8 @@ class RelayedFreeze:
 
     freeze: JobFreeze
     reach: FreezeReach = field(default_factory=FreezeReach)
+    later_causes: tuple[FrozenCause, ...] = ()
+    """What the coordinator itself has found since: agents add it to the causes of the freeze."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,11 @@ class ControlAnswer:
     job_id: str = ""
     rank: int = 0
     session_id: str = ""
+    begun: int | None = None
+    """Of the question where ranks are: first iteration with the change, when the rank has carried
+    the order out already, for a coordinator that has ended since."""
+    note: str = ""
+    """What has a surprising effect on the rank, a clause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,11 @@ class ControlledRank:
     iteration: int | None
     """First iteration with the change, or the one that is frozen; None when the rank has none."""
     reason: str = ""
-    """Why it has none, or a later one than other ranks; else empty."""
+    """Why it has none, or another one than other ranks; else empty."""
+    unconfirmed: bool = False
+    """Whether it may have the change all the same: it has not confirmed an iteration in time."""
+    note: str = ""
+    """What has a surprising effect on it, a clause; such as operators that match nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,15 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from rankdump._core.plan import DumpPlan, IterationSelection, OperatorSelection, SavedDataMode
+from rankdump._core.plan import (
+    DumpPlan,
+    IterationSelection,
+    OperatorSelection,
+    SavedDataMode,
+    TensorSelection,
+)
 
+_MAX_DESCRIBED_ENTRIES = 8
 NO_ITERATIONS = IterationSelection("none", ())
 """Selects nothing, as after a stop."""
 
@@ -34,6 +41,24 @@ class PlanChange:
         if self.saved is not None:
             content = replace(content, saved=self.saved)
         return replace(plan, selection=selection, content=content)
+
+
+def describe_operators(selection: TensorSelection) -> str:
+    """Return which operators are selected, as entries of a configuration; of many the first."""
+    if selection.watched is not None:
+        return "those that are watched"
+    if selection.models:
+        return "those of each model"
+    found = selection.operators
+    if found.marked:
+        return "those that the script marks"
+    entries = ["all"] if found.everything else [*found.names, *found.types]
+    if not found.everything:
+        entries += [f"name-regex({pattern})" for pattern in found.patterns]
+        entries += [f"{first} to {last}" for first, last in found.ranges]
+    more = len(entries) - _MAX_DESCRIBED_ENTRIES
+    text = ", ".join(entries[:_MAX_DESCRIBED_ENTRIES]) + (f" and {more} more" if more > 0 else "")
+    return f"{text} but for exclusions" if found.has_exclusions else text
 
 
 def is_changeable_to(plan: DumpPlan, other: DumpPlan) -> bool:

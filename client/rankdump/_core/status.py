@@ -152,6 +152,12 @@ class SessionStatus:
     """When the rank began it, on the clock of its records; 0 when it is not known."""
     raised_in: int | None = None
     """The iteration in which an error ended it; None when none did."""
+    operators: str = ""
+    """The operators that its plan selects now, as entries of a configuration: `conv, fc`, `all`."""
+    saved_data: str = ""
+    """What is kept of their tensors: `tensor`, `statistic` or `full`."""
+    changed_in: int | None = None
+    """First iteration with the present plan; None while that is the one of the configuration."""
 
 
 @dataclass(frozen=True, slots=True)

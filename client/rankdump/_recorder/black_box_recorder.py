@@ -361,6 +361,11 @@ class BlackBoxRecorder:
         found_in = self._iteration if iteration is None else iteration
         self._add_fault(kind, FaultNotice(kind, found_in, text, tensor_kind, source))
 
+    @property
+    def op_names(self) -> set[str]:
+        """Names of the operators that were measured; called from any thread."""
+        return {kind.op_name for kind in list(self._numbers)}
+
     def list_unmatched_rules(self) -> list[str]:
         """Return a sentence for each watch rule that holds for no tensor; none in a job without."""
         return self._watch.list_unmatched() if self._numbers else []

@@ -7,16 +7,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from rankdump._config.control_changes import make_plan_change
 from rankdump._core.bounded_cache import remember
-from rankdump._core.job_control import ControlAction, ControlAnswer, ControlOrder
+from rankdump._core.job_control import ControlAnswer, ControlOrder
 from rankdump._core.plan_change import PlanChange, PlanSchedule
 from rankdump.errors import ConfigError
 
 _TIMED_STEPS = 8
-_NO_BLACK_BOX = "it has no black box: rankdump.blackbox of its configuration switches one on"
 _MAX_REMEMBERED_ORDERS = 64
+NOT_ASKED = "it was not asked before which iteration it runs"
+"""Nobody waits for such a rank, or has chosen an iteration that it can begin with."""
 
 
 class OrderResponder:
@@ -27,16 +29,18 @@ class OrderResponder:
         schedule: PlanSchedule,
         find_fault: Callable[[PlanChange], str],
         change_plan: Callable[[PlanChange, int], int | str],
+        find_note: Callable[[PlanChange], str] = lambda change: "",
         clock_ns: Callable[[], int] = time.perf_counter_ns,
-        *,
-        has_black_box: bool = False,
     ) -> None:
         """`schedule` has the changes so far. `find_fault` returns why a plan cannot be changed,
-        `change_plan` that or the first iteration that has the change.
+        `change_plan` that or the first iteration that has the change, and `find_note` what has a
+        surprising effect.
         """
         self._schedule, self._clock_ns = schedule, clock_ns
         self._find_fault, self._change_plan = find_fault, change_plan
-        self._freeze_fault = "" if has_black_box else _NO_BLACK_BOX
+        self._find_note = find_note
+        self._asked: dict[str, bool] = {}
+        """Orders that came as a question."""
         self._answers: dict[str, ControlAnswer] = {}
         self._iteration = 0
         self._begun_ns = clock_ns()
@@ -51,15 +55,16 @@ class OrderResponder:
 
     def answer(self, order: ControlOrder) -> ControlAnswer:
         """Carry out an order, or say where the rank is if it has no iteration."""
-        if order.action is ControlAction.FREEZE:
-            return self._tell_position(order.id, self._freeze_fault)
         try:
             change = make_plan_change(order.action, order.values)
         except ConfigError as error:
             return ControlAnswer(order.id, order.iteration is not None, 0, refused=str(error))
-        if order.iteration is None:
-            return self._tell_position(order.id, self._find_fault(change))
         known = self._answers.get(order.id)
+        if order.iteration is None:
+            remember(self._asked, order.id, True, _MAX_REMEMBERED_ORDERS)
+            begun = None if known is None or known.refused else known.iteration
+            position = self._tell_position(order.id, self._find_fault(change))
+            return replace(position, begun=begun)
         if known is None:
             known = self._apply(order.id, change, order.iteration)
             remember(self._answers, order.id, known, _MAX_REMEMBERED_ORDERS)
@@ -73,7 +78,8 @@ class OrderResponder:
         return ControlAnswer(order_id, False, self._iteration, step_ns // 1000, fault, pending)
 
     def _apply(self, order_id: str, change: PlanChange, iteration: int) -> ControlAnswer:
-        found = self._change_plan(change, iteration)
+        asked = order_id in self._asked
+        found = self._change_plan(change, iteration) if asked else NOT_ASKED
         if isinstance(found, str):
             return ControlAnswer(order_id, True, self._iteration, refused=found)
-        return ControlAnswer(order_id, True, found)
+        return ControlAnswer(order_id, True, found, note=self._find_note(change))

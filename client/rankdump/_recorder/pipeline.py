@@ -44,7 +44,7 @@ from rankdump._recorder.record_builder import (
     StagingBudget,
     StagingBuffer,
 )
-from rankdump._recorder.record_filter import OperatorRanges, RecordFilter
+from rankdump._recorder.record_filter import OperatorRanges, RecordFilter, describe_unmatched
 from rankdump._recorder.recorder import DumpRecorder
 from rankdump._recorder.run_summary import make_run_facts, summarize_run
 from rankdump._recorder.session_logger import SessionLogger
@@ -120,7 +120,7 @@ class DumpPipeline:
         self._outbox = self._make_outbox(plan)
         self.black_box = self._make_black_box(plan, request.rank)
         """The black box; None without one."""
-        self._responder = self._make_responder(plan)
+        self._responder = self._make_responder()
         self._client = self._make_client(request, address, credentials, is_starting)
         self._metadata_sender = MetadataSender(
             trace=self._trace,
@@ -247,6 +247,15 @@ class DumpPipeline:
         if not self._client.changes_plans:
             return "the agent of this host is of an earlier release"
         return find_change_fault(self._schedule.find_latest(), change, self._device)
+
+    def _find_change_note(self, change: PlanChange) -> str:
+        """Return which of the chosen operators the rank has not seen, a clause."""
+        if change.operators is None:
+            return ""
+        names = self._namer.op_names | self._filter.op_names
+        if self.black_box is not None:
+            names |= self.black_box.op_names
+        return describe_unmatched(change.operators, names)
 
     def _use_plan_of(self, iteration: int) -> None:
         """Let all parts follow the plan of an iteration, after everything before it was sent."""
@@ -383,12 +392,12 @@ class DumpPipeline:
         net_name, layout = plan.output.net_name, select_layout(plan)
         return RecordNamer(rank=rank, net_name=net_name, clock_us=now_us, layout=layout)
 
-    def _make_responder(self, plan: DumpPlan) -> OrderResponder:
+    def _make_responder(self) -> OrderResponder:
         return OrderResponder(
             self._schedule,
             self._find_change_fault,
             self.change_plan,
-            has_black_box=bool(plan.black_box.steps),
+            self._find_change_note,
         )
 
     def _make_staging(self, plan: DumpPlan) -> StagingBuffer:

@@ -133,6 +133,11 @@ class RecordNamer:
         self._models: dict[int, str] = {}
         self._kinds: dict[_KindPlace, tuple[_KindDetails, TensorKind]] = {}
 
+    @property
+    def op_names(self) -> set[str]:
+        """Names of the operators of its kinds; called from any thread."""
+        return {place[1] for place in list(self._kinds)}
+
     def name_model(self, graph: int, name: str) -> None:
         """Set the name of a graph's model; kinds with the old name are forgotten."""
         self._models[graph] = name

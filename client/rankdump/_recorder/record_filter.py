@@ -11,7 +11,7 @@ Pure: no clock, no disk, no network.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TypeAlias
@@ -40,6 +40,9 @@ from rankdump._core.selection import (
 KEEP_DECISION = TensorDecision(True)
 # Call numbers make names; a loop without steps must not grow the cache for ever.
 _MAX_CACHED_NAMES = 1 << 16
+_MAX_COMPARED_NAMES = 1 << 17
+"""Names times entries: the job runs meanwhile."""
+_MAX_NAMED_ENTRIES = 5
 _NO_OPERATORS = OperatorSelection(everything=False)
 _BY_RANGE = TensorDecision(False, "the operator is outside every opname_range")
 """Decision for an operator that no list names, unless it is in a range."""
@@ -121,6 +124,13 @@ class RecordFilter:
     def unmatched(self) -> tuple[UnmatchedEntry, ...]:
         """Entries of the plan's lists that no operator matched so far."""
         return tuple(self._entries)
+
+    @property
+    def op_names(self) -> set[str]:
+        """Names of operators that were decided on; called from any thread."""
+        places = [place for known in self._decided.values() for place in list(known)]
+        names = (place if isinstance(place, str) else place[0] for place in places)
+        return set(filter(None, names))
 
     def set_marks(self, graph: int, names: frozenset[str]) -> None:
         """Set the scopes and parameters of a graph that the script marked with `set_dump`."""
@@ -208,6 +218,24 @@ class RecordFilter:
         if any(name in self._marks.get(graph, ()) for name in names):
             return SelectionVerdict(True)
         return SelectionVerdict(False, "set_dump did not mark the operator")
+
+
+def describe_unmatched(operators: OperatorSelection, names: Collection[str]) -> str:
+    """Return which entries of a list match none of the operators of these names, a clause.
+
+    Empty when all do, when no name is known, and when there is too much to be compared.
+    """
+    entries = [] if operators.everything else list(_list_operators(operators))
+    if not names or len(names) * len(entries) > _MAX_COMPARED_NAMES:
+        return ""
+    unmatched = [text for _, text, alone in entries if not any(map(_make_matcher(alone), names))]
+    if not unmatched:
+        return ""
+    listed = ", ".join(map(repr, unmatched[:_MAX_NAMED_ENTRIES]))
+    more = len(unmatched) - _MAX_NAMED_ENTRIES
+    listed += f" and {more} more" if more > 0 else ""
+    verb = "matches" if len(unmatched) == 1 else "match"
+    return f"{listed} {verb} none of the {len(names):,} operators that it has seen so far"
 
 
 def _list_entries(plan: DumpPlan) -> Iterable[tuple[UnmatchedEntry, _NameMatcher]]:

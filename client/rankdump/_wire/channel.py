@@ -118,6 +118,14 @@ def explain_unavailable(
     return UnavailableError(_explain_with_credentials(text, last, credentials))
 
 
+def is_call_lost(failure: grpc.RpcError) -> bool:
+    """Return whether a call was under way when its server ended; not one that nobody answered."""
+    if not isinstance(failure, grpc.Call):
+        return False
+    lost = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    return failure.code() in lost and _CONNECT_FAILURE not in (failure.details() or "")
+
+
 def _explain_without_credentials(last: str) -> str:
     if any(word in last for word in _CLOSED_WORDS):
         return (

@@ -16,6 +16,7 @@ from rankdump._wire.message_fields import (
     check_count,
     check_numbers,
     check_text,
+    from_message,
     make_fields,
     make_printable,
     make_sendable,
@@ -75,8 +76,12 @@ def _read_order(order_id: str, job_id: str, action: str, values: Sequence[str]) 
 
 def answer_to_wire(answer: ControlAnswer) -> control_pb2.ControlAnswer:
     """Return the message of an answer."""
-    refused = make_sendable(replace_surrogates(answer.refused), _MAX_REASON_CHARACTERS)
-    return control_pb2.ControlAnswer(**make_fields(answer, "refused"), refused=refused)
+    refused, note = (
+        make_sendable(replace_surrogates(text), _MAX_REASON_CHARACTERS)
+        for text in (answer.refused, answer.note)
+    )
+    fields = make_fields(answer, "refused", "note")
+    return control_pb2.ControlAnswer(**fields, refused=refused, note=note)
 
 
 def answer_from_wire(message: control_pb2.ControlAnswer) -> ControlAnswer:
@@ -84,7 +89,8 @@ def answer_from_wire(message: control_pb2.ControlAnswer) -> ControlAnswer:
     check_text("id of an order", message.id, MAX_ID_CHARACTERS)
     check_text("job id", message.job_id, MAX_JOB_ID_CHARACTERS)
     check_text("session id", message.session_id, MAX_NAME_CHARACTERS)
-    check_numbers("answer to an order", (message.iteration, message.step_us, message.pending))
+    numbers = (message.iteration, message.step_us, message.pending, message.begun)
+    check_numbers("answer to an order", numbers)
     if message.rank >= MAX_WORLD_SIZE:
         raise ProtocolError(f"an answer to an order is of rank {message.rank}")
     return ControlAnswer(
@@ -94,6 +100,8 @@ def answer_from_wire(message: control_pb2.ControlAnswer) -> ControlAnswer:
         step_us=message.step_us,
         refused=make_printable(message.refused, _MAX_REASON_CHARACTERS),
         pending=message.pending,
+        begun=message.begun if message.HasField("begun") else None,
+        note=make_printable(message.note, _MAX_REASON_CHARACTERS),
         job_id=message.job_id,
         rank=message.rank,
         session_id=message.session_id,
@@ -108,10 +116,5 @@ def result_to_wire(result: ControlResult) -> coordinator_pb2.JobControlResponse:
 
 def result_from_wire(message: coordinator_pb2.JobControlResponse) -> ControlResult:
     """Read a result."""
-    ranks = tuple(
-        ControlledRank(
-            each.rank, each.iteration if each.HasField("iteration") else None, each.reason
-        )
-        for each in message.ranks
-    )
+    ranks = tuple(from_message(ControlledRank, each) for each in message.ranks)
     return ControlResult(message.iteration if message.HasField("iteration") else None, ranks)

@@ -32,22 +32,28 @@ MAX_STEP_NUMBERS = 64
 MAX_UNREACHED_AGENTS = 64
 MAX_UNREACHED_RANKS = 1024
 """Of one agent."""
+MAX_LATER_CAUSES = 16
+"""Causes that a coordinator adds to one freeze."""
 _KINDS = frozenset(each.value for each in FaultKind)
 _TEXTS = ("text", "op_type", "op_name", "side", "argument", "source")
 
 
 def job_freeze_to_wire(freeze: JobFreeze) -> coordinator_pb2.JobFreeze:
     """Return the message of a freeze."""
-    cause = make_fields(freeze.cause, *_TEXTS, "kind")
-    for name in _TEXTS:
-        cause[name] = make_sendable(replace_surrogates(getattr(freeze.cause, name)))
     return coordinator_pb2.JobFreeze(
         job_id=freeze.job_id,
         attempt=freeze.attempt,
         iteration=freeze.iteration,
-        cause=coordinator_pb2.FreezeCause(kind=freeze.cause.kind.value, **cause),
+        cause=_cause_to_wire(freeze.cause),
         refusal=make_sendable(replace_surrogates(freeze.refusal)),
     )
+
+
+def _cause_to_wire(cause: FrozenCause) -> coordinator_pb2.FreezeCause:
+    fields = make_fields(cause, *_TEXTS, "kind")
+    for name in _TEXTS:
+        fields[name] = make_sendable(replace_surrogates(getattr(cause, name)))
+    return coordinator_pb2.FreezeCause(kind=cause.kind.value, **fields)
 
 
 def is_known_freeze(message: coordinator_pb2.JobFreeze) -> bool:
@@ -61,13 +67,18 @@ def is_known_freeze(message: coordinator_pb2.JobFreeze) -> bool:
 def job_freeze_from_wire(message: coordinator_pb2.JobFreeze) -> JobFreeze:
     """Read a freeze; ProtocolError for an unknown word, or a number that is too large."""
     _check_job("freeze", message.job_id)
-    cause = message.cause
-    check_numbers("freeze", (message.iteration, cause.iteration, cause.at_us))
+    check_numbers("freeze", (message.iteration,))
+    cause, refusal = _read_cause(message.cause), _read_text(message.refusal)
+    return JobFreeze(message.job_id, message.attempt, message.iteration, cause, refusal)
+
+
+def _read_cause(cause: coordinator_pb2.FreezeCause) -> FrozenCause:
+    check_numbers("freeze", (cause.iteration, cause.at_us))
     if cause.kind not in _KINDS:
         raise ProtocolError(f"a freeze has the unknown kind {cause.kind[:80]!r}")
     rank = _check_rank("freeze", cause.rank) if cause.HasField("rank") else None
     texts = {name: _read_text(getattr(cause, name)) for name in _TEXTS}
-    read = FrozenCause(
+    return FrozenCause(
         FaultKind(cause.kind),
         cause.iteration,
         at_us=cause.at_us,
@@ -75,8 +86,6 @@ def job_freeze_from_wire(message: coordinator_pb2.JobFreeze) -> JobFreeze:
         slot=cause.slot,
         **texts,
     )
-    refusal = _read_text(message.refusal)
-    return JobFreeze(message.job_id, message.attempt, message.iteration, read, refusal)
 
 
 def relayed_freeze_to_wire(relayed: RelayedFreeze) -> coordinator_pb2.RelayedFreeze:
@@ -87,6 +96,7 @@ def relayed_freeze_to_wire(relayed: RelayedFreeze) -> coordinator_pb2.RelayedFre
         agents=reach.agents,
         frozen_agents=reach.frozen_agents,
         unreached=[coordinator_pb2.UnreachedAgent(**make_fields(each)) for each in reach.unreached],
+        later_causes=map(_cause_to_wire, relayed.later_causes),
     )
 
 
@@ -97,7 +107,11 @@ def relayed_freeze_from_wire(message: coordinator_pb2.RelayedFreeze) -> RelayedF
     )
     unreached = tuple(map(_read_unreached, message.unreached))
     reach = FreezeReach(message.agents, message.frozen_agents, unreached)
-    return RelayedFreeze(job_freeze_from_wire(message.freeze), reach)
+    check_count("later causes of a freeze", len(message.later_causes), MAX_LATER_CAUSES)
+    # Those of kinds that only a later version knows are left out, as such freezes are.
+    later = (each for each in message.later_causes if each.kind in _KINDS)
+    freeze = job_freeze_from_wire(message.freeze)
+    return RelayedFreeze(freeze, reach, tuple(map(_read_cause, later)))
 
 
 def rank_step_to_wire(step: RankStep) -> coordinator_pb2.RankStep:

@@ -284,6 +284,7 @@ class DumpAgent(Component):
             audit=audit,
             counters=self._counters,
             report=self._reporter.report_soon,
+            on_note=self._notifier.report_session,
         )
 
     def register(self, server: grpc.Server) -> None:
@@ -469,7 +470,9 @@ class DumpAgent(Component):
         self, address: str, credentials: TlsCredentials | None
     ) -> CoordinatorReporter:
         self._orders = OrderRelay(
-            lambda: self._registry.list_sessions(), lambda: self._reporter.report_soon()
+            lambda: self._registry.list_sessions(),
+            lambda: self._reporter.report_soon(),
+            find_newest=lambda session: self._black_box.find_newest(session),
         )
         return CoordinatorReporter(
             address,

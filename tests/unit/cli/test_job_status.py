@@ -15,7 +15,7 @@ from rankdump._cli.job_status import (
     format_job_status,
     format_resource_usage,
 )
-from rankdump._cli.rank_status import format_status_table
+from rankdump._cli.rank_status import format_status_sentences, format_status_table
 from rankdump._cli.status import view_as_json
 from rankdump._core.events import Finding, FindingKind
 from rankdump._core.status import (
@@ -167,3 +167,22 @@ def test_freezes_and_steps_of_black_boxes_are_lines():
         "frozen at iteration 37 of job other: rank 2: NaN; its tree is not written"
     )
     assert not any("black box" in each for each in format_resource_usage(StatusView()))
+
+
+def test_selection_of_a_controlled_job_is_a_line_for_its_ranks():
+    """As long as its session is open; afterwards it dumps nothing anyway."""
+    session = SessionStatus("j", "s0", 0, 4, 0, "h", 1, SessionState.OPEN, selected="5-8")
+    changed = replace(session, operators="conv, fc", saved_data="full", changed_in=12)
+    sessions = (
+        session,
+        replace(changed, rank=1),
+        replace(changed, rank=2),
+        replace(changed, rank=3, selected="none"),
+        replace(changed, rank=4, state=SessionState.CLOSED),
+        replace(changed, rank=5, selected="all"),
+    )
+    assert list(format_status_sentences(StatusView(sessions))) == [
+        "ranks 1-2: since iteration 12 it dumps iterations 5-8 of operators conv, fc, as full",
+        "rank 3: since iteration 12 it dumps nothing: it was stopped",
+        "rank 5: since iteration 12 it dumps every iteration of operators conv, fc, as full",
+    ]

@@ -46,7 +46,16 @@ def test_actions_have_the_grammar_of_a_configuration(action, values, change):
     ("action", "values", "part"),
     [
         (ControlAction.START, ("now",), "control: start: 'now' is not allowed; allowed: no value"),
-        (ControlAction.ITERATIONS, (), "allowed: one value"),
+        (
+            ControlAction.ITERATIONS,
+            (),
+            "iterations: '' is not allowed; allowed: one value: \"all\"",
+        ),
+        (
+            ControlAction.SAVED_DATA,
+            ("full", "tensor"),
+            "'full tensor' is not allowed; allowed: one",
+        ),
         (ControlAction.ITERATIONS, ("5--",), "iterations: '5--' is not allowed"),
         (ControlAction.ITERATIONS, ("9-5",), "'9-5' runs backwards"),
         (ControlAction.OPERATORS, (), "operators: '' is not allowed"),

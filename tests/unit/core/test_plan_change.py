@@ -12,7 +12,9 @@ from rankdump._core.plan import (
     IterationSelection,
     OperatorSelection,
     OutputSettings,
+    TensorExclusion,
     TensorSelection,
+    WatchedOperators,
     plan_from_json,
     plan_to_json,
 )
@@ -20,6 +22,7 @@ from rankdump._core.plan_change import (
     NO_ITERATIONS,
     PlanChange,
     PlanSchedule,
+    describe_operators,
     is_changeable_to,
 )
 from rankdump._core.selection import parse_iterations
@@ -119,3 +122,33 @@ def test_latest_plan_has_changes_that_are_due_later():
     schedule.add(PlanChange(saved="full"), 100)
     assert schedule.find_latest().content.saved == "full"
     assert schedule.plan.content.saved == "statistic"
+
+
+@pytest.mark.parametrize(
+    ("selection", "text"),
+    [
+        (TensorSelection(), "all"),
+        (TensorSelection(operators=ONE), "conv"),
+        (
+            TensorSelection(
+                operators=replace(
+                    ONE, names=("Default/a",), patterns=(".*b",), ranges=(("c", "d"),)
+                )
+            ),
+            "Default/a, conv, name-regex(.*b), c to d",
+        ),
+        (
+            TensorSelection(operators=replace(ONE, types=tuple(f"t{at}" for at in range(12)))),
+            "t0, t1, t2, t3, t4, t5, t6, t7 and 4 more",
+        ),
+        (
+            TensorSelection(operators=OperatorSelection(without_names=(TensorExclusion("a"),))),
+            "all but for exclusions",
+        ),
+        (TensorSelection(operators=replace(ONE, marked=True)), "those that the script marks"),
+        (TensorSelection(models=(("a", ONE),)), "those of each model"),
+        (TensorSelection(watched=WatchedOperators((), ("a",))), "those that are watched"),
+    ],
+)
+def test_selected_operators_are_described(selection, text):
+    assert describe_operators(selection) == text

@@ -14,7 +14,7 @@ from rankdump._core.plan import (
     WatchedOperators,
 )
 from rankdump._core.record import TensorSide
-from rankdump._recorder.record_filter import RecordFilter, UnmatchedEntry
+from rankdump._recorder.record_filter import RecordFilter, UnmatchedEntry, describe_unmatched
 from rankdump._recorder.run_summary import RunFacts, explain_empty_dump, summarize_run
 
 OP = "Default/network-Net/conv1-Conv2d/Conv2d-op0"
@@ -410,3 +410,35 @@ def test_summary_names_entries_that_no_operator_matched(dialect, entry, words, s
     assert len(said.notes) == seen
     assert all(note.startswith(words) for note in said.notes)
     assert said.warnings == said.notes
+
+
+def test_operators_that_match_nothing_are_described():
+    names = {"Default/network-Net/a-Linear/Linear-op0", "Gradients/Default/network-Net/b-Conv2d/x"}
+    chosen = OperatorSelection(
+        everything=False,
+        types=("linear", "pool"),
+        names=("Default/none",),
+        patterns=(".*b-Conv2d.*", "a"),
+    )
+    assert describe_unmatched(chosen, names) == (
+        "'Default/none', 'pool', 'name-regex(a)' match none of the 2 operators that it has seen "
+        "so far"
+    )
+    one = replace(chosen, types=("linear",), names=(), patterns=("a",))
+    assert describe_unmatched(one, names).startswith("'name-regex(a)' matches none of the 2 ")
+    many = replace(one, types=tuple(f"t{at}" for at in range(9)))
+    assert "'t4' and 5 more match none of" in describe_unmatched(many, names)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "count"),
+    [
+        (OperatorSelection(), 3),
+        (OperatorSelection(everything=False, types=("op",)), 3),
+        (OperatorSelection(everything=False, types=("none",)), 0),
+        (OperatorSelection(everything=False, types=tuple(map(str, range(1000)))), 1000),
+    ],
+)
+def test_nothing_is_said_of_operators_that_match_or_are_not_known(chosen, count):
+    names = {f"Default/a/Op-op{at}" for at in range(count)}
+    assert describe_unmatched(chosen, names) == ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rankdump._core.job_control import (
@@ -36,8 +38,12 @@ def test_orders_arrive_as_they_were_sent(iteration):
 
 
 def test_answers_and_results_arrive_as_they_were_sent():
-    assert answer_from_wire(answer_to_wire(ANSWER)) == ANSWER
+    for answer in (ANSWER, replace(ANSWER, begun=0), replace(ANSWER, begun=5, note="'a' none")):
+        assert answer_from_wire(answer_to_wire(answer)) == answer
     for result in (
+        ControlResult(
+            3, (ControlledRank(0, None, "silent", True), ControlledRank(1, 3, "", note="n"))
+        ),
         ControlResult(None, (ControlledRank(0, None, "gone"),)),
         ControlResult(0, (ControlledRank(0, 0), ControlledRank(1, 4, "late"))),
     ):
@@ -63,7 +69,14 @@ def test_orders_out_of_bounds_are_refused(fields):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"iteration": 1 << 63}, {"step_us": 1 << 63}, {"rank": 1 << 31}, {"id": "x" * 1000}]
+    "fields",
+    [
+        {"iteration": 1 << 63},
+        {"step_us": 1 << 63},
+        {"rank": 1 << 31},
+        {"id": "x" * 1000},
+        {"begun": 1 << 63},
+    ],
 )
 def test_answers_out_of_bounds_are_refused(fields):
     with pytest.raises(ProtocolError):
@@ -71,5 +84,6 @@ def test_answers_out_of_bounds_are_refused(fields):
 
 
 def test_reason_is_printable():
-    answer = answer_from_wire(control_pb2.ControlAnswer(refused="a\x1b[31m"))
+    answer = answer_from_wire(control_pb2.ControlAnswer(refused="a\x1b[31m", note="b\n"))
     assert answer.refused.isprintable()
+    assert answer.note.isprintable()

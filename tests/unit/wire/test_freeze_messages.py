@@ -18,6 +18,7 @@ from rankdump._core.freeze_record import (
     UnreachedAgent,
 )
 from rankdump._wire.freeze_messages import (
+    MAX_LATER_CAUSES,
     MAX_UNREACHED_AGENTS,
     MAX_UNREACHED_RANKS,
     is_known_freeze,
@@ -30,26 +31,22 @@ from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import coordinator_pb2 as pb
 
 ranks = st.integers(0, 1 << 20)
-freezes = st.builds(
-    JobFreeze,
-    job_id=names,
-    attempt=uint32,
+causes = st.builds(
+    FrozenCause,
+    kind=st.sampled_from(FaultKind),
     iteration=uint63,
-    cause=st.builds(
-        FrozenCause,
-        kind=st.sampled_from(FaultKind),
-        iteration=uint63,
-        text=lines,
-        at_us=uint63,
-        rank=st.none() | ranks,
-        op_type=lines,
-        op_name=lines,
-        side=lines,
-        slot=uint32,
-        argument=lines,
-        source=lines,
-    ),
-    refusal=lines,
+    text=lines,
+    at_us=uint63,
+    rank=st.none() | ranks,
+    op_type=lines,
+    op_name=lines,
+    side=lines,
+    slot=uint32,
+    argument=lines,
+    source=lines,
+)
+freezes = st.builds(
+    JobFreeze, job_id=names, attempt=uint32, iteration=uint63, cause=causes, refusal=lines
 )
 reaches = st.builds(
     FreezeReach,
@@ -62,7 +59,7 @@ reaches = st.builds(
 JUMP = {"job_id": "j", "cause": {"kind": "jump"}}
 
 
-@given(st.builds(RelayedFreeze, freezes, reaches))
+@given(st.builds(RelayedFreeze, freezes, reaches, st.lists(causes, max_size=2).map(tuple)))
 def test_freeze_round_trip(relayed):
     message = sent(relayed_freeze_to_wire(relayed), pb.RelayedFreeze)
     assert is_known_freeze(message.freeze)
@@ -92,11 +89,22 @@ def test_step_round_trip(step):
         {"freeze": JUMP, "unreached": [{"ranks": [1] * (MAX_UNREACHED_RANKS + 1)}]},
         {"freeze": JUMP, "unreached": [{"ranks": [1 << 31]}]},
         {"freeze": JUMP, "unreached": [{"reason": "x" * 4097}]},
+        {"freeze": JUMP, "later_causes": [{"kind": "jump"}] * (MAX_LATER_CAUSES + 1)},
+        {"freeze": JUMP, "later_causes": [{"kind": "jump", "rank": 1 << 31}]},
     ],
 )
 def test_hostile_freeze_is_rejected(fields: dict[str, Any]):
     with pytest.raises(ProtocolError):
         relayed_freeze_from_wire(pb.RelayedFreeze(**fields))
+
+
+def test_later_cause_of_a_later_version_is_left_out():
+    fields: dict[str, Any] = {
+        "freeze": JUMP,
+        "later_causes": [{"kind": "odd"}, {"kind": "wait", "iteration": 7}],
+    }
+    [cause] = relayed_freeze_from_wire(pb.RelayedFreeze(**fields)).later_causes
+    assert cause.subject == ("wait", 7, -1)
 
 
 def test_texts_that_a_message_cannot_hold_are_replaced():

@@ -246,10 +246,9 @@ def test_migration_copies_pins_to_all_workers(agent: StatePaths):
 
 def test_migration_moves_freezes_of_former_workers(agent: StatePaths, tmp_path: Path):
     former, kept = agent.worker_paths(2), agent.worker_paths(0)
-    for iteration, home in enumerate((former, kept, agent)):
-        record, rings = make_frozen_rings(tmp_path, ranks=1, nan_at=iteration)
-        at_some_time = dataclasses.replace(record, frozen_us=record.frozen_us + iteration)
-        RawFreezeFolder(home.state_dir).write(at_some_time, rings)
+    for home in (former, kept, agent):
+        # All of one job, and frozen in the same microsecond.
+        RawFreezeFolder(home.state_dir).write(*make_frozen_rings(tmp_path, ranks=1))
     move(agent, 2)
     # The former worker's and the agent's own, beside the one that was there.
     assert len(RawFreezeFolder(kept.state_dir).list_files()) == 3

@@ -64,6 +64,8 @@ class ControlAnswer(google.protobuf.message.Message):
     STEP_US_FIELD_NUMBER: builtins.int
     REFUSED_FIELD_NUMBER: builtins.int
     PENDING_FIELD_NUMBER: builtins.int
+    BEGUN_FIELD_NUMBER: builtins.int
+    NOTE_FIELD_NUMBER: builtins.int
     id: builtins.str
     job_id: builtins.str
     """The agent fills these in."""
@@ -79,6 +81,12 @@ class ControlAnswer(google.protobuf.message.Message):
     """Why the rank does not do it; empty when it does."""
     pending: builtins.int
     """First iteration of the newest change that the rank has yet to begin with; 0: none."""
+    begun: builtins.int
+    """Of the question where ranks are: first iteration with the change, when the rank has carried the
+    order out already, for a coordinator that has ended since.
+    """
+    note: builtins.str
+    """What has a surprising effect on the rank, as operators that match nothing."""
     def __init__(
         self,
         *,
@@ -91,7 +99,11 @@ class ControlAnswer(google.protobuf.message.Message):
         step_us: builtins.int = ...,
         refused: builtins.str = ...,
         pending: builtins.int = ...,
+        begun: builtins.int | None = ...,
+        note: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["applied", b"applied", "id", b"id", "iteration", b"iteration", "job_id", b"job_id", "pending", b"pending", "rank", b"rank", "refused", b"refused", "session_id", b"session_id", "step_us", b"step_us"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_begun", b"_begun", "begun", b"begun"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_begun", b"_begun", "applied", b"applied", "begun", b"begun", "id", b"id", "iteration", b"iteration", "job_id", b"job_id", "note", b"note", "pending", b"pending", "rank", b"rank", "refused", b"refused", "session_id", b"session_id", "step_us", b"step_us"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_begun", b"_begun"]) -> typing.Literal["begun"] | None: ...
 
 global___ControlAnswer = ControlAnswer

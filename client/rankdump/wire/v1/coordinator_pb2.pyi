@@ -438,6 +438,7 @@ class RelayedFreeze(google.protobuf.message.Message):
     AGENTS_FIELD_NUMBER: builtins.int
     FROZEN_AGENTS_FIELD_NUMBER: builtins.int
     UNREACHED_FIELD_NUMBER: builtins.int
+    LATER_CAUSES_FIELD_NUMBER: builtins.int
     agents: builtins.int
     """How far it has come: agents with ranks of the attempt, those that have frozen it, and some of
     the others, as soon as they have had time to.
@@ -447,6 +448,10 @@ class RelayedFreeze(google.protobuf.message.Message):
     def freeze(self) -> global___JobFreeze: ...
     @property
     def unreached(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___UnreachedAgent]: ...
+    @property
+    def later_causes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FreezeCause]:
+        """What the coordinator itself has found since: causes that agents add to the freeze."""
+
     def __init__(
         self,
         *,
@@ -454,9 +459,10 @@ class RelayedFreeze(google.protobuf.message.Message):
         agents: builtins.int = ...,
         frozen_agents: builtins.int = ...,
         unreached: collections.abc.Iterable[global___UnreachedAgent] | None = ...,
+        later_causes: collections.abc.Iterable[global___FreezeCause] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["freeze", b"freeze"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agents", b"agents", "freeze", b"freeze", "frozen_agents", b"frozen_agents", "unreached", b"unreached"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "freeze", b"freeze", "frozen_agents", b"frozen_agents", "later_causes", b"later_causes", "unreached", b"unreached"]) -> None: ...
 
 global___RelayedFreeze = RelayedFreeze
 
@@ -778,20 +784,28 @@ class ControlledRank(google.protobuf.message.Message):
     RANK_FIELD_NUMBER: builtins.int
     ITERATION_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
+    UNCONFIRMED_FIELD_NUMBER: builtins.int
+    NOTE_FIELD_NUMBER: builtins.int
     rank: builtins.int
     iteration: builtins.int
     """First iteration with the change on this rank; absent when it is not changed."""
     reason: builtins.str
-    """Why it is not changed, or later than on other ranks; else empty."""
+    """Why it is not changed, or not in the iteration of other ranks; else empty."""
+    unconfirmed: builtins.bool
+    """It may have the change: it was asked where it is, and has not confirmed an iteration."""
+    note: builtins.str
+    """What has a surprising effect on it, as operators that match nothing."""
     def __init__(
         self,
         *,
         rank: builtins.int = ...,
         iteration: builtins.int | None = ...,
         reason: builtins.str = ...,
+        unconfirmed: builtins.bool = ...,
+        note: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_iteration", b"_iteration", "iteration", b"iteration"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_iteration", b"_iteration", "iteration", b"iteration", "rank", b"rank", "reason", b"reason"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_iteration", b"_iteration", "iteration", b"iteration", "note", b"note", "rank", b"rank", "reason", b"reason", "unconfirmed", b"unconfirmed"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_iteration", b"_iteration"]) -> typing.Literal["iteration"] | None: ...
 
 global___ControlledRank = ControlledRank

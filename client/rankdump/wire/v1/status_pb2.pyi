@@ -68,6 +68,9 @@ class SessionStatus(google.protobuf.message.Message):
     IS_ELASTIC_FIELD_NUMBER: builtins.int
     STARTED_US_FIELD_NUMBER: builtins.int
     RAISED_IN_FIELD_NUMBER: builtins.int
+    OPERATORS_FIELD_NUMBER: builtins.int
+    SAVED_DATA_FIELD_NUMBER: builtins.int
+    CHANGED_IN_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     session_id: builtins.str
     rank: builtins.int
@@ -99,6 +102,11 @@ class SessionStatus(google.protobuf.message.Message):
     """When the rank began it, on the clock of its records; 0 when that is not known."""
     raised_in: builtins.int
     """The iteration in which an error ended it; absent when none did."""
+    operators: builtins.str
+    """The operators that its plan selects now, and what is kept of their tensors."""
+    saved_data: builtins.str
+    changed_in: builtins.int
+    """First iteration with the present plan; absent while that is the one of the session's beginning."""
     @property
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What the session itself wants people to read, such as operators that never matched."""
@@ -126,9 +134,15 @@ class SessionStatus(google.protobuf.message.Message):
         is_elastic: builtins.bool = ...,
         started_us: builtins.int = ...,
         raised_in: builtins.int | None = ...,
+        operators: builtins.str = ...,
+        saved_data: builtins.str = ...,
+        changed_in: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_raised_in", b"_raised_in", "raised_in", b"raised_in"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_raised_in", b"_raised_in", "attempt", b"attempt", "device", b"device", "device_target", b"device_target", "ended_by", b"ended_by", "excluded", b"excluded", "framework", b"framework", "host", b"host", "is_elastic", b"is_elastic", "iterations_seen", b"iterations_seen", "job_id", b"job_id", "last_events_known", b"last_events_known", "notes", b"notes", "pid", b"pid", "raised_in", b"raised_in", "rank", b"rank", "selected", b"selected", "session_id", b"session_id", "started_us", b"started_us", "state", b"state", "world_size", b"world_size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_changed_in", b"_changed_in", "_raised_in", b"_raised_in", "changed_in", b"changed_in", "raised_in", b"raised_in"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_changed_in", b"_changed_in", "_raised_in", b"_raised_in", "attempt", b"attempt", "changed_in", b"changed_in", "device", b"device", "device_target", b"device_target", "ended_by", b"ended_by", "excluded", b"excluded", "framework", b"framework", "host", b"host", "is_elastic", b"is_elastic", "iterations_seen", b"iterations_seen", "job_id", b"job_id", "last_events_known", b"last_events_known", "notes", b"notes", "operators", b"operators", "pid", b"pid", "raised_in", b"raised_in", "rank", b"rank", "saved_data", b"saved_data", "selected", b"selected", "session_id", b"session_id", "started_us", b"started_us", "state", b"state", "world_size", b"world_size"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_changed_in", b"_changed_in"]) -> typing.Literal["changed_in"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_raised_in", b"_raised_in"]) -> typing.Literal["raised_in"] | None: ...
 
 global___SessionStatus = SessionStatus

@@ -33,7 +33,7 @@ from rankdump._core.log_once import LogOnce
 from rankdump._core.plan import BlackBoxSettings
 from rankdump._core.status import BlackBoxStatus, FreezeStatus, MetricSample
 from rankdump._wire.black_box_messages import fault_notice_from_wire
-from rankdump._wire.message_fields import make_printable
+from rankdump._wire.message_fields import MAX_NAME_CHARACTERS, make_printable
 from rankdump.errors import ExhaustedError, ProtocolError, RejectedError, UnavailableError
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.blackbox import freeze_decision as decisions
@@ -50,6 +50,7 @@ from rankdumpd.agent.blackbox.freeze_state import (
     PastFreeze,
     RankProgress,
     describe_rings,
+    explain_absence,
     list_notes,
     make_fault_cause,
     make_job_freeze,
@@ -100,12 +101,16 @@ class BlackBox:
         audit: Callable[[str, Mapping[str, object]], None],
         counters: MetricCounters,
         report: Callable[[], None] = lambda: None,
+        on_note: Callable[[RankSession], None] = lambda session: None,
         clock: Callable[[], float] = time.monotonic,
         now_us: Callable[[], int] = read_wall_clock_us,
     ) -> None:
-        """`report` has `list_reported_freezes` sent to the coordinator at once."""
+        """`report` has `list_reported_freezes` sent to the coordinator at once; `on_note` is called
+        when the notes in the status of a session have changed.
+        """
         self._registry, self._limits, self._host = registry, limits, host
         self._audit, self._counters, self._report = audit, counters, report
+        self._on_note = on_note
         self._clock, self._now_us = clock, now_us
         self._rings = StepRings(lambda: limits.find_ring_room(registry.live()), clock)
         self._raw = RawFreezeFolder(state_dir)
@@ -135,6 +140,9 @@ class BlackBox:
     def take_step(self, session: RankSession, message: agent_pb2.StepState) -> None:
         """Put a step into the ring of a session; ProtocolError when it contradicts itself."""
         self._rings.take_step(session, message)
+        notes = (make_printable(each, MAX_NAME_CHARACTERS) for each in message.notes)
+        if session.add_notes(message.iteration, notes):
+            self._on_note(session)
         if session.request.job_id in self._open:
             with self._changed:
                 self._changed.notify_all()
@@ -165,9 +173,12 @@ class BlackBox:
 
     def join_freeze(self, relayed: RelayedFreeze) -> None:
         """Take a freeze that the coordinator hands to all agents of a job; it may be repeated."""
-        if self._recent.note_relayed(relayed):
-            freeze = relayed.freeze
+        freeze = relayed.freeze
+        is_new, later = self._recent.note_relayed(relayed)
+        if is_new:
             self.submit(FreezeOrder(freeze.job_id, freeze.attempt, freeze.cause, freeze.iteration))
+        for cause in later:
+            self.submit(FreezeOrder(freeze.job_id, freeze.attempt, cause))
 
     def list_reported_freezes(self) -> tuple[JobFreeze, ...]:
         """Return the freezes that the coordinator is to know of now."""
@@ -176,6 +187,13 @@ class BlackBox:
     def pop_compared_steps(self) -> list[RankStep]:
         """Return one step of each rank that ended some since the last call."""
         return self._rings.pop_compared_steps()
+
+    def find_newest(self, session: RankSession) -> int | str:
+        """Return the newest iteration of which a session has a step, or why it has none."""
+        ring = self._rings.find(session.request.session_id)
+        if ring is not None and len(ring):
+            return ring.newest_iteration
+        return explain_absence(session, was_frozen=ring is not None)
 
     def freeze_on_request(self, message: agent_pb2.Freeze) -> FreezeAnswer:
         """Freeze a job because people ask for it, and wait for its tree.
@@ -280,7 +298,11 @@ class BlackBox:
             return f"no rank of job {job_id!r} is known here"
         if any(session.plan.black_box.steps for session in own):
             who = f"job {job_id!r}" if job_id else "the jobs here"
-            return f"the ranks of {who} have sent no step since the last freeze"
+            if all(session.closed for session in own):
+                return f"the ranks of {who} have ended"
+            was_frozen = any(session.request.job_id in self._past for session in own)
+            since = "since the last freeze" if was_frozen else "yet"
+            return f"the ranks of {who} have sent no step {since}"
         if not job_id:
             return "no job here has a black box"
         return (
@@ -399,7 +421,7 @@ class BlackBox:
             before = make_job_freeze(freeze.record)
             if freeze.join(order):
                 self._recent.remove(before.key)
-                freeze.record, freeze.raw = self._keep(freeze.record)
+                freeze.record, freeze.raw = self._keep(freeze.record, freeze.raw)
                 self._announce(freeze)
             return True
         past = self._past.get(job_id)
@@ -460,7 +482,7 @@ class BlackBox:
             order.iteration,
             self._host,
             first.request.world_size,
-            self._now_us(),
+            self._find_free_time_us(order.job_id),
             (order.cause,),
         )
         settings, now_s = first.plan.black_box, self._clock()
@@ -477,8 +499,22 @@ class BlackBox:
         )
         self._announce(freeze)
 
-    def _keep(self, record: FreezeRecord, *, takes: bool = False) -> tuple[FreezeRecord, Path]:
-        """Write the raw file of a freeze; with `takes` the rings are empty afterwards."""
+    def _find_free_time_us(self, job_id: str) -> int:
+        """Return the time, or the first microsecond after it in which no freeze of a job began.
+
+        It tells the freezes of an agent apart, also where a clock was set back.
+        """
+        now_us = self._now_us()
+        while (job_id, now_us) in self._statuses:
+            now_us += 1
+        return now_us
+
+    def _keep(
+        self, record: FreezeRecord, before: Path | None = None, *, takes: bool = False
+    ) -> tuple[FreezeRecord, Path]:
+        """Write the raw file of a freeze in the place of the one `before`; with `takes` the rings
+        are empty afterwards.
+        """
         sessions = self._registry.list_sessions()
         with self._rings.lock:
             rings, reach = (
@@ -486,7 +522,7 @@ class BlackBox:
                 self._recent.find_reach(make_job_freeze(record).key),
             )
             record, frozen = describe_rings(record, rings, sessions, reach), take_rings(rings)
-        path = self._raw.write(record, frozen)
+        path = self._raw.write(record, frozen, before)
         if takes:
             with self._rings.lock:
                 for ring, taken in zip(rings, frozen, strict=True):
@@ -504,7 +540,7 @@ class BlackBox:
                 continue
             if self._select(freeze.record):
                 try:
-                    freeze.record, freeze.raw = self._keep(freeze.record, takes=True)
+                    freeze.record, freeze.raw = self._keep(freeze.record, freeze.raw, takes=True)
                 except OSError as error:
                     _logger.error("job %s: its last steps are not kept: %s", job_id, error)
             self._backlog.add(freeze.raw, freeze.orders)

@@ -90,11 +90,7 @@ def decide_freeze(facts: FreezeFacts, now_s: float) -> FreezeVerdict:
         return FreezeVerdict(
             FreezeAction.APPEND, f"its freeze at iteration {facts.open_iteration} is under way"
         )
-    refusal = (
-        _find_repetition(facts, now_s)
-        or ("" if facts.steps else "its ranks have sent no step since")
-        or _find_shortage(facts)
-    )
+    refusal = _find_repetition(facts, now_s) or _find_lack(facts) or _find_shortage(facts)
     return FreezeVerdict(FreezeAction.REFUSE if refusal else FreezeAction.FREEZE, refusal)
 
 
@@ -114,13 +110,20 @@ def _find_repetition(facts: FreezeFacts, now_s: float) -> str:
     )
 
 
+def _find_lack(facts: FreezeFacts) -> str:
+    if facts.steps:
+        return ""
+    since = "yet" if facts.last_iteration is None else "since the last freeze"
+    return f"its ranks have sent no step {since}"
+
+
 def _find_shortage(facts: FreezeFacts) -> str:
     coming, most = facts.tree_bytes, facts.settings.max_bytes
     if most and facts.frozen_bytes + coming > most:
         return (
             f"frozen trees take {format_bytes(facts.frozen_bytes)}, about {format_bytes(coming)} "
             f"would be added, and {format_bytes(most)} are allowed (blackbox.max_bytes): remove "
-            "some of them"
+            "some of them, or allow more"
         )
     return f"the disk of its tree has no room ({facts.shortage})" if facts.shortage else ""
 

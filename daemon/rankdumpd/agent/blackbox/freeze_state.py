@@ -154,7 +154,7 @@ def describe_rings(
         if rank not in known
     }
     missing |= {
-        session.request.rank: MissingRank(session.request.rank, _explain_absence(session))
+        session.request.rank: MissingRank(session.request.rank, explain_absence(session))
         for session in sessions
         if session.request.job_id == record.job_id and session.request.attempt == record.attempt
         if session.request.rank not in known
@@ -192,10 +192,13 @@ def _describe_ring(ring: StepRing) -> FrozenRank:
     )
 
 
-def _explain_absence(session: RankSession) -> str:
+def explain_absence(session: RankSession, *, was_frozen: bool = False) -> str:
+    """Return why there is no step of a session; `was_frozen` tells that it had sent some."""
     status = session.status()
     if not session.plan.black_box.steps:
         return "its plan has no black box"
+    if was_frozen and status.state is SessionState.OPEN:
+        return "it has sent no step since the last freeze"
     if status.state is SessionState.CLOSED:
         return "it had ended"
     if status.state is SessionState.LOST:

@@ -176,7 +176,9 @@ class FrozenTreeWriter:
             known = parse_freeze_record(tree.read(STATE_FOLDER, self._name))
         except CorruptedError:
             return False
-        return known.frozen_us == record.frozen_us
+        # A worker that was removed may have frozen other ranks in the same microsecond.
+        sessions = ([each.session_id for each in ranks] for ranks in (known.ranks, record.ranks))
+        return known.frozen_us == record.frozen_us and next(sessions) == next(sessions)
 
     def _write_rank(
         self, record: FreezeRecord, rank: FrozenRank, ring: RawRing, plan: DumpPlan

@@ -9,8 +9,8 @@ that has all kinds of tensors, and the steps, each followed by its tensors in fu
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
+import secrets
 import struct
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -77,13 +77,16 @@ class RawFreezeFolder:
     def __init__(self, state_dir: Path) -> None:
         self.folder = state_dir / "blackbox"
 
-    def write(self, record: FreezeRecord, rings: Iterable[FrozenRing]) -> Path:
-        """Write the file of a freeze, or replace it; the rings are in the order of its ranks."""
+    def write(
+        self, record: FreezeRecord, rings: Iterable[FrozenRing], before: Path | None = None
+    ) -> Path:
+        """Write the file of a freeze, in the place of the one that it has; return its path.
+
+        The rings are in the order of the record's ranks.
+        """
         self.folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
-        key = f"{record.job_id}\0{record.attempt}\0{record.frozen_us}"
-        digest = hashlib.blake2b(key.encode(errors="surrogateescape"), digest_size=8).hexdigest()
-        # Without the iteration, which changes when the freeze becomes part of another one.
-        path = self.folder / f"{digest}{RAW_SUFFIX}"
+        # Nothing in a record names one freeze alone: workers of an agent adopt files of others.
+        path = before or self.folder / f"{secrets.token_hex(8)}{RAW_SUFFIX}"
         temporary = path.with_suffix(".tmp")
         try:
             with temporary.open("wb") as file:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from rankdump._core.freeze_record import FreezeReach, JobFreeze, RelayedFreeze
+from rankdump._core.freeze_record import FreezeReach, FrozenCause, JobFreeze, RelayedFreeze
 
 REPORTED_S = 60.0
 """Time for which a freeze is reported: a coordinator that restarts hands it on afterwards."""
@@ -27,8 +27,8 @@ class RecentFreezes:
         self._lock = threading.Lock()
         self._own: dict[FreezeKey, tuple[JobFreeze, float]] = {}
         """With the time until which it is reported."""
-        self._seen: dict[FreezeKey, FreezeReach] = {}
-        """How far each freeze of the coordinator had come."""
+        self._seen: dict[FreezeKey, RelayedFreeze] = {}
+        """What the coordinator said last of each freeze."""
 
     def add(self, freeze: JobFreeze, *, age_s: float = 0.0) -> None:
         """Add a freeze that began so long ago; with the same key it replaces an earlier one."""
@@ -52,17 +52,21 @@ class RecentFreezes:
         now_s = self._clock()
         self._own = {key: own for key, own in self._own.items() if own[1] > now_s}
 
-    def note_relayed(self, relayed: RelayedFreeze) -> bool:
-        """Note a freeze of the coordinator; return whether it is one that was not seen before."""
+    def note_relayed(self, relayed: RelayedFreeze) -> tuple[bool, list[FrozenCause]]:
+        """Note a freeze of the coordinator; return whether it was not seen before, and which of its
+        later causes were not.
+        """
         key = relayed.freeze.key
         with self._lock:
-            is_new = key not in self._seen
-            self._seen[key] = relayed.reach
+            before = self._seen.get(key)
+            self._seen[key] = relayed
             while len(self._seen) > MAX_RELAYED:
                 del self._seen[next(iter(self._seen))]
-        return is_new
+        known = {each.identity for each in before.later_causes} if before else set[object]()
+        return before is None, [e for e in relayed.later_causes if e.identity not in known]
 
     def find_reach(self, key: FreezeKey) -> FreezeReach:
         """Return how far a freeze had come when the coordinator said so last."""
         with self._lock:
-            return self._seen.get(key, FreezeReach())
+            seen = self._seen.get(key)
+        return FreezeReach() if seen is None else seen.reach

@@ -229,7 +229,8 @@ class SessionIntake:
         try:
             item = self._assembler.feed(frame, data, lost=lost)
             if isinstance(item, MetadataFrame) and isinstance(item.declaration, ChangedPlan):
-                self._session.plans.add(frame.sequence, item.declaration.plan)
+                changed = item.declaration
+                self._session.plans.add(frame.sequence, changed.plan, changed.iteration)
                 self._plan_end = frame.sequence
         except ResendError as error:
             raise self._count_gap(error) from None

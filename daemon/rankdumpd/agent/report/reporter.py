@@ -422,6 +422,9 @@ class CoordinatorReporter:
             )
             self._clock.reconnected()
             self._quiet_ranks.begin()
+            if self._orders is not None:
+                # What ranks have answered to an earlier coordinator is out of date.
+                self._orders.take_orders(())
             answers = stub.Report(stream.requests())
             with self._changed:
                 self._stream, self._call = stream, answers

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from rankdump._core.job_control import ControlAnswer, ControlOrder
+from rankdump._core.job_control import ControlAction, ControlAnswer, ControlOrder
 from rankdumpd.agent.session.rank_session import RankSession
 
 MAX_ORDERS = 64
@@ -46,10 +46,14 @@ class OrderRelay:
         list_sessions: Callable[[], Iterable[RankSession]],
         on_answer: Callable[[], None] = lambda: None,
         *,
+        find_newest: Callable[[RankSession], int | str] = lambda session: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_answer` is called when there is an answer to be reported."""
+        """`on_answer` is called when there is an answer to be reported. `find_newest` returns the
+        newest iteration in the black box of a session, or why it has none.
+        """
         self._list_sessions, self._on_answer, self._clock = list_sessions, on_answer, clock
+        self._find_newest = find_newest
         self._lock = threading.Lock()
         self._orders: dict[_OrderKey, _RelayedOrder] = {}
 
@@ -89,22 +93,35 @@ class OrderRelay:
         order, answered = relayed.order, False
         for session in self._list_sessions():
             session_id = session.request.session_id
-            if session.request.job_id != order.job_id or session.has_ended:
+            if session.request.job_id != order.job_id or session_id in relayed.answers:
                 continue
-            if session_id in relayed.answers:
-                continue
-            if not session.request.takes_orders:
-                applied = order.iteration is not None
-                refusal = ControlAnswer(order.id, applied, 0, refused=EARLIER_RELEASE)
+            answer = self._answer_for(session, order)
+            if answer is not None:
                 with self._lock:
-                    relayed.answers[session_id] = _sign_answer(session, refusal)
+                    relayed.answers[session_id] = _sign_answer(session, answer)
                 answered = True
+            if answer is not None or session.has_ended:
                 continue
             # Again after a while: a stream that ends takes along what it has not delivered.
             since_s = self._clock() - relayed.sent_s.get(session_id, -math.inf)
             if since_s >= RESEND_INTERVAL_S and session.send_order(order):
                 relayed.sent_s[session_id] = self._clock()
         return answered
+
+    def _answer_for(self, session: RankSession, order: ControlOrder) -> ControlAnswer | None:
+        """Return the answer of the agent in the place of a rank; None when that is to answer.
+
+        The agent freezes what it holds of a rank, whatever the rank does or understands.
+        """
+        applied, refused = order.iteration is not None, EARLIER_RELEASE
+        if order.action is ControlAction.FREEZE:
+            newest = self._find_newest(session)
+            if not isinstance(newest, str):
+                return ControlAnswer(order.id, applied, newest)
+            refused = newest
+        elif session.has_ended or session.request.takes_orders:
+            return None
+        return ControlAnswer(order.id, applied, 0, refused=refused)
 
 
 def _sign_answer(session: RankSession, answer: ControlAnswer) -> ControlAnswer:

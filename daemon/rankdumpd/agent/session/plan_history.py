@@ -22,6 +22,8 @@ class PlanPeriod:
     """Number of the frame that brought the plan; 0 for the one that opened the session."""
     plan: DumpPlan
     storage: SessionStorage
+    iteration: int | None = None
+    """First iteration with the plan; None for the plan that opened the session."""
 
 
 class PlanHistory:
@@ -46,8 +48,10 @@ class PlanHistory:
                 end = period.begin
         raise AssertionError("the first period has all frames that no other has")
 
-    def add(self, sequence: int, plan: DumpPlan) -> None:
-        """Begin a period with the plan of a frame; a known number changes nothing.
+    def add(self, sequence: int, plan: DumpPlan, iteration: int) -> None:
+        """Begin a period with the plan of a frame, which holds from an iteration on.
+
+        A known number changes nothing.
 
         ProtocolError when a running job cannot have that plan.
         """
@@ -61,4 +65,4 @@ class PlanHistory:
             if fault:
                 raise ProtocolError(f"frame {sequence} brings a plan that is impossible: {fault}")
             storage = change_session_storage(latest.storage, plan)
-            self._periods.append(PlanPeriod(sequence, plan, storage))
+            self._periods.append(PlanPeriod(sequence, plan, storage, iteration))

@@ -18,7 +18,8 @@ from rankdump._core.attempts import number_attempt
 from rankdump._core.black_box import FreezeNotice
 from rankdump._core.job_control import ControlOrder
 from rankdump._core.plan import DumpPlan
-from rankdump._core.session_protocol import IterationEnd, SessionEnd, SessionRequest
+from rankdump._core.plan_change import describe_operators
+from rankdump._core.session_protocol import ChangedPlan, IterationEnd, SessionEnd, SessionRequest
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus
 from rankdump._core.tree_session import DaemonAddresses, TreeSession
 from rankdumpd.agent.ledger.rows import LedgerSessionRow, OutcomeCountRow
@@ -42,6 +43,9 @@ from rankdumpd.agent.storage import rank_files
 from rankdumpd.agent.storage.graph_files import GraphAssembler
 from rankdumpd.agent.storage.session_storage import SessionStorage, make_session_storage
 from rankdumpd.server import state_files
+
+MAX_RUNNING_NOTES = 16
+"""Notes of watch rules in the status of a session that goes on; its end has more of them."""
 
 
 class SessionListener(Protocol):
@@ -90,7 +94,11 @@ class SessionRing(Protocol):
 
 
 def make_session_status(
-    request: SessionRequest, plan: DumpPlan, state: SessionState, end: SessionEnd
+    request: SessionRequest,
+    plan: DumpPlan,
+    state: SessionState,
+    end: SessionEnd,
+    changed_in: int | None = None,
 ) -> SessionStatus:
     """Return the identity and the state of a session; `end` is empty until the rank ends it."""
     return SessionStatus(
@@ -112,6 +120,9 @@ def make_session_status(
         is_elastic=request.is_elastic,
         started_us=request.started_us,
         raised_in=end.raised_in,
+        operators=describe_operators(plan.selection),
+        saved_data=plan.content.saved,
+        changed_in=changed_in,
     )
 
 
@@ -184,6 +195,8 @@ class RankSession:
         self._tallies = SessionTallies()
         self._findings: dict[str, None] = {}
         self._warnings: dict[str, None] = {}
+        self._notes: dict[tuple[str, str], str] = {}
+        """What watch rules noted, by rule and tensor, until the rank ends the session."""
         self._listener: SessionListener | None = None
         self._ring: SessionRing | None = None
         self._slab_waits = False
@@ -202,14 +215,14 @@ class RankSession:
         ends: Iterable[IterationEnd],
         due: Iterable[MetadataFrame],
         tabulated_to: int,
-        plans: Iterable[tuple[int, DumpPlan]] = (),
+        plans: Iterable[tuple[int, ChangedPlan]] = (),
     ) -> None:
         """Restore the state from the ledger, before any other thread uses this session.
 
         `plans` are those that changed it, with the numbers of their frames.
         """
-        for sequence, plan in plans:
-            self.plans.add(sequence, plan)
+        for sequence, changed in plans:
+            self.plans.add(sequence, changed.plan, changed.iteration)
         self._expected, self.restored = False, True
         self.tabulated_to = tabulated_to
         if self.storage.tables is not None:
@@ -354,6 +367,19 @@ class RankSession:
             self._findings.setdefault(sentence)
             return new
 
+    def add_notes(self, iteration: int, notes: Iterable[str]) -> bool:
+        """Remember what watch rules of the rank noted; return whether its status changes.
+
+        Of each rule and tensor the first note counts.
+        """
+        with self._lock:
+            before = len(self._notes)
+            for text in notes:
+                about = text.partition(": ")[0], text.rpartition(" (")[2]
+                if len(self._notes) < MAX_RUNNING_NOTES:
+                    self._notes.setdefault(about, f"iteration {iteration}: {text}")
+            return len(self._notes) > before
+
     def warn(self, text: str) -> None:
         """Send a warning that the rank logs; each text once."""
         with self._lock:
@@ -478,8 +504,10 @@ class RankSession:
     def status(self) -> SessionStatus:
         """Return the identity and the state of the session."""
         with self._lock:
-            end, state = self._end or SessionEnd(0), self._find_state()
-            status = make_session_status(self.request, self.plan, state, end)
+            # The end has the notes of the whole session.
+            end = self._end or SessionEnd(0, tuple(self._notes.values()))
+            state, latest = self._find_state(), self.plans.latest
+            status = make_session_status(self.request, latest.plan, state, end, latest.iteration)
             if state is not SessionState.LOST:
                 return status
             return dataclasses.replace(

@@ -156,7 +156,7 @@ class SessionRestorer:
             # The end of an iteration is applied after all rows before it.
             tabulated_to=self._ledger.last_end(session_id),
             plans=[
-                (frame.frame_id.sequence, frame.declaration.plan)
+                (frame.frame_id.sequence, frame.declaration)
                 for frame in map(reread, self._ledger.changed_plans(session_id))
                 if isinstance(frame.declaration, ChangedPlan)
             ],

@@ -16,12 +16,17 @@ from typing import NamedTuple
 
 from rankdump._core.freeze_record import (
     FreezeReach,
+    FrozenCause,
     JobFreeze,
     RelayedFreeze,
     UnreachedAgent,
     describe_cause,
 )
-from rankdump._wire.freeze_messages import MAX_UNREACHED_AGENTS, MAX_UNREACHED_RANKS
+from rankdump._wire.freeze_messages import (
+    MAX_LATER_CAUSES,
+    MAX_UNREACHED_AGENTS,
+    MAX_UNREACHED_RANKS,
+)
 
 RELAYED_S = 60.0
 """Time for which a freeze is handed to the agents of its job."""
@@ -99,6 +104,12 @@ class _KnownFreeze:
     reach: FreezeReach = field(default_factory=FreezeReach)
     reach_s: float = float("-inf")
     """When the reach was measured."""
+    later: list[FrozenCause] = field(default_factory=list[FrozenCause])
+    """Causes that the coordinator has found since."""
+
+    def has_cause(self, cause: FrozenCause) -> bool:
+        """Return whether a cause is one of this freeze, at any time."""
+        return any(each.subject == cause.subject for each in (self.freeze.cause, *self.later))
 
 
 class JobFreezes:
@@ -133,6 +144,22 @@ class JobFreezes:
         )
         return True
 
+    def add_alarm(self, freeze: JobFreeze, *, now_s: float) -> bool:
+        """Add a freeze that the coordinator itself found; return whether it is one of its own.
+
+        Otherwise its cause is a later one of the freeze that is handed on now. An alarm that goes
+        on is found again and again, and counts once.
+        """
+        own = [e for e in self._known.values() if e.freeze.attempt == freeze.attempt]
+        if any(each.has_cause(freeze.cause) for each in own):
+            return False
+        if self.add(freeze, now_s=now_s):
+            return True
+        current = [each for each in own if now_s - each.since_s < RELAYED_S]
+        if current and len(current[-1].later) < MAX_LATER_CAUSES:
+            current[-1].later.append(freeze.cause)
+        return False
+
     def request(self, freeze: JobFreeze, *, now_s: float) -> None:
         """Add a freeze that people ask for, beside those that are handed on now."""
         current = [each.freeze.key for each in self._iter_current(now_s)]
@@ -161,7 +188,7 @@ class JobFreezes:
                 agents = list_agents(each.freeze.attempt)
                 each.reach = measure_reach(agents, each.answers, is_due=is_due)
                 each.reach_s = now_s
-        return tuple(RelayedFreeze(each.freeze, each.reach) for each in current)
+        return tuple(RelayedFreeze(each.freeze, each.reach, tuple(each.later)) for each in current)
 
     def _iter_current(self, now_s: float) -> Iterator[_KnownFreeze]:
         return (each for each in self._known.values() if now_s - each.since_s < RELAYED_S)

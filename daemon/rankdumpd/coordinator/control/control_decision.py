@@ -5,6 +5,7 @@ became of it on each. Pure; answers are those of ranks by their sessions.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,9 +30,15 @@ class ControlledSession:
 
 
 def list_sessions(job_id: str, sessions: Sequence[SessionStatus]) -> tuple[ControlledSession, ...]:
-    """Return the sessions of a job that runs; RejectedError when it has ended on all ranks."""
+    """Return the sessions of a job; RejectedError when none of its ranks runs and is connected."""
     newest = {each.rank: each for each in sorted(sessions, key=lambda each: each.attempt)}
-    if not any(each.state is SessionState.OPEN for each in newest.values()):
+    states = Counter(each.state for each in newest.values())
+    if states[SessionState.LOST] and not states[SessionState.OPEN]:
+        raise RejectedError(
+            f"no rank of job {job_id!r} is connected to its agent: of {len(newest)} ranks "
+            f"{states[SessionState.LOST]} are lost, and {states[SessionState.CLOSED]} have ended"
+        )
+    if not states[SessionState.OPEN]:
         raise RejectedError(f"job {job_id!r} has ended: none of its ranks runs")
     return tuple(
         ControlledSession(rank, each.session_id, _explain_absence(each))
@@ -42,8 +49,9 @@ def list_sessions(job_id: str, sessions: Sequence[SessionStatus]) -> tuple[Contr
 def _explain_absence(session: SessionStatus) -> str:
     if session.state is SessionState.CLOSED:
         return "it has ended its session"
-    if session.state is SessionState.LOST:
-        return "its process is gone, or not connected to its agent"
+    # Another one may connect again in a moment, as ranks do when their shared memory is ready.
+    if session.state is SessionState.LOST and (session.ended_by or session.last_events_known):
+        return f"its process is gone ({session.ended_by or 'it is not known how it ended'})"
     return ""
 
 
@@ -51,11 +59,14 @@ def choose_iteration(positions: Sequence[ControlAnswer], *, round_s: float) -> i
     """Return the first iteration that no rank begins before the next messages reach it.
 
     `round_s` is the time that the first ones took, with the wait for the next report of each agent.
-    Every rank may have gone on since it answered. No change begins before an earlier one.
+    Every rank may have gone on since it answered. No change begins before an earlier one. Ranks
+    that have the order already keep their iteration, and are joined there if that is possible.
     """
     lead_us = (MIN_LEAD_S + round_s) * 1e6
     return max(
         max(each.pending, each.iteration + 1 + math.ceil(lead_us / max(each.step_us, MIN_STEP_US)))
+        if each.begun is None
+        else each.begun
         for each in positions
     )
 
@@ -68,13 +79,15 @@ def judge_freeze(
 ) -> ControlResult:
     """Return which ranks are frozen; `unreached` says of some why their agent has not frozen them.
 
-    A rank that has not answered is frozen all the same: its steps lie in its agent.
+    Agents answer for their ranks. The steps of a rank that has ended lie in its agent as long as
+    its job runs.
     """
     ranks: list[ControlledRank] = []
     for session in sessions:
         answer = asked.get(session.session_id)
-        reason = session.absence or (answer.refused if answer else "")
-        reason = reason or unreached.get(session.rank, "")
+        reason = answer.refused if answer else session.absence
+        # Agents that freeze nothing name the ranks that run alone.
+        reason = reason or unreached.get(session.rank, session.absence if unreached else "")
         if iteration is None and not reason:
             reason = "no rank has said which iteration it runs"
         ranks.append(ControlledRank(session.rank, None if reason else iteration, reason))
@@ -91,19 +104,33 @@ def judge_ranks(
 ) -> ControlResult:
     """Return what became of an order on each rank, by the answers in both rounds."""
     silence = (
-        f"no answer within {waited_s:.0f} s: its agent is away, or of an earlier release, or the "
-        "process is stopped"
+        f"no answer within {waited_s:.0f} s: its agent is away, or of an earlier release, or its "
+        "process is stopped or gone"
     )
     ranks: list[ControlledRank] = []
     for session in sessions:
         first, second = asked.get(session.session_id), applied.get(session.session_id)
-        reason = session.absence or (first.refused if first else silence)
-        begins: int | None = None
-        if not reason and iteration is not None:
-            reason = second.refused if second else silence
-            if second and not second.refused:
-                begins = second.iteration
-                late = begins > iteration
-                reason = f"it was past iteration {iteration} already" if late else ""
-        ranks.append(ControlledRank(session.rank, begins, reason))
+        # It may have connected again since it was listed.
+        reason = first.refused if first else session.absence or silence
+        if reason or iteration is None:
+            ranks.append(ControlledRank(session.rank, None, reason))
+        elif second is None:
+            reason = f"{silence}; it begins in iteration {iteration}, or not at all"
+            ranks.append(ControlledRank(session.rank, None, reason, unconfirmed=True))
+        else:
+            ranks.append(_judge_applied(session.rank, second, iteration))
     return ControlResult(iteration, tuple(ranks))
+
+
+def _judge_applied(rank: int, answer: ControlAnswer, iteration: int) -> ControlledRank:
+    """Return what became of an order on a rank that has answered in both rounds."""
+    if answer.refused:
+        return ControlledRank(rank, None, answer.refused)
+    reason = ""
+    if answer.iteration > iteration:
+        reason = f"it was past iteration {iteration} already"
+    elif answer.iteration < iteration:
+        reason = (
+            "it had the order before the coordinator ended, and others were past that iteration"
+        )
+    return ControlledRank(rank, answer.iteration, reason, note=answer.note)

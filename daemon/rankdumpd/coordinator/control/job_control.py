@@ -30,6 +30,7 @@ ROUND_TIMEOUT_S = 15.0
 """Longest wait for the answers of all ranks, in each of two rounds; agents report once a second."""
 FREEZE_TIMEOUT_S = 5.0
 """Longest wait for the agents of a job that is frozen."""
+STOPPING = "the coordinator stops"
 _FREEZE_POLL_S = 0.1
 _MAX_RESULTS = 256
 
@@ -54,18 +55,24 @@ class _RunningControl:
     def add(self, answer: ControlAnswer) -> None:
         """Add an answer to the present order; of others nothing is kept."""
         known = {each.session_id for each in self.sessions}
-        applies = self.order.iteration is not None
+        applies = not self._is_question
         if (answer.id, answer.applied) == (self.order.id, applies) and answer.session_id in known:
             self._answers[answer.session_id] = answer
 
     @property
+    def _is_question(self) -> bool:
+        return self.order.iteration is None
+
+    @property
     def _answers(self) -> dict[str, ControlAnswer]:
-        return self.asked if self.order.iteration is None else self.applied
+        return self.asked if self._is_question else self.applied
 
     def _is_asked(self, session: ControlledSession) -> bool:
+        if self._is_question:
+            return not session.absence
+        # Another one does nothing with the order.
         first = self.asked.get(session.session_id)
-        refused = first is None or bool(first.refused)
-        return not (session.absence or (self.order.iteration is not None and refused))
+        return first is not None and not first.refused
 
 
 class JobControl:
@@ -88,6 +95,7 @@ class JobControl:
         """By job."""
         self._results: dict[str, ControlResult] = {}
         """By the id of the order."""
+        self._is_stopping = False
 
     def control(
         self, order: ControlOrder, list_sessions: Callable[[], tuple[ControlledSession, ...]]
@@ -111,9 +119,19 @@ class JobControl:
                 return result
             finally:
                 if running.result is None:
-                    running.result = UnavailableError("the coordinator stops")
+                    running.result = UnavailableError(STOPPING)
                 del self._running[order.job_id]
                 self._changed.notify_all()
+
+    def stop(self, grace_s: float = 0.0) -> None:
+        """End the controls under way: their callers repeat them at the next coordinator.
+
+        Those whose order ranks may have already get so much time to finish.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_given_out, grace_s)
+            self._is_stopping = True
+            self._changed.notify_all()
 
     def list_orders(self) -> tuple[ControlOrder, ...]:
         """Return the orders that agents pass on to their ranks now."""
@@ -133,6 +151,10 @@ class JobControl:
                     running.add(answer)
             self._changed.notify_all()
 
+    @property
+    def _is_given_out(self) -> bool:
+        return any(each.order.iteration is not None for each in self._running.values())
+
     def _wait_for(self, running: _RunningControl, order: ControlOrder) -> ControlResult:
         if running.order.id != order.id:
             raise RejectedError(
@@ -150,7 +172,7 @@ class JobControl:
         if iteration is not None:
             find_reach = self._freeze(running.order, iteration)
             until_s = self._clock() + FREEZE_TIMEOUT_S
-            while self._clock() < until_s:
+            while self._clock() < until_s and not self._is_stopping:
                 reach = find_reach()
                 if 0 < reach.agents <= reach.frozen_agents:
                     break
@@ -161,7 +183,7 @@ class JobControl:
 
     def _run(self, running: _RunningControl) -> ControlResult:
         begun_s = self._clock()
-        self._changed.wait_for(running.has_all, self._round_timeout_s)
+        self._wait_for_answers(running)
         round_s = self._clock() - begun_s
         able = [each for each in running.asked.values() if not each.refused]
         if running.order.action is ControlAction.FREEZE:
@@ -169,7 +191,7 @@ class JobControl:
         iteration = choose_iteration(able, round_s=round_s) if able else None
         if iteration is not None:
             running.order = replace(running.order, iteration=iteration)
-            self._changed.wait_for(running.has_all, self._round_timeout_s)
+            self._wait_for_answers(running)
         return judge_ranks(
             running.sessions,
             running.asked,
@@ -177,3 +199,11 @@ class JobControl:
             iteration,
             waited_s=self._round_timeout_s,
         )
+
+    def _wait_for_answers(self, running: _RunningControl) -> None:
+        """Wait for the answers of a round; UnavailableError when the coordinator stops."""
+        self._changed.wait_for(
+            lambda: self._is_stopping or running.has_all(), self._round_timeout_s
+        )
+        if self._is_stopping:
+            raise UnavailableError(STOPPING)

@@ -184,7 +184,8 @@ def _check_session(session: SessionStatus) -> SessionStatus:
         raise ProtocolError(
             f"rank {session.rank} is not below the world size of {session.world_size}"
         )
-    numbers = session.pid, session.iterations_seen, session.started_us, session.raised_in or 0
+    numbers = session.pid, session.iterations_seen, session.started_us
+    numbers += session.raised_in or 0, session.changed_in or 0
     check_numbers(f"session of rank {session.rank}", numbers)
     return dataclasses.replace(
         session,
@@ -194,6 +195,8 @@ def _check_session(session: SessionStatus) -> SessionStatus:
         framework=make_printable(session.framework),
         device_target=make_printable(session.device_target),
         selected=make_printable(session.selected, MAX_NAME_CHARACTERS),
+        operators=make_printable(session.operators, MAX_NAME_CHARACTERS),
+        saved_data=make_printable(session.saved_data),
     )
 
 

@@ -330,7 +330,7 @@ class ReportStore:
         """Add a freeze that the coordinator itself found; return whether it begins one."""
         with self._lock:
             job = self._jobs.get(freeze.job_id)
-            return job is not None and job.freezes.add(freeze, now_s=now_s)
+            return job is not None and job.freezes.add_alarm(freeze, now_s=now_s)
 
     def request_freeze(self, freeze: JobFreeze, *, now_s: float) -> None:
         """Add a freeze that people ask for; RejectedError for a job that is not known."""

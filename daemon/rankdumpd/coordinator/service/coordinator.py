@@ -154,6 +154,8 @@ _SEARCH_INTERVAL_S = 1.0
 """Pause between two searches for open waits and outliers."""
 _RETIRE_INTERVAL_S = 3600.0
 _MAX_REASON_CHARACTERS = 1024
+_CONTROL_GRACE_S = 2.0
+"""Time that a stop leaves to orders that were given out: some ranks have them, others do not."""
 _REPORT_ANSWER_TIMEOUT_S = 15.0
 """Longest wait of a report for its answer; an agent abandons a stream after a minute."""
 
@@ -234,6 +236,7 @@ class JobCoordinator(Component):
 
     def drain(self, timeout_s: float) -> int:
         """Publish complete iterations, or all with `ends_with_job`; return how many are left."""
+        self._control.stop(min(timeout_s, _CONTROL_GRACE_S))
         if self._state_writer is None or self._publisher is None:
             return 0
         deadline_s = time.monotonic() + timeout_s
@@ -247,6 +250,7 @@ class JobCoordinator(Component):
 
     def stop(self) -> None:
         """Stop at once; agents keep items that were not acknowledged. May be repeated."""
+        self._control.stop()
         self._thread.stop()
         if self._publisher is not None:
             self._publisher.stop()

@@ -29,7 +29,8 @@ SETTINGS = BlackBoxSettings(steps=8, pause_s=60.0, max_bytes=1000 * ROW_TREE_BYT
     ("facts", "action", "words"),
     [
         ({}, FreezeAction.FREEZE, ""),
-        ({"steps": 0}, FreezeAction.REFUSE, "no step since"),
+        ({"steps": 0}, FreezeAction.REFUSE, "no step yet"),
+        ({"steps": 0, "last_iteration": 2}, FreezeAction.REFUSE, "no step since the last freeze"),
         ({"open_iteration": 6}, FreezeAction.APPEND, "iteration 6 is under way"),
         ({"open_iteration": 7, "steps": 0}, FreezeAction.APPEND, "is under way"),
         (

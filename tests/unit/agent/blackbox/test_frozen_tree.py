@@ -374,10 +374,24 @@ def test_writer_knows_the_trees_that_it_has_written(tmp_path):
     assert make_writer().is_written("job", 1, 1, plan)
 
 
+def test_freezes_of_one_microsecond_have_files_and_trees_of_their_own(tmp_path):
+    """As of two workers of an agent, one of which has left its freeze to the other."""
+    record, rings = make_frozen_rings(tmp_path / "dump")
+    of_ranks = [
+        (dataclasses.replace(record, ranks=record.ranks[at : at + 1]), rings[at : at + 1])
+        for at in range(2)
+    ]
+    raws = [write_raw(tmp_path, each) for each in of_ranks]
+    assert len(set(raws)) == 2
+    found = [make_writer().write(raw) for raw in (*raws, *raws)]
+    assert [each and each[1].rpartition("/")[2] for each in found] == ["1", "1.1"] * 2
+
+
 def test_raw_file_keeps_its_name_when_its_freeze_joins_another(tmp_path):
     record, rings = make_frozen_rings(tmp_path / "dump")
     path = write_raw(tmp_path, (record, rings))
-    assert write_raw(tmp_path, (dataclasses.replace(record, iteration=0), rings)) == path
+    joined = dataclasses.replace(record, iteration=0)
+    assert RawFreezeFolder(tmp_path / "state").write(joined, rings, path) == path
     backlog = RawBacklog(RawFreezeFolder(tmp_path / "state"), make_writer(), lambda: 0.0)
     assert [each.iteration for each in backlog.find_left()] == [0]
     path.write_bytes(b"damaged")

@@ -42,11 +42,20 @@ def test_freeze_that_became_part_of_another_is_not_reported():
 
 def test_freeze_of_the_coordinator_is_new_once_and_its_reach_is_the_last(monkeypatch):
     recent = RecentFreezes(HandClock())
-    assert recent.note_relayed(RelayedFreeze(freeze(3)))
-    assert not recent.note_relayed(RelayedFreeze(freeze(3), FreezeReach(4, 2)))
+    assert recent.note_relayed(RelayedFreeze(freeze(3))) == (True, [])
+    assert recent.note_relayed(RelayedFreeze(freeze(3), FreezeReach(4, 2))) == (False, [])
     assert recent.find_reach(freeze(3).key) == FreezeReach(4, 2)
     assert recent.find_reach(freeze(4).key) == FreezeReach()
     monkeypatch.setattr(recent_freezes, "MAX_RELAYED", 2)
     for iteration in (4, 5):
-        assert recent.note_relayed(RelayedFreeze(freeze(iteration)))
+        assert recent.note_relayed(RelayedFreeze(freeze(iteration)))[0]
     assert recent.find_reach(freeze(3).key) == FreezeReach()
+
+
+def test_later_causes_of_the_coordinator_are_new_once():
+    recent = RecentFreezes(HandClock())
+    first, second = freeze(4).cause, freeze(5).cause
+    assert recent.note_relayed(RelayedFreeze(freeze(3), later_causes=(first,))) == (True, [first])
+    both = RelayedFreeze(freeze(3), later_causes=(first, second))
+    assert recent.note_relayed(both) == (False, [second])
+    assert recent.note_relayed(both) == (False, [])

@@ -40,7 +40,14 @@ class RelayRig:
         self.now_s = 0.0
         self.sessions: list[RankSession] = []
         self.answered = 0
-        self.relay = OrderRelay(lambda: self.sessions, self._count, clock=lambda: self.now_s)
+        self.newest: dict[str, int] = {}
+        """Newest iteration in the black box of each session that has one."""
+        self.relay = OrderRelay(
+            lambda: self.sessions,
+            self._count,
+            find_newest=lambda session: self.newest.get(session.request.session_id, "no box"),
+            clock=lambda: self.now_s,
+        )
 
     def _count(self) -> None:
         self.answered += 1
@@ -107,4 +114,19 @@ def test_rank_of_an_earlier_release_is_answered_for(rig):
     (answer,) = rig.relay.list_answers()
     assert (answer.applied, answer.session_id, listener.orders) == (True, "s0", [])
     assert "earlier release" in answer.refused
+    assert rig.answered == 1
+
+
+def test_agent_answers_for_its_ranks_what_it_can_freeze(rig):
+    """Also for those that hang, have ended, or are of an earlier release."""
+    listeners = [rig.add_session(0), rig.add_session(1, takes_orders=False), rig.add_session(2)]
+    rig.add_session(3, connects=False)
+    rig.sessions[3].mark_lost()
+    rig.newest = {"s0": 7, "s1": 8, "s3": 6}
+    freeze = replace(ORDER, action=ControlAction.FREEZE)
+    for _ in range(2):
+        rig.relay.take_orders([freeze])
+    answers = {each.rank: (each.iteration, each.refused) for each in rig.relay.list_answers()}
+    assert answers == {0: (7, ""), 1: (8, ""), 2: (0, "no box"), 3: (6, "")}
+    assert [each.orders for each in listeners] == [[], [], []]
     assert rig.answered == 1

@@ -22,8 +22,8 @@ def history(make_request) -> PlanHistory:
 
 
 def test_frame_belongs_to_the_plan_before_it(history):
-    history.add(5, STOPPED)
-    history.add(9, PLAN)
+    history.add(5, STOPPED, 2)
+    history.add(9, PLAN, 4)
     found = [history.find(sequence) for sequence in (0, 1, 5, 6, 9, 10)]
     assert [(period.plan, end) for period, end in found] == [
         (PLAN, 5),
@@ -33,11 +33,12 @@ def test_frame_belongs_to_the_plan_before_it(history):
         (STOPPED, 9),
         (PLAN, None),
     ]
+    assert [period.iteration for period, _ in found] == [None, None, None, 2, 2, 4]
 
 
 def test_plan_that_comes_again_changes_nothing(history):
     for sequence in (5, 9, 5, 9):
-        history.add(sequence, STOPPED)
+        history.add(sequence, STOPPED, 3)
     assert history.latest.begin == 9
     assert history.find(6)[1] == 9
 
@@ -51,15 +52,15 @@ def test_plan_that_comes_again_changes_nothing(history):
 )
 def test_plan_that_differs_in_more_is_refused(history, plan, reason):
     with pytest.raises(ProtocolError, match=reason):
-        history.add(5, plan)
+        history.add(5, plan, 1)
     assert history.latest.plan == PLAN
 
 
 def test_tables_come_into_being_and_stay(history):
     assert history.latest.storage.tables is None
-    history.add(5, PlanChange(saved="full").apply_to(PLAN))
+    history.add(5, PlanChange(saved="full").apply_to(PLAN), 1)
     tables = history.latest.storage.tables
     assert tables is not None
-    history.add(9, PLAN)
+    history.add(9, PLAN, 2)
     latest = history.latest.storage
     assert (latest.tables, latest.statistic_names, latest.elements) == (tables, None, True)

@@ -8,6 +8,7 @@ import pytest
 
 from rankdump._core.black_box import FaultKind
 from rankdump._core.freeze_record import FreezeReach, FrozenCause, JobFreeze
+from rankdump._wire.freeze_messages import MAX_LATER_CAUSES
 from rankdumpd.coordinator.alarms.job_freezes import (
     ANSWER_TIME_S,
     MAX_KNOWN_FREEZES,
@@ -89,12 +90,39 @@ def test_coordinator_that_starts_again_learns_the_same_from_the_repeated_reports
     assert list_keys(first, 10.0) == list_keys(again, 10.0) == [5, 9]
 
 
-def test_alarm_during_a_freeze_is_part_of_it():
+def list_later(freezes: JobFreezes, now_s: float) -> list[list[int]]:
+    relayed = freezes.list_relayed(lambda attempt: AGENTS, now_s=now_s)
+    return [[cause.iteration for cause in each.later_causes] for each in relayed]
+
+
+def test_alarm_during_a_freeze_is_a_later_cause_of_it():
     freezes = JobFreezes()
-    assert freezes.add(freeze(3), now_s=0.0)
-    assert not freezes.add(freeze(4), now_s=1.0)
-    assert not freezes.add(freeze(3), now_s=RELAYED_S + 1)
-    assert freezes.add(freeze(4), now_s=RELAYED_S + 1)
+    assert freezes.add_alarm(freeze(3), now_s=0.0)
+    assert not freezes.add_alarm(freeze(4), now_s=1.0)
+    # It goes on, and is found again and again.
+    assert not freezes.add_alarm(freeze(4, at_us=5), now_s=2.0)
+    assert not freezes.add_alarm(freeze(3, at_us=5), now_s=2.0)
+    assert list_later(freezes, 2.0) == [[4]]
+    for at in (3, 4):
+        assert not freezes.add_alarm(freeze(at), now_s=RELAYED_S + 1)
+    assert freezes.add_alarm(freeze(5), now_s=RELAYED_S + 1)
+    assert freezes.add_alarm(freeze(4, attempt=1), now_s=RELAYED_S + 1)
+
+
+def test_alarm_in_the_iteration_of_a_freeze_of_an_agent_is_a_later_cause():
+    freezes = JobFreezes()
+    freezes.add_reported("a", [freeze(5)], now_s=1.0)
+    wait = FrozenCause(FaultKind.WAIT, 5, "it waits", 9)
+    assert not freezes.add_alarm(JobFreeze("j", 0, 5, wait), now_s=2.0)
+    [relayed] = freezes.list_relayed(lambda attempt: AGENTS, now_s=2.0)
+    assert relayed.later_causes == (wait,)
+
+
+def test_later_causes_are_bounded():
+    freezes = JobFreezes()
+    for at in range(3 * MAX_LATER_CAUSES):
+        freezes.add_alarm(freeze(at), now_s=1.0)
+    assert list_later(freezes, 1.0) == [[*range(1, MAX_LATER_CAUSES + 1)]]
 
 
 def test_known_freezes_are_bounded():

@@ -11,6 +11,7 @@ from rankdumpd.coordinator.control.control_decision import (
     MIN_LEAD_S,
     ControlledSession,
     choose_iteration,
+    judge_freeze,
     judge_ranks,
     list_sessions,
 )
@@ -54,16 +55,32 @@ def test_newest_session_of_each_rank_is_asked():
             session(1, SessionState.OPEN, attempt=1),
             session(1, SessionState.LOST),
             session(0, SessionState.CLOSED),
-            session(2, SessionState.LOST),
+            session(2, SessionState.LOST, ended_by="SIGKILL"),
+            session(3, SessionState.LOST, last_events_known=True),
+            # It may connect again in a moment.
+            session(4, SessionState.LOST),
         ],
     )
-    assert [(each.rank, bool(each.absence)) for each in found] == [(0, True), (1, False), (2, True)]
+    assert {each.rank: each.absence for each in found} == {
+        0: "it has ended its session",
+        1: "",
+        2: "its process is gone (SIGKILL)",
+        3: "its process is gone (it is not known how it ended)",
+        4: "",
+    }
 
 
-@pytest.mark.parametrize("state", [SessionState.CLOSED, SessionState.LOST])
-def test_job_that_has_ended_is_refused(state):
-    with pytest.raises(RejectedError, match="job 'job' has ended: none of its ranks runs"):
-        list_sessions("job", [session(0, state)])
+@pytest.mark.parametrize(
+    ("states", "line"),
+    [
+        (["closed", "closed"], "job 'job' has ended: none of its ranks runs"),
+        (["lost", "closed"], "no rank of job 'job' is connected to its agent: of 2 ranks 1 are"),
+        (["lost", "lost"], "of 2 ranks 2 are lost, and 0 have ended"),
+    ],
+)
+def test_job_without_a_connected_rank_is_refused(states, line):
+    with pytest.raises(RejectedError, match=line):
+        list_sessions("job", [session(at, SessionState(each)) for at, each in enumerate(states)])
 
 
 def test_every_rank_that_is_apart_is_named_with_the_reason():
@@ -86,3 +103,48 @@ def test_every_rank_that_is_apart_is_named_with_the_reason():
     assert "earlier release" in reasons[2]
     assert reasons[3] == "support_device excludes it"
     assert reasons[4].startswith("no answer within 15 s")
+    assert not any(each.unconfirmed for each in result.ranks)
+
+
+def test_rank_that_does_not_confirm_may_have_the_change():
+    """Its agent was killed after the question: nobody knows whether the order has reached it."""
+    sessions = [ControlledSession(0, "s0", ""), ControlledSession(1, "s1", "not connected")]
+    asked = {"s0": position(10, 1), "s1": position(10, 1)}
+    result = judge_ranks(sessions, asked, {"s1": ControlAnswer("o", True, 20)}, 20, waited_s=15)
+    [apart] = result.exceptions
+    assert (apart.rank, apart.iteration, apart.unconfirmed) == (0, None, True)
+    assert apart.reason.endswith("; it begins in iteration 20, or not at all")
+    # It had connected again in time.
+    assert result.ranks[1] == ControlledRank(1, 20)
+
+
+@pytest.mark.parametrize(("running", "chosen"), [(10, 50), (60, 62)])
+def test_ranks_that_have_the_order_already_are_joined_if_possible(running, chosen):
+    """The coordinator ended after it had given the order to some."""
+    ranks = [position(40, 1_000_000, pending=50, begun=50), position(running, 1_000_000)]
+    assert choose_iteration(ranks, round_s=0) == chosen
+    sessions = [ControlledSession(rank, f"s{rank}", "") for rank in range(2)]
+    asked = {f"s{rank}": answer for rank, answer in enumerate(ranks)}
+    applied = {"s0": ControlAnswer("o", True, 50), "s1": ControlAnswer("o", True, chosen)}
+    result = judge_ranks(sessions, asked, applied, chosen, waited_s=15)
+    assert [each.iteration for each in result.ranks] == [50, chosen]
+    assert [each.rank for each in result.exceptions] == ([] if chosen == 50 else [0])
+
+
+def test_note_of_a_rank_is_no_exception():
+    sessions, asked = [ControlledSession(0, "s0", "")], {"s0": position(10, 1)}
+    applied = {"s0": ControlAnswer("o", True, 20, note="'a' matches none")}
+    result = judge_ranks(sessions, asked, applied, 20, waited_s=15)
+    assert (result.exceptions, result.ranks[0].note) == ((), "'a' matches none")
+
+
+def test_frozen_are_the_ranks_whose_agents_have_steps_of_them():
+    sessions = [ControlledSession(0, "s0", ""), ControlledSession(1, "s1", "gone")]
+    sessions += [ControlledSession(2, "s2", "gone"), ControlledSession(3, "s3", "")]
+    asked = {"s0": position(7, 1), "s1": position(6, 1), "s3": position(0, 1, refused="no box")}
+    result = judge_freeze(sessions, asked, {}, 7)
+    assert [each.iteration for each in result.ranks] == [7, 7, None, None]
+    assert [each.reason for each in result.ranks] == ["", "", "gone", "no box"]
+    # An agent that freezes nothing names the ranks that run.
+    result = judge_freeze(sessions, asked, {0: "it was frozen 3 s ago"}, 7)
+    assert [each.reason for each in result.ranks][:2] == ["it was frozen 3 s ago", "gone"]

@@ -10,7 +10,7 @@ import pytest
 
 from rankdump._core.freeze_record import FreezeReach, UnreachedAgent
 from rankdump._core.job_control import ControlAction, ControlAnswer, ControlOrder, ControlResult
-from rankdump.errors import RejectedError
+from rankdump.errors import RejectedError, UnavailableError
 from rankdumpd.coordinator.control.control_decision import ControlledSession
 from rankdumpd.coordinator.control.job_control import JobControl
 
@@ -165,3 +165,27 @@ def test_freeze_is_that_of_the_latest_iteration(refusal: str):
         (0, 9, ""),
         (1, None if refusal else 9, refusal),
     ]
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_controls_end_when_the_coordinator_stops(rounds: int):
+    control = JobControl(refuse_freeze, round_timeout_s=60)
+    caller = ControlThread(control)
+    if rounds == 2:
+        answer_first_round(control)
+    wait_until(lambda: bool(control.list_orders()))
+    control.stop()
+    error = caller.join()
+    assert isinstance(error, UnavailableError)
+    assert str(error) == "the coordinator stops"
+
+
+def test_stop_leaves_time_to_an_order_that_was_given_out():
+    control = JobControl(refuse_freeze, round_timeout_s=60)
+    caller = ControlThread(control)
+    begin = answer_first_round(control)
+    stopping = threading.Thread(target=control.stop, args=(60.0,))
+    stopping.start()
+    answer_second_round(control, begin)
+    stopping.join()
+    assert isinstance(caller.join(), ControlResult)
