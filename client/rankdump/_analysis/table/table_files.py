@@ -63,6 +63,11 @@ class TableSource(NamedTuple):
     size: int
     modified_ns: int
 
+    @property
+    def is_manifest(self) -> bool:
+        """Whether it is a manifest of rankdump."""
+        return f"/{MANIFEST_FOLDER}/" in self.path
+
 
 class NumberRange(NamedTuple):
     """Whole numbers from the first to the last."""
@@ -126,7 +131,7 @@ class TableFile:
     @property
     def is_of_manifests(self) -> bool:
         """Whether its rows are those of manifests, and no file was looked at beside them."""
-        return all(f"/{MANIFEST_FOLDER}/" in source.path for source in self.sources)
+        return all(source.is_manifest for source in self.sources)
 
     @property
     def paths(self) -> tuple[str, str]:
