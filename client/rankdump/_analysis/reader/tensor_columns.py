@@ -119,7 +119,7 @@ def _assemble_manifest_rows(
         "position": pa.array(np.arange(len(order)) - np.searchsorted(parts, parts)),
         "name": records.column("op_name"),
         "side": _spell_sides(sides[order]),
-        "slot": pa.array(slots[order], mask=sides[order] == UNKNOWN_SIDE),
+        "slot": pa.array(np.minimum(slots[order], _INT32_MAX), mask=sides[order] == UNKNOWN_SIDE),
         "bytes": records.column("bytes_in"),
         "stored_bytes": records.column("bytes_stored"),
         "phase": records.column("phase").fill_null(""),

@@ -124,7 +124,7 @@ def test_place_with_two_manifests_is_not_answered_by_the_table(tmp_path: Path):
     assert find_indexed_files(tree.root) == []
 
 
-@pytest.mark.parametrize("damage", ["cut", "removed", "foreign"])
+@pytest.mark.parametrize("damage", ["cut", "removed", "foreign", "texts"])
 def test_file_of_the_table_that_cannot_be_read_is_left_out(
     tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -142,7 +142,8 @@ def test_file_of_the_table_that_cannot_be_read_is_left_out(
         else:
             rows = pq.read_table(path)
             at = rows.schema.get_field_index("rank")
-            ranks = pa.array([7] * len(rows), pa.int32())
+            rank = 7 if damage == "foreign" else "no number"
+            ranks = pa.array([rank] * len(rows))
             pq.write_table(rows.set_column(at, "rank", ranks), path)
     assert dict(answer(root)) == expected
 
