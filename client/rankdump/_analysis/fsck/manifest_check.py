@@ -15,7 +15,7 @@ from rankdump._analysis.fsck.damage import DamageKind, FileDamage, StoredManifes
 from rankdump._analysis.fsck.tree_scan import read_regular_file
 from rankdump._analysis.reader.fingerprints import check_fingerprint_file, find_fingerprint_path
 from rankdump._analysis.reader.manifests import TreeManifests, read_folder_owners
-from rankdump._analysis.reader.tensor_loader import name_element_type, normalize_element_name
+from rankdump._core.cann_types import name_element_type, normalize_element_name
 from rankdump._core.manifest import (
     RETIRED_FILE,
     Manifest,

@@ -22,9 +22,9 @@ from rankdump._analysis.reader.manifests import (
     list_rank_folders,
     read_manifests,
 )
-from rankdump._analysis.reader.tensor_loader import normalize_element_name
 from rankdump._analysis.reader.tree import Entry, Figures, Table, Tree
 from rankdump._codec.file_codec import select_codec
+from rankdump._core.cann_types import normalize_element_name
 from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.manifest import Manifest
 from rankdump._core.record import TensorKey
