@@ -268,6 +268,8 @@ class WireRank:
     address: str
     root: Path
     rank: int = 0
+    device: int | None = None
+    """The number of the rank where it is None."""
     world_size: int = 1
     session_id: str = "session0000"
     job_id: str = "job"
@@ -308,7 +310,7 @@ class WireRank:
                 session_id=self.session_id,
                 rank=self.rank,
                 world_size=self.world_size,
-                device=self.rank,
+                device=self.rank if self.device is None else self.device,
                 host=self.host,
                 pid=self.pid,
                 framework="none 0",
