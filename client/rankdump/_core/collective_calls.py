@@ -33,7 +33,7 @@ class GroupCalls:
 
 
 @dataclass(frozen=True, slots=True)
-class RankCalls:
+class RankCallCounts:
     """The calls of a rank at a time."""
 
     rank: int
@@ -82,7 +82,7 @@ class StandingCall:
         return text
 
 
-def find_standing_calls(ranks: Sequence[RankCalls]) -> list[StandingCall]:
+def find_standing_calls(ranks: Sequence[RankCallCounts]) -> list[StandingCall]:
     """Return the collectives in which ranks may wait: first those whose missing members wait in
     none themselves.
 
@@ -99,9 +99,9 @@ def find_standing_calls(ranks: Sequence[RankCalls]) -> list[StandingCall]:
     )
 
 
-def _iterate_standing_calls(ranks: Sequence[RankCalls]) -> Iterator[StandingCall]:
+def _iterate_standing_calls(ranks: Sequence[RankCallCounts]) -> Iterator[StandingCall]:
     members: defaultdict[str, dict[int, GroupCalls]] = defaultdict(dict)
-    waiting: defaultdict[tuple[str, int], list[RankCalls]] = defaultdict(list)
+    waiting: defaultdict[tuple[str, int], list[RankCallCounts]] = defaultdict(list)
     for each in ranks:
         for calls in each.calls:
             members[calls.group][each.rank] = calls

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rankdump._core.collective_calls import (
     MIN_WAIT_US,
     GroupCalls,
-    RankCalls,
+    RankCallCounts,
     StandingCall,
     find_standing_calls,
 )
@@ -13,14 +13,14 @@ from rankdump._core.collective_calls import (
 NOW_US = 100_000_000
 
 
-def rank(number: int, *calls: tuple[str, int, float], is_waiting: bool = True) -> RankCalls:
+def rank(number: int, *calls: tuple[str, int, float], is_waiting: bool = True) -> RankCallCounts:
     """Each call has its group, the count with it, and how many seconds ago it was."""
     members = {"world": (0, 1, 2), "half": (1, 2)}
     made = tuple(
         GroupCalls(group, members[group], count, "all_reduce", NOW_US - round(ago_s * 1e6))
         for group, count, ago_s in calls
     )
-    return RankCalls(number, NOW_US, is_waiting, made)
+    return RankCallCounts(number, NOW_US, is_waiting, made)
 
 
 def test_rank_that_has_called_fewer_is_the_one_that_others_wait_for():

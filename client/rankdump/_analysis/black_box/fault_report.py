@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from rankdump._core.collective_calls import RankCalls, StandingCall, find_standing_calls
+from rankdump._core.collective_calls import RankCallCounts, StandingCall, find_standing_calls
 from rankdump._core.freeze_record import (
     AbsentRanks,
     FreezeRecord,
@@ -155,12 +155,12 @@ def make_fault_report(root: str, records: Sequence[FreezeRecord]) -> FaultReport
     )
 
 
-def _iterate_calls(ranks: Iterable[tuple[FreezeRecord, FrozenRank]]) -> Iterator[RankCalls]:
+def _iterate_calls(ranks: Iterable[tuple[FreezeRecord, FrozenRank]]) -> Iterator[RankCallCounts]:
     for _, rank in ranks:
         if rank.steps:
             last = rank.steps[-1]
             waits = last.unfinished and rank.state is SessionState.OPEN
-            yield RankCalls(rank.rank, last.ended_us, waits, last.calls)
+            yield RankCallCounts(rank.rank, last.ended_us, waits, last.calls)
 
 
 def _find_first_bad(
