@@ -39,7 +39,7 @@ def steps(data: bytes) -> None:
         for piece in pieces(data):
             which, rest = chosen(piece, 3)
             if which == 2:
-                rings.take_tensor(session, agent_pb2.StepTensor.FromString(rest))
+                rings.take_tensors(session, agent_pb2.StepTensors.FromString(rest))
             elif which:
                 notice = fault_notice_from_wire(agent_pb2.FaultNotice.FromString(rest))
                 make_fault_cause(0, notice, 0)

@@ -194,9 +194,10 @@ def _steps() -> Iterator[bytes]:
             iteration, nans=iteration, stacks=("File a.py, line 3",), notes=("zero",)
         )
         yield b"\0" + message.SerializeToString(deterministic=True)
-    for tensor in make_tensors(2):
-        for piece in step_tensor_to_wire(tensor):
-            yield b"\2" + piece.SerializeToString(deterministic=True)
+    tensors = agent_pb2.StepTensors(
+        pieces=[piece for tensor in make_tensors(2) for piece in step_tensor_to_wire(tensor)]
+    )
+    yield b"\2" + tensors.SerializeToString(deterministic=True)
     yield b"\1" + make_fault_message(2).SerializeToString(deterministic=True)
 
 

@@ -192,9 +192,13 @@ class PushStreamClient:
 
     def step_tensors(self, *tensors: StepTensor) -> PushStreamClient:
         """Send tensors of a step in full."""
-        for tensor in tensors:
-            for piece in step_tensor_to_wire(tensor):
-                self._requests.put(agent_pb2.PushRequest(step_tensor=piece))
+        pieces = [piece for tensor in tensors for piece in step_tensor_to_wire(tensor)]
+        return self.step_pieces(*pieces)
+
+    def step_pieces(self, *pieces: agent_pb2.StepTensor) -> PushStreamClient:
+        """Send pieces of tensors of a step."""
+        message = agent_pb2.StepTensors(pieces=pieces)
+        self._requests.put(agent_pb2.PushRequest(step_tensors=message))
         return self
 
     def fault(self, notice: agent_pb2.FaultNotice) -> PushStreamClient:

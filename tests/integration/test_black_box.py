@@ -263,7 +263,7 @@ def test_killed_rank_freezes_its_job(make_agent, make_rank):
     # Also of a step that it does not end, and without the end of another tensor.
     stream.step(make_step_message(5, nans=1, unfinished=True)).step_tensors(*make_tensors(5))
     half = agent_pb2.StepTensor(iteration=5, tensor_kind=WIRE_KINDS[0], data=b"1234")
-    stream._requests.put(agent_pb2.PushRequest(step_tensor=half))
+    stream.step_pieces(half)
     sizes = compute_tensor_bytes(16) + compute_tensor_bytes(24) + 4
     steps = map(compute_step_bytes, (make_step(4), make_step(4), make_step(5, nans=1)))
     sizes += sum(steps) + 2 * sum(map(len, WIRE_KINDS))
@@ -304,8 +304,7 @@ def test_rank_without_a_step_freezes_its_job(make_agent, make_rank, monkeypatch)
     [
         {"step_state": agent_pb2.StepState(rows=b"1")},
         {"step_state": agent_pb2.StepState(first_kind=3)},
-        {"step_tensor": agent_pb2.StepTensor(begin=3)},
-        {"step_tensor": agent_pb2.StepTensor(tensor_kind=WIRE_KINDS[0], data=bytes(17))},
+        {"step_tensors": agent_pb2.StepTensors(pieces=[agent_pb2.StepTensor(begin=3)])},
         {"fault": agent_pb2.FaultNotice(kind="odd")},
         {"fault": agent_pb2.FaultNotice(kind="jump", tensor_kind=b"\xff")},
     ],

@@ -69,9 +69,9 @@ class BlackBoxSide:
     def _take_some(self, stream: int) -> None:
         for request in self.outbox.take_requests(stream):
             self.bodies.append(request.WhichOneof("body") or "")
-            if request.HasField("step_tensor"):
-                tensor = self.assembler.feed(request.step_tensor)
-                self.tensors += [tensor] if tensor else []
+            if request.HasField("step_tensors"):
+                found = map(self.assembler.feed, request.step_tensors.pieces)
+                self.tensors += [tensor for tensor in found if tensor]
                 continue
             if request.HasField("fault"):
                 self.faults.append(fault_notice_from_wire(request.fault))

@@ -302,7 +302,11 @@ class PushStream:
         while self._aside:
             yield self._aside.popleft()
         if self._outbox is not None:
-            yield from self._outbox.take_requests(stream)
+            for request in self._outbox.take_requests(stream):
+                yield request
+                if self.closing:
+                    # The agent takes something, although it acknowledges nothing.
+                    self._buffer.renew_patience()
 
     def _wake_sender(self) -> None:
         with self._buffer.changed:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 from rankdump._core.black_box import FaultNotice, StepState, StepTensor, compute_tensor_bytes
 from rankdump._wire.black_box_messages import fault_notice_to_wire, step_state_to_wire
-from rankdump._wire.step_tensor_messages import step_tensor_to_wire
+from rankdump._wire.step_tensor_messages import PIECE_BYTES, step_tensor_to_wire
 from rankdump.wire.v1 import agent_pb2
 
 _MAX_FAULTS = 16
@@ -124,8 +124,8 @@ class StepOutbox:
         self._is_finishing = True
 
     def take_requests(self, stream: int) -> Iterator[agent_pb2.PushRequest]:
-        """Yield what waits, for the stream of that number; of tensors that are about no fault one
-        piece at most, for which frames need not wait, unless the session ends.
+        """Yield what waits, for the stream of that number; of tensors one message at most, because
+        frames do not wait for them, unless the session ends.
         """
         is_over = False
         while not is_over:
@@ -134,16 +134,17 @@ class StepOutbox:
                     self._stream, self._brought = stream, 0
                     self._tensors.give_up_sent()
                 request = self._take_request() if self.is_wanted else None
-                is_unasked = self._tensors.is_unasked
             if request is None:
                 return
             yield request
-            is_over = is_unasked and request.HasField("step_tensor") and not self._is_finishing
+            is_over = request.HasField("step_tensors") and not self._is_finishing
 
     def _take_request(self) -> agent_pb2.PushRequest | None:
         if not self._items:
-            piece = self._tensors.take_piece()
-            return None if piece is None else agent_pb2.PushRequest(step_tensor=piece)
+            pieces = self._tensors.take_pieces()
+            if not pieces:
+                return None
+            return agent_pb2.PushRequest(step_tensors=agent_pb2.StepTensors(pieces=pieces))
         item = self._items.popleft()
         if isinstance(item, FaultNotice):
             return agent_pb2.PushRequest(fault=fault_notice_to_wire(item))
@@ -169,11 +170,6 @@ class _TensorQueue:
         return self._sent is not None or any(self._waiting.values())
 
     @property
-    def is_unasked(self) -> bool:
-        """Whether the one that is being sent is about no fault."""
-        return self._sent is not None and not self._sent[0].about_fault
-
-    @property
     def max_bytes(self) -> int:
         """Most bytes of tensors that are about a fault, and of others."""
         return 0 if self.is_off else self._max_bytes
@@ -189,8 +185,21 @@ class _TensorQueue:
         self._waiting[tensor.about_fault].append(tensor)
         self._byte_counts[tensor.about_fault] += compute_tensor_bytes(len(tensor.data))
 
-    def take_piece(self) -> agent_pb2.StepTensor | None:
-        """Return the next piece; None without any."""
+    def take_pieces(self) -> list[agent_pb2.StepTensor]:
+        """Return the next pieces, of less than twice PIECE_BYTES together; no item when nothing
+        waits.
+        """
+        pieces: list[agent_pb2.StepTensor] = []
+        size = 0
+        while size < PIECE_BYTES:
+            piece = self._take_piece()
+            if piece is None:
+                break
+            pieces.append(piece)
+            size += piece.ByteSize()
+        return pieces
+
+    def _take_piece(self) -> agent_pb2.StepTensor | None:
         while True:
             piece = next(self._sent[1], None) if self._sent else None
             if piece is not None:

@@ -431,7 +431,7 @@ def test_tensor_in_full_is_copied_and_follows_its_step():
     side.take()
     assert not side.tensors
     end_step(side)
-    assert side.bodies[-2:] == ["step_state", "step_tensor"]
+    assert side.bodies[-2:] == ["step_state", "step_tensors"]
     (tensor,) = side.tensors
     assert (tensor.iteration, tensor.row, tensor.about_fault) == (1, 0, False)
     assert np.frombuffer(tensor.data, np.float32).tolist() == [0, 1, 2, 3, 4, 5]

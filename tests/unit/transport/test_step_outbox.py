@@ -121,15 +121,15 @@ def test_large_tensor_is_sent_in_pieces_and_holds_its_bytes_until_it_is_sent():
     outbox.finish()
     outbox.add_tensor(make_tensor(size))
     requests = outbox.take_requests(0)
-    pieces = [next(requests).step_tensor for _ in range(3)]
-    assert [(piece.begin, len(piece.data)) for piece in pieces] == [
-        (0, PIECE_BYTES),
-        (PIECE_BYTES, PIECE_BYTES),
-        (2 * PIECE_BYTES, 5),
-    ]
-    taken = 4096 + size
-    assert outbox.find_tensor_room(about_fault=False) == (1 << 24) - taken
+    messages = [next(requests).step_tensors.pieces for _ in range(2)]
+    assert outbox.find_tensor_room(about_fault=False) == (1 << 24) - (4096 + size)
     assert outbox.find_tensor_room(about_fault=True) == 1 << 24
+    messages.append(next(requests).step_tensors.pieces)
+    assert [[(piece.begin, len(piece.data)) for piece in pieces] for pieces in messages] == [
+        [(0, PIECE_BYTES)],
+        [(PIECE_BYTES, PIECE_BYTES)],
+        [(2 * PIECE_BYTES, 5)],
+    ]
     assert next(requests, None) is None
     assert outbox.find_tensor_room(about_fault=False) == 1 << 24
 
@@ -138,7 +138,7 @@ def test_stream_that_ends_within_a_tensor_loses_it_and_frees_its_bytes():
     outbox = StepOutbox(4, 1 << 24)
     outbox.is_wanted = True
     outbox.add_tensor(make_tensor(PIECE_BYTES + 1, about_fault=True))
-    assert next(outbox.take_requests(0)).step_tensor.begin == 0
+    assert next(outbox.take_requests(0)).step_tensors.pieces[0].begin == 0
     assert outbox.has_waiting
     assert next(outbox.take_requests(1), None) is None
     assert outbox.find_tensor_room(about_fault=True) == 1 << 24
@@ -151,22 +151,26 @@ def test_steps_and_faults_overtake_tensors_and_those_of_a_fault_overtake_others(
     outbox.add_tensor(make_tensor(PIECE_BYTES + 1, 0))
     outbox.add_tensor(make_tensor(3, 1))
     requests = outbox.take_requests(0)
-    assert len(next(requests).step_tensor.data) == PIECE_BYTES
+    assert len(next(requests).step_tensors.pieces[0].data) == PIECE_BYTES
     outbox.finish()
     outbox.add_fault(FaultNotice(FaultKind.NON_FINITE, 2, "NaN"))
     outbox.add_state(StepState(2, 0, 0, b""))
     outbox.add_tensor(make_tensor(4, 2, about_fault=True))
-    seen = [
-        (request.WhichOneof("body"), getattr(request, request.WhichOneof("body") or ""))
-        for request in requests
-    ]
-    assert [(body, message.iteration) for body, message in seen] == [
-        ("fault", 2),
-        ("step_state", 2),
-        ("step_tensor", 0),
-        ("step_tensor", 2),
-        ("step_tensor", 1),
-    ]
+    fault, state, tensors = requests
+    assert (fault.fault.iteration, state.step_state.iteration) == (2, 2)
+    # Small ones share a message.
+    assert [piece.iteration for piece in tensors.step_tensors.pieces] == [0, 2, 1]
+
+
+def test_message_of_small_tensors_is_bounded():
+    outbox = StepOutbox(4, 1 << 24)
+    outbox.is_wanted = True
+    outbox.finish()
+    for _ in range(5):
+        outbox.add_tensor(make_tensor(PIECE_BYTES // 2 - 1000))
+    sizes = [request.ByteSize() for request in outbox.take_requests(0)]
+    assert len(sizes) == 2
+    assert max(sizes) < 2 * PIECE_BYTES
 
 
 def test_frames_do_not_wait_for_tensors_that_are_about_no_fault():
@@ -178,7 +182,7 @@ def test_frames_do_not_wait_for_tensors_that_are_about_no_fault():
     seen = [next(requests).WhichOneof("body")]
     outgoing._buffer.submit(IterationEnd(0, 0))
     seen += [next(requests).WhichOneof("body") for _ in range(3)]
-    assert seen == ["step_tensor", "step_tensor", "batch", "step_tensor"]
+    assert seen == ["step_tensors", "step_tensors", "batch", "step_tensors"]
 
 
 def test_end_of_a_session_comes_after_all_tensors():
@@ -191,4 +195,4 @@ def test_end_of_a_session_comes_after_all_tensors():
     outgoing._buffer.submit(SessionEnd(0))
     requests = outgoing.requests(outgoing.begin_stream())
     seen = [next(requests).WhichOneof("body") for _ in range(5)]
-    assert seen == [*["step_tensor"] * 4, "batch"]
+    assert seen == [*["step_tensors"] * 4, "batch"]

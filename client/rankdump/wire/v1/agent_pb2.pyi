@@ -221,7 +221,7 @@ class PushRequest(google.protobuf.message.Message):
     DOORBELL_FIELD_NUMBER: builtins.int
     STEP_STATE_FIELD_NUMBER: builtins.int
     FAULT_FIELD_NUMBER: builtins.int
-    STEP_TENSOR_FIELD_NUMBER: builtins.int
+    STEP_TENSORS_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """First message of every stream."""
@@ -237,7 +237,7 @@ class PushRequest(google.protobuf.message.Message):
     @property
     def fault(self) -> global___FaultNotice: ...
     @property
-    def step_tensor(self) -> global___StepTensor: ...
+    def step_tensors(self) -> global___StepTensors: ...
     def __init__(
         self,
         *,
@@ -246,11 +246,11 @@ class PushRequest(google.protobuf.message.Message):
         doorbell: global___Doorbell | None = ...,
         step_state: global___StepState | None = ...,
         fault: global___FaultNotice | None = ...,
-        step_tensor: global___StepTensor | None = ...,
+        step_tensors: global___StepTensors | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "doorbell", b"doorbell", "fault", b"fault", "hello", b"hello", "step_state", b"step_state", "step_tensor", b"step_tensor"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "doorbell", b"doorbell", "fault", b"fault", "hello", b"hello", "step_state", b"step_state", "step_tensor", b"step_tensor"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "batch", "doorbell", "step_state", "fault", "step_tensor"] | None: ...
+    def HasField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "doorbell", b"doorbell", "fault", b"fault", "hello", b"hello", "step_state", b"step_state", "step_tensors", b"step_tensors"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "doorbell", b"doorbell", "fault", b"fault", "hello", b"hello", "step_state", b"step_state", "step_tensors", b"step_tensors"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "batch", "doorbell", "step_state", "fault", "step_tensors"] | None: ...
 
 global___PushRequest = PushRequest
 
@@ -433,6 +433,24 @@ class GroupCalls(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["called_us", b"called_us", "count", b"count", "group", b"group", "kind", b"kind", "ranks", b"ranks"]) -> None: ...
 
 global___GroupCalls = GroupCalls
+
+@typing.final
+class StepTensors(google.protobuf.message.Message):
+    """Tensors of steps in full, or pieces of them, as many as fit into a message of usual size."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PIECES_FIELD_NUMBER: builtins.int
+    @property
+    def pieces(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StepTensor]: ...
+    def __init__(
+        self,
+        *,
+        pieces: collections.abc.Iterable[global___StepTensor] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pieces", b"pieces"]) -> None: ...
+
+global___StepTensors = StepTensors
 
 @typing.final
 class StepTensor(google.protobuf.message.Message):

@@ -147,11 +147,11 @@ class BlackBox:
             with self._changed:
                 self._changed.notify_all()
 
-    def take_tensor(self, session: RankSession, message: agent_pb2.StepTensor) -> None:
-        """Put a piece of a tensor into the ring of a session; ProtocolError when it contradicts
-        itself, or the pieces before it.
+    def take_tensors(self, session: RankSession, message: agent_pb2.StepTensors) -> None:
+        """Put pieces of tensors into the ring of a session; ProtocolError when one contradicts
+        itself, or those before it.
         """
-        self._rings.take_tensor(session, message)
+        self._rings.take_tensors(session, message)
 
     def take_fault(self, session: RankSession, message: agent_pb2.FaultNotice) -> None:
         """Take the fault that a rank reports; ProtocolError when it contradicts itself."""

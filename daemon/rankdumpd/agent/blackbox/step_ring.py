@@ -284,9 +284,9 @@ class StepRings:
         self.trim()
         return ring
 
-    def take_tensor(self, session: RankSession, message: agent_pb2.StepTensor) -> None:
-        """Put a piece of a tensor into the ring of its session; ProtocolError when it contradicts
-        itself, or the pieces before it.
+    def take_tensors(self, session: RankSession, message: agent_pb2.StepTensors) -> None:
+        """Put pieces of tensors into the ring of their session; ProtocolError when one contradicts
+        itself, or those before it.
         """
         settings = session.plan.black_box
         if not settings.steps or not settings.tensor_bytes:
@@ -294,9 +294,12 @@ class StepRings:
         with self.lock:
             ring = self._rings.setdefault(session.request.session_id, StepRing(session))
             dropped = ring.dropped_tensors
-            self._arrivals += 1
-            ring.feed_tensor(message, self._arrivals)
-            self.dropped_tensors += ring.dropped_tensors - dropped
+            try:
+                for piece in message.pieces:
+                    self._arrivals += 1
+                    ring.feed_tensor(piece, self._arrivals)
+            finally:
+                self.dropped_tensors += ring.dropped_tensors - dropped
         self.trim()
 
     def trim(self) -> None:

@@ -229,8 +229,8 @@ def take_tensor(
 ) -> None:
     kind = TensorKind(0, "Linear", "a", TensorSide.OUTPUT, 0, "uint8", (size,), size)
     tensor = StepTensor(iteration, kind, bytes(size), about_fault=about_fault)
-    for message in step_tensor_to_wire(tensor):
-        rings.take_tensor(session, message)
+    for piece in step_tensor_to_wire(tensor):
+        rings.take_tensors(session, agent_pb2.StepTensors(pieces=[piece]))
 
 
 def count_tensors(ring: StepRing) -> dict[int, int]:
@@ -307,7 +307,7 @@ def test_pieces_count_as_memory_before_their_tensor_is_complete(make_session):
     bare = ring.byte_count
     kind = TensorKind(0, "a", "a", TensorSide.OUTPUT, 0, "uint8", (1 << 23,), 1 << 23)
     first, *_ = step_tensor_to_wire(StepTensor(0, kind, bytes(1 << 23)))
-    rings.take_tensor(session, first)
+    rings.take_tensors(session, agent_pb2.StepTensors(pieces=[first]))
     assert (ring.byte_count, count_tensors(ring)) == (bare + PIECE_BYTES, {})
 
 
