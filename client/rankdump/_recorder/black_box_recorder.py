@@ -281,7 +281,8 @@ class BlackBoxRecorder:
         """Keep tensors in full and send them at once: the one whose pulse was added last, of the
         kind of that number, and the inputs of its operator; and count those that do not fit.
         """
-        if self._kept.is_off or self._in_child:
+        # The state of a step that has ended is not to be replaced.
+        if self._kept.is_off or not self._is_running:
             return
         begun_ns, row = self._clock_ns(), self._find_last_row(number)
         # The agent keeps tensors of steps that it knows, also if the rank does not come further.

@@ -515,3 +515,12 @@ def test_copies_do_not_change_the_part_that_is_measured():
         side.recorder.end_step(ran=True)
         side.take()
     assert side.recorder.stride == 1
+
+
+def test_fault_after_the_end_of_its_step_does_not_replace_the_step():
+    side = begin_second_step(BlackBoxSettings(64))
+    end_step(side)
+    keep(side, "bad", np.zeros(6, np.float32), about_fault=True)
+    side.take()
+    assert not side.tensors
+    assert [state.unfinished for state in side.states] == [False, False]
