@@ -147,7 +147,7 @@ def dump(make_rank, frames) -> Callable[..., Any]:
             saved=form.saved,
             statistics=ITEMS,
             tables=form.tables,
-            fingerprints=form.saved == "full",
+            fingerprints=form.saved != "statistic",
         )
         made = make_rank(
             address, root=root, rank=rank, output=output, content=content, codec=form.codec,
@@ -214,7 +214,7 @@ def test_rows_of_a_layout_are_the_same_by_all_ways(make_agent, dump, short_dir, 
     rows = read_checked_rows(root)
     assert len(rows) == 36
     assert {row["rank"] for row in rows} == {"0", "1"}
-    for column, is_kept in (("max", form.saved != "tensor"), ("sketch", form.saved == "full")):
+    for column, is_kept in (("max", form.saved != "tensor"), ("sketch", form.saved != "statistic")):
         assert sum(row[column] != "None" for row in rows) == 36 * is_kept
     assert all((root / eval(row["path"])).is_file() for row in rows if form.saved != "statistic")
     assert compare_with_tree(root) == TableLag(0, 0)
