@@ -14,7 +14,6 @@ from rankdump._analysis.table.table_files import list_table, list_tensor_files
 from rankdump._analysis.table.tree_access import LocalTree
 from rankdump._analysis.table_index import index_tree
 from rankdump._core.manifest import Manifest
-from rankdump._core.plan import plan_from_json
 
 RowPlace = tuple[int, int]
 """Rank and iteration."""
@@ -34,18 +33,9 @@ def find_waiting(states: Iterable[Path], ranks: Mapping[str, int]) -> set[RowPla
 
 def check_table(root: Path, waiting: set[RowPlace]) -> Iterator[str]:
     """Yield what is wrong with the table of a tree, before and after `rankdump index`."""
-    others = {place for place, layout in _list_layouts(root) if not layout.startswith("mindspore")}
-    yield from _compare(root, waiting | others, "table of the agent")
+    yield from _compare(root, waiting, "table of the agent")
     yield from index_tree(root, processes=1).problems
     yield from _compare(root, set(), "table after rankdump index")
-
-
-def _list_layouts(root: Path) -> Iterator[tuple[RowPlace, str]]:
-    """Yield the layout of each rank's iteration: agents write tables of MindSpore's."""
-    for manifest in _iter_manifests(root):
-        if manifest.session is not None:
-            plan = plan_from_json(manifest.session.plan.encode())
-            yield (manifest.status.rank, manifest.status.iteration), plan.output.layout
 
 
 def _compare(root: Path, waiting: set[RowPlace], what: str) -> Iterator[str]:
@@ -74,5 +64,5 @@ def _count_records(root: Path) -> Counter[RowPlace]:
 
 
 def _iter_manifests(root: Path) -> Iterator[Manifest]:
-    for path in root.glob("rank_*/.dump_metadata/manifest/iteration_*.json"):
+    for path in root.glob("rank*/.dump_metadata/manifest/iteration_*.json"):
         yield Manifest.from_json(path.read_bytes())

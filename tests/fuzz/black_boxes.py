@@ -1,4 +1,6 @@
-"""Targets for the black box: steps and faults of ranks, raw files of freezes, and their records."""
+"""Targets for the black box: steps of ranks, their full tensors and faults, raw files of freezes,
+and their records.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,7 @@ from rankdump._wire.session_messages import kind_from_wire
 from rankdump.errors import CorruptedError
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.blackbox.freeze_state import make_fault_cause
+from rankdumpd.agent.blackbox.frozen_tensors import place_tensors
 from rankdumpd.agent.blackbox.pulse_rows import (
     iter_table_rows,
     list_timestamps,
@@ -28,14 +31,16 @@ from rankdumpd.agent.session.registry import read_checked_plan
 
 
 def steps(data: bytes) -> None:
-    """Steps and faults of one session: what a ring keeps can be summarized and written."""
+    """Steps, tensors and faults of one session: what a ring keeps can be summarized and written."""
     request = make_frozen_rings(Path("/trees/a"))[1][0].request
     session = RankSession(request, read_checked_plan(request))
     rings = StepRings(lambda: 1 << 20, lambda: 0.0)
     try:
         for piece in pieces(data):
-            which, rest = chosen(piece, 2)
-            if which:
+            which, rest = chosen(piece, 3)
+            if which == 2:
+                rings.take_tensors(session, agent_pb2.StepTensors.FromString(rest))
+            elif which:
                 notice = fault_notice_from_wire(agent_pb2.FaultNotice.FromString(rest))
                 make_fault_cause(0, notice, 0)
             else:
@@ -46,10 +51,14 @@ def steps(data: bytes) -> None:
     for ring in rings.list_rings():
         kinds = [kind_from_wire(kind) for kind in ring.kinds]
         for state in ring.steps:
-            stamps = list_timestamps(state, 0)
-            rows = list(iter_table_rows(state, read_details(state), kinds, stamps))
-            summary = summarize_step(state, kinds, stamps)
-            assert len(rows) == len(stamps) == summary.tensors
+            tensors = ring.tensors.list_step(state.iteration)
+            placed = place_tensors(state, kinds, tensors)
+            stamps = list_timestamps(state, 0, len(placed.others))
+            measured = stamps[: len(stamps) - len(placed.others)]
+            rows = list(iter_table_rows(state, read_details(state), kinds, measured))
+            summary = summarize_step(state, kinds, stamps, len(tensors))
+            assert len(rows) == len(measured) == summary.tensors
+            assert len(placed.measured) + len(placed.others) == summary.full_tensors
 
 
 def raw_freezes(data: bytes) -> None:

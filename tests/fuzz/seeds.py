@@ -16,7 +16,12 @@ from fuzz.input_pieces import joined
 from fuzz.seeds_of_files import FILES
 from fuzz.streams import PLANS, RING_BYTES
 from fuzz.targets import CORPUS
-from support.black_box_rings import make_fault_message, make_frozen_rings, make_step_message
+from support.black_box_rings import (
+    make_fault_message,
+    make_frozen_rings,
+    make_step_message,
+    make_tensors,
+)
 from xxhash import xxh3_128_digest
 
 from rankdump._core.black_box import RankStep
@@ -57,6 +62,7 @@ from rankdump._wire.session_messages import (
     session_request_to_wire,
     timeouts_to_wire,
 )
+from rankdump._wire.step_tensor_messages import step_tensor_to_wire
 from rankdump.wire.v1 import agent_pb2, coordinator_pb2
 from rankdumpd.agent.blackbox.raw_freeze import RawFreezeFolder
 
@@ -182,12 +188,16 @@ def _changes(columns: Sequence[tuple[str, str]]) -> Iterator[bytes]:
 
 
 def _steps() -> Iterator[bytes]:
-    """Yield the steps of a session and its fault."""
+    """Yield the steps of a session, its tensors in full and its fault."""
     for iteration in range(3):
         message = make_step_message(
             iteration, nans=iteration, stacks=("File a.py, line 3",), notes=("zero",)
         )
         yield b"\0" + message.SerializeToString(deterministic=True)
+    tensors = agent_pb2.StepTensors(
+        pieces=[piece for tensor in make_tensors(2) for piece in step_tensor_to_wire(tensor)]
+    )
+    yield b"\2" + tensors.SerializeToString(deterministic=True)
     yield b"\1" + make_fault_message(2).SerializeToString(deterministic=True)
 
 

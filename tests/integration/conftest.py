@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from rankdump._core.black_box import StepTensor
 from rankdump._core.plan import (
     BlackBoxSettings,
     ContentSettings,
@@ -32,6 +33,7 @@ from rankdump._core.plan import (
     TensorSelection,
     plan_to_json,
 )
+from rankdump._wire.step_tensor_messages import step_tensor_to_wire
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, control_pb2
 from rankdumpd.agent.service import DumpAgent
 from rankdumpd.server.grpc_server import GrpcServer
@@ -188,6 +190,17 @@ class PushStreamClient:
         self._requests.put(agent_pb2.PushRequest(step_state=state))
         return self
 
+    def step_tensors(self, *tensors: StepTensor) -> PushStreamClient:
+        """Send tensors of a step in full."""
+        pieces = [piece for tensor in tensors for piece in step_tensor_to_wire(tensor)]
+        return self.step_pieces(*pieces)
+
+    def step_pieces(self, *pieces: agent_pb2.StepTensor) -> PushStreamClient:
+        """Send pieces of tensors of a step."""
+        message = agent_pb2.StepTensors(pieces=pieces)
+        self._requests.put(agent_pb2.PushRequest(step_tensors=message))
+        return self
+
     def fault(self, notice: agent_pb2.FaultNotice) -> PushStreamClient:
         """Report a fault."""
         self._requests.put(agent_pb2.PushRequest(fault=notice))
@@ -259,6 +272,8 @@ class WireRank:
     address: str
     root: Path
     rank: int = 0
+    device: int | None = None
+    """The number of the rank where it is None."""
     world_size: int = 1
     session_id: str = "session0000"
     job_id: str = "job"
@@ -299,7 +314,7 @@ class WireRank:
                 session_id=self.session_id,
                 rank=self.rank,
                 world_size=self.world_size,
-                device=self.rank,
+                device=self.rank if self.device is None else self.device,
                 host=self.host,
                 pid=self.pid,
                 framework="none 0",

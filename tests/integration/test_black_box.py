@@ -12,8 +12,11 @@ import grpc
 import pytest
 from support.black_box_rings import (
     KINDS,
+    WIRE_KINDS,
     make_fault_message,
+    make_step,
     make_step_message,
+    make_tensors,
     read_tree_record,
 )
 from support.command_line import run_in_process
@@ -23,10 +26,12 @@ import rankdump
 from rankdump._analysis.black_box.fault_report import make_fault_report
 from rankdump._analysis.black_box.freeze_files import read_freeze_records
 from rankdump._cli.command_group import run_command_line
+from rankdump._core.black_box import compute_tensor_bytes
 from rankdump._core.plan import BlackBoxSettings
 from rankdump._core.status import SessionState
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.blackbox import freeze_decision
+from rankdumpd.agent.blackbox.step_ring import compute_step_bytes
 from rankdumpd.agent.session.rank_session import MAX_RUNNING_NOTES
 
 SETTINGS = BlackBoxSettings(steps=8, post_steps=1)
@@ -62,6 +67,15 @@ def wait_trees(rank, count: int = 1) -> list[Path]:
 
 def wait_steps(rank, count: int) -> None:
     wait_until(lambda: rank.status().black_box.steps == count)
+
+
+def check_tensors(tree: Path, iteration: int) -> None:
+    """The tensors of rank 0 in full are in the tree, bit by bit."""
+    dump = rankdump.open(tree)
+    found = {entry.key.side: entry for entry in dump.where(rank=0, iteration=iteration).tensors()}
+    for tensor in make_tensors(iteration):
+        assert dump.load(found.pop(tensor.kind.side)).tobytes() == tensor.data
+    assert not found
 
 
 def test_fault_of_a_rank_freezes_all_ranks(make_agent, make_rank, short_dir):
@@ -246,7 +260,14 @@ def test_killed_rank_freezes_its_job(make_agent, make_rank):
     )
     for each in (stream, other_stream):
         each.step(make_step_message(4))
-    wait_steps(other, 2)
+    # Also of a step that it does not end, and without the end of another tensor.
+    stream.step(make_step_message(5, nans=1, unfinished=True)).step_tensors(*make_tensors(5))
+    half = agent_pb2.StepTensor(iteration=5, tensor_kind=WIRE_KINDS[0], data=b"1234")
+    stream.step_pieces(half)
+    sizes = compute_tensor_bytes(16) + compute_tensor_bytes(24) + 4
+    steps = map(compute_step_bytes, (make_step(4), make_step(4), make_step(5, nans=1)))
+    sizes += sum(steps) + 2 * sum(map(len, WIRE_KINDS))
+    wait_until(lambda: other.status().black_box.step_bytes == sizes)
     victim.kill()
     victim.communicate()
     stream.cut()
@@ -257,6 +278,8 @@ def test_killed_rank_freezes_its_job(make_agent, make_rank):
     record = read_tree_record(tree)
     assert record.causes[0].kind.value == "lost_rank"
     assert [rank.state for rank in record.ranks] == [SessionState.LOST, SessionState.OPEN]
+    assert [step.full_tensors for step in record.ranks[0].steps] == [0, 2]
+    check_tensors(tree, 5)
     assert record.ranks[1].steps[-1].stacks == ("waits in all_reduce",)
     assert record.ranks[1].steps[-1].unfinished
     other_stream.finish()
@@ -281,6 +304,7 @@ def test_rank_without_a_step_freezes_its_job(make_agent, make_rank, monkeypatch)
     [
         {"step_state": agent_pb2.StepState(rows=b"1")},
         {"step_state": agent_pb2.StepState(first_kind=3)},
+        {"step_tensors": agent_pb2.StepTensors(pieces=[agent_pb2.StepTensor(begin=3)])},
         {"fault": agent_pb2.FaultNotice(kind="odd")},
         {"fault": agent_pb2.FaultNotice(kind="jump", tensor_kind=b"\xff")},
     ],
@@ -298,10 +322,9 @@ def test_hostile_message_ends_its_stream_alone(make_agent, make_rank, message):
 
 def test_killed_agent_writes_the_tree_after_its_restart(make_daemon, make_rank, short_dir):
     daemon = make_daemon()
-    rank, stream = begin(make_rank, daemon.address)
+    _, stream = begin(make_rank, daemon.address)
     stream.step(make_step_message(0)).step(make_step_message(1, nans=2))
-    wait_steps(rank, 2)
-    stream.fault(make_fault_message(1))
+    stream.step_tensors(*make_tensors(1)).fault(make_fault_message(1))
     # It waits for a step of iteration 2, and for the other rank.
     stream.wait_frozen()
     daemon.kill()
@@ -313,6 +336,7 @@ def test_killed_agent_writes_the_tree_after_its_restart(make_daemon, make_rank, 
     record = read_tree_record(tree)
     assert [step.iteration for step in record.ranks[0].steps] == [0, 1]
     assert record.causes[0].text == "NaN in an output"
+    check_tensors(tree, 1)
     assert run_command_line(["fsck", str(tree)]) == 0
     wait_until(lambda: not list((short_dir / "state").rglob("*.freeze")))
 

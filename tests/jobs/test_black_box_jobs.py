@@ -11,7 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+import rankdump
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -68,6 +71,7 @@ def test_first_nan_of_all_ranks_is_named(run, tmp_path):
     assert (before["ranks"], before["nonfinite"]) == (4, 0)
     assert float(before["loss"]) > 0
     check_frozen_tree(Path(report["root"]), ranks=4)
+    check_tensors_in_full(Path(report["root"]))
     plain = tmp_path / "plain"
     plain.mkdir()
     subprocess.run([sys.executable, JOB, "4", plain, "nan"], check=True)
@@ -86,6 +90,27 @@ def check_frozen_tree(root: Path, *, ranks: int) -> None:
     assert "no problem found" in ask("fsck", root)
     status = json.loads(ask("status", root, "--json"))
     assert {each["rank"] for each in status["iterations"]} == set(range(ranks))
+
+
+def check_tensors_in_full(root: Path) -> None:
+    """The bad tensor, its input, and with this budget those of the steps before are in the tree."""
+    dump = rankdump.open(root)
+    bad = dump.where(rank=2, iteration=BAD_STEP, operator="*scale-Scale*")
+    found = {entry.key.side.value: dump.load(entry) for entry in bad.tensors()}
+    assert sorted(found) == ["input", "output"]
+    assert np.isnan(found["output"]).all()
+    assert (np.abs(found["input"]) <= 1).all()
+    [record] = root.glob(".rankdump/black_box.*.json")
+    ranks = json.loads(record.read_text())["ranks"]
+    before = dump.where(iteration=BAD_STEP - 1)
+    steps = [step for rank in ranks for step in rank["steps"]]
+    counts = [step["full_tensors"] for step in steps if step["iteration"] == BAD_STEP - 1]
+    assert sum(counts) == len(before.tensors()) > 0
+    rows = {(row.key.rank, row.op_name): row for row in before.statistics()}
+    for entry in before.tensors():
+        maximum = rows[entry.key.rank, entry.op_name].number("max")
+        assert float(dump.load(entry).max()) == pytest.approx(maximum, rel=1e-5)
+    assert not any(rank["dropped_tensors"] for rank in ranks)
 
 
 def test_killed_rank_is_the_cause(run):

@@ -267,5 +267,8 @@ def test_wait_past_half_of_its_timeout_freezes_the_black_boxes(tmp_path: Path) -
     ends = {end["rank"]: end for end in report["ends"]}
     assert set(ends) == {0, 1}
     assert not report["absent"]
+    [call] = report["standing_calls"]
+    assert (call["kind"], call["group"], call["number"]) == ("all_reduce", "1", 3)
+    assert (call["waiting"], call["missing"], call["unknown"]) == ([0], {"1": 3}, [])
     assert any("all_reduce" in stack for stack in ends[0]["stacks"])
     assert any("sleep_on_one_rank" in stack for stack in ends[1]["stacks"])

@@ -48,6 +48,9 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
         self._missing = 0
         self.warnings: list[str] = []
         self.changes_plans = True
+        self.keeps_steps = self.keeps_step_tensors = False
+        self.beside: list[str] = []
+        """Messages beside the frames."""
 
     def OpenSession(self, request, context):  # noqa: N802 - gRPC's name
         self.opened.append(request)
@@ -62,6 +65,8 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
             acknowledged_sequence=self.committed,
             slab=slab,
             changes_plans=self.changes_plans,
+            keeps_steps=self.keeps_steps,
+            keeps_step_tensors=self.keeps_step_tensors,
         )
 
     def Status(self, request, context):  # noqa: N802 - gRPC's name
@@ -77,6 +82,10 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
         for request in request_iterator:
             if request.WhichOneof("body") == "hello":
                 assert request.hello.token == b"t"
+                continue
+            body = request.WhichOneof("body")
+            if body in ("step_state", "step_tensors", "fault"):
+                self.beside.append(body)
                 continue
             if self.cut_now:
                 self.cut_now = False

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from rankdump._core.black_box import DETAIL_ROW, PULSE_ROW, FaultKind, StepCause, StepState
+from rankdump._core.black_box import (
+    DETAIL_ROW,
+    PULSE_ROW,
+    FaultKind,
+    StepCause,
+    StepState,
+    StepTensor,
+)
 from rankdump._core.freeze_record import (
     FreezeRecord,
     FrozenCause,
@@ -83,9 +90,11 @@ def make_fault_message(iteration: int, kind: str = "non_finite") -> agent_pb2.Fa
 
 
 def make_frozen_rings(
-    root: Path, *, steps: int = 3, ranks: int = 2, nan_at: int = 1
+    root: Path, *, steps: int = 3, ranks: int = 2, nan_at: int = 1, full: bool = True
 ) -> tuple[FreezeRecord, list[FrozenRing]]:
-    """Return the record and the rings of a job whose last rank has a NaN in one iteration."""
+    """Return the record and the rings of a job whose last rank has a NaN in one iteration, and
+    there with `full` the tensor that has it and the input of its operator.
+    """
     plan = DumpPlan(OutputSettings(str(root)), black_box=BlackBoxSettings(8))
     rings = [
         FrozenRing(
@@ -98,6 +107,7 @@ def make_frozen_rings(
             tuple(
                 make_step(at, nans=5 * (rank == ranks - 1 and at == nan_at)) for at in range(steps)
             ),
+            {nan_at: make_tensors(nan_at)} if full and rank == ranks - 1 else {},
         )
         for rank in range(ranks)
     ]
@@ -113,7 +123,12 @@ def make_frozen_rings(
         source="train.py:7",
     )
     described = tuple(
-        FrozenRank(rank, f"session-{rank}", 40 + rank, SessionState.OPEN, held_steps=steps)
+        FrozenRank(
+            *(rank, f"session-{rank}", 40 + rank, SessionState.OPEN),
+            held_steps=steps,
+            held_tensors=2 * (full and rank == ranks - 1),
+            tensor_bytes=40 * (full and rank == ranks - 1),
+        )
         for rank in range(ranks)
     )
     return FreezeRecord("job", 0, nan_at, "here", ranks, STARTED_US, (cause,), described), rings
@@ -123,3 +138,18 @@ def read_tree_record(tree: Path) -> FreezeRecord:
     """Return the only record of a frozen tree."""
     [path] = [path for path in (tree / ".rankdump").iterdir() if is_record_name(path.name)]
     return parse_freeze_record(path.read_bytes())
+
+
+def make_tensors(iteration: int) -> tuple[StepTensor, ...]:
+    """Return tensors of such a step in full: the second one, and an input of its operator that has
+    no row and other elements in each iteration.
+    """
+    data = np.array([[1.5, np.nan], [-0.0, iteration]], np.float32).tobytes()
+    ids = np.array([iteration, 7, -1], np.int64).tobytes()
+    of_input = KINDS[1]._replace(
+        side=TensorSide.INPUT, dtype="int64", shape=(3,), byte_count=24, argument="args.0"
+    )
+    return (
+        StepTensor(iteration, KINDS[1], data, row=1, about_fault=True),
+        StepTensor(iteration, of_input, ids, about_fault=True),
+    )

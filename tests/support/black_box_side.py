@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from rankdump._core.black_box import PULSE_ROW, FaultNotice, StepState
+from rankdump._core.black_box import PULSE_ROW, FaultNotice, StepState, StepTensor
 from rankdump._core.plan import BlackBoxSettings, OperatorSelection
 from rankdump._core.record import TensorKind
 from rankdump._recorder.black_box_recorder import BlackBoxRecorder
@@ -18,6 +18,7 @@ from rankdump._wire.black_box_messages import (
     step_state_from_wire,
 )
 from rankdump._wire.session_messages import kind_from_wire
+from rankdump._wire.step_tensor_messages import StepTensorAssembler
 
 
 @dataclass
@@ -33,12 +34,18 @@ class BlackBoxSide:
     dumps: list[tuple[OperatorSelection, int, int]] = field(
         default_factory=list[tuple[OperatorSelection, int, int]]
     )
+    tensors: list[StepTensor] = field(default_factory=list[StepTensor])
+    bodies: list[str] = field(default_factory=list[str])
+    """Which messages there were."""
     refusal: str = ""
     """Why nothing can be dumped."""
 
     def __post_init__(self) -> None:
-        self.outbox = StepOutbox(self.settings.steps)
-        self.outbox.is_wanted = True
+        self.outbox = StepOutbox(
+            self.settings.steps, self.settings.tensor_bytes, clock=lambda: self.now_ns / 1e9
+        )
+        self.outbox.set_agent(keeps_steps=True, keeps_tensors=True)
+        self.assembler = StepTensorAssembler(self.settings.tensor_bytes)
         self.recorder = BlackBoxRecorder(
             self.settings,
             self.outbox,
@@ -56,7 +63,16 @@ class BlackBoxSide:
 
     def take(self, stream: int = 0) -> None:
         """Receive what waits."""
+        while self.outbox.has_waiting:
+            self._take_some(stream)
+
+    def _take_some(self, stream: int) -> None:
         for request in self.outbox.take_requests(stream):
+            self.bodies.append(request.WhichOneof("body") or "")
+            if request.HasField("step_tensors"):
+                found = map(self.assembler.feed, request.step_tensors.pieces)
+                self.tensors += [tensor for tensor in found if tensor]
+                continue
             if request.HasField("fault"):
                 self.faults.append(fault_notice_from_wire(request.fault))
                 continue

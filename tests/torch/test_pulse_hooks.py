@@ -63,10 +63,12 @@ class Net(nn.Module):
 class Training:
     """A model whose steps are measured."""
 
-    def __init__(self, model: Any, *rules: WatchRule, fingerprints: bool = True) -> None:
-        self.side = BlackBoxSide(BlackBoxSettings(64, watch=rules))
+    def __init__(
+        self, model: Any, *rules: WatchRule, fingerprints: bool = True, **settings: Any
+    ) -> None:
+        self.side = BlackBoxSide(BlackBoxSettings(64, watch=rules, **settings))
         if not fingerprints:
-            self.side.recorder.can_fingerprint = lambda byte_count, tensors=1: False
+            self.side.recorder.can_afford = lambda spending: False
         self.model = model
         self.recorder = Recorder()
         self.hook = TorchPulseHook(model, self.recorder, self.side.recorder, graph=0, name="Net")
@@ -230,6 +232,36 @@ def test_gradient_without_a_hook_is_measured_when_it_is_used(x):
     assert sorted(rows) == sorted(GRADIENTS)
 
 
+def has_hook(training: Training) -> list[bool]:
+    return [bool(each._post_accumulate_grad_hooks) for each in training.model.parameters()]
+
+
+def test_parameters_get_hooks_only_where_all_are_measured(x, monkeypatch):
+    """Torch calls what has once been a hook of a parameter in every step."""
+    monkeypatch.setattr(pulse_hooks, "_SETTLE_STEPS", 2)
+    training = Training(Net(), fingerprints=False)
+    training.side.recorder.stride = 4
+    for _ in range(4):
+        training.run_step(x)
+        assert all(p._post_accumulate_grad_hooks is None for p in training.model.parameters())
+    training.side.recorder.stride = 1
+    assert sorted(training.run_step(x)) == sorted(INNER + GRADIENTS)
+    assert all(has_hook(training))
+
+
+def test_gradients_are_measured_as_they_arrive_where_no_optimizer_uses_them(x):
+    """The first step shows that there is none; what is there at its end is measured."""
+    training = Training(Net(), fingerprints=False)
+    for expected in (False, True):
+        training.begin()
+        assert all(has_hook(training)) is expected
+        training.model(x).sum().backward()
+        if expected:
+            training.model.zero_grad()
+        training.hook.iteration_ends(0, armed=False)
+        assert set(GRADIENTS) <= set(training.end())
+
+
 def test_part_of_the_modules_is_measured_in_turn(x):
     training = Training(Net(), fingerprints=False)
     training.run_step(x)
@@ -280,7 +312,9 @@ def test_fingerprints_go_over_the_model_in_turn(x):
     training = Training(Net(), fingerprints=False)
     training.run_step(x)
     training.side.recorder.stride = 8
-    training.side.recorder.can_fingerprint = lambda byte_count, tensors=1: tensors <= 3
+    training.side.recorder.can_afford = lambda spending: (
+        spending.fingerprints <= 3 and not spending.copies
+    )
     for _ in range(3):
         training.run_step(x)
     details = list_details(training)
@@ -291,7 +325,7 @@ def test_fingerprints_go_over_the_model_in_turn(x):
 
 def test_tensor_that_is_too_large_has_no_turn(x):
     training = Training(Net())
-    training.side.recorder.is_too_large = lambda byte_count: byte_count > 32
+    training.side.recorder.is_too_much = lambda spending: max(spending[0], spending[2]) > 32
     for _ in range(2):
         training.run_step(x)
     names = set(list_details(training)[1])
@@ -469,3 +503,124 @@ def test_gradient_on_an_accelerator_is_a_fault_only_if_it_was_used(x, is_used):
     training.hook.detach()
     training.side.take()
     assert len(training.side.faults) == is_used
+
+
+def list_kept(training: Training, iteration: int) -> dict[str, Any]:
+    """Return the tensors in full of a step by operator, and with `input` where they are one."""
+    return {
+        f"{each.kind.op_name}{' input' * (each.kind.side is TensorSide.INPUT)}": each
+        for each in training.side.tensors
+        if each.iteration == iteration
+    }
+
+
+def test_first_tensor_that_is_not_finite_is_kept_in_full_with_its_inputs(x):
+    training = Training(Net(), fingerprints=False)
+    training.run_step(x)
+    training.model.divide.by = math.nan
+    inputs: list[Tensor] = []
+    training.model.divide.register_forward_pre_hook(
+        lambda module, args: inputs.append(args[0].detach().clone())
+    )
+    training.begin()
+    with torch.no_grad():
+        training.model(x).zero_()
+    training.side.take()
+    # At once: a rank that does not come further loses nothing.
+    assert training.side.bodies[-3:] == ["fault", "step_state", "step_tensors"]
+    kept = list_kept(training, 1)
+    assert list(kept) == [INNER[2], f"{INNER[2]} input"]
+    output, argument = kept.values()
+    assert output.about_fault
+    assert argument.about_fault
+    assert np.isnan(np.frombuffer(output.data, np.float32)).all()
+    assert argument.data == inputs[0].numpy().tobytes()
+    assert (argument.row, argument.kind.argument, argument.kind.shape) == (None, "args.0", (2, 4))
+    state = training.side.states[-1]
+    assert state.unfinished
+    [number] = np.frombuffer(state.rows, PULSE_ROW)["kind"][[output.row]]
+    assert training.side.kinds[number] == output.kind
+    training.end()
+    for _ in range(3):
+        training.run_step(x)
+    # A fault that goes on is not kept again.
+    assert len(training.side.tensors) == 2
+
+
+def test_tensor_of_a_fault_is_kept_once(x):
+    training = Training(Net())
+    for _ in range(2):
+        training.run_step(x)
+    training.model.divide.by = math.nan
+    training.run_step(x)
+    kept = [each.kind.op_name for each in training.side.tensors if each.iteration == 2]
+    # With the input of the operator.
+    assert sorted(kept) == sorted([*INNER, *GRADIENTS, INNER[2]])
+
+
+def test_gradient_that_is_not_finite_is_kept_in_full(x):
+    training = Training(Net(), fingerprints=False)
+    training.run_step(x)
+    training.begin()
+    (training.model(x).sum() * math.inf).backward()
+    training.hook.iteration_ends(1, armed=False)
+    training.end()
+    kept = list_kept(training, 1)
+    assert len(kept) == 1
+    assert set(kept) <= set(GRADIENTS)
+
+
+def test_tensors_are_kept_in_full_while_there_is_time(x):
+    training = Training(Net())
+    for _ in range(3):
+        training.run_step(x)
+    assert not list_kept(training, 0)  # their sizes are not known yet
+    kept = list_kept(training, 2)
+    assert set(kept) == set(INNER + GRADIENTS)
+    gradient = training.model.head.weight.grad
+    assert kept["Gradients/head.weight"].data == gradient.numpy().tobytes()
+    rows = np.frombuffer(training.side.states[2].rows, PULSE_ROW)
+    for tensor in kept.values():
+        assert not tensor.about_fault
+        assert training.side.kinds[rows[tensor.row]["kind"]] == tensor.kind
+        assert np.frombuffer(tensor.data, np.float32).max() == rows[tensor.row]["maximum"]
+    assert not any(state.left_out for state in training.side.states)
+
+
+def test_tensors_that_a_rule_names_are_kept_first(x):
+    rule = WatchRule("zero", ("divide", "Gradients/head.*"))
+    training = Training(Net(), rule)
+    training.side.recorder.can_afford = lambda spending: (
+        not spending.fingerprints and spending.copies <= 4
+    )
+    training.run_step(x)
+    for _ in range(3):
+        training.run_step(x)
+    named = {INNER[2], *GRADIENTS[:2]}
+    for iteration in range(1, 4):
+        kept = set(list_kept(training, iteration))
+        # They have half, and take turns when they need more.
+        assert len(kept & named) == 2
+        assert len(kept - named) == 2
+    assert [state.left_out for state in training.side.states] == [3, 1, 1, 1]
+    seen = {name for iteration in (1, 2) for name in list_kept(training, iteration)}
+    assert named <= seen
+
+
+def test_no_tensor_is_kept_without_bytes_for_it(x):
+    training = Training(Net(), WatchRule("zero", ("divide",)), tensor_bytes=0)
+    training.run_step(x)
+    training.model.divide.by = math.nan
+    training.run_step(x)
+    assert not training.side.tensors
+    assert not any(state.left_out for state in training.side.states)
+
+
+def test_tensor_of_a_fault_that_exceeds_its_bytes_is_counted(x):
+    training = Training(Net(), fingerprints=False, tensor_bytes=5000)
+    training.run_step(x)
+    training.model.divide.by = math.nan
+    training.run_step(x)
+    # Each of 32 bytes, and 4 KiB beside them.
+    assert list(list_kept(training, 1)) == [INNER[2]]
+    assert training.side.states[-1].left_out == 1

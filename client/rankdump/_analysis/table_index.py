@@ -89,7 +89,7 @@ class IndexWindow:
     rank: int | None = None
     """The rank whose folders are walked; None for all of them."""
     is_walked: bool = False
-    """Whether files are looked at, as no manifest or one of another layout says all."""
+    """Whether files are looked at, because there are no manifests."""
 
 
 @dataclass(slots=True)
@@ -125,42 +125,34 @@ def index_tree(
 
 def find_windows(root: Path) -> list[IndexWindow]:
     """Return the smallest parts of a tree that can be indexed, by iteration and rank."""
-    places = FolderIndex(root, sized=False)
-    places.find_folders()
     problems: list[str] = []
     manifests = [
-        (file.iteration if file.iteration is not None else -1, rank, _make_source(root, file.path))
+        (file.iteration if file.iteration is not None else -1, int(name[2]), file.path)
         for rank in list_rank_folders(root)
-        if RANK_FOLDER_PATTERN.fullmatch(rank)
+        if (name := RANK_FOLDER_PATTERN.fullmatch(rank)) is not None
         for file in list_manifest_files(root, rank, problems)
     ]
-    is_by_device = any(folder.device for folder in places.folders.values())
-    is_of_ranks = not is_by_device and all(rank.startswith("rank_") for _, rank, _ in manifests)
-    if manifests and is_of_ranks:
-        manifests.sort(key=lambda each: (each[0], int(each[1].removeprefix("rank_"))))
-        return [IndexWindow((source,)) for _, _, source in manifests if source is not None]
-    sources = [source for _, _, source in manifests if source is not None]
-    return _find_walked_windows(places, sources, is_by_device=is_by_device)
+    if manifests:
+        sources = (_make_source(root, path) for *_, path in sorted(manifests))
+        return [IndexWindow((source,)) for source in sources if source is not None]
+    return _find_walked_windows(root)
 
 
-def _find_walked_windows(
-    places: FolderIndex, manifests: Sequence[TableSource], *, is_by_device: bool
-) -> list[IndexWindow]:
+def _find_walked_windows(root: Path) -> list[IndexWindow]:
+    places = FolderIndex(root, sized=False)
+    places.find_folders()
     tables = [path for _, path, _ in places.tables] + [path for _, path in places.info_files]
+    is_by_device = any(folder.device for folder in places.folders.values())
     paths = {leaf.path for leaf in places.leaves} | {file.folder_path for file in places.files}
     for leaf in places.leaves:
-        with suppress(OSError), os.scandir(places.root / leaf.path) as found:
+        with suppress(OSError), os.scandir(root / leaf.path) as found:
             tables += [f"{leaf.path}/{each.name}" for each in found if ".csv" in each.name]
     by_rank: dict[int | None, list[TableSource]] = {}
     for path in sorted([*paths, *tables]):
         folder = find_folder(path if path in paths else path.rpartition("/")[0])
-        source = _make_source(places.root, places.root / path)
+        source = _make_source(root, root / path)
         if source is not None and folder is not None:
             by_rank.setdefault(None if is_by_device else folder.rank, []).append(source)
-    for source in manifests:
-        folder = find_folder(source.path.partition("/")[0])
-        rank = None if is_by_device or folder is None else folder.rank
-        by_rank.setdefault(rank, []).append(source)
     return [IndexWindow(tuple(sources), rank, is_walked=True) for rank, sources in by_rank.items()]
 
 

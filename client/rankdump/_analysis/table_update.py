@@ -81,7 +81,7 @@ def update_table(
 ) -> UpdateReport:
     """Bring the rows of manifests up to date; `now_s` is the time since the epoch.
 
-    The manifests are of folders `rank_*`. UnavailableError while another process changes the table,
+    UnavailableError while another process changes the table,
     OSError where the disk does not take the files, or does not give a manifest.
     """
     report = UpdateReport()
@@ -111,11 +111,7 @@ def plan_steps(
     held: defaultdict[str, list[TableSource]] = defaultdict(list)
     for source in (source for file in files for source in file.sources):
         held[source.path].append(source)
-    # `rankdump index` has walked these trees, and knows more than manifests say.
-    walked = {each.path for f in files if not f.is_of_manifests for each in f.sources}
     for path, source in manifests.items():
-        if path in walked:
-            continue
         if path not in held and source is not None:
             added.append(source)
         elif path in held and held[path] != [source]:
@@ -153,7 +149,8 @@ def _plan_rewrite(
     added: Iterable[TableSource] = (),
 ) -> TableStep:
     """Return the step that writes files again, with their manifests as they are now."""
-    kept = {each.path: each for file in replaced for each in file.sources}
+    # Earlier versions of `rankdump index` looked at folders of some trees with manifests as well.
+    kept = {each.path: each for f in replaced for each in f.sources if each.is_manifest}
     kept |= {path: source for path, source in manifests.items() if path in kept and source}
     removed = {path for path, source in manifests.items() if source is None}
     sources = [source for path, source in kept.items() if path not in removed]

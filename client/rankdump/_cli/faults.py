@@ -69,10 +69,11 @@ def _format_head(report: FaultReport) -> Iterator[str]:
     yield f"job {report.job_id}{attempt}, frozen at iteration {report.iteration}"
     yield f"cause: {_describe_cause(report.cause)}"
     if report.first_bad_value is not None:
-        yield from _format_bad_value(report.first_bad_value)
+        yield from _format_bad_value(report.first_bad_value, report.root)
     elif report.steps:
         yield "all tensors that were measured are finite"
     yield from (f"later: {_describe_cause(cause)}" for cause in report.later_causes)
+    yield from (call.describe() for call in report.standing_calls)
 
 
 def _describe_cause(cause: FrozenCause) -> str:
@@ -83,12 +84,16 @@ def _describe_cause(cause: FrozenCause) -> str:
     return f"{cause.kind.value}, {who}iteration {cause.iteration}: {cause.text}{about}{line}"
 
 
-def _format_bad_value(found: FirstBadValue) -> Iterator[str]:
+def _format_bad_value(found: FirstBadValue, root: str) -> Iterator[str]:
     yield describe_bad_value(found, format_scope_name(found.tensor.op_name))
     clean = format_count(found.tensor.finite_before, "tensor")
     yield f"  clean before it on that rank in that iteration: {clean}"
     if found.source:
         yield f"  {found.source}"
+    if found.full_tensors:
+        count = format_count(found.full_tensors, "tensor")
+        where = f"--rank {found.rank} --iteration {found.iteration}"
+        yield f"  {count} of that iteration in full: rankdump ls {root} {where}"
 
 
 def _format_step(step: StepSummary) -> list[str]:
@@ -112,9 +117,10 @@ def _format_ranks(report: FaultReport) -> Iterator[str]:
         elif end.unfinished:
             yield f"rank {end.rank} had not ended iteration {end.iteration}{_mention_stacks(end)}"
     yield from map(describe_absence, report.absent)
-    if report.dropped_steps:
-        steps = format_count(report.dropped_steps, "older step")
-        yield f"{steps} had been dropped because the agent's memory was short"
+    counts = ((report.dropped_steps, "step"), (report.dropped_tensors, "full tensor"))
+    dropped = [format_count(count, f"older {what}") for count, what in counts if count]
+    if dropped:
+        yield f"{' and '.join(dropped)} had been dropped because the agent's memory was short"
 
 
 def _mention_stacks(end: RankEnd) -> str:

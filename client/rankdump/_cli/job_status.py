@@ -229,10 +229,11 @@ def format_freezes(view: StatusView) -> list[str]:
 def _format_black_box(black_box: BlackBoxStatus) -> str:
     held = format_count(black_box.steps, "step")
     text = f"black box: {held} of ranks, {format_bytes(black_box.step_bytes)}"
-    if not black_box.dropped_steps:
+    counts = ((black_box.dropped_steps, "step"), (black_box.dropped_tensors, "full tensor"))
+    dropped = [format_count(count, f"older {what}") for count, what in counts if count]
+    if not dropped:
         return text
-    dropped = format_count(black_box.dropped_steps, "older step")
-    return f"{text}; {dropped} dropped because memory was short"
+    return f"{text}; {' and '.join(dropped)} dropped because memory was short"
 
 
 def format_resource_usage(view: StatusView) -> list[str]:

@@ -15,6 +15,7 @@ from rankdump._config.config_section import ConfigNotes, ConfigSection
 from rankdump._config.watch_section import parse_watch_rules
 from rankdump._core.plan import (
     MAX_RING_STEPS,
+    MAX_TENSOR_BYTES,
     BlackBoxSettings,
     ContentSettings,
     DeliverySettings,
@@ -207,6 +208,7 @@ def _parse_black_box(section: ConfigSection) -> BlackBoxSettings:
         max_bytes=int(read("max_bytes", 0, MAX_BUFFER_BYTES, "bytes")),
         pause_s=read("pause_s", 0, MAX_BLOCK_TIMEOUT_S, "seconds"),
         watch=parse_watch_rules(own),
+        tensor_bytes=int(read("tensor_bytes", 0, MAX_TENSOR_BYTES, "bytes")),
     )
 
 

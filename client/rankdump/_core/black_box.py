@@ -8,9 +8,11 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
+from rankdump._core.collective_calls import GroupCalls
 from rankdump._core.record import TensorKind
 from rankdump._core.tensor_fingerprint import FINGERPRINT_BYTES
 from rankdump._kernels.kernel_functions import FoundMoments
@@ -47,6 +49,9 @@ MAX_STEP_DETAILS = 1 << 12
 """Most of them in one step."""
 MAX_STEP_NOTES = 64
 """Most notes of one step."""
+_TENSOR_BYTES = 4096
+"""What a tensor in full takes besides its elements: memory, and about as much on the disk, so that
+tiny ones do not become files without number."""
 _PACK_ROW = struct.Struct("<IdddIII").pack
 assert PULSE_ROW.itemsize == struct.calcsize("<IdddIII")
 _MAX_COUNT = (1 << 32) - 1
@@ -114,6 +119,28 @@ class StepState:
     """What watch rules noted, a sentence each."""
     details: bytes = b""
     """Elements of `DETAIL_ROW`; their rows rise."""
+    calls: tuple[GroupCalls, ...] = ()
+    """How far the rank has come in the collectives of its groups."""
+    left_out: int = 0
+    """Tensors that were to be kept in full, and for which the budgets had no room."""
+
+
+class StepTensor(NamedTuple):
+    """A tensor of a step in full."""
+
+    iteration: int
+    kind: TensorKind
+    data: bytes | bytearray
+    """The elements in C order, little endian; they do not change any more."""
+    row: int | None = None
+    """Number of its row in the step; None for one that was not measured, such as an input."""
+    about_fault: bool = False
+    """It is the first one of its step that is not finite, or an input of its operator."""
+
+
+def compute_tensor_bytes(byte_count: int) -> int:
+    """Return how much of `tensor_bytes` a tensor of that size takes."""
+    return byte_count + _TENSOR_BYTES
 
 
 @dataclass(frozen=True, slots=True)

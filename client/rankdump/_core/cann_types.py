@@ -64,6 +64,8 @@ _DATA_TYPE_NAMES = (
     ("HIFLOAT4_SCALE", ""),
 )
 DATA_TYPES = {number: CannDataType(number, *names) for number, names in enumerate(_DATA_TYPE_NAMES)}
+_NAME_PREFIX = "DT_"
+_BY_NAME = {kind.name: kind for kind in DATA_TYPES.values()}
 _RESOURCE_NUMBER = 23
 DATA_TYPE_NUMBERS = {
     kind.element: kind.number
@@ -149,3 +151,15 @@ def split_format_word(word: int) -> FormatWord:
     """Return the parts of a format's number; one of a newer release stays as it is."""
     code = word >> 24 & 0xF
     return FormatWord(word & 0xFF, word >> 8 & 0xFFFF, 1 << (code - 1) if code else 0)
+
+
+def name_element_type(number: int) -> str:
+    """Return the name of an element type: numpy's where there is one, else CANN's."""
+    known = DATA_TYPES.get(number)
+    return (known.element or known.name.lower()) if known else f"type {number}"
+
+
+def normalize_element_name(text: str) -> str:
+    """Return the name of an element type that a table spells as CANN or the framework does."""
+    known = _BY_NAME.get(text.removeprefix(_NAME_PREFIX)) if text.startswith(_NAME_PREFIX) else None
+    return name_element_type(known.number) if known else text

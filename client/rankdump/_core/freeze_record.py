@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from rankdump._core.black_box import FaultKind
+from rankdump._core.collective_calls import GroupCalls
 from rankdump._core.json_values import make_plain, read_json
 from rankdump._core.status import SessionState
 from rankdump.errors import CorruptedError
@@ -155,6 +156,10 @@ class FrozenStep:
     """Root of the sum of squares of all gradients of parameters; empty without any."""
     largest: str = ""
     """Largest magnitude of a finite element; empty without any."""
+    full_tensors: int = 0
+    """Tensors that were kept in full, and are in the tree."""
+    left_out: int = 0
+    """Tensors that were to be kept in full, and for which the budgets of the rank had no room."""
     skipped: int = 0
     """Tensors that were not measured, because of the budget."""
     unfinished: bool = False
@@ -164,6 +169,9 @@ class FrozenStep:
     stacks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     """What watch rules noted, a sentence each."""
+    calls: tuple[GroupCalls, ...] = ()
+    """How far the rank had come in the collectives of its groups; with the members of the groups
+    where the step had not ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +189,12 @@ class FrozenRank:
     """Steps that the ring had."""
     dropped_steps: int = 0
     """Steps that were dropped before because the agent's memory had no room for them."""
+    held_tensors: int = 0
+    """Tensors in full that the ring had."""
+    tensor_bytes: int = 0
+    """Of their elements."""
+    dropped_tensors: int = 0
+    """Tensors in full that were dropped before for the same reason, or came after their step."""
     steps: tuple[FrozenStep, ...] = ()
     """The oldest first."""
 

@@ -198,6 +198,8 @@ class DeliverySettings:
 
 
 MAX_RING_STEPS = 4096
+MAX_TENSOR_BYTES = 1 << 30
+"""Most bytes of full tensors that the black box of a rank may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +218,8 @@ class BlackBoxSettings:
     """Shortest time between two freezes of a job."""
     watch: tuple[WatchRule, ...] = ()
     """Rules for tensors that a rank measures."""
+    tensor_bytes: int = 16 << 20
+    """Most bytes of full tensors of each rank that are kept; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +318,8 @@ def _check_content(content: ContentSettings) -> None:
 def _check_black_box(settings: BlackBoxSettings) -> None:
     _check_share(settings.max_overhead)
     _check_count(settings.max_bytes)
+    if not 0 <= settings.tensor_bytes <= MAX_TENSOR_BYTES:
+        raise ValueError(f"{settings.tensor_bytes!r} is not a size up to {MAX_TENSOR_BYTES}")
     for steps in (settings.steps, settings.post_steps):
         if not 0 <= steps <= MAX_RING_STEPS:
             raise ValueError(f"{steps!r} is not a number of steps up to {MAX_RING_STEPS}")

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from rankdump._core.black_box import FaultKind
+from rankdump._core.collective_calls import GroupCalls
 from rankdump._core.events import CallOutcome, EventKind, ProcessGroup, UnseenReason
 from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.plan import StatisticPrecision
@@ -387,6 +388,23 @@ class LateRow(NamedTuple):
     """`file:line` of the call in the script."""
 
 
+class TurnSpending(NamedTuple):
+    """What a step spends on tensors whose turn it is."""
+
+    fingerprinted_bytes: int = 0
+    fingerprints: int = 0
+    copied_bytes: int = 0
+    copies: int = 0
+
+
+class CallLister(Protocol):
+    """Returns how far a rank has come in the collectives of its groups; on any thread."""
+
+    def __call__(self, *, members: bool) -> tuple[GroupCalls, ...]:
+        """Return it, with the members of the groups on request."""
+        ...
+
+
 class PulseRecorder(Protocol):
     """Takes what an adapter measures for the black box, on the training thread."""
 
@@ -396,7 +414,11 @@ class PulseRecorder(Protocol):
     """The part that is measured in the running step."""
 
     def limit_stride(self, tensors: int) -> None:
-        """Note that a model has so many tensors: a step measures one of them at least."""
+        """Note that a model has so many tensors: a step now and then measures one at least."""
+        ...
+
+    def use_calls(self, list_calls: CallLister) -> None:
+        """Have each step say how far this rank has come in the collectives of its groups."""
         ...
 
     def number_kind(self, kind: TensorKind) -> int:
@@ -420,12 +442,17 @@ class PulseRecorder(Protocol):
         """Add a row of the gradient of a parameter."""
         ...
 
-    def can_fingerprint(self, byte_count: int, tensors: int = 1) -> bool:
-        """Return whether fingerprints of so many tensors of that size together may be computed."""
+    @property
+    def keeps_tensors(self) -> bool:
+        """Whether the plan and the agent have room for tensors in full."""
         ...
 
-    def is_too_large(self, byte_count: int) -> bool:
-        """Return whether the fingerprint of a tensor of that size takes too long in any step."""
+    def can_afford(self, spending: TurnSpending) -> bool:
+        """Return whether these fingerprints and copies may be made now, together."""
+        ...
+
+    def is_too_much(self, spending: TurnSpending) -> bool:
+        """Return whether they take too long, or too much memory, in any step."""
         ...
 
     def add_detail(
@@ -434,6 +461,28 @@ class PulseRecorder(Protocol):
         """Add the other statistics and the fingerprint of the tensor whose pulse was added last,
         of the kind of that number. `spent_ns` is what the fingerprint took, of so many bytes.
         """
+        ...
+
+    def keep_tensor(self, kind: TensorKind, number: int, source: TensorSource) -> None:
+        """Keep the tensor whose pulse was added last in full, of the kind of that number; or count
+        it where the budgets have no room.
+        """
+        ...
+
+    def begin_fault(self) -> bool:
+        """Note that a tensor is not finite; return whether its fault is new, in this step and in
+        the one before.
+        """
+        ...
+
+    def keep_fault(self, number: int, tensors: Sequence[tuple[TensorKind, TensorSource]]) -> None:
+        """Keep tensors in full and send them at once: the one whose pulse was added last, of the
+        kind of that number, and the inputs of its operator; and count those that do not fit.
+        """
+        ...
+
+    def count_left_out(self, count: int = 1) -> None:
+        """Count tensors that were to be kept in full, if any are kept."""
         ...
 
     def add_late_rows(self, iteration: int, rows: Sequence[LateRow]) -> None:

@@ -82,6 +82,8 @@ class SessionGrant:
     """Why the session is not open yet and must be requested again; empty when it is open."""
     keeps_steps: bool = False
     """The agent keeps the steps of the session's black box; not so one of an earlier release."""
+    keeps_step_tensors: bool = False
+    """The agent keeps tensors of the black box in full; not so one of an earlier release."""
     changes_plans: bool = False
     """The agent reads frames that change the plan; not so one of an earlier release."""
 

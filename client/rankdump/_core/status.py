@@ -329,6 +329,8 @@ class BlackBoxStatus:
     dropped_steps: int = 0
     """Oldest steps that were dropped because the agent's memory had no room for them."""
     freezes: tuple[FreezeStatus, ...] = ()
+    dropped_tensors: int = 0
+    """Oldest full tensors that were dropped for the same reason; their steps are kept longer."""
 
 
 @dataclass(frozen=True, slots=True)

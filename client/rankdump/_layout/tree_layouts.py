@@ -23,6 +23,7 @@ from rankdump._layout.file_name import UNKNOWN_ID
 from rankdump._layout.tree_paths import FilePlace, TreeContext, make_folder_name
 
 _START_TIME_DIGITS = 14
+_FOLDER_OWNER = re.compile(r"rank ([0-9]{1,10}) of ")
 _TORCH_FILES = ApiFileNames("torch")
 
 
@@ -145,6 +146,17 @@ class CannLayout(Layout):
 def _format_start_time(started: str) -> str:
     """Return the time of a session as digits for a folder, for any text."""
     return re.sub(r"[^0-9]", "", started)[:_START_TIME_DIGITS].rjust(_START_TIME_DIGITS, "0")
+
+
+def format_folder_owner(rank: int, job_id: str) -> str:
+    """Return what an agent writes down for a folder of CANN's trees, by its time and device."""
+    return f"rank {rank} of {job_id!r}"
+
+
+def parse_folder_owner(text: str) -> int | None:
+    """Return the rank in what an agent has written down for a folder; None for other text."""
+    found = _FOLDER_OWNER.match(text)
+    return None if found is None else int(found[1])
 
 
 @dataclass(frozen=True, slots=True)

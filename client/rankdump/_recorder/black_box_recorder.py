@@ -31,19 +31,22 @@ from rankdump._core.black_box import (
 from rankdump._core.bounded_cache import remember
 from rankdump._core.plan import BlackBoxSettings, OperatorSelection
 from rankdump._core.record import TensorKind
-from rankdump._core.recorder_protocol import LateRow
+from rankdump._core.recorder_protocol import CallLister, LateRow, TensorSource, TurnSpending
 from rankdump._core.watch_rule import describe_rule
 from rankdump._kernels.kernel_functions import FoundMoments
 from rankdump._recorder.event_trace import now_us
-from rankdump._recorder.fingerprint_credit import FingerprintCredit
+from rankdump._recorder.kept_tensors import KeptTensors, copy_tensor
 from rankdump._recorder.pulse_decisions import (
     HISTORY_STEPS,
+    MAX_PACE,
     MAX_STRIDE,
     StrideReason,
+    choose_part,
     choose_stride,
     has_jumped,
 )
 from rankdump._recorder.rule_watch import MAX_WATCHED_TENSORS, RuleMatch, RuleWatch
+from rankdump._recorder.turn_credit import TurnCredit
 from rankdump._transport.step_outbox import StepOutbox
 from rankdump._wire.black_box_messages import MAX_KINDS
 from rankdump._wire.session_messages import kind_to_wire
@@ -54,6 +57,8 @@ _CALL_NS = 1500
 """What torch takes for a call of a hook, beyond the time that the hook measures itself."""
 _TURN_NS = 20_000
 """What it takes to measure a tensor for its fingerprint alone: its hooks are installed for that."""
+PROGRESS_NS = 3_000_000_000
+"""Time after which a step that goes on is sent: less than the shortest silence of `no_step`."""
 _MAX_NOTED_NUMBERS = 64
 _MAX_HISTORIES = 4096
 MAX_LOGGED_NOTES = 64
@@ -82,10 +87,13 @@ class BlackBoxRecorder:
         self._clock_us, self._clock_ns = clock_us, clock_ns
         self._numbers: dict[TensorKind, int] = {}
         self._watch = RuleWatch(settings.watch)
-        self._credit = FingerprintCredit(settings.max_overhead)
+        self._credit = TurnCredit(settings.max_overhead)
         self._details: list[bytes] = []
-        self._fingerprint_ns = self._detail_ns = 0
-        """What fingerprints took in the running step, without and with their turns."""
+        self._kept = KeptTensors(outbox)
+        self._turns_ns = self._detail_ns = 0
+        """What fingerprints and copies took in the running step, without and with their turns."""
+        self._bad_in = -2
+        """Last iteration in which a tensor was not finite."""
         self._dumps_until: dict[int, int] = {}
         """By watch rule the first iteration that it does not dump."""
         self._logged: dict[tuple[int, TensorKind], str] = {}
@@ -99,17 +107,23 @@ class BlackBoxRecorder:
         self._iteration: int = 0
         self._started_us = self._begun_ns = 0
         self._spent_ns = self._skipped = 0
+        self._progress_ns = self._progress_tensors = 0
+        """When the running step was sent, and how many tensors it had then."""
         self._gradient_squares = 0.0
         self._largest_gradient: tuple[float, TensorKind | None] = (0.0, None)
         self._found_in: dict[FaultKind | int, int] = {}
         """Last iteration in which a fault of each kind, or of each watch rule, was found."""
         self._is_over = False
         """Whether the cost was above its share, and nothing more could be left out."""
+        self._has_warned = False
+        """Of that: the share differs each time, so the logger would take each for a new warning."""
+        self._list_calls: CallLister | None = None
         self._last: StepState | None = None
         """The step that ended last."""
         self._shares: list[float] = []
         self._histories: dict[tuple[str, int], deque[float]] = {}
-        self._max_stride = 1
+        self._tensors = 0
+        """Of the model with most of them."""
         self.stride = 1
         """One of so many parts of the modules is measured in each step."""
         self.part = 0
@@ -123,12 +137,14 @@ class BlackBoxRecorder:
             return
         self._is_running = True
         self._iteration, self._started_us = iteration, self._clock_us()
-        self._begun_ns = self._clock_ns()
+        self._begun_ns = self._progress_ns = self._clock_ns()
+        self._progress_tensors = 0
         self._rows, self._noted, self._digests, self._notes = [], {}, {}, []
         self._details = []
-        self._spent_ns = self._fingerprint_ns = self._detail_ns = self._skipped = 0
+        self._kept.begin_step()
+        self._spent_ns = self._turns_ns = self._detail_ns = self._skipped = 0
         self._gradient_squares, self._largest_gradient = 0.0, (0.0, None)
-        self.part = iteration % self.stride
+        self.part = choose_part(iteration, self.stride, self._tensors)
 
     def end_step(self, *, ran: bool) -> None:
         """End the step: send it, judge its norms and its cost; not one in which nothing ran."""
@@ -137,6 +153,7 @@ class BlackBoxRecorder:
         begun_ns = self._clock_ns()
         self._last = self._make_state(unfinished=False)
         self._outbox.add_state(self._last)
+        self._kept.send_waiting()
         self._judge_gradients(self._gradient_squares, self._largest_gradient[1], self._iteration)
         self._judge_loss()
         now_ns = self._clock_ns()
@@ -153,9 +170,11 @@ class BlackBoxRecorder:
 
     def close(self, *, raised: bool) -> None:
         """Send the running step if an error ends the session in it."""
+        self._outbox.finish()
         if raised:
             if self._is_running:
                 self._outbox.add_state(self._make_state(unfinished=True))
+                self._kept.send_waiting()
             error = sys.exc_info()[1] or getattr(sys, "last_value", None)
             what = "an error" if error is None else f"{type(error).__name__}: {error}"
             self.report_fault(FaultKind.EXCEPTION, f"the job raised {what}"[:1000])
@@ -163,8 +182,12 @@ class BlackBoxRecorder:
     # -- calls of adapters, on the training thread
 
     def limit_stride(self, tensors: int) -> None:
-        """Note that a model has so many tensors: a step measures one of them at least."""
-        self._max_stride = min(max(self._max_stride, tensors), MAX_STRIDE)
+        """Note that a model has so many tensors: a step now and then measures one at least."""
+        self._tensors = max(self._tensors, tensors)
+
+    def use_calls(self, list_calls: CallLister) -> None:
+        """Have each step say how far this rank has come in the collectives of its groups."""
+        self._list_calls = list_calls
 
     def number_kind(self, kind: TensorKind) -> int:
         """Return the number of a kind; -1 when there are too many."""
@@ -207,26 +230,87 @@ class BlackBoxRecorder:
             self._largest_gradient = squares, kind
         return self.add_pulse(number, moments)
 
-    def can_fingerprint(self, byte_count: int, tensors: int = 1) -> bool:
-        """Return whether fingerprints of so many tensors of that size together may be computed."""
-        return self._credit.can_afford(byte_count, tensors)
+    @property
+    def keeps_tensors(self) -> bool:
+        """Whether the plan and the agent have room for tensors in full."""
+        return not self._kept.is_off
 
-    def is_too_large(self, byte_count: int) -> bool:
-        """Return whether the fingerprint of a tensor of that size takes too long in any step."""
-        return self._credit.is_too_large(byte_count)
+    def can_afford(self, spending: TurnSpending) -> bool:
+        """Return whether these fingerprints and copies may be made now, together."""
+        copied = spending.copied_bytes, spending.copies
+        has_room = not spending.copies or self._kept.has_room(*copied)
+        return has_room and self._credit.can_afford(spending)
+
+    def is_too_much(self, spending: TurnSpending) -> bool:
+        """Return whether they take too long, or too much memory, in any step."""
+        copied = spending.copied_bytes, spending.copies
+        is_too_large = spending.copies > 0 and self._kept.exceeds_budget(*copied)
+        return is_too_large or self._credit.is_too_much(spending)
 
     def add_detail(
         self, number: int, moments: FoundMoments, fingerprint: bytes, byte_count: int, spent_ns: int
     ) -> None:
         """Add the other statistics and the fingerprint of the tensor whose pulse was added last."""
-        self._credit.spend(byte_count, spent_ns)
+        self._credit.spend_fingerprint(byte_count, spent_ns)
+        self._count_turn(spent_ns)
+        row = self._find_last_row(number)
+        if row is not None and len(self._details) < MAX_STEP_DETAILS:
+            self._details.append(pack_detail(row, moments, fingerprint))
+
+    def keep_tensor(self, kind: TensorKind, number: int, source: TensorSource) -> None:
+        """Keep the tensor whose pulse was added last in full, of the kind of that number; or count
+        it where the budgets have no room.
+        """
+        if not self.can_afford(TurnSpending(copied_bytes=kind.byte_count, copies=1)):
+            self._kept.count_left_out()
+            return
+        begun_ns, row = self._clock_ns(), self._find_last_row(number)
+        self._kept.add(copy_tensor(self._iteration, kind, source, row, about_fault=False))
+        spent_ns = self._clock_ns() - begun_ns
+        self._credit.spend_copy(kind.byte_count, spent_ns)
+        self._count_turn(spent_ns)
+
+    def begin_fault(self) -> bool:
+        """Note that a tensor is not finite; return whether its fault is new, in this step and in
+        the one before.
+        """
+        last, self._bad_in = self._bad_in, self._iteration
+        return last < self._iteration - 1 or last > self._iteration
+
+    def keep_fault(self, number: int, tensors: Sequence[tuple[TensorKind, TensorSource]]) -> None:
+        """Keep tensors in full and send them at once: the one whose pulse was added last, of the
+        kind of that number, and the inputs of its operator; and count those that do not fit.
+        """
+        if self._kept.is_off or self._in_child:
+            return
+        begun_ns, row = self._clock_ns(), self._find_last_row(number)
+        # The agent keeps tensors of steps that it knows, also if the rank does not come further.
+        self._outbox.add_state(self._make_state(unfinished=True))
+        for kind, source in tensors:
+            if self._kept.has_fault_room(kind.byte_count):
+                own_row = row if self._numbers.get(kind) == number else None
+                tensor = copy_tensor(self._iteration, kind, source, own_row, about_fault=True)
+                self._kept.discard(own_row)
+                self._kept.send_about_fault(tensor)
+            else:
+                self._kept.count_left_out()
+        self._count_turn(self._clock_ns() - begun_ns)
+
+    def count_left_out(self, count: int = 1) -> None:
+        """Count tensors that were to be kept in full, if any are kept."""
+        self._kept.count_left_out(count)
+
+    def _count_turn(self, spent_ns: int) -> None:
         # It is part of what pulses took, which would warn of them and choose a larger stride.
-        self._fingerprint_ns += spent_ns
+        self._turns_ns += spent_ns
         self._detail_ns += spent_ns + (_TURN_NS if self.stride > 1 else 0)
-        # A pulse that was one too many has no row.
+
+    def _find_last_row(self, number: int) -> int | None:
+        """Return the number of the last row, if it is of that kind: a pulse that was one too many
+        has none.
+        """
         has_row = number >= 0 and self._rows and self._rows[-1][:4] == number.to_bytes(4, "little")
-        if has_row and len(self._details) < MAX_STEP_DETAILS:
-            self._details.append(pack_detail(len(self._rows) - 1, moments, fingerprint))
+        return len(self._rows) - 1 if has_row else None
 
     def add_late_rows(self, iteration: int, rows: Sequence[LateRow]) -> None:
         """Add rows to the step that ended last, and send it again."""
@@ -294,7 +378,22 @@ class BlackBoxRecorder:
         """Send nothing more, in a forked child: without a lock, which may be held."""
         self._in_child, self._is_running = True, False
 
-    # -- a freeze, on the thread of the connection
+    # -- on the thread of the connection
+
+    def report_progress(self) -> None:
+        """Send what there is of a step that takes long, such as one with an evaluation in it, if it
+        has come further since.
+        """
+        iteration, tensors = self._iteration, len(self._rows) + self._skipped
+        now_ns = self._clock_ns()
+        is_due = now_ns - self._progress_ns >= PROGRESS_NS and tensors > self._progress_tensors
+        if not (self._is_running and is_due):
+            return
+        state = self._make_state(unfinished=True)
+        # The training thread may have begun the next one meanwhile.
+        if self._is_running and self._iteration == state.iteration == iteration:
+            self._progress_ns, self._progress_tensors = now_ns, tensors
+            self._outbox.add_state(state)
 
     def answer_freeze(self, notice: FreezeNotice) -> None:
         """Send what there is of the running step."""
@@ -316,7 +415,9 @@ class BlackBoxRecorder:
             unfinished=unfinished,
             stacks=tuple(stacks),
             notes=tuple(self._notes[:MAX_STEP_NOTES]),
+            calls=self._list_calls(members=unfinished) if self._list_calls else (),
             details=details,
+            left_out=self._kept.left_out,
         )
 
     def _add_fault(self, about: FaultKind | int, notice: FaultNotice) -> bool:
@@ -368,9 +469,12 @@ class BlackBoxRecorder:
 
     def _judge_gradients(self, squares: float, largest: TensorKind | None, iteration: int) -> None:
         """Report a norm of the gradients that is far above those of earlier steps."""
+        if largest is None:
+            return
         norm = math.sqrt(squares) if squares >= 0 else math.nan
         # Another part of the modules has norms of its own.
-        if self._judge_number(f"gradients of {self.stride}", iteration % self.stride, norm):
+        part = choose_part(iteration, self.stride, self._tensors)
+        if self._judge_number(f"gradients of {self.stride}", part, norm):
             text = f"the norm of the gradients jumped to {norm:g}"
             self.report_fault(FaultKind.JUMP, text, largest, iteration=iteration)
 
@@ -392,18 +496,20 @@ class BlackBoxRecorder:
 
     def _judge_cost(self, whole_ns: int, spent_ns: int) -> None:
         step_ns, pulses_ns = max(1, whole_ns - spent_ns), max(0, spent_ns - self._detail_ns)
-        # Pulses come first: fingerprints get what they leave.
-        self._credit.end_step(step_ns, spent_ns - self._fingerprint_ns)
+        # Pulses come first: fingerprints and copies get what they leave.
+        self._credit.end_step(step_ns, spent_ns - self._turns_ns)
         self._shares.append(pulses_ns / step_ns)
         if len(self._shares) < _JUDGED_STEPS:
             return
         share = sorted(self._shares)[_JUDGED_STEPS // 2]
         self._shares = []
         allowed = self._settings.max_overhead
-        self.stride, reason = choose_stride(self.stride, share, allowed, self._max_stride)
+        most = min(max(1, self._tensors * MAX_PACE), MAX_STRIDE)
+        self.stride, reason = choose_stride(self.stride, share, allowed, most)
         was_over, self._is_over = self._is_over, reason is StrideReason.LIMIT
         # The steps at the beginning of a job, and a step now and then, are no reason for a warning.
-        if was_over and self._is_over:
+        if was_over and self._is_over and not self._has_warned:
+            self._has_warned = True
             self._warn(
                 f"rank {self._rank}: the black box takes {share:.1%} of a step, more than "
                 f"rankdump.blackbox.max_overhead = {allowed:g} allows, although a step measures "

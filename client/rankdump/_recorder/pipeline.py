@@ -117,7 +117,7 @@ class DumpPipeline:
         self._send_buffer = self._make_send_buffer(plan)
         self._staging = self._make_staging(plan)
         self._calculator = make_statistics_calculator(plan)
-        self._outbox = StepOutbox(plan.black_box.steps) if plan.black_box.steps else None
+        self._outbox = self._make_outbox(plan)
         self.black_box = self._make_black_box(plan, request.rank)
         """The black box; None without one."""
         self._responder = self._make_responder()
@@ -436,12 +436,23 @@ class DumpPipeline:
             outbox=self._outbox,
             on_freeze=self._answer_freeze,
             on_order=self._responder.answer,
-            on_tick=lambda: self._metadata_sender.send_events(),
+            on_tick=self._send_pending,
             on_warning=self._session_logger.warn_once,
             on_link_change=self._link_changed,
             on_slab_unused=self._session_logger.warn_no_shared_memory,
             is_starting=is_starting,
         )
+
+    def _send_pending(self) -> None:
+        """Send what no tensor has taken along, on the thread of the connection."""
+        self._metadata_sender.send_events()
+        if self.black_box is not None:
+            self.black_box.report_progress()
+
+    @staticmethod
+    def _make_outbox(plan: DumpPlan) -> StepOutbox | None:
+        settings = plan.black_box
+        return StepOutbox(settings.steps, settings.tensor_bytes) if settings.steps else None
 
     def _make_black_box(self, plan: DumpPlan, rank: int) -> BlackBoxRecorder | None:
         if self._outbox is None:

@@ -12,6 +12,8 @@ from typing import NamedTuple
 from rankdump._core.number_comparison import is_far_above
 
 MAX_STRIDE = 1024
+MAX_PACE = 4
+"""Of so many steps one measures a tensor at least; fewer would find a fault too late."""
 _ROOM_SHARE = 0.5
 """Part of the allowed share below which more is measured."""
 _TARGET_SHARE = 0.8
@@ -57,6 +59,20 @@ def choose_stride(
     if share < allowed * _ROOM_SHARE and stride > 1:
         return StrideDecision(min(max(wanted, 1), stride - 1), StrideReason.ROOM)
     return StrideDecision(stride, StrideReason.STAY)
+
+
+def choose_part(iteration: int, stride: int, tensors: int) -> int:
+    """Return which part of a model of so many tensors a step measures: each `stride`-th one from
+    there on. A part behind all tensors is empty: with more parts than tensors, some steps between
+    those that measure one measure none.
+
+    >>> [choose_part(iteration, 4, 2) for iteration in range(6)]
+    [0, 3, 1, 3, 0, 3]
+    """
+    pace = ceil(stride / tensors) if tensors else 1
+    if pace == 1:
+        return iteration % stride
+    return stride - 1 if iteration % pace else iteration // pace % tensors
 
 
 def has_jumped(earlier: Sequence[float], norm: float) -> bool:

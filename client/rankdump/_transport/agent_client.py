@@ -367,7 +367,9 @@ class AgentClient:
         self._selector.select_transport(grant)
         self.changes_plans = grant.changes_plans
         if self._outbox is not None:
-            self._outbox.is_wanted = grant.keeps_steps
+            self._outbox.set_agent(
+                keeps_steps=grant.keeps_steps, keeps_tensors=grant.keeps_step_tensors
+            )
             if not grant.keeps_steps:
                 self._on_warning("the agent keeps no black box: it is of an earlier release")
         self._set_link(LinkState.UP, grant.excluded)

@@ -5,7 +5,6 @@ ring is filled here in order, with large records in pieces.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -207,8 +206,6 @@ class PushStream:
         self._buffer, self._outbox = buffer, outbox
         if outbox is not None:
             outbox.on_news = self._wake_sender
-        self._aside: deque[agent_pb2.PushRequest] = deque()
-        """Requests beside the frames, to be sent as soon as possible."""
         self._loader = RingLoader(buffer)
         self._on_tick = on_tick
         self._ticked_s = 0.0
@@ -226,13 +223,7 @@ class PushStream:
         """End the present stream."""
         with self._buffer.changed:
             self._stream += 1
-            self._aside.clear()
             self.wake()
-
-    def send_aside(self, request: agent_pb2.PushRequest) -> None:
-        """Send a request beside the frames, on the present stream or not at all."""
-        self._aside.append(request)
-        self._wake_sender()
 
     def wake(self) -> None:
         """Wake all waiting threads; the caller holds the lock."""
@@ -296,13 +287,15 @@ class PushStream:
 
     @property
     def _has_beside(self) -> bool:
-        return bool(self._aside) or (self._outbox is not None and self._outbox.has_waiting)
+        return self._outbox is not None and self._outbox.has_waiting
 
     def _take_beside(self, stream: int) -> Iterator[agent_pb2.PushRequest]:
-        while self._aside:
-            yield self._aside.popleft()
         if self._outbox is not None:
-            yield from self._outbox.take_requests(stream)
+            for request in self._outbox.take_requests(stream):
+                yield request
+                if self.closing:
+                    # The agent takes something, although it acknowledges nothing.
+                    self._buffer.renew_patience()
 
     def _wake_sender(self) -> None:
         with self._buffer.changed:

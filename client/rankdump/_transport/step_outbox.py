@@ -1,43 +1,66 @@
-"""Steps of the black box and faults on their way to the agent: the latest ones, and the kinds that
-the present stream has not brought yet. Nothing is acknowledged; a step that is not sent before the
-outbox is full is replaced by later ones.
+"""Steps of the black box, their tensors in full, and faults on their way to the agent: the latest
+ones, and the kinds that the present stream has not brought yet. Nothing is acknowledged; a step
+that is not sent before the outbox is full is replaced by later ones.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from rankdump._core.black_box import FaultNotice, StepState
+from rankdump._core.black_box import FaultNotice, StepState, StepTensor, compute_tensor_bytes
 from rankdump._wire.black_box_messages import fault_notice_to_wire, step_state_to_wire
+from rankdump._wire.step_tensor_messages import PIECE_BYTES, step_tensor_to_wire
 from rankdump.wire.v1 import agent_pb2
 
 _MAX_FAULTS = 16
 """Faults that wait, beside the steps."""
+WAKE_PAUSE_S = 0.04
+"""Shortest time between two steps that wake the sender, which takes half a millisecond of processor
+time: steps between are sent with a later one, or at the sender's next tick.
+"""
 
 
 class StepOutbox:
     """Outbox of one session; filled by the training thread, emptied by the sender."""
 
-    def __init__(self, max_steps: int) -> None:
-        self._lock = threading.Lock()
+    def __init__(
+        self,
+        max_steps: int,
+        max_tensor_bytes: int = 0,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lock, self._clock = threading.Lock(), clock
+        self._woken_s = -WAKE_PAUSE_S
         self._max_steps = max_steps
         self._items: deque[StepState | FaultNotice] = deque()
         """In the order in which they arose: a fault comes before the step that it was found in."""
+        self._tensors = _TensorQueue(max_tensor_bytes)
         self._kinds: list[bytes] = []
         self._stream = -1
         self._brought = 0
         """Kinds that this stream has brought."""
+        self._is_finishing = False
         self.is_wanted = False
         """Whether the agent keeps steps; what comes before that is known waits."""
         self.on_news: Callable[[], None] = lambda: None
-        """Called when something waits; the transport sets it."""
+        """Called when something waits that is to be sent now; the transport sets it."""
 
     @property
     def has_waiting(self) -> bool:
         """Whether anything waits that the agent wants."""
-        return self.is_wanted and bool(self._items)
+        return self.is_wanted and bool(self._items or self._tensors)
+
+    def set_agent(self, *, keeps_steps: bool, keeps_tensors: bool) -> None:
+        """Note what the agent keeps; tensors that it does not keep are not held for it."""
+        with self._lock:
+            self.is_wanted = keeps_steps
+            self._tensors.is_off = not (keeps_steps and keeps_tensors)
+            if self._tensors.is_off:
+                self._tensors.clear()
 
     def add_kind(self, kind: bytes) -> int:
         """Give a serialized kind its number, which holds for the session."""
@@ -46,12 +69,47 @@ class StepOutbox:
             return len(self._kinds) - 1
 
     def add_state(self, state: StepState) -> None:
-        """Send a step."""
+        """Send a step, in the place of what waits of it."""
+        with self._lock:
+            for item in self._items:
+                if isinstance(item, StepState) and item.iteration == state.iteration:
+                    self._items.remove(item)
+                    break
         self._add(state, self._max_steps)
+        self._wake_at_intervals()
 
     def add_fault(self, notice: FaultNotice) -> None:
         """Send a fault, after the steps that wait."""
         self._add(notice, _MAX_FAULTS)
+        self.on_news()
+
+    def add_tensor(self, tensor: StepTensor) -> None:
+        """Send a tensor of a step that was added, after all steps and faults that wait; the caller
+        has looked whether there is room.
+        """
+        with self._lock:
+            self._tensors.add(tensor)
+        if tensor.about_fault:
+            self.on_news()
+        else:
+            self._wake_at_intervals()
+
+    @property
+    def max_tensor_bytes(self) -> int:
+        """Most bytes of tensors that wait; 0 where none are kept."""
+        return self._tensors.max_bytes
+
+    def find_tensor_room(self, *, about_fault: bool) -> int:
+        """Return how many bytes of tensors may be added now. Those about a fault have a budget of
+        their own, so that others do not keep them out.
+        """
+        return self._tensors.find_room(about_fault=about_fault)
+
+    def _wake_at_intervals(self) -> None:
+        now_s = self._clock()
+        if now_s - self._woken_s >= WAKE_PAUSE_S:
+            self._woken_s = now_s
+            self.on_news()
 
     def _add(self, item: StepState | FaultNotice, most: int) -> None:
         """Add an item, in the place of the oldest of its sort when there are too many."""
@@ -60,25 +118,108 @@ class StepOutbox:
             if len(same) >= most:
                 self._items.remove(same[0])
             self._items.append(item)
-        self.on_news()
+
+    def finish(self) -> None:
+        """Note that the session ends: the agent is to have all tensors before it learns that."""
+        self._is_finishing = True
 
     def take_requests(self, stream: int) -> Iterator[agent_pb2.PushRequest]:
-        """Yield what waits, for the stream of that number."""
-        while True:
+        """Yield what waits, for the stream of that number; of tensors one message at most, because
+        frames do not wait for them, unless the session ends.
+        """
+        is_over = False
+        while not is_over:
             with self._lock:
                 if stream != self._stream:
                     self._stream, self._brought = stream, 0
+                    self._tensors.give_up_sent()
                 request = self._take_request() if self.is_wanted else None
             if request is None:
                 return
             yield request
+            is_over = request.HasField("step_tensors") and not self._is_finishing
 
     def _take_request(self) -> agent_pb2.PushRequest | None:
         if not self._items:
-            return None
+            pieces = self._tensors.take_pieces()
+            if not pieces:
+                return None
+            return agent_pb2.PushRequest(step_tensors=agent_pb2.StepTensors(pieces=pieces))
         item = self._items.popleft()
         if isinstance(item, FaultNotice):
             return agent_pb2.PushRequest(fault=fault_notice_to_wire(item))
         first, self._brought = self._brought, len(self._kinds)
         message = step_state_to_wire(item, self._kinds[first:], first)
         return agent_pb2.PushRequest(step_state=message)
+
+
+class _TensorQueue:
+    """Tensors that wait, those about a fault first, and the one that is being sent."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.is_off = False
+        """Whether the agent keeps none; not so before that is known."""
+        self._waiting: dict[bool, deque[StepTensor]] = {True: deque(), False: deque()}
+        self._byte_counts = {True: 0, False: 0}
+        """Both by whether they are about a fault, with the one that is being sent."""
+        self._sent: tuple[StepTensor, Iterator[agent_pb2.StepTensor]] | None = None
+        """The one that is being sent, and its pieces."""
+
+    def __bool__(self) -> bool:
+        return self._sent is not None or any(self._waiting.values())
+
+    @property
+    def max_bytes(self) -> int:
+        """Most bytes of tensors that are about a fault, and of others."""
+        return 0 if self.is_off else self._max_bytes
+
+    def find_room(self, *, about_fault: bool) -> int:
+        """Return how many bytes may be added."""
+        return self.max_bytes - self._byte_counts[about_fault]
+
+    def add(self, tensor: StepTensor) -> None:
+        """Add a tensor for which there is room, unless it turned out that none are kept."""
+        if self.is_off:
+            return
+        self._waiting[tensor.about_fault].append(tensor)
+        self._byte_counts[tensor.about_fault] += compute_tensor_bytes(len(tensor.data))
+
+    def take_pieces(self) -> list[agent_pb2.StepTensor]:
+        """Return the next pieces, of less than twice PIECE_BYTES together; no item when nothing
+        waits.
+        """
+        pieces: list[agent_pb2.StepTensor] = []
+        size = 0
+        while size < PIECE_BYTES:
+            piece = self._take_piece()
+            if piece is None:
+                break
+            pieces.append(piece)
+            size += piece.ByteSize()
+        return pieces
+
+    def _take_piece(self) -> agent_pb2.StepTensor | None:
+        while True:
+            piece = next(self._sent[1], None) if self._sent else None
+            if piece is not None:
+                return piece
+            self.give_up_sent()
+            waiting = next((each for each in self._waiting.values() if each), None)
+            if waiting is None:
+                return None
+            tensor = waiting.popleft()
+            self._sent = tensor, step_tensor_to_wire(tensor)
+
+    def give_up_sent(self) -> None:
+        """End the tensor that is being sent: all of it is sent, or its stream has ended."""
+        if self._sent is not None:
+            tensor, self._sent = self._sent[0], None
+            self._byte_counts[tensor.about_fault] -= compute_tensor_bytes(len(tensor.data))
+
+    def clear(self) -> None:
+        """Drop all tensors."""
+        self._sent = None
+        for about_fault, waiting in self._waiting.items():
+            waiting.clear()
+            self._byte_counts[about_fault] = 0

@@ -22,6 +22,7 @@ from rankdump._core.black_box import (
     StepCause,
     StepState,
 )
+from rankdump._core.collective_calls import MAX_GROUP_CALLS, GroupCalls
 from rankdump._wire.message_fields import (
     MAX_LINE_CHARACTERS,
     check_count,
@@ -31,7 +32,7 @@ from rankdump._wire.message_fields import (
     make_sendable,
     replace_surrogates,
 )
-from rankdump._wire.session_messages import kind_from_wire, kind_to_wire
+from rankdump._wire.session_messages import MAX_WORLD_SIZE, kind_from_wire, kind_to_wire
 from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2
 
@@ -63,6 +64,8 @@ def step_state_to_wire(
         stacks=[make_sendable(replace_surrogates(s), _MAX_STACK_CHARACTERS) for s in state.stacks],
         notes=[make_sendable(replace_surrogates(note)) for note in state.notes],
         details=state.details,
+        left_out=state.left_out,
+        calls=[_group_calls_to_wire(calls) for calls in state.calls],
     )
 
 
@@ -72,7 +75,7 @@ def step_state_from_wire(message: agent_pb2.StepState, known_kinds: int) -> Step
     ProtocolError when a row is cut off, or refers to a kind that there is not.
     """
     check_numbers("step", (message.iteration, message.started_us, message.ended_us))
-    check_numbers("step", (message.skipped,))
+    check_numbers("step", (message.skipped, message.left_out))
     rows, rest = divmod(len(message.rows), PULSE_ROW.itemsize)
     if rest:
         raise ProtocolError(f"a step has {len(message.rows)} bytes of rows, which end within a row")
@@ -83,6 +86,7 @@ def step_state_from_wire(message: agent_pb2.StepState, known_kinds: int) -> Step
     _check_details(message.details, rows)
     check_count("stacks of a process", len(message.stacks), _MAX_STACKS)
     check_count("notes of a step", len(message.notes), MAX_STEP_NOTES)
+    check_count("groups of a step", len(message.calls), MAX_GROUP_CALLS)
     return StepState(
         iteration=message.iteration,
         started_us=message.started_us,
@@ -96,6 +100,32 @@ def step_state_from_wire(message: agent_pb2.StepState, known_kinds: int) -> Step
             make_printable(check_text("note of a step", each), len(each)) for each in message.notes
         ),
         details=message.details,
+        left_out=message.left_out,
+        calls=tuple(map(_read_group_calls, message.calls)),
+    )
+
+
+def _group_calls_to_wire(calls: GroupCalls) -> agent_pb2.GroupCalls:
+    return agent_pb2.GroupCalls(
+        group=_make_name(calls.group),
+        ranks=calls.ranks,
+        count=calls.count,
+        kind=calls.kind,
+        called_us=calls.called_us,
+    )
+
+
+def _read_group_calls(message: agent_pb2.GroupCalls) -> GroupCalls:
+    check_numbers("group of a step", (message.count, message.called_us))
+    check_count("members of a group", len(message.ranks), MAX_WORLD_SIZE)
+    for text in (message.group, message.kind):
+        check_text("group of a step", text, MAX_LINE_CHARACTERS)
+    return GroupCalls(
+        message.group,
+        tuple(message.ranks),
+        message.count,
+        make_printable(message.kind, len(message.kind)),
+        message.called_us,
     )
 
 

@@ -18,6 +18,7 @@ from rankdump._core.cann_types import DATA_TYPES
 from rankdump._core.npy_format import read_npy_form
 from rankdump._core.tree_root import STATE_FOLDER
 from rankdump._layout.file_name import PACKED_SUFFIX, is_numbered_name
+from rankdump._layout.statistic_tables import OPERATOR_COLUMNS
 from rankdumpd.agent.records import FileStamp
 
 INGEST_STATE_FOLDER = STATE_FOLDER
@@ -154,6 +155,9 @@ class IngestCounts:
     """Files in the source at the start; 0 when the folder is followed."""
 
 
+_TABLE_START = ",".join(OPERATOR_COLUMNS).encode()
+
+
 def classify_file(name: str) -> DumpFileKind:
     """Return how a file of that name is ingested."""
     if name.endswith(".npy"):
@@ -168,8 +172,10 @@ def examine_file(name: str, data: memoryview) -> FileContent:
     kind = classify_file(name)
     if kind is DumpFileKind.NPY:
         return _examine_npy(data)
-    if kind is DumpFileKind.BIN:
+    if kind is DumpFileKind.BIN and bytes(data[: len(_TABLE_START)]) != _TABLE_START:
         return _examine_bin(data)
+    # A number in place of a long name does not tell a table of an operator from a bin file.
+    kind = DumpFileKind.PLAIN if kind is DumpFileKind.BIN else kind
     return FileContent(kind, xxhash.xxh3_128_hexdigest(data), (data,))
 
 

@@ -93,10 +93,6 @@ class SkippedFiles:
         left = self._skipped.get(path)
         return left is not None and left.why is SkipReason.DAMAGED and left.stamp == stamp
 
-    def to_retry(self) -> list[str]:
-        """Return the paths that may succeed now."""
-        return [path for path, left in self._skipped.items() if left.why is not SkipReason.DAMAGED]
-
     def report_unfinished(self, there: Callable[[str], bool]) -> None:
         """Forget files that are gone, and report those that are still being written."""
         for path, left in list(self._skipped.items()):

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 
+from rankdump._core.cann_types import normalize_element_name
 from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.manifest import Manifest, ManifestRecord, make_manifest_name
 from rankdump._core.record import TensorKey
@@ -18,7 +20,13 @@ from rankdump._core.status import IterationStatus
 from rankdump._layout import statistic_tables
 from rankdump._layout import tree_paths as layout
 from rankdump._layout.dump_folders import parse_tensor_path
-from rankdump._layout.file_name import PACKED_SUFFIX, LongFileNames
+from rankdump._layout.file_name import (
+    PACKED_SUFFIX,
+    FileKind,
+    FileName,
+    LongFileNames,
+    parse_file_name,
+)
 from rankdump._layout.tree_paths import MAPPING_FILE
 from rankdump.errors import CorruptedError
 from rankdumpd.agent.storage.tree import DumpTree
@@ -33,7 +41,13 @@ def locate_iteration(path: str) -> RankIteration | None:
     # Other files in the folder do not describe tensors.
     tables = name == MAPPING_FILE or statistic_tables.STATISTIC_TABLE_NAME.fullmatch(name)
     tensors = classify_file(name) in (DumpFileKind.NPY, DumpFileKind.BIN)
-    return _locate_folder(folder) if tables or tensors else None
+    return _locate_folder(folder) if tables or tensors or _parse_operator(name) else None
+
+
+def _parse_operator(name: str) -> FileName | None:
+    """Return the operator of a table of CANN's; None for the name of another file."""
+    file = parse_file_name(name)
+    return file if file is not None and file.kind is FileKind.TABLE else None
 
 
 @lru_cache(maxsize=1024)
@@ -123,8 +137,29 @@ class ManifestIndex:
                     yield _build_record(file, key, member, stored=not (number or file.linked))
             if statistic_tables.STATISTIC_TABLE_NAME.fullmatch(_get_name(file)):
                 tables.append(file)
+            elif operator := _parse_operator(name):
+                yield from self._operator_rows(file, operator)
         for table in tables:
             yield from self._rows(table, stamps)
+
+    def _operator_rows(self, table: IngestedFile, operator: FileName) -> Iterator[ManifestRecord]:
+        """Yield the rows of the table that an operator has in place of a file."""
+        lines = self._tree.lines(_get_folder(table), _get_name(table))
+        with suppress(CorruptedError):  # readers of the table report it
+            for row in statistic_tables.parse_operator_table("\n".join(lines), file=table.path):
+                yield ManifestRecord(
+                    path="",
+                    timestamp_us=operator.timestamp_us,
+                    op_type=operator.op_type,
+                    op_name=operator.op_name,
+                    argument="",
+                    dtype=normalize_element_name(row.data_type),
+                    shape=row.shape,
+                    bytes_in=row.data_bytes,
+                    bytes_stored=0,
+                    digest="",
+                    member=f"{row.side.value}.{row.slot}",
+                )
 
     def _rows(self, table: IngestedFile, stamps: set[int]) -> Iterator[ManifestRecord]:
         """Yield the rows of a table that have no file, as with `saved_data: statistic`."""

@@ -149,6 +149,10 @@ _AGENT_METRICS = {
     "dropped_steps_total": _counter(
         "Oldest steps in the rings of black boxes that were dropped because memory was short."
     ),
+    "dropped_step_tensors_total": _counter(
+        "Oldest full tensors in the rings of black boxes that were dropped because memory was "
+        "short, or that came after their step."
+    ),
     "frozen_trees_total": _counter("Frozen trees that were written, one for each freeze of a job."),
     "worker_restarts_total": _counter("Restarts of worker processes."),
 }

@@ -102,6 +102,7 @@ def _sum_black_boxes(black_boxes: Sequence[BlackBoxStatus]) -> BlackBoxStatus:
         step_bytes=sum(each.step_bytes for each in black_boxes),
         dropped_steps=sum(each.dropped_steps for each in black_boxes),
         freezes=tuple(freeze for each in black_boxes for freeze in each.freezes),
+        dropped_tensors=sum(each.dropped_tensors for each in black_boxes),
     )
 
 

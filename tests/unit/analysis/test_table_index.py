@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from support import golden_trees
 from support.native_tree import native_files
@@ -19,8 +20,12 @@ from rankdump._analysis import table_index
 from rankdump._analysis.reader.tree_walk import walk
 from rankdump._analysis.table.table_files import (
     TABLE_FOLDER,
+    TableSource,
+    list_table,
     list_tensor_files,
     lock_table,
+    remove_table_files,
+    write_table_file,
 )
 from rankdump._analysis.table.tree_access import LocalTree
 from rankdump._analysis.table_index import TableLag, compare_with_tree, index_tree
@@ -214,6 +219,21 @@ def test_tree_of_two_layouts_has_every_row_once(tree: TreeBuilder):
         index_tree(tree.root)
         assert rows(tree.root) == of_walk(tree.root)
         assert compare_with_tree(tree.root) == TableLag(0, 0)
+
+
+def test_table_with_folders_as_sources_is_made_again(tmp_path: Path):
+    """Earlier versions looked at the folders of trees of CANN and of api dumps."""
+    root = golden_trees.restore(golden_trees.FOLDER / "tree-0.1.0/cann", tmp_path / "cann")
+    access = LocalTree(root)
+    index_tree(root)
+    (file,) = list_table(access, []).files
+    tensors, iterations = (pq.read_table(root / path) for path in file.paths)
+    remove_table_files(access, [file])
+    walked = [*file.sources, TableSource("20260101000000/0", 1, 1)]
+    write_table_file(access, tensors, iterations, walked)
+    index_tree(root)
+    assert list_table(access, []).files[0].sources == file.sources
+    assert rows(root) == of_walk(root)
 
 
 def test_rows_are_those_of_a_dump(tree: TreeBuilder):

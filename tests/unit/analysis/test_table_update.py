@@ -294,10 +294,14 @@ def test_files_that_share_a_manifest_are_replaced_together():
     assert plan_steps({V.path: None, W.path: None}, files, []) == [TableStep((), (files[2],))]
 
 
-def test_rows_of_a_walked_tree_are_left_to_the_index():
-    """A manifest does not say all of them."""
-    walked = TableFile("a", frozenset({X, TableSource("20260101000000/0", 1, 0)}))
-    assert plan_steps({X.path: source("x", 2)}, [walked], []) == []
+def test_folders_that_an_earlier_version_walked_are_no_sources_any_more():
+    """`rankdump index` looked at the folders of some trees beside their manifests."""
+    walked = TableFile("a", frozenset({X, Y, TableSource("20260101000000/0", 1, 0)}))
+    assert plan_steps({X.path: X}, [walked], []) == []
+    changed = source("x", 2)
+    (step,) = plan_steps({X.path: changed}, [walked], [])
+    assert {*step.sources} == {changed, Y}
+    assert step.replaces == (walked,)
 
 
 def test_large_manifests_are_written_in_windows():

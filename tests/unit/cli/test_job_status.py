@@ -158,6 +158,9 @@ def test_freezes_and_steps_of_black_boxes_are_lines():
     ]
     line = "black box: 64 steps of ranks, 4.00 KiB; 1 older step dropped because memory was short"
     assert line in format_resource_usage(view)
+    short = replace(view.black_box, dropped_tensors=3)
+    line = line.replace("step dropped", "step and 3 older full tensors dropped")
+    assert line in format_resource_usage(replace(view, black_box=short))
     waiting = replace(written, job_id="other", root="")
     both = replace(view.black_box, freezes=(written, waiting))
     assert format_freezes(StatusView(black_box=both))[1] == (

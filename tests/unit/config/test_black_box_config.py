@@ -29,9 +29,10 @@ def test_section_sets_the_black_box(tmp_path: Path):
         "max_overhead": 0.02,
         "max_bytes": 4096,
         "pause_s": 0.5,
+        "tensor_bytes": 1 << 20,
     }
     plan = load_body(tmp_path, body_of(own={"blackbox": own}))
-    assert plan.black_box == BlackBoxSettings(8, 1, 0.02, 4096, 0.5)
+    assert plan.black_box == BlackBoxSettings(8, 1, 0.02, 4096, 0.5, (), 1 << 20)
     assert plan_from_json(plan_to_json(plan)).black_box == plan.black_box
 
 
@@ -44,6 +45,8 @@ def test_section_sets_the_black_box(tmp_path: Path):
         ({"steps": "8"}, "steps from 1 to 4096"),
         ({"max_overhead": 0}, "a share of the step from 0.001 to 1"),
         ({"pause_s": -1}, "seconds from 0"),
+        ({"tensor_bytes": -1}, "bytes from 0"),
+        ({"tensor_bytes": 1 << 31}, "bytes from 0"),
     ],
 )
 def test_wrong_value_is_one_line(tmp_path: Path, value: object, fault: str):
@@ -159,6 +162,8 @@ def test_environment_alone_makes_a_plan(tmp_path: Path):
         BlackBoxSettings(max_overhead=2.0),
         BlackBoxSettings(max_bytes=-1),
         BlackBoxSettings(pause_s=float("inf")),
+        BlackBoxSettings(tensor_bytes=1 << 31),
+        BlackBoxSettings(tensor_bytes=-1),
         BlackBoxSettings(watch=(WatchRule("zero"),) * 101),
         BlackBoxSettings(watch=(WatchRule("zero", ("a",) * 101),)),
         BlackBoxSettings(watch=(WatchRule("zero", ("a" * 1001,)),)),
@@ -171,3 +176,10 @@ def test_hostile_plan_is_rejected(tmp_path: Path, settings: BlackBoxSettings):
     plan = replace(load_body(tmp_path, body_of()), black_box=settings)
     with pytest.raises(ProtocolError):
         plan_from_json(plan_to_json(plan))
+
+
+def test_plan_of_an_earlier_release_says_nothing_of_full_tensors(tmp_path: Path):
+    plan = load_body(tmp_path, body_of(own={"blackbox": True}))
+    body = json.loads(plan_to_json(plan))
+    del body["black_box"]["tensor_bytes"]
+    assert plan_from_json(json.dumps(body).encode()).black_box == plan.black_box

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.cann_trees import CannTree
 from support.native_tree import (
     bin_bytes,
     frames,
@@ -24,6 +25,7 @@ from support.native_tree import (
 
 import rankdump
 from rankdump import reader
+from rankdump._analysis.table_index import index_tree
 from rankdump._core.manifest import Manifest
 from rankdump.errors import ConfigError
 from rankdumpd.ingest.dump_file import IngestCounts, IngestTask
@@ -214,6 +216,30 @@ DAMAGED = {
     "Add.net_Add.3.1.1700000000000902": b"\xff" * 8 + b"x" * 100,
     "77777777777": b"1234",
 }
+
+
+def test_tables_of_operators_are_rows_of_manifests(host: Host):
+    """Also of one with a number in place of a long name, which ends like a bin file."""
+    tree = CannTree(host.source)
+    header = "Input/Output,Index,Data Size,Data Type,Format,Shape,Max Value"
+    rows = ["Input,0,24,DT_FLOAT,ND,2x3,1.5", "Output,1,4,DT_BF16,ND,2,NaN"]
+    for name in ("Default/fc/MatMul-op0", "Default/" + "block/" * 50 + "MatMul-op0"):
+        tree.table(3, name, [header, *rows])
+    tree.table(3, "Default/Damaged-op0", [header, "Input,?"])
+    assert host.ingest().failed == 0
+    records = host.manifests()["rank_0 iteration_3"].records
+    found = [(each.op_type, each.member, each.dtype, each.shape) for each in records]
+    assert (
+        found
+        == [
+            ("MatMul", "input.0", "float32", (2, 3)),
+            ("MatMul", "output.1", "bfloat16", (2,)),
+        ]
+        * 2
+    )
+    index_tree(host.tree)
+    sql = "SELECT count(*) AS n, sum(max) FILTER (side = 'input') AS m FROM tensors"
+    assert rankdump.open(host.tree).sql(sql).to_pylist() == [{"n": 4, "m": 3.0}]
 
 
 @pytest.mark.parametrize("delete", [False, True])

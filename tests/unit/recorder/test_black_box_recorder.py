@@ -12,9 +12,11 @@ from support.black_box_side import BlackBoxSide
 from rankdump._core.black_box import DETAIL_ROW, FaultKind, FreezeNotice
 from rankdump._core.plan import BlackBoxSettings, OperatorSelection
 from rankdump._core.record import TensorKind, TensorSide
-from rankdump._core.recorder_protocol import LateRow
+from rankdump._core.recorder_protocol import LateRow, TurnSpending
 from rankdump._core.watch_rule import WatchRule
+from rankdump._frameworks.arrays import ArraySource
 from rankdump._kernels.kernel_functions import FoundMoments
+from rankdump._recorder.black_box_recorder import PROGRESS_NS
 from rankdump._wire import black_box_messages
 
 STEP_NS = 100_000_000
@@ -70,6 +72,44 @@ def test_step_in_which_nothing_ran_is_not_sent():
     side.recorder.end_step(ran=False)
     side.take()
     assert not side.states
+
+
+def test_long_step_is_sent_while_it_comes_further():
+    side = BlackBoxSide()
+    side.recorder.begin_step(3)
+    number = side.recorder.number_kind(kind_of("a"))
+
+    def report(later_ns: int) -> list[tuple[int, bool]]:
+        side.now_ns += later_ns
+        side.recorder.report_progress()
+        side.take()
+        found = [(len(side.list_rows(each)), each.unfinished) for each in side.states]
+        side.states.clear()
+        return found
+
+    side.recorder.add_pulse(number, moments())
+    assert report(PROGRESS_NS - 1) == []
+    assert report(1) == [(1, True)]
+    assert report(2 * PROGRESS_NS) == []
+    side.recorder.count_skipped()
+    assert report(0) == [(1, True)]
+    side.recorder.add_pulse(number, moments())
+    side.recorder.end_step(ran=True)
+    side.take()
+    assert [(each.iteration, each.unfinished) for each in side.states] == [(3, False)]
+    side.states.clear()
+    assert report(PROGRESS_NS) == []
+
+
+def test_waiting_step_is_replaced_by_what_came_of_it():
+    side = BlackBoxSide()
+    side.recorder.begin_step(0)
+    side.recorder.count_skipped()
+    side.now_ns += PROGRESS_NS
+    side.recorder.report_progress()
+    side.recorder.end_step(ran=True)
+    side.take()
+    assert [each.unfinished for each in side.states] == [False]
 
 
 def test_new_stream_brings_all_kinds_again():
@@ -154,7 +194,7 @@ def test_measuring_that_costs_too_much_measures_a_part():
     assert side.recorder.part == 30 % 14
 
 
-def test_some_tensor_is_measured_in_each_step():
+def test_some_tensor_is_measured_in_one_of_four_steps():
     side = BlackBoxSide(BlackBoxSettings(64, max_overhead=0.01))
     side.recorder.limit_stride(3)
     for iteration in range(24):
@@ -162,7 +202,12 @@ def test_some_tensor_is_measured_in_each_step():
         side.now_ns += STEP_NS
         side.recorder.add_time(STEP_NS // 2)
         side.recorder.end_step(ran=True)
-    assert side.recorder.stride == 3
+    assert side.recorder.stride == 12
+    parts = []
+    for iteration in range(24, 40):
+        side.recorder.begin_step(iteration)
+        parts.append(side.recorder.part)
+    assert parts == [0, 11, 11, 11, 1, 11, 11, 11, 2, 11, 11, 11, 0, 11, 11, 11]
     (warning,) = side.warnings
     assert "rank 3: the black box takes 100.0% of a step, more than " in warning
     assert "max_overhead = 0.01" in warning
@@ -302,6 +347,7 @@ def test_rule_judges_what_accelerators_bring_later():
     number = side.recorder.number_kind(kind_of("a"))
     side.recorder.begin_step(0)
     side.recorder.end_step(ran=True)
+    side.take()
     side.recorder.begin_step(1)
     side.recorder.add_late_rows(0, [LateRow(number, moments(), None, "b.py:9")])
     side.take()
@@ -316,7 +362,7 @@ def test_fingerprints_take_what_pulses_leave_and_do_not_change_their_part():
     number = side.recorder.number_kind(kind_of("a"))
     for iteration in range(9):
         side.recorder.begin_step(iteration)
-        afforded = side.recorder.can_fingerprint(100_000)
+        afforded = side.recorder.can_afford(TurnSpending(100_000, 1))
         assert afforded is bool(iteration)
         side.recorder.add_pulse(number, moments())
         if afforded:
@@ -352,3 +398,120 @@ def test_rules_of_a_plan_name_operators():
 
 def test_limit_of_kinds_is_that_of_the_messages():
     assert black_box_messages.MAX_KINDS == 1 << 16
+
+
+def keep(side: BlackBoxSide, name: str, array: Any, *, about_fault: bool = False) -> None:
+    kind = kind_of(name)._replace(shape=array.shape, byte_count=array.nbytes)
+    number = side.recorder.number_kind(kind)
+    side.recorder.add_pulse(number, moments())
+    if about_fault:
+        side.recorder.keep_fault(number, [(kind, ArraySource(array))])
+    else:
+        side.recorder.keep_tensor(kind, number, ArraySource(array))
+
+
+def begin_second_step(settings: BlackBoxSettings) -> BlackBoxSide:
+    side = BlackBoxSide(settings)
+    run_step(side, 0)
+    side.recorder.begin_step(1)
+    return side
+
+
+def end_step(side: BlackBoxSide) -> None:
+    side.now_ns += STEP_NS
+    side.recorder.end_step(ran=True)
+    side.take()
+
+
+def test_tensor_in_full_is_copied_and_follows_its_step():
+    side = begin_second_step(BlackBoxSettings(64))
+    array = np.arange(6, dtype=np.float32)
+    keep(side, "a", array)
+    array[:] = 0  # the job goes on with it
+    side.take()
+    assert not side.tensors
+    end_step(side)
+    assert side.bodies[-2:] == ["step_state", "step_tensors"]
+    (tensor,) = side.tensors
+    assert (tensor.iteration, tensor.row, tensor.about_fault) == (1, 0, False)
+    assert np.frombuffer(tensor.data, np.float32).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_tensors_in_full_stay_within_time_and_bytes():
+    side = begin_second_step(BlackBoxSettings(64, tensor_bytes=9000))
+    small, large = np.zeros(6, np.float32), np.zeros(1200, np.float32)
+    keep(side, "a", small)
+    keep(side, "b", large)  # 4,120 bytes are taken
+    keep(side, "c", small)
+    end_step(side)
+    assert [each.kind.op_name for each in side.tensors] == ["a", "c"]
+    assert side.states[-1].left_out == 1
+    side.recorder.begin_step(2)
+    side.recorder._credit.spend_copy(0, STEP_NS)
+    keep(side, "a", small)
+    end_step(side)
+    assert side.states[-1].left_out == 1
+    assert len(side.tensors) == 2
+
+
+def test_tensors_that_are_not_sent_take_no_more_than_their_bytes():
+    side = begin_second_step(BlackBoxSettings(64, tensor_bytes=9000))
+    array = np.zeros(6, np.float32)
+    for iteration in range(2, 6):
+        keep(side, "a", array)
+        keep(side, "bad", array, about_fault=True)
+        side.now_ns += STEP_NS
+        side.recorder.end_step(ran=True)
+        side.recorder.begin_step(iteration)
+    side.take()
+    # Those about a fault have as many bytes again.
+    assert [each.about_fault for each in side.tensors] == [True, True, False, False]
+    assert [state.left_out for state in side.states if not state.unfinished][1:] == [0, 0, 2, 2]
+
+
+def test_agent_that_keeps_no_tensors_gets_none():
+    side = begin_second_step(BlackBoxSettings(64))
+    keep(side, "a", np.zeros(6, np.float32))
+    side.recorder.end_step(ran=True)
+    side.outbox.set_agent(keeps_steps=True, keeps_tensors=False)
+    side.recorder.begin_step(2)
+    keep(side, "a", np.zeros(6, np.float32))
+    keep(side, "a", np.zeros(6, np.float32), about_fault=True)
+    end_step(side)
+    assert not side.tensors
+    assert not side.recorder.keeps_tensors
+    assert [(state.left_out, state.unfinished) for state in side.states] == [(0, False)] * 3
+
+
+def test_fault_is_new_when_the_step_before_had_none():
+    side = BlackBoxSide()
+    found: list[bool] = []
+    for iteration in (0, 1, 1, 3, 4, 0):
+        side.recorder.begin_step(iteration)
+        found.append(side.recorder.begin_fault())
+        side.recorder.end_step(ran=True)
+    assert found == [True, False, False, True, False, True]
+
+
+def test_error_sends_the_tensors_of_the_running_step():
+    side = begin_second_step(BlackBoxSettings(64))
+    keep(side, "a", np.zeros(6, np.float32))
+    side.recorder.close(raised=True)
+    side.take()
+    assert len(side.tensors) == 1
+
+
+def test_copies_do_not_change_the_part_that_is_measured():
+    side = BlackBoxSide(BlackBoxSettings(64, max_overhead=0.01))
+    side.recorder.limit_stride(500)
+    for iteration in range(9):
+        side.recorder.begin_step(iteration)
+        begun_ns = side.now_ns
+        side.recorder._clock_ns = iter((begun_ns, begun_ns + STEP_NS // 10)).__next__
+        keep(side, "bad", np.zeros(6, np.float32), about_fault=True)
+        side.recorder._clock_ns = lambda: side.now_ns
+        side.recorder.add_time(STEP_NS // 10)
+        side.now_ns += STEP_NS
+        side.recorder.end_step(ran=True)
+        side.take()
+    assert side.recorder.stride == 1

@@ -11,14 +11,17 @@ import pytest
 from support.agent_double import RunningFakeAgent, introduction_of, plan
 from support.record_heads import head_of
 
-from rankdump._core.record import TensorKey, TensorSide
+from rankdump._core.black_box import StepState, StepTensor
+from rankdump._core.record import TensorKey, TensorKind, TensorSide
 from rankdump._core.recorder_protocol import StagedRecord
 from rankdump._core.session_protocol import IterationEnd, SessionEnd
 from rankdump._transport.agent_client import AgentClient
 from rankdump._transport.connection import LinkState
 from rankdump._transport.frame_queue import BufferedItem
 from rankdump._transport.send_buffer import SendBuffer
+from rankdump._transport.step_outbox import StepOutbox
 from rankdump._wire.frames import MAX_CHUNK_BYTES
+from rankdump._wire.step_tensor_messages import PIECE_BYTES
 from rankdump.errors import UnavailableError
 
 
@@ -38,6 +41,7 @@ class WatchedClient:
         on_tick=lambda: None,
         on_reason=lambda _: None,
         is_starting: Callable[[], bool] | None = None,
+        outbox: StepOutbox | None = None,
     ) -> None:
         self.taken: list[BufferedItem] = []
         self.warnings: list[str] = []
@@ -48,6 +52,7 @@ class WatchedClient:
             introduction_of(plan(tmp_path)),
             self.buffer,
             address,
+            outbox=outbox,
             on_tick=on_tick,
             on_warning=self.warnings.append,
             on_link_change=self._hear,
@@ -85,6 +90,27 @@ def test_client_delivers_records_whole_and_in_order(running: RunningFakeAgent, t
     assert bytes_of(frames, 1) == data
     assert [f.chunk.offset for f in frames[1:4]] == [MAX_CHUNK_BYTES * i for i in (1, 2, 3)]
     assert len(watched.taken) == 1
+
+
+@pytest.mark.parametrize("keeps_step_tensors", [True, False])
+def test_client_delivers_tensors_of_steps_to_agents_that_keep_them(
+    running: RunningFakeAgent, tmp_path, keeps_step_tensors
+):
+    """Before the end of the session, although nothing of them is acknowledged."""
+    running.agent.keeps_steps = True
+    running.agent.keeps_step_tensors = keeps_step_tensors
+    outbox = StepOutbox(4, 1 << 24)
+    watched = WatchedClient(running.address, tmp_path, outbox=outbox)
+    size = 5 * PIECE_BYTES
+    kind = TensorKind(0, "a", "a", TensorSide.OUTPUT, 0, "uint8", (size,), size)
+    outbox.add_state(StepState(0, 0, 0, b""))
+    outbox.add_tensor(StepTensor(0, kind, bytes(size)))
+    watched.client.start(5)
+    outbox.finish()
+    watched.buffer.submit(SessionEnd(1))
+    assert watched.client.close(10) == 0
+    pieces = 5 * keeps_step_tensors
+    assert running.agent.beside == ["step_state", *["step_tensors"] * pieces]
 
 
 def test_client_resumes_after_the_last_acknowledged_record(running: RunningFakeAgent, tmp_path):

@@ -18,6 +18,7 @@ from rankdump._core.black_box import (
     StepCause,
     StepState,
 )
+from rankdump._core.collective_calls import GroupCalls
 from rankdump._core.record import TensorKind, TensorSide
 from rankdump._wire.black_box_messages import (
     MAX_KINDS,
@@ -59,6 +60,17 @@ def rows_of(*kinds: int) -> bytes:
         stacks=st.lists(plain, max_size=2).map(tuple),
         notes=st.lists(lines, max_size=2).map(tuple),
         details=st.sampled_from([make_details(), make_details(1), make_details(0, 1)]),
+        calls=st.lists(
+            st.builds(
+                GroupCalls,
+                group=plain,
+                ranks=st.lists(st.integers(0, 1 << 24), max_size=3).map(tuple),
+                count=uint63,
+                kind=plain,
+                called_us=uint63,
+            ),
+            max_size=2,
+        ).map(tuple),
     )
 )
 def test_step_round_trip(state):
@@ -98,6 +110,10 @@ def test_freeze_round_trip():
         (agent_pb2.StepState(rows=rows_of(0, 0), details=make_details(1, 0)), "not in the order"),
         (agent_pb2.StepState(details=make_details(*range(4097))), "details of a step"),
         (agent_pb2.StepState(notes=["x"] * 65), "notes of a step"),
+        (agent_pb2.StepState(calls=[agent_pb2.GroupCalls()] * 65), "groups of a step"),
+        (agent_pb2.StepState(calls=[agent_pb2.GroupCalls(count=1 << 63)]), "the number"),
+        (agent_pb2.StepState(calls=[agent_pb2.GroupCalls(group="x" * 300)]), "group of a step"),
+        (agent_pb2.StepState(calls=[agent_pb2.GroupCalls(kind="x" * 300)]), "group of a step"),
         (agent_pb2.StepState(notes=["x" * 70_000]), "note of a step"),
         (agent_pb2.StepState(stacks=["x" * 70_000]), "stack of 70000 characters"),
         (

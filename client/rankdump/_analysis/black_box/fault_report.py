@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from rankdump._core.collective_calls import RankCallCounts, StandingCall, find_standing_calls
 from rankdump._core.freeze_record import (
     AbsentRanks,
     FreezeRecord,
@@ -40,6 +41,8 @@ class FirstBadValue:
     tensor: NonfiniteTensor
     source: str = ""
     """`file:line` of the script, where a rank reported it; else empty."""
+    full_tensors: int = 0
+    """Tensors of that step of the rank that are in the tree in full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +105,12 @@ class FaultReport:
     ends: tuple[RankEnd, ...]
     dropped_steps: int
     """Steps that agents had dropped before because their memory was short."""
+    standing_calls: tuple[StandingCall, ...] = ()
+    """Collectives in which ranks may wait, the one that the others wait for first."""
     notes: tuple[StepNote, ...] = ()
     """The oldest first."""
+    dropped_tensors: int = 0
+    """Tensors in full that agents had dropped before for the same reason."""
 
 
 def describe_bad_value(found: FirstBadValue, name: str) -> str:
@@ -143,27 +150,39 @@ def make_fault_report(root: str, records: Sequence[FreezeRecord]) -> FaultReport
         ends=tuple(_make_end(record.host, rank) for record, rank in ranks if rank.steps),
         dropped_steps=sum(rank.dropped_steps for _, rank in ranks),
         notes=_list_notes([rank for _, rank in ranks]),
+        standing_calls=tuple(find_standing_calls(list(_iterate_calls(ranks)))),
+        dropped_tensors=sum(rank.dropped_tensors for _, rank in ranks),
     )
+
+
+def _iterate_calls(ranks: Iterable[tuple[FreezeRecord, FrozenRank]]) -> Iterator[RankCallCounts]:
+    for _, rank in ranks:
+        if rank.steps:
+            last = rank.steps[-1]
+            waits = last.unfinished and rank.state is SessionState.OPEN
+            yield RankCallCounts(rank.rank, last.ended_us, waits, last.calls)
 
 
 def _find_first_bad(
     ranks: Iterable[FrozenRank], causes: Sequence[FrozenCause]
 ) -> FirstBadValue | None:
     found = [
-        (step.iteration, step.first_nonfinite.at_us, rank.rank, step.first_nonfinite)
+        (step.iteration, tensor.at_us, rank.rank, tensor, step.full_tensors)
         for rank in ranks
         for step in rank.steps
-        if step.first_nonfinite is not None
+        for tensor in (step.first_nonfinite,)
+        if tensor is not None
     ]
     if not found:
         return None
-    iteration, _, rank, tensor = min(found, key=lambda each: each[:3])
+    iteration, _, rank, tensor, full_tensors = min(found, key=lambda each: each[:3])
     about = [
         cause.source
         for cause in causes
         if (cause.rank, cause.iteration, cause.op_name) == (rank, iteration, tensor.op_name)
     ]
-    return FirstBadValue(rank, iteration, tensor, next(filter(None, about), ""))
+    source = next(filter(None, about), "")
+    return FirstBadValue(rank, iteration, tensor, source, full_tensors)
 
 
 def _summarize_steps(ranks: Iterable[FrozenRank], until: int) -> tuple[StepSummary, ...]:

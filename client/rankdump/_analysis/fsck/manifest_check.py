@@ -14,8 +14,8 @@ from typing import NamedTuple, TypeAlias
 from rankdump._analysis.fsck.damage import DamageKind, FileDamage, StoredManifest, TreeItem
 from rankdump._analysis.fsck.tree_scan import read_regular_file
 from rankdump._analysis.reader.fingerprints import check_fingerprint_file, find_fingerprint_path
-from rankdump._analysis.reader.manifests import TreeManifests
-from rankdump._analysis.reader.tensor_loader import name_element_type, normalize_element_name
+from rankdump._analysis.reader.manifests import TreeManifests, read_folder_owners
+from rankdump._core.cann_types import name_element_type, normalize_element_name
 from rankdump._core.manifest import (
     RETIRED_FILE,
     Manifest,
@@ -172,7 +172,7 @@ def check_tables(
 ) -> Iterator[FileDamage]:
     """Yield tables that are incomplete or unreadable, and manifests whose rows are missing."""
     held = list(manifests)
-    known = TreeManifests(each.manifest for each in held)
+    known = TreeManifests((each.manifest for each in held), read_folder_owners(root))
     lines: Counter[_RankIteration] = Counter()
     apis: set[int] = set()
     tables: defaultdict[_RankIteration, list[TreeItem]] = defaultdict(list)

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rankdump._analysis.reader.indexed_manifests import IndexedFile
+from rankdump._analysis.table.table_schema import ITERATION_SCHEMA, TENSOR_SCHEMA
 from rankdump.errors import CorruptedError
 
 _PLACE = ["iteration", "rank"]
@@ -29,12 +30,13 @@ def _check_places(file: IndexedFile, places: Iterable[tuple[int, int]]) -> None:
             )
 
 
-def _read(path: Path, columns: list[str]) -> Any:
+def _read(path: Path, schema: pa.Schema, columns: list[str]) -> Any:
     try:
-        return pq.read_table(
+        rows = pq.read_table(
             path, columns=columns, use_threads=False, page_checksum_verification=True
         )
-    except (OSError, pa.ArrowException) as error:
+        return rows.cast(pa.schema([schema.field(name) for name in columns]))
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise CorruptedError(f"{path}: cannot be read: {error}") from None
 
 
@@ -76,8 +78,8 @@ def read_place_sizes(file: IndexedFile) -> Iterator[PlaceSizes]:
     CorruptedError, before anything else, when the file is damaged or was removed.
     """
     columns = ["path", "bytes", "stored_bytes", "timestamp_us"]
-    rows = _read(file.tensors, [*_PLACE, *columns])
-    iterations = _read(file.iterations, [*_PLACE, "stall_us"])
+    rows = _read(file.tensors, TENSOR_SCHEMA, [*_PLACE, *columns])
+    iterations = _read(file.iterations, ITERATION_SCHEMA, [*_PLACE, "stall_us"])
     stalls = {
         (each["rank"], each["iteration"]): each["stall_us"] for each in iterations.to_pylist()
     }

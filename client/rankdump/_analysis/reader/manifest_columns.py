@@ -308,7 +308,8 @@ def _read_long_names(access: TreeAccess, folder: str) -> LongFileNames:
 
 def find_constants(records: pa.Table) -> pa.ChunkedArray:
     """Return which records are of constants, which belong to no iteration."""
-    return pc.match_substring(records.column("path"), f"/{CONSTANT_FOLDER}/")
+    # A model may have that name as well.
+    return pc.match_substring_regex(records.column("path"), f"/{CONSTANT_FOLDER}/[^/]*$")
 
 
 def make_iteration_table(manifests: Sequence[Manifest]) -> pa.Table:

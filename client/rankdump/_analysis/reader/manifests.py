@@ -11,13 +11,15 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from rankdump._analysis.reader.query import group_ranks
 from rankdump._analysis.reader.tree import Table, Tree
+from rankdump._analysis.table.tree_access import LocalTree
 from rankdump._core.manifest import (
     RETIRED_FILE,
     Manifest,
@@ -26,6 +28,7 @@ from rankdump._core.manifest import (
     names_no_file,
 )
 from rankdump._core.status import IterationStatus
+from rankdump._core.tree_root import STATE_FOLDER
 from rankdump._core.tree_session import (
     MAX_FILE_BYTES,
     SESSIONS_FOLDER,
@@ -34,10 +37,12 @@ from rankdump._core.tree_session import (
 )
 from rankdump._layout.dump_folders import DumpFolder, find_folder
 from rankdump._layout.file_name import NUMBER_PATTERN
+from rankdump._layout.tree_layouts import parse_folder_owner
 from rankdump._layout.tree_paths import MANIFEST_FOLDER, METADATA_FOLDER
 from rankdump.errors import CorruptedError
 
 _T = TypeVar("_T")
+_CLAIM_NAME = re.compile(r"[0-9]{14}\.[0-9]+")
 StatusAndRecord: TypeAlias = "tuple[IterationStatus, ManifestRecord]"
 """The status of an iteration, and one record of it."""
 _MAX_HEAD_BYTES = 1 << 15
@@ -48,7 +53,11 @@ _MANIFEST_NAME = re.compile(rf"iteration_({NUMBER_PATTERN})\.(.*)\.json", re.S)
 class TreeManifests:
     """Records of manifests by file path; tracks the paths that were never looked up."""
 
-    def __init__(self, manifests: Iterable[Manifest] = ()) -> None:
+    def __init__(
+        self, manifests: Iterable[Manifest] = (), owners: Mapping[str, int] | None = None
+    ) -> None:
+        """`owners` are the ranks of folders of devices, by time and device."""
+        self._owners = owners or {}
         self._files: defaultdict[str, dict[str, StatusAndRecord]] = defaultdict(dict)
         self._bases: defaultdict[str, set[int]] = defaultdict(set)
         self._devices: defaultdict[int, set[int]] = defaultdict(set)
@@ -79,8 +88,12 @@ class TreeManifests:
         """Return the rank of a folder; for the folder of a device, the rank that used it."""
         if not folder.device:
             return folder.rank
-        ranks = self._bases.get(folder.base) or self._devices.get(folder.rank) or {folder.rank}
-        return next(iter(ranks)) if len(ranks) == 1 else folder.rank
+        ranks = self._bases.get(folder.base)
+        if not ranks:
+            # Rows of statistics alone have no path, and devices of several hosts one number.
+            owner = self._owners.get(".".join(folder.base.split("/")[-2:]))
+            ranks = self._devices.get(folder.rank) if owner is None else {owner}
+        return next(iter(ranks)) if ranks and len(ranks) == 1 else folder.rank
 
     def has_path(self, path: str) -> bool:
         """Return whether a file has a record."""
@@ -97,6 +110,16 @@ class TreeManifests:
     def unclaimed_paths(self) -> list[str]:
         """Paths that were never looked up, because the walk did not find their files."""
         return [path for path in self._files if path not in self._asked]
+
+
+def read_folder_owners(root: Path) -> dict[str, int]:
+    """Return the ranks to which agents have given folders of devices, by `{time}.{device}`."""
+    access, found = LocalTree(root), dict[str, int]()
+    with suppress(OSError):
+        for name in filter(_CLAIM_NAME.fullmatch, access.listing(STATE_FOLDER)):
+            rank = parse_folder_owner(access.read_link(STATE_FOLDER, name))
+            found |= {} if rank is None else {name: rank}
+    return found
 
 
 def list_rank_folders(root: Path) -> list[str]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,13 +27,14 @@ from rankdump._layout.statistic_tables import (
 )
 from rankdump._layout.statistic_tables import (
     STATISTIC_COLUMNS_WITH_FORMAT,
-    STATISTIC_TABLE_NAME,
     parse_statistic_table,
 )
 from rankdump.errors import CorruptedError
 
 _COLUMNS = {**STATISTIC_COLUMNS, MD5_ITEM: MD5_ITEM}
 _COLUMN_OF_TITLE = {title: _COLUMNS[item] for item, title in STATISTIC_TITLES.items()}
+# Looking up a type in the schema takes longer than reading a value.
+_TITLED_FIELDS = [(t, n, TENSOR_SCHEMA.field(n).type) for t, n in _COLUMN_OF_TITLE.items()]
 STATISTIC_FIELDS = [TENSOR_SCHEMA.field(name) for name in _COLUMNS.values()]
 _PLACE_FIELDS = [
     pa.field("place", pa.int64()),
@@ -43,6 +43,7 @@ _PLACE_FIELDS = [
     pa.field("slot", pa.int64()),
 ]
 STATISTIC_SCHEMA = pa.schema([*_PLACE_FIELDS, *STATISTIC_FIELDS])
+_INT64_MAX = (1 << 63) - 1
 _NULL_TEXTS = ["", "null"]
 _NONFINITE_COUNTS = [STATISTIC_COLUMNS[item] for item in NONFINITE_COUNT_ITEMS]
 _CHECKED_TITLES = ("Task ID", "Stream ID", "Data Size")
@@ -61,14 +62,6 @@ class StatisticTableText:
     rows: bytes
     is_torn: bool = False
     """Whether it ends in the middle of a line."""
-
-
-def list_statistic_tables(access: TreeAccess, folder: str) -> list[str]:
-    """Return the names of the tables in a folder of tensors."""
-    with suppress(OSError):
-        names = [each for each in access.listing(folder) if each.startswith("statistic")]
-        return sorted(n for n in names if STATISTIC_TABLE_NAME.fullmatch(n.removesuffix(".zst")))
-    return []
 
 
 def read_statistic_text(
@@ -234,11 +227,12 @@ def make_statistic_table(
     columns: dict[str, list[Any]] = {name: [] for name in STATISTIC_SCHEMA.names}
     for (place, stamp, side, slot), values in rows:
         columns["place"].append(place)
-        columns["timestamp_us"].append(stamp)
+        # Names and tables of other programs may have any number.
+        columns["timestamp_us"].append(min(stamp, _INT64_MAX))
         columns["side"].append(SIDES.index(side))
-        columns["slot"].append(slot)
-        for title, name in _COLUMN_OF_TITLE.items():
-            columns[name].append(_read_value(values.get(title), TENSOR_SCHEMA.field(name).type))
+        columns["slot"].append(min(slot, _INT64_MAX))
+        for title, name, kind in _TITLED_FIELDS:
+            columns[name].append(_read_value(values.get(title), kind))
     return pa.Table.from_pydict(columns, STATISTIC_SCHEMA)
 
 
@@ -255,10 +249,7 @@ def _read_value(text: str | None, kind: pa.DataType) -> object:
 
 def read_statistics(row: Figures) -> dict[str, object]:
     """Return the statistics of a row by the names of their columns."""
-    return {
-        name: _read_value(row.values.get(title), TENSOR_SCHEMA.field(name).type)
-        for title, name in _COLUMN_OF_TITLE.items()
-    }
+    return {name: _read_value(row.values.get(title), kind) for title, name, kind in _TITLED_FIELDS}
 
 
 def match_statistics(

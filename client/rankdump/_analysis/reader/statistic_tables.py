@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -22,9 +22,9 @@ from rankdump._analysis.reader.manifests import (
     list_rank_folders,
     read_manifests,
 )
-from rankdump._analysis.reader.tensor_loader import normalize_element_name
 from rankdump._analysis.reader.tree import Entry, Figures, Table, Tree
 from rankdump._codec.file_codec import select_codec
+from rankdump._core.cann_types import normalize_element_name
 from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.manifest import Manifest
 from rankdump._core.record import TensorKey
@@ -38,9 +38,10 @@ from rankdump.errors import CorruptedError
 _TOOL_STEP = 1
 """Step of every line of troubleshooter."""
 
-_STATISTIC_ITEMS = (*SUMMARY_ITEMS, "l2norm")
+INFO_ITEMS = (*SUMMARY_ITEMS, "l2norm")
+"""Statistics that a line of an info file may have, besides an MD5."""
 RecordsByName: TypeAlias = "Mapping[tuple[int, int, str], list[StatusAndRecord]]"
-"""Records of the tensors of an API dump, by rank, iteration and name."""
+"""Records of the tensors of an API dump, by rank, iteration and name, in the order of time."""
 MAX_TABLE_BYTES = 4 << 30
 """Largest unpacked size of a packed table."""
 _TITLE_SPELLINGS = {title.lower(): title for title in STATISTIC_TITLES.values()} | {
@@ -135,19 +136,23 @@ def index_call_records(manifests: Iterable[Manifest]) -> RecordsByName:
             if place is not None:
                 name = api_tree.spell_api_tensor_name(record.op_name, place)
                 found[status.rank, status.iteration, name].append((status, record))
+    for every in found.values():
+        every.sort(key=lambda each: each[1].timestamp_us)
     return found
 
 
 def read_info_rows(table: Table, known: RecordsByName) -> Iterator[Figures]:
     """Yield the rows of an info file, then raise CorruptedError where a line is invalid."""
     info = read_info(table.path, stepped=any(rank == table.rank for rank, _, _ in known))
-    seen: Counter[tuple[int, int, str]] = Counter()
+    left = Counter((table.rank, noted.iteration, noted.line.name) for noted in info.lines)
     given = info.statistic_items
     for noted in info.lines:
         where = table.rank, noted.iteration, noted.line.name
         every = known.get(where, [])
-        known_record = every[min(seen[where], len(every) - 1)] if every else None
-        seen[where] += 1
+        # The last lines are those of the records: a killed process has written some before.
+        number = len(every) - left[where]
+        known_record = every[number] if number >= 0 and every else None
+        left[where] -= 1
         row = _info_row(noted, table, known_record, given)
         if row is not None:
             yield row
@@ -163,15 +168,6 @@ def _info_row(
     if file is None:
         return None
     dtype = parse_dtype_name(line.dtype)
-    values = {STATISTIC_TITLES[item]: repr(value) for item, value in line.statistics.items()}
-    if dtype != "bool":
-        values |= {
-            STATISTIC_TITLES[i]: repr(math.nan)
-            for i in _STATISTIC_ITEMS
-            if i in given - set(line.statistics)
-        }
-    if line.md5:
-        values[STATISTIC_TITLES[MD5_ITEM]] = line.md5
     element = ELEMENT_TYPES.get(dtype)
     return Figures(
         key=TensorKey(
@@ -191,10 +187,21 @@ def _info_row(
         dtype=dtype,
         shape=line.shape,
         data_bytes=math.prod(line.shape) * (element.item_bytes if element is not None else 0),
-        values=values,
+        values=spell_info_values(line, given),
         relative=table.relative,
         record=None if known_record is None else known_record[1],
     )
+
+
+def spell_info_values(line: InfoLine, given: Collection[str]) -> dict[str, str]:
+    """Return the statistics of a line by title; one that is `given` and that it lacks is NaN."""
+    values = {STATISTIC_TITLES[item]: repr(value) for item, value in line.statistics.items()}
+    if parse_dtype_name(line.dtype) != "bool":
+        absent = [i for i in INFO_ITEMS if i in given and i not in line.statistics]
+        values |= {STATISTIC_TITLES[item]: repr(math.nan) for item in absent}
+    if line.md5:
+        values[STATISTIC_TITLES[MD5_ITEM]] = line.md5
+    return values
 
 
 class InfoFilePlaces:

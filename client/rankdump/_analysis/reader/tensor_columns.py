@@ -4,8 +4,8 @@ ways give the same rows for a tree that has manifests. Needs pyarrow.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,10 @@ from rankdump._analysis.reader.manifest_columns import (
     ManifestColumns,
     find_constants,
 )
+from rankdump._analysis.reader.record_statistics import RecordPlaces, read_record_statistics
 from rankdump._analysis.reader.statistic_columns import (
     STATISTIC_FIELDS,
-    list_statistic_tables,
     match_statistics,
-    parse_statistic_texts,
-    read_statistic_text,
     read_statistics,
 )
 from rankdump._analysis.reader.statistic_tables import TableRecords, named, read_table_rows
@@ -35,7 +33,6 @@ from rankdump._analysis.table.table_schema import TENSOR_SCHEMA
 from rankdump._analysis.table.tree_access import TreeAccess
 from rankdump._core.record import TensorKey
 from rankdump._kernels.shard_fingerprint import SKETCH_BUCKETS
-from rankdump._layout.tree_paths import CONSTANT_FOLDER, make_rank_folder
 from rankdump.errors import CorruptedError
 
 _INT32_MAX = (1 << 31) - 1
@@ -44,24 +41,20 @@ _INT32_MAX = (1 << 31) - 1
 def make_columns_of_manifests(
     access: TreeAccess, read: ManifestColumns, problems: list[str]
 ) -> pa.Table:
-    """Return a row for each record of MindSpore's tree; adds a problem for each invalid table."""
-    manifests, manifest_of = read.manifests, read.manifest_of
+    """Return a row for each record of manifests; adds a problem for each invalid table."""
     if not len(read.records):
         return TENSOR_SCHEMA.empty_table()
-    statuses = [each.status for each in manifests]
-    numbered = {place: n for n, place in enumerate({(s.rank, s.iteration) for s in statuses})}
-    place_of = np.array([numbered[each.rank, each.iteration] for each in statuses], np.int64)
+    places = RecordPlaces(read)
+    statistics = read_record_statistics(access, read, places, problems)
     constant = find_constants(read.records)
-    folders = _find_tensor_folders(access, list(numbered), has_constants=pc.any(constant).as_py())
-    statistics = _read_statistics(access, folders, problems)
     stamps = read.records.column("timestamp_us").to_numpy()
     sides = np.array(read.records.column("side").to_numpy(), np.int64)
     slots = np.array(read.records.column("slot").to_numpy(), np.int64)
-    rows = match_statistics(place_of[manifest_of], stamps, sides, slots, statistics)
+    rows = match_statistics(places.of_records, stamps, sides, slots, statistics)
     unknown = (sides == UNKNOWN_SIDE) & (rows >= 0)
     for values, name in ((sides, "side"), (slots, "slot")):
         values[unknown] = statistics.column(name).to_numpy()[rows[unknown]]
-    order = np.lexsort((slots, sides, stamps, constant.to_numpy(), manifest_of))
+    order = np.lexsort((slots, sides, stamps, constant.to_numpy(), read.manifest_of))
     statistics = statistics.select([each.name for each in STATISTIC_FIELDS])
     fingerprints = _make_fingerprint_columns(access, read, order, problems)
     return _assemble_manifest_rows(read, fingerprints, statistics, rows, sides, slots, order)
@@ -126,7 +119,7 @@ def _assemble_manifest_rows(
         "position": pa.array(np.arange(len(order)) - np.searchsorted(parts, parts)),
         "name": records.column("op_name"),
         "side": _spell_sides(sides[order]),
-        "slot": pa.array(slots[order], mask=sides[order] == UNKNOWN_SIDE),
+        "slot": pa.array(np.minimum(slots[order], _INT32_MAX), mask=sides[order] == UNKNOWN_SIDE),
         "bytes": records.column("bytes_in"),
         "stored_bytes": records.column("bytes_stored"),
         "phase": records.column("phase").fill_null(""),
@@ -163,41 +156,6 @@ def _make_table(columns: dict[str, Any], count: int) -> pa.Table:
     return pa.Table.from_arrays(arrays, names=TENSOR_SCHEMA.names).cast(TENSOR_SCHEMA)
 
 
-def _find_tensor_folders(
-    access: TreeAccess, places: Sequence[tuple[int, int]], *, has_constants: bool
-) -> Iterator[tuple[int, str]]:
-    """Yield the folders of ranks and iterations, with the number of the place."""
-    graphs = {rank: _list_graph_folders(access, rank) for rank in {rank for rank, _ in places}}
-    for number, (rank, iteration) in enumerate(places):
-        names = [str(iteration), *([CONSTANT_FOLDER] if has_constants else [])]
-        for graph in graphs[rank]:
-            yield from ((number, f"{graph}/{name}") for name in names)
-
-
-def _list_graph_folders(access: TreeAccess, rank: int) -> list[str]:
-    found: list[str] = []
-    with suppress(OSError):
-        own = make_rank_folder(rank)
-        models = [name for name, is_folder in access.listing(own).items() if is_folder]
-        for model in models:
-            graphs = access.listing(f"{own}/{model}").items()
-            found += [f"{own}/{model}/{name}" for name, is_folder in graphs if is_folder]
-    return [each for each in found if each.rpartition("/")[2][:1].isdecimal()]
-
-
-def _read_statistics(
-    access: TreeAccess, folders: Iterator[tuple[int, str]], problems: list[str]
-) -> pa.Table:
-    texts: list[Any] = []
-    for place, folder in folders:
-        for name in list_statistic_tables(access, folder):
-            try:
-                texts.append(read_statistic_text(access, folder, name, place))
-            except CorruptedError as error:
-                problems.append(str(error))
-    return parse_statistic_texts(texts, problems)
-
-
 def make_columns_of_tree(
     tree: Tree, problems: list[str], keeps: Callable[[Entry | Figures], bool] = lambda _: True
 ) -> pa.Table:
@@ -213,7 +171,7 @@ def make_columns_of_tree(
     jobs |= {(m.status.rank, None): m.status.job_id for m in tree.manifests}
     ranks = {m.status.rank for m in tree.manifests if m.fingerprints is not None}
     fingerprints = read_fingerprints_of_tree(tree.root, ranks, problems) if ranks else {}
-    counts: dict[tuple[int, int | None], int] = {}
+    counts: Counter[tuple[int, int | None, str]] = Counter()
     rows: list[dict[str, Any]] = []
     for tensor in tensors:
         try:
@@ -223,12 +181,15 @@ def make_columns_of_tree(
             continue
         key = tensor.key
         place = key.rank, None if key.constant else key.iteration
+        session = tree.periods.find_session(key.rank, key.timestamp_us)
+        # Attempts, and jobs, of a tree may have the same iterations.
+        counted = *place, session.session_id if session is not None else ""
         row |= {
-            "job": jobs.get(place, ""),
+            "job": jobs.get(place, "") if session is None else session.job_id,
             "attempt": tree.find_attempt(key),
-            "position": counts.get(place, 0),
+            "position": counts[counted],
         }
-        counts[place] = row["position"] + 1
+        counts[counted] += 1
         if tensor.record is not None and (key.rank, tensor.record) in fingerprints:
             fingerprint = fingerprints[key.rank, tensor.record]
             row["fingerprint"], row["sketch"] = fingerprint

@@ -24,7 +24,7 @@ from rankdump._analysis.reader.tree import Described, Entry
 from rankdump._binfile.header_parts import OpInput, OpOutput
 from rankdump._codec.file_codec import select_codec
 from rankdump._core import npy_format
-from rankdump._core.cann_types import DATA_TYPES, split_format_word
+from rankdump._core.cann_types import name_element_type, split_format_word
 from rankdump._core.element_types import ELEMENT_TYPES, convert_to_stored
 from rankdump._core.manifest import ManifestRecord
 from rankdump._core.npy_format import read_npy_form
@@ -32,9 +32,6 @@ from rankdump._core.record import TensorSide
 from rankdump._layout.device_formats import convert_format
 from rankdump._layout.tensor_tiles import OriginalLayout
 from rankdump.errors import CorruptedError, UnsupportedError
-
-_CANN_PREFIX = "DT_"
-_BY_NAME = {kind.name: kind for kind in DATA_TYPES.values()}
 
 _UNDEFINED_TYPE = 0
 _MAX_CACHED_DESCRIPTIONS = 1 << 14
@@ -45,18 +42,6 @@ _UNPACKED_SUFFIX = ".npy"
 _MAX_BLOCK_HEADER_BYTES = 4096
 """Files with longer headers, which no tool writes, are not read in blocks."""
 Opened: TypeAlias = "FileElements | npt.NDArray[Any]"
-
-
-def name_element_type(number: int) -> str:
-    """Return the name of an element type: numpy's where there is one, else CANN's."""
-    known = DATA_TYPES.get(number)
-    return (known.element or known.name.lower()) if known else f"type {number}"
-
-
-def normalize_element_name(text: str) -> str:
-    """Return the name of an element type that a table spells as CANN or the framework does."""
-    known = _BY_NAME.get(text.removeprefix(_CANN_PREFIX)) if text.startswith(_CANN_PREFIX) else None
-    return name_element_type(known.number) if known else text
 
 
 def described(path: Path) -> Iterator[tuple[TensorSide, int, Described]]:

@@ -213,6 +213,8 @@ def _empty_ranks(tree: Tree) -> list[str]:
     known |= {table.rank for table in tree.tables}
     known |= {rank for rank, _ in tree.gone}
     empty = set(tree.ranks) - known - {manifest.status.rank for manifest in tree.manifests}
+    if len(empty) > 1:
+        return [f"{tree.unit}s {ranges(empty)}: the folders have no tensors"]
     return [f"{tree.unit} {ranges(empty)}: the folder has no tensors"] if empty else []
 
 

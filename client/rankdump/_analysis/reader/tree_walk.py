@@ -25,6 +25,7 @@ from rankdump._analysis.reader.manifests import (
     list_manifest_files,
     list_rank_folders,
     read_file_records,
+    read_folder_owners,
     read_manifests,
     read_retired_iterations,
     read_tree_sessions,
@@ -137,6 +138,7 @@ class _TreeReader:
         """Names of the folders of ranks."""
         self._device = any(folder.device for folder in folders.values())
         self._devices: set[int] = set()
+        self._owners = read_folder_owners(places.root) if self._device else {}
         self.other_sessions = find_other_sessions(places.root, job_id, attempt)
         """Sessions of other jobs or attempts, which are left out."""
         self._job_id, self._attempt = job_id, attempt
@@ -221,7 +223,7 @@ class _TreeReader:
     ) -> list[Entry]:
         """Return the tensors of a batch; adds its records of constants to `constants`."""
         places, root = self._places, self._places.root
-        known = TreeManifests() if known is None else known
+        known = TreeManifests(owners=self._owners) if known is None else known
         only = self._balances_only and batch.is_complete
         heads = len(self.manifests)
         for manifest in (

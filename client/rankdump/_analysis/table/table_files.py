@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 import time
 import zlib
 from collections.abc import Callable, Generator, Iterable, Sequence
@@ -62,6 +63,11 @@ class TableSource(NamedTuple):
     """Relative to the root of the tree."""
     size: int
     modified_ns: int
+
+    @property
+    def is_manifest(self) -> bool:
+        """Whether it is a manifest of rankdump."""
+        return f"/{MANIFEST_FOLDER}/" in self.path
 
 
 class NumberRange(NamedTuple):
@@ -126,7 +132,7 @@ class TableFile:
     @property
     def is_of_manifests(self) -> bool:
         """Whether its rows are those of manifests, and no file was looked at beside them."""
-        return all(f"/{MANIFEST_FOLDER}/" in source.path for source in self.sources)
+        return all(source.is_manifest for source in self.sources)
 
     @property
     def paths(self) -> tuple[str, str]:
@@ -211,6 +217,7 @@ def read_table_file(access: TreeAccess, name: str) -> TableFile:
     """Return a file's sources; CorruptedError when it is damaged, or no table of rankdump."""
     path = f"{access.root}/{TABLE_FOLDER}/{name}"
     try:
+        _check_pair(access, TableFile(name))
         with access.open(TABLE_FOLDER, name) as file:
             size_bytes = os.fstat(file.fileno()).st_size
             metadata: dict[bytes, bytes] = pq.read_metadata(file).metadata or {}
@@ -230,6 +237,21 @@ def read_table_file(access: TreeAccess, name: str) -> TableFile:
         return TableFile(name, frozenset(sources), frozenset(map(str, replaces)), size_bytes)
     except (KeyError, ValueError, TypeError, zlib.error) as error:
         raise CorruptedError(f"{path}: its list of sources is damaged: {error!r}") from None
+
+
+def _check_pair(access: TreeAccess, file: TableFile) -> None:
+    """Raise CorruptedError where one of the two is missing, or is no file: a pipe would block."""
+    tensors, iterations = file.paths
+    problem = ""
+    try:
+        modes = [access.stat(iterations).st_mode]
+    except FileNotFoundError:
+        problem, modes = "its file of iterations is missing", []
+    modes.append(access.stat(tensors).st_mode)  # FileNotFoundError: both were removed meanwhile
+    if not all(map(stat.S_ISREG, modes)):
+        problem = "it, or its file of iterations, is not a regular file"
+    if problem:
+        raise CorruptedError(f"{access.root}/{tensors}: {problem}")
 
 
 def _unpack(metadata: dict[bytes, bytes]) -> list[tuple[str, int, int]]:

@@ -38,6 +38,10 @@ class TreeAccess(Protocol):
         """Return the names in a folder, each with whether it is a folder; a link is not."""
         ...
 
+    def read_link(self, folder: str, name: str) -> str:
+        """Return the text of a link, which is not followed."""
+        ...
+
     def write(
         self,
         folder: str,
@@ -85,6 +89,10 @@ class LocalTree:
         """Return the names in a folder, each with whether it is a folder; a link is not."""
         with os.scandir(self.root / folder) as found:
             return {each.name: each.is_dir(follow_symlinks=False) for each in found}
+
+    def read_link(self, folder: str, name: str) -> str:
+        """Return the text of a link, which is not followed."""
+        return os.readlink(self.root / folder / name)  # noqa: PTH115 - a text, not a path
 
     def write(
         self,

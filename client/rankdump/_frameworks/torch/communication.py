@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rankdump._core.collective_calls import MAX_GROUP_CALLS, GroupCalls
 from rankdump._core.events import CallOutcome, EventKind, ProcessGroup, UnseenReason
 from rankdump._core.recorder_protocol import CollectiveCall, Recorder, StartedEvent
 from rankdump._core.timeouts import GroupTimeout
@@ -173,6 +175,8 @@ class CollectiveRecorder:
         self._listeners: list[tuple[Recorder, int]] = []
         self._iterations: dict[int, IterationStart] = {}
         """By identity of the recorder."""
+        self._latest: dict[str, tuple[int, EventKind, ProcessGroup, int]] = {}
+        """By group: when its last collective was called, its kind, and how many were before."""
 
     def begin_iteration(self, recorder: Recorder, iteration: int) -> None:
         """Number names of collectives from 0 again, if the recorder begins another iteration."""
@@ -206,8 +210,27 @@ class CollectiveRecorder:
 
     def count_collective(self, group: ProcessGroup, kind: EventKind) -> None:
         """Number a collective of an iteration in which no recorder keeps it."""
-        self._sequences.next_number(group.name)
+        self._number_collective(group, kind)
         self._sequences.next_number(group.name, int(kind))
+
+    def list_calls(self, *, members: bool) -> tuple[GroupCalls, ...]:
+        """Return how far this rank has come in each group, the one used last first; on any thread.
+
+        With their members only on request: there may be thousands.
+        """
+        latest = sorted(self._latest.copy().values(), key=lambda each: each[0], reverse=True)
+        return tuple(
+            GroupCalls(
+                *(group.name, group.ranks if members else ()),
+                *(number + 1, kind.name.lower(), called_us),
+            )
+            for called_us, kind, group, number in latest[:MAX_GROUP_CALLS]
+        )
+
+    def _number_collective(self, group: ProcessGroup, kind: EventKind) -> int:
+        number = self._sequences.next_number(group.name)
+        self._latest[group.name] = time.time_ns() // 1000, kind, group, number
+        return number
 
     def begin(
         self, request: CollectiveRequest, read_operands: Callable[[], CollectiveOperands]
@@ -219,7 +242,7 @@ class CollectiveRecorder:
         if any(recorder.armed for recorder, _ in self._listeners):
             request = replace(request, source=find_script_line(besides=_TORCH_FOLDERS))
         if request.kind.is_collective:
-            number = self._sequences.next_number(request.group.name)
+            number = self._number_collective(request.group, request.kind)
             name_number = self._sequences.next_number(request.group.name, int(request.kind))
         elif request.peer == ANY_SOURCE:
             number = name_number = None

@@ -70,11 +70,6 @@ class LocalShard(NamedTuple):
     """Whether this rank is not in the tensor's mesh, and so has no part of it."""
 
 
-def is_distributed(tensor: Tensor) -> bool:
-    """Return whether this module finds the local elements of a tensor."""
-    return _find_class(type(tensor)) != ""
-
-
 def find_local_shard(tensor: Tensor) -> LocalShard | None:
     """Return the local elements of a distributed tensor; None if it is not one.
 

@@ -10,7 +10,7 @@ it: where a loss scale was too high, `GradScaler` skips the step.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -24,16 +24,24 @@ from torch.utils.hooks import RemovableHandle
 from rankdump._core.black_box import FaultKind
 from rankdump._core.bounded_cache import remember
 from rankdump._core.record import TensorKind, TensorSide
-from rankdump._core.recorder_protocol import LateRow, PulseRecorder, Recorder
+from rankdump._core.recorder_protocol import (
+    LateRow,
+    PulseRecorder,
+    Recorder,
+    TensorSource,
+    TurnSpending,
+)
 from rankdump._core.tensor_fingerprint import compute_fingerprint, place_fingerprint
-from rankdump._frameworks.fingerprint_turns import FingerprintTurns, TurnHook
 from rankdump._frameworks.model_observer import ModelObserver, capture_source_lines
 from rankdump._frameworks.operator_names import (
     PARAMETER_TYPE,
+    CallLeaf,
     list_call_leaves,
     list_result_leaves,
     make_gradient_name,
 )
+from rankdump._frameworks.tensor_turns import TensorTurns, TurnHook, clear_turns
+from rankdump._frameworks.torch.communication import collective_recorder
 from rankdump._frameworks.torch.device_pulses import (
     DevicePulses,
     LateStep,
@@ -71,6 +79,8 @@ _MAX_CACHED_KINDS = 64
 """Of one call of a module: shapes may differ from step to step."""
 _TREE_CHECK_STEPS = 16
 """Steps after which a model is looked at again: it may have other modules."""
+_SETTLE_STEPS = 16
+"""Steps after which it is known how much of a model can be measured."""
 _MAX_DIGEST_BYTES = 1 << 24
 _MAX_BATCH_TENSORS = 16
 
@@ -125,6 +135,15 @@ class PulsedModel(NamedTuple):
     name: str
 
 
+class UsedParameters(NamedTuple):
+    """Parameters that an optimizer steps."""
+
+    counts: tuple[int, ...]
+    """Of each group, whether they belong to the model or not."""
+    of_model: frozenset[int]
+    """Numbers of the objects of those that belong to the model."""
+
+
 class TorchPulseHook:
     """Measures one attached model in every step."""
 
@@ -134,6 +153,7 @@ class TorchPulseHook:
         self._model, self._pulses = model, pulses
         self._observer = ModelObserver(recorder, graph)
         self._device = DevicePulses()
+        pulses.use_calls(collective_recorder.list_calls)
         self._context = PulsedModel(pulses, self._device, self._observer, graph, name)
         self._modules: list[_ModulePulseHook] = []
         self._watched: list[_ModulePulseHook] = []
@@ -144,18 +164,22 @@ class TorchPulseHook:
         self._named_parameters: list[_GradientPulseHook] = []
         """Those that watch rules name: they measure in every step."""
         self._parameter_ids: set[int] = set()
-        self._turns = FingerprintTurns(())
+        self._used: dict[int, UsedParameters] = {}
+        """By the number of an optimizer's object, until the model is looked at again."""
+        self._turns = TensorTurns(())
         self._due: list[TurnHook] = []
-        """Those whose tensors get fingerprints in this step."""
+        """Those whose tensors get fingerprints in this step, or are kept in full."""
         self._iteration = 0
         self._stepped_in = -1
         """Last iteration in which an optimizer used gradients of the model."""
+        self._has_optimizer = self._is_stepped = True
+        """Whether an optimizer used them in the step before, and in this one."""
         self._handles: list[RemovableHandle] = []
         self._fixed: list[RemovableHandle] = []
         self._left_out = 0
         """Tensors that have no hook in this step."""
-        self._installed = (0, 0)
-        """Stride and part whose hooks are installed."""
+        self._installed = (0, 0, False)
+        """Stride and part whose hooks are installed, and whether those of gradients are."""
         self._steps = 0
         self._module_ids: list[int] = []
 
@@ -178,6 +202,9 @@ class TorchPulseHook:
 
     def _end_step(self) -> None:
         begun_ns = _clock_ns()
+        if self._has_optimizer and not self._is_stepped and not self._installed[2]:
+            # No step of an optimizer, as where gradients of several are added up.
+            self._measure_gradients([hook for hook in self._wanted if not hook.is_named])
         self._add_late_step(self._device.end_step(self._iteration))
         self._pulses.add_time(_clock_ns() - begun_ns, 0)
 
@@ -210,14 +237,15 @@ class TorchPulseHook:
     def _begin_step(self) -> None:
         begun_ns = _clock_ns()
         if self._steps % _TREE_CHECK_STEPS == 0:
+            self._used.clear()
             self._read_model()
         self._steps += 1
-        for hook in self._due:
-            hook.is_due = False
+        clear_turns(self._due)
         self._due = self._turns.choose_due(self._pulses)
-        part = self._pulses.stride, self._pulses.part
-        if part != self._installed:
-            self._install(*part)
+        self._has_optimizer, self._is_stepped = self._is_stepped, False
+        wanted = self._pulses.stride, self._pulses.part, self._is_arrival_measured()
+        if wanted != self._installed:
+            self._install(*wanted)
         for hook in self._watched:
             hook.calls = 0
         for hook in self._wanted:
@@ -245,17 +273,27 @@ class TorchPulseHook:
         self._named_modules = [hook for hook in self._modules if hook.is_named]
         self._named_parameters = [hook for hook in self._parameters if hook.is_named]
         self._parameter_ids = {id(hook.parameter) for hook in self._parameters}
-        self._turns = FingerprintTurns((*self._modules, *self._parameters))
+        self._turns = TensorTurns((*self._modules, *self._parameters))
         self._pulses.limit_stride(max(len(self._modules), len(self._parameters)))
         self._remove_hooks()
-        self._installed = (0, 0)
+        self._installed = (0, 0, False)
         if not self._fixed:
             self._fixed = [
                 register_optimizer_step_pre_hook(self._before_step),
                 self._model.register_forward_pre_hook(_BatchHook(self._pulses, self._observer)),
             ]
 
-    def _install(self, stride: int, part: int) -> None:
+    def _is_arrival_measured(self) -> bool:
+        """Return whether gradients are measured as they arrive, else when an optimizer uses them.
+
+        Where they arrive, clipping has not yet made all of them NaN. But torch calls a parameter's
+        hooks in every step from the first one on, removed or not, so parameters have none while
+        only a part of the model can be measured.
+        """
+        is_whole = self._pulses.stride == 1 and self._steps > _SETTLE_STEPS
+        return is_whole or not self._has_optimizer
+
+    def _install(self, stride: int, part: int, arrival: bool) -> None:
         self._remove_hooks()
         modules = [hook for hook in self._due if isinstance(hook, _ModulePulseHook)]
         parameters = [hook for hook in self._due if isinstance(hook, _GradientPulseHook)]
@@ -266,13 +304,13 @@ class TorchPulseHook:
             dict.fromkeys((*self._parameters[part::stride], *self._named_parameters, *parameters))
         )
         self._handles = [hook.operator.module.register_forward_hook(hook) for hook in self._watched]
-        for hook in self._wanted:
+        for hook in self._wanted if arrival else self._named_parameters:
             if hook.parameter.is_leaf:
                 handle = hook.parameter.register_post_accumulate_grad_hook(hook)
                 self._handles.append(handle)
         measured = len(self._watched) + len(self._wanted)
         self._left_out = len(self._modules) + len(self._parameters) - measured
-        self._installed = (stride, part)
+        self._installed = (stride, part, arrival)
 
     def _remove_hooks(self) -> None:
         for handle in self._handles:
@@ -285,22 +323,39 @@ class TorchPulseHook:
             run_shielded(self._measure_used_gradients, self._observer.report_failure, optimizer)
 
     def _measure_used_gradients(self, optimizer: Optimizer) -> None:
-        begun_ns, used = _clock_ns(), set[int]()
-        rates: dict[str, float] = {}
-        for number, group in enumerate(optimizer.param_groups):
-            rates[f"learning_rate.{number}"] = float(group.get("lr", 0.0))
-            used.update(map(id, group["params"]))
-        if not self._parameters or not used.isdisjoint(self._parameter_ids):
-            self._stepped_in = self._iteration
+        begun_ns = _clock_ns()
+        used = self._find_used_parameters(optimizer)
+        if used.of_model or not self._parameters:
+            self._stepped_in, self._is_stepped = self._iteration, True
+            rates = {
+                f"learning_rate.{number}": float(group.get("lr", 0.0))
+                for number, group in enumerate(optimizer.param_groups)
+            }
             self._pulses.note(rates)
-        for hook in self._wanted:
-            if id(hook.parameter) not in used:
-                continue
-            if not hook.is_measured and hook.parameter.grad is not None:
-                hook.measure(hook.parameter.grad)
+        wanted = [hook for hook in self._wanted if id(hook.parameter) in used.of_model]
+        self._measure_gradients(wanted)
+        for hook in wanted:
             if hook.bad_text:
                 hook.report()
         self._pulses.add_time(_clock_ns() - begun_ns, 0)
+
+    def _measure_gradients(self, hooks: Sequence[_GradientPulseHook]) -> None:
+        """Measure the gradients that are there and were not measured as they arrived."""
+        for hook in hooks:
+            if not hook.is_measured and hook.parameter.grad is not None:
+                hook.measure(hook.parameter.grad)
+
+    def _find_used_parameters(self, optimizer: Optimizer) -> UsedParameters:
+        """Return what an optimizer steps; to look at each of its parameters takes longer than all
+        else of a step.
+        """
+        counts = tuple(len(group["params"]) for group in optimizer.param_groups)
+        used = self._used.get(id(optimizer))
+        if used is None or used.counts != counts:
+            found = {id(each) for group in optimizer.param_groups for each in group["params"]}
+            used = UsedParameters(counts, frozenset(found & self._parameter_ids))
+            self._used[id(optimizer)] = used
+        return used
 
 
 def is_innermost(operator: ModuleOperator) -> bool:
@@ -322,6 +377,8 @@ class _PulseHook:
         """Of the tensor that was measured last, in host memory."""
         self.is_due = False
         """Whether the fingerprint of its next tensor is computed."""
+        self.is_kept = False
+        """Whether its next tensor is kept in full."""
         self.is_named = self._pulses.is_watched(op_type, op_name)
         """Whether a watch rule names it."""
 
@@ -335,12 +392,26 @@ class _PulseHook:
         self, key: object, op_type: str, op_name: str, slot: int, argument: str, tensor: Tensor
     ) -> tuple[int, TensorKind]:
         """Return the kind of a tensor that has none yet, and its number."""
+        kind = self._make_kind(op_type, op_name, slot, argument, tensor, TensorSide.OUTPUT)
+        found = self._pulses.number_kind(kind), kind
+        remember(self._kinds, key, found, _MAX_CACHED_KINDS)
+        return found
+
+    def _make_kind(
+        self,
+        op_type: str,
+        op_name: str,
+        slot: int,
+        argument: str,
+        tensor: Tensor,
+        side: TensorSide,
+    ) -> TensorKind:
         local = strip_distribution(tensor)
-        kind = TensorKind(
+        return TensorKind(
             self._context.graph,
             op_type,
             op_name,
-            TensorSide.OUTPUT,
+            side,
             slot,
             find_dtype_name(local),
             tuple(local.shape),
@@ -349,16 +420,19 @@ class _PulseHook:
             model=self._context.name,
             layout=find_distribution(tensor),
         )
-        found = self._pulses.number_kind(kind), kind
-        remember(self._kinds, key, found, _MAX_CACHED_KINDS)
-        return found
 
     def _add_detail(
         self, number: int, kind: TensorKind, moments: FoundMoments, tensor: Tensor
     ) -> None:
-        """Compute the fingerprint of a tensor in host memory, if it is the turn of this hook."""
+        """Compute the fingerprint of a tensor in host memory and keep it in full, each if it is the
+        turn of this hook.
+        """
         self.byte_count = kind.byte_count
-        if not self.is_due or not self._pulses.can_fingerprint(kind.byte_count):
+        if self.is_kept:
+            self._keep(number, kind, tensor)
+        elif self.is_named:
+            self._pulses.count_left_out()
+        if not self.is_due or not self._pulses.can_afford(TurnSpending(kind.byte_count, 1)):
             return
         self.is_due = False
         begun_ns = _clock_ns()
@@ -366,6 +440,34 @@ class _PulseHook:
         if fingerprint:
             spent_ns = _clock_ns() - begun_ns
             self._pulses.add_detail(number, moments, fingerprint, kind.byte_count, spent_ns)
+
+    def _keep(self, number: int, kind: TensorKind, tensor: Tensor) -> None:
+        self.is_kept = False
+        source = find_host_source(tensor)
+        if source is None or source.byte_count != kind.byte_count:
+            self._pulses.count_left_out()
+        else:
+            self._pulses.keep_tensor(kind, number, source)
+
+    def _keep_fault(
+        self, number: int, kind: TensorKind, tensor: Tensor, inputs: Sequence[CallLeaf] = ()
+    ) -> None:
+        """Keep the first tensor of a step that is not finite, and the inputs of its operator."""
+        if not self._pulses.begin_fault():
+            return
+        found: list[tuple[TensorKind, TensorSource]] = []
+        tensors = [(kind, tensor)]
+        for slot, argument, value in inputs:
+            if isinstance(value, Tensor):
+                place = kind.op_type, kind.op_name, slot, argument, value, TensorSide.INPUT
+                tensors.append((self._make_kind(*place), value))
+        for about, value in tensors:
+            source = find_host_source(value)
+            if source is None or source.byte_count != about.byte_count:
+                self._pulses.count_left_out()
+            else:
+                found.append((about, source))
+        self._pulses.keep_fault(number, found)
 
 
 class _ModulePulseHook(_PulseHook):
@@ -426,10 +528,12 @@ class _ModulePulseHook(_PulseHook):
             return
         if number in self._infinite and not moments[5]:
             return
-        clean = all(map(has_finite_elements, (leaf.value for leaf in list_call_leaves(args, {}))))
+        leaves = list_call_leaves(args, {})
+        clean = all(map(has_finite_elements, (leaf.value for leaf in leaves)))
         inputs = "its inputs are finite" if clean else "its inputs are not finite either"
         text = f"the output of a module has {describe_non_finite(moments)}; {inputs}"
         self._pulses.report_fault(FaultKind.NON_FINITE, text, kind, find_source())
+        self._keep_fault(number, kind, tensor, leaves)
 
 
 class _GradientPulseHook(_PulseHook):
@@ -475,6 +579,7 @@ class _GradientPulseHook(_PulseHook):
         if not is_finite and not self.bad_text:
             self.bad_text = describe_non_finite(moments)
             self._bad_kind = kind
+            self._keep_fault(number, kind, gradient)
 
     def report(self) -> None:
         """Report that an optimizer is about to use a gradient that is not finite."""
@@ -513,10 +618,23 @@ def compute_digest(tensor: Tensor) -> str:
     """Return the xxh3-64 of a tensor in host memory; empty for another, or a very large one."""
     if tensor.nbytes > _MAX_DIGEST_BYTES or not tensor.is_cpu:
         return ""
+    try:
+        if type(tensor) is Tensor and tensor.is_contiguous():
+            return xxhash.xxh3_64_hexdigest(tensor.detach().numpy().data)
+    except (TypeError, RuntimeError):
+        pass  # of a type that numpy does not have, or a view whose elements are computed
     source = make_torch_source(tensor)
     if source is None or isinstance(source, str):
         return ""
     return xxhash.xxh3_64_hexdigest(source.copy_elements())
+
+
+def find_host_source(tensor: Tensor) -> TensorSource | None:
+    """Return a tensor in host memory as a source; None for another, or one that is unreadable."""
+    source = make_torch_source(tensor)
+    if source is None or isinstance(source, str) or not source.tensor.is_cpu:
+        return None
+    return source
 
 
 def has_finite_elements(value: object) -> bool:

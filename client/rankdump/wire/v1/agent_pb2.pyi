@@ -145,6 +145,7 @@ class OpenSessionResponse(google.protobuf.message.Message):
     OPENING_FIELD_NUMBER: builtins.int
     KEEPS_STEPS_FIELD_NUMBER: builtins.int
     CHANGES_PLANS_FIELD_NUMBER: builtins.int
+    KEEPS_STEP_TENSORS_FIELD_NUMBER: builtins.int
     token: builtins.bytes
     """Proves on later calls that the caller is this session."""
     acknowledged_sequence: builtins.int
@@ -164,6 +165,8 @@ class OpenSessionResponse(google.protobuf.message.Message):
     """The agent keeps the steps of the session's black box."""
     changes_plans: builtins.bool
     """The agent reads frames that change the plan."""
+    keeps_step_tensors: builtins.bool
+    """The agent keeps tensors of the black box in full."""
     @property
     def slab(self) -> global___Slab:
         """Set when the agent offers shared memory; absent means frames carry the bytes."""
@@ -180,9 +183,10 @@ class OpenSessionResponse(google.protobuf.message.Message):
         opening: builtins.str = ...,
         keeps_steps: builtins.bool = ...,
         changes_plans: builtins.bool = ...,
+        keeps_step_tensors: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["slab", b"slab"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "changes_plans", b"changes_plans", "excluded", b"excluded", "keeps_steps", b"keeps_steps", "max_record_bytes", b"max_record_bytes", "opening", b"opening", "redirect", b"redirect", "slab", b"slab", "token", b"token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "changes_plans", b"changes_plans", "excluded", b"excluded", "keeps_step_tensors", b"keeps_step_tensors", "keeps_steps", b"keeps_steps", "max_record_bytes", b"max_record_bytes", "opening", b"opening", "redirect", b"redirect", "slab", b"slab", "token", b"token"]) -> None: ...
 
 global___OpenSessionResponse = OpenSessionResponse
 
@@ -217,6 +221,7 @@ class PushRequest(google.protobuf.message.Message):
     DOORBELL_FIELD_NUMBER: builtins.int
     STEP_STATE_FIELD_NUMBER: builtins.int
     FAULT_FIELD_NUMBER: builtins.int
+    STEP_TENSORS_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """First message of every stream."""
@@ -231,6 +236,8 @@ class PushRequest(google.protobuf.message.Message):
 
     @property
     def fault(self) -> global___FaultNotice: ...
+    @property
+    def step_tensors(self) -> global___StepTensors: ...
     def __init__(
         self,
         *,
@@ -239,10 +246,11 @@ class PushRequest(google.protobuf.message.Message):
         doorbell: global___Doorbell | None = ...,
         step_state: global___StepState | None = ...,
         fault: global___FaultNotice | None = ...,
+        step_tensors: global___StepTensors | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "doorbell", b"doorbell", "fault", b"fault", "hello", b"hello", "step_state", b"step_state"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "doorbell", b"doorbell", "fault", b"fault", "hello", b"hello", "step_state", b"step_state"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "batch", "doorbell", "step_state", "fault"] | None: ...
+    def HasField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "doorbell", b"doorbell", "fault", b"fault", "hello", b"hello", "step_state", b"step_state", "step_tensors", b"step_tensors"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "doorbell", b"doorbell", "fault", b"fault", "hello", b"hello", "step_state", b"step_state", "step_tensors", b"step_tensors"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "batch", "doorbell", "step_state", "fault", "step_tensors"] | None: ...
 
 global___PushRequest = PushRequest
 
@@ -331,6 +339,9 @@ class StepState(google.protobuf.message.Message):
     STACKS_FIELD_NUMBER: builtins.int
     NOTES_FIELD_NUMBER: builtins.int
     DETAILS_FIELD_NUMBER: builtins.int
+    LEFT_OUT_FIELD_NUMBER: builtins.int
+    TENSORS_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
     iteration: builtins.int
     started_us: builtins.int
     """Microseconds since the epoch on the rank's clock."""
@@ -345,6 +356,10 @@ class StepState(google.protobuf.message.Message):
     """The step had not ended when this was sent."""
     details: builtins.bytes
     """Rows of rankdump._core.black_box.DETAIL_ROW: fingerprints and the other statistics of some tensors."""
+    left_out: builtins.int
+    """Tensors that were to be kept in full, and for which the budgets had no room."""
+    tensors: builtins.int
+    """Tensors in full that follow in the raw file of a freeze; 0 on a stream."""
     @property
     def new_kinds(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.bytes]: ...
     @property
@@ -356,6 +371,10 @@ class StepState(google.protobuf.message.Message):
     @property
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What watch rules noted, a sentence each."""
+
+    @property
+    def calls(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GroupCalls]:
+        """How far the rank has come in the collectives of its groups."""
 
     def __init__(
         self,
@@ -372,11 +391,104 @@ class StepState(google.protobuf.message.Message):
         stacks: collections.abc.Iterable[builtins.str] | None = ...,
         notes: collections.abc.Iterable[builtins.str] | None = ...,
         details: builtins.bytes = ...,
+        left_out: builtins.int = ...,
+        tensors: builtins.int = ...,
+        calls: collections.abc.Iterable[global___GroupCalls] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["cause", b"cause"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cause", b"cause", "details", b"details", "ended_us", b"ended_us", "first_kind", b"first_kind", "iteration", b"iteration", "new_kinds", b"new_kinds", "notes", b"notes", "rows", b"rows", "skipped", b"skipped", "stacks", b"stacks", "started_us", b"started_us", "unfinished", b"unfinished"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["calls", b"calls", "cause", b"cause", "details", b"details", "ended_us", b"ended_us", "first_kind", b"first_kind", "iteration", b"iteration", "left_out", b"left_out", "new_kinds", b"new_kinds", "notes", b"notes", "rows", b"rows", "skipped", b"skipped", "stacks", b"stacks", "started_us", b"started_us", "tensors", b"tensors", "unfinished", b"unfinished"]) -> None: ...
 
 global___StepState = StepState
+
+@typing.final
+class GroupCalls(google.protobuf.message.Message):
+    """How far a rank has come in the collectives of one group."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    CALLED_US_FIELD_NUMBER: builtins.int
+    group: builtins.str
+    count: builtins.int
+    """Collectives that it has called since its process began, and the kind of the last one: "all_reduce"."""
+    kind: builtins.str
+    called_us: builtins.int
+    """When it called that, in microseconds since the epoch on its clock."""
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Members; in a step that had not ended alone, as there may be thousands."""
+
+    def __init__(
+        self,
+        *,
+        group: builtins.str = ...,
+        ranks: collections.abc.Iterable[builtins.int] | None = ...,
+        count: builtins.int = ...,
+        kind: builtins.str = ...,
+        called_us: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["called_us", b"called_us", "count", b"count", "group", b"group", "kind", b"kind", "ranks", b"ranks"]) -> None: ...
+
+global___GroupCalls = GroupCalls
+
+@typing.final
+class StepTensors(google.protobuf.message.Message):
+    """Tensors of steps in full, or pieces of them, as many as fit into a message of usual size."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PIECES_FIELD_NUMBER: builtins.int
+    @property
+    def pieces(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StepTensor]: ...
+    def __init__(
+        self,
+        *,
+        pieces: collections.abc.Iterable[global___StepTensor] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pieces", b"pieces"]) -> None: ...
+
+global___StepTensors = StepTensors
+
+@typing.final
+class StepTensor(google.protobuf.message.Message):
+    """A piece of a tensor in full, of a step that the stream has brought. The pieces of a tensor follow each other."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ITERATION_FIELD_NUMBER: builtins.int
+    TENSOR_KIND_FIELD_NUMBER: builtins.int
+    ROW_FIELD_NUMBER: builtins.int
+    ABOUT_FAULT_FIELD_NUMBER: builtins.int
+    BEGIN_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    iteration: builtins.int
+    tensor_kind: builtins.bytes
+    """Serialised TensorKind, in the first piece alone."""
+    row: builtins.int
+    """Number of its row in the step; absent where it has none."""
+    about_fault: builtins.bool
+    """The first one of its step that is not finite, or an input of its operator."""
+    begin: builtins.int
+    """Position of the data among the elements, which are in C order and little endian."""
+    data: builtins.bytes
+    def __init__(
+        self,
+        *,
+        iteration: builtins.int = ...,
+        tensor_kind: builtins.bytes = ...,
+        row: builtins.int | None = ...,
+        about_fault: builtins.bool = ...,
+        begin: builtins.int = ...,
+        data: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_row", b"_row", "row", b"row"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_row", b"_row", "about_fault", b"about_fault", "begin", b"begin", "data", b"data", "iteration", b"iteration", "row", b"row", "tensor_kind", b"tensor_kind"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_row", b"_row"]) -> typing.Literal["row"] | None: ...
+
+global___StepTensor = StepTensor
 
 @typing.final
 class StepCause(google.protobuf.message.Message):

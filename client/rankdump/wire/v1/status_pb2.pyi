@@ -380,10 +380,13 @@ class BlackBoxStatus(google.protobuf.message.Message):
     STEP_BYTES_FIELD_NUMBER: builtins.int
     DROPPED_STEPS_FIELD_NUMBER: builtins.int
     FREEZES_FIELD_NUMBER: builtins.int
+    DROPPED_TENSORS_FIELD_NUMBER: builtins.int
     steps: builtins.int
     step_bytes: builtins.int
     dropped_steps: builtins.int
     """Oldest steps that were dropped because the agent's memory had no room for them."""
+    dropped_tensors: builtins.int
+    """Oldest tensors in full that were dropped for the same reason; their steps are kept longer."""
     @property
     def freezes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FreezeStatus]: ...
     def __init__(
@@ -393,8 +396,9 @@ class BlackBoxStatus(google.protobuf.message.Message):
         step_bytes: builtins.int = ...,
         dropped_steps: builtins.int = ...,
         freezes: collections.abc.Iterable[global___FreezeStatus] | None = ...,
+        dropped_tensors: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dropped_steps", b"dropped_steps", "freezes", b"freezes", "step_bytes", b"step_bytes", "steps", b"steps"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dropped_steps", b"dropped_steps", "dropped_tensors", b"dropped_tensors", "freezes", b"freezes", "step_bytes", b"step_bytes", "steps", b"steps"]) -> None: ...
 
 global___BlackBoxStatus = BlackBoxStatus
 

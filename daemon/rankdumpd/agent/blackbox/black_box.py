@@ -38,9 +38,9 @@ from rankdump.errors import ExhaustedError, ProtocolError, RejectedError, Unavai
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.blackbox import freeze_decision as decisions
 from rankdumpd.agent.blackbox.freeze_decision import (
-    ROW_TREE_BYTES,
     FreezeAction,
     FreezeFacts,
+    compute_tree_bytes,
     decide_freeze,
 )
 from rankdumpd.agent.blackbox.freeze_state import (
@@ -146,6 +146,12 @@ class BlackBox:
         if session.request.job_id in self._open:
             with self._changed:
                 self._changed.notify_all()
+
+    def take_tensors(self, session: RankSession, message: agent_pb2.StepTensors) -> None:
+        """Put pieces of tensors into the ring of a session; ProtocolError when one contradicts
+        itself, or those before it.
+        """
+        self._rings.take_tensors(session, message)
 
     def take_fault(self, session: RankSession, message: agent_pb2.FaultNotice) -> None:
         """Take the fault that a rank reports; ProtocolError when it contradicts itself."""
@@ -264,7 +270,10 @@ class BlackBox:
         with self._changed:
             freezes = tuple(self._statuses.values())
         rings = self._rings
-        return BlackBoxStatus(rings.step_count, rings.used_bytes, rings.dropped_steps, freezes)
+        return BlackBoxStatus(
+            *(rings.step_count, rings.used_bytes, rings.dropped_steps, freezes),
+            rings.dropped_tensors,
+        )
 
     def samples(self) -> list[MetricSample]:
         """Return the metric samples of this moment."""
@@ -273,6 +282,7 @@ class BlackBox:
             MetricSample("rankdump_agent_black_box_steps", rings.step_count),
             MetricSample("rankdump_agent_memory_bytes", rings.used_bytes, {"part": "rings"}),
             MetricSample("rankdump_agent_dropped_steps_total", rings.dropped_steps),
+            MetricSample("rankdump_agent_dropped_step_tensors_total", rings.dropped_tensors),
         ]
 
     def _find_only_job(self) -> str:
@@ -442,11 +452,13 @@ class BlackBox:
         freeze, past = self._open.get(order.job_id), self._past.get(order.job_id)
         with self._rings.lock:
             steps, rows = sum(map(len, rings)), sum(ring.row_count for ring in rings)
+            tensors = sum(len(ring.tensors) for ring in rings)
+            tensor_bytes = sum(ring.tensors.element_bytes for ring in rings)
         return FreezeFacts(
             rings[0].session.plan.black_box if rings else BlackBoxSettings(),
             order.iteration,
             steps=steps,
-            rows=rows,
+            tree_bytes=compute_tree_bytes(rows, tensors, tensor_bytes),
             open_iteration=freeze.record.iteration if freeze else None,
             last_iteration=past.iteration if past else None,
             last_s=past.begun_s if past else 0.0,
@@ -454,11 +466,11 @@ class BlackBox:
         )
 
     def _add_sizes(self, facts: FreezeFacts, order: FreezeOrder, ring: StepRing) -> FreezeFacts:
-        root, coming = ring.session.storage.tree.root, facts.rows * ROW_TREE_BYTES
+        root = ring.session.storage.tree.root
         return dataclasses.replace(
             facts,
             frozen_bytes=measure_frozen_trees(root),
-            shortage=self._limits.find_shortage(root, order.job_id, coming),
+            shortage=self._limits.find_shortage(root, order.job_id, facts.tree_bytes),
         )
 
     def _begin(self, order: FreezeOrder, rings: list[StepRing]) -> None:
@@ -514,7 +526,8 @@ class BlackBox:
         if takes:
             with self._rings.lock:
                 for ring, taken in zip(rings, frozen, strict=True):
-                    ring.forget(taken.steps)
+                    tensors = sum(map(len, taken.tensors.values()))
+                    self._rings.dropped_tensors += ring.forget(taken.steps, tensors)
         return record, path
 
     def _close_complete(self) -> None:
@@ -546,8 +559,10 @@ class BlackBox:
             if past is not None and past.iteration == record.iteration:
                 self._past[record.job_id] = dataclasses.replace(past, root=root)
             text = f"the black box of iteration {record.iteration} is in {root}"
-            bad = make_fault_report(root, [record]).first_bad_value
+            report = make_fault_report(root, [record])
+            bad = report.first_bad_value
             first = f"; {describe_bad_value(bad, bad.tensor.op_name)}" if bad else ""
+            first += "".join(f"; {call.describe()}" for call in report.standing_calls[:1])
             _logger.warning("job %s: %s (rankdump faults)%s", record.job_id, text, first)
             for session in self._list_sessions(record):
                 session.warn(text)
@@ -594,9 +609,9 @@ class BlackBox:
         return make_loss_cause(ring, self._now_us()) if is_dead else None
 
     def _find_silence(self, ring: StepRing) -> FrozenCause | None:
-        since_s = self._clock() - ring.finished_s
+        since_s = self._clock() - ring.active_s
         if ring.session.has_ended or not decisions.is_silent(
-            since_s, ring.median_step_s, ring.interval_count
+            since_s, ring.median_step_s, ring.interval_count, ring.longest_pause_s
         ):
             return None
         return make_silence_cause(ring, since_s, self._now_us())

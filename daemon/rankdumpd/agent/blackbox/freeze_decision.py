@@ -13,8 +13,12 @@ from rankdump._core.units import format_bytes
 
 ROW_TREE_BYTES = 400
 """About what a row takes in a frozen tree: its line in a table, and its record in a manifest."""
+TENSOR_TREE_BYTES = 8192
+"""About what the file of a tensor takes besides its elements: header, last block and record."""
 MIN_SILENCE_S = 5.0
 SILENCE_FACTOR = 3.0
+PAUSE_FACTOR = 2.0
+"""A rank that went on after a pause, as for a checkpoint, may pause for so many times as long."""
 MIN_INTERVALS = 8
 """Steps of which a median is meaningful."""
 LOST_GRACE_S = 3.0
@@ -59,8 +63,8 @@ class FreezeFacts:
     """Of the cause."""
     steps: int = 0
     """In all rings of the job."""
-    rows: int = 0
-    """Of these steps."""
+    tree_bytes: int = 0
+    """About what these steps take in a frozen tree."""
     open_iteration: int | None = None
     """Iteration of the freeze that is under way; None without one."""
     last_iteration: int | None = None
@@ -73,6 +77,11 @@ class FreezeFacts:
     """Size of all frozen trees beside the tree of the job."""
     shortage: str = ""
     """Why the disk has no room, as a word of the drop reasons; empty when it has."""
+
+
+def compute_tree_bytes(rows: int, tensors: int, tensor_bytes: int) -> int:
+    """Return about what rows and full tensors with so many bytes together take in a frozen tree."""
+    return rows * ROW_TREE_BYTES + tensors * TENSOR_TREE_BYTES + tensor_bytes
 
 
 def decide_freeze(facts: FreezeFacts, now_s: float) -> FreezeVerdict:
@@ -109,7 +118,7 @@ def _find_lack(facts: FreezeFacts) -> str:
 
 
 def _find_shortage(facts: FreezeFacts) -> str:
-    coming, most = facts.rows * ROW_TREE_BYTES, facts.settings.max_bytes
+    coming, most = facts.tree_bytes, facts.settings.max_bytes
     if most and facts.frozen_bytes + coming > most:
         return (
             f"frozen trees take {format_bytes(facts.frozen_bytes)}, about {format_bytes(coming)} "
@@ -119,14 +128,18 @@ def _find_shortage(facts: FreezeFacts) -> str:
     return f"the disk of its tree has no room ({facts.shortage})" if facts.shortage else ""
 
 
-def is_silent(since_s: float, median_s: float, interval_count: int) -> bool:
-    """Return whether a rank has made no step for too long.
+def is_silent(
+    since_s: float, median_s: float, interval_count: int, longest_pause_s: float = 0.0
+) -> bool:
+    """Return whether a rank has come no further for too long.
 
-    `since_s` is the time since its last step, `median_s` the median over `interval_count` steps.
+    `since_s` is the time since it last came further, `longest_pause_s` the longest such time after
+    which it went on, and `median_s` the median over `interval_count` steps.
     """
     if interval_count < MIN_INTERVALS:
         return False
-    return since_s > max(MIN_SILENCE_S, SILENCE_FACTOR * median_s)
+    usual_s = max(SILENCE_FACTOR * median_s, PAUSE_FACTOR * longest_pause_s)
+    return since_s > max(MIN_SILENCE_S, usual_s)
 
 
 def is_dead(since_s: float, *, is_process_gone: bool | None) -> bool:

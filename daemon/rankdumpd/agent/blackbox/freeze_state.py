@@ -133,7 +133,8 @@ def select_rings(rings: Sequence[StepRing], attempt: int) -> list[StepRing]:
 def take_rings(rings: Sequence[StepRing]) -> list[FrozenRing]:
     """Return what the rings have; the caller holds their lock."""
     return [
-        FrozenRing(ring.session.request, tuple(ring.kinds), tuple(ring.steps)) for ring in rings
+        FrozenRing(ring.session.request, tuple(ring.kinds), tuple(ring.steps), ring.list_tensors())
+        for ring in rings
     ]
 
 
@@ -185,6 +186,9 @@ def _describe_ring(ring: StepRing) -> FrozenRank:
         ended_by=status.ended_by,
         held_steps=len(ring),
         dropped_steps=ring.dropped_steps,
+        held_tensors=len(ring.tensors),
+        tensor_bytes=ring.tensors.element_bytes,
+        dropped_tensors=ring.dropped_tensors,
     )
 
 
@@ -236,7 +240,7 @@ def make_silence_cause(ring: StepRing, since_s: float, now_us: int) -> FrozenCau
     """Return the cause of a rank that makes no step."""
     rank = ring.session.request.rank
     text = (
-        f"rank {rank} has ended no step for {since_s:.0f} s, after iteration "
-        f"{ring.newest_iteration}; its median step takes {ring.median_step_s:.2g} s"
+        f"rank {rank} has come no further for {since_s:.0f} s, after iteration "
+        f"{ring.finished_iteration}; its median step takes {ring.median_step_s:.2g} s"
     )
     return FrozenCause(FaultKind.NO_STEP, ring.newest_iteration, text, now_us, rank)

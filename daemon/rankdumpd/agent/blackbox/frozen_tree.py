@@ -1,6 +1,6 @@
 """Writer of frozen trees: the raw file of a freeze becomes an ordinary tree with one table and one
-manifest for each iteration of each rank, with the fingerprints of some tensors, and the record of
-the freeze, which is written last.
+manifest for each iteration of each rank, with the fingerprints of some tensors and the files of
+others, and the record of the freeze, which is written last.
 
 A tree is at `blackbox/{iteration}` below the root of the dump, or at `blackbox/{iteration}.{n}`
 where that is of another job, attempt or freeze. Nothing of it is in the ledger, so retention never
@@ -26,7 +26,7 @@ from rankdump._core.freeze_record import (
     make_record_name,
     parse_freeze_record,
 )
-from rankdump._core.manifest import Manifest, make_manifest_name
+from rankdump._core.manifest import Manifest, ManifestRecord, make_manifest_name
 from rankdump._core.plan import ContentSettings, DumpPlan, OutputSettings, plan_to_json
 from rankdump._core.record import STEP_OVERHEAD, TensorKind
 from rankdump._core.session_protocol import SessionEnd
@@ -34,7 +34,8 @@ from rankdump._core.status import IterationStatus, SessionState
 from rankdump._core.tree_root import STATE_FOLDER
 from rankdump._layout.tree_paths import MANIFEST_FOLDER
 from rankdump.errors import CorruptedError
-from rankdumpd.agent.blackbox.freeze_decision import ROW_TREE_BYTES
+from rankdumpd.agent.blackbox.freeze_decision import compute_tree_bytes
+from rankdumpd.agent.blackbox.frozen_tensors import PlacedTensors, place_tensors, write_tensors
 from rankdumpd.agent.blackbox.pulse_rows import (
     FROZEN_STATISTICS,
     iter_table_rows,
@@ -147,8 +148,13 @@ class FrozenTreeWriter:
         return False
 
     def _check_room(self, record: FreezeRecord, plan: DumpPlan, raw_bytes: int) -> None:
-        """Raise OSError where the disk of the tree has no room for the rows of a raw file."""
-        size = raw_bytes // PULSE_ROW.itemsize * ROW_TREE_BYTES
+        """Raise OSError where the disk of the tree has no room for the rows and the tensors of a
+        raw file.
+        """
+        tensor_bytes = min(sum(rank.tensor_bytes for rank in record.ranks), raw_bytes)
+        rows = (raw_bytes - tensor_bytes) // PULSE_ROW.itemsize
+        tensors = sum(rank.held_tensors for rank in record.ranks)
+        size = compute_tree_bytes(rows, tensors, tensor_bytes)
         shortage = self._find_shortage(Path(plan.output.root), record.job_id, size)
         if shortage:
             raise OSError(errno.ENOSPC, f"the disk has no room ({shortage})", plan.output.root)
@@ -188,13 +194,14 @@ class FrozenTreeWriter:
         try:
             steps: list[FrozenStep] = []
             last_us = 0
-            for state in ring.steps:
+            for state, tensors in ring.steps:
                 if self._is_stopping():
                     return None
-                stamps = list_timestamps(state, last_us)
+                placed = place_tensors(state, ring.kinds, tensors)
+                stamps = list_timestamps(state, last_us, len(placed.others))
                 last_us = stamps[-1] if stamps else last_us
-                _write_step(session, state, ring.kinds, stamps)
-                steps.append(summarize_step(state, ring.kinds, stamps))
+                _write_step(session, state, placed, ring.kinds, stamps)
+                steps.append(summarize_step(state, ring.kinds, stamps, len(placed)))
             _close_session(session, record, rank, self._now_us())
         finally:
             session.storage.lock.release()
@@ -219,9 +226,13 @@ def _open_tree(plan: DumpPlan) -> DumpTree:
 
 
 def _write_step(
-    session: RankSession, state: StepState, kinds: Sequence[TensorKind], stamps: Sequence[int]
+    session: RankSession,
+    state: StepState,
+    placed: PlacedTensors,
+    kinds: Sequence[TensorKind],
+    stamps: Sequence[int],
 ) -> None:
-    """Write the table and the manifest of an iteration, unless it has its manifest."""
+    """Write the table, the tensors and the manifest of an iteration, unless it has its manifest."""
     request, storage = session.request, session.storage
     tree, layout = storage.tree, storage.layout
     folder = layout.rank_folder(request.rank)
@@ -229,14 +240,21 @@ def _write_step(
     if tree.has(f"{folder}/{MANIFEST_FOLDER}", name):
         return
     details = read_details(state)
-    rows = list(iter_table_rows(state, details, kinds, stamps))
+    measured = len(stamps) - len(placed.others)
+    rows = list(iter_table_rows(state, details, kinds, stamps[:measured]))
     if rows and storage.tables is not None:
         # By folder: rows of several graphs or models alternate.
         texts = storage.table_format.format_statistics(rows, state.iteration)
         storage.tables.add(sorted(texts, key=lambda row: row.table.path))
+    records = [make_row_record(kind, at_us, has_member=False) for kind, at_us, _ in rows]
+    times = [*(stamps[row] for row in placed.measured), *stamps[measured:]]
+    files = write_tensors(session, [*placed.measured.values(), *placed.others], times)
+    for row, record in zip(placed.measured, files, strict=False):
+        records[row] = record
+    records += files[len(placed.measured) :]
     graphs = {kind.graph for kind, _, _ in rows}
     rank_files.append_iteration(tree, request.rank, graphs, state.iteration, repeated=True)
-    status, seal = _make_status(session, state, len(rows)), None
+    status, seal = _make_status(session, state, records), None
     if details:
         fingerprints = [(row, each.fingerprint) for row, each in details.items()]
         seal = rank_files.write_fingerprints(tree, folder, status, fingerprints)
@@ -245,14 +263,16 @@ def _write_step(
         world_size=request.world_size,
         device=request.device,
         host=request.host,
-        records=tuple(make_row_record(kind, at_us, has_member=False) for kind, at_us, _ in rows),
+        records=tuple(records),
         fingerprints=seal,
     )
     rank_files.write_manifest(tree, folder, manifest)
 
 
-def _make_status(session: RankSession, state: StepState, count: int) -> IterationStatus:
-    request = session.request
+def _make_status(
+    session: RankSession, state: StepState, records: Sequence[ManifestRecord]
+) -> IterationStatus:
+    request, count = session.request, len(records)
     skipped = Counter({STEP_OVERHEAD: state.skipped})
     return IterationStatus(
         job_id=request.job_id,
@@ -263,6 +283,8 @@ def _make_status(session: RankSession, state: StepState, count: int) -> Iteratio
         expected=count + state.skipped,
         stored=count,
         dropped=dict(+skipped),
+        bytes_in=sum(record.bytes_in for record in records),
+        bytes_stored=sum(record.bytes_stored for record in records),
         attempt=request.attempt,
     )
 

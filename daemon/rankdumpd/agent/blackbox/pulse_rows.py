@@ -60,10 +60,12 @@ def read_details(state: StepState) -> dict[int, TensorDetail]:
     return {row: TensorDetail(*rest) for row, *rest in cast("list[tuple[Any, ...]]", found)}
 
 
-def list_timestamps(state: StepState, after_us: int) -> range:
-    """Return a time for each row, which rises from row to row; all are above `after_us`."""
+def list_timestamps(state: StepState, after_us: int, more: int = 0) -> range:
+    """Return a time for each row, and for so many tensors more, which rises from one to the next;
+    all are above `after_us`.
+    """
     first = max(after_us + 1, state.started_us)
-    return range(first, first + len(state.rows) // PULSE_ROW.itemsize)
+    return range(first, first + len(state.rows) // PULSE_ROW.itemsize + more)
 
 
 def iter_table_rows(
@@ -124,9 +126,12 @@ def _list_tuples(pulses: PulseRows) -> list[PulseTuple]:
 
 
 def summarize_step(
-    state: StepState, kinds: Sequence[TensorKind], timestamps_us: Sequence[int]
+    state: StepState,
+    kinds: Sequence[TensorKind],
+    timestamps_us: Sequence[int],
+    full_tensors: int = 0,
 ) -> FrozenStep:
-    """Return what the record of a freeze has of a step."""
+    """Return what the record of a freeze has of a step with so many tensors in full."""
     pulses = read_pulses(state)
     bad = _find_nonfinite(pulses)
     gradients = [_is_gradient(kinds[pulse[0]]) for pulse in _list_tuples(pulses)]
@@ -140,12 +145,15 @@ def summarize_step(
         first_nonfinite=_describe_first(pulses, bad, kinds, timestamps_us),
         gradient_norm=_measure_norm(pulses[np.array(gradients, bool)]),
         largest=_find_largest(pulses),
+        full_tensors=full_tensors,
+        left_out=state.left_out,
         skipped=state.skipped,
         unfinished=state.unfinished,
         numbers={name: repr(number) for name, number in state.cause.numbers.items()},
         digests=state.cause.digests,
         stacks=state.stacks,
         notes=state.notes,
+        calls=state.calls,
     )
 
 

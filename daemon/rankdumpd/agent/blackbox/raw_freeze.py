@@ -3,7 +3,7 @@
 A file is written under a hidden name, synced and renamed, so that an agent that is killed writes
 the tree after its restart. It has a first line, then pieces with their length in four bytes: the
 record of the freeze, and for each of its ranks the request of the session, a step without rows
-that has all kinds of tensors, and the steps.
+that has all kinds of tensors, and the steps, each followed by its tensors in full.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import contextlib
 import os
 import secrets
 import struct
-from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from rankdump._core.black_box import StepState
+from rankdump._core.black_box import StepState, StepTensor
 from rankdump._core.freeze_record import FreezeRecord, format_freeze_record, parse_freeze_record
+from rankdump._core.plan import MAX_TENSOR_BYTES
 from rankdump._core.record import TensorKind
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._wire.black_box_messages import step_state_from_wire, step_state_to_wire
@@ -29,6 +30,7 @@ from rankdump._wire.session_messages import (
     session_request_from_wire,
     session_request_to_wire,
 )
+from rankdump._wire.step_tensor_messages import StepTensorAssembler, step_tensor_to_wire
 from rankdump.errors import CorruptedError, ProtocolError
 from rankdump.wire.v1 import agent_pb2
 
@@ -46,6 +48,17 @@ class FrozenRing:
     request: SessionRequest
     kinds: tuple[bytes, ...]
     steps: tuple[StepState, ...]
+    tensors: Mapping[int, tuple[StepTensor, ...]] = field(
+        default_factory=dict[int, tuple[StepTensor, ...]]
+    )
+    """Tensors in full, by the iteration of their step."""
+
+
+class RawStep(NamedTuple):
+    """A step with its tensors in full, read back from a raw file."""
+
+    state: StepState
+    tensors: tuple[StepTensor, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +67,7 @@ class RawRing:
 
     request: SessionRequest
     kinds: tuple[TensorKind, ...]
-    steps: Iterator[StepState]
+    steps: Iterator[RawStep]
     """To be read to its end before the next ring."""
 
 
@@ -132,7 +145,12 @@ def _list_pieces(record: FreezeRecord, rings: Iterable[FrozenRing]) -> Iterator[
         yield session_request_to_wire(ring.request).SerializeToString()
         yield agent_pb2.StepState(new_kinds=ring.kinds).SerializeToString()
         for state in ring.steps:
-            yield step_state_to_wire(state, (), 0).SerializeToString()
+            message = step_state_to_wire(state, (), 0)
+            tensors = ring.tensors.get(state.iteration, ())
+            message.tensors = len(tensors)
+            yield message.SerializeToString()
+            for tensor in tensors:
+                yield from (piece.SerializeToString() for piece in step_tensor_to_wire(tensor))
 
 
 def read_raw_record(file: BinaryIO) -> FreezeRecord:
@@ -153,12 +171,21 @@ def read_raw_ring(file: BinaryIO, step_count: int) -> RawRing:
     return RawRing(request, known, _read_steps(file, step_count, len(known)))
 
 
-def _read_steps(file: BinaryIO, count: int, known_kinds: int) -> Iterator[StepState]:
+def _read_steps(file: BinaryIO, count: int, known_kinds: int) -> Iterator[RawStep]:
     for _ in range(count):
         with _explain_damage():
             message = agent_pb2.StepState.FromString(_read_piece(file))
             state = step_state_from_wire(message, known_kinds)
-        yield state
+            tensors = tuple(_read_tensor(file) for _ in range(message.tensors))
+        yield RawStep(state, tensors)
+
+
+def _read_tensor(file: BinaryIO) -> StepTensor:
+    assembler = StepTensorAssembler(MAX_TENSOR_BYTES)
+    while True:
+        tensor = assembler.feed(agent_pb2.StepTensor.FromString(_read_piece(file)))
+        if tensor is not None:
+            return tensor
 
 
 def _read_piece(file: BinaryIO) -> bytes:

@@ -2,26 +2,32 @@
 rank, whether it ends, hangs or is killed.
 
 All rings together stay within what the agent's other parts leave of its memory: beyond that, the
-oldest steps of all ranks are dropped, and counted.
+oldest tensors in full of all ranks are dropped, then their oldest steps, and both are counted.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from rankdump._core.black_box import PULSE_ROW, RankStep, StepState
+from rankdump._core.black_box import PULSE_ROW, RankStep, StepState, StepTensor
 from rankdump._wire.black_box_messages import check_new_kinds, step_state_from_wire
 from rankdump._wire.freeze_messages import MAX_STEP_NUMBERS
 from rankdump._wire.session_messages import kind_from_wire
+from rankdump._wire.step_tensor_messages import StepTensorAssembler
 from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2
+from rankdumpd.agent.blackbox.freeze_decision import MIN_INTERVALS
+from rankdumpd.agent.blackbox.held_tensors import HeldTensors
 from rankdumpd.agent.session.rank_session import RankSession
 
 MAX_KINDS_BYTES = 32 << 20
 """Of one session; a kind of the usual length has some 120 bytes."""
+_CALLS_BYTES = 256
+"""Of what a step has of one group, without its members."""
 _STEP_BYTES = 512
 """Memory of a step besides its rows and texts."""
 _MAX_INTERVALS = 64
@@ -40,7 +46,20 @@ def compute_step_bytes(state: StepState) -> int:
     """Return about how much memory a step takes."""
     cause = state.cause
     texts = (*cause.numbers, *cause.digests, *cause.digests.values(), *state.stacks, *state.notes)
-    return _STEP_BYTES + len(state.rows) + len(state.details) + sum(map(len, texts))
+    members = sum(len(calls.ranks) for calls in state.calls)
+    return (
+        _STEP_BYTES
+        + len(state.rows)
+        + len(state.details)
+        + sum(map(len, texts))
+        + _CALLS_BYTES * len(state.calls)
+        + 8 * members
+    )
+
+
+def count_tensors(state: StepState) -> int:
+    """Return how many tensors a step has come past."""
+    return len(state.rows) // PULSE_ROW.itemsize + state.skipped
 
 
 class StepRing:
@@ -50,8 +69,12 @@ class StepRing:
         self.session = session
         self.kinds: list[bytes] = []
         """Serialised kinds of tensors, which the rows of the steps refer to by number."""
-        self.byte_count = 0
+        self._step_bytes = 0
         """Of the steps and kinds."""
+        max_bytes = session.plan.black_box.tensor_bytes
+        self.tensors, self._assembler = HeldTensors(max_bytes), StepTensorAssembler(max_bytes)
+        self.dropped_tensors = 0
+        """Tensors in full that were dropped for want of memory, or that came after their step."""
         self.finished_steps = 0
         """Steps that have ended since the session began."""
         self.sent_steps = 0
@@ -63,14 +86,25 @@ class StepRing:
         """Highest one that has ended."""
         self.finished_s = 0.0
         """When the last finished step arrived."""
+        self.active_s = 0.0
+        """When a step last arrived that had come further."""
+        self.longest_pause_s = 0.0
+        """Longest time after which one arrived, since there is a median."""
         self._steps: dict[int, tuple[int, StepState]] = {}
         """With the number of each arrival, the oldest first."""
         self._intervals_s: deque[float] = deque(maxlen=_MAX_INTERVALS)
+        self._ended_us = 0
+        """When the last finished step ended, by the clock of its rank: several arrive together."""
         self._compared = -1
         """Iteration of the step that is to be compared with those of other ranks; -1 for none."""
 
     def __len__(self) -> int:
         return len(self._steps)
+
+    @property
+    def byte_count(self) -> int:
+        """Memory of the ring."""
+        return self._step_bytes + self.tensors.byte_count + self._assembler.byte_count
 
     @property
     def steps(self) -> list[StepState]:
@@ -98,6 +132,11 @@ class StepRing:
         """Times between finished steps that the median is made of."""
         return len(self._intervals_s)
 
+    def list_tensors(self) -> dict[int, tuple[StepTensor, ...]]:
+        """Return the tensors in full of each step that has any."""
+        listed = {iteration: self.tensors.list_step(iteration) for iteration in self._steps}
+        return {iteration: tensors for iteration, tensors in listed.items() if tensors}
+
     def pop_compared_step(self) -> StepState | None:
         """Return one of the steps that have ended since the last call; None without any.
 
@@ -121,26 +160,65 @@ class StepRing:
                 f"the kinds of tensors of a session take over {MAX_KINDS_BYTES} bytes"
             )
         self.kinds += new
-        self.byte_count += size
+        self._step_bytes += size
 
     def put(self, state: StepState, number: int, now_s: float) -> None:
         """Add a step, in the place of an earlier one of its iteration; the oldest one leaves."""
-        before = self._steps.get(state.iteration)
-        self._remove(state.iteration)
+        held = self._steps.get(state.iteration)
+        before = held[1] if held else None
+        if state.unfinished and before is not None and not before.unfinished:
+            # Another thread of the rank sent it.
+            return
+        if before is None or count_tensors(before) < count_tensors(state) or not state.unfinished:
+            self._note_activity(now_s)
+        self._steps.pop(state.iteration, None)
         self._steps[state.iteration] = number, state
-        self.byte_count += compute_step_bytes(state)
+        self._step_bytes += compute_step_bytes(state)
+        self._step_bytes -= compute_step_bytes(before) if before else 0
         self.newest_iteration = max(self.newest_iteration, state.iteration)
         self.sent_steps += 1
-        if not state.unfinished and (before is None or before[1].unfinished):
+        if not state.unfinished and (before is None or before.unfinished):
             self._count_finished(state, now_s)
         while len(self._steps) > self.session.plan.black_box.steps:
             self._remove(next(iter(self._steps)))
 
+    def _note_activity(self, now_s: float) -> None:
+        if self.interval_count >= MIN_INTERVALS:
+            self.longest_pause_s = max(self.longest_pause_s, now_s - self.active_s)
+        self.active_s = now_s
+
+    def feed_tensor(self, message: agent_pb2.StepTensor, number: int) -> None:
+        """Take a piece of a tensor, and keep the tensor that it completes.
+
+        ProtocolError when the piece contradicts itself, or those before it.
+        """
+        tensor = self._assembler.feed(message)
+        if tensor is None:
+            return
+        if tensor.iteration in self._steps:
+            self.tensors.put(tensor, number)
+        else:
+            self.dropped_tensors += 1
+
+    @property
+    def oldest_tensor(self) -> tuple[bool, float] | None:
+        """What orders the tensor that leaves next among those of all rings; None without any."""
+        arriving = (True, math.inf) if self._assembler.byte_count else None
+        return self.tensors.oldest or arriving
+
+    def drop_oldest_tensor(self) -> None:
+        """Drop the tensor that leaves next, for want of memory."""
+        if len(self.tensors):
+            self.tensors.drop_oldest()
+        else:
+            self._assembler.skip()
+        self.dropped_tensors += 1
+
     def _count_finished(self, state: StepState, now_s: float) -> None:
         if self.finished_steps:
-            self._intervals_s.append(now_s - self.finished_s)
+            self._intervals_s.append(max(0, state.ended_us - self._ended_us) / 1e6)
         self.finished_steps += 1
-        self.finished_s = now_s
+        self.finished_s, self._ended_us = now_s, state.ended_us
         self.finished_iteration = max(self.finished_iteration, state.iteration)
         zeros = count_trailing_zeros(state.iteration)
         if self._compared < 0 or zeros >= count_trailing_zeros(self._compared):
@@ -151,17 +229,25 @@ class StepRing:
         self._remove(next(iter(self._steps)))
         self.dropped_steps += 1
 
-    def forget(self, states: Iterable[StepState]) -> None:
-        """Remove these steps, which were taken by a freeze."""
+    def forget(self, states: Iterable[StepState], tensors: int) -> int:
+        """Remove these steps, which were taken by a freeze with so many of their tensors; return
+        how many tensors came since, and are lost with their steps.
+        """
+        removed = 0
         for state in states:
             held = self._steps.get(state.iteration)
             if held is not None and held[1] is state:
-                self._remove(state.iteration)
+                removed += self._remove(state.iteration)
+        dropped = max(0, removed - tensors)
+        self.dropped_tensors += dropped
+        return dropped
 
-    def _remove(self, iteration: int) -> None:
+    def _remove(self, iteration: int) -> int:
+        """Remove a step; return how many tensors it had."""
         held = self._steps.pop(iteration, None)
         if held is not None:
-            self.byte_count -= compute_step_bytes(held[1])
+            self._step_bytes -= compute_step_bytes(held[1])
+        return self.tensors.remove_step(iteration)
 
 
 class StepRings:
@@ -175,6 +261,8 @@ class StepRings:
         self._rings: dict[str, StepRing] = {}
         self._arrivals = 0
         self._dropped_steps = 0
+        self.dropped_tensors = 0
+        """Tensors in full that were dropped since the agent was started."""
 
     def take_step(self, session: RankSession, message: agent_pb2.StepState) -> StepRing:
         """Put a step into the ring of its session; ProtocolError when it contradicts itself."""
@@ -196,20 +284,52 @@ class StepRings:
         self.trim()
         return ring
 
+    def take_tensors(self, session: RankSession, message: agent_pb2.StepTensors) -> None:
+        """Put pieces of tensors into the ring of their session; ProtocolError when one contradicts
+        itself, or those before it.
+        """
+        settings = session.plan.black_box
+        if not settings.steps or not settings.tensor_bytes:
+            raise ProtocolError("a tensor of a step arrived, and the plan of its session has none")
+        with self.lock:
+            ring = self._rings.setdefault(session.request.session_id, StepRing(session))
+            dropped = ring.dropped_tensors
+            try:
+                for piece in message.pieces:
+                    self._arrivals += 1
+                    ring.feed_tensor(piece, self._arrivals)
+            finally:
+                self.dropped_tensors += ring.dropped_tensors - dropped
+        self.trim()
+
     def trim(self) -> None:
-        """Drop the oldest steps until all rings together fit into the memory that is left."""
+        """Drop the oldest tensors, then the oldest steps, until all rings together fit into the
+        memory that is left.
+        """
         room = self._find_room()
         with self.lock:
             used = sum(ring.byte_count for ring in self._rings.values())
             while used > room:
-                held = [ring for ring in self._rings.values() if len(ring)]
-                if not held:
+                oldest = self._find_oldest()
+                if oldest is None:
                     return
-                oldest = min(held, key=lambda ring: ring.oldest_arrival or 0)
                 used -= oldest.byte_count
-                oldest.drop_oldest()
-                self._dropped_steps += 1
+                if oldest.oldest_tensor:
+                    oldest.drop_oldest_tensor()
+                    self.dropped_tensors += 1
+                else:
+                    oldest.drop_oldest()
+                    self._dropped_steps += 1
                 used += oldest.byte_count
+
+    def _find_oldest(self) -> StepRing | None:
+        """Return the ring with the tensor that leaves next, or with the step if none has any."""
+        kept = [(ring.oldest_tensor, ring) for ring in self._rings.values()]
+        tensors = [(oldest, ring) for oldest, ring in kept if oldest is not None]
+        if tensors:
+            return min(tensors, key=lambda each: each[0])[1]
+        held = [ring for ring in self._rings.values() if len(ring)]
+        return min(held, key=lambda ring: ring.oldest_arrival or 0, default=None)
 
     def find(self, session_id: str) -> StepRing | None:
         """Return the ring of a session; None when it has sent no step."""

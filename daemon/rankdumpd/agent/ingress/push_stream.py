@@ -154,6 +154,8 @@ class PushStreamReader:
                     self._read_slab(request.doorbell.written)
                 elif request.HasField("step_state"):
                     self._black_box.take_step(self._session, request.step_state)
+                elif request.HasField("step_tensors"):
+                    self._black_box.take_tensors(self._session, request.step_tensors)
                 elif request.HasField("fault"):
                     self._black_box.take_fault(self._session, request.fault)
                 else:

@@ -307,6 +307,7 @@ class SessionRegistry:
             max_record_bytes=self._max_record_bytes,
             excluded=session.excluded,
             keeps_steps=session.plan.black_box.steps > 0,
+            keeps_step_tensors=session.plan.black_box.tensor_bytes > 0,
             changes_plans=True,
         )
 

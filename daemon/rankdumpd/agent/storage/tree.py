@@ -100,6 +100,11 @@ class RootedFolder:
         finally:
             os.close(number)
 
+    def read_link(self, folder: str, name: str) -> str:
+        """Return the text of a link."""
+        where = self._folders.open(folder)
+        return os.readlink(name, dir_fd=where.number)
+
     def holds(self, folder: str, name: str, parts: Sequence[ByteBuffer]) -> bool:
         """Return whether a file exists and contains exactly these bytes."""
         try:

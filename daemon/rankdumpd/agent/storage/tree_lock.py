@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 
 from rankdump._core.log_once import LogOnce
 from rankdump._core.tree_root import STATE_FOLDER, TREE_LOCK_FILE
+from rankdump._layout.tree_layouts import format_folder_owner
 from rankdump._layout.tree_paths import TreeContext
 from rankdumpd.agent.records import FileDescriptor
 from rankdumpd.agent.storage.tree import DumpTree
@@ -104,9 +105,8 @@ def claim_tree_context(
         began = datetime.strptime(context.started, _TIME_FORMAT)
         for seconds in range(_MAX_SECONDS):
             started = (began + timedelta(seconds=seconds)).strftime(_TIME_FORMAT)
-            if tree.claim(
-                STATE_FOLDER, f"{started}.{context.device}", f"rank {rank} of {job_id!r}"
-            ):
+            owner = format_folder_owner(rank, job_id)
+            if tree.claim(STATE_FOLDER, f"{started}.{context.device}", owner):
                 return replace(context, started=started)
     except (ValueError, OverflowError, OSError) as error:
         # A disk that cannot be written is reported when the session is opened.

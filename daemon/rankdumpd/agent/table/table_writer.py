@@ -2,8 +2,7 @@
 windows, through a process of idle priority.
 
 The ledger has a row for each manifest whose rows are to be written, until they are: a crash at any
-time loses none, and what is repeated finds them in the table. Trees in which manifests alone do not
-say all, those of CANN and of an api dump, have no table from the agent: `rankdump index` makes one.
+time loses none, and what is repeated finds them in the table.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from pathlib import Path
 from rankdump._core.backoff import RetrySchedule
 from rankdump._core.manifest import make_manifest_name
 from rankdump._core.plan import DumpPlan
-from rankdump._layout.tree_layouts import LAYOUTS, MindSporeLayout
+from rankdump._layout.tree_layouts import LAYOUTS
 from rankdump._layout.tree_paths import MANIFEST_FOLDER
 from rankdump.errors import CorruptedError, ProtocolError, RankdumpError, RejectedError
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
@@ -207,15 +206,13 @@ class TableWriter:
         return list(trees.values())
 
     def _find_place(self, session_id: str) -> SessionPlace | None:
-        """Return the place of a session whose tree has a table; None for another."""
+        """Return the place of a session; None for one that the ledger does not know."""
         try:
             row = self._ledger.find(session_id)
             plan = read_checked_plan(row.request) if row is not None else None
         except (CorruptedError, ProtocolError, RejectedError):
             return None
         if row is None or plan is None:
-            return None
-        if not isinstance(LAYOUTS[plan.output.layout], MindSporeLayout):
             return None
         return SessionPlace(row.request.job_id, row.request.rank, plan)
 

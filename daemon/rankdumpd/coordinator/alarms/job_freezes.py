@@ -170,10 +170,6 @@ class JobFreezes:
         known = self._known.get(key)
         return known.reach if known else FreezeReach()
 
-    def has_current(self, now_s: float) -> bool:
-        """Return whether a freeze is handed to agents now."""
-        return any(True for _ in self._iter_current(now_s))
-
     def list_relayed(
         self, list_agents: Callable[[int], Mapping[str, AgentRanks]], *, now_s: float
     ) -> tuple[RelayedFreeze, ...]:

@@ -14,6 +14,7 @@ from rankdumpd.agent.blackbox.freeze_decision import (
     ROW_TREE_BYTES,
     FreezeAction,
     FreezeFacts,
+    compute_tree_bytes,
     compute_wait_s,
     decide_freeze,
     is_dead,
@@ -39,9 +40,13 @@ SETTINGS = BlackBoxSettings(steps=8, pause_s=60.0, max_bytes=1000 * ROW_TREE_BYT
         ),
         ({"last_iteration": 3, "last_s": 40.0}, FreezeAction.FREEZE, ""),
         ({"last_iteration": 7, "last_s": -9e9}, FreezeAction.REFUSE, "frozen already at iteration"),
-        ({"rows": 1000}, FreezeAction.FREEZE, ""),
-        ({"rows": 1001}, FreezeAction.REFUSE, "blackbox.max_bytes"),
-        ({"rows": 1, "frozen_bytes": 1000 * ROW_TREE_BYTES}, FreezeAction.REFUSE, "remove some"),
+        ({"tree_bytes": 400_000}, FreezeAction.FREEZE, ""),
+        ({"tree_bytes": 400_001}, FreezeAction.REFUSE, "blackbox.max_bytes"),
+        (
+            {"tree_bytes": 1, "frozen_bytes": 1000 * ROW_TREE_BYTES},
+            FreezeAction.REFUSE,
+            "remove some",
+        ),
         ({"shortage": "disk_low"}, FreezeAction.REFUSE, "no room (disk_low)"),
     ],
 )
@@ -53,7 +58,7 @@ def test_decision_has_a_reason(facts, action, words):
 
 
 def test_no_limit_of_bytes_refuses_nothing():
-    facts = FreezeFacts(BlackBoxSettings(8, max_bytes=0), 7, steps=1, rows=1 << 40)
+    facts = FreezeFacts(BlackBoxSettings(8, max_bytes=0), 7, steps=1, tree_bytes=1 << 50)
     assert decide_freeze(facts, 0.0).action is FreezeAction.FREEZE
 
 
@@ -69,6 +74,12 @@ def test_no_limit_of_bytes_refuses_nothing():
 )
 def test_silence_is_measured_by_the_median(since_s, median_s, count, silent):
     assert is_silent(since_s, median_s, count) is silent
+
+
+@pytest.mark.parametrize(("since_s", "silent"), [(119.0, False), (121.0, True)])
+def test_rank_that_went_on_after_a_pause_may_pause_again(since_s, silent):
+    """It saves a checkpoint now and then, for up to a minute."""
+    assert is_silent(since_s, 0.1, MIN_INTERVALS, longest_pause_s=60.0) is silent
 
 
 def test_dead_rank_is_one_whose_process_is_gone():
@@ -96,3 +107,11 @@ def test_wait_grows_with_the_step_within_bounds():
 )
 def test_freeze_waits_for_ranks_whose_steps_still_arrive(late_s, now_s, expected):
     assert is_wait_over(late_s, until_s=10.0, now_s=now_s) is expected
+
+
+def test_tensors_in_full_count_for_the_limit_of_bytes():
+    assert compute_tree_bytes(1000, 0, 0) == SETTINGS.max_bytes
+    coming = compute_tree_bytes(10, 3, 1 << 20)
+    assert 1 << 20 < coming < (1 << 20) + 3 * 10_000 + 10 * 1024
+    verdict = decide_freeze(FreezeFacts(SETTINGS, 7, steps=5, tree_bytes=coming), 0.0)
+    assert "blackbox.max_bytes" in verdict.reason

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.black_box_rings import KINDS, STARTED_US, make_frozen_rings, read_tree_record
+from support.black_box_rings import (
+    KINDS,
+    STARTED_US,
+    make_frozen_rings,
+    make_tensors,
+    read_tree_record,
+)
 
+import rankdump
 from rankdump._analysis.fsck.tree_check import check_tree
 from rankdump._analysis.reader.fingerprints import read_fingerprints_of_tree
 from rankdump._core.black_box import PULSE_ROW, StepState
@@ -18,6 +27,7 @@ from rankdump._core.plan import BlackBoxSettings, DumpPlan, OutputSettings, plan
 from rankdump._core.status import SessionState
 from rankdump.errors import CorruptedError
 from rankdump.reader import status_of, walk
+from rankdumpd.agent.blackbox import raw_freeze
 from rankdumpd.agent.blackbox.frozen_tree import FrozenTreeWriter, measure_frozen_trees
 from rankdumpd.agent.blackbox.pulse_rows import TensorDetail, iter_table_rows
 from rankdumpd.agent.blackbox.raw_backlog import RETRY_INTERVAL_S, RawBacklog
@@ -95,6 +105,79 @@ def test_tensors_with_details_have_all_statistics_and_fingerprints(tmp_path):
     assert {digest for digest, _ in known.values()} == {int.from_bytes([7] * 8, "little")}
     assert not problems
     assert not check_tree(root, workers=1).damages
+
+
+def test_tensors_in_full_are_read_back_bit_by_bit(tmp_path):
+    found = make_writer().write(write_raw(tmp_path, make_frozen_rings(tmp_path / "dump")))
+    assert found
+    root = Path(found[1])
+    dump = rankdump.open(root)
+    wanted = {each.kind.side.value: each for each in make_tensors(1)}
+    seen = {entry.key.side.value: entry for entry in dump.tensors()}
+    assert sorted(seen) == sorted(wanted) == ["input", "output"]
+    for side, entry in seen.items():
+        assert (entry.key.rank, entry.key.iteration) == (1, 1)
+        assert entry.op_name == KINDS[1].op_name
+        assert dump.load(entry).tobytes() == wanted[side].data
+    # Its row in the table is that of the file.
+    [row] = dump.statistics(rank=1, iteration=1, operator=KINDS[1].op_name)
+    assert row.key.timestamp_us == seen["output"].key.timestamp_us
+    assert not check_tree(root, workers=1).damages
+    record = read_tree_record(root)
+    assert [step.full_tensors for step in record.ranks[1].steps] == [0, 2, 0]
+    assert [step.full_tensors for step in record.ranks[0].steps] == [0, 0, 0]
+    [status] = [s for s in status_of(walk(root)).iterations if (s.rank, s.iteration) == (1, 1)]
+    assert (status.expected, status.stored, status.bytes_in) == (4, 4, 16 + 24)
+
+
+def test_raw_file_of_an_earlier_release_is_written(tmp_path, monkeypatch):
+    """It says nothing of tensors in full."""
+
+    def format_earlier(record: FreezeRecord) -> bytes:
+        body = json.loads(format_freeze_record(record))
+        for rank in body["ranks"]:
+            for name in ("held_tensors", "tensor_bytes", "dropped_tensors"):
+                del rank[name]
+        return json.dumps(body).encode()
+
+    frozen = make_frozen_rings(tmp_path / "dump", full=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(raw_freeze, "format_freeze_record", format_earlier)
+        raw = write_raw(tmp_path, frozen)
+    found = make_writer().write(raw)
+    assert found
+    assert [len(rank.steps) for rank in found[0].ranks] == [3, 3]
+    assert rankdump.open(found[1]).tensors() == []
+
+
+def test_room_is_looked_for_rows_and_tensors(tmp_path):
+    sizes: list[int] = []
+    for full in (False, True):
+        record, rings = make_frozen_rings(tmp_path / f"dump-{full}", full=full)
+        writer = make_writer()
+        writer._find_shortage = lambda root, job_id, size: sizes.append(size) or ""
+        assert writer.write(write_raw(tmp_path, (record, rings)))
+    # Their elements are not taken for rows.
+    assert 2 * 8192 < sizes[1] - sizes[0] < 3 * 8192
+
+
+def test_tensor_that_cannot_be_written_postpones_the_tree(tmp_path, monkeypatch):
+    raw = write_raw(tmp_path, make_frozen_rings(tmp_path / "dump"))
+    put, clock = DumpTree.put_small_files, HandClock()
+
+    def fail(self, folder, files):
+        return [OSError(errno.ENOSPC, "no space")] * len(files)
+
+    monkeypatch.setattr(DumpTree, "put_small_files", fail)
+    backlog = make_backlog(tmp_path, make_writer(), clock)
+    assert list(backlog.write_due()) == []
+    assert "a tensor of the black box cannot be written (disk_full)" in backlog.findings()[0]
+    assert raw.exists()
+    monkeypatch.setattr(DumpTree, "put_small_files", put)
+    clock.now_s = RETRY_INTERVAL_S
+    [written] = backlog.write_due()
+    assert len(rankdump.open(written.root).tensors()) == 2
+    assert not check_tree(Path(written.root), workers=1).damages
 
 
 def test_average_of_what_is_not_finite_is_not_finite():

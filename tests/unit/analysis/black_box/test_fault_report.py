@@ -18,6 +18,7 @@ from rankdump._analysis.black_box.freeze_files import (
 )
 from rankdump._cli.command_group import run_command_line
 from rankdump._core.black_box import FaultKind
+from rankdump._core.collective_calls import GroupCalls
 from rankdump._core.freeze_record import (
     FreezeRecord,
     FrozenCause,
@@ -189,7 +190,10 @@ def test_latest_tree_beside_a_dump_is_found(tmp_path):
 
 
 def test_command_reports_the_fault(tmp_path, capsys):
+    calls = GroupCalls("world", (1, 2), 8, "all_reduce", 61)
     hung = step(6, unfinished=True, numbers={}, stacks=("File a.py, line 3\n  all_reduce\x1b[1m",))
+    hung = dataclasses.replace(hung, ended_us=30_000_061, calls=(calls,))
+    earlier = (dataclasses.replace(calls, ranks=(), count=7),)
     lost = dataclasses.replace(rank_of(3, step(5)), state=SessionState.LOST, ended_by="SIGKILL")
     later = FrozenCause(FaultKind.LOST_RANK, 5, "rank 3 ended", 2000, 3)
     record = record_of(
@@ -197,8 +201,9 @@ def test_command_reports_the_fault(tmp_path, capsys):
         rank_of(
             2,
             step(4, notes=("watch[0] (zero): all are zero",)),
-            step(5, first_nonfinite=bad(80), nonfinite=1),
+            step(5, first_nonfinite=bad(80), nonfinite=1, full_tensors=3, calls=earlier),
             dropped_steps=2,
+            dropped_tensors=1,
         ),
         lost,
         causes=(CAUSE, later),
@@ -212,11 +217,15 @@ def test_command_reports_the_fault(tmp_path, capsys):
         "first value that is not finite: rank 2, iteration 5: output 0 of b/Linear-op0 (4 NaN)",
         "  clean before it on that rank in that iteration: 17 tensors",
         "later: lost_rank, rank 3, iteration 5: rank 3 ended",
+        "rank 1 called all_reduce number 7 of group 'world' 30 s before the freeze and none after "
+        "it; rank 2 has not called it, after 7 of the group",
         "rank 2, iteration 4: watch[0] (zero): all are zero",
         "rank 1 had not ended iteration 6 (1 stack: --stacks)",
         "rank 3 is lost (SIGKILL); its last step is iteration 5",
         "rank 0 is missing: no session on node1: on a host that was not frozen, or never started",
-        "2 older steps had been dropped because the agent's memory was short",
+        "2 older steps and 1 older full tensor had been dropped because the agent's memory was "
+        "short",
+        f"  3 tensors of that iteration in full: rankdump ls {tree} --rank 2 --iteration 5",
         "    all_reduce_[1m",
     ):
         assert line in printed.splitlines(), line

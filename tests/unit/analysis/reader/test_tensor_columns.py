@@ -231,6 +231,16 @@ def test_constant_has_no_iteration(tree: TreeBuilder):
     assert sorted(str(row["iteration"]) for row in checked(tree)) == ["3", "None"]
 
 
+def test_model_that_is_called_constants_has_iterations(tree: TreeBuilder):
+    tree.tensor(0, 3, NAME, ARRAY)
+    tree.complete(0, 3)
+    (tree.root / "rank_0/Net").rename(tree.root / "rank_0/constants")
+    (manifest,) = (tree.root / "rank_0/.dump_metadata/manifest").iterdir()
+    text = manifest.read_bytes().partition(b', "crc32"')[0] + b"}"
+    manifest.write_bytes(text.replace(b"rank_0/Net/", b"rank_0/constants/"))
+    assert [row["iteration"] for row in checked(tree)] == [3]
+
+
 def test_name_that_is_no_text_is_kept_as_far_as_possible(tree: TreeBuilder):
     tree.tensor(0, 3, "Default/\udc80-op0", ARRAY, op_type="Op")
     tree.tensor(0, 3, NAME, ARRAY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -164,9 +165,20 @@ def damaged_sources(path: Path) -> None:
     pq.write_table(table.replace_schema_metadata(facts), path)
 
 
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def without_iterations(path: Path) -> None:
+    path.with_name(path.name.replace("tensors.", "iterations.")).unlink()
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
+        (pipe, "is not a regular file"),
+        (without_iterations, "its file of iterations is missing"),
         (damaged_end, "not a Parquet file"),
         (foreign, "its table version is ''"),
         (other_version, "its table version is '99'"),
@@ -180,6 +192,9 @@ def test_file_that_is_no_table_is_named(tmp_path: Path, damage, words):
     with pytest.raises(CorruptedError, match=words) as caught:
         read_table_file(LocalTree(tmp_path), path.name)
     assert str(path) in str(caught.value)
+    listing = list_table(LocalTree(tmp_path), problems := [])
+    assert (listing.files, [each.name for each in listing.damaged]) == ([], [path.name])
+    assert problems == [str(caught.value)]
 
 
 def test_damaged_page_is_found_by_its_checksum(tmp_path: Path):

@@ -1,0 +1,238 @@
+"""Statistics of the records of manifests, from the tables of every layout: `statistic.csv` of a
+folder, the table of an operator, and the info file of an api dump. Needs pyarrow.
+
+A table that grows over all iterations is read from its end, as far back as the records go: who
+writes rows window by window does not read all of it each time.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rankdump._analysis.reader.info_columns import read_info_statistics
+from rankdump._analysis.reader.line_blocks import read_blocks_backward
+from rankdump._analysis.reader.manifest_columns import ManifestColumns, find_constants
+from rankdump._analysis.reader.statistic_columns import (
+    STATISTIC_SCHEMA,
+    StatisticTableText,
+    make_statistic_table,
+    parse_statistic_texts,
+    read_statistic_text,
+)
+from rankdump._analysis.reader.statistic_places import TablePlace, find_table_places
+from rankdump._analysis.reader.statistic_tables import MAX_TABLE_BYTES, spell_title
+from rankdump._analysis.table.tree_access import TreeAccess
+from rankdump._codec.file_codec import select_codec
+from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN
+from rankdump._layout.file_name import FileKind, LongFileNames, parse_file_name
+from rankdump._layout.statistic_tables import STATISTIC_TABLE_NAME, parse_operator_table
+from rankdump._layout.tree_paths import MAPPING_FILE
+from rankdump.errors import CorruptedError
+
+_INT64_MAX = (1 << 63) - 1
+_MAX_HEADER_BYTES = 1 << 16
+
+
+class RecordPlaces:
+    """Iterations of ranks that some records belong to, by number."""
+
+    def __init__(self, read: ManifestColumns) -> None:
+        statuses = [each.status for each in read.manifests]
+        listed = dict.fromkeys((each.rank, each.iteration) for each in statuses)
+        self.numbers = {place: number for number, place in enumerate(listed)}
+        of_manifest = [self.numbers[each.rank, each.iteration] for each in statuses]
+        self.of_records = np.array(of_manifest, np.int64)[read.manifest_of]
+        """Of each record."""
+        self._ranks = np.array([each.rank for each in statuses], np.int64)[read.manifest_of]
+        self._stamps = read.records.column("timestamp_us").to_numpy()
+        self._known: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = {}
+
+    def find_stamps(self, rank: int) -> npt.NDArray[np.int64]:
+        """Return the times of the records of a rank, sorted."""
+        return self._find_rank(rank)[0]
+
+    def find_numbers(self, rank: int, stamps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the place of the record of a rank with each time; -1 for none."""
+        known, places = self._find_rank(rank)
+        if not len(known):
+            return np.full(len(stamps), -1)
+        at = np.minimum(np.searchsorted(known, stamps), len(known) - 1)
+        return np.where(known[at] == stamps, places[at], -1)
+
+    def _find_rank(self, rank: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        if rank not in self._known:
+            own = np.flatnonzero(self._ranks == rank)
+            own = own[np.argsort(self._stamps[own], kind="stable")]
+            self._known[rank] = self._stamps[own], self.of_records[own]
+        return self._known[rank]
+
+
+def read_record_statistics(
+    access: TreeAccess, read: ManifestColumns, places: RecordPlaces, problems: list[str]
+) -> pa.Table:
+    """Return rows of STATISTIC_SCHEMA for records; adds a problem for each invalid table."""
+    names = [RANK_FOLDER_PATTERN.fullmatch(path.partition("/")[0]) for path in read.paths]
+    of_api = np.array([name is not None and not name[1] for name in names])
+    others = [each for each, is_api in zip(read.manifests, of_api, strict=True) if not is_api]
+    reading = _TableReader(access, places, problems)
+    if others:
+        has_constants = bool(pc.any(find_constants(read.records)).as_py())
+        for place in find_table_places(access, others, has_constants=has_constants):
+            reading.read(place)
+    tables = reading.finish()
+    if of_api.any():
+        rows = read_info_statistics(access, read, np.flatnonzero(of_api), problems)
+        of_records = places.of_records.tolist()
+        tables.append(
+            make_statistic_table(
+                ((of_records[each.record], each.timestamp_us, each.side, each.slot), each.values)
+                for each in rows
+            )
+        )
+    return pa.concat_tables(tables) if tables else STATISTIC_SCHEMA.empty_table()
+
+
+class _FoundTable(NamedTuple):
+    """A table of an operator, and the place of its rows."""
+
+    folder: str
+    name: str
+    stamp_us: int
+    number: int
+
+
+class _TableReader:
+    """Reads the tables of folders: those of iterations together, a growing one from its end."""
+
+    def __init__(self, access: TreeAccess, places: RecordPlaces, problems: list[str]) -> None:
+        self._access, self._places, self._problems = access, places, problems
+        self._texts: list[StatisticTableText] = []
+        self._grown: list[Any] = []
+        self._operators: list[_FoundTable] = []
+
+    def read(self, place: TablePlace) -> None:
+        """Add the tables of a folder."""
+        number = -1
+        if place.iteration is not None:
+            number = self._places.numbers[place.rank, place.iteration]
+        for name in place.names:
+            if STATISTIC_TABLE_NAME.fullmatch(name.removesuffix(select_codec(name).suffix)):
+                try:
+                    self._read_table(place, name, number)
+                except CorruptedError as error:
+                    self._problems.append(str(error))
+        self._operators += self._find_operators(place, number)
+
+    def finish(self) -> list[pa.Table]:
+        """Return the rows of all tables that were added."""
+        found = [*self._grown, parse_statistic_texts(self._texts, self._problems)]
+        if self._operators:
+            found.append(make_statistic_table(self._read_operators()))
+        return found
+
+    def _read_table(self, place: TablePlace, name: str, number: int) -> None:
+        if number >= 0:
+            self._texts.append(read_statistic_text(self._access, place.folder, name, number))
+            return
+        wanted = self._places.find_stamps(place.rank)
+        if not len(wanted):
+            return
+        blocks: list[Any] = []
+        for text in _iter_texts_backward(self._access, place.folder, name):
+            rows = parse_statistic_texts([text], self._problems)
+            stamps = rows.column("timestamp_us").to_numpy()
+            numbers = self._places.find_numbers(place.rank, stamps)
+            rows = rows.set_column(0, STATISTIC_SCHEMA.names[0], pa.array(numbers))
+            blocks.append(rows.take(pa.array(np.flatnonzero(numbers >= 0))))
+            # Iterations follow each other: what is older than all records is of earlier ones.
+            if len(stamps) and stamps.max() < wanted[0]:
+                break
+        self._grown += reversed(blocks)
+
+    def _find_operators(self, place: TablePlace, number: int) -> Iterator[_FoundTable]:
+        """Yield the tables of operators whose time a record has."""
+        names = _LongNames(self._access, place.folder)
+        listed: list[tuple[str, int]] = []
+        for name in place.names:
+            file = parse_file_name(names.find_full_name(name))
+            if file is not None and file.kind is FileKind.TABLE:
+                listed.append((name, file.timestamp_us))
+        if not listed:
+            return
+        stamps = np.array([min(stamp, _INT64_MAX) for _, stamp in listed], np.int64)
+        found = self._places.find_numbers(place.rank, stamps).tolist()
+        for (name, stamp), known in zip(listed, found, strict=True):
+            if known >= 0 and number in (known, -1):
+                yield _FoundTable(place.folder, name, stamp, known)
+
+    def _read_operators(self) -> Iterator[tuple[tuple[int, int, str, int], dict[str, str]]]:
+        for folder, name, stamp_us, number in self._operators:
+            path = f"{self._access.root}/{folder}/{name}"
+            try:
+                with _open_table(self._access, folder, name) as file:
+                    text = file.read().decode("utf-8", "surrogateescape")
+                whole = text.replace("\r\n", "\n").rpartition("\n")[0]
+                rows = parse_operator_table(whole, file=path)
+            except CorruptedError as error:
+                self._problems.append(str(error))
+                continue
+            for row in rows:
+                values = {spell_title(title): value for title, value in row.values}
+                yield (number, stamp_us, row.side.value, row.slot), values
+
+
+class _LongNames:
+    """Full names of the files of a folder, read on use."""
+
+    def __init__(self, access: TreeAccess, folder: str) -> None:
+        self._access, self._folder = access, folder
+        self._names: LongFileNames | None = None
+
+    def find_full_name(self, name: str) -> str:
+        """Return the full name of a file."""
+        if not name[:1].isdecimal():  # a number stands for a long name
+            return name
+        if self._names is None:
+            try:
+                self._names = LongFileNames.parse(self._access.read(self._folder, MAPPING_FILE))
+            except OSError:
+                self._names = LongFileNames()
+        return self._names.get_full_name(name)
+
+
+@contextmanager
+def _open_table(access: TreeAccess, folder: str, name: str) -> Generator[BinaryIO]:
+    """Open a table for reading; CorruptedError when it cannot be read, packed or not."""
+    path = f"{access.root}/{folder}/{name}"
+    codec = select_codec(name)
+    try:
+        with access.open(folder, name) as file:
+            if codec.suffix:
+                data = codec.decode(file.read(), limit_bytes=MAX_TABLE_BYTES)
+                yield io.BytesIO(bytes(data))
+            else:
+                yield file
+    except OSError as error:
+        raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
+    except CorruptedError as error:
+        raise CorruptedError(f"{path}: {error}") from None
+
+
+def _iter_texts_backward(
+    access: TreeAccess, folder: str, name: str
+) -> Iterator[StatisticTableText]:
+    """Yield the rows of a table in blocks from its end, each with the header."""
+    with _open_table(access, folder, name) as file:
+        header = file.readline(_MAX_HEADER_BYTES)
+        for block in read_blocks_backward(file, start=len(header)):
+            where = f"{access.root}/{folder}/{name}, from byte {block.start}"
+            lines = block.lines.replace(b"\r\n", b"\n")
+            yield StatisticTableText(-1, where, header.rstrip(b"\r\n"), lines)
