@@ -158,10 +158,11 @@ def test_retired_iterations_have_no_rows(make_agent, send, layout: str):
     assert rows(root) == of_walk(root)
     assert sum(rows(root).values()) == 8
     agent.stop()
-    size = sum(path.stat().st_size for path in root.rglob("*.npy"))
-    agent._settings = dataclasses.replace(agent._settings, retain_bytes=size // 2)
+    files = [path.stat().st_size for path in root.rglob("*.npy")]
+    agent._settings = dataclasses.replace(agent._settings, retain_bytes=sum(files) // 2)
     agent.start()
-    wait_for(lambda: len([*root.rglob("iteration_*.json")]) < 4, "retention")
+    wait_for(lambda: len([*root.rglob("*.npy")]) <= len(files) // 2, "retention")
+    wait_for(lambda: len([*root.rglob("iteration_*.json")]) <= 2, "the removal of manifests")
     wait_for(lambda: is_complete(root), "the table without them")
     assert rows(root) == of_walk(root)
     assert 0 < sum(rows(root).values()) < 8

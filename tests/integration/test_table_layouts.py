@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from rankdump._analysis.reader.tensor_columns import make_columns_of_tree
 from rankdump._analysis.reader.tree_walk import walk
 from rankdump._analysis.table.table_files import list_tensor_files
 from rankdump._analysis.table_index import TableLag, compare_with_tree, index_tree
+from rankdump._compat.dump_files import clear_rank_folder
 from rankdump._core.plan import ContentSettings, SavedDataMode, TableForm
 from rankdump._core.statistics import compute_statistic_texts
 from rankdump._layout.tree_layouts import LAYOUTS
@@ -282,3 +284,22 @@ def test_rows_of_a_restarted_job_have_their_own_statistics(make_agent, dump, sho
     assert len(rows) == 30
     known = [(float(row["max"]) > 100, row["attempt"]) for row in rows if row["max"] != "nan"]
     assert {*known} == {(False, "0"), (True, "1")}
+
+
+@pytest.mark.parametrize("saved", ["full", "statistic"])
+def test_rows_of_an_earlier_api_dump_are_removed_with_it(make_agent, dump, short_dir, saved):
+    """The first start of a dump removes the files of another one of the same rank."""
+    agent = make_agent()
+    root = short_dir / "dump"
+    form = DumpForm("api-torch", saved)
+    for rank in (0, 1):
+        dump(agent.address, form, root, rank=rank)
+    for manifest in make_request(root).manifests:  # a file for each iteration
+        write_rows(dataclasses.replace(make_request(root), manifests=[manifest]))
+    clear_rank_folder(str(root), 0, "torch")
+    # The one manifest that the new dump has yet.
+    dump(agent.address, form, root, attempt=1)
+    for path in root.glob("rank0/.dump_metadata/manifest/iteration_[12].*"):
+        path.unlink()
+    rows = read_checked_rows(root)
+    assert len(rows) == 6 + 18

@@ -9,7 +9,7 @@ and a step that is repeated finds its manifests in the table and does nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +32,7 @@ from rankdump._analysis.table.table_files import (
 )
 from rankdump._analysis.table.tree_access import TreeAccess
 from rankdump._analysis.table_index import MAX_SMALL_FILES, SMALL_FILE_BYTES, WINDOW_BYTES
+from rankdump._layout.api_tree import make_api_rank_folder
 from rankdump.errors import CorruptedError, UnavailableError
 
 _ANY_ITERATION = NumberRange(0, 1 << 63)
@@ -48,8 +49,11 @@ class ChangedManifest(NamedTuple):
 
     @property
     def extent(self) -> TableExtent:
-        """Where its rows may be."""
+        """Where its rows may be, or those of manifests that were removed for it."""
         ranks = NumberRange(self.rank, self.rank)
+        # The first start of an api dump removes all iterations of an earlier one.
+        if self.path.startswith(f"{make_api_rank_folder(self.rank)}/"):
+            return TableExtent(_ANY_ITERATION, ranks)
         return TableExtent(NumberRange(self.iteration, self.iteration), ranks)
 
 
@@ -196,8 +200,15 @@ class _UpdateRun:
     def finish(self) -> None:
         """Run all steps; _TableChangedError when the files are not those that were seen."""
         current = {each.path: _find_source(self._access, each.path) for each in self._manifests}
+        current |= dict.fromkeys(self._list_removed(current))
         for step in plan_steps(current, self._listing.files, self._list_small()):
             self._run(step)
+
+    def _list_removed(self, known: Container[str]) -> list[str]:
+        """Return the other manifests of the files that do not exist any more."""
+        paths = {each.path for f in self._listing.files for each in f.sources if each.is_manifest}
+        others = (path for path in paths if path not in known)
+        return [path for path in others if _find_source(self._access, path) is None]
 
     def _list_names(self, extents: Sequence[TableExtent]) -> frozenset[str]:
         try:
