@@ -145,7 +145,7 @@ class SimulatedAgent:
             self.frozen_s = self.frozen_s or time.perf_counter()
             return path
 
-        def join_noted(relayed: Any) -> bool:
+        def join_noted(relayed: Any) -> Any:
             self.order_s = self.order_s or time.perf_counter()
             return join(relayed)
 
