@@ -127,7 +127,7 @@ def test_job_is_retargeted_from_one_iteration_on_twice(job):
     assert [rank.rank for rank in record.ranks] == [*RANKS]
     assert record.causes[0].text == "it looks odd"
     job.wait_until(lambda: job.reached > last)
-    stopped = f"ranks 0-3: since iteration {last} it dumps nothing: it was stopped\n"
+    stopped = f"ranks 0-3: since iteration {last} it dumps nothing, for no iteration is selected\n"
     job.wait_until(lambda: stopped in run_in_process("status", job.tree).stdout)
     status = json.loads(run_in_process("status", job.tree, "--json").stdout)
     assert {each["rank"] for each in status["sessions"]} == set(RANKS)

@@ -285,7 +285,7 @@ def _describe_changed_plan(session: SessionStatus) -> str:
     """Return what a session dumps since its plan was changed."""
     since = f"since iteration {session.changed_in}"
     if session.selected == NO_ITERATIONS.text:
-        return f"{since} it dumps nothing: it was stopped"
+        return f"{since} it dumps nothing, for no iteration is selected"
     which = "every iteration" if session.selected == "all" else f"iterations {session.selected}"
     return f"{since} it dumps {which} of operators {session.operators}, as {session.saved_data}"
 

@@ -183,6 +183,6 @@ def test_selection_of_a_controlled_job_is_a_line_for_its_ranks():
     )
     assert list(format_status_sentences(StatusView(sessions))) == [
         "ranks 1-2: since iteration 12 it dumps iterations 5-8 of operators conv, fc, as full",
-        "rank 3: since iteration 12 it dumps nothing: it was stopped",
+        "rank 3: since iteration 12 it dumps nothing, for no iteration is selected",
         "rank 5: since iteration 12 it dumps every iteration of operators conv, fc, as full",
     ]

@@ -23,7 +23,8 @@ class PlanPeriod:
     plan: DumpPlan
     storage: SessionStorage
     iteration: int | None = None
-    """First iteration with the plan; None for the plan that opened the session."""
+    """First iteration with the plan; None for the plan that opened the session, also when it comes
+    back, as after the iterations that a watch rule dumps."""
 
 
 class PlanHistory:
@@ -65,4 +66,5 @@ class PlanHistory:
             if fault:
                 raise ProtocolError(f"frame {sequence} brings a plan that is impossible: {fault}")
             storage = change_session_storage(latest.storage, plan)
-            self._periods.append(PlanPeriod(sequence, plan, storage, iteration))
+            begin = None if plan == self._periods[0].plan else iteration
+            self._periods.append(PlanPeriod(sequence, plan, storage, begin))

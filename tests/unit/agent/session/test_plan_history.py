@@ -33,7 +33,7 @@ def test_frame_belongs_to_the_plan_before_it(history):
         (STOPPED, 9),
         (PLAN, None),
     ]
-    assert [period.iteration for period, _ in found] == [None, None, None, 2, 2, 4]
+    assert [period.iteration for period, _ in found] == [None, None, None, 2, 2, None]
 
 
 def test_plan_that_comes_again_changes_nothing(history):
