@@ -99,7 +99,7 @@ DECLARATIONS: tuple[MetadataItem, ...] = (
 ORDER = ControlOrder(
     "order-1", "job", ControlAction.OPERATORS, ("conv", "name-regex(.*a)"), iteration=9
 )
-ORDER_ANSWER = ControlAnswer("order-1", True, 9, 1200, "", 3, "job", 1, SESSION)
+ORDER_ANSWER = ControlAnswer("order-1", True, 9, 1200, "", 3, "job", 1, SESSION, 9, "'a' is odd")
 REQUEST = SessionRequest(
     job_id="job",
     session_id=SESSION,
@@ -160,4 +160,6 @@ FREEZE = JobFreeze(
     *("job", 0, 3),
     FrozenCause(FaultKind.NON_FINITE, 3, "NaN in an output", 5, 0, "Linear", "Default/fc"),
 )
-RELAYED = RelayedFreeze(FREEZE, FreezeReach(2, 1, (UnreachedAgent("host", (1, 2), "it is late"),)))
+RELAYED = RelayedFreeze(
+    FREEZE, FreezeReach(2, 1, (UnreachedAgent("host", (1, 2), "it is late"),)), (FREEZE.cause,)
+)
