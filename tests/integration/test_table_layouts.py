@@ -286,6 +286,26 @@ def test_rows_of_a_restarted_job_have_their_own_statistics(make_agent, dump, sho
     assert {*known} == {(False, "0"), (True, "1")}
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        DumpForm("cann", "full"),
+        DumpForm("cann-op", "statistic"),
+        DumpForm("cann-op", "statistic", "bin", "operator"),
+    ],
+    ids=str,
+)
+def test_rows_of_two_jobs_have_their_own_statistics(make_agent, dump, short_dir, form):
+    agent = make_agent()
+    root = short_dir / "dump"
+    for attempt, job_id in enumerate("ab"):
+        dump(agent.address, form, root, attempt=attempt, job_id=job_id)
+    rows = read_checked_rows(root)
+    assert len(rows) == 36
+    known = [(float(row["max"]) > 100, row["job"]) for row in rows if row["max"] != "nan"]
+    assert {*known} == {(False, "'a'"), (True, "'b'")}
+
+
 @pytest.mark.parametrize("saved", ["full", "statistic"])
 def test_rows_of_an_earlier_api_dump_are_removed_with_it(make_agent, dump, short_dir, saved):
     """The first start of a dump removes the files of another one of the same rank."""

@@ -327,11 +327,18 @@ def _format_record_kind(
 
 
 _MANIFEST_SUFFIX = ".json"
+_NAME_PATTERN = re.compile(r"iteration_([0-9]{1,20})\..*\.json", re.S)
 
 
 def make_manifest_name(iteration: int, session_id: str) -> str:
     """Return the file's name; a second job in the same tree gets files of its own."""
     return f"iteration_{iteration}.{session_id[:12]}{_MANIFEST_SUFFIX}"
+
+
+def parse_manifest_name(name: str) -> int | None:
+    """Return the iteration in the name of a manifest; None for another file."""
+    found = _NAME_PATTERN.fullmatch(name)
+    return None if found is None else int(found[1])
 
 
 def make_fingerprint_name(manifest_name: str) -> str:

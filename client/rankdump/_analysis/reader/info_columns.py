@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple
@@ -16,18 +16,21 @@ import numpy as np
 import numpy.typing as npt
 
 from rankdump._analysis.reader.line_blocks import read_blocks_backward
-from rankdump._analysis.reader.manifest_columns import ManifestColumns
+from rankdump._analysis.reader.manifest_columns import ManifestColumns, read_manifest_columns
 from rankdump._analysis.reader.statistic_places import list_info_files
 from rankdump._analysis.reader.statistic_tables import INFO_ITEMS, spell_info_values
 from rankdump._analysis.table.tree_access import TreeAccess
-from rankdump._core.manifest import Manifest
+from rankdump._core.manifest import Manifest, parse_manifest_name
 from rankdump._core.plan import plan_from_json
 from rankdump._layout import api_tree
 from rankdump._layout.api_files import SUMMARY_ITEMS, InfoLine, parse_info_line
 from rankdump._layout.api_tree import ApiPlace, parse_place
 from rankdump._layout.tree_layouts import LAYOUTS
+from rankdump._layout.tree_paths import MANIFEST_FOLDER
 from rankdump.errors import CorruptedError, ProtocolError
 
+_OTHER = -1
+"""In place of a record of other manifests."""
 _LINE_START = re.compile(rb'\["(?:[^"\\]|\\.)*", ([0-9]{1,19}), ')
 
 
@@ -57,8 +60,8 @@ def read_info_statistics(
     for number in manifests.tolist():
         by_rank[read.manifests[number].status.rank].append(number)
     for rank, numbers in by_rank.items():
-        records = _RecordLines(read, numbers)
         folder, names, *_ = list_info_files(access, rank)
+        records = _RecordLines(read, numbers, _read_others(access, folder, read, numbers))
         for name in names:
             path = f"{access.root}/{folder}/{name}"
             try:
@@ -76,25 +79,32 @@ def read_info_statistics(
 class _RecordLines:
     """Records of one rank, and their lines as far as they were found."""
 
-    def __init__(self, read: ManifestColumns, manifests: list[int]) -> None:
+    def __init__(
+        self, read: ManifestColumns, manifests: list[int], others: ManifestColumns
+    ) -> None:
+        """`others` are manifests of the same iterations, whose records have lines as well."""
         self.problems: list[str] = []
         self._places: dict[int, ApiPlace] = {}
         self._given: dict[int, frozenset[str]] = {}
         """Statistics that the line of a record has, though they may be NaN."""
         self._lines: dict[int, InfoLine] = {}
         self._stamps: list[int] = read.records.column("timestamp_us").to_pylist()
-        named: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
+        named: defaultdict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
         for manifest, record, op_name, argument in _iter_records(read, manifests):
             place = parse_place(argument)
             if place is not None:
                 name = api_tree.spell_api_tensor_name(op_name, place)
-                named[manifest.status.iteration, name].append(record)
+                named[manifest.status.iteration, name].append((self._stamps[record], record))
                 self._places[record] = place
                 self._given[record] = _find_items(manifest.session.plan if manifest.session else "")
-        self._waiting = {
-            key: sorted(records, key=self._stamps.__getitem__) for key, records in named.items()
-        }
-        """Records without a line, by iteration and name, the latest at the end."""
+        stamps: list[int] = others.records.column("timestamp_us").to_pylist()
+        for manifest, record, op_name, argument in _iter_records(others, range(len(others.paths))):
+            if (place := parse_place(argument)) is not None:
+                name = api_tree.spell_api_tensor_name(op_name, place)
+                if (manifest.status.iteration, name) in named:
+                    named[manifest.status.iteration, name].append((stamps[record], _OTHER))
+        self._waiting = {key: sorted(records) for key, records in named.items()}
+        """Times and records without a line, by iteration and name, the latest at the end."""
         self._steps = {iteration for iteration, _ in named}
 
     @property
@@ -115,7 +125,9 @@ class _RecordLines:
                 continue
             records = self._waiting.get((line.step, line.name))
             if records is not None:
-                self._lines[records.pop()] = line
+                _, record = records.pop()
+                if record != _OTHER:
+                    self._lines[record] = line
                 if not records:
                     del self._waiting[line.step, line.name]
 
@@ -130,8 +142,23 @@ class _RecordLines:
             yield InfoStatistics(record, self._stamps[record], place.side.value, slot, values)
 
 
+def _read_others(
+    access: TreeAccess, folder: str, read: ManifestColumns, manifests: list[int]
+) -> ManifestColumns:
+    """Return the other manifests of the iterations of some, as of another attempt."""
+    iterations = {read.manifests[number].status.iteration for number in manifests}
+    own = {read.paths[number] for number in manifests}
+    found: list[str] = []
+    with suppress(OSError):
+        for name in access.listing(f"{folder}/{MANIFEST_FOLDER}"):
+            path, iteration = f"{folder}/{MANIFEST_FOLDER}/{name}", parse_manifest_name(name)
+            if iteration in iterations and path not in own:
+                found.append(path)
+    return read_manifest_columns(access, found, [])
+
+
 def _iter_records(
-    read: ManifestColumns, manifests: list[int]
+    read: ManifestColumns, manifests: Iterable[int]
 ) -> Iterator[tuple[Manifest, int, str, str]]:
     """Yield manifest, number, operator and argument of each record of some manifests."""
     names = ("op_name", "argument")

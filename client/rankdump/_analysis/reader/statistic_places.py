@@ -108,13 +108,13 @@ class _DeviceFolders:
     def __init__(self, access: TreeAccess, manifests: Sequence[Manifest]) -> None:
         self._access = access
         self._iterations = {each.status.iteration for each in manifests}
-        self._ranks: defaultdict[int, dict[int, str]] = defaultdict(dict)
-        """Ranks by device, each with what an agent writes down for it."""
+        self._owners: defaultdict[int, dict[str, int]] = defaultdict(dict)
+        """Ranks by device, and by what an agent writes down for those of each job."""
         self._places = {(each.status.rank, each.status.iteration) for each in manifests}
         for each in manifests:
             status = each.status
             owner = format_folder_owner(status.rank, status.job_id)
-            self._ranks[each.device][status.rank] = owner
+            self._owners[each.device][owner] = status.rank
 
     def find_places(self) -> Iterator[TablePlace]:
         """Yield the folders, each once for every rank that it may belong to."""
@@ -151,14 +151,13 @@ class _DeviceFolders:
         for number in (folder.step, folder.iteration):
             if number is not None and number not in self._iterations:
                 return False
-        return folder.names is not NameScheme.CANN or folder.rank in self._ranks
+        return folder.names is not NameScheme.CANN or folder.rank in self._owners
 
     def _find_ranks(self, base: str, device: int) -> Sequence[int]:
         """Return the ranks that a folder may belong to, by its path."""
-        time = base.split("/")[-2]
-        ranks = self._ranks[device]
+        time, owners = base.split("/")[-2], self._owners[device]
         try:
             owner = self._access.read_link(STATE_FOLDER, f"{time}.{device}")
         except OSError:
-            return [*ranks]
-        return [rank for rank, text in ranks.items() if text == owner]
+            return [*dict.fromkeys(owners.values())]
+        return [owners[owner]] if owner in owners else []

@@ -29,6 +29,7 @@ from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.manifest import Manifest
 from rankdump._core.record import TensorKey
 from rankdump._core.statistics import MD5_ITEM, STATISTIC_TITLES
+from rankdump._core.status import IterationStatus
 from rankdump._layout import api_tree, statistic_tables
 from rankdump._layout.api_files import SUMMARY_ITEMS, InfoLine, parse_dtype_name, parse_info_line
 from rankdump._layout.api_tree import parse_place
@@ -141,8 +142,13 @@ def index_call_records(manifests: Iterable[Manifest]) -> RecordsByName:
     return found
 
 
-def read_info_rows(table: Table, known: RecordsByName) -> Iterator[Figures]:
-    """Yield the rows of an info file, then raise CorruptedError where a line is invalid."""
+def read_info_rows(
+    table: Table, known: RecordsByName, selects: Callable[[IterationStatus], bool]
+) -> Iterator[Figures]:
+    """Yield the rows of an info file, then raise CorruptedError where a line is invalid.
+
+    Records are found only where their iteration is selected, but all count for the others' lines.
+    """
     info = read_info(table.path, stepped=any(rank == table.rank for rank, _, _ in known))
     left = Counter((table.rank, noted.iteration, noted.line.name) for noted in info.lines)
     given = info.statistic_items
@@ -153,6 +159,8 @@ def read_info_rows(table: Table, known: RecordsByName) -> Iterator[Figures]:
         number = len(every) - left[where]
         known_record = every[number] if number >= 0 and every else None
         left[where] -= 1
+        if known_record is not None and not selects(known_record[0]):
+            known_record = None
         row = _info_row(noted, table, known_record, given)
         if row is not None:
             yield row
@@ -270,6 +278,11 @@ class TableRecords:
             or self._tree.periods.find_attempt(key.rank, key.timestamp_us) == attempt
         )
 
+    def selects(self, status: IterationStatus) -> bool:
+        """Return whether an iteration is of the job and the attempt."""
+        is_of_job = self.job_id in ("", status.job_id)
+        return is_of_job and self._tree.attempt in (None, status.attempt)
+
     def _load(self, table: Table) -> None:
         base = table.relative.partition("/")[0]
         ranked = RANK_FOLDER_PATTERN.fullmatch(base) is not None
@@ -286,19 +299,16 @@ class TableRecords:
         ]
         # The walk of the tree reports unreadable manifests.
         every = read_manifests(files, [])
-        attempt = self._tree.attempt
-        manifests = [
-            manifest
-            for manifest in every
-            if self.job_id in ("", manifest.status.job_id)
-            and attempt in (None, manifest.status.attempt)
-        ]
+        if table.info:
+            self._by_time, self._by_name = {}, index_call_records(every)
+            return
+        self._by_name = {}
         self._by_time = {
             (manifest.status.rank, record.timestamp_us, record.member): (manifest.status, record)
-            for manifest in manifests
+            for manifest in every
+            if self.selects(manifest.status)
             for record in manifest.records
         }
-        self._by_name = index_call_records(manifests) if table.info else {}
 
 
 def read_table_rows(table: Table, known: TableRecords) -> Iterator[Figures]:
@@ -311,7 +321,7 @@ def read_table_rows(table: Table, known: TableRecords) -> Iterator[Figures]:
 
 def _read_every_row(table: Table, known: TableRecords) -> Iterator[Figures]:
     if table.info:
-        yield from read_info_rows(table, known.records_by_name(table))
+        yield from read_info_rows(table, known.records_by_name(table), known.selects)
         return
     try:
         data = select_codec(table.path.name).decode(

@@ -28,23 +28,28 @@ from rankdump._core.status import IterationStatus
 MARK = "LAYER_net_forward"
 
 
-def write_manifest(root: Path, *stamps: int, statistics: tuple[str, ...] | None = None) -> str:
+def write_manifest(
+    root: Path, *stamps: int, statistics: tuple[str, ...] | None = None, attempt: int = 0
+) -> str:
     """Write the manifest of iteration 3 of rank 0, with a mark for each time; return its path."""
     records = tuple(
         ManifestRecord("", stamp, MARK, MARK, "input", "float32", (1,), 4, 0, "")
         for stamp in stamps
     )
-    status = IterationStatus("job", "s", 0, 3, complete=True, expected=len(records), stored=0)
-    session = None
+    session = f"s{9 - attempt}"
+    status = IterationStatus(
+        "job", session, 0, 3, complete=True, expected=len(records), stored=0, attempt=attempt
+    )
+    about = None
     if statistics is not None:
         content = ContentSettings(saved="statistic", statistics=statistics)
         output = OutputSettings(root=str(root), layout="api-torch")
         plan = DumpPlan(output, TensorSelection(), content, DeliverySettings())
-        session = ManifestSession(1, "torch", "CPU", 1, plan_to_json(plan).decode())
+        about = ManifestSession(1, "torch", "CPU", 1, plan_to_json(plan).decode())
     folder = root / "rank0/.dump_metadata/manifest"
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / make_manifest_name(3, "s")
-    path.write_bytes(Manifest(status, 1, 0, "here", records, session).to_json())
+    path = folder / make_manifest_name(3, session)
+    path.write_bytes(Manifest(status, 1, 0, "here", records, about).to_json())
     return path.relative_to(root).as_posix()
 
 
@@ -79,6 +84,18 @@ def test_marks_of_one_name_have_their_lines_in_the_order_of_time(tmp_path: Path)
     assert problems == []
     assert maxima(table) == [(10, "1.0"), (20, "2.0")]
     assert maxima(make_columns_of_tree(walk(tmp_path), [])) == maxima(table)
+
+
+def test_attempts_have_their_own_lines_also_when_read_by_themselves(tmp_path: Path):
+    """As where the rows of one of them are written again."""
+    first = write_manifest(tmp_path, 10, 20)
+    second = write_manifest(tmp_path, 110, 120, attempt=1)
+    write_lines(tmp_path, "1.0", "2.0", "11.0", "12.0")
+    assert maxima(read(tmp_path, first)[0]) == [(10, "1.0"), (20, "2.0")]
+    assert maxima(read(tmp_path, second)[0]) == [(110, "11.0"), (120, "12.0")]
+    for attempt, expected in ((0, [1.0, 2.0]), (1, [11.0, 12.0])):
+        rows = make_columns_of_tree(walk(tmp_path, attempt=attempt), []).to_pylist()
+        assert [row["max"] for row in rows] == expected
 
 
 @pytest.mark.parametrize(
