@@ -279,6 +279,7 @@ def test_killed_rank_freezes_its_job(make_agent, make_rank):
     assert record.causes[0].kind.value == "lost_rank"
     assert [rank.state for rank in record.ranks] == [SessionState.LOST, SessionState.OPEN]
     assert [step.full_tensors for step in record.ranks[0].steps] == [0, 2]
+    assert [rank.dropped_tensors for rank in record.ranks] == [1, 0]
     check_tensors(tree, 5)
     assert record.ranks[1].steps[-1].stacks == ("waits in all_reduce",)
     assert record.ranks[1].steps[-1].unfinished

@@ -194,7 +194,8 @@ class FrozenRank:
     tensor_bytes: int = 0
     """Of their elements."""
     dropped_tensors: int = 0
-    """Tensors in full that were dropped before for the same reason, or came after their step."""
+    """Tensors in full that were dropped before for the same reason, came after their step, or did
+    not come to their end."""
     steps: tuple[FrozenStep, ...] = ()
     """The oldest first."""
 

@@ -151,7 +151,7 @@ _AGENT_METRICS = {
     ),
     "dropped_step_tensors_total": _counter(
         "Oldest full tensors in the rings of black boxes that were dropped because memory was "
-        "short, or that came after their step."
+        "short, that came after their step, or that did not come to their end."
     ),
     "frozen_trees_total": _counter("Frozen trees that were written, one for each freeze of a job."),
     "worker_restarts_total": _counter("Restarts of worker processes."),

@@ -178,6 +178,8 @@ def list_notes(record: FreezeRecord) -> tuple[str, ...]:
 
 def _describe_ring(ring: StepRing) -> FrozenRank:
     status = ring.session.status()
+    if ring.session.has_ended:
+        ring.end_tensor()
     return FrozenRank(
         rank=status.rank,
         session_id=status.session_id,

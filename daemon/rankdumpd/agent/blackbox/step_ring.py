@@ -74,7 +74,8 @@ class StepRing:
         max_bytes = session.plan.black_box.tensor_bytes
         self.tensors, self._assembler = HeldTensors(max_bytes), StepTensorAssembler(max_bytes)
         self.dropped_tensors = 0
-        """Tensors in full that were dropped for want of memory, or that came after their step."""
+        """Tensors in full that were dropped for want of memory, that came after their step, or that
+        did not come to their end."""
         self.finished_steps = 0
         """Steps that have ended since the session began."""
         self.sent_steps = 0
@@ -192,12 +193,20 @@ class StepRing:
 
         ProtocolError when the piece contradicts itself, or those before it.
         """
+        # The stream that brought its beginning has ended.
+        self.dropped_tensors += not message.begin and self._assembler.byte_count > 0
         tensor = self._assembler.feed(message)
         if tensor is None:
             return
         if tensor.iteration in self._steps:
             self.tensors.put(tensor, number)
         else:
+            self.dropped_tensors += 1
+
+    def end_tensor(self) -> None:
+        """Give up the tensor that did not come to its end: its session has ended."""
+        if self._assembler.byte_count:
+            self._assembler.skip()
             self.dropped_tensors += 1
 
     @property

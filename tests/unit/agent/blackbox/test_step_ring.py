@@ -326,3 +326,17 @@ def test_tensors_that_came_after_a_freeze_took_their_step_are_counted(make_sessi
     take_tensor(rings, session, 0)
     assert ring.forget(taken, 1) == ring.dropped_tensors == 1
     assert (len(ring), count_tensors(ring)) == (0, {})
+
+
+def test_tensor_that_does_not_come_to_its_end_is_counted(make_session):
+    rings, session = make_rings(), make_session(tensor_bytes=1 << 24)
+    ring = rings.take_step(session, step_state_to_wire(step(0), (), 0))
+    kind = TensorKind(0, "a", "a", TensorSide.OUTPUT, 0, "uint8", (1 << 23,), 1 << 23)
+    first, *_ = step_tensor_to_wire(StepTensor(0, kind, bytes(1 << 23)))
+    for _ in range(2):
+        rings.take_tensors(session, agent_pb2.StepTensors(pieces=[first]))
+    assert (ring.dropped_tensors, rings.dropped_tensors) == (1, 1)
+    ring.end_tensor()
+    assert (ring.dropped_tensors, ring.tensors.byte_count) == (2, 0)
+    ring.end_tensor()
+    assert ring.dropped_tensors == 2
