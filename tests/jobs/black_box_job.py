@@ -7,9 +7,12 @@ Run as `black_box_job.py WORLD FOLDER SCENARIO`; each rank writes the bits of it
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import struct
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -45,7 +48,7 @@ class Net(nn.Module):
         return self.last(self.scale(torch.tanh(self.first(x))))
 
 
-def go_wrong(scenario: str, net: Net, session: rankdump.Session) -> None:
+def go_wrong(scenario: str, net: Net) -> None:
     """Do what the scenario says, on the bad rank in the bad step."""
     if scenario == "nan":
         net.scale.factor = float("nan")
@@ -53,7 +56,7 @@ def go_wrong(scenario: str, net: Net, session: rankdump.Session) -> None:
         net.scale.factor = 1e4
     elif scenario == "kill":
         # What was not sent is lost with the process.
-        wait_until_sent(session)
+        wait_until_received()
         os.kill(os.getpid(), signal.SIGKILL)
     elif scenario == "raise":
         raise RuntimeError("the loader has no more samples")
@@ -61,11 +64,13 @@ def go_wrong(scenario: str, net: Net, session: rankdump.Session) -> None:
         time.sleep(SLEEP_S)
 
 
-def wait_until_sent(session: rankdump.Session) -> None:
-    """Return when the agent has all steps so far."""
-    pipeline = session._pipeline
-    while pipeline is not None and pipeline._outbox is not None and pipeline._outbox._items:
-        time.sleep(0.01)
+def wait_until_received() -> None:
+    """Return when the agent has so many steps that both ranks have sent some."""
+    command = [sys.executable, "-m", "rankdump", "status", "--json"]
+    steps = 0
+    while steps < BAD_STEP + 8:
+        status = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        steps = json.loads(status)["black_box"]["steps"]
 
 
 def train(scenario: str, rank: int, world: int, folder: Path) -> None:
@@ -100,7 +105,7 @@ def run_steps(
         for step in range(STEPS):
             session.step(step)
             if (rank, step) == (world - 2, BAD_STEP):
-                go_wrong(scenario, net, session)
+                go_wrong(scenario, net)
             optimizer.zero_grad()
             loss = model(torch.randn(8, 16)).square().mean()
             loss.backward()
