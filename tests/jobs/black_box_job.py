@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rankdump
+from rankdump._cli.daemon_client import fetch_agent_status
 
 STEPS = 60
 BAD_STEP = 37
@@ -52,8 +53,8 @@ def go_wrong(scenario: str, net: Net, session: rankdump.Session) -> None:
     elif scenario == "grow":
         net.scale.factor = 1e4
     elif scenario == "kill":
-        # What was not sent is lost with the process.
-        wait_until_sent(session)
+        # What the agent has not read is lost with the process.
+        wait_until_read(session)
         os.kill(os.getpid(), signal.SIGKILL)
     elif scenario == "raise":
         raise RuntimeError("the loader has no more samples")
@@ -61,10 +62,11 @@ def go_wrong(scenario: str, net: Net, session: rankdump.Session) -> None:
         time.sleep(SLEEP_S)
 
 
-def wait_until_sent(session: rankdump.Session) -> None:
-    """Return when the agent has all steps so far."""
+def wait_until_read(session: rankdump.Session) -> None:
+    """Return when the agent has all steps so far, of both ranks."""
     pipeline = session._pipeline
-    while pipeline is not None and pipeline._outbox is not None and pipeline._outbox._items:
+    assert pipeline is not None
+    while fetch_agent_status(pipeline._client._address).black_box.steps < 2 * BAD_STEP:
         time.sleep(0.01)
 
 
