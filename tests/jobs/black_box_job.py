@@ -7,12 +7,9 @@ Run as `black_box_job.py WORLD FOLDER SCENARIO`; each rank writes the bits of it
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import struct
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -22,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rankdump
+from rankdump._cli.daemon_client import fetch_agent_status
 
 STEPS = 60
 BAD_STEP = 37
@@ -48,15 +46,15 @@ class Net(nn.Module):
         return self.last(self.scale(torch.tanh(self.first(x))))
 
 
-def go_wrong(scenario: str, net: Net) -> None:
+def go_wrong(scenario: str, net: Net, session: rankdump.Session) -> None:
     """Do what the scenario says, on the bad rank in the bad step."""
     if scenario == "nan":
         net.scale.factor = float("nan")
     elif scenario == "grow":
         net.scale.factor = 1e4
     elif scenario == "kill":
-        # What was not sent is lost with the process.
-        wait_until_received()
+        # What the agent has not read is lost with the process.
+        wait_until_read(session)
         os.kill(os.getpid(), signal.SIGKILL)
     elif scenario == "raise":
         raise RuntimeError("the loader has no more samples")
@@ -64,13 +62,12 @@ def go_wrong(scenario: str, net: Net) -> None:
         time.sleep(SLEEP_S)
 
 
-def wait_until_received() -> None:
-    """Return when the agent has so many steps that both ranks have sent some."""
-    command = [sys.executable, "-m", "rankdump", "status", "--json"]
-    steps = 0
-    while steps < BAD_STEP + 8:
-        status = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        steps = json.loads(status)["black_box"]["steps"]
+def wait_until_read(session: rankdump.Session) -> None:
+    """Return when the agent has all steps so far, of both ranks."""
+    pipeline = session._pipeline
+    assert pipeline is not None
+    while fetch_agent_status(pipeline._client._address).black_box.steps < 2 * BAD_STEP:
+        time.sleep(0.01)
 
 
 def train(scenario: str, rank: int, world: int, folder: Path) -> None:
@@ -105,7 +102,7 @@ def run_steps(
         for step in range(STEPS):
             session.step(step)
             if (rank, step) == (world - 2, BAD_STEP):
-                go_wrong(scenario, net)
+                go_wrong(scenario, net, session)
             optimizer.zero_grad()
             loss = model(torch.randn(8, 16)).square().mean()
             loss.backward()
