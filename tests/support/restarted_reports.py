@@ -49,6 +49,12 @@ class RestartedReportStore:
         """Let the agent of a rank say again what is not acknowledged, with other numbers."""
         self.sent[rank], _ = self.list_acknowledged()[rank]
         self._gaps[rank] += _NUMBER_GAP
+        # An acknowledgement that comes later is not for it.
+        self._numbers[rank] = {
+            number: count
+            for number, count in self._numbers[rank].items()
+            if count <= self.sent[rank]
+        }
 
     def commit(self) -> None:
         """Write down what is new."""

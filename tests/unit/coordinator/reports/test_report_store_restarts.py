@@ -124,6 +124,16 @@ _steps = st.one_of(
 
 @settings(max_examples=400, deadline=None)
 @given(lives=st.tuples(*[_lives] * WORLD), steps=st.lists(_steps, max_size=40))
+@example(
+    lives=((0,),) * WORLD,
+    steps=[
+        ("send all", 0, 2),
+        ("kill agent", 0, 0),
+        ("commit", 0, 0),
+        ("send", 0, 1),
+        ("kill agent", 0, 0),
+    ],
+)
 def test_operator_is_in_order_once_or_counted_as_late(lives, steps) -> None:
     world = SimulatedRestarts(lives)
     for what, rank, count in steps:
