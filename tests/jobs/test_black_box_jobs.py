@@ -147,8 +147,8 @@ def test_watch_rules_of_a_configuration_freeze_note_and_dump(run, tmp_path):
     assert cause["source"].startswith(f"{JOB}:")
     [record] = Path(report["root"]).glob(".rankdump/black_box.*.json")
     steps = json.loads(record.read_text())["ranks"][0]["steps"]
-    # With this budget all tensors whose size is known have fingerprints; on a crowded machine a step
-    # that was held up leaves less time for the next ones.
+    # With this budget all tensors whose size is known have fingerprints; on a crowded machine a
+    # step that was held up leaves less time for the next ones.
     assert all(step["tensors"] == 7 for step in steps[2:-1])
     assert any(step["fingerprints"] == 7 for step in steps[2:-1])
     notes = [note for note in report["notes"] if note["iteration"] == BAD_STEP]
