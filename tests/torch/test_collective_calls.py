@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 from rankdump._core.collective_calls import MAX_GROUP_CALLS
 from rankdump._core.events import EventKind, ProcessGroup
+from rankdump._frameworks.torch import communication
 from rankdump._frameworks.torch.collective_tensors import CollectiveOperands
 from rankdump._frameworks.torch.communication import CollectiveRecorder, CollectiveRequest
 
@@ -28,11 +30,12 @@ def test_calls_are_counted_in_each_group_whether_they_are_recorded_or_not():
     assert [each.ranks for each in recorder.list_calls(members=False)] == [(), ()]
 
 
-def test_groups_used_last_are_listed_where_there_are_many():
+def test_groups_used_last_are_listed_where_there_are_many(monkeypatch):
+    moments_ns = itertools.count(1, 1000)
+    monkeypatch.setattr(communication.time, "time_ns", lambda: next(moments_ns))
     recorder = CollectiveRecorder()
     for number in range(MAX_GROUP_CALLS + 9):
         recorder.count_collective(ProcessGroup(f"g{number}", (0,)), EventKind.ALL_REDUCE)
-        time.sleep(1e-6)
     listed = recorder.list_calls(members=True)
     assert len(listed) == MAX_GROUP_CALLS
     assert listed[0].group == f"g{MAX_GROUP_CALLS + 8}"

@@ -64,7 +64,7 @@ class StandingCall:
         """Return a sentence."""
         call = f"{self.kind} number {self.number} of group {self.group!r}"
         text = (
-            f"{_describe_ranks(self.waiting)} called {call} {self.waited_us / 1e6:.0f} s before "
+            f"{describe_ranks(self.waiting)} called {call} {self.waited_us / 1e6:.0f} s before "
             "the freeze and none after it"
         )
         if self.missing:
@@ -72,13 +72,13 @@ class StandingCall:
             counts = f"{last[0]}" if len(last) == 1 else f"{last[0]} to {last[-1]}"
             verb = "has" if len(self.missing) == 1 else "have"
             text += (
-                f"; {_describe_ranks(tuple(self.missing))} {verb} not called it, after {counts} "
-                "of the group"
+                f"; {describe_ranks(tuple(self.missing))} {verb} not called it, and {counts} "
+                "collectives of the group before"
             )
         elif not self.unknown:
             text += "; all its members have called it"
         if self.unknown:
-            text += f"; nothing is known of {_describe_ranks(self.unknown)}"
+            text += f"; nothing is known of {describe_ranks(self.unknown)}"
         return text
 
 
@@ -122,7 +122,9 @@ def _iterate_standing_calls(ranks: Sequence[RankCallCounts]) -> Iterator[Standin
         )
 
 
-def _describe_ranks(ranks: Sequence[int]) -> str:
+def describe_ranks(ranks: Sequence[int], count: int = 0) -> str:
+    """Return `rank 3` or `ranks 0 1 2`; `count` is their number if `ranks` are only the first."""
+    count = count or len(ranks)
     shown = " ".join(map(str, ranks[:_MAX_SHOWN_RANKS]))
-    more = f" and {len(ranks) - _MAX_SHOWN_RANKS} more" if len(ranks) > _MAX_SHOWN_RANKS else ""
-    return f"rank{'s' if len(ranks) != 1 else ''} {shown}{more}"
+    more = f" and {count - _MAX_SHOWN_RANKS} more" if count > _MAX_SHOWN_RANKS else ""
+    return f"rank{'s' if count != 1 else ''} {shown}{more}"

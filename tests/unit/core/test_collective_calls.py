@@ -29,7 +29,8 @@ def test_rank_that_has_called_fewer_is_the_one_that_others_wait_for():
     assert call == StandingCall("world", "all_reduce", 11, (0, 1), 30_000_000, {2: 11})
     assert call.describe() == (
         "ranks 0 1 called all_reduce number 11 of group 'world' 30 s before the freeze and none "
-        "after it; rank 2 has not called it, after 11 of the group"
+        "after it; rank 2 has not called it, and 11 collectives of the "
+        "group before"
     )
 
 

@@ -2,7 +2,8 @@
 not finite over all ranks, the steps before, and the ranks that are missing. Pure.
 
 Clocks of ranks on several hosts differ, and a frozen tree has no merged order: within an iteration
-the first value is that with the earliest time.
+the first value is that with the earliest time, and no gradient where an output is not finite
+either: no output comes from a gradient of its own iteration.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rankdump._core.freeze_record import (
     NonfiniteTensor,
     join_missing_ranks,
 )
+from rankdump._core.selection import GRADIENTS_PREFIX
 from rankdump._core.status import SessionState
 
 MAX_STEPS = 12
@@ -167,7 +169,7 @@ def _find_first_bad(
     ranks: Iterable[FrozenRank], causes: Sequence[FrozenCause]
 ) -> FirstBadValue | None:
     found = [
-        (step.iteration, tensor.at_us, rank.rank, tensor, step.full_tensors)
+        (step.iteration, _is_gradient(tensor), tensor.at_us, rank.rank, tensor, step.full_tensors)
         for rank in ranks
         for step in rank.steps
         for tensor in (step.first_nonfinite,)
@@ -175,7 +177,7 @@ def _find_first_bad(
     ]
     if not found:
         return None
-    iteration, _, rank, tensor, full_tensors = min(found, key=lambda each: each[:3])
+    iteration, _, _, rank, tensor, full_tensors = min(found, key=lambda each: each[:4])
     about = [
         cause.source
         for cause in causes
@@ -183,6 +185,10 @@ def _find_first_bad(
     ]
     source = next(filter(None, about), "")
     return FirstBadValue(rank, iteration, tensor, source, full_tensors)
+
+
+def _is_gradient(tensor: NonfiniteTensor) -> bool:
+    return tensor.op_name.startswith(GRADIENTS_PREFIX)
 
 
 def _summarize_steps(ranks: Iterable[FrozenRank], until: int) -> tuple[StepSummary, ...]:

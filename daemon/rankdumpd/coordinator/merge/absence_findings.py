@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rankdump._core.collective_calls import describe_ranks
 from rankdump._core.events import (
     CallOutcome,
     EventColumn,
@@ -107,9 +108,6 @@ def build_gap_findings(gaps: EventGaps) -> Iterator[Finding]:
         )
 
 
-_MAX_SHOWN_RANKS = 8
-
-
 @dataclass(frozen=True, slots=True)
 class CallDescription:
     """Description of a call as text and as the fields of a finding."""
@@ -139,14 +137,6 @@ def describe_call(table: EventTable, match: CallMatch, call: int) -> CallDescrip
         whose = f" ({describe_ranks(group.ranks or table.members['rank'][members].tolist())})"
     text = f"{kind.name.lower()} {name!r} number {number} of group {group.name!r}{whose}"
     return CallDescription(text, group, number, name, first["position"])
-
-
-def describe_ranks(ranks: Sequence[int], count: int = 0) -> str:
-    """Return `rank 3` or `ranks 0 1 2`; `count` is their number if `ranks` are only the first."""
-    count = count or len(ranks)
-    shown = " ".join(map(str, ranks[:_MAX_SHOWN_RANKS]))
-    more = f" and {count - _MAX_SHOWN_RANKS} more" if count > _MAX_SHOWN_RANKS else ""
-    return f"rank{'s' if count != 1 else ''} {shown}{more}"
 
 
 def build_call_finding(

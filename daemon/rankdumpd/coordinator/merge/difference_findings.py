@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rankdump._core.collective_calls import describe_ranks
 from rankdump._core.events import EventColumn, EventKind, Finding, FindingKind
 from rankdumpd.coordinator.fleet_views import IterationView
 from rankdumpd.coordinator.merge.absence_findings import (
     EventGaps,
     build_call_finding,
     describe_call,
-    describe_ranks,
     is_unfinished,
 )
 from rankdumpd.coordinator.merge.call_order import CallMatch, CallOrder, mark_changes

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from rankdump._core.collective_calls import describe_ranks
 from rankdump._core.events import CallOutcome, EventKind, Finding, FindingKind
 from rankdumpd.coordinator.fleet_views import IterationView
 from rankdumpd.coordinator.merge.absence_findings import (
     CallAbsences,
     CallDescription,
     describe_call,
-    describe_ranks,
     list_ended_ranks,
 )
 from rankdumpd.coordinator.merge.call_order import CallMatch, map_members_to_calls

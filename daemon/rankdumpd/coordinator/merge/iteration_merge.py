@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rankdump._core.collective_calls import describe_ranks
 from rankdump._core.events import (
     OPEN_END_POSITION,
     UNSEEN_REASON_TEXTS,
@@ -43,7 +44,6 @@ from rankdumpd.coordinator.merge.absence_findings import (
     build_cycle_findings,
     build_deadlock_findings,
     build_gap_findings,
-    describe_ranks,
     find_event_gaps,
     find_missing_members,
 )

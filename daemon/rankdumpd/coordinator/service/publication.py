@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rankdump._core.backoff import RetrySchedule
+from rankdump._core.collective_calls import describe_ranks
 from rankdump._core.events import Finding, FindingKind
 from rankdump._core.freeze_record import JobFreeze
 from rankdump._core.status import RankWait
@@ -35,7 +36,6 @@ from rankdumpd.coordinator.hints.open_waits import (
 )
 from rankdumpd.coordinator.hints.rank_warnings import WarningKey, build_warnings
 from rankdumpd.coordinator.hints.spread_history import HintState, update_hint_state
-from rankdumpd.coordinator.merge.absence_findings import describe_ranks
 from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
 from rankdumpd.coordinator.publish.publisher import OrderPublisher, write_findings
 from rankdumpd.coordinator.publish.tree_files import write_hints

@@ -114,6 +114,21 @@ def test_first_bad_value_is_the_earliest_of_all_ranks():
     assert report.absent == (AbsentRanks(3, 3, unknown),)
 
 
+def test_gradient_comes_behind_an_output_of_its_iteration_whatever_the_clocks_say():
+    """Another rank's gradient, which a collective made NaN, may have the earlier time."""
+    gradient = bad(70, "Gradients/b.weight")
+    ranks = (
+        rank_of(0, step(5, first_nonfinite=gradient)),
+        rank_of(1, step(5, first_nonfinite=bad(80))),
+    )
+    found = make_fault_report("/t", [record_of(*ranks)]).first_bad_value
+    assert found
+    assert found.rank == 1
+    alone = make_fault_report("/t", [record_of(ranks[0])]).first_bad_value
+    assert alone
+    assert alone.rank == 0
+
+
 def test_norm_of_a_step_is_the_worst_of_all_ranks():
     report = make_fault_report(
         "/t",
@@ -218,7 +233,7 @@ def test_command_reports_the_fault(tmp_path, capsys):
         "  clean before it on that rank in that iteration: 17 tensors",
         "later: lost_rank, rank 3, iteration 5: rank 3 ended",
         "rank 1 called all_reduce number 7 of group 'world' 30 s before the freeze and none after "
-        "it; rank 2 has not called it, after 7 of the group",
+        "it; rank 2 has not called it, and 7 collectives of the group before",
         "rank 2, iteration 4: watch[0] (zero): all are zero",
         "rank 1 had not ended iteration 6 (1 stack: --stacks)",
         "rank 3 is lost (SIGKILL); its last step is iteration 5",
