@@ -187,7 +187,8 @@ class PushStreamClient:
 
     def step(self, state: agent_pb2.StepState) -> PushStreamClient:
         """Send a step of the black box."""
-        self._requests.put(agent_pb2.PushRequest(step_state=state))
+        message = agent_pb2.StepStates(states=[state])
+        self._requests.put(agent_pb2.PushRequest(step_states=message))
         return self
 
     def step_tensors(self, *tensors: StepTensor) -> PushStreamClient:

@@ -303,8 +303,8 @@ def test_rank_without_a_step_freezes_its_job(make_agent, make_rank, monkeypatch)
 @pytest.mark.parametrize(
     "message",
     [
-        {"step_state": agent_pb2.StepState(rows=b"1")},
-        {"step_state": agent_pb2.StepState(first_kind=3)},
+        {"step_states": agent_pb2.StepStates(states=[agent_pb2.StepState(rows=b"1")])},
+        {"step_states": agent_pb2.StepStates(states=[agent_pb2.StepState(first_kind=3)])},
         {"step_tensors": agent_pb2.StepTensors(pieces=[agent_pb2.StepTensor(begin=3)])},
         {"fault": agent_pb2.FaultNotice(kind="odd")},
         {"fault": agent_pb2.FaultNotice(kind="jump", tensor_kind=b"\xff")},

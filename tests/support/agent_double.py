@@ -84,7 +84,7 @@ class FakeAgent(agent_pb2_grpc.AgentServiceServicer):
                 assert request.hello.token == b"t"
                 continue
             body = request.WhichOneof("body")
-            if body in ("step_state", "step_tensors", "fault"):
+            if body in ("step_states", "step_tensors", "fault"):
                 self.beside.append(body)
                 continue
             if self.cut_now:

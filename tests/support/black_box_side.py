@@ -76,10 +76,10 @@ class BlackBoxSide:
             if request.HasField("fault"):
                 self.faults.append(fault_notice_from_wire(request.fault))
                 continue
-            message = request.step_state
-            check_new_kinds(message, len(self.kinds))
-            self.kinds[message.first_kind :] = [kind_from_wire(k) for k in message.new_kinds]
-            self.states.append(step_state_from_wire(message, len(self.kinds)))
+            for message in request.step_states.states:
+                check_new_kinds(message, len(self.kinds))
+                self.kinds[message.first_kind :] = [kind_from_wire(k) for k in message.new_kinds]
+                self.states.append(step_state_from_wire(message, len(self.kinds)))
 
     def list_rows(self, state: StepState) -> dict[str, npt.NDArray[np.void]]:
         """Return the rows of a step by the name of the operator; the last one of each."""

@@ -527,7 +527,7 @@ def test_first_tensor_that_is_not_finite_is_kept_in_full_with_its_inputs(x):
         training.model(x).zero_()
     training.side.take()
     # At once: a rank that does not come further loses nothing.
-    assert training.side.bodies[-3:] == ["fault", "step_state", "step_tensors"]
+    assert training.side.bodies[-3:] == ["fault", "step_states", "step_tensors"]
     kept = list_kept(training, 1)
     assert list(kept) == [INNER[2], f"{INNER[2]} input"]
     output, argument = kept.values()

@@ -7,13 +7,15 @@ other tensors are kept with what these leave.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from rankdump._core.recorder_protocol import PulseRecorder, TurnSpending
 
 _MAX_HOOKS = 256
 """Hooks that are looked at in a step."""
+_LEAST = TurnSpending(0, 1), TurnSpending(copies=1)
+"""Of a fingerprint, and of a copy."""
 
 
 class TurnHook(Protocol):
@@ -30,17 +32,27 @@ class TurnHook(Protocol):
 
 
 class TensorTurns:
-    """The turns of the hooks of one model."""
+    """The turns of the hooks of one model that have measured a tensor."""
 
-    def __init__(self, hooks: Sequence[TurnHook]) -> None:
-        self._fingerprinted = _HookCycle(hooks)
-        self._named = _HookCycle([hook for hook in hooks if hook.is_named])
-        self._others = _HookCycle([hook for hook in hooks if not hook.is_named])
+    def __init__(self) -> None:
+        self._known: set[int] = set()
+        """Numbers of the objects of the hooks."""
+        self._fingerprinted, self._named, self._others = (_HookCycle() for _ in range(3))
+
+    def add_measured(self, hooks: Iterable[TurnHook]) -> None:
+        """Give turns to hooks that have measured a tensor by now."""
+        for hook in hooks:
+            if hook.byte_count and id(hook) not in self._known:
+                self._known.add(id(hook))
+                self._fingerprinted.add(hook)
+                (self._named if hook.is_named else self._others).add(hook)
 
     def choose_due(self, pulses: PulseRecorder) -> list[TurnHook]:
         """Return the hooks whose turn it is in the step that begins; a turn that is not taken
         is lost. A tensor too large for any step has none.
         """
+        if not any(map(pulses.can_afford, _LEAST)):
+            return []
         spending, keeps = _PlannedSpending(pulses), pulses.keeps_tensors
         named = self._named.take(spending.add_named) if keeps else []
         due = self._fingerprinted.take(spending.add_fingerprint)
@@ -100,20 +112,23 @@ class _PlannedSpending:
 class _HookCycle:
     """Some hooks, one after the other again and again."""
 
-    def __init__(self, hooks: Sequence[TurnHook]) -> None:
-        self._hooks = hooks
+    def __init__(self) -> None:
+        self._hooks: list[TurnHook] = []
         self._next = 0
+
+    def add(self, hook: TurnHook) -> None:
+        """Add a hook, after the others."""
+        self._hooks.append(hook)
 
     def take(self, add: Callable[[TurnHook], bool | None]) -> list[TurnHook]:
         """Return the next hooks for which `add` returns True, up to one for which it is False."""
         taken: list[TurnHook] = []
         for _ in range(min(len(self._hooks), _MAX_HOOKS)):
             hook = self._hooks[self._next]
-            if hook.byte_count:
-                added = add(hook)
-                if added is False:
-                    break
-                if added:
-                    taken.append(hook)
+            added = add(hook)
+            if added is False:
+                break
+            if added:
+                taken.append(hook)
             self._next = (self._next + 1) % len(self._hooks)
         return taken

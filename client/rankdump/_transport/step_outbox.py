@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from rankdump._core.black_box import FaultNotice, StepState, StepTensor, compute_tensor_bytes
 from rankdump._wire.black_box_messages import fault_notice_to_wire, step_state_to_wire
@@ -17,9 +17,9 @@ from rankdump.wire.v1 import agent_pb2
 
 _MAX_FAULTS = 16
 """Faults that wait, beside the steps."""
-WAKE_PAUSE_S = 0.04
-"""Shortest time between two steps that wake the sender, which takes half a millisecond of processor
-time: steps between are sent with a later one, or at the sender's next tick.
+WAKE_PAUSE_S = 0.1
+"""Shortest time between two steps that wake the sender, which with its connection takes a
+millisecond of processor time: steps between are sent with a later one, or at its next tick.
 """
 
 
@@ -133,24 +133,49 @@ class StepOutbox:
                 if stream != self._stream:
                     self._stream, self._brought = stream, 0
                     self._tensors.give_up_sent()
-                request = self._take_request() if self.is_wanted else None
+                if not self.is_wanted:
+                    return
+                states, first = self._take_states(), self._brought
+                kinds = self._kinds[first:] if states else []
+                self._brought = first + len(kinds)
+                request = None if states else self._take_other()
+            if states:
+                # Without the lock, for which the training thread may wait.
+                request = _make_states_request(states, kinds, first)
             if request is None:
                 return
             yield request
             is_over = request.HasField("step_tensors") and not self._is_finishing
 
-    def _take_request(self) -> agent_pb2.PushRequest | None:
-        if not self._items:
-            pieces = self._tensors.take_pieces()
-            if not pieces:
-                return None
-            return agent_pb2.PushRequest(step_tensors=agent_pb2.StepTensors(pieces=pieces))
-        item = self._items.popleft()
-        if isinstance(item, FaultNotice):
+    def _take_states(self) -> list[StepState]:
+        """Return the steps that go into the next message: those before the next fault, as many as
+        fit.
+        """
+        states: list[StepState] = []
+        size = 0
+        while self._items and isinstance(item := self._items[0], StepState) and size < PIECE_BYTES:
+            states.append(item)
+            size += len(item.rows) + len(item.details) + sum(map(len, item.stacks))
+            self._items.popleft()
+        return states
+
+    def _take_other(self) -> agent_pb2.PushRequest | None:
+        """Return the message of the next fault, else of tensors."""
+        if self._items and isinstance(item := self._items.popleft(), FaultNotice):
             return agent_pb2.PushRequest(fault=fault_notice_to_wire(item))
-        first, self._brought = self._brought, len(self._kinds)
-        message = step_state_to_wire(item, self._kinds[first:], first)
-        return agent_pb2.PushRequest(step_state=message)
+        pieces = self._tensors.take_pieces()
+        if not pieces:
+            return None
+        return agent_pb2.PushRequest(step_tensors=agent_pb2.StepTensors(pieces=pieces))
+
+
+def _make_states_request(
+    states: Sequence[StepState], kinds: Sequence[bytes], first_kind: int
+) -> agent_pb2.PushRequest:
+    """Return the message of steps; the first one brings the kinds."""
+    messages = [step_state_to_wire(states[0], kinds, first_kind)]
+    messages += [step_state_to_wire(state, (), first_kind + len(kinds)) for state in states[1:]]
+    return agent_pb2.PushRequest(step_states=agent_pb2.StepStates(states=messages))
 
 
 class _TensorQueue:

@@ -186,12 +186,12 @@ def test_measuring_that_costs_too_much_measures_a_part():
         side.now_ns += STEP_NS
         side.recorder.add_time(STEP_NS // 10)
         side.recorder.end_step(ran=True)
-    # 0.1 of the step, of which the rest took 0.9; 0.8 of the allowed share is aimed at.
-    assert side.recorder.stride == 14
+    # 0.1 of the step and 0.15 ms that nothing measures; 0.8 of the allowed share is aimed at.
+    assert side.recorder.stride == 15
     # The first steps of a job take more than others: that is no reason for a warning.
     assert not side.warnings
     side.recorder.begin_step(30)
-    assert side.recorder.part == 30 % 14
+    assert side.recorder.part == 30 % 15
 
 
 def test_some_tensor_is_measured_in_one_of_four_steps():
@@ -209,7 +209,7 @@ def test_some_tensor_is_measured_in_one_of_four_steps():
         parts.append(side.recorder.part)
     assert parts == [0, 11, 11, 11, 1, 11, 11, 11, 2, 11, 11, 11, 0, 11, 11, 11]
     (warning,) = side.warnings
-    assert "rank 3: the black box takes 100.0% of a step, more than " in warning
+    assert "rank 3: the black box takes 100.6% of a step, more than " in warning
     assert "max_overhead = 0.01" in warning
 
 
@@ -431,7 +431,7 @@ def test_tensor_in_full_is_copied_and_follows_its_step():
     side.take()
     assert not side.tensors
     end_step(side)
-    assert side.bodies[-2:] == ["step_state", "step_tensors"]
+    assert side.bodies[-2:] == ["step_states", "step_tensors"]
     (tensor,) = side.tensors
     assert (tensor.iteration, tensor.row, tensor.about_fault) == (1, 0, False)
     assert np.frombuffer(tensor.data, np.float32).tolist() == [0, 1, 2, 3, 4, 5]

@@ -110,7 +110,7 @@ def test_client_delivers_tensors_of_steps_to_agents_that_keep_them(
     watched.buffer.submit(SessionEnd(1))
     assert watched.client.close(10) == 0
     pieces = 5 * keeps_step_tensors
-    assert running.agent.beside == ["step_state", *["step_tensors"] * pieces]
+    assert running.agent.beside == ["step_states", *["step_tensors"] * pieces]
 
 
 def test_client_resumes_after_the_last_acknowledged_record(running: RunningFakeAgent, tmp_path):

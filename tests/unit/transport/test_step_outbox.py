@@ -36,7 +36,7 @@ def make_stream(side: BlackBoxSide) -> PushStream:
 def test_step_goes_over_a_stream_without_frames(side: BlackBoxSide):
     outgoing = make_stream(side)
     requests = outgoing.requests(outgoing.begin_stream())
-    message = next(requests).step_state
+    [message] = next(requests).step_states.states
     assert [kind_from_wire(kind) for kind in message.new_kinds] == [KIND]
     outgoing.closing = True
     assert list(requests) == []
@@ -46,7 +46,7 @@ def test_closing_stream_sends_the_last_steps(side: BlackBoxSide):
     outgoing = make_stream(side)
     outgoing.closing = True
     requests = list(outgoing.requests(outgoing.begin_stream()))
-    assert [request.WhichOneof("body") for request in requests] == ["step_state"]
+    assert [request.WhichOneof("body") for request in requests] == ["step_states"]
 
 
 def test_new_step_wakes_the_sender(side: BlackBoxSide):
@@ -54,7 +54,9 @@ def test_new_step_wakes_the_sender(side: BlackBoxSide):
     requests = outgoing.requests(outgoing.begin_stream())
     next(requests)
     found: list[int] = []
-    thread = threading.Thread(target=lambda: found.append(next(requests).step_state.iteration))
+    thread = threading.Thread(
+        target=lambda: found.append(next(requests).step_states.states[0].iteration)
+    )
     thread.start()
     side.recorder.begin_step(1)
     side.now_ns += round(WAKE_PAUSE_S * 1e9)
@@ -96,8 +98,9 @@ def test_fault_goes_before_the_step_that_it_was_found_in(side: BlackBoxSide):
     side.recorder.end_step(ran=True)
     side.recorder.begin_step(2)
     side.recorder.end_step(ran=True)
-    bodies = [request.WhichOneof("body") for request in side.outbox.take_requests(0)]
-    assert bodies == ["fault", "step_state", "step_state"]
+    fault, steps = side.outbox.take_requests(0)
+    assert fault.fault.iteration == 1
+    assert [state.iteration for state in steps.step_states.states] == [1, 2]
 
 
 def test_too_many_faults_leave_the_steps(side: BlackBoxSide):
@@ -105,8 +108,9 @@ def test_too_many_faults_leave_the_steps(side: BlackBoxSide):
         side.recorder.begin_step(iteration)
         side.recorder.note({"loss": float("nan")})
         side.recorder.end_step(ran=True)
-    bodies = [request.WhichOneof("body") for request in side.outbox.take_requests(0)]
-    assert (bodies.count("fault"), bodies.count("step_state")) == (16, 51)
+    requests = list(side.outbox.take_requests(0))
+    assert sum(request.HasField("fault") for request in requests) == 16
+    assert sum(len(request.step_states.states) for request in requests) == 51
 
 
 def make_tensor(size: int, iteration: int = 0, *, about_fault: bool = False) -> StepTensor:
@@ -157,7 +161,7 @@ def test_steps_and_faults_overtake_tensors_and_those_of_a_fault_overtake_others(
     outbox.add_state(StepState(2, 0, 0, b""))
     outbox.add_tensor(make_tensor(4, 2, about_fault=True))
     fault, state, tensors = requests
-    assert (fault.fault.iteration, state.step_state.iteration) == (2, 2)
+    assert (fault.fault.iteration, state.step_states.states[0].iteration) == (2, 2)
     # Small ones share a message.
     assert [piece.iteration for piece in tensors.step_tensors.pieces] == [0, 2, 1]
 

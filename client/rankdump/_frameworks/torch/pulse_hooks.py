@@ -9,6 +9,7 @@ it: where a loss scale was too high, `GradScaler` skips the step.
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -166,7 +167,7 @@ class TorchPulseHook:
         self._parameter_ids: set[int] = set()
         self._used: dict[int, UsedParameters] = {}
         """By the number of an optimizer's object, until the model is looked at again."""
-        self._turns = TensorTurns(())
+        self._turns = TensorTurns()
         self._due: list[TurnHook] = []
         """Those whose tensors get fingerprints in this step, or are kept in full."""
         self._iteration = 0
@@ -241,6 +242,8 @@ class TorchPulseHook:
             self._read_model()
         self._steps += 1
         clear_turns(self._due)
+        self._turns.add_measured(self._watched)
+        self._turns.add_measured(self._wanted)
         self._due = self._turns.choose_due(self._pulses)
         self._has_optimizer, self._is_stepped = self._is_stepped, False
         wanted = self._pulses.stride, self._pulses.part, self._is_arrival_measured()
@@ -252,7 +255,7 @@ class TorchPulseHook:
             hook.bad_text = ""
             hook.is_measured = False
         self._pulses.count_skipped(self._left_out)
-        self._pulses.add_digest("random.cpu", compute_digest(torch.random.get_rng_state()))
+        self._pulses.add_digest("random.cpu", _hash_memory(torch.default_generator.get_state()))
         self._pulses.add_time(_clock_ns() - begun_ns)
 
     def _read_model(self) -> None:
@@ -273,7 +276,7 @@ class TorchPulseHook:
         self._named_modules = [hook for hook in self._modules if hook.is_named]
         self._named_parameters = [hook for hook in self._parameters if hook.is_named]
         self._parameter_ids = {id(hook.parameter) for hook in self._parameters}
-        self._turns = TensorTurns((*self._modules, *self._parameters))
+        self._turns = TensorTurns()
         self._pulses.limit_stride(max(len(self._modules), len(self._parameters)))
         self._remove_hooks()
         self._installed = (0, 0, False)
@@ -619,14 +622,21 @@ def compute_digest(tensor: Tensor) -> str:
     if tensor.nbytes > _MAX_DIGEST_BYTES or not tensor.is_cpu:
         return ""
     try:
-        if type(tensor) is Tensor and tensor.is_contiguous():
-            return xxhash.xxh3_64_hexdigest(tensor.detach().numpy().data)
-    except (TypeError, RuntimeError):
-        pass  # of a type that numpy does not have, or a view whose elements are computed
+        is_plain = type(tensor) is Tensor and tensor.is_contiguous()
+        if is_plain and not tensor.is_conj() and not tensor.is_neg():
+            return _hash_memory(tensor)
+    except RuntimeError:
+        pass  # it has no memory of its own
     source = make_torch_source(tensor)
     if source is None or isinstance(source, str):
         return ""
     return xxhash.xxh3_64_hexdigest(source.copy_elements())
+
+
+def _hash_memory(tensor: Tensor) -> str:
+    """Return the xxh3-64 of a contiguous tensor in host memory."""
+    elements = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    return xxhash.xxh3_64_hexdigest(elements)
 
 
 def find_host_source(tensor: Tensor) -> TensorSource | None:

@@ -143,9 +143,9 @@ class OpenSessionResponse(google.protobuf.message.Message):
     EXCLUDED_FIELD_NUMBER: builtins.int
     REDIRECT_FIELD_NUMBER: builtins.int
     OPENING_FIELD_NUMBER: builtins.int
-    KEEPS_STEPS_FIELD_NUMBER: builtins.int
     CHANGES_PLANS_FIELD_NUMBER: builtins.int
     KEEPS_STEP_TENSORS_FIELD_NUMBER: builtins.int
+    KEEPS_STEPS_FIELD_NUMBER: builtins.int
     token: builtins.bytes
     """Proves on later calls that the caller is this session."""
     acknowledged_sequence: builtins.int
@@ -161,12 +161,12 @@ class OpenSessionResponse(google.protobuf.message.Message):
     """Why the session is not open yet: it is being opened, and to be asked for again. With it nothing
     else is set.
     """
-    keeps_steps: builtins.bool
-    """The agent keeps the steps of the session's black box."""
     changes_plans: builtins.bool
     """The agent reads frames that change the plan."""
     keeps_step_tensors: builtins.bool
     """The agent keeps tensors of the black box in full."""
+    keeps_steps: builtins.bool
+    """The agent keeps the steps of the session's black box."""
     @property
     def slab(self) -> global___Slab:
         """Set when the agent offers shared memory; absent means frames carry the bytes."""
@@ -181,9 +181,9 @@ class OpenSessionResponse(google.protobuf.message.Message):
         excluded: builtins.str = ...,
         redirect: builtins.str = ...,
         opening: builtins.str = ...,
-        keeps_steps: builtins.bool = ...,
         changes_plans: builtins.bool = ...,
         keeps_step_tensors: builtins.bool = ...,
+        keeps_steps: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["slab", b"slab"]) -> builtins.bool: ...
     def ClearField(self, field_name: typing.Literal["acknowledged_sequence", b"acknowledged_sequence", "changes_plans", b"changes_plans", "excluded", b"excluded", "keeps_step_tensors", b"keeps_step_tensors", "keeps_steps", b"keeps_steps", "max_record_bytes", b"max_record_bytes", "opening", b"opening", "redirect", b"redirect", "slab", b"slab", "token", b"token"]) -> None: ...
@@ -219,9 +219,9 @@ class PushRequest(google.protobuf.message.Message):
     HELLO_FIELD_NUMBER: builtins.int
     BATCH_FIELD_NUMBER: builtins.int
     DOORBELL_FIELD_NUMBER: builtins.int
-    STEP_STATE_FIELD_NUMBER: builtins.int
     FAULT_FIELD_NUMBER: builtins.int
     STEP_TENSORS_FIELD_NUMBER: builtins.int
+    STEP_STATES_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """First message of every stream."""
@@ -231,26 +231,26 @@ class PushRequest(google.protobuf.message.Message):
     @property
     def doorbell(self) -> global___Doorbell: ...
     @property
-    def step_state(self) -> global___StepState:
+    def fault(self) -> global___FaultNotice:
         """Neither numbered nor acknowledged: the agent keeps the latest ones in memory."""
 
     @property
-    def fault(self) -> global___FaultNotice: ...
-    @property
     def step_tensors(self) -> global___StepTensors: ...
+    @property
+    def step_states(self) -> global___StepStates: ...
     def __init__(
         self,
         *,
         hello: global___Hello | None = ...,
         batch: global___FrameBatch | None = ...,
         doorbell: global___Doorbell | None = ...,
-        step_state: global___StepState | None = ...,
         fault: global___FaultNotice | None = ...,
         step_tensors: global___StepTensors | None = ...,
+        step_states: global___StepStates | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "doorbell", b"doorbell", "fault", b"fault", "hello", b"hello", "step_state", b"step_state", "step_tensors", b"step_tensors"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "doorbell", b"doorbell", "fault", b"fault", "hello", b"hello", "step_state", b"step_state", "step_tensors", b"step_tensors"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "batch", "doorbell", "step_state", "fault", "step_tensors"] | None: ...
+    def HasField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "doorbell", b"doorbell", "fault", b"fault", "hello", b"hello", "step_states", b"step_states", "step_tensors", b"step_tensors"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "body", b"body", "doorbell", b"doorbell", "fault", b"fault", "hello", b"hello", "step_states", b"step_states", "step_tensors", b"step_tensors"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["body", b"body"]) -> typing.Literal["hello", "batch", "doorbell", "fault", "step_tensors", "step_states"] | None: ...
 
 global___PushRequest = PushRequest
 
@@ -320,6 +320,24 @@ class Doorbell(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["written", b"written"]) -> None: ...
 
 global___Doorbell = Doorbell
+
+@typing.final
+class StepStates(google.protobuf.message.Message):
+    """Steps that follow one another; a message of its own for each would cost more than short steps do."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STATES_FIELD_NUMBER: builtins.int
+    @property
+    def states(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StepState]: ...
+    def __init__(
+        self,
+        *,
+        states: collections.abc.Iterable[global___StepState] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["states", b"states"]) -> None: ...
+
+global___StepStates = StepStates
 
 @typing.final
 class StepState(google.protobuf.message.Message):

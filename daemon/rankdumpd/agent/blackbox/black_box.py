@@ -137,12 +137,13 @@ class BlackBox:
         self._watches, self._finishing, self._busy = True, False, False
         self._refusals = LogOnce(_logger)
 
-    def take_step(self, session: RankSession, message: agent_pb2.StepState) -> None:
-        """Put a step into the ring of a session; ProtocolError when it contradicts itself."""
-        self._rings.take_step(session, message)
-        notes = (make_printable(each, MAX_NAME_CHARACTERS) for each in message.notes)
-        if session.add_notes(message.iteration, notes):
-            self._on_note(session)
+    def take_steps(self, session: RankSession, message: agent_pb2.StepStates) -> None:
+        """Put steps into the ring of a session; ProtocolError when one contradicts itself."""
+        for state in message.states:
+            self._rings.take_step(session, state)
+            notes = (make_printable(each, MAX_NAME_CHARACTERS) for each in state.notes)
+            if session.add_notes(state.iteration, notes):
+                self._on_note(session)
         if session.request.job_id in self._open:
             with self._changed:
                 self._changed.notify_all()

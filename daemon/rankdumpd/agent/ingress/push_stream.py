@@ -152,8 +152,8 @@ class PushStreamReader:
                     self._handle_batch(request.batch)
                 elif request.HasField("doorbell"):
                     self._read_slab(request.doorbell.written)
-                elif request.HasField("step_state"):
-                    self._black_box.take_step(self._session, request.step_state)
+                elif request.HasField("step_states"):
+                    self._black_box.take_steps(self._session, request.step_states)
                 elif request.HasField("step_tensors"):
                     self._black_box.take_tensors(self._session, request.step_tensors)
                 elif request.HasField("fault"):
