@@ -110,7 +110,7 @@ def test_tree_with_the_names_of_sharded_classes_pairs_as_well(sharded, whole, tm
 
 
 def test_diff_has_a_line_for_each_kind(sharded, whole):
-    done = run_in_process("diff", sharded, whole)
+    done = run_in_process("diff", sharded, whole, "--by-rank")
     assert done.returncode == 1
     kinds = [line.split("  ")[0] for line in done.stdout.splitlines() if " pairs: " in line]
     assert kinds == ["parameters", "buffers", "gradients", "activations", "activation gradients"]

@@ -63,6 +63,12 @@ _TOLERANCE_RANGE = click.FloatRange(min=0)
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="File of names for the rule mapping: lines NAME_A,NAME_B, or a JSON object.",
 )
+@click.option(
+    "--unshard/--by-rank",
+    default=None,
+    help="Join the ranks of each side before they are compared, or compare rank with rank; "
+    "default: joined where the sides have different numbers of ranks or meshes.",
+)
 @click.option("--msaccucmp", is_flag=True, help="Compute the ten measures of msaccucmp as well.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 @click.option(

@@ -260,8 +260,8 @@ def test_diff_passes_its_options_to_compare(a, b, tmp_path, capsys, monkeypatch)
     told(
         capsys,
         *(a, b, "--equal-nan", "--match", "exact,sequence", "--map", names, "--msaccucmp"),
-        *("--processes", "3", "--dask", "tcp://host:1", "--iteration", "0|2-3", "--rtol", "0.5"),
-        *("--attempt", "1", "--attempt-b", "2"),
+        *("--unshard", "--processes", "3", "--dask", "tcp://host:1", "--iteration", "0|2-3"),
+        *("--rtol", "0.5", "--attempt", "1", "--attempt-b", "2"),
     )
     assert asked == {
         "rank": None,
@@ -284,6 +284,7 @@ def test_diff_passes_its_options_to_compare(a, b, tmp_path, capsys, monkeypatch)
         "msaccucmp": True,
         "processes": 3,
         "dask": "tcp://host:1",
+        "unshard": True,
     }
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from os import PathLike, fspath
@@ -15,6 +15,11 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 from rankdump._analysis.compare.call_names import read_name_mapping
 from rankdump._analysis.compare.call_pairs import check_pairing_rules
 from rankdump._analysis.compare.compare_pool import compare_pairs
+from rankdump._analysis.compare.joined_programs import (
+    count_microbatches,
+    have_same_layout,
+    join_programs,
+)
 from rankdump._analysis.compare.origin_search import (
     ComparedDumps,
     find_origins,
@@ -69,6 +74,7 @@ def compare(
     msaccucmp: bool = False,
     processes: int | None = None,
     dask: str = "",
+    unshard: bool | None = None,
     progress: Callable[[int, int], None] | None = None,
     **filters: Unpack[Filters],
 ) -> ComparisonReport:
@@ -84,25 +90,22 @@ def compare(
     `match` names the rules that pair calls, in their order, and `mapping` is a file of names (lines
     `name_a,name_b`, or a JSON object) or a mapping of names; its rule is applied first. `processes`
     bounds the local pool, and `dask` is the address of a scheduler whose workers see both trees.
+    `unshard` joins the ranks of each side before they are compared, by default where the jobs had
+    different numbers of ranks or micro-batches, or different meshes, and no ranks are selected.
     `progress` takes the number of pairs compared and the total. ConfigError for a setting that is
     not allowed, CorruptedError when nothing can be compared. Unreadable files become rows or notes.
     """
     started = time.monotonic()
     settings = _make_settings(ElementTolerances(rtol, atol, equal_nan), match, mapping, msaccucmp)
     notes: list[str] = []
-    opened: dict[str, Dump] = {}
     own_a = {"rank": rank_a, "iteration": iteration_a, "attempt": attempt_a}
     own_b = {"rank": rank_b, "iteration": iteration_b, "attempt": attempt_b}
-    with collector_paused():
-        sides = [
-            _select_side(_open_dump(each, opened), filters, own, notes)
-            for each, own in ((a, own_a), (b, own_b))
-        ]
-    rows, places = _compare_programs(sides[0], sides[1], settings, notes, processes, dask, progress)
-    of_all, of_ranks = find_origins(rows, ComparedDumps(sides[0].dump, sides[1].dump, places))
+    left, right = _select_sides([(a, own_a), (b, own_b)], filters, unshard, notes)
+    rows, places = _compare_programs(left, right, settings, notes, processes, dask, progress)
+    of_all, of_ranks = find_origins(rows, ComparedDumps(left.dump, right.dump, places))
     return ComparisonReport(
-        a=sides[0].label,
-        b=sides[1].label,
+        a=left.label,
+        b=right.label,
         settings=settings,
         rows=tuple(rows),
         origins=of_all,
@@ -111,6 +114,49 @@ def compare(
         seconds=time.monotonic() - started,
         places_of_b=places,
     )
+
+
+def _select_sides(
+    given: Sequence[tuple[DumpSource, Mapping[str, int | None]]],
+    common: Filters,
+    unshard: bool | None,
+    notes: list[str],
+) -> list[_DumpSide]:
+    """Return both sides, of which each is given with its own filters; joined where that is asked,
+    or where the layouts differ.
+    """
+    opened: dict[str, Dump] = {}
+    with collector_paused():
+        sides = [_select_side(_open_dump(each, opened), common, own, notes) for each, own in given]
+        if unshard is None:
+            ranks = [own["rank"] for _, own in given] + [common.get("rank")]
+            has_ranks = any(rank is not None for rank in ranks)
+            unshard = not has_ranks and _have_different_layouts(sides[0], sides[1])
+        return _join_ranks(sides, notes) if unshard else sides
+
+
+def _have_different_layouts(a: _DumpSide, b: _DumpSide) -> bool:
+    """Return whether the jobs had different numbers of ranks, meshes or micro-batches, as far as
+    known: that a tree lacks a rank is another thing.
+    """
+    sizes = {side.dump.world_size for side in (a, b)} - {0}
+    return len(sizes) > 1 or not have_same_layout(a.programs, b.programs)
+
+
+def _join_ranks(sides: Sequence[_DumpSide], notes: list[str]) -> list[_DumpSide]:
+    counts = {count_microbatches(side.programs) for side in sides}
+    joined: list[_DumpSide] = []
+    for side in sides:
+        ranks = sorted({each.rank for each in side.programs})
+        missing = sorted({*range(side.dump.world_size)} - {*ranks})
+        if missing:
+            notes.append(f"{side.label} lacks rank {ranges(missing)} of {side.dump.world_size}")
+        programs, outside = join_programs(side.programs, notes, joins_microbatches=len(counts) > 1)
+        told = [f"ranks {ranges(ranks)} joined"] if len(ranks) > 1 else []
+        told += [f"{outside:,} calls outside of micro-batches left out"] if outside else []
+        label = f"{side.label} ({', '.join(told)})" if told else side.label
+        joined.append(_DumpSide(label, side.dump, programs))
+    return joined
 
 
 def _make_settings(

@@ -16,9 +16,16 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from rankdump._analysis.compare.joined_tensors import (
+    ActivationKind,
+    find_activation_kind,
+    find_drift,
+    load_joined_pair,
+)
 from rankdump._analysis.compare.msaccucmp_measures import compute_msaccucmp_measures
 from rankdump._analysis.compare.report import (
     DTYPE_FINDING_PREFIX,
+    FACTOR_FINDING_PREFIX,
     ComparisonSettings,
     DumpedTensor,
     ElementTolerances,
@@ -31,7 +38,8 @@ from rankdump._analysis.compare.tensor_measures import MeasurementResult, measur
 from rankdump._analysis.reader.shard_join import select_shard
 from rankdump._analysis.reader.tensor_loader import Opened, load, opened
 from rankdump._analysis.reader.tree import are_statistics_finite
-from rankdump._core.tensor_layout import TensorLayout
+from rankdump._core.record import TensorSide
+from rankdump._core.tensor_layout import LayoutSource
 from rankdump._kernels.array_kernels import measure_array
 from rankdump.errors import RankdumpError
 
@@ -44,6 +52,8 @@ GroupOutcomes: TypeAlias = "list[tuple[int, PairOutcome]]"
 _MAX_GROUP_BYTES = 32 << 20
 _MAX_GROUP_PAIRS = 256
 """A group ends when it reaches either limit."""
+_MIN_FACTOR_DISTANCE = 0.01
+"""Of a factor from 1 that is told."""
 _WORKER_DIED = "the process that compared it died, possibly because memory ran out"
 
 
@@ -147,6 +157,9 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
         return _build_unread_outcome(TensorVerdict.UNMATCHED, a, b)
     if _is_sample(a) or _is_sample(b):
         return _decide_samples(a, b)
+    if a.parts or b.parts:
+        alone = a.entry is None or b.entry is None
+        return compare_pair_statistics(a, b, settings.tolerances, ()) if alone else None
     if a.digest and a.digest == b.digest and a.shape == b.shape and a.dtype and a.dtype == b.dtype:
         # Thousands of pairs share one outcome where nothing else is known about them.
         known = a.statistics or b.statistics or a.dtype == "bool"
@@ -177,13 +190,13 @@ def _decide_samples(a: DumpedTensor, b: DumpedTensor) -> PairOutcome | None:
 
 
 def _is_sample(tensor: DumpedTensor) -> bool:
-    layout = _find_layout(tensor)
+    layout = tensor.layout
     return layout is not None and layout.is_sample
 
 
 def _find_whole_shape(tensor: DumpedTensor) -> tuple[int, ...] | None:
     """Return the shape of a tensor of which perhaps only first elements were kept."""
-    layout = _find_layout(tensor)
+    layout = tensor.layout
     return layout.global_shape if layout is not None and layout.is_sample else tensor.shape
 
 
@@ -202,12 +215,15 @@ def count_tensor_bytes(tensor: DumpedTensor | None) -> int:
     """Return the bytes needed to read a tensor, as far as the tree shows; 0 without a file."""
     if tensor is None or tensor.entry is None:
         return 0
-    return max(tensor.entry.bytes_in or 0, tensor.entry.stored_bytes)
+    files = tensor.parts or (tensor.entry,)
+    return sum(max(file.bytes_in or 0, file.stored_bytes) for file in files)
 
 
 def _compare_elements(
     a: DumpedTensor, b: DumpedTensor, settings: ComparisonSettings
 ) -> PairOutcome:
+    if a.parts or b.parts:
+        return _compare_joined(a, b, settings)
     if a.entry is None or b.entry is None:
         return compare_pair_statistics(
             _add_statistics(a), _add_statistics(b), settings.tolerances, _list_findings(a, b)
@@ -226,6 +242,51 @@ def _compare_elements(
         )
 
 
+def _compare_joined(a: DumpedTensor, b: DumpedTensor, settings: ComparisonSettings) -> PairOutcome:
+    """Return the outcome of a pair of which a side is joined from the parts of its ranks.
+
+    Of replicas with different elements, those that differ most are compared.
+    """
+    found = load_joined_pair(a, b)
+    if isinstance(found, str):
+        return PairOutcome(TensorVerdict.SHAPE, (found,))
+    left, right = found
+    joined = (*left.findings, *right.findings)
+    if not _is_comparable(left.array.shape, right.array.shape):
+        text = _format_shapes(left.array.shape, right.array.shape)
+        return PairOutcome(TensorVerdict.SHAPE, (text, *joined))
+    a, b = a._replace(shape=left.array.shape), b._replace(shape=right.array.shape)
+    settings = replace(settings, msaccucmp=False)
+    drifts = [find_drift(each, settings.tolerances) for each in (left, right)]
+    own, other = (
+        [each.array, *each.copies] if drift else [each.array]
+        for each, drift in zip((left, right), drifts, strict=True)
+    )
+    outcomes = [_measure_elements(a, b, x, y, settings) for x in own for y in other]
+    outcome = max(outcomes, key=_get_severity)
+    if not outcome.verdict.agrees and _have_other_uses(a, b):
+        # Only the operator's own gradient is known of a DTensor that it made of its input.
+        text = "one side has the gradient for this operator alone, the other that of all uses"
+        return PairOutcome(TensorVerdict.UNKNOWN, (text, *outcome.findings))
+    told = [text for text in drifts if text]
+    verdict = TensorVerdict.DIFFERENT if told and outcome.verdict.agrees else outcome.verdict
+    return replace(outcome, verdict=verdict, findings=(*told, *outcome.findings, *joined))
+
+
+def _get_severity(outcome: PairOutcome) -> tuple[bool, float]:
+    largest = outcome.measures.max_absolute if outcome.measures is not None else 0.0
+    return not outcome.verdict.agrees, largest
+
+
+def _have_other_uses(a: DumpedTensor, b: DumpedTensor) -> bool:
+    """Return whether tensors are gradients of an input that is a DTensor on one side only."""
+    by_dtensor = [
+        each.layout is not None and each.layout.source is LayoutSource.DTENSOR for each in (a, b)
+    ]
+    is_gradient = find_activation_kind(a.entry or b.entry) is ActivationKind.GRADIENT
+    return is_gradient and a.side is TensorSide.OUTPUT and by_dtensor[0] is not by_dtensor[1]
+
+
 def _measure_elements(
     a: DumpedTensor, b: DumpedTensor, left: Opened, right: Opened, settings: ComparisonSettings
 ) -> PairOutcome:
@@ -233,7 +294,11 @@ def _measure_elements(
     measures = found.measures
     return PairOutcome(
         _decide_verdict(found),
-        (*_list_findings(a, b), *_list_nonfinite_findings(found, left.shape, settings)),
+        (
+            *_list_findings(a, b),
+            *_list_nonfinite_findings(found, left.shape, settings),
+            *_list_factor_findings(found),
+        ),
         measures,
         extra=compute_msaccucmp_measures(_load_array(a, left), _load_array(b, right))
         if settings.msaccucmp
@@ -243,19 +308,14 @@ def _measure_elements(
     )
 
 
-def _find_layout(tensor: DumpedTensor) -> TensorLayout | None:
-    record = tensor.entry.record if tensor.entry is not None else None
-    return record.layout if record is not None else None
-
-
 def _has_shard_of(tensor: DumpedTensor, whole: DumpedTensor) -> bool:
     """Return whether a tensor is a shard of a logical tensor, and the other all of it."""
-    layout = _find_layout(tensor)
+    layout = tensor.layout
     return (
         layout is not None
         and not layout.is_partial
         and layout.global_shape == whole.shape
-        and _find_layout(whole) is None
+        and whole.layout is None
     )
 
 
@@ -279,7 +339,7 @@ def _align_shard(
     shard: npt.NDArray[Any], tensor: DumpedTensor, whole: npt.NDArray[Any]
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Return the elements of a shard, without padding, and the same elements of the whole."""
-    layout = _find_layout(tensor)
+    layout = tensor.layout
     assert layout is not None
     part = np.ascontiguousarray(select_shard(whole, layout, shard.shape))
     return (shard.reshape(-1)[: part.size] if layout.flat_range else shard), part
@@ -342,11 +402,7 @@ def _format_extents(numbers: tuple[int, ...]) -> str:
 
 def _list_findings(a: DumpedTensor, b: DumpedTensor) -> tuple[str, ...]:
     """Return findings about the types and shapes of two comparable tensors."""
-    found = [
-        f"{side} has {_find_layout(each)}"
-        for side, each in (("a", a), ("b", b))
-        if _is_sample(each)
-    ]
+    found = [f"{side} has {each.layout}" for side, each in (("a", a), ("b", b)) if _is_sample(each)]
     if a.dtype and b.dtype and a.dtype != b.dtype:
         terms = select_comparison_dtype(a.dtype, b.dtype)
         how = f", compared as {terms}" if terms else ""
@@ -356,6 +412,16 @@ def _list_findings(a: DumpedTensor, b: DumpedTensor) -> tuple[str, ...]:
         how = "without extents of 1" if alike else "element by element"
         found.append(f"{_format_shapes(a.shape, b.shape)}, compared {how}")
     return tuple(found)
+
+
+def _list_factor_findings(found: MeasurementResult) -> tuple[str, ...]:
+    """Return a finding for a tensor that is a multiple of the other, as a gradient is that was
+    divided by a wrong number.
+    """
+    is_one = abs(found.factor - 1) < _MIN_FACTOR_DISTANCE
+    if math.isnan(found.factor) or is_one or not found.measures.unequal:
+        return ()
+    return (f"{FACTOR_FINDING_PREFIX}{found.factor:.4g} times b",)
 
 
 def _list_nonfinite_findings(

@@ -21,6 +21,8 @@ from rankdump._analysis.compare.call_names import parse_module_path
 from rankdump._analysis.compare.report import (
     CONSTANTS_ITERATION,
     DTYPE_FINDING_PREFIX,
+    FACTOR_FINDING_PREFIX,
+    REPLICA_FINDING_PREFIX,
     ComparisonRow,
     DumpedTensor,
     OriginKind,
@@ -31,6 +33,7 @@ from rankdump._core.record import TensorSide
 from rankdump._layout.api_tree import LAYER_KIND, parse_call_name
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
+_TOLD_PREFIXES = (DTYPE_FINDING_PREFIX, REPLICA_FINDING_PREFIX, FACTOR_FINDING_PREFIX)
 _UNDECIDED_VERDICTS = (TensorVerdict.UNMATCHED, TensorVerdict.UNREADABLE, TensorVerdict.UNKNOWN)
 
 NO_INPUTS_REASON = (
@@ -181,13 +184,11 @@ def _describe_bad_tensor(row: ComparisonRow, question: OriginQuestion) -> str:
         count = outcome.measures.nonfinite_apart if outcome.measures else 0
         places = f" at {count:,} {'place' if count == 1 else 'places'}" if count else ""
         return f"{row.place_name} is NaN or infinite on one side alone{places}"
-    return f"{row.place_name} differs{_describe_amount(row)}{_describe_dtypes(row)}"
+    return f"{row.place_name} differs{_describe_amount(row)}{_describe_remark(row)}"
 
 
-def _describe_dtypes(row: ComparisonRow) -> str:
-    found = next(
-        (each for each in row.outcome.findings if each.startswith(DTYPE_FINDING_PREFIX)), ""
-    )
+def _describe_remark(row: ComparisonRow) -> str:
+    found = next((each for each in row.outcome.findings if each.startswith(_TOLD_PREFIXES)), "")
     return f" ({found})" if found else ""
 
 

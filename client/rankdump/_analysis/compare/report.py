@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from rankdump._analysis.reader.tree import Entry
 from rankdump._core.graph import SourceLine
 from rankdump._core.record import TensorSide, name_argument
+from rankdump._core.tensor_layout import TensorLayout
 
 NO_STATISTICS: Mapping[str, float] = {}
 """Statistics of a tensor without known statistics."""
@@ -28,6 +29,10 @@ PairingRule = Literal["exact", "mapping", "type", "sequence", ""]
 """
 DTYPE_FINDING_PREFIX = "dtype "
 """Start of a finding about the element types of the two sides."""
+REPLICA_FINDING_PREFIX = "replicas on "
+"""Start of a finding about ranks that should have the same elements."""
+FACTOR_FINDING_PREFIX = "a is "
+"""Start of a finding that one side is a multiple of the other."""
 OriginKind: TypeAlias = Literal["difference", "nonfinite"]
 ProgramPlace: TypeAlias = "tuple[int, int]"
 """Rank and iteration of a program."""
@@ -150,11 +155,19 @@ class DumpedTensor(NamedTuple):
     """By the names of `statistic_category`: `max`, `min`, `avg`, `l2norm`, `nan count`, ..."""
     seen_order: int = 0
     """Position in the order in which the tensors of its program were seen."""
+    parts: tuple[Entry, ...] = ()
+    """Files of the ranks that it is to be joined from; empty for the tensor of one rank."""
 
     @property
     def slot_name(self) -> str:
         """`input.0`, as reports call it."""
         return f"{self.side.value}.{self.slot}"
+
+    @property
+    def layout(self) -> TensorLayout | None:
+        """Which part of a tensor of the whole model it is; None where that is not known."""
+        record = self.entry.record if self.entry is not None else None
+        return record.layout if record is not None else None
 
 
 class DumpedCall(NamedTuple):
@@ -176,6 +189,13 @@ class DumpedCall(NamedTuple):
     def tensors(self) -> tuple[DumpedTensor, ...]:
         """Inputs first."""
         return (*self.inputs, *self.outputs)
+
+    @property
+    def microbatch(self) -> int | None:
+        """Number of its micro-batch; None where tensors have none."""
+        first = next(iter(self.inputs or self.outputs), None)
+        record = first.entry.record if first is not None and first.entry is not None else None
+        return record.microbatch if record is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,10 @@ _MAX_SQUARES_RATIO = 16.0
 """Largest ratio of two sums of squares for the short formula."""
 _MIN_FLOAT32_MEAN_SQUARE = 2.0**-120
 """Least mean square in float32: terms that underflow have an error of at most 2**-149."""
+_MIN_FACTOR_NUMBERS = 8
+"""A few numbers may be a multiple of others by chance."""
+_MAX_FACTOR_REST = 1e-6
+"""Largest share of the squares of a multiple that is none: 0.001 of its norm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,15 @@ class DifferenceSums:
             nonfinite_b=self.nonfinite_b,
             nonfinite_apart=self.nonfinite_apart,
         )
+
+    def find_factor(self) -> float:
+        """Return the number of which side a is that multiple of side b, NaN where it is none."""
+        has_squares = all(0 < each < math.inf for each in (self.squares_a, self.squares_b))
+        if self.finite_count < _MIN_FACTOR_NUMBERS or not has_squares:
+            return math.nan
+        factor = self.products / self.squares_b
+        rest = 1 - factor * self.products / self.squares_a
+        return factor if rest < _MAX_FACTOR_REST else math.nan
 
     def _cosine(self) -> float:
         if not self.finite_count:
@@ -379,6 +392,8 @@ class MeasurementResult:
     """First element, in C order, where the sides differ and one is not finite."""
     rounded_dtype: str
     """Type that the wider side was rounded to; empty for no rounding."""
+    factor: float = math.nan
+    """The number of which side a is that multiple of side b; NaN where it is none."""
 
 
 def measure_difference(
@@ -411,6 +426,7 @@ def measure_difference(
         nan_both=sums.nan_both,
         first_nonfinite_apart=None if first is None else first // width,
         rounded_dtype=rounded,
+        factor=sums.find_factor(),
     )
 
 

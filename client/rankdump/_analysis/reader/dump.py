@@ -214,6 +214,11 @@ class Dump:
         return tuple(sorted(named if self._queries else named.union(self._tree.ranks)))
 
     @property
+    def world_size(self) -> int:
+        """Largest number of ranks of a job in the manifests; 0 where it is not known."""
+        return max((manifest.world_size for manifest in self._tree.manifests), default=0)
+
+    @property
     def retired(self) -> tuple[tuple[int, int], ...]:
         """Ranks and iterations that were removed by age or size, and so are not missing.
 

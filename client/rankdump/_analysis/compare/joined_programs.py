@@ -1,0 +1,225 @@
+"""Programs of all ranks of a dump as one, for dumps of different layouts: the calls that ranks have
+in common are one call, and its tensors are those of the whole model. Pure; elements stay on disk.
+
+A tensor that has the same elements on each rank stays the tensor of the first one. Another has the
+files of all ranks as its parts, which `joined_tensors` joins when elements are compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from rankdump._analysis.compare.report import (
+    NO_STATISTICS,
+    DumpedCall,
+    DumpedProgram,
+    DumpedTensor,
+)
+from rankdump._analysis.reader.query import ranges
+from rankdump._core.record import TensorSide
+from rankdump._core.tensor_layout import PlacementKind, TensorLayout
+
+_CALL_NUMBER = re.compile(r"-op\d+$")
+_AFTER_MICROBATCHES = 1 << 62
+_OUTSIDE = "calls outside of micro-batches"
+
+
+def have_same_layout(a: Sequence[DumpedProgram], b: Sequence[DumpedProgram]) -> bool:
+    """Return whether two dumps have equally many micro-batches, and the same meshes."""
+    return count_microbatches(a) == count_microbatches(b) and _list_meshes(a) == _list_meshes(b)
+
+
+def count_microbatches(programs: Iterable[DumpedProgram]) -> int:
+    """Return the number of micro-batches; 0 where tensors have none."""
+    calls = (call for program in programs for call in program.calls)
+    numbers = (number for call in calls if (number := call.microbatch) is not None)
+    return max(numbers, default=-1) + 1
+
+
+def _list_meshes(programs: Iterable[DumpedProgram]) -> set[tuple[int, ...]]:
+    return {
+        tensor.layout.mesh.shape
+        for program in programs
+        for call in program.calls
+        for tensor in call.tensors
+        if tensor.layout is not None
+    }
+
+
+def join_programs(
+    programs: Sequence[DumpedProgram], notes: list[str], *, joins_microbatches: bool = False
+) -> tuple[list[DumpedProgram], int]:
+    """Return one program for each iteration, with the number of the lowest rank. The calls of all
+    micro-batches may be one call: then calls of the same operators outside of micro-batches are
+    left out, as torch runs a stage once with made-up data; their number is returned as well.
+
+    Adds a note for tensors that cannot be joined, because only statistics or first elements of them
+    are known and these differ: those of the first rank stand for them.
+    """
+    ranks_of: defaultdict[int, list[DumpedProgram]] = defaultdict(list)
+    for program in programs:
+        ranks_of[program.iteration].append(program)
+    lowest = min((program.rank for program in programs), default=0)
+    left: Counter[str] = Counter()
+    joined = [
+        DumpedProgram(lowest, iteration, _join_calls(ranks_of[iteration], left, joins_microbatches))
+        for iteration in sorted(ranks_of)
+    ]
+    outside = left.pop(_OUTSIDE, 0)
+    notes += [f"{count:,} {what}" for what, count in left.items()]
+    return joined, outside
+
+
+def _join_calls(
+    programs: Sequence[DumpedProgram], left: Counter[str], joins_microbatches: bool
+) -> tuple[DumpedCall, ...]:
+    """Return the calls of all ranks, in the order of the first time stamps of their tensors.
+
+    The nth call of a name is the same one on all ranks, or in all micro-batches, that have it.
+    """
+    found: defaultdict[tuple[str, int], list[DumpedCall]] = defaultdict(list)
+    for program in sorted(programs, key=lambda each: each.rank):
+        counts: Counter[tuple[str, int | None]] = Counter()
+        for call in sorted(program.calls, key=_get_microbatch):
+            name, number = _find_logical_name(call), call.microbatch
+            if joins_microbatches:
+                name = _CALL_NUMBER.sub("", name)
+                # Sorted: calls without a number come last.
+                if number is None and counts[name, 0]:
+                    left[_OUTSIDE] += 1
+                    continue
+            found[name, counts[name, number]].append(call)
+            counts[name, number] += 1
+    ordered = sorted(found.items(), key=lambda each: _find_time(each[1]))
+    return tuple(
+        _join_call(position, f"{name}-op{number}" if is_numbered else name, calls, left)
+        for position, ((name, number), calls) in enumerate(ordered)
+        for is_numbered in [joins_microbatches and calls[0].microbatch is not None]
+    )
+
+
+def _get_microbatch(call: DumpedCall) -> int:
+    return _AFTER_MICROBATCHES if call.microbatch is None else call.microbatch
+
+
+def _find_logical_name(call: DumpedCall) -> str:
+    """Return the name in the whole model, where a layout has another one than the rank."""
+    layouts = (tensor.layout for tensor in call.tensors)
+    return next((each.logical_name for each in layouts if each and each.logical_name), call.op_name)
+
+
+def _find_time(calls: Sequence[DumpedCall]) -> tuple[int, int]:
+    times = [
+        tensor.entry.key.timestamp_us
+        for call in calls
+        for tensor in call.tensors
+        if tensor.entry is not None
+    ]
+    return min(times, default=0), calls[0].position
+
+
+def _join_call(
+    position: int, name: str, calls: Sequence[DumpedCall], left: Counter[str]
+) -> DumpedCall:
+    places: defaultdict[tuple[TensorSide, int], list[DumpedTensor]] = defaultdict(list)
+    first, last = _find_stages(calls) or (calls, calls)
+    for tensor in (*(t for c in first for t in c.inputs), *(t for c in last for t in c.outputs)):
+        places[tensor.side, tensor.slot].append(tensor)
+    tensors = [_join_tensor(each, left) for each in places.values()]
+    return calls[0]._replace(
+        position=position,
+        op_name=name,
+        inputs=tuple(each for each in tensors if each.side is TensorSide.INPUT),
+        outputs=tuple(each for each in tensors if each.side is TensorSide.OUTPUT),
+    )
+
+
+def _find_stages(
+    calls: Sequence[DumpedCall],
+) -> tuple[Sequence[DumpedCall], Sequence[DumpedCall]] | None:
+    """Return the calls of the first and of the last stage of a pipeline, if these calls are of
+    stages: what one rank returned is what the next one was given.
+    """
+    of_ranks: defaultdict[int, list[DumpedCall]] = defaultdict(list)
+    for call in calls:
+        of_ranks[_find_rank(call)].append(call)
+    for ranks in (sorted(of_ranks), sorted(of_ranks, reverse=True)):
+        pairs = list(pairwise(ranks))
+        if pairs and all(_is_passed_on(of_ranks[a], of_ranks[b]) for a, b in pairs):
+            return of_ranks[ranks[0]], of_ranks[ranks[-1]]
+    return None
+
+
+def _find_rank(call: DumpedCall) -> int:
+    entries = (tensor.entry for tensor in call.tensors)
+    return next((entry.key.rank for entry in entries if entry is not None), -1)
+
+
+def _is_passed_on(a: Sequence[DumpedCall], b: Sequence[DumpedCall]) -> bool:
+    returned = {tensor.digest for call in a for tensor in call.outputs} - {""}
+    return any(tensor.digest in returned for call in b for tensor in call.inputs)
+
+
+def _join_tensor(tensors: Sequence[DumpedTensor], left: Counter[str]) -> DumpedTensor:
+    """Return the tensor of the whole model that ranks have, or have parts of."""
+    first, layout = tensors[0], tensors[0].layout
+    if _are_replicas(tensors):
+        return first
+    reason = _find_obstacle(tensors)
+    if reason:
+        left[f"tensors are compared as the first of their ranks has them: {reason}"] += 1
+        return first
+    meshes = {each.mesh.list_ranks() for t in tensors if (each := t.layout) is not None}
+    return first._replace(
+        # Several meshes have a tensor each, which are joined in their turn.
+        shape=layout.global_shape if layout is not None and len(meshes) == 1 else None,
+        digest="",
+        statistics=NO_STATISTICS,
+        parts=tuple(entry for tensor in tensors if (entry := tensor.entry) is not None),
+    )
+
+
+def _are_replicas(tensors: Sequence[DumpedTensor]) -> bool:
+    """Return whether each rank has the same elements of all of the tensor."""
+    first = tensors[0]
+    if not all(_is_whole(tensor.layout) for tensor in tensors):
+        return False
+    if len(tensors) == 1:
+        return True
+    alike = all((tensor.shape, tensor.dtype) == (first.shape, first.dtype) for tensor in tensors)
+    digests = {tensor.digest for tensor in tensors}
+    if digests != {""}:
+        return alike and len(digests) == 1
+    has_files = any(tensor.entry is not None for tensor in tensors)
+    return alike and not has_files and all(t.statistics == first.statistics for t in tensors)
+
+
+def _is_whole(layout: TensorLayout | None) -> bool:
+    return layout is None or (
+        not layout.flat_range
+        and all(each.kind is PlacementKind.REPLICATE for each in layout.placements)
+    )
+
+
+def _find_obstacle(tensors: Sequence[DumpedTensor]) -> str:
+    """Return why tensors cannot be joined; empty when they can."""
+    if any(tensor.entry is None for tensor in tensors):
+        return "ranks have different statistics, and no elements"
+    layouts = [tensor.layout for tensor in tensors]
+    if any(each is not None and each.is_sample for each in layouts):
+        return "ranks have different first elements, and no others"
+    if any(each is None for each in layouts) and any(layouts):
+        return "some ranks have a layout, and others none"
+    return ""
+
+
+def describe_ranks(tensor: DumpedTensor) -> str:
+    """Return the ranks of the parts of a tensor in words: `ranks 0-3`."""
+    ranks = sorted({entry.key.rank for entry in tensor.parts})
+    if len(ranks) == 1:
+        return f"micro-batches of rank {ranks[0]}"
+    has_numbers = any(entry.record and entry.record.microbatch for entry in tensor.parts)
+    return f"{'micro-batches of ' if has_numbers else ''}ranks {ranges(ranks)}"

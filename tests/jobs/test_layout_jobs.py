@@ -1,0 +1,100 @@
+"""Jobs of one model in several layouts, compared with the same job on one rank."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.data_dumps import write_data_dump
+
+import rankdump
+from rankdump._analysis.compare.report import ComparisonReport, TensorVerdict
+from rankdump._analysis.compare.report_text import describe_origin
+
+pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.torch]
+
+LAYOUTS = {
+    2: (
+        "ddp",
+        "fsdp2",
+        "tp",
+        "tp_sp",
+        "pp",
+        "ddp-gradients",
+        "ddp-norm",
+        "tp-reduction",
+        "fsdp2-seed",
+    ),
+    4: ("fsdp2_tp",),
+}
+RUN_S = 500
+
+
+def run_job(folder: Path, world: int, names: tuple[str, ...]) -> None:
+    folder.mkdir()
+    config = write_data_dump(folder, folder / "unused", devices=range(world))
+    command = [sys.executable, "-m", "rankdump", "run", "--config", str(config), "--"]
+    command += [sys.executable, str(Path(__file__).with_name("layout_job.py"))]
+    done = subprocess.run(
+        [*command, str(world), str(folder), *names],
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def compare(tmp_path_factory: pytest.TempPathFactory):
+    """Return the report of a layout against one rank."""
+    root = tmp_path_factory.mktemp("layouts")
+    for world, names in {1: ("one",), **LAYOUTS}.items():
+        run_job(root / str(world), world, names)
+    worlds = {name: world for world, names in LAYOUTS.items() for name in names}
+
+    def compare_layout(name: str, *, unshard: bool | None = None) -> ComparisonReport:
+        tree = root / str(worlds[name]) / name / "tree"
+        return rankdump.compare(tree, root / "1" / "one" / "tree", unshard=unshard)
+
+    return compare_layout
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "tp", "tp_sp", "pp", "fsdp2_tp"])
+def test_tensors_of_a_layout_agree_with_those_of_one_rank(compare, name):
+    report = compare(name)
+    assert report.origins == ()
+    assert report.notes == ()
+    # 410 tensors of one rank in two iterations; each is paired.
+    assert len(report.rows) == 410
+    left = [row for row in report.rows if not row.outcome.verdict.agrees]
+    assert len(left) <= {"tp": 12, "fsdp2_tp": 12, "tp_sp": 8}.get(name, 0)
+    for row in left:
+        assert row.outcome.verdict is TensorVerdict.UNKNOWN
+        assert "the gradient for this operator alone" in row.outcome.findings[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "operator", "reason"),
+    [
+        ("ddp-gradients", "Gradients/embed.weight", "a is 2 times b"),
+        ("ddp-norm", "layers.1.norm1.weight", "replicas on ranks 0-1 of a differ by at most 0.5"),
+        ("tp-reduction", "down-Linear/Linear-op0", "a reduction is missing"),
+        ("fsdp2-seed", "embed-Embedding/Embedding-op0", "its parameter embed.weight differs too"),
+    ],
+)
+def test_defect_of_a_layout_is_named(compare, name, operator, reason):
+    report = compare(name)
+    origin = report.origins[0]
+    assert "the difference starts at" in describe_origin(origin)
+    assert operator in origin.suspects[0].name_a
+    assert origin.suspects[0].iteration == 0
+    assert reason in origin.suspects[0].reason
+
+
+def test_ranks_can_be_compared_one_by_one(compare):
+    report = compare("ddp", unshard=False)
+    assert "only a has rank 1" in report.notes
+    assert TensorVerdict.SHAPE in {row.outcome.verdict for row in report.rows}

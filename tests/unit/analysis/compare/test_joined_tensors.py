@@ -1,0 +1,166 @@
+"""Tensors of the whole model from parts of ranks: the ways to join them, and which is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankdump._analysis.compare.joined_tensors import (
+    ActivationKind,
+    JoinedTensor,
+    find_drift,
+    list_join_ways,
+    load_joined_pair,
+)
+from rankdump._analysis.compare.report import DumpedTensor, ElementTolerances
+from rankdump._analysis.reader.tree import Entry
+from rankdump._core.record import TensorKey, TensorSide
+
+Array: TypeAlias = "npt.NDArray[Any]"
+Writer: TypeAlias = "Callable[..., DumpedTensor]"
+FORWARD = "Default/network-Net/fc-Linear/Linear-op0"
+BACKWARD = f"Gradients/{FORWARD}"
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Writer:
+    """Write the arrays of ranks, and return the tensor that has them as its parts."""
+    written = 0
+
+    def write_parts(*arrays: Array, op_type: str = "Linear", name: str = FORWARD) -> DumpedTensor:
+        nonlocal written
+        entries: list[Entry] = []
+        for rank, array in enumerate(arrays):
+            written += 1
+            path = tmp_path / f"{written}.npy"
+            np.save(path, array)
+            key = TensorKey(rank, "net", 0, 0, written, op_type, name, TensorSide.OUTPUT, 0)
+            entries.append(Entry(tmp_path, path.name, key, path.stat().st_size))
+        parts = tuple(entries) if len(entries) > 1 else ()
+        shape = None if parts else arrays[0].shape
+        tensor = DumpedTensor(TensorSide.OUTPUT, 0, "out", "float32", shape, entry=entries[0])
+        return tensor._replace(parts=parts)
+
+    return write_parts
+
+
+def make_array(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def join(a: DumpedTensor, b: DumpedTensor) -> tuple[JoinedTensor, JoinedTensor]:
+    found = load_joined_pair(a, b)
+    assert not isinstance(found, str), found
+    return found
+
+
+@given(
+    shape=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    dimension=st.integers(0, 2),
+    cuts=st.lists(st.integers(1, 4), min_size=2, max_size=4),
+)
+def test_parts_along_a_dimension_join_to_the_whole(
+    shape: list[int], dimension: int, cuts: list[int]
+):
+    dimension %= len(shape)
+    shape[dimension] = sum(cuts)
+    whole = make_array(*shape)
+    parts = np.split(whole, np.cumsum(cuts)[:-1], axis=dimension)
+    ways = list_join_ways([part.shape for part in parts], kind=ActivationKind.VALUE)
+    fitting = [way for way in ways if way.shape == whole.shape]
+    assert any(np.array_equal(way.join(parts), whole) for way in fitting)
+    for way in ways:
+        assert way.join(parts).shape == way.shape
+
+
+@given(extents=st.permutations([2, 3, 1]), sizes=st.tuples(*[st.integers(1, 3)] * 3))
+def test_parts_on_a_mesh_of_two_dimensions_join_to_the_whole(
+    extents: list[int], sizes: tuple[int, int, int]
+):
+    inner, outer, _ = extents
+    whole = make_array(
+        *(size * count for size, count in zip(sizes, (outer, inner, 1), strict=True))
+    )
+    rows = np.split(whole, outer, axis=0)
+    parts = [part for row in rows for part in np.split(row, inner, axis=1)]
+    ways = list_join_ways([part.shape for part in parts], kind=ActivationKind.VALUE)
+    joined = [way.join(parts) for way in ways if way.shape == whole.shape]
+    assert any(np.array_equal(each, whole) for each in joined)
+
+
+def test_parts_are_joined_as_the_other_side_has_them(write: Writer):
+    whole = make_array(8, 4)
+    blocks, turns = np.split(whole, 2), [whole[0::2], whole[1::2]]
+    for parts, text in ((blocks, "joined along"), (turns, "joined in turns along")):
+        left, right = join(write(*parts), write(whole))
+        assert np.array_equal(left.array, whole)
+        assert left.findings == (f"a: ranks 0-1 {text} dimension 0, inferred from elements",)
+        assert right.findings == ()
+
+
+def test_both_sides_may_have_parts(write: Writer):
+    whole = make_array(12, 4)
+    left, right = join(write(*np.split(whole, 2)), write(*np.split(whole, 3)))
+    assert np.array_equal(left.array, right.array)
+    assert np.array_equal(left.array, whole)
+
+
+def test_ranks_of_a_group_that_have_the_same_part_are_one(write: Writer):
+    first, second = make_array(2, 4), make_array(2, 4, seed=1)
+    left, _ = join(write(first, first, second, second), write(np.concatenate([first, second])))
+    assert np.array_equal(left.array, np.concatenate([first, second]))
+
+
+def test_gradients_of_parts_are_divided_by_their_number_if_that_fits(write: Writer):
+    whole = make_array(4, 3)
+    parts = [2 * part for part in np.split(whole, 2)]
+    left, _ = join(write(*parts, name=BACKWARD), write(whole, name=BACKWARD))
+    np.testing.assert_allclose(left.array, whole)
+    assert "joined along dimension 0 and divided by 2" in left.findings[0]
+    # Values of a forward pass are never divided.
+    left, _ = join(write(*parts), write(whole))
+    np.testing.assert_allclose(left.array, 2 * whole)
+
+
+def test_loss_of_a_rank_is_a_term_of_a_mean(write: Writer):
+    one, two, three = (np.full((), number, np.float32) for number in (1, 2, 3))
+    left, _ = join(write(one, three), write(two))
+    assert left.array.tolist() == 2.0
+    assert "averaged" in left.findings[0]
+
+
+def test_terms_of_a_sum_are_a_missing_reduction(write: Writer):
+    terms = [make_array(4, 3, seed=seed) for seed in range(2)]
+    left, _ = join(write(*terms), write(terms[0] + terms[1]))
+    assert np.array_equal(left.array, terms[0])
+    assert find_drift(left, ElementTolerances()) == (
+        "replicas on ranks 0-1 of a are terms of the sum that the other side has: a reduction is "
+        "missing"
+    )
+
+
+def test_parameters_are_replicas_whatever_fits(write: Writer):
+    half = make_array(4, 3)
+    parts = write(half, half + 0.5, op_type="Parameter", name="fc.weight")
+    left, _ = join(parts, write(half + 0.25, op_type="Parameter", name="fc.weight"))
+    assert np.array_equal(left.array, half)
+    assert [each.shape for each in left.copies] == [(4, 3)]
+    assert find_drift(left, ElementTolerances()) == (
+        "replicas on ranks 0-1 of a differ by at most 0.5"
+    )
+    assert find_drift(left, ElementTolerances(atol=1)) == ""
+
+
+def test_shapes_that_do_not_fit_are_named(write: Writer):
+    parts = write(make_array(3, 4), make_array(3, 4, seed=1))
+    found = load_joined_pair(parts, write(make_array(8, 4)))
+    assert found == (
+        "no way to join the ranks gives one shape: a [3, 4] or [6, 4] or [3, 8] against b [8, 4]"
+    )
