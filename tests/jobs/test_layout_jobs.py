@@ -20,6 +20,7 @@ LAYOUTS = {
         "ddp",
         "fsdp2",
         "tp",
+        "fsdp2_bf16",
         "tp_sp",
         "pp",
         "ddp-gradients",
@@ -51,13 +52,16 @@ def run_job(folder: Path, world: int, names: tuple[str, ...]) -> None:
 def compare(tmp_path_factory: pytest.TempPathFactory):
     """Return the report of a layout against one rank."""
     root = tmp_path_factory.mktemp("layouts")
-    for world, names in {1: ("one",), **LAYOUTS}.items():
+    for world, names in {1: ("one", "fsdp2_bf16"), **LAYOUTS}.items():
         run_job(root / str(world), world, names)
     worlds = {name: world for world, names in LAYOUTS.items() for name in names}
 
-    def compare_layout(name: str, *, unshard: bool | None = None) -> ComparisonReport:
+    def compare_layout(
+        name: str, *, unshard: bool | None = None, noise: str = ""
+    ) -> ComparisonReport:
         tree = root / str(worlds[name]) / name / "tree"
-        return rankdump.compare(tree, root / "1" / "one" / "tree", unshard=unshard)
+        runs = [root / "1" / noise / "tree"] if noise else []
+        return rankdump.compare(tree, root / "1" / "one" / "tree", unshard=unshard, noise=runs)
 
     return compare_layout
 
@@ -98,3 +102,18 @@ def test_ranks_can_be_compared_one_by_one(compare):
     report = compare("ddp", unshard=False)
     assert "only a has rank 1" in report.notes
     assert TensorVerdict.SHAPE in {row.outcome.verdict for row in report.rows}
+
+
+def test_error_of_a_narrow_type_is_normal_beside_a_run_of_that_type(compare):
+    report = compare("fsdp2_bf16")
+    assert TensorVerdict.DIFFERENT in {row.outcome.verdict for row in report.rows}
+    report = compare("fsdp2_bf16", noise="fsdp2_bf16")
+    assert TensorVerdict.CLOSE in {row.outcome.verdict for row in report.rows}
+    assert report.agrees
+    assert report.origins == ()
+
+
+def test_noise_does_not_hide_a_defect(compare):
+    report = compare("ddp-norm", noise="fsdp2_bf16")
+    assert report.origins[0].suspects[0].name_a == "layers.1.norm1.weight"
+    assert TensorVerdict.SUSPICIOUS in {row.outcome.verdict for row in report.rows}

@@ -49,6 +49,14 @@ _TOLERANCE_RANGE = click.FloatRange(min=0)
 @click.option(
     "--atol", type=_TOLERANCE_RANGE, default=1e-4, help="Absolute tolerance; default: 1e-4."
 )
+@click.option(
+    "--noise",
+    metavar="TREE",
+    multiple=True,
+    type=TREE_PATH,
+    help="Run that should agree with B, as one in another layout or type; its errors are the "
+    "tolerances: up to 4 times the largest one is close, up to 10 times suspicious. Repeatable.",
+)
 @click.option("--equal-nan", is_flag=True, help="Count NaN as equal to NaN at the same position.")
 @click.option(
     "--match",

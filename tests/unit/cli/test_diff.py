@@ -260,7 +260,8 @@ def test_diff_passes_its_options_to_compare(a, b, tmp_path, capsys, monkeypatch)
     told(
         capsys,
         *(a, b, "--equal-nan", "--match", "exact,sequence", "--map", names, "--msaccucmp"),
-        *("--unshard", "--processes", "3", "--dask", "tcp://host:1", "--iteration", "0|2-3"),
+        *("--unshard", "--noise", b, "--iteration", "0|2-3"),
+        *("--processes", "3", "--dask", "tcp://host:1"),
         *("--rtol", "0.5", "--attempt", "1", "--attempt-b", "2"),
     )
     assert asked == {
@@ -285,6 +286,7 @@ def test_diff_passes_its_options_to_compare(a, b, tmp_path, capsys, monkeypatch)
         "processes": 3,
         "dask": "tcp://host:1",
         "unshard": True,
+        "noise": (b,),
     }
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -20,6 +20,7 @@ from rankdump._analysis.compare.joined_programs import (
     have_same_layout,
     join_programs,
 )
+from rankdump._analysis.compare.noise_tolerance import collect_errors, judge_rows
 from rankdump._analysis.compare.origin_search import (
     ComparedDumps,
     find_origins,
@@ -75,37 +76,39 @@ def compare(
     processes: int | None = None,
     dask: str = "",
     unshard: bool | None = None,
+    noise: Sequence[DumpSource] = (),
     progress: Callable[[int, int], None] | None = None,
     **filters: Unpack[Filters],
 ) -> ComparisonReport:
     """Compare two dumps call by call and tensor by tensor, and find where they diverge.
 
-    `a` and `b` are trees of any layout, or parts of one selected with `where`; `b` is the
-    reference. With `rank_a` and `rank_b`, or `iteration_a` and `iteration_b`, two ranks or
-    iterations are compared, also of one tree; filters are those of `Dump.where` (`rank`, `graph`,
-    `iteration`, `operator`, `op_type`, `side`, `attempt`) and apply to both sides. Of a restarted
-    job the last attempt is compared unless one is selected. Two elements are close when
-    `abs(a - b) <= atol + rtol * abs(b)`; NaN equals NaN only with `equal_nan`.
+    `a` and `b` are trees of any layout, or parts selected with `where`; `b` is the reference. With
+    `rank_a` and `rank_b`, or `iteration_a` and `iteration_b`, two ranks or iterations are compared,
+    also of one tree; filters are those of `Dump.where` and apply to both sides. Of a restarted job
+    the last attempt is compared unless one is selected. Two elements are close when
+    `abs(a - b) <= atol + rtol * abs(b)`; NaN equals NaN only with `equal_nan`. `noise` are runs
+    that should agree with `b`: then their errors are the tolerances.
 
     `match` names the rules that pair calls, in their order, and `mapping` is a file of names (lines
-    `name_a,name_b`, or a JSON object) or a mapping of names; its rule is applied first. `processes`
-    bounds the local pool, and `dask` is the address of a scheduler whose workers see both trees.
-    `unshard` joins the ranks of each side before they are compared, by default where the jobs had
-    different numbers of ranks or micro-batches, or different meshes, and no ranks are selected.
-    `progress` takes the number of pairs compared and the total. ConfigError for a setting that is
-    not allowed, CorruptedError when nothing can be compared. Unreadable files become rows or notes.
+    `name_a,name_b`, or a JSON object) or a mapping of names; its rule is applied first. `unshard`
+    joins the ranks of each side first, by default where the jobs had different numbers of ranks or
+    micro-batches, or different meshes, and no ranks are selected. `processes` bounds the local
+    pool; the workers of the scheduler `dask` see all trees. `progress` takes the pairs compared and
+    the total. ConfigError for a setting, CorruptedError when nothing can be compared.
     """
     started = time.monotonic()
     settings = _make_settings(ElementTolerances(rtol, atol, equal_nan), match, mapping, msaccucmp)
     notes: list[str] = []
-    own_a = {"rank": rank_a, "iteration": iteration_a, "attempt": attempt_a}
-    own_b = {"rank": rank_b, "iteration": iteration_b, "attempt": attempt_b}
-    left, right = _select_sides([(a, own_a), (b, own_b)], filters, unshard, notes)
-    rows, places = _compare_programs(left, right, settings, notes, processes, dask, progress)
-    of_all, of_ranks = find_origins(rows, ComparedDumps(left.dump, right.dump, places))
+    own = {"rank": rank_a, "iteration": iteration_a, "attempt": attempt_a}
+    other = {"rank": rank_b, "iteration": iteration_b, "attempt": attempt_b}
+    given = [(a, own), (b, other), *((each, other) for each in noise)]
+    sides = _select_sides(given, filters, unshard, notes)
+    settings = replace(settings, noise=tuple(side.label for side in sides[2:]))
+    rows, places = _compare_sides(sides, settings, notes, processes, dask, progress)
+    of_all, of_ranks = find_origins(rows, ComparedDumps(sides[0].dump, sides[1].dump, places))
     return ComparisonReport(
-        a=left.label,
-        b=right.label,
+        a=sides[0].label,
+        b=sides[1].label,
         settings=settings,
         rows=tuple(rows),
         origins=of_all,
@@ -114,6 +117,26 @@ def compare(
         seconds=time.monotonic() - started,
         places_of_b=places,
     )
+
+
+def _compare_sides(
+    sides: Sequence[_DumpSide],
+    settings: ComparisonSettings,
+    notes: list[str],
+    processes: int | None,
+    dask: str,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[list[ComparisonRow], dict[ProgramPlace, ProgramPlace]]:
+    """Return the rows of the first two sides, judged by the noise runs behind them, and the places
+    of b by those of a where they differ.
+    """
+    left, right, *noises = sides
+    options = processes, dask, progress
+    rows, places = _compare_programs(left, right, settings, notes, *options)
+    if noises:
+        found = [_compare_programs(side, right, settings, [], *options)[0] for side in noises]
+        rows = judge_rows(rows, [collect_errors(each) for each in found])
+    return rows, places
 
 
 def _select_sides(
@@ -131,7 +154,10 @@ def _select_sides(
         if unshard is None:
             ranks = [own["rank"] for _, own in given] + [common.get("rank")]
             has_ranks = any(rank is not None for rank in ranks)
-            unshard = not has_ranks and _have_different_layouts(sides[0], sides[1])
+            others = [side for side in sides if side is not sides[1]]
+            unshard = not has_ranks and any(
+                _have_different_layouts(each, sides[1]) for each in others
+            )
         return _join_ranks(sides, notes) if unshard else sides
 
 

@@ -53,6 +53,7 @@ from rankdump._analysis.compare.report_summary import (
 VERDICT_COLOURS = {
     TensorVerdict.EQUAL.value: "#9aa5b1",
     TensorVerdict.CLOSE.value: "#4c8bb8",
+    TensorVerdict.SUSPICIOUS.value: "#e0a458",
     TensorVerdict.DIFFERENT.value: "#d9622b",
     TensorVerdict.NAN.value: "#8e3fa8",
     TensorVerdict.SHAPE.value: "#8a5a2b",
@@ -63,6 +64,7 @@ VERDICT_COLOURS = {
 VERDICT_MARKERS = {
     TensorVerdict.EQUAL.value: "circle",
     TensorVerdict.CLOSE.value: "circle",
+    TensorVerdict.SUSPICIOUS.value: "triangle",
     TensorVerdict.DIFFERENT.value: "diamond",
     TensorVerdict.NAN.value: "star",
     TensorVerdict.SHAPE.value: "square",

@@ -34,6 +34,12 @@ from rankdump._layout.api_tree import LAYER_KIND, parse_call_name
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
 _TOLD_PREFIXES = (DTYPE_FINDING_PREFIX, REPLICA_FINDING_PREFIX, FACTOR_FINDING_PREFIX)
+_APART_VERDICTS = (
+    TensorVerdict.DIFFERENT,
+    TensorVerdict.SUSPICIOUS,
+    TensorVerdict.NAN,
+    TensorVerdict.SHAPE,
+)
 _UNDECIDED_VERDICTS = (TensorVerdict.UNMATCHED, TensorVerdict.UNREADABLE, TensorVerdict.UNKNOWN)
 
 NO_INPUTS_REASON = (
@@ -496,4 +502,4 @@ def _is_parameter_of(row: ComparisonRow, path: str) -> bool:
 
 
 def _is_different(row: ComparisonRow) -> bool:
-    return row.outcome.verdict in (TensorVerdict.DIFFERENT, TensorVerdict.NAN, TensorVerdict.SHAPE)
+    return row.outcome.verdict in _APART_VERDICTS

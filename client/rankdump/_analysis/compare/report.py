@@ -59,6 +59,8 @@ class TensorVerdict(str, Enum):
     """The same bytes, or the same numbers."""
     CLOSE = "close"
     """All elements within the tolerances."""
+    SUSPICIOUS = "suspicious"
+    """Above what the noise runs explain, but not far above; only with noise runs."""
     DIFFERENT = "different"
     NAN = "nan"
     """NaN or infinity at a place where the other side has a different value."""
@@ -303,6 +305,8 @@ class ComparisonSettings:
     """Names of side b by names of side a: of operators, or of their prefixes."""
     msaccucmp: bool = False
     """Whether msaccucmp's measures are computed as well."""
+    noise: tuple[str, ...] = ()
+    """Runs that should agree with side b; with some, their errors are the tolerances."""
 
 
 @dataclass(frozen=True, slots=True)

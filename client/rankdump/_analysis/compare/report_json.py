@@ -58,6 +58,7 @@ def _convert_settings(settings: ComparisonSettings) -> dict[str, object]:
         "rules": settings.rules,
         "mapping": dict(settings.mapping),
         "msaccucmp": settings.msaccucmp,
+        "noise": settings.noise,
     }
 
 

@@ -28,6 +28,7 @@ VERDICTS_BY_SEVERITY = (
     TensorVerdict.NAN,
     TensorVerdict.SHAPE,
     TensorVerdict.DIFFERENT,
+    TensorVerdict.SUSPICIOUS,
     TensorVerdict.UNREADABLE,
     TensorVerdict.UNMATCHED,
     TensorVerdict.UNKNOWN,
@@ -239,7 +240,7 @@ class KindSummary:
     @property
     def first_bad(self) -> ComparisonRow | None:
         """First pair, in the order of the report, whose values do not agree."""
-        bad = (TensorVerdict.DIFFERENT, TensorVerdict.NAN)
+        bad = (TensorVerdict.DIFFERENT, TensorVerdict.SUSPICIOUS, TensorVerdict.NAN)
         return next((row for row in self.rows if row.outcome.verdict in bad), None)
 
     @property
@@ -248,7 +249,8 @@ class KindSummary:
         apart = [
             row
             for row in self.rows
-            if row.outcome.verdict is TensorVerdict.DIFFERENT and not math.isnan(get_row_error(row))
+            if row.outcome.verdict in (TensorVerdict.DIFFERENT, TensorVerdict.SUSPICIOUS)
+            and not math.isnan(get_row_error(row))
         ]
         return max(apart, key=get_row_error, default=None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+from rankdump._analysis.compare.noise_tolerance import NORMAL_RATIO
 from rankdump._analysis.compare.report import (
     CONSTANTS_ITERATION,
     DTYPE_FINDING_PREFIX,
@@ -167,7 +168,10 @@ def describe_settings(report: ComparisonReport) -> str:
     asked = settings.tolerances
     nan = ", NaN equals NaN" if asked.equal_nan else ""
     rules = ", ".join(settings.rules)
-    return f"close is within {asked.atol:g} + {asked.rtol:g} * |b|{nan}; matched by {rules}"
+    close = f"{asked.atol:g} + {asked.rtol:g} * |b|"
+    if settings.noise:
+        close = f"{NORMAL_RATIO:g} times the error of {' and '.join(settings.noise)}"
+    return f"close is within {close}{nan}; matched by {rules}"
 
 
 def format_dtype_and_shape(row: ComparisonRow) -> str:

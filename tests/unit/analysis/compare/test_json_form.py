@@ -96,6 +96,7 @@ SCHEMA = exactly(
         rules=TEXTS,
         mapping={"type": "object", "additionalProperties": TEXT},
         msaccucmp=YES_NO,
+        noise=TEXTS,
     ),
     counts=exactly(**dict.fromkeys(WORDS, WHOLE)),
     origins=listed(ORIGIN),
