@@ -24,6 +24,7 @@ import distributed
 import pytest
 from support import documented_material as material
 from support.documented import PAGES, ROOT, DocumentPage, blocks, commands, unlabelled
+from support.foreign_dumps import write_dump
 from support.native_tree import write_tree
 
 import rankdump
@@ -433,6 +434,7 @@ def reading(page: DocumentPage, _: TrainedTrees) -> None:
     page.run("rankdump ls ascend", says="3 tensors of 1 device")
     file = next((page.folder / "ascend").rglob("MatMul.*"))
     page.run("rankdump show FILE", FILE=file, says="float16")
+    _read_other_tools(page)
     names: dict[str, object] = {}
     snippet = blocks(page.path, "python")[0].replace('"tree"', repr(str(page.folder / "tree")))
     for line in snippet.splitlines():
@@ -441,6 +443,22 @@ def reading(page: DocumentPage, _: TrainedTrees) -> None:
             assert eval(code, names) == eval(f"({value})"), line
         else:
             exec(code, names)
+
+
+def _read_other_tools(page: DocumentPage) -> None:
+    for kept, name in (("msprobe-weight", "after"), ("msprobe-tensor", "before")):
+        write_dump(kept, page.folder).rename(page.folder / name)
+    write_dump("flight", page.folder).rename(page.folder / "traces")
+    log = write_dump("debug-mode", page.folder) / "rank_0.json"
+    log.rename(page.folder / "run1.json")
+    command = "rankdump diff after before --op '*Linear*'"
+    page.run(command, status=1, says="the difference starts at fc/Linear-op0")
+    page.run(
+        "rankdump stats run1.json --op '*addmm*'", says=r"fc/addmm-op0 +input 0 +float32 +0.5595"
+    )
+    page.run("rankdump ls traces --rank 0", says=r"5  all_reduce  \(5\) +float32  scheduled")
+    command = "rankdump order traces"
+    page.run(command, says="(?s)missing 1.*never came to.*is scheduled on rank 0")
 
 
 def security(page: DocumentPage, _: TrainedTrees) -> None:

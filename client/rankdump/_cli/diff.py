@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from rankdump._cli.options import TREE_PATH, add_selection_options
+from rankdump._cli.options import DUMP_PATH, add_selection_options
 from rankdump._cli.output import print_lines
 
 _NUMBER_RANGE = click.IntRange(min=0)
@@ -17,8 +17,8 @@ _TOLERANCE_RANGE = click.FloatRange(min=0)
 
 
 @click.command()
-@click.argument("a", type=TREE_PATH)
-@click.argument("b", type=TREE_PATH)
+@click.argument("a", type=DUMP_PATH)
+@click.argument("b", type=DUMP_PATH)
 @add_selection_options
 @click.option(
     "--rank-a",

@@ -10,7 +10,12 @@ import click
 from rankdump import reader
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.tree import Entries, Tree
-from rankdump._cli.options import FILTER_HINT, TREE_PATH, add_query_options
+from rankdump._cli.flight_listing import (
+    describe_flight_calls,
+    format_flight_listing,
+    read_listed_dumps,
+)
+from rankdump._cli.options import DUMP_PATH, FILTER_HINT, add_query_options
 from rankdump._cli.output import measure_width, print_lines, print_table
 from rankdump._cli.text_format import format_count
 from rankdump._cli.tree_contents import (
@@ -35,7 +40,7 @@ _DEFAULT_TENSORS = 100
 
 
 @click.command()
-@click.argument("tree", type=TREE_PATH, default=".")
+@click.argument("tree", type=DUMP_PATH, default=".")
 @add_query_options
 @click.option(
     "--limit", type=click.IntRange(min=0), help="Maximum number of tensors listed; 0 lists all."
@@ -56,8 +61,17 @@ def ls(
 
     Without a filter, shows the ranks and iterations, and the first tensors. With --digest, tensors
     with the same bytes, type and shape have the same mark. Exit code 1 when something in the tree
-    is damaged, or the folder is not a tree.
+    is damaged, or the folder is not a tree. A dump of torch's Flight Recorder has no tensors; its
+    collectives are listed.
     """
+    flights = read_listed_dumps(tree)
+    if flights is not None:
+        if as_json:
+            calls = describe_flight_calls(flights, query, limit)
+            click.echo(json.dumps({"root": str(tree), "calls": calls}, indent=1))
+        else:
+            print_table(format_flight_listing(tree, flights, query, limit, width=measure_width()))
+        return 0
     found = read_tree(tree, query, job_id, attempt)
     kept = found.entries if query.empty else found.entries.where(query.keeps)
     if as_json:

@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias, cast
 
+from rankdump._analysis.reader.foreign_dumps import find_foreign_reader, read_foreign_stacks
 from rankdump._analysis.reader.tree import Entry, Figures
 from rankdump._core.record import sanitize_name
 from rankdump._layout import api_tree
@@ -140,11 +141,13 @@ def _parse_frames(lines: object) -> tuple[Frame, ...]:
 
 @dataclass(frozen=True, slots=True)
 class GraphFile:
-    """One `.ir` file of a tree, or the stack file of an API dump."""
+    """One `.ir` file of a tree, or the stack file of an API dump or of another tool."""
 
     path: Path
     rank: int
     graph: int
+    tool: str = ""
+    """Name of the other tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +185,20 @@ def graph_files(root: Path, ranks: tuple[int, ...]) -> list[GraphFile]:
         )
         if path.is_file()
     ]
+    foreign = find_foreign_reader(root) if not found else None
+    if foreign is not None and foreign.find_stacks is not None:
+        stacks = foreign.find_stacks(root)
+        found = [GraphFile(p, at.rank, 0, foreign.tool) for p, at in stacks if at.rank in ranks]
     return sorted(found, key=lambda file: (file.rank, file.graph))
 
 
 def read_operators(file: GraphFile) -> Iterator[IrOperator]:
     """Yield the operators of a file with their stacks; CorruptedError when it cannot be read."""
+    if file.tool:
+        for op_type, op_name, lines in read_foreign_stacks(file.path, file.tool):
+            frames = (Frame(at.file, at.line, at.line, at.code) for at in lines)
+            yield IrOperator(op_type, op_name, tuple(frames))
+        return
     yield from (
         read_stack_operators(file.path)
         if file.path.suffix == ".json"
