@@ -110,6 +110,13 @@ def read_folder_around(folder: Path) -> Entries:
     return read_msprobe_tree(folder.parent, ()).entries
 
 
+def find_dump_file(entry: Entry) -> Path | None:
+    """Return the dump.json that describes a tensor; None for a tensor of another dump."""
+    folder = entry.path.parent
+    found = _make_folder(folder.parent, 0, 0) if folder.name == TENSOR_FOLDER else None
+    return folder.parent / found.dump_file if found is not None and found.dump_file else None
+
+
 def make_msprobe_table(root: Path, folder: MsprobeFolder) -> Table:
     """Return the dump.json of a folder as a table of statistics."""
     path = folder.join_name(root, folder.dump_file)
