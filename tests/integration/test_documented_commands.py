@@ -134,6 +134,7 @@ def readme(page: DocumentPage, trained: TrainedTrees) -> None:
     page.run("rankdump diff after before", status=1, says="the difference starts at")
     page.run("rankdump diff A B", A="before", B="before", says="0 different|equal")
     page.run("rankdump ls TREE", TREE="/data/dump", says="Linear")
+    _replay_call(page)
     file = next((page.folder / "data/dump/rank_0").rglob("Linear.Default*Head*output*"))
     count = "'SELECT count(*) AS tensors FROM tensors'"
     page.run("rankdump query TREE SQL", TREE="/data/dump", SQL=count, says="tensors")
@@ -310,6 +311,9 @@ def comparing(page: DocumentPage, trained: TrainedTrees) -> None:
     between = "rankdump diff A A --iteration-a 3 --iteration-b 5"
     page.run(between, status=1, says="the difference starts at", A="after")
     page.run("rankdump diff A/rank_1 B/rank_1", both, status=1, says="rank 1")
+    _replay_call(page)
+    command = "rankdump replay probed Functional_linear_0_forward"
+    page.run(command, says="all results are within the rounding of their types")
     attempts = (
         "tests/jobs/test_restarted_jobs.py::test_diff_compares_last_attempts_unless_one_is_given"
     )
@@ -443,6 +447,13 @@ def reading(page: DocumentPage, _: TrainedTrees) -> None:
             assert eval(code, names) == eval(f"({value})"), line
         else:
             exec(code, names)
+
+
+def _replay_call(page: DocumentPage) -> None:
+    """Run the command of the list, on a dump in the folder `probed`."""
+    write_dump("msprobe-tensor", page.folder).rename(page.folder / "probed")
+    words = {"TREE": "probed", "CALL": "Functional_linear_0_forward"}
+    page.run("rankdump replay TREE CALL", words, says="within rounding")
 
 
 def _read_other_tools(page: DocumentPage) -> None:

@@ -5,7 +5,6 @@ whether its dumped result is within the rounding of its type.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,17 +118,21 @@ def _describe_replay(each: CallReplay) -> dict[str, object]:
         "rank": each.rank,
         "iteration": each.iteration,
         "within": each.is_within,
-        "outputs": [
-            {
-                "place": output.place,
-                "dtype": output.dtype,
-                "shape": output.shape,
-                **{
-                    name: to_json_value(value) if isinstance(value, float) else value
-                    for name, value in asdict(output.verdict).items()
-                },
-            }
-            for output in each.outputs
-        ],
+        "outputs": [_describe_output(output) for output in each.outputs],
         "notes": each.notes,
+    }
+
+
+def _describe_output(output: ReplayedOutput) -> dict[str, object]:
+    verdict = output.verdict
+    numbers = {"share": verdict.share, "dumped": verdict.dumped, "exact": verdict.exact}
+    return {
+        "output": output.place,
+        "dtype": output.dtype,
+        "shape": output.shape,
+        "count": verdict.count,
+        "beyond": verdict.beyond,
+        "at": verdict.place,
+        "bound": to_json_value(verdict.bound),
+        **{name: to_json_value(value) for name, value in numbers.items()},
     }

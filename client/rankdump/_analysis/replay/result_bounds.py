@@ -80,6 +80,7 @@ def judge_result(
         apart = np.abs(np.asarray(dumped, np.float64) - exact)
         same = (np.isnan(dumped) & np.isnan(exact)) | (dumped == exact)
         # Of what is beyond the largest number, infinity is the right rounding.
+        same |= np.isinf(bound)  # a part of it may be anything
         overflown = np.isinf(dumped) & (np.sign(dumped) == np.sign(exact))
         same |= overflown & (np.abs(exact) + bound >= form.largest)
         share: npt.NDArray[np.float64] = np.where(same, 0.0, apart / bound)

@@ -27,6 +27,10 @@ from torch.nn import functional
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownLambdaType=false
 
 
+_UNDERFLOW = 2.0**-125
+_HALF_UNIT, _LARGEST_HALF = 2.0**-11, 65504.0
+
+
 class RoundingUnits(NamedTuple):
     """Unit roundoffs of a computation."""
 
@@ -117,8 +121,10 @@ def _elementwise(
 
     def replay(call: ReplayedCall, units: RoundingUnits) -> list[ReplayedResult]:
         value = function(*call.args, **call.kwargs)
-        magnitude = call.args[0].abs() if of_input else value.abs()
-        return [ReplayedResult(value, magnitude * (count * units.inner))]
+        first = torch.as_tensor(call.args[0], dtype=torch.float64).abs()
+        magnitude = first if of_input else value.abs()
+        # Where an exponential within it overflows, the result is 0, at most so far off.
+        return [ReplayedResult(value, magnitude * (count * units.inner) + first * _UNDERFLOW)]
 
     return replay
 
@@ -255,8 +261,13 @@ def _batch_norm(call: ReplayedCall, units: RoundingUnits) -> list[ReplayedResult
 
 def _squared_loss(call: ReplayedCall, units: RoundingUnits) -> list[ReplayedResult]:
     value = functional.mse_loss(*call.args, **call.kwargs)
-    # All terms are positive, so the sum of absolute values is the result.
-    return [ReplayedResult(value, value * _gamma(call.args[0].numel() + 6, units.inner))]
+    # All terms are positive, so the sum of absolute values is the result; the squares may be
+    # stored in the type of the result.
+    squares = (call.args[0] - call.args[1]).square()
+    if units.result == _HALF_UNIT and bool((squares >= _LARGEST_HALF).any()):
+        return [ReplayedResult(value, torch.full_like(value, math.inf))]
+    relative = _gamma(call.args[0].numel() + 6, units.inner) + 2 * units.result
+    return [ReplayedResult(value, value * relative)]
 
 
 def _cross_entropy(call: ReplayedCall, units: RoundingUnits) -> list[ReplayedResult]:
