@@ -223,6 +223,19 @@ def two_ranks(tmp_path):
     return tree.root
 
 
+def test_text_that_an_api_dump_lacks_is_found(tmp_path):
+    """The approximation of gelu is a text; with the default the result would be called wrong."""
+    tree, x = TreeBuilder(tmp_path / "tree"), torch.linspace(-3, 3, 64)
+    name, kind = "Functional_gelu_0_forward", "Functional_gelu"
+    values = functional.gelu(x, approximate="tanh").numpy()
+    tree.tensor(*(0, 0, name, x.numpy()), side=TensorSide.INPUT, op_type=kind, argument="input.0")
+    tree.tensor(0, 0, name, values, op_type=kind, argument="output")
+    tree.complete(0, 0)
+    (found,) = replay_calls(rankdump.open(tree.root), name)
+    assert found.is_within
+    assert found.notes[-1].startswith("approximate='tanh' is assumed")
+
+
 def test_rank_with_the_wrong_result_is_named(two_ranks, capsys):
     """The last line says on which rank a kernel was wrong, and on which it was not."""
     assert run_command_line(["replay", str(two_ranks), "Functional_linear_0_forward"]) == 1

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 from rankdump._analysis.reader.dump import Dump
@@ -22,6 +22,9 @@ from rankdump.errors import CorruptedError
 
 _LONGEST_LIST = 1 << 16
 _MAX_NAMED = 4
+_NO_TEXTS_NOTE = (
+    "texts, types and None are not in an API dump: such arguments are taken as their defaults"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +39,13 @@ class DumpedApiCall:
     kwargs: dict[str, Any]
     results: Sequence[Entry]
     """By slot."""
-    notes: tuple[str, ...] = field(default=())
-    """Sentences about what the dump does not hold."""
+    has_no_texts: bool = False
+    """Whether texts, types and None among its arguments are not in the dump."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about what the dump does not hold."""
+        return (_NO_TEXTS_NOTE,) if self.has_no_texts else ()
 
 
 def find_dumped_calls(dump: Dump, name: str) -> list[DumpedApiCall]:
@@ -96,10 +104,7 @@ def _read_call(dump: Dump, call: ApiCall, entries: Sequence[Entry]) -> DumpedApi
             kwargs = {key: _fill_slots(each, slots, first) for key, each in found.kwargs.items()}
             return DumpedApiCall(*place, args, kwargs, results)
     args, kwargs = _join_places(inputs)
-    note = (
-        "texts, types and None are not in an API dump: such arguments are taken as their defaults"
-    )
-    return DumpedApiCall(*place, args, kwargs, results, (note,))
+    return DumpedApiCall(*place, args, kwargs, results, has_no_texts=True)
 
 
 def _fill_slots(value: Any, slots: dict[int, Entry], call: Entry) -> Any:

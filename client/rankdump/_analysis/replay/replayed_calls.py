@@ -81,22 +81,55 @@ def _replay_call(call: DumpedApiCall, *, tf32: bool, reduced_precision: bool) ->
             f"{where}: calls of {call.call.op_type} are not replayed; docs/comparing.md lists "
             "those that are"
         )
-    widest = max(
-        (facts(entry).dtype for entry in _list_entries([*call.args, *call.kwargs.values()])),
-        key=lambda dtype: -FLOAT_FORMATS[dtype].unit if dtype in FLOAT_FORMATS else -2.0,
-        default="",
-    )
     judged = [entry for entry in call.results if facts(entry).dtype in FLOAT_FORMATS]
     if not judged:
-        found = facts(call.results[0]).dtype
-        raise UnsupportedError(f"{where}: its result is {found}, which has no rounding to judge")
-    dtype = facts(judged[0]).dtype
+        held = facts(call.results[0]).dtype
+        raise UnsupportedError(f"{where}: its result is {held}, which has no rounding to judge")
+    dtype, widest = facts(judged[0]).dtype, _find_widest_type(call)
     units = _select_units(dtype, widest, tf32=tf32, reduced_precision=reduced_precision)
-    results = _compute_results(call, rule, units, where)
-    outputs = tuple(_judge_output(entry, results, call, where) for entry in judged)
+    found = _replay_variants(call, rule, units, judged, where)
     is_autocast = _is_narrowed(dtype, widest) and call.call.api not in CAST_APIS
-    notes = (*call.notes, *([_AUTOCAST_NOTE] if is_autocast else []))
-    return CallReplay(call.call.name, call.rank, call.iteration, outputs, notes)
+    notes = (*call.notes, *([_AUTOCAST_NOTE] if is_autocast else []), *found.notes)
+    return replace(found, notes=notes)
+
+
+def _find_widest_type(call: DumpedApiCall) -> str:
+    """Return the element type of the inputs with the smallest unit; empty without any."""
+    types = {facts(entry).dtype for entry in _list_entries([*call.args, *call.kwargs.values()])}
+    return min(types & FLOAT_FORMATS.keys(), key=lambda each: FLOAT_FORMATS[each].unit, default="")
+
+
+def _replay_variants(
+    call: DumpedApiCall, rule: Any, units: RoundingUnits, judged: Sequence[Entry], where: str
+) -> CallReplay:
+    """Return the first replay that is within rounding, else that of the call as it is."""
+    found: list[CallReplay] = []
+    errors: list[CorruptedError] = []
+    for variant, note in _list_variants(call):
+        try:
+            results = _compute_results(variant, rule, units, where)
+            outputs = tuple(_judge_output(entry, results, where) for entry in judged)
+        except CorruptedError as error:
+            errors.append(error)
+            continue
+        place = call.call.name, call.rank, call.iteration
+        found.append(CallReplay(*place, outputs, (note,) if note else ()))
+        if found[-1].is_within:
+            return found[-1]
+    if not found:
+        raise errors[0]
+    return found[0]
+
+
+def _list_variants(call: DumpedApiCall) -> Iterator[tuple[DumpedApiCall, str]]:
+    """Yield a call, and where the dump has no texts also with each other text that it may have."""
+    from rankdump._frameworks.torch.replayed_apis import TEXT_CHOICES
+
+    yield call, ""
+    name, choices = TEXT_CHOICES.get(call.call.api, ("", ()))
+    for choice in choices if call.has_no_texts else ():
+        note = f"{name}={choice!r} is assumed, with which the result is within its rounding"
+        yield replace(call, kwargs={**call.kwargs, name: choice}), note
 
 
 _KINDS = ("Functional", "Tensor", "Torch")
@@ -172,9 +205,7 @@ def _load_argument(value: Any) -> Any:
     return value
 
 
-def _judge_output(
-    entry: Entry, results: Sequence[ReplayedResult], call: DumpedApiCall, where: str
-) -> ReplayedOutput:
+def _judge_output(entry: Entry, results: Sequence[ReplayedResult], where: str) -> ReplayedOutput:
     known, dumped = facts(entry), load(entry)
     at = entry.key.slot
     if at >= len(results):

@@ -333,6 +333,14 @@ _CANCELLING_TEXT = "gelu mish"
 """Activations in which a difference cancels, so that the error is one of the input."""
 _PRODUCTS_TEXT = "matmul mm bmm mv dot"
 _CONVOLUTIONS_TEXT = "conv1d conv2d conv3d"
+TEXT_CHOICES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "gelu": ("approximate", ("tanh",)),
+    "mse_loss": ("reduction", ("sum", "none")),
+    "cross_entropy": ("reduction", ("sum", "none")),
+    "div": ("rounding_mode", ("trunc", "floor")),
+    "pad": ("mode", ("reflect", "replicate", "circular")),
+}
+"""Arguments that are texts, by the call, with those that are not the default."""
 CAST_APIS = frozenset(_CASTS_TEXT.split())
 """Calls that are replayed from their first argument alone."""
 
