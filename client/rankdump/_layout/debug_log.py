@@ -64,6 +64,9 @@ _NUMBER_WORD = re.compile(r"\b(?:nan|inf)\b")
 _FRAME = re.compile(r'File "(?P<file>[^"\n]*)", line (?P<line>[0-9]{1,9}), in (?P<function>.*)')
 _MODULE_HEADER = "nn.Mod"
 _COLLECTIVE_SPACES = ("c10d::", "_c10d_functional::")
+_NAMED_GROUP_SPACE = _COLLECTIVE_SPACES[1]
+"""Of operators whose last argument is the name of the group; others have it as an object."""
+_UNKNOWN_GROUP = "unknown"
 _LAST_TEXT = re.compile(r", '?([\w.]+)'?$")
 _WAIT = "wait_tensor"
 
@@ -229,7 +232,6 @@ def _name_calls(logged: Sequence[_LoggedCall]) -> Iterator[tuple[ForeignCall, _L
         scope = "/".join(("Default", *((f"network-{root}",) if root else ()), *inner))
         op_name = f"{scope}/{op_type.replace('/', '_')}-op{number}"
         collective = each.name.startswith(_COLLECTIVE_SPACES) and _WAIT not in each.name
-        group = _LAST_TEXT.search(each.arguments) if collective else None
         call = ForeignCall(
             each.name,
             op_type,
@@ -238,10 +240,16 @@ def _name_calls(logged: Sequence[_LoggedCall]) -> Iterator[tuple[ForeignCall, _L
                 *_find_tensors(TensorSide.INPUT, each.arguments, each.hashes.get("input_hash")),
                 *_find_tensors(TensorSide.OUTPUT, each.results, each.hashes.get("hash")),
             ),
-            group[1] if group is not None else "",
+            _find_group(each) if collective else "",
             collective,
         )
         yield call, each
+
+
+def _find_group(call: _LoggedCall) -> str:
+    named = call.name.startswith(_NAMED_GROUP_SPACE)
+    found = _LAST_TEXT.search(call.arguments) if named else None
+    return found[1] if found is not None else _UNKNOWN_GROUP
 
 
 def _name_operator(name: str) -> str:

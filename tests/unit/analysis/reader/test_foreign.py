@@ -319,6 +319,23 @@ def test_damaged_logs_are_one_line(text, match, tmp_path):
     assert str(path) in str(caught.value)
 
 
+def test_collectives_of_logs_are_joined(tmp_path):
+    """By the name of the group where it is an argument, and by their number where it is not."""
+    start = "    c10d::allreduce_(['t: f32[4]'], ScriptObject <c10d.ProcessGroup>, None, False)\n"
+    names = ("tp", "tp"), ("tp", "dp")
+    for rank in (0, 1):
+        lines = [
+            f"    _c10d_functional::all_reduce(t: f32[4], sum, {pair[rank]})  ->  t: f32[4]\n"
+            for pair in names
+        ]
+        waits = "    _c10d_functional::wait_tensor(t: f32[4])  ->  t: f32[4]\n"
+        (tmp_path / f"rank_{rank}.log").write_text("".join([start, *lines, waits]))
+    order = read_foreign_order(tmp_path)
+    kinds = [(e.kind, e.ranks) for e in order.entries if e.kind is EventKind.ALL_REDUCE]
+    assert [ranks for _, ranks in kinds] == [(0, 1), (0, 1), (0,), (1,)]
+    assert order.findings == []
+
+
 def test_damaged_line_of_a_text_is_named(tmp_path):
     path = tmp_path / "log.txt"
     path.write_text("    aten::t(t: f32[3])  ->  t: f32[3]  # {'hash': __import__('os')}\n")
