@@ -16,7 +16,6 @@ one level deeper. A backward is known by the stack of its forward, where stacks 
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import re
@@ -54,13 +53,18 @@ _DTYPES = {
 }  # fmt: skip
 _TENSOR = re.compile(
     rf"(?:dt|ft|t)(?:\$[0-9]+)?: (?P<dtype>{'|'.join(sorted(_DTYPES, key=len, reverse=True))})"
-    r"\[(?P<shape>[0-9, ]*)\]"
+    r"\[(?P<shape>(?:[0-9]{1,20}(?:, ?[0-9]{1,20})*)?)\]"
 )
 _MARK_LINE = re.compile(r"\[(?P<header>[^\]]+)\] (?P<tag>.*)")
 _CALL_LINE = re.compile(r"(?P<name><[^>]*>|[^(]+?)(?: \[(?:im|ex)plicit\] )?\((?P<rest>.*)")
 _METHOD_NAME = re.compile(r"<(?:method|slot wrapper|attribute) '(?P<name>\w+)' of .*>")
 _OUTPUT_SIGN, _LOG_SIGN = "  ->  ", "  # {"
-_NUMBER_WORD = re.compile(r"\b(?:nan|inf)\b")
+_NUMBER = re.compile(r"-?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?(?:e[-+]?[0-9]{1,4})?|inf|nan)")
+_TOKEN = re.compile(
+    rf"\s*({_NUMBER.pattern}|'[^'\\]*'|None|True|False|torch\.\w+|[(){{}}\[\],])(\s*:)?\s*"
+)
+"""Part of what Python prints for the hashes of a call; a key has a colon behind it."""
+_OPENING, _CLOSING = "([{", ")]}"
 _FRAME = re.compile(r'File "(?P<file>[^"\n]*)", line (?P<line>[0-9]{1,9}), in (?P<function>.*)')
 _MODULE_HEADER = "nn.Mod"
 _COLLECTIVE_SPACES = ("c10d::", "_c10d_functional::")
@@ -203,14 +207,24 @@ def _parse_text(text: str) -> Iterator[_LoggedCall]:
 
 
 def _parse_hashes(text: str, number: int) -> Mapping[str, Any]:
-    words = {"nan": "'nan'", "inf": "1e999"}
-    try:
-        value = ast.literal_eval("{" + _NUMBER_WORD.sub(lambda found: words[found[0]], text))
-    except (ValueError, SyntaxError, MemoryError, TypeError):
-        raise CorruptedError(
-            f"line {number}: the hashes behind `#` are not those of DebugMode: {text[:60]!r}"
-        ) from None
-    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
+    """Return the numbers behind each key of a dictionary as Python prints it, without its start."""
+    found: dict[str, list[float | int]] = {}
+    depth, key, at = 1, "", 0
+    while depth:
+        token = _TOKEN.match(text, at)
+        if token is None:
+            raise CorruptedError(
+                f"line {number}: the hashes behind `#` are not those of DebugMode: {text[:60]!r}"
+            )
+        at = token.end()
+        word = token[1]
+        depth += (word in _OPENING) - (word in _CLOSING)
+        if word.startswith("'") and depth == 1 and token[2]:
+            key = word.strip("'")
+        elif _NUMBER.fullmatch(word):
+            value = int(word) if word.lstrip("-").isdecimal() else float(word)
+            found.setdefault(key, []).append(value)
+    return found
 
 
 def _name_calls(logged: Sequence[_LoggedCall]) -> Iterator[tuple[ForeignCall, _LoggedCall]]:
