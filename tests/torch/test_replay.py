@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from rankdump._frameworks.torch.replayed_apis import (
 from rankdump.errors import CorruptedError, RankdumpError, UnsupportedError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CALLS = {
+CALLS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "linear": (functional.linear, ((3, 40), (5, 40), (5,)), {}),
     "matmul": (torch.matmul, ((2, 3, 40), (2, 40, 4)), {}),
     "bmm": (torch.bmm, ((2, 3, 40), (2, 40, 4)), {}),
@@ -91,6 +92,7 @@ def judge(api, arguments, keywords, result, dtype, **units):
     given = [arrays] if api == "cat" else arrays
     inner, unit = find_inner_unit(dtype), FLOAT_FORMATS[dtype].unit
     rule = find_replay_rule(api)
+    assert rule is not None
     (found,) = compute_replay(rule, given, keywords, RoundingUnits(inner, unit, **units))
     return judge_result(as_array(result), found.value.numpy(), found.error.numpy(), dtype)
 
@@ -161,8 +163,8 @@ def test_tf32_and_reduced_precision_widen_bounds():
     ],
 )
 def test_values_that_are_not_finite(dumped, exact, is_within):
-    arrays = (np.array([value], np.float64) for value in (dumped, exact, 0.0))
-    assert judge_result(*arrays, "float32").is_within is is_within
+    a, b, error = (np.array([value], np.float64) for value in (dumped, exact, 0.0))
+    assert judge_result(a, b, error, "float32").is_within is is_within
 
 
 def test_every_rule_takes_a_name_in_each_spelling():

@@ -95,12 +95,13 @@ def test_damaged_archives_are_an_error_or_an_array(tensor, data):
 
 def test_containers_are_read_by_name():
     """Tensors of a state_dict and of nested containers have the names that people know."""
-    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    linear = torch.nn.Linear(2, 3)
+    net = torch.nn.Sequential(linear, torch.nn.BatchNorm1d(3))
     data = saved({"model": net.state_dict(), "rest": [1, (torch.ones(2),)], "step": 7})
     with open_tensor_archive(io.BytesIO(data)) as archive:
         assert set(archive.tensors) >= {"model.0.weight", "model.1.num_batches_tracked", "rest.1.0"}
         weight = archive.load("model.0.weight")
-    assert np.array_equal(weight, net[0].weight.detach().numpy())
+    assert np.array_equal(weight, linear.weight.detach().numpy())
     with pytest.raises(CorruptedError, match="a container"):
         loaded(data)
     with pytest.raises(CorruptedError, match="no tensor 'x'"):

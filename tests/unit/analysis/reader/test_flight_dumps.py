@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -111,7 +112,7 @@ def test_differences_between_members_are_findings(write):
 
 
 def test_messages_without_the_other_end_are_named(write):
-    message = {"is_p2p": True, "p2p_seq_id": 1}
+    message: dict[str, Any] = {"is_p2p": True, "p2p_seq_id": 1}
     write(0, [entry(0, "send 0->1", **message), entry(1, "send 0->1", is_p2p=True, p2p_seq_id=2)])
     order = read_flight_order(write(1, [entry(0, "recv 1<-0", **message)]))
     assert [(e.kind, e.ranks, e.peer) for e in order.entries][:2] == [
