@@ -51,7 +51,7 @@ def find_source(
     operators are found in the graphs of the tree (graphs/*.ir) and listed with their files.
     """
     found = read_tree(tree, query, job_id, attempt)
-    every = reader.graph_files(tree, found.ranks)
+    every = reader.graph_files(tree, found.ranks, found.tool)
     graphs = [g for g in every if query.keeps_place(g.rank, g.graph, None, dated=False)]
     if not graphs:
         raise CorruptedError(_explain_no_graph(found, len(every)))

@@ -34,6 +34,8 @@ from rankdump._cli.tree_contents import (
 )
 from rankdump._core.json_values import make_plain
 from rankdump._core.units import format_bytes
+from rankdump._layout.flight_record import FlightDump
+from rankdump.errors import CorruptedError
 
 _OVERVIEW_TENSORS = 10
 _DEFAULT_TENSORS = 100
@@ -64,15 +66,14 @@ def ls(
     is damaged, or the folder is not a tree. A dump of torch's Flight Recorder has no tensors; its
     collectives are listed.
     """
-    flights = read_listed_dumps(tree)
-    if flights is not None:
-        if as_json:
-            calls = describe_flight_calls(flights, query, limit)
-            click.echo(json.dumps({"root": str(tree), "calls": calls}, indent=1))
-        else:
-            print_table(format_flight_listing(tree, flights, query, limit, width=measure_width()))
+    try:
+        found = read_tree(tree, query, job_id, attempt)
+    except CorruptedError:
+        flights = read_listed_dumps(tree)
+        if flights is None:
+            raise
+        _print_flights(tree, flights, query, limit, as_json=as_json)
         return 0
-    found = read_tree(tree, query, job_id, attempt)
     kept = found.entries if query.empty else found.entries.where(query.keeps)
     if as_json:
         rows = describe_entries(kept[: limit or None])
@@ -90,6 +91,16 @@ def ls(
         rows = describe_entries(kept[:shown])
         _print_listing(found, kept, rows, query, brief=brief, digests=digests)
     return 1 if reader.damaged(found) or any(row.damage for row in rows) else 0
+
+
+def _print_flights(
+    tree: Path, flights: list[FlightDump], query: Query, limit: int | None, *, as_json: bool
+) -> None:
+    if as_json:
+        calls = describe_flight_calls(flights, query, limit)
+        click.echo(json.dumps({"root": str(tree), "calls": calls}, indent=1))
+    else:
+        print_table(format_flight_listing(tree, flights, query, limit, width=measure_width()))
 
 
 def _print_listing(

@@ -321,7 +321,7 @@ class Dump:
         API dump, where a backward call has the stack of its forward call. Empty without such files.
         """
         found: dict[str, tuple[Frame, ...]] = {}
-        for file in graph_files(self.root, self._tree.ranks):
+        for file in graph_files(self.root, self._tree.ranks, self._tree.tool):
             if self._keeps_graph(file.rank, file.graph):
                 for operator in read_operators(file):
                     found.setdefault(operator.op_name, operator.frames)
