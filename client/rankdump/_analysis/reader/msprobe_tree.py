@@ -1,7 +1,7 @@
 """Dump of msprobe as a tree: the calls and tensors of dump.json, and the files that it names.
 
-The root is that of the whole dump, of a step, or of one rank. Reads names and the dump.json of
-the selected ranks and steps; no tensor.
+The root is that of the whole dump, of a step, or of one rank, or the dump.json of one. Reads names
+and the dump.json of the selected ranks and steps; no tensor.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ class MsprobeFolder:
 
 
 def is_msprobe_dump(root: Path) -> bool:
-    """Return whether a folder is a dump of msprobe, of a step of one, or of a rank."""
-    return root.is_dir() and any(True for _ in _find_folders(root))
+    """Return whether a path is a dump of msprobe, a step of one, a rank or its dump.json."""
+    if root.is_file():
+        return root.name in DUMP_FILES and _is_dump_file(root)
+    return any(True for _ in _find_folders(root))
 
 
 def find_msprobe_folders(root: Path) -> list[MsprobeFolder]:
@@ -56,7 +58,7 @@ def find_msprobe_folders(root: Path) -> list[MsprobeFolder]:
 
     CorruptedError where several processes without a rank wrote to one step.
     """
-    found = sorted(_find_folders(root), key=lambda each: (each.place, each.path.name))
+    found = sorted(_find_folders(_find_base(root)), key=lambda each: (each.place, each.path.name))
     for one, other in itertools.pairwise(found):
         if one.place == other.place:
             raise CorruptedError(
@@ -68,7 +70,7 @@ def find_msprobe_folders(root: Path) -> list[MsprobeFolder]:
 
 def read_msprobe_tree(root: Path, queries: Sequence[Query]) -> Tree:
     """Return the tree of a dump, restricted to the places that the queries select."""
-    folders = find_msprobe_folders(root)
+    folders, root = find_msprobe_folders(root), _find_base(root)
     problems: list[str] = []
     batches: list[list[Entry]] = []
     tables: list[Table] = []
@@ -137,6 +139,10 @@ def find_stack_files(root: Path) -> list[tuple[Path, CallPlace]]:
     """Return the stack files of a dump; those of one rank have the same calls in each step."""
     files = ((folder.path / STACK_FILE, folder.place) for folder in find_msprobe_folders(root))
     return [(path, place) for path, place in files if path.is_file()]
+
+
+def _find_base(root: Path) -> Path:
+    return root.parent if root.is_file() else root
 
 
 def _find_folders(root: Path) -> Iterator[MsprobeFolder]:

@@ -82,10 +82,12 @@ def test_sources_are_lines_of_the_program(tensors):
     assert sources["Functional_linear_0_backward"] == sources["Functional_linear_0_forward"]
 
 
-@pytest.mark.parametrize("below", ["", "step0", "step0/proc1"])
+@pytest.mark.parametrize("below", ["", "step0", "step0/proc1", "step0/proc1/dump.json"])
 def test_root_may_be_the_dump_or_a_step_or_a_rank(below, tensors):
     dump = rankdump.open(tensors / below)
     assert (len(dump.tensors()), dump.iterations) == (74, (0,))
+    assert dump.load(dump.tensors()[0]).shape == (1, 4)
+    assert "Functional_linear_0_forward" in dump.sources
 
 
 def test_only_selected_ranks_and_steps_are_read(tmp_path):
