@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 
 import numpy as np
 from fuzz import samples
 from support import native_tree, overflow_files
 from support.api_dumps import call
+from support.foreign_dumps import write_dump
 
 from rankdump._binfile.overflow_record import parse_overflow_record
 from rankdump._codec.file_codec import ZstdCodec
@@ -84,6 +86,32 @@ def _graphs() -> list[bytes]:
     return [data for name, data in files.items() if name.endswith(".ir")]
 
 
+def _foreigns() -> dict[str, list[bytes]]:
+    with tempfile.TemporaryDirectory() as folder:
+        names = ("msprobe-tensor", "msprobe-md5", "debug-mode-text", "debug-mode", "flight")
+        roots = [write_dump(name, Path(folder)) for name in (*names, "flight-json")]
+        probed, checked, text, log, *flights = roots
+        archive = next(probed.rglob("Tensor.to.0.forward.output.0.pt")).read_bytes()
+        linear = json.loads(next(checked.rglob("dump.json")).read_bytes())
+        calls = dict(list(linear["data"].items())[:4])
+        stacks = dict(list(json.loads(next(probed.rglob("stack.json")).read_bytes()).items())[:2])
+        logs = json.loads((log / "rank_0.json").read_bytes())
+        logs["logs"] = [{**each, "fwd_stack_trace": None} for each in logs["logs"][:6]]
+        return {
+            "archives": [archive],
+            "flights": [
+                bytes([at]) + sorted(root.iterdir())[0].read_bytes()
+                for at, root in enumerate(flights)
+            ],
+            "foreigns": [
+                b"\0" + json.dumps({**linear, "data": calls}).encode(),
+                b"\1" + json.dumps(stacks).encode(),
+                b"\2" + (text / "rank_0.log").read_bytes()[:3000].rpartition(b"\n")[0],
+                b"\2" + json.dumps(logs).encode(),
+            ],
+        }
+
+
 FILES: dict[str, list[bytes]] = {
     "dialects": _dialects(),
     "paths": [
@@ -122,5 +150,6 @@ FILES: dict[str, list[bytes]] = {
         b"\3" + HintState(3, {0: 5}, {0: 1}).to_json().encode(),
     ],
     "graphs": _graphs(),
+    **_foreigns(),
 }
 """By target; the first byte of some says which of its decoders it is for."""

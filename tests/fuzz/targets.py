@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from fuzz import answers, black_boxes, damaged_rows, files, naming, plans, rings, streams, tables
+from fuzz import (
+    answers,
+    black_boxes,
+    damaged_rows,
+    files,
+    foreigns,
+    naming,
+    plans,
+    rings,
+    streams,
+    tables,
+)
 
 from rankdump.errors import RankdumpError
 
@@ -41,6 +52,9 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         files.bins,
         files.manifests,
         files.opdebugs,
+        foreigns.archives,
+        foreigns.flights,
+        foreigns.foreigns,
         tables.statistics,
         tables.apis,
         tables.orders,

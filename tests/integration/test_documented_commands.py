@@ -24,6 +24,7 @@ import distributed
 import pytest
 from support import documented_material as material
 from support.documented import PAGES, ROOT, DocumentPage, blocks, commands, unlabelled
+from support.foreign_dumps import write_dump
 from support.native_tree import write_tree
 
 import rankdump
@@ -133,6 +134,7 @@ def readme(page: DocumentPage, trained: TrainedTrees) -> None:
     page.run("rankdump diff after before", status=1, says="the difference starts at")
     page.run("rankdump diff A B", A="before", B="before", says="0 different|equal")
     page.run("rankdump ls TREE", TREE="/data/dump", says="Linear")
+    _replay_call(page)
     file = next((page.folder / "data/dump/rank_0").rglob("Linear.Default*Head*output*"))
     count = "'SELECT count(*) AS tensors FROM tensors'"
     page.run("rankdump query TREE SQL", TREE="/data/dump", SQL=count, says="tensors")
@@ -309,6 +311,9 @@ def comparing(page: DocumentPage, trained: TrainedTrees) -> None:
     between = "rankdump diff A A --iteration-a 3 --iteration-b 5"
     page.run(between, status=1, says="the difference starts at", A="after")
     page.run("rankdump diff A/rank_1 B/rank_1", both, status=1, says="rank 1")
+    _replay_call(page)
+    command = "rankdump replay probed Functional_linear_0_forward"
+    page.run(command, says="all results are within the rounding of their types")
     attempts = (
         "tests/jobs/test_restarted_jobs.py::test_diff_compares_last_attempts_unless_one_is_given"
     )
@@ -433,6 +438,7 @@ def reading(page: DocumentPage, _: TrainedTrees) -> None:
     page.run("rankdump ls ascend", says="3 tensors of 1 device")
     file = next((page.folder / "ascend").rglob("MatMul.*"))
     page.run("rankdump show FILE", FILE=file, says="float16")
+    _read_other_tools(page)
     names: dict[str, object] = {}
     snippet = blocks(page.path, "python")[0].replace('"tree"', repr(str(page.folder / "tree")))
     for line in snippet.splitlines():
@@ -441,6 +447,29 @@ def reading(page: DocumentPage, _: TrainedTrees) -> None:
             assert eval(code, names) == eval(f"({value})"), line
         else:
             exec(code, names)
+
+
+def _replay_call(page: DocumentPage) -> None:
+    """Run the command of the list, on a dump in the folder `probed`."""
+    write_dump("msprobe-tensor", page.folder).rename(page.folder / "probed")
+    words = {"TREE": "probed", "CALL": "Functional_linear_0_forward"}
+    page.run("rankdump replay TREE CALL", words, says="within rounding")
+
+
+def _read_other_tools(page: DocumentPage) -> None:
+    for kept, name in (("msprobe-weight", "after"), ("msprobe-tensor", "before")):
+        write_dump(kept, page.folder).rename(page.folder / name)
+    write_dump("flight", page.folder).rename(page.folder / "traces")
+    log = write_dump("debug-mode", page.folder) / "rank_0.json"
+    log.rename(page.folder / "run1.json")
+    command = "rankdump diff after before --op '*Linear*'"
+    page.run(command, status=1, says="the difference starts at fc/Linear-op0")
+    page.run(
+        "rankdump stats run1.json --op '*addmm*'", says=r"fc/addmm-op0 +input 0 +float32 +0.5595"
+    )
+    page.run("rankdump ls traces --rank 0", says=r"5  all_reduce  \(5\) +float32  scheduled")
+    command = "rankdump order traces"
+    page.run(command, says="(?s)missing 1.*never came to.*is scheduled on rank 0")
 
 
 def security(page: DocumentPage, _: TrainedTrees) -> None:

@@ -36,6 +36,7 @@ COMMAND_NAMES = (
     "pin",
     "plot",
     "query",
+    "replay",
     "run",
     "show",
     "stats",

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from rankdump._cli.options import TREE_PATH, add_selection_options
+from rankdump._cli.options import DUMP_PATH, add_selection_options
 from rankdump._cli.output import print_lines
 
 _NUMBER_RANGE = click.IntRange(min=0)
@@ -17,8 +17,8 @@ _TOLERANCE_RANGE = click.FloatRange(min=0)
 
 
 @click.command()
-@click.argument("a", type=TREE_PATH)
-@click.argument("b", type=TREE_PATH)
+@click.argument("a", type=DUMP_PATH)
+@click.argument("b", type=DUMP_PATH)
 @add_selection_options
 @click.option(
     "--rank-a",
@@ -53,7 +53,7 @@ _TOLERANCE_RANGE = click.FloatRange(min=0)
     "--noise",
     metavar="TREE",
     multiple=True,
-    type=TREE_PATH,
+    type=DUMP_PATH,
     help="Run that should agree with B, as one in another layout or type; its errors are the "
     "tolerances: up to 4 times the largest one is close, up to 10 times suspicious. Repeatable.",
 )

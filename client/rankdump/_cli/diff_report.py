@@ -72,8 +72,10 @@ class TreePart:
 
 
 def find_tree_part(path: Path) -> TreePart:
-    """Return the part that a path names; a folder of neither a rank nor an iteration is a tree."""
+    """Return the part that a path names; what is neither a rank nor an iteration is a tree."""
     full = path.absolute()
+    if full.is_file():
+        return TreePart(path)
     if any(
         RANK_FOLDER_PATTERN.fullmatch(inner.name) and inner.is_dir() for inner in full.iterdir()
     ):

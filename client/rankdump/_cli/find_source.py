@@ -15,7 +15,7 @@ from rankdump import reader
 from rankdump._analysis.reader.query import Query, ranges
 from rankdump._analysis.reader.source_lines import Origin, Search
 from rankdump._analysis.reader.tree import Tree
-from rankdump._cli.options import TREE_PATH, add_query_options
+from rankdump._cli.options import DUMP_PATH, add_query_options
 from rankdump._cli.output import print_lines
 from rankdump._cli.text_format import format_count
 from rankdump._cli.tree_contents import read_tree
@@ -26,7 +26,7 @@ _MAX_NAMES_SHOWN = 5
 
 
 @click.command("find-source")
-@click.argument("tree", type=TREE_PATH)
+@click.argument("tree", type=DUMP_PATH)
 @click.argument("line")
 @add_query_options
 @click.option(
@@ -51,7 +51,7 @@ def find_source(
     operators are found in the graphs of the tree (graphs/*.ir) and listed with their files.
     """
     found = read_tree(tree, query, job_id, attempt)
-    every = reader.graph_files(tree, found.ranks)
+    every = reader.graph_files(tree, found.ranks, found.tool)
     graphs = [g for g in every if query.keeps_place(g.rank, g.graph, None, dated=False)]
     if not graphs:
         raise CorruptedError(_explain_no_graph(found, len(every)))

@@ -10,7 +10,12 @@ import click
 from rankdump import reader
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.tree import Entries, Tree
-from rankdump._cli.options import FILTER_HINT, TREE_PATH, add_query_options
+from rankdump._cli.flight_listing import (
+    describe_flight_calls,
+    format_flight_listing,
+    read_listed_dumps,
+)
+from rankdump._cli.options import DUMP_PATH, FILTER_HINT, add_query_options
 from rankdump._cli.output import measure_width, print_lines, print_table
 from rankdump._cli.text_format import format_count
 from rankdump._cli.tree_contents import (
@@ -29,13 +34,15 @@ from rankdump._cli.tree_contents import (
 )
 from rankdump._core.json_values import make_plain
 from rankdump._core.units import format_bytes
+from rankdump._layout.flight_record import FlightDump
+from rankdump.errors import CorruptedError
 
 _OVERVIEW_TENSORS = 10
 _DEFAULT_TENSORS = 100
 
 
 @click.command()
-@click.argument("tree", type=TREE_PATH, default=".")
+@click.argument("tree", type=DUMP_PATH, default=".")
 @add_query_options
 @click.option(
     "--limit", type=click.IntRange(min=0), help="Maximum number of tensors listed; 0 lists all."
@@ -56,9 +63,17 @@ def ls(
 
     Without a filter, shows the ranks and iterations, and the first tensors. With --digest, tensors
     with the same bytes, type and shape have the same mark. Exit code 1 when something in the tree
-    is damaged, or the folder is not a tree.
+    is damaged, or the folder is not a tree. A dump of torch's Flight Recorder has no tensors; its
+    collectives are listed.
     """
-    found = read_tree(tree, query, job_id, attempt)
+    try:
+        found = read_tree(tree, query, job_id, attempt)
+    except CorruptedError:
+        flights = read_listed_dumps(tree)
+        if flights is None:
+            raise
+        _print_flights(tree, flights, query, limit, as_json=as_json)
+        return 0
     kept = found.entries if query.empty else found.entries.where(query.keeps)
     if as_json:
         rows = describe_entries(kept[: limit or None])
@@ -76,6 +91,16 @@ def ls(
         rows = describe_entries(kept[:shown])
         _print_listing(found, kept, rows, query, brief=brief, digests=digests)
     return 1 if reader.damaged(found) or any(row.damage for row in rows) else 0
+
+
+def _print_flights(
+    tree: Path, flights: list[FlightDump], query: Query, limit: int | None, *, as_json: bool
+) -> None:
+    if as_json:
+        calls = describe_flight_calls(flights, query, limit)
+        click.echo(json.dumps({"root": str(tree), "calls": calls}, indent=1))
+    else:
+        print_table(format_flight_listing(tree, flights, query, limit, width=measure_width()))
 
 
 def _print_listing(

@@ -26,6 +26,8 @@ _GLOB_BRACKETS = re.compile(r"\[!?\]?[^\]]*\]")
 """Classes of characters in a glob, as fnmatch reads them."""
 TREE_PATH = click.Path(exists=True, file_okay=False, path_type=Path)
 """A dump tree: the folder that contains the folders of ranks, times or devices."""
+DUMP_PATH = click.Path(exists=True, path_type=Path)
+"""A dump tree, or a dump of another tool, which may be a single file."""
 
 FILTER_HINT = "--rank, --graph, --iteration, --op, --op-regex, --job, --attempt, --side select"
 

@@ -21,7 +21,7 @@ from rankdump._cli.live_tree import (
     find_live_job,
     find_unpublished_iterations,
 )
-from rankdump._cli.options import TREE_PATH, add_operator_query_options, resolve_coordinator_address
+from rankdump._cli.options import DUMP_PATH, add_operator_query_options, resolve_coordinator_address
 from rankdump._cli.output import (
     TableColumn,
     format_table,
@@ -46,7 +46,7 @@ _COLUMNS = (
 
 
 @click.command()
-@click.argument("tree", type=TREE_PATH, required=False)
+@click.argument("tree", type=DUMP_PATH, required=False)
 @click.option(
     "--coordinator", metavar="ADDRESS", help="Coordinator to ask; default: RANKDUMP_COORDINATOR."
 )
@@ -140,6 +140,7 @@ def _read_tree_order(tree: Path, job_id: str, query: Query, attempt: int | None)
     entries = published.entries(graph=query.graph, iterations=query.iterations, attempt=attempt)
     others = ", ".join(published.others)
     notes = (f"orders of other jobs are in {others}: --job ID selects one",) if others else ()
+    notes = (*notes, *published.notes)
     absent = find_unpublished_iterations(tree, published, job_id)
     if absent:
         notes = (f"{_name_iterations(absent)} not published: no daemon of the job answers", *notes)
@@ -235,7 +236,10 @@ def format_entries(
         for entry in entries
     ]
     numbers = (*attempts, *(entry.attempt for entry in entries))
-    return format_table(*without_attempts(_COLUMNS, rows, numbers), width=width)
+    columns = _COLUMNS
+    if not any(entry.start_us for entry in entries):  # of a dump without times
+        columns, rows = columns[:-2], [row[:-2] for row in rows]
+    return format_table(*without_attempts(columns, rows, numbers), width=width)
 
 
 def _operator_type(op_name: str) -> str:

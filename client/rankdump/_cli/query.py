@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from rankdump._cli.extra_modules import explain_missing_modules
-from rankdump._cli.options import TREE_PATH
+from rankdump._cli.options import DUMP_PATH
 from rankdump._cli.output import TableColumn, format_table, measure_width, print_lines, print_table
 from rankdump._cli.text_format import format_count
 from rankdump.errors import ConfigError, ExhaustedError
@@ -33,7 +33,7 @@ _MARGIN_BYTES = 1 << 30
 
 
 @click.command()
-@click.argument("tree", type=TREE_PATH)
+@click.argument("tree", type=DUMP_PATH)
 @click.argument("sql")
 @click.option("--csv", "form", flag_value="csv", help="Print CSV, all rows.")
 @click.option("--json", "form", flag_value="json", help="Print one JSON object to stdout.")

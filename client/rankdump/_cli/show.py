@@ -12,7 +12,7 @@ import click
 import numpy.typing as npt
 
 from rankdump import reader
-from rankdump._analysis.reader.tensor_loader import Facts
+from rankdump._analysis.reader.tensor_loader import TORCH_SUFFIX, Facts, list_archived
 from rankdump._analysis.reader.tensor_statistics import Statistics
 from rankdump._analysis.reader.tree import Described, Entry
 from rankdump._cli.output import print_lines
@@ -63,15 +63,18 @@ class _ShownTensor:
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
-    "--tensor", "only", metavar="NAME", help="Only this tensor of a bin file, such as input.0."
+    "--tensor",
+    "only",
+    metavar="NAME",
+    help="Only this tensor of a bin file, such as input.0, or of a pt file, such as fc.weight.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 def show(file: Path, only: str | None, as_json: bool) -> int:
     """Show the tensors in a file.
 
     Shape, type, statistics and first values are printed. FILE is an npy file or the bin file of an
-    operator, compressed or not, in a dump tree or anywhere else. Exit code 1 when something in it
-    is damaged.
+    operator, compressed or not, or a pt file that torch.save wrote, in a dump tree or anywhere
+    else. Exit code 1 when something in it is damaged.
     """
     tensors = list(_find_tensors(file))
     names = [tensor.member for tensor in tensors]
@@ -98,6 +101,10 @@ def _find_tensors(file: Path) -> Iterator[_ShownTensor]:
     whole = not entries[0].member if entries else file.name.endswith(_NPY_SUFFIXES)
     if whole:
         yield _ShownTensor(file, entries[0] if entries else None)
+        return
+    if file.name.endswith(TORCH_SUFFIX):
+        for member in list_archived(file):
+            yield _ShownTensor(file, None, member)
         return
     descriptions = {f"{side.value}.{slot}": facts for side, slot, facts in reader.described(file)}
     if entries:

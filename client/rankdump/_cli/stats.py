@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 import click
 
 from rankdump import reader
+from rankdump._analysis.reader.debug_log_tree import DEBUG_MODE
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.tensor_statistics import Survey, Surveyed
 from rankdump._analysis.reader.tree import Tree
-from rankdump._cli.options import FILTER_HINT, TREE_PATH, add_query_options
+from rankdump._cli.options import DUMP_PATH, FILTER_HINT, add_query_options
 from rankdump._cli.output import (
     TableColumn,
     format_table,
@@ -52,22 +53,20 @@ _DEFAULT_CONSEQUENCES = 20
 _MAX_CAUSES = 5
 _MORE_SENTENCE = f"... and more: {FILTER_HINT}; --limit 0 shows all"
 _STATISTIC_COLUMNS = number_columns("min", "max", "mean", "l2norm", "nan", "inf")
+_L1NORM_COLUMN = number_columns("l1norm")
+"""In place of them for a dump that has nothing else."""
 _COLUMNS = (
     TableColumn("operator", is_flexible=True),
     TableColumn("tensor"),
     TableColumn("dtype"),
-    *_STATISTIC_COLUMNS,
 )
-_SORTED_COLUMNS = (
-    *number_columns("rank", "attempt", "iteration"),
-    *_COLUMNS[:2],
-    *_STATISTIC_COLUMNS,
-)
+_SORTED_COLUMNS = (*number_columns("rank", "attempt", "iteration"), *_COLUMNS[:2])
 _SORT_KEYS: dict[str, Callable[[Surveyed], float | None]] = {
     "min": lambda row: None if row.minimum is None else -row.minimum,
     "max": lambda row: row.maximum,
     "mean": lambda row: row.mean,
     "l2norm": lambda row: row.l2norm,
+    "l1norm": lambda row: row.l1norm,
     "nan": lambda row: row.nans,
     "inf": lambda row: row.infinities,
 }
@@ -120,7 +119,7 @@ class _SurveyCounts:
 
 
 @click.command()
-@click.argument("tree", type=TREE_PATH, default=".")
+@click.argument("tree", type=DUMP_PATH, default=".")
 @add_query_options
 @click.option("--nonfinite", is_flag=True, help="Only tensors with NaN or infinities.")
 @click.option(
@@ -242,7 +241,8 @@ def _print_nonfinite(
     if cause is not None:
         print_lines([*_format_cause(cause), ""])
     cells = [_sorted_cells(row, tree) for row in shown]
-    table = without_attempts(_SORTED_COLUMNS, cells, tree.attempts)
+    columns = (*_SORTED_COLUMNS, *_select_columns(tree))
+    table = without_attempts(columns, cells, tree.attempts)
     print_table(format_table(*table, width=measure_width()))
     left = seen.nonfinite_rows - len(shown)
     more = f"... {format_count(left, 'more tensor')} not finite: --limit 0 lists all"
@@ -298,32 +298,41 @@ def _print_tables(tree: Tree, rows: Iterator[Surveyed], limit: int | None, *, by
     shown = islice(rows, limit)
     if by != "order":
         cells = [_sorted_cells(row, tree) for row in shown]
-        table = without_attempts(_SORTED_COLUMNS, cells, tree.attempts)
+        columns = (*_SORTED_COLUMNS, *_select_columns(tree))
+        table = without_attempts(columns, cells, tree.attempts)
         lines = format_table(*table, width=width)
         print_table([*lines, ""] if len(lines) > 1 else [])
         return
     for where, group in groupby(shown, key=lambda row: format_place(row.key, tree)):
         print_lines([where])
-        print_table([*format_table(_COLUMNS, [_row_cells(row) for row in group], width=width), ""])
+        cells = [_row_cells(row, tree) for row in group]
+        print_table([*format_table((*_COLUMNS, *_select_columns(tree)), cells, width=width), ""])
 
 
-def _row_cells(row: Surveyed) -> list[str]:
+def _select_columns(tree: Tree) -> tuple[TableColumn, ...]:
+    return _L1NORM_COLUMN if tree.tool == DEBUG_MODE else _STATISTIC_COLUMNS
+
+
+def _row_cells(row: Surveyed, tree: Tree) -> list[str]:
     tensor = f"{row.key.side.value} {row.key.slot} {name_argument(row.argument)}"
     return [
         format_operator(row.op_type, row.op_name, row.argument),
         tensor.rstrip(),
         row.dtype or "damaged",
-        *_statistic_cells(row),
+        *_statistic_cells(row, tree),
     ]
 
 
 def _sorted_cells(row: Surveyed, tree: Tree) -> list[str]:
     when = "-" if row.key.constant else str(row.key.iteration)
     attempt = str(tree.find_attempt(row.key))
-    return [str(row.key.rank), attempt, when, *_row_cells(row)[:2], *_statistic_cells(row)]
+    named = _row_cells(row, tree)[:2]
+    return [str(row.key.rank), attempt, when, *named, *_statistic_cells(row, tree)]
 
 
-def _statistic_cells(row: Surveyed) -> list[str]:
+def _statistic_cells(row: Surveyed, tree: Tree) -> list[str]:
+    if tree.tool == DEBUG_MODE:
+        return ["-" if row.l1norm is None else format_statistic_number(row.l1norm)]
     values = (row.minimum, row.maximum, row.mean, row.l2norm)
     counts = (row.nans, row.infinities)
     return [
@@ -411,6 +420,7 @@ def _row_as_json(row: Surveyed, tree: Tree) -> dict[str, object]:
         "source": "tensor" if row.computed else "statistic.csv",
         "finite": row.finite,
         **({"first_elements_only": True} if row.is_sample else {}),
+        **({} if row.l1norm is None else {"l1norm": to_json_value(row.l1norm)}),
         **{name: to_json_value(value) for name, value in values.items()},
         "damage": row.damage,
     }

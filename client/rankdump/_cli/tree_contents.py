@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from rankdump import reader
+from rankdump._analysis.reader.foreign_dumps import get_foreign_reader
 from rankdump._analysis.reader.query import Named, Query, ranges
 from rankdump._analysis.reader.tensor_loader import Facts, facts
 from rankdump._analysis.reader.tree import Entries, Entry, Tree
@@ -108,6 +109,8 @@ def format_overview(tree: Tree, *, width: int) -> list[str]:
         [str(rank), str(attempt), *_overview_cells(chain(*own), complete[rank, attempt])]
         for (rank, attempt, *_), own in shown
     ]
+    for row in rows if tree.tool else ():
+        row[-1] = tree.tool  # nothing tells whether it is complete
     if len(groups) > MAX_GROUPS_SHOWN:
         rows.append(["..." for _ in _OVERVIEW_COLUMNS])
     return format_table(*without_attempts(_OVERVIEW_COLUMNS, rows, tree.attempts), width=width)
@@ -236,6 +239,8 @@ def explain_no_tree(tree: Tree) -> str:
 
 def name_tables(tree: Tree) -> str:
     """Return the noun for the tables of a tree: the file name where all have the same."""
+    if tree.tool:
+        return get_foreign_reader(tree.tool).table_noun
     if all(table.info for table in tree.tables):
         return "info file"
     of_operators = any(table.operator is not None for table in tree.tables)

@@ -41,6 +41,7 @@ from rankdump._analysis.reader.tree import are_statistics_finite
 from rankdump._core.record import TensorSide
 from rankdump._core.tensor_layout import LayoutSource
 from rankdump._kernels.array_kernels import measure_array
+from rankdump._layout.foreign_calls import XOR_KIND
 from rankdump.errors import RankdumpError
 
 _SAME_DIGEST = PairOutcome(TensorVerdict.EQUAL)
@@ -54,6 +55,7 @@ _MAX_GROUP_PAIRS = 256
 """A group ends when it reaches either limit."""
 _MIN_FACTOR_DISTANCE = 0.01
 """Of a factor from 1 that is told."""
+_EQUAL_SUMS = "only sums of exclusive ors are known, and different tensors may have equal ones"
 _WORKER_DIED = "the process that compared it died, possibly because memory ran out"
 
 
@@ -118,8 +120,16 @@ def compare_pair_statistics(
 ) -> PairOutcome:
     """Return the outcome of comparing the statistics of two tensors."""
     verdict, differences = compare_statistics(a.statistics, b.statistics, tolerances)
-    if verdict is TensorVerdict.UNKNOWN:
-        findings = (*findings, "neither elements nor statistics are known on both sides")
+    if _have_other_checksums(a, b):
+        findings = (*findings, "their checksums differ")
+        if verdict is TensorVerdict.EQUAL:
+            verdict = TensorVerdict.CLOSE
+        elif verdict is TensorVerdict.UNKNOWN:
+            verdict = TensorVerdict.DIFFERENT
+    elif verdict is TensorVerdict.UNKNOWN:
+        both = a.digest and a.digest == b.digest
+        why = _EQUAL_SUMS if both else "neither elements nor statistics are known on both sides"
+        findings = (*findings, why)
     return PairOutcome(
         verdict,
         findings,
@@ -127,6 +137,12 @@ def compare_pair_statistics(
         nonfinite_a=has_nonfinite_statistics(a),
         nonfinite_b=has_nonfinite_statistics(b),
     )
+
+
+def _have_other_checksums(a: DumpedTensor, b: DumpedTensor) -> bool:
+    """Return whether checksums of one kind, which another tool computed, differ."""
+    kind, sign, _ = a.digest.partition(":")
+    return bool(sign) and b.digest.startswith(f"{kind}{sign}") and a.digest != b.digest
 
 
 def compare_pair(pair: TensorPair, settings: ComparisonSettings) -> PairOutcome:
@@ -160,7 +176,8 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
     if a.parts or b.parts:
         alone = a.entry is None or b.entry is None
         return compare_pair_statistics(a, b, settings.tolerances, ()) if alone else None
-    if a.digest and a.digest == b.digest and a.shape == b.shape and a.dtype and a.dtype == b.dtype:
+    same = a.digest and a.digest == b.digest and not a.digest.startswith(XOR_KIND)
+    if same and a.shape == b.shape and a.dtype and a.dtype == b.dtype:
         # Thousands of pairs share one outcome where nothing else is known about them.
         known = a.statistics or b.statistics or a.dtype == "bool"
         return _build_unread_outcome(TensorVerdict.EQUAL, a, b) if known else _SAME_DIGEST

@@ -24,6 +24,7 @@ from rankdump._core.record import TensorKey, TensorSide, sanitize_name
 from rankdump._core.selection import GRADIENTS_PREFIX
 from rankdump._core.statistics import MD5_ITEM, STATISTIC_TITLES
 from rankdump._layout import api_tree, statistic_tables
+from rankdump._layout.foreign_calls import FOREIGN_TITLES
 from rankdump.errors import CorruptedError
 
 RECOMPUTED_PREFIX = "Recompute/"
@@ -35,7 +36,9 @@ _TensorPlace: TypeAlias = "tuple[int, int, int, str, int, str]"
 _CallTensors: TypeAlias = "dict[tuple[TensorSide, int], DumpedTensor]"
 """Tensors of a call, by side and slot."""
 _RECOMPUTED_SUFFIX = f":{api_tree.RECOMPUTED_MARK}"
-_STATISTIC_ITEMS = {title: item for item, title in STATISTIC_TITLES.items() if item != MD5_ITEM}
+_STATISTIC_ITEMS = {
+    title: item for item, title in (STATISTIC_TITLES | FOREIGN_TITLES).items() if item != MD5_ITEM
+}
 
 
 def read_programs(dump: Dump, problems: list[str] | None = None) -> list[DumpedProgram]:

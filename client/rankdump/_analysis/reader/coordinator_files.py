@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rankdump._analysis.reader.foreign_dumps import read_foreign_order
 from rankdump._core.events import Finding
 from rankdump._core.execution_order import (
     FINDINGS_FILE,
@@ -43,11 +44,15 @@ class PublishedOrder:
     """Findings of the merge: mismatches, missing members, cycles."""
     others: tuple[str, ...] = ()
     """Names of the order files of other jobs in the same tree."""
+    merged: tuple[OrderEntry, ...] = ()
+    """Entries of a dump of another tool, which has no order files."""
+    notes: tuple[str, ...] = ()
+    """Sentences about what the order does not show."""
 
     @property
     def attempts(self) -> tuple[int, ...]:
         """Numbers of the attempts that it has entries of, ascending."""
-        return tuple(sorted({_parse_name(path).attempt for path in self.paths}))
+        return tuple(sorted({_parse_name(path).attempt for path in self.paths})) or (0,)
 
     def entries(
         self,
@@ -62,6 +67,14 @@ class PublishedOrder:
 
         CorruptedError names the invalid file and line.
         """
+        if self.merged:
+            return (
+                entry
+                for entry in self.merged
+                if graph in (None, entry.graph)
+                and attempt in (None, entry.attempt)
+                and (iterations is None or entry.iteration in iterations)
+            )
         names = {path: _parse_name(path) for path in self.paths}
         paths = (
             path
@@ -83,7 +96,11 @@ def read_order(root: Path, *, job_id: str = "") -> PublishedOrder:
         path for path in folder.glob("*.csv") if parse_order_file_name(path.name) and path.is_file()
     ]
     if not found:
-        raise CorruptedError(_explain_missing_order(root))
+        foreign = read_foreign_order(root)
+        if foreign is None or job_id:
+            raise CorruptedError(_explain_missing_order(root))
+        findings = tuple(foreign.findings)
+        return PublishedOrder((), findings, merged=tuple(foreign.entries), notes=foreign.notes)
     latest = max(found, key=lambda path: path.stat().st_mtime_ns)
     tag = _job_tag(folder, job_id) if job_id else _parse_name(latest).tag
     own = [path for path in found if _parse_name(path).tag == tag]

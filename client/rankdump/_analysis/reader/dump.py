@@ -1,5 +1,5 @@
 """Dump tree as a Python object: its tensors, arrays, statistics and source lines, each read on
-first use. Rejects dumps of msprobe, which are not supported.
+first use.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
+from rankdump._analysis.reader.foreign_dumps import find_foreign_reader
 from rankdump._analysis.reader.manifests import (
     find_other_sessions,
     read_first_statuses,
@@ -61,51 +62,28 @@ if TYPE_CHECKING:
     from rankdump._analysis.reader.query import Filters
     from rankdump._analysis.table.table_query import QueryLimits
 
-_MSPROBE_FILES = tuple(
-    f"{folder}{name}"
-    for folder in ("", "rank*/", "proc*/", "step*/rank*/", "step*/proc*/")
-    for name in ("dump.json", "debug.json")
-)
-"""Glob patterns of msprobe's files, from the folder of a rank, of a step or of the whole dump."""
-_UNSUPPORTED_REASON = (
-    "which rankdump does not read: its tensors are .pt files, which only unpickling opens. "
-    "Compare it with msprobe, or dump with rankdump.attach or rankdump.migrator"
-)
-_MAX_START_BYTES = 4096
-_MSPROBE_KEYS = (b'"task"', b'"level"')
-
 
 def check_ours(root: Path) -> None:
-    """Raise CorruptedError when a folder is a dump of msprobe."""
-    for pattern in _MSPROBE_FILES:
-        for path in sorted(root.glob(pattern))[:1]:
-            if _is_msprobe(path):
-                raise CorruptedError(
-                    f"{root}: a dump of msprobe ({path.relative_to(root)}), {_UNSUPPORTED_REASON}"
-                )
-
-
-def _is_msprobe(path: Path) -> bool:
-    try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            start = file.read(_MAX_START_BYTES)
-    except OSError:
-        return False
-    return all(key in start for key in _MSPROBE_KEYS)
+    """Raise CorruptedError when a folder is a dump of another tool that has no tensors."""
+    reader = find_foreign_reader(root)
+    if reader is not None and reader.read_calls is None:
+        reader.read_tree(root, ())
 
 
 def open_dump(path: str | PathLike[str]) -> Dump:
-    """Return the dump in a folder; CorruptedError when the folder is not a dump tree."""
+    """Return the dump in a folder, or in a file of another tool; CorruptedError if it is none."""
     root = Path(fspath(path))
+    if root.is_file() and find_foreign_reader(root) is not None:
+        check_ours(root)
+        return Dump(_TreeCache(root))
     if not root.is_dir():
         raise CorruptedError(f"{root}: no such folder; expected one that contains {ROOT_FORMS}")
     places = FolderIndex(root, sized=False)
     places.find_folders()
-    if not (places.leaves or places.files or places.tables or places.info_files):
+    is_foreign = places.is_empty and find_foreign_reader(root) is not None
+    if is_foreign:
         check_ours(root)
-    if places.folders:
+    if places.folders or is_foreign:
         return Dump(_TreeCache(root))
     likely = find_root(root)
     hint = f"; did you mean {likely}?" if likely else ""
@@ -348,7 +326,7 @@ class Dump:
         API dump, where a backward call has the stack of its forward call. Empty without such files.
         """
         found: dict[str, tuple[Frame, ...]] = {}
-        for file in graph_files(self.root, self._tree.ranks):
+        for file in graph_files(self.root, self._tree.ranks, self._tree.tool):
             if self._keeps_graph(file.rank, file.graph):
                 for operator in read_operators(file):
                     found.setdefault(operator.op_name, operator.frames)
@@ -428,6 +406,7 @@ class Dump:
 
     def _entry(self, key: TensorKey) -> Entry:
         keys = (
+            key,
             *(make_mindspore_readable_key(key, profile) for profile in PROFILES.values()),
             tree_paths.make_cann_readable_key(key),
         )

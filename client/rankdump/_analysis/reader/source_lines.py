@@ -17,6 +17,12 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias, cast
 
+from rankdump._analysis.reader.foreign_dumps import (
+    ForeignReader,
+    find_foreign_reader,
+    get_foreign_reader,
+    read_foreign_stacks,
+)
 from rankdump._analysis.reader.tree import Entry, Figures
 from rankdump._core.record import sanitize_name
 from rankdump._layout import api_tree
@@ -140,11 +146,13 @@ def _parse_frames(lines: object) -> tuple[Frame, ...]:
 
 @dataclass(frozen=True, slots=True)
 class GraphFile:
-    """One `.ir` file of a tree, or the stack file of an API dump."""
+    """One `.ir` file of a tree, or the stack file of an API dump or of another tool."""
 
     path: Path
     rank: int
     graph: int
+    tool: str = ""
+    """Name of the other tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +172,14 @@ class Origin:
     """Whether the tensors have the same name; False for another number in the same scope."""
 
 
-def graph_files(root: Path, ranks: tuple[int, ...]) -> list[GraphFile]:
-    """Return the files with source lines of these ranks, sorted by rank and graph."""
+def graph_files(root: Path, ranks: tuple[int, ...], tool: str | None = None) -> list[GraphFile]:
+    """Return the files with source lines of these ranks, sorted by rank and graph.
+
+    `tool` is that of the tree, where it is known: whether a folder is a dump of another tool
+    takes a look at its files.
+    """
+    if tool:
+        return _find_foreign_stacks(root, ranks, get_foreign_reader(tool))
     found = [
         GraphFile(path, rank, int(number[1]))
         for rank in ranks
@@ -182,11 +196,27 @@ def graph_files(root: Path, ranks: tuple[int, ...]) -> list[GraphFile]:
         )
         if path.is_file()
     ]
+    if not found and tool is None:
+        foreign = find_foreign_reader(root)
+        return [] if foreign is None else _find_foreign_stacks(root, ranks, foreign)
     return sorted(found, key=lambda file: (file.rank, file.graph))
+
+
+def _find_foreign_stacks(
+    root: Path, ranks: tuple[int, ...], foreign: ForeignReader
+) -> list[GraphFile]:
+    stacks = foreign.find_stacks(root) if foreign.find_stacks is not None else []
+    found = [GraphFile(path, at.rank, 0, foreign.tool) for path, at in stacks if at.rank in ranks]
+    return sorted(found, key=lambda file: file.rank)
 
 
 def read_operators(file: GraphFile) -> Iterator[IrOperator]:
     """Yield the operators of a file with their stacks; CorruptedError when it cannot be read."""
+    if file.tool:
+        for op_type, op_name, lines in read_foreign_stacks(file.path, file.tool):
+            frames = (Frame(at.file, at.line, at.line, at.code) for at in lines)
+            yield IrOperator(op_type, op_name, tuple(frames))
+        return
     yield from (
         read_stack_operators(file.path)
         if file.path.suffix == ".json"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from rankdump._analysis.reader.foreign_dumps import read_foreign_rows
 from rankdump._analysis.reader.manifests import (
     StatusAndRecord,
     list_manifest_files,
@@ -320,6 +321,9 @@ def read_table_rows(table: Table, known: TableRecords) -> Iterator[Figures]:
 
 
 def _read_every_row(table: Table, known: TableRecords) -> Iterator[Figures]:
+    if table.form:
+        yield from read_foreign_rows(table)
+        return
     if table.info:
         yield from read_info_rows(table, known.records_by_name(table), known.selects)
         return
@@ -430,7 +434,7 @@ def find_places_by_name(
         place = table.rank, table.graph, table.when
         if table.folder in filed or place in found or not keeps(*place):
             continue
-        if table.info or not table.dated or select_codec(table.relative).suffix:
+        if table.info or table.form or not table.dated or select_codec(table.relative).suffix:
             return None
         if _has_row(table):
             found.add(place)

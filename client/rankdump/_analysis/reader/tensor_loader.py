@@ -1,5 +1,5 @@
-"""Arrays of the tensors in npy and bin files, whole or in blocks, and descriptions of tensors in
-the headers of bin files. Never unpickles, and never trusts a size that it has not checked.
+"""Arrays of the tensors in npy, bin and pt files, whole or in blocks, and descriptions of tensors
+in the headers of bin files. Never unpickles, and never trusts a size that it has not checked.
 
 Blocks are read into memory that is reused: allocating, clearing and filling memory of the size of
 the tensor takes longer than copying the file. A listing reads only the header of a bin file.
@@ -31,6 +31,7 @@ from rankdump._core.npy_format import read_npy_form
 from rankdump._core.record import TensorSide
 from rankdump._layout.device_formats import convert_format
 from rankdump._layout.tensor_tiles import OriginalLayout
+from rankdump._torchfile.tensor_archive import StoredTensor, TensorArchive, open_tensor_archive
 from rankdump.errors import CorruptedError, UnsupportedError
 
 _UNDEFINED_TYPE = 0
@@ -39,6 +40,8 @@ MAX_UNPACKED_BYTES = 64 << 30
 """Largest unpacked size of a file when no manifest has its size."""
 _MAX_HEADER_BYTES = 4096
 _UNPACKED_SUFFIX = ".npy"
+TORCH_SUFFIX = ".pt"
+"""Suffix of the archives of `torch.save`."""
 _MAX_BLOCK_HEADER_BYTES = 4096
 """Files with longer headers, which no tool writes, are not read in blocks."""
 Opened: TypeAlias = "FileElements | npt.NDArray[Any]"
@@ -85,6 +88,8 @@ def load_member(path: Path, member: str, record: ManifestRecord | None) -> npt.N
     CorruptedError when it is missing or damaged, UnsupportedError for elements that are not
     numbers.
     """
+    if path.name.endswith(TORCH_SUFFIX):
+        return _load_archived(path, member, MAX_UNPACKED_BYTES)
     from rankdump._binfile import bin_file
 
     file = bin_file.open_bin_file(path)
@@ -201,8 +206,33 @@ def read_description(entry: Entry) -> Described | None:
     return next((each for member, each in every if member == entry.member), None)
 
 
+def list_archived(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors in an archive of `torch.save` by name; empty for the only one."""
+    with _open_archive(path) as archive:
+        return dict(archive.tensors)
+
+
+def _load_archived(path: Path, name: str, limit_bytes: int) -> npt.NDArray[Any]:
+    with _open_archive(path) as archive:
+        return archive.load(name, limit_bytes=limit_bytes)
+
+
+@contextmanager
+def _open_archive(path: Path) -> Generator[TensorArchive, None, None]:
+    """Open an archive of `torch.save`; errors name the file."""
+    try:
+        with path.open("rb") as file, open_tensor_archive(file) as archive:
+            yield archive
+    except OSError as error:
+        raise CorruptedError(f"{path}: cannot be read: {error.strerror}") from None
+    except (CorruptedError, UnsupportedError) as error:
+        raise type(error)(f"{path}: {error}") from None
+
+
 def load_file(path: Path, *, limit_bytes: int = MAX_UNPACKED_BYTES) -> npt.NDArray[Any]:
-    """Return the array of any npy file, packed or not."""
+    """Return the array of any npy file, packed or not, or of a pt file of one tensor."""
+    if path.name.endswith(TORCH_SUFFIX):
+        return _load_archived(path, "", limit_bytes)
     try:
         data = select_codec(path.name).decode(_read_file(path), limit_bytes=limit_bytes)
         return read_npy_array(memoryview(data))
@@ -295,7 +325,7 @@ def opened(entry: Entry) -> Generator[Opened, None, None]:
     with ExitStack() as files:
         found = (
             None
-            if entry.member or not entry.relative.endswith(_UNPACKED_SUFFIX)
+            if entry.member or not entry.relative.endswith((_UNPACKED_SUFFIX, TORCH_SUFFIX))
             else _open_elements(entry, files)
         )
         yield load(entry) if found is None else found
@@ -306,9 +336,11 @@ def _open_elements(entry: Entry, files: ExitStack) -> FileElements | None:
         path = f"{entry.root}/{entry.relative}"
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         files.callback(os.close, descriptor)
+        if path.endswith(TORCH_SUFFIX):
+            return _find_archived(entry, descriptor)
         start = os.pread(descriptor, _MAX_BLOCK_HEADER_BYTES, 0)
         form = read_npy_form(start, os.fstat(descriptor).st_size)
-    except (OSError, CorruptedError, TypeError, ValueError):
+    except (OSError, CorruptedError, UnsupportedError, TypeError, ValueError):
         # `load` raises the error, if there is one.
         return None
     header = form.header
@@ -317,3 +349,15 @@ def _open_elements(entry: Entry, files: ExitStack) -> FileElements | None:
     check_shape(entry, header.shape)
     where = descriptor, header.data_offset
     return FileElements(entry, np.dtype(header.descr), header.shape, *where)
+
+
+def _find_archived(entry: Entry, descriptor: int) -> FileElements | None:
+    """Return the elements of a tensor that lies in its archive as it is; None for another."""
+    with open(descriptor, "rb", closefd=False) as file, open_tensor_archive(file) as archive:
+        position = archive.find_position()
+        tensor = archive.tensors[""]
+    check_shape(entry, tensor.shape)
+    if position is None:
+        return None
+    dtype = np.dtype(ELEMENT_TYPES[tensor.dtype].descr)
+    return FileElements(entry, dtype, tensor.shape, descriptor, position)

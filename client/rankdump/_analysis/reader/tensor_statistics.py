@@ -31,6 +31,7 @@ from rankdump._core.record import TensorKey, sanitize_name
 from rankdump._kernels.array_kernels import measure_array
 from rankdump._kernels.element_moments import ElementMoments
 from rankdump._layout import statistic_tables
+from rankdump._layout.foreign_calls import L1NORM_ITEM
 from rankdump.errors import CorruptedError, UnsupportedError
 
 _MIN_PLACES = 8
@@ -106,6 +107,8 @@ class Surveyed:
     minimum: float | None = None
     mean: float | None = None
     l2norm: float | None = None
+    l1norm: float | None = None
+    """Only logs of torch's DebugMode have it."""
     nans: int | None = None
     infinities: int | None = None
     damage: str = ""
@@ -204,7 +207,11 @@ class Survey:
 
     def _has_rows_alone(self, place: PlaceInTime) -> bool:
         tables = self._tables.get(place, ())
-        return place.dated and place not in self._entries and all(not t.operator for t in tables)
+        return (
+            place.dated
+            and place not in self._entries
+            and all(not (t.operator or t.form) for t in tables)
+        )
 
     def _rows(self, table: Table) -> Iterator[Figures]:
         try:
@@ -244,6 +251,7 @@ def _survey_row(row: Figures, entry: Entry | None) -> Surveyed:
         minimum=row.number("min"),
         mean=row.number("avg"),
         l2norm=row.number("l2norm"),
+        l1norm=row.number(L1NORM_ITEM),
         nans=nans,
         infinities=None if low is None or high is None else low + high,
         argument=row.record.argument if row.record else "",

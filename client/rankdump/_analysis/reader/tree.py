@@ -29,6 +29,7 @@ from rankdump._core.record import TensorKey
 from rankdump._core.statistics import STATISTIC_TITLES
 from rankdump._core.tree_session import TreeSession
 from rankdump._layout.file_name import FileName
+from rankdump._layout.foreign_calls import FOREIGN_TITLES, L1NORM_ITEM
 
 NULL_TEXT = "null"
 """Text that MindSpore up to 2.2 writes for a tensor without finite elements."""
@@ -72,7 +73,7 @@ class Entry(NamedTuple):
     stored_bytes: int
     """Size of the file, or of a member's part of it."""
     record: ManifestRecord | None = None
-    """Record in the manifest; None for a file that no manifest names."""
+    """Record in the manifest, or what another tool says of it; None for a file without one."""
     member: str = ""
     """Member of a bin file, such as `input.0`; empty for a file of one tensor."""
     described: Described | None = None
@@ -138,6 +139,8 @@ class Table:
     """Operator of the table; None for the table of a whole folder."""
     info: bool = False
     """Whether it is the info file of an API dump, with rows of all iterations and tensors."""
+    form: str = ""
+    """Name of the tool, where the file describes the calls of one (`FOREIGN_READERS`)."""
 
     @property
     def stored_bytes(self) -> int:
@@ -192,6 +195,8 @@ class Tree:
     """All sessions of the ranks, in the order in which each rank had them; empty in older trees."""
     attempt: int | None = None
     """Attempt of the tensors, if they are restricted to one."""
+    tool: str = ""
+    """Name of the tool whose dump it is, where it is no tree of folders; it has no manifests."""
 
     @cached_property
     def periods(self) -> SessionPeriods:
@@ -247,7 +252,7 @@ class Figures:
     relative: str
     """Path of the table below the root, with `/`."""
     record: ManifestRecord | None = None
-    """Record in the manifest; None for a row that no manifest names."""
+    """Record in the manifest, or what another tool says of it; None for a row without one."""
 
     @property
     def op_type(self) -> str:
@@ -261,7 +266,7 @@ class Figures:
 
     def number(self, item: str) -> float | None:
         """Return a statistic by its name in `statistic_category`; None when the row has none."""
-        text = self.values.get(STATISTIC_TITLES[item], NULL_TEXT)
+        text = self.values.get(FOREIGN_TITLES.get(item) or STATISTIC_TITLES[item], NULL_TEXT)
         try:
             return None if text == NULL_TEXT else float(text)
         except ValueError:
@@ -276,7 +281,8 @@ class Figures:
 def are_statistics_finite(get_number: Callable[[str], float | None]) -> bool | None:
     """Return whether statistics show that a tensor is finite; None when they do not decide it.
 
-    The counts of NaN and infinities decide it, or both extremes, which NaN makes NaN.
+    The counts of NaN and infinities decide it, or both extremes, which NaN makes NaN, or a sum of
+    moduli.
     `get_number` returns a statistic by its name in `statistic_category`, or None.
     """
     counts = [get_number(item) for item in NONFINITE_COUNT_ITEMS]
@@ -285,7 +291,10 @@ def are_statistics_finite(get_number: Callable[[str], float | None]) -> bool | N
     extremes = [number for item in ("max", "min") if (number := get_number(item)) is not None]
     if not all(map(math.isfinite, extremes)):
         return False
-    return True if len(extremes) == 2 else None
+    if len(extremes) == 2:
+        return True
+    l1norm = get_number(L1NORM_ITEM)
+    return None if l1norm is None else math.isfinite(l1norm)
 
 
 class PlaceInTime(NamedTuple):

@@ -234,6 +234,11 @@ class FolderIndex:
     foreign_files: int = 0
     problems: list[str] = field(default_factory=list[str])
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no folder or file was found in which dumped tensors may be."""
+        return not (self.leaves or self.files or self.tables or self.info_files)
+
     def find_folders(self) -> None:
         """Find all leaves, and enter the other folders with tensors."""
         self._enter(ROOT_FOLDER, "")

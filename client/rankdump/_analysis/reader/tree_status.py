@@ -190,6 +190,8 @@ def split_attempts(tree: Tree, entries: Entries) -> list[tuple[int, Entries]]:
 
 
 def _unfinished_sentences(tree: Tree) -> list[str]:
+    if tree.tool:  # it has no manifests
+        return []
     several = any(tree.attempts)
     places: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for each in _unfinished_iterations(tree):

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rankdump._analysis.reader.foreign_dumps import check_foreign_request, read_foreign_tree
 from rankdump._analysis.reader.indexed_manifests import PlacedManifest, find_indexed_manifests
 from rankdump._analysis.reader.manifests import (
     ManifestFileName,
@@ -32,7 +33,9 @@ from rankdump._analysis.reader.manifests import (
     restrict_to_attempt,
     restrict_to_job,
 )
+from rankdump._analysis.reader.msprobe_tree import read_folder_around
 from rankdump._analysis.reader.query import Query
+from rankdump._analysis.reader.tensor_loader import TORCH_SUFFIX
 from rankdump._analysis.reader.tree import Entries, Entry, Table, Tree
 from rankdump._analysis.reader.tree_files import (
     FolderIndex,
@@ -95,10 +98,18 @@ def walk(
     Folders that the queries exclude are not entered. With `balances_only`, neither are iterations
     with a manifest and files: only their balances are read. With `job_id`, the dumps of other jobs
     are left out, with `attempt` those of other attempts; CorruptedError when the tree has no dump
-    of that job or attempt.
+    of that job or attempt. A root without these folders may be a dump of another tool;
+    CorruptedError when that has no tensors, or not what is asked for.
     """
     places = FolderIndex(root, queries)
-    places.find_folders()
+    is_file = root.is_file()
+    if not is_file:
+        places.find_folders()
+    if is_file or places.is_empty:
+        check_foreign_request(root, balances=balances_only, job_id=job_id, attempt=attempt)
+        foreign = read_foreign_tree(root, queries)
+        if foreign is not None:
+            return foreign
     reading = _TreeReader(places, balances_only, job_id, attempt)
     entries = Entries.of(root, reading.read_batches())
     gone = {
@@ -361,6 +372,8 @@ def locate(path: Path) -> tuple[Entry, ...]:
     full = path.absolute()
     if not full.is_file():
         return ()
+    if full.name.endswith(TORCH_SUFFIX):
+        return tuple(e for e in read_folder_around(full.parent) if e.path == full)
     name = read_long_names(full.parent / MAPPING_FILE).get_full_name(full.name)
     for root, folder in _find_possible_roots(full.parent):
         file_name = parse_name_in_folder(folder, name)

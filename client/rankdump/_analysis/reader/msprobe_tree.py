@@ -1,0 +1,231 @@
+"""Dump of msprobe as a tree: the calls and tensors of dump.json, and the files that it names.
+
+The root is that of the whole dump, of a step, or of one rank, or the dump.json of one. Reads names
+and the dump.json of the selected ranks and steps; no tensor.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankdump._analysis.reader.foreign_tensors import make_entries
+from rankdump._analysis.reader.query import Query
+from rankdump._analysis.reader.tree import Entries, Entry, Table, Tree
+from rankdump._layout.foreign_calls import CallPlace, ForeignCall
+from rankdump._layout.msprobe_dump import (
+    DUMP_FILES,
+    STACK_FILE,
+    TENSOR_FOLDER,
+    parse_dump_file,
+    parse_rank_folder,
+    parse_step_folder,
+)
+from rankdump.errors import CorruptedError
+
+MSPROBE = "msprobe"
+_MARKS = (b'"task"', b'"level"')
+_MAX_START_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class MsprobeFolder:
+    """Folder of one rank in one step."""
+
+    path: Path
+    place: CallPlace
+    dump_file: str = ""
+    """Name of its dump.json; empty where there is none."""
+
+    def join_name(self, root: Path, name: str) -> str:
+        """Return the path of something in it below the root."""
+        below = self.path.relative_to(root).as_posix()
+        return name if below == "." else f"{below}/{name}"
+
+
+def is_msprobe_dump(root: Path) -> bool:
+    """Return whether a path is a dump of msprobe, a step of one, a rank or its dump.json."""
+    if root.is_file():
+        return root.name in DUMP_FILES and _is_dump_file(root)
+    return any(True for _ in _find_folders(root))
+
+
+def find_msprobe_folders(root: Path) -> list[MsprobeFolder]:
+    """Return the folders of ranks, by iteration and rank.
+
+    CorruptedError where several processes without a rank wrote to one step.
+    """
+    found = sorted(_find_folders(_find_base(root)), key=lambda each: (each.place, each.path.name))
+    for one, other in itertools.pairwise(found):
+        if one.place == other.place:
+            raise CorruptedError(
+                f"{one.path.parent}: {one.path.name} and {other.path.name} are both of rank "
+                f"{one.place.rank}, iteration {one.place.iteration}: name one of the two folders"
+            )
+    return found
+
+
+def read_msprobe_tree(root: Path, queries: Sequence[Query]) -> Tree:
+    """Return the tree of a dump, restricted to the places that the queries select."""
+    folders, root = find_msprobe_folders(root), _find_base(root)
+    problems: list[str] = []
+    batches: list[list[Entry]] = []
+    tables: list[Table] = []
+    for folder in sorted(folders, key=lambda each: each.place):
+        place = folder.place
+        if not all(query.keeps_place(place.rank, 0, place.iteration) for query in queries):
+            continue
+        if not folder.dump_file:
+            name = folder.join_name(root, DUMP_FILES[0])
+            problems.append(
+                f"{name}: missing or empty, so the files in {TENSOR_FOLDER} have no order: msprobe "
+                "writes it at the end of a step, and a job that was killed has lost it"
+            )
+            continue
+        table = make_msprobe_table(root, folder)
+        tables.append(table)
+        try:
+            calls = read_msprobe_calls(table)
+        except CorruptedError as error:
+            problems.append(str(error))
+            continue
+        batches.append(_read_entries(root, folder, calls, problems))
+    return Tree(
+        root=root,
+        ranks=tuple(sorted({each.place.rank for each in folders})),
+        entries=Entries.of(root, batches),
+        manifests=(),
+        tables=tuple(sorted(tables, key=lambda table: (table.rank, table.iteration))),
+        problems=tuple(problems),
+        whole=all(query.places.empty for query in queries),
+        tool=MSPROBE,
+    )
+
+
+def read_folder_around(folder: Path) -> Entries:
+    """Return the tensors of the rank whose files are in a folder; none outside of a dump."""
+    if folder.name != TENSOR_FOLDER or not is_msprobe_dump(folder.parent):
+        return Entries.of(folder, ())
+    return read_msprobe_tree(folder.parent, ()).entries
+
+
+def find_dump_file(entry: Entry) -> Path | None:
+    """Return the dump.json that describes a tensor; None for a tensor of another dump."""
+    folder = entry.path.parent
+    found = _make_folder(folder.parent, 0, 0) if folder.name == TENSOR_FOLDER else None
+    return folder.parent / found.dump_file if found is not None and found.dump_file else None
+
+
+def make_msprobe_table(root: Path, folder: MsprobeFolder) -> Table:
+    """Return the dump.json of a folder as a table of statistics."""
+    path = folder.join_name(root, folder.dump_file)
+    return Table(root, path, folder.place.rank, "", 0, folder.place.iteration, form=MSPROBE)
+
+
+def read_msprobe_calls(table: Table) -> list[ForeignCall]:
+    """Return the calls in a dump.json; CorruptedError names the file."""
+    try:
+        return parse_dump_file(table.path.read_bytes())
+    except OSError as error:
+        raise CorruptedError(f"{table.path}: cannot be read: {error.strerror}") from None
+    except CorruptedError as error:
+        raise CorruptedError(f"{table.path}: {error}") from None
+
+
+def find_stack_files(root: Path) -> list[tuple[Path, CallPlace]]:
+    """Return the stack files of a dump; those of one rank have the same calls in each step."""
+    files = ((folder.path / STACK_FILE, folder.place) for folder in find_msprobe_folders(root))
+    return [(path, place) for path, place in files if path.is_file()]
+
+
+def _find_base(root: Path) -> Path:
+    return root.parent if root.is_file() else root
+
+
+def _find_folders(root: Path) -> Iterator[MsprobeFolder]:
+    """Yield the folders of ranks below a root, which may be one itself."""
+    own = root.absolute()
+    step = parse_step_folder(own.name)
+    if parse_rank_folder(own.name) is not None:
+        step = parse_step_folder(own.parent.name)
+    known = _make_folder(root, parse_rank_folder(own.name) or 0, step or 0)
+    if known is not None:
+        yield known
+        return
+    for path, rank in _list_folders(root, parse_rank_folder):
+        known = _make_folder(path, rank, step or 0)
+        if known is not None:
+            yield known
+    for below, number in _list_folders(root, parse_step_folder):
+        for path, rank in _list_folders(below, parse_rank_folder):
+            known = _make_folder(path, rank, number)
+            if known is not None:
+                yield known
+
+
+def _make_folder(path: Path, rank: int, iteration: int) -> MsprobeFolder | None:
+    place = CallPlace(rank, iteration)
+    for name in DUMP_FILES:
+        if _is_dump_file(path / name):
+            return MsprobeFolder(path, place, name)
+    return MsprobeFolder(path, place) if (path / TENSOR_FOLDER).is_dir() else None
+
+
+def _is_dump_file(path: Path) -> bool:
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            start = file.read(_MAX_START_BYTES)
+    except OSError:
+        return False
+    return all(key in start for key in _MARKS)
+
+
+def _list_folders(
+    root: Path, parse_name: Callable[[str], int | None]
+) -> Iterator[tuple[Path, int]]:
+    try:
+        items = sorted(root.iterdir())
+    except OSError:
+        return
+    for item in items:
+        number = parse_name(item.name)
+        if number is not None and item.is_dir():
+            yield item, number
+
+
+def _read_entries(
+    root: Path, folder: MsprobeFolder, calls: Sequence[ForeignCall], problems: list[str]
+) -> list[Entry]:
+    """Return the tensors of a folder; adds a problem for files that are missing or not named."""
+    named = [tensor.file for call in calls for tensor in call.tensors if tensor.file]
+    where = folder.join_name(root, TENSOR_FOLDER)
+    file_bytes = _measure_files(folder.path / TENSOR_FOLDER)
+    if not named and not file_bytes:
+        return []
+    problems += [
+        f"{where}/{name}: named by {folder.dump_file}, but missing"
+        for name in dict.fromkeys(named)
+        if name not in file_bytes
+    ]
+    others = file_bytes.keys() - set(named)
+    if others:
+        count, first = len(others), min(others)
+        problems.append(
+            f"{where}: {folder.dump_file} does not name {count} of its files, such as {first}: "
+            "msprobe wrote them after it"
+        )
+    return list(make_entries(root, folder.place, where, calls, file_bytes))
+
+
+def _measure_files(folder: Path) -> dict[str, int]:
+    """Return the sizes of the files of a folder by name; empty when it cannot be listed."""
+    try:
+        with os.scandir(folder) as items:
+            return {item.name: item.stat().st_size for item in items if item.is_file()}
+    except OSError:
+        return {}

@@ -1,0 +1,1 @@
+"""Replay of one dumped call of torch's API in float64."""
