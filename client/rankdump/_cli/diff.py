@@ -75,7 +75,7 @@ _TOLERANCE_RANGE = click.FloatRange(min=0)
     "--unshard/--by-rank",
     default=None,
     help="Join the ranks of each side before they are compared, or compare rank with rank; "
-    "default: joined where the sides have different numbers of ranks or meshes.",
+    "default: joined where the jobs had different numbers of ranks or other layouts.",
 )
 @click.option("--msaccucmp", is_flag=True, help="Compute the ten measures of msaccucmp as well.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")

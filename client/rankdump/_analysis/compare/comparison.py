@@ -92,7 +92,7 @@ def compare(
     `match` names the rules that pair calls, in their order, and `mapping` is a file of names (lines
     `name_a,name_b`, or a JSON object) or a mapping of names; its rule is applied first. `unshard`
     joins the ranks of each side first, by default where the jobs had different numbers of ranks or
-    micro-batches, or different meshes, and no ranks are selected. `processes` bounds the local
+    micro-batches, or other layouts, and no ranks are selected. `processes` bounds the local
     pool; the workers of the scheduler `dask` see all trees. `progress` takes the pairs compared and
     the total. ConfigError for a setting, CorruptedError when nothing can be compared.
     """

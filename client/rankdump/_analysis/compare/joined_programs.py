@@ -28,8 +28,28 @@ _OUTSIDE = "calls outside of micro-batches"
 
 
 def have_same_layout(a: Sequence[DumpedProgram], b: Sequence[DumpedProgram]) -> bool:
-    """Return whether two dumps have equally many micro-batches, and the same meshes."""
-    return count_microbatches(a) == count_microbatches(b) and _list_meshes(a) == _list_meshes(b)
+    """Return whether two dumps have equally many micro-batches, and the tensors that both have the
+    same placements on equal meshes, in the first iteration of each.
+    """
+    if count_microbatches(a) != count_microbatches(b):
+        return False
+    own, other = _list_placements(a), _list_placements(b)
+    return all(own[place] == other[place] for place in own.keys() & other.keys())
+
+
+def _list_placements(programs: Sequence[DumpedProgram]) -> dict[tuple[str, str], object]:
+    """Return extents of the mesh and placements by names of call and slot; None for a tensor
+    without a layout.
+    """
+    first = min((program.iteration for program in programs), default=0)
+    return {
+        (call.op_name, tensor.slot_name): layout and (layout.mesh.shape, layout.placements)
+        for program in programs
+        if program.iteration == first
+        for call in program.calls
+        for tensor in call.tensors
+        for layout in [tensor.layout]
+    }
 
 
 def count_microbatches(programs: Iterable[DumpedProgram]) -> int:
@@ -37,16 +57,6 @@ def count_microbatches(programs: Iterable[DumpedProgram]) -> int:
     calls = (call for program in programs for call in program.calls)
     numbers = (number for call in calls if (number := call.microbatch) is not None)
     return max(numbers, default=-1) + 1
-
-
-def _list_meshes(programs: Iterable[DumpedProgram]) -> set[tuple[int, ...]]:
-    return {
-        tensor.layout.mesh.shape
-        for program in programs
-        for call in program.calls
-        for tensor in call.tensors
-        if tensor.layout is not None
-    }
 
 
 def join_programs(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import permutations, product
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -32,6 +33,8 @@ from rankdump._core.selection import GRADIENTS_PREFIX
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
 _Array: TypeAlias = "npt.NDArray[Any]"
+_NEAR_FACTOR, _NEAR_DISTANCE = 10.0, 1e-6
+"""Distances up to so many times the least one, and so much more, say nothing of the way."""
 _COPY, _SUM = "taken from the first", "added up"
 """Texts of two ways."""
 
@@ -53,6 +56,8 @@ class JoinWay:
     shape: tuple[int, ...]
     """Of the result."""
     join: Callable[[Sequence[_Array]], _Array]
+    priority: int = 0
+    """The likelier way has the lower one."""
 
 
 def find_activation_kind(entry: Entry | None) -> ActivationKind:
@@ -91,7 +96,7 @@ def list_join_ways(shapes: Sequence[tuple[int, ...]], *, kind: ActivationKind) -
     """
     first, count = shapes[0], len(shapes)
     same = all(shape == first for shape in shapes)
-    ways = [JoinWay(_COPY, first, lambda arrays: arrays[0])] if same else []
+    ways = [JoinWay(_COPY, first, lambda arrays: arrays[0], 2)] if same else []
     if kind is ActivationKind.NONE or count == 1:
         return ways
     for dimension in range(len(first)):
@@ -101,8 +106,10 @@ def list_join_ways(shapes: Sequence[tuple[int, ...]], *, kind: ActivationKind) -
         ways += [_divide(way, count) for way in ways[same:]]
     if same:
         ways += _list_nested_ways(first, count, kind)
-        ways.append(JoinWay(_SUM, first, lambda arrays: _add(arrays, 1)))
-        ways.append(JoinWay("averaged", first, lambda arrays: _add(arrays, count)))
+        # The loss of a batch is the mean of those of its parts.
+        priority = 1 if prod(first) == 1 else 3
+        ways.append(JoinWay("averaged", first, lambda arrays: _add(arrays, count), priority))
+        ways.append(JoinWay(_SUM, first, lambda arrays: _add(arrays, 1), 4))
     return ways
 
 
@@ -188,7 +195,9 @@ def load_joined_pair(a: DumpedTensor, b: DumpedTensor) -> tuple[JoinedTensor, Jo
     CorruptedError when shards contradict each other, or do not cover their tensor.
     """
     sides = [_load_side(name, each) for name, each in (("a", a), ("b", b))]
-    fitting = [pair for pair in product(*sides) if pair[0].way.shape == pair[1].way.shape]
+    fitting = [
+        pair for pair in product(sides[0], sides[1]) if pair[0].way.shape == pair[1].way.shape
+    ]
     if not fitting:
         # A tensor in fewer dimensions, or without extents of 1, is the caller's to decide.
         if all(len(side) == 1 for side in sides):
@@ -199,13 +208,28 @@ def load_joined_pair(a: DumpedTensor, b: DumpedTensor) -> tuple[JoinedTensor, Jo
     if len(fitting) == 1:
         left, right = (each.make("extents") for each in fitting[0])
         return left, right
-    found = [(pair, [way.make("elements") for way in pair]) for pair in fitting]
-    ways, best = min(found, key=lambda each: _measure_distance(*(made.array for made in each[1])))
-    left, right = (
-        _find_replicas(way, sides[at]) or made
-        for at, (way, made) in enumerate(zip(ways, best, strict=True))
+    left, right = _choose_ways(fitting)
+    return (
+        _find_replicas(left, sides[0]) or left.make("elements"),
+        _find_replicas(right, sides[1]) or right.make("elements"),
     )
-    return left, right
+
+
+def _choose_ways(fitting: Sequence[tuple[_SideWay, _SideWay]]) -> tuple[_SideWay, _SideWay]:
+    """Return the ways whose results are nearest to each other; of nearly equal ones the likeliest,
+    as two ranks of one side are those of the other in whatever way both are joined.
+    """
+    found = [
+        (pair, _measure_distance(*(each.way.join(each.arrays) for each in pair)))
+        for pair in fitting
+    ]
+    limit = _NEAR_FACTOR * min(distance for _, distance in found) + _NEAR_DISTANCE
+    near = [
+        (max(each.way.priority for each in pair), distance, pair)
+        for pair, distance in found
+        if distance <= limit
+    ]
+    return min(near, key=lambda each: each[:2], default=(0, 0.0, fitting[0]))[2]
 
 
 def _find_replicas(way: _SideWay, side: Sequence[_SideWay]) -> JoinedTensor | None:

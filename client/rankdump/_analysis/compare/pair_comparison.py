@@ -296,12 +296,16 @@ def _get_severity(outcome: PairOutcome) -> tuple[bool, float]:
 
 
 def _have_other_uses(a: DumpedTensor, b: DumpedTensor) -> bool:
-    """Return whether tensors are gradients of an input that is a DTensor on one side only."""
-    by_dtensor = [
-        each.layout is not None and each.layout.source is LayoutSource.DTENSOR for each in (a, b)
-    ]
-    is_gradient = find_activation_kind(a.entry or b.entry) is ActivationKind.GRADIENT
-    return is_gradient and a.side is TensorSide.OUTPUT and by_dtensor[0] is not by_dtensor[1]
+    """Return whether tensors are gradients of an input that one side has as a DTensor of another
+    layout: which operators share it depends on where it was made.
+    """
+    if a.side is not TensorSide.OUTPUT:
+        return False
+    if find_activation_kind(a.entry or b.entry) is not ActivationKind.GRADIENT:
+        return False
+    found = [each.layout for each in (a, b)]
+    by_dtensor = any(each is not None and each.source is LayoutSource.DTENSOR for each in found)
+    return by_dtensor and len({each and each.placements for each in found}) > 1
 
 
 def _measure_elements(

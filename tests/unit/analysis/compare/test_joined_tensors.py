@@ -107,9 +107,20 @@ def test_parts_are_joined_as_the_other_side_has_them(write: Writer):
 
 def test_both_sides_may_have_parts(write: Writer):
     whole = make_array(12, 4)
-    left, right = join(write(*np.split(whole, 2)), write(*np.split(whole, 3)))
-    assert np.array_equal(left.array, right.array)
-    assert np.array_equal(left.array, whole)
+    for counts in ((2, 3), (2, 2)):
+        first, second = (write(*np.split(whole, count)) for count in counts)
+        left, right = join(first, second)
+        assert np.array_equal(left.array, right.array)
+        assert np.array_equal(left.array, whole)
+
+
+def test_likelier_way_is_used_where_rounding_decides(write: Writer):
+    """Ranks of two jobs agree in whatever way they are joined."""
+    whole = make_array(4, 3)
+    noisy = whole + np.float32(1e-7) * make_array(4, 3, seed=1)
+    left, right = join(write(*np.split(whole, 2)), write(*np.split(noisy, 2)))
+    assert (left.array.shape, right.array.shape) == ((4, 3), (4, 3))
+    assert [find_drift(each, ElementTolerances()) for each in (left, right)] == ["", ""]
 
 
 def test_ranks_of_a_group_that_have_the_same_part_are_one(write: Writer):
