@@ -20,6 +20,7 @@ from rankdump._analysis.reader.manifests import (
     read_tree_sessions,
 )
 from rankdump._analysis.reader.query import Named, Query, selected
+from rankdump._analysis.reader.run_cards import FoundCards, RankCard, read_run_cards
 from rankdump._analysis.reader.shard_join import TensorShard, join_shards, plan_join
 from rankdump._analysis.reader.source_lines import (
     Frame,
@@ -334,6 +335,33 @@ class Dump:
             is_filtered=bool(self._queries or self._source.job_id),
         )
         return run_query(statement, views, limits)
+
+    @property
+    def unfiltered(self) -> Dump:
+        """This dump without filters; the job and the attempt stay."""
+        return Dump(self._source)
+
+    @property
+    def cards(self) -> tuple[RankCard, ...]:
+        """Run cards by rank and iteration: what each iteration was computed from.
+
+        Only the filters of rank, iteration and attempt apply. Empty for trees without cards; those
+        that cannot be read are left out, and `card_problems` names them.
+        """
+        return self.found_cards.cards
+
+    @property
+    def card_problems(self) -> tuple[str, ...]:
+        """Sentences about run cards that cannot be read."""
+        return self.found_cards.problems
+
+    @cached_property
+    def found_cards(self) -> FoundCards:
+        """Run cards with what is wrong with others."""
+        source = self._source
+        return read_run_cards(
+            source.root, self._keeps_place, job_id=source.job_id, attempt=source.attempt
+        )
 
     @cached_property
     def sources(self) -> Mapping[str, tuple[Frame, ...]]:

@@ -1,0 +1,92 @@
+"""Causes of a step of a torch model: digests of the batch and of the state of torch's generator
+before the first forward of the model, and the learning rates that an optimizer uses.
+
+They are for the run card, in iterations that are dumped, and for the black box, in every step. The
+generator is read where the model is called first: a script may seed it after it attached the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import xxhash
+from torch import Tensor
+from torch.optim import Optimizer
+
+from rankdump._core.recorder_protocol import CauseRecorder
+from rankdump._core.run_card import BATCH_PREFIX, LEARNING_RATE_PREFIX, RANDOM_PREFIX
+from rankdump._frameworks.operator_names import CallLeaf
+from rankdump._frameworks.torch.tensors import make_torch_source
+
+# torch's stubs leave an optimizer's groups untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+_MAX_DIGEST_BYTES = 1 << 24
+_MAX_BATCH_TENSORS = 16
+_KEYWORD_PREFIX = "kwargs."
+
+
+class StepCauseObserver:
+    """Takes the causes of the steps of one attached model."""
+
+    def __init__(self, causes: CauseRecorder) -> None:
+        self._causes = causes
+        self._iteration: int | None = None
+        self._digests: dict[str, str] = {}
+        """Of the tensors of the batch, over all calls of this step so far."""
+        self.is_called = False
+        """Whether the model was called in this step."""
+
+    def begin_step(self, iteration: int) -> None:
+        """Begin a step; an iteration that is begun again goes on."""
+        if iteration != self._iteration:
+            self._iteration, self.is_called = iteration, False
+            self._digests = {}
+
+    def observe_call(self, leaves: Sequence[CallLeaf], *, on_device: bool) -> None:
+        """Take what is known when the model is called; `on_device` also reads tensors on
+        accelerators, which are waited for and copied.
+        """
+        if not self.is_called:
+            self.is_called = True
+            state = digest_elements(torch.random.get_rng_state(), on_device=False)
+            self._causes.add_digest(f"{RANDOM_PREFIX}cpu", state)
+        tensors = [leaf for leaf in leaves if isinstance(leaf.value, Tensor)]
+        for slot, argument, value in tensors[:_MAX_BATCH_TENSORS]:
+            assert isinstance(value, Tensor)
+            digest = digest_elements(value, on_device=on_device)
+            if not digest:
+                continue
+            keyword = argument.removeprefix(_KEYWORD_PREFIX)
+            name = f"{BATCH_PREFIX}{slot if keyword == argument else keyword}"
+            if name in self._digests:  # the model was called before, with another micro-batch
+                digest = xxhash.xxh3_64_hexdigest(f"{self._digests[name]}{digest}".encode())
+            self._digests[name] = digest
+            self._causes.add_digest(name, digest)
+
+    def add_rates(self, optimizer: Optimizer) -> None:
+        """Take the learning rates of an optimizer that is about to step."""
+        rates = {
+            f"{LEARNING_RATE_PREFIX}{number}": float(group.get("lr", 0.0))
+            for number, group in enumerate(optimizer.param_groups)
+        }
+        self._causes.note(rates)
+
+
+def digest_elements(tensor: Tensor, *, on_device: bool) -> str:
+    """Return the xxh3-64 of a tensor; empty for a very large one, for one on an accelerator unless
+    `on_device` is set, and for one whose elements cannot be read.
+    """
+    if tensor.nbytes > _MAX_DIGEST_BYTES or not (tensor.is_cpu or on_device):
+        return ""
+    try:
+        if type(tensor) is Tensor and tensor.is_cpu and tensor.is_contiguous():
+            return xxhash.xxh3_64_hexdigest(tensor.detach().numpy().data)
+    except (TypeError, RuntimeError):
+        pass  # of a type that numpy does not have, or a view whose elements are computed
+    source = make_torch_source(tensor)
+    if source is None or isinstance(source, str):
+        return ""
+    return xxhash.xxh3_64_hexdigest(source.copy_elements())
