@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from rankdump._analysis.compare.call_names import read_name_mapping
 from rankdump._analysis.compare.call_pairs import check_pairing_rules
+from rankdump._analysis.compare.card_findings import CardFinding, compare_cards
 from rankdump._analysis.compare.compare_pool import compare_pairs
 from rankdump._analysis.compare.origin_search import (
     ComparedDumps,
@@ -89,8 +90,7 @@ def compare(
     """
     started = time.monotonic()
     settings = _make_settings(ElementTolerances(rtol, atol, equal_nan), match, mapping, msaccucmp)
-    notes: list[str] = []
-    opened: dict[str, Dump] = {}
+    notes, opened = list[str](), dict[str, Dump]()
     own_a = {"rank": rank_a, "iteration": iteration_a, "attempt": attempt_a}
     own_b = {"rank": rank_b, "iteration": iteration_b, "attempt": attempt_b}
     with collector_paused():
@@ -110,6 +110,22 @@ def compare(
         notes=tuple(dict.fromkeys(notes)),
         seconds=time.monotonic() - started,
         places_of_b=places,
+        card_findings=_compare_cards(sides[0], sides[1], rows, places),
+    )
+
+
+def _compare_cards(
+    a: _DumpSide,
+    b: _DumpSide,
+    rows: Iterable[ComparisonRow],
+    places: Mapping[ProgramPlace, ProgramPlace],
+) -> tuple[CardFinding, ...]:
+    """Compare the run cards of the ranks and iterations of the rows; parameters of all ranks."""
+    compared = dict.fromkeys((row.rank, row.iteration) for row in rows)
+    return compare_cards(
+        a.dump.unfiltered.found_cards,
+        b.dump.unfiltered.found_cards,
+        [(place, places.get(place, place)) for place in compared],
     )
 
 

@@ -161,6 +161,17 @@ def format_verdict_counts(rows: Iterable[ComparisonRow]) -> str:
     return f"{total:,} {noun}" + (f": {parts}" if parts else "")
 
 
+def list_card_differences(report: ComparisonReport) -> list[str]:
+    """Return the lines about what differs before the first operator; a title if there are any."""
+    found = [each.text for each in report.card_findings if each.is_difference]
+    return ["before the first operator:", *(f"  {text}" for text in found)] if found else []
+
+
+def list_card_remarks(report: ComparisonReport) -> list[str]:
+    """Return the sentences about run cards that were not compared."""
+    return [each.text for each in report.card_findings if not each.is_difference]
+
+
 def describe_settings(report: ComparisonReport) -> str:
     """Return the settings in one sentence."""
     settings = report.settings
