@@ -7,6 +7,7 @@ copies of one part must be equal. So a model on one rank compares with a sharded
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,7 +77,8 @@ class CardPair(NamedTuple):
 def compare_cards(
     a: FoundCards, b: FoundCards, places: Iterable[tuple[_Place, _Place]]
 ) -> tuple[CardFinding, ...]:
-    """Return what differs between the cards of two dumps, the causes of a step first.
+    """Return what differs between the cards of two dumps: the causes of steps by their first
+    iteration, then facts about processes, then remarks.
 
     `places` are rank and iteration of a with those of b; parameters are merged over all ranks of
     the iteration, whether they are among them or not.
@@ -104,6 +106,8 @@ def compare_cards(
         *_compare_facts(pairs),
     )
     differences = [each for each in found if each.is_difference]
+    # What begins later may follow from what began before; the sort is stable.
+    differences.sort(key=lambda each: math.inf if each.iteration is None else each.iteration)
     return (*differences, *(each for each in found if not each.is_difference), *remarks)
 
 

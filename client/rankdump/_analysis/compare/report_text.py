@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+from rankdump._analysis.compare.card_findings import CardFinding
 from rankdump._analysis.compare.report import (
     CONSTANTS_ITERATION,
     DTYPE_FINDING_PREFIX,
@@ -163,13 +164,19 @@ def format_verdict_counts(rows: Iterable[ComparisonRow]) -> str:
 
 def list_card_differences(report: ComparisonReport) -> list[str]:
     """Return the lines about what differs before the first operator; a title if there are any."""
-    found = [each.text for each in report.card_findings if each.is_difference]
+    found = [each.text for each in report.card_findings if _is_leading(each)]
     return ["before the first operator:", *(f"  {text}" for text in found)] if found else []
 
 
 def list_card_remarks(report: ComparisonReport) -> list[str]:
-    """Return the sentences about run cards that were not compared."""
-    return [each.text for each in report.card_findings if not each.is_difference]
+    """Return the sentences about run cards that do not lead: what was not compared, and other
+    command lines, which nearly all pairs of runs have.
+    """
+    return [each.text for each in report.card_findings if not _is_leading(each)]
+
+
+def _is_leading(finding: CardFinding) -> bool:
+    return finding.is_difference and finding.subject != "command"
 
 
 def describe_settings(report: ComparisonReport) -> str:

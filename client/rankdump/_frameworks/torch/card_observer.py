@@ -112,7 +112,7 @@ def digest_head(parameter: Tensor, layout: TensorLayout | None) -> ParameterDige
     has none of it, and where its elements cannot be read or are at no single place.
     """
     source = make_torch_source(parameter)
-    if source is None or isinstance(source, str):
+    if source is None or isinstance(source, str) or (layout is not None and layout.is_partial):
         return None
     local = source.tensor.detach()
     dtype = find_dtype_name(local)

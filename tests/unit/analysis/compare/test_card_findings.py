@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -48,12 +49,16 @@ def find(a: list[RankCard], b: list[RankCard]) -> tuple[CardFinding, ...]:
 
 
 def test_equal_cards_have_no_findings():
-    card = {"digests": {"batch.0": "0f"}, "parameters": {"w": digest(1)}, "revision": "ab"}
+    card: dict[str, Any] = {
+        "digests": {"batch.0": "0f"},
+        "parameters": {"w": digest(1)},
+        "revision": "ab",
+    }
     assert find(steps(**card), steps(**card)) == ()
 
 
 def test_causes_come_in_the_order_of_a_step():
-    own = {
+    own: dict[str, Any] = {
         "digests": [{"batch.0": "0f", "random.cpu": "aa"}, {"batch.0": "1f"}, {"batch.0": "2f"}],
         "parameters": [{"a": digest(1), "b": digest(2)}, {}, {}],
         "numbers": {"learning_rate.0": "0.1", "loss": "3.0"},
@@ -64,7 +69,7 @@ def test_causes_come_in_the_order_of_a_step():
         "command": ("python", "train.py", "--lr=0.1"),
         "models": (ModelSummary("Net", 2, 9, "00", {"float32": 2}),),
     }
-    other = {
+    other: dict[str, Any] = {
         "digests": [{"batch.0": "ff", "random.cpu": "bb"}, {"batch.0": "fe"}, {"batch.0": "fd"}],
         "parameters": [{"a": digest(1), "b": digest(3)}, {}, {}],
         "numbers": [
@@ -217,24 +222,24 @@ def test_damaged_cards_are_remarks_of_their_side():
 
 
 def test_ranks_that_agree_have_no_findings():
-    card: Mapping[str, object] = {
+    card: dict[str, Any] = {
         "parameters": {"w": digest(1)},
         "numbers": {"learning_rate.0": "0.1"},
         "environment": {"CUDA_VISIBLE_DEVICES": "0"},
     }
-    second = {**card, "environment": {"CUDA_VISIBLE_DEVICES": "1"}}
+    second: dict[str, Any] = {**card, "environment": {"CUDA_VISIBLE_DEVICES": "1"}}
     both = [*steps(digests={"batch.0": "a"}, **card), *steps(rank=1, **second)]
     assert compare_ranks(found(both)) == ()
 
 
 def test_ranks_that_differ_are_named():
-    first = {
+    first: dict[str, Any] = {
         "parameters": {"w": digest(1), "v": digest(1)},
         "numbers": {"learning_rate.0": "0.1"},
         "settings": {"torch.initial_seed": "3"},
         "digests": {"batch.0": "0f"},
     }
-    second = {
+    second: dict[str, Any] = {
         **first,
         "parameters": {"w": digest(2), "v": digest(1)},
         "numbers": [{"learning_rate.0": "0.1"}, {"learning_rate.0": "0.2"}],
