@@ -12,6 +12,7 @@ import pytest
 
 import rankdump
 from rankdump._analysis.fsck.tree_check import check_tree
+from rankdump._analysis.reader.dump import Dump
 from rankdump._core.plan import ContentSettings, DumpPlan, OutputSettings
 from rankdump._core.run_card import MAX_CARD_BYTES, RunCard, format_card
 from rankdump._layout.tree_layouts import LAYOUTS
@@ -88,7 +89,7 @@ def test_cards_outlive_the_ledger(make_agent, make_rank, frames, short_dir):
     assert check_tree(rank.root, workers=1).damages == ()
 
 
-def run_arrays(root: Path, address: str, *, card: bool = True) -> rankdump.reader.Dump:
+def run_arrays(root: Path, address: str, *, card: bool = True) -> Dump:
     plan = DumpPlan(OutputSettings(str(root)), content=ContentSettings(run_card=card))
     with rankdump.Session(plan, agent=address) as session:
         for iteration in range(2):

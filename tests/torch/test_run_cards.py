@@ -18,7 +18,7 @@ from rankdump._core.run_card import RunCard, parse_card, parse_parameter
 from rankdump._core.tensor_layout import TensorLayout
 from rankdump._frameworks.parameter_turns import HEAD_ELEMENTS, TURN_ITERATIONS
 from rankdump._frameworks.torch.card_observer import digest_head
-from rankdump._frameworks.torch.model_hook import TorchModelHook, attach_model
+from rankdump._frameworks.torch.model_hook import attach_model
 from rankdump._recorder.declared_layouts import DeclaredLayouts
 from rankdump._recorder.run_card_recorder import RunCardRecorder
 
@@ -54,7 +54,7 @@ class CardJob:
         )
         self.card.name_model(0, "Net")
         self.recorder.card = self.card
-        self.hook: TorchModelHook = attach_model(self.model, self.recorder, graph=0)
+        self.hook = attach_model(self.model, self.recorder, graph=0)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=self.rate)
 
     def run_step(self, *batches: Tensor, **keywords: Any) -> RunCard:
