@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from rankdump._core.layout_declaration import LayoutDeclaration, declare_layout
 from rankdump._core.record import TensorSide
-from rankdump._core.run_card import RunCard, parse_card, parse_parameter
+from rankdump._core.run_card import ParameterDigest, RunCard, parse_card, parse_parameter
 from rankdump._core.tensor_layout import TensorLayout
-from rankdump._frameworks.parameter_turns import HEAD_ELEMENTS, TURN_ITERATIONS
-from rankdump._frameworks.torch.card_observer import digest_head
+from rankdump._frameworks import parameter_digests
+from rankdump._frameworks.parameter_digests import HEAD_ELEMENTS, TURN_ITERATIONS
 from rankdump._frameworks.torch.model_hook import attach_model
+from rankdump._frameworks.torch.tensors import make_torch_source
 from rankdump._recorder.declared_layouts import DeclaredLayouts
 from rankdump._recorder.run_card_recorder import RunCardRecorder
 
@@ -35,6 +36,13 @@ class Net(nn.Module):
     def forward(self, x: Tensor, *, scale: Tensor | None = None) -> Tensor:
         y = self.head(self.drop(self.body(x)))
         return y if scale is None else y * scale
+
+
+def digest_head(tensor: Tensor, layout: TensorLayout | None) -> ParameterDigest | None:
+    source = make_torch_source(tensor)
+    if source is None or isinstance(source, str):
+        return None
+    return parameter_digests.digest_head(source, layout)
 
 
 @dataclass

@@ -6,22 +6,22 @@ weights and seed generators after it attached the model.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from math import prod
 
 import torch
-import xxhash
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from rankdump._core.recorder_protocol import CardRecorder
 from rankdump._core.run_card import RANDOM_PREFIX, ModelSummary, ParameterDigest
-from rankdump._core.tensor_fingerprint import compute_digest, place_head
-from rankdump._core.tensor_layout import TensorLayout
 from rankdump._frameworks.model_observer import ModelObserver
 from rankdump._frameworks.operator_names import CallLeaf
-from rankdump._frameworks.parameter_turns import HEAD_ELEMENTS, is_parameter_due
+from rankdump._frameworks.parameter_digests import (
+    LogicalParameter,
+    digest_head,
+    is_parameter_due,
+    summarize_parameters,
+)
 from rankdump._frameworks.torch.layouts import strip_distribution
 from rankdump._frameworks.torch.parameters import PlacedParameter, TorchParameterObserver
 from rankdump._frameworks.torch.step_causes import StepCauseObserver, digest_elements
@@ -44,6 +44,10 @@ class TorchCardObserver:
         self._iteration = -1
         self._is_called = self._has_digested = False
         """Whether the model was called in this step, and parameters were digested in any."""
+        self._known_walks = 0
+        self._placed: list[PlacedParameter] = []
+        self._summary = ModelSummary("", 0, 0, "")
+        """Parameters by their logical names and layouts, and their summary, as of that walk."""
 
     def begin_step(self, iteration: int) -> None:
         """Begin a step."""
@@ -65,64 +69,39 @@ class TorchCardObserver:
 
     def _add_parameters(self) -> None:
         is_first, self._has_digested = not self._has_digested, True
-        placed = [
-            self._place(each)
-            for each in self._parameters.iterate_placed()
-            if not is_lazy(each.tensor)
-        ]
-        self._card.add_model(self._observer.graph, summarize_parameters(placed))
+        if self._parameters.walks != self._known_walks:
+            # To look at all parameters in each iteration takes longer than to digest those due.
+            self._known_walks = self._parameters.walks
+            parameters = list(self._parameters.iterate_placed())
+            made = [each for each in parameters if not is_lazy(each.tensor)]
+            if len(made) < len(parameters):
+                self._known_walks = 0
+            self._placed = list(map(self._place, made))
+            self._summary = summarize_parameters(map(_describe, self._placed))
+        self._card.add_model(self._observer.graph, self._summary)
         found: dict[str, ParameterDigest] = {}
-        for parameter in placed:
-            name = find_logical_name(parameter)
+        for name, tensor, layout in self._placed:
             if is_first or is_parameter_due(name, self._iteration):
-                digest = digest_head(parameter.tensor, parameter.layout)
+                source = make_torch_source(tensor)
+                if source is None or isinstance(source, str):
+                    continue
+                digest = digest_head(source, layout)
                 if digest is not None:
                     found[name] = digest
         self._card.add_parameters(self._observer.graph, found)
 
     def _place(self, parameter: PlacedParameter) -> PlacedParameter:
-        shape = tuple(strip_distribution(parameter.tensor).shape)
-        declared = self._card.find_layout(parameter.name, shape)
-        return parameter if declared is None else parameter._replace(layout=declared)
+        """Return a parameter with the layout that the script declared, and its logical name."""
+        name, tensor, layout = parameter
+        layout = self._card.find_layout(name, tuple(strip_distribution(tensor).shape)) or layout
+        logical = layout.logical_name if layout is not None else ""
+        return PlacedParameter(logical or name, tensor, layout)
 
 
-def find_logical_name(parameter: PlacedParameter) -> str:
-    """Return the name of a parameter in the whole model."""
-    layout = parameter.layout
-    return layout.logical_name if layout is not None and layout.logical_name else parameter.name
-
-
-def summarize_parameters(placed: Sequence[PlacedParameter]) -> ModelSummary:
-    """Return the summary of a model, without its name."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    dtypes: Counter[str] = Counter()
-    for parameter in placed:
-        local, layout = strip_distribution(parameter.tensor), parameter.layout
-        shape = tuple(local.shape) if layout is None else layout.global_shape
-        shapes[find_logical_name(parameter)] = shape
-        dtypes[find_dtype_name(local)] += 1
-    text = "\n".join(f"{name} {shapes[name]}" for name in sorted(shapes))
-    digest = xxhash.xxh3_64_hexdigest(text.encode(errors="replace"))
-    elements = sum(map(prod, shapes.values()))
-    return ModelSummary("", len(shapes), elements, digest, dict(sorted(dtypes.items())))
-
-
-def digest_head(parameter: Tensor, layout: TensorLayout | None) -> ParameterDigest | None:
-    """Return the digest of the part that this rank has of the head of a parameter; None where it
-    has none of it, and where its elements cannot be read or are at no single place.
-    """
-    source = make_torch_source(parameter)
-    if source is None or isinstance(source, str) or (layout is not None and layout.is_partial):
-        return None
-    local = source.tensor.detach()
-    dtype = find_dtype_name(local)
-    placed = place_head(dtype, tuple(local.shape), layout, HEAD_ELEMENTS)
-    if placed is None or not placed.elements:
-        return None
-    # A view where the parameter is dense, as nearly all are.
-    elements = local.reshape(-1)[: placed.elements].contiguous().cpu()
-    digest = compute_digest(elements.data_ptr(), placed.fingerprint)
-    return ParameterDigest(dtype, digest, placed.part)
+def _describe(parameter: PlacedParameter) -> LogicalParameter:
+    local, layout = strip_distribution(parameter.tensor), parameter.layout
+    shape = tuple(local.shape) if layout is None else layout.global_shape
+    return LogicalParameter(parameter.name, shape, find_dtype_name(local))
 
 
 def read_device_generators() -> list[tuple[str, Tensor]]:

@@ -87,6 +87,8 @@ class TorchParameterObserver:
         self._constants: set[str] = set()
         self._handles: list[RemovableHandle] = []
         self._causes: StepCauseObserver | None = None
+        self.walks = 0
+        """How often the modules were walked through; the parameters are the same until the next."""
 
     def use_causes(self, causes: StepCauseObserver | None) -> None:
         """Report also the learning rates that optimizers of the model use."""
@@ -150,6 +152,7 @@ class TorchParameterObserver:
         if structure is not None and structure == self._structure:
             return
         self._structure = structure
+        self.walks += 1
         named = list(iterate_sharded_parameters(self._model))
         self._layouts = find_parameter_layouts(self._model, named)
         self._named = [(name, make_gradient_name(name), parameter) for name, parameter in named]

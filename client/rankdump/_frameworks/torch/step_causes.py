@@ -15,7 +15,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rankdump._core.recorder_protocol import CauseRecorder
-from rankdump._core.run_card import BATCH_PREFIX, LEARNING_RATE_PREFIX, RANDOM_PREFIX
+from rankdump._core.run_card import LEARNING_RATE_PREFIX, RANDOM_PREFIX
+from rankdump._frameworks.batch_digests import (
+    MAX_BATCH_TENSORS,
+    MAX_DIGEST_BYTES,
+    BatchDigests,
+)
 from rankdump._frameworks.operator_names import CallLeaf
 from rankdump._frameworks.torch.tensors import make_torch_source
 
@@ -23,48 +28,31 @@ from rankdump._frameworks.torch.tensors import make_torch_source
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
 
-_MAX_DIGEST_BYTES = 1 << 24
-_MAX_BATCH_TENSORS = 16
-_KEYWORD_PREFIX = "kwargs."
-
 
 class StepCauseObserver:
     """Takes the causes of the steps of one attached model."""
 
     def __init__(self, causes: CauseRecorder) -> None:
         self._causes = causes
-        self._iteration: int | None = None
-        self._digests: dict[str, str] = {}
-        """Of the tensors of the batch, over all calls of this step so far."""
-        self.is_called = False
-        """Whether the model was called in this step."""
+        self._batch = BatchDigests()
 
     def begin_step(self, iteration: int) -> None:
         """Begin a step; an iteration that is begun again goes on."""
-        if iteration != self._iteration:
-            self._iteration, self.is_called = iteration, False
-            self._digests = {}
+        self._batch.begin_step(iteration)
 
     def observe_call(self, leaves: Sequence[CallLeaf], *, on_device: bool) -> None:
         """Take what is known when the model is called; `on_device` also reads tensors on
         accelerators, which are waited for and copied.
         """
-        if not self.is_called:
-            self.is_called = True
+        if not self._batch.is_called:
+            self._batch.is_called = True
             state = digest_elements(torch.random.get_rng_state(), on_device=False)
             self._causes.add_digest(f"{RANDOM_PREFIX}cpu", state)
-        tensors = [leaf for leaf in leaves if isinstance(leaf.value, Tensor)]
-        for slot, argument, value in tensors[:_MAX_BATCH_TENSORS]:
-            assert isinstance(value, Tensor)
+        tensors = [(leaf, leaf.value) for leaf in leaves if isinstance(leaf.value, Tensor)]
+        for leaf, value in tensors[:MAX_BATCH_TENSORS]:
             digest = digest_elements(value, on_device=on_device)
-            if not digest:
-                continue
-            keyword = argument.removeprefix(_KEYWORD_PREFIX)
-            name = f"{BATCH_PREFIX}{slot if keyword == argument else keyword}"
-            if name in self._digests:  # the model was called before, with another micro-batch
-                digest = xxhash.xxh3_64_hexdigest(f"{self._digests[name]}{digest}".encode())
-            self._digests[name] = digest
-            self._causes.add_digest(name, digest)
+            if digest:
+                self._causes.add_digest(*self._batch.add(leaf, digest))
 
     def add_rates(self, optimizer: Optimizer) -> None:
         """Take the learning rates of an optimizer that is about to step."""
@@ -79,7 +67,7 @@ def digest_elements(tensor: Tensor, *, on_device: bool) -> str:
     """Return the xxh3-64 of a tensor; empty for a very large one, for one on an accelerator unless
     `on_device` is set, and for one whose elements cannot be read.
     """
-    if tensor.nbytes > _MAX_DIGEST_BYTES or not (tensor.is_cpu or on_device):
+    if tensor.nbytes > MAX_DIGEST_BYTES or not (tensor.is_cpu or on_device):
         return ""
     try:
         if type(tensor) is Tensor and tensor.is_cpu and tensor.is_contiguous():
