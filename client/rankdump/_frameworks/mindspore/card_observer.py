@@ -66,7 +66,7 @@ class MindSporeCardObserver:
             self._card.note({f"{LEARNING_RATE_PREFIX}0": float(rate.asnumpy())})
 
     def _add_parameters(self) -> None:
-        is_first, self._has_digested = not self._has_digested, True
+        is_first = not self._has_digested
         found: dict[str, ParameterDigest] = {}
         parameters: list[LogicalParameter] = []
         for parameter in self._model.get_parameters():
@@ -82,6 +82,7 @@ class MindSporeCardObserver:
                 digest = digest_head(source, layout)
                 if digest is not None:
                     found[name] = digest
+        self._has_digested = self._has_digested or bool(found)
         self._card.add_model(self._graph, summarize_parameters(parameters))
         self._card.add_parameters(self._graph, found)
 

@@ -68,7 +68,7 @@ class TorchCardObserver:
             self.causes.observe_call(leaves, on_device=True)
 
     def _add_parameters(self) -> None:
-        is_first, self._has_digested = not self._has_digested, True
+        is_first = not self._has_digested
         if self._parameters.walks != self._known_walks:
             # To look at all parameters in each iteration takes longer than to digest those due.
             self._known_walks = self._parameters.walks
@@ -88,6 +88,8 @@ class TorchCardObserver:
                 digest = digest_head(source, layout)
                 if digest is not None:
                     found[name] = digest
+        # Not while a CUDA graph is captured, when none can be read.
+        self._has_digested = self._has_digested or bool(found)
         self._card.add_parameters(self._observer.graph, found)
 
     def _place(self, parameter: PlacedParameter) -> PlacedParameter:
