@@ -40,6 +40,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         files.packed,
         files.bins,
         files.manifests,
+        files.cards,
         files.opdebugs,
         tables.statistics,
         tables.apis,

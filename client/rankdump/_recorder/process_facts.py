@@ -86,6 +86,7 @@ _CANN_FILES = ("version.cfg", "compiler/version.info", "runtime/version.info")
 _CANN_VERSION = re.compile(r"(?:^Version=|_running_version=\[)([0-9A-Za-z.]+)", re.M)
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _MAX_TEXT = 256
+_MAX_MASKED_TEXT = 4096
 _MAX_ARGUMENTS = 128
 _MAX_FOLDERS = 32
 _MAX_FILE_BYTES = 1 << 22
@@ -94,8 +95,8 @@ _MAX_FILE_BYTES = 1 << 22
 def read_command() -> tuple[str, ...]:
     """Return the command line of the process, secrets masked, long texts and lists cut."""
     arguments = sys.orig_argv or sys.argv
-    # Masked before they are cut: half of a token has no longer the form of one.
-    masked = mask_arguments(arguments[:_MAX_ARGUMENTS])
+    # Masked before they are cut for good: half of a token has no longer the form of one.
+    masked = mask_arguments([each[:_MAX_MASKED_TEXT] for each in arguments[:_MAX_ARGUMENTS]])
     more = ("...",) if len(arguments) > _MAX_ARGUMENTS else ()
     return (*map(_cut_text, masked), *more)
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal, NamedTuple, TypeAlias
 
 from rankdump._analysis.reader.query import ranges
 from rankdump._analysis.reader.run_cards import FoundCards, RankCard
+from rankdump._core.record import sanitize_line
 from rankdump._core.run_card import (
     BATCH_PREFIX,
     LEARNING_RATE_PREFIX,
@@ -45,6 +46,7 @@ _Place: TypeAlias = "tuple[int, int]"
 _DIGEST_RANGE = 1 << 64
 _MAX_NAMES = 3
 _MAX_ARGUMENTS = 4
+_MAX_TEXT = 1000
 _SEEDLESS_STATES = ("random.python", "random.numpy")
 """States that differ by chance where nobody seeds and uses them."""
 _ABSENT = "none"
@@ -85,7 +87,7 @@ def compare_cards(
     """
     remarks = [*_list_problems("a", a), *_list_problems("b", b)]
     if not a.cards or not b.cards:
-        return (*remarks, _describe_absence(a, b))
+        return tuple(map(_make_printable, (*remarks, _describe_absence(a, b))))
     cards_a = {(each.rank, each.iteration): each for each in a.cards}
     cards_b = {(each.rank, each.iteration): each for each in b.cards}
     pairs = [
@@ -95,7 +97,8 @@ def compare_cards(
     ]
     if not pairs:
         text = "run cards were not compared: no rank and iteration has one in both dumps"
-        return (*remarks, CardFinding("cards", text, is_difference=False))
+        absence = CardFinding("cards", text, is_difference=False)
+        return tuple(map(_make_printable, (*remarks, absence)))
     pairs.sort(key=lambda pair: (pair.a.iteration, pair.a.rank))
     iterations = dict.fromkeys((pair.a.iteration, pair.b.iteration) for pair in pairs)
     found = (
@@ -108,14 +111,15 @@ def compare_cards(
     differences = [each for each in found if each.is_difference]
     # What begins later may follow from what began before; the sort is stable.
     differences.sort(key=lambda each: math.inf if each.iteration is None else each.iteration)
-    return (*differences, *(each for each in found if not each.is_difference), *remarks)
+    others = (each for each in found if not each.is_difference)
+    return tuple(map(_make_printable, (*differences, *others, *remarks)))
 
 
 def compare_ranks(found: FoundCards) -> tuple[CardFinding, ...]:
     """Return what differs between the ranks of one dump although it should agree."""
     problems = _list_problems("the tree", found)
     if not found.cards:
-        return (*problems, _describe_none())
+        return tuple(map(_make_printable, (*problems, _describe_none())))
     findings = [*_compare_replicas(found.cards), *_compare_rank_rates(found.cards)]
     first: dict[int, RankCard] = {}
     for each in found.cards:
@@ -126,7 +130,7 @@ def compare_ranks(found: FoundCards) -> tuple[CardFinding, ...]:
         if subject != "models":
             findings += _compare_rank_facts(subject, list_values, cards)
     findings += _describe_equal_batches(found.cards)
-    return (*findings, *problems)
+    return tuple(map(_make_printable, (*findings, *problems)))
 
 
 # -- causes of a step
@@ -481,6 +485,12 @@ def _describe_equal_batches(cards: Sequence[RankCard]) -> Iterator[CardFinding]:
 
 
 # -- words
+
+
+def _make_printable(finding: CardFinding) -> CardFinding:
+    """Return a finding whose text is one line: names and values of a card may be any text."""
+    text = sanitize_line(finding.text)
+    return replace(finding, text=text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}...")
 
 
 def _describe_iterations(differing: Iterable[int], compared: Iterable[int]) -> str:

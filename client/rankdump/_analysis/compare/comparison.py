@@ -122,10 +122,11 @@ def _compare_cards(
 ) -> tuple[CardFinding, ...]:
     """Compare the run cards of the ranks and iterations of the rows; parameters of all ranks."""
     compared = dict.fromkeys((row.rank, row.iteration) for row in rows)
+    pairs = [(place, places.get(place, place)) for place in compared]
     return compare_cards(
-        a.dump.unfiltered.found_cards,
-        b.dump.unfiltered.found_cards,
-        [(place, places.get(place, place)) for place in compared],
+        a.dump.find_cards_of({iteration for (_, iteration), _ in pairs}),
+        b.dump.find_cards_of({iteration for _, (_, iteration) in pairs}),
+        pairs,
     )
 
 

@@ -5,7 +5,7 @@ first use. Rejects dumps of msprobe, which are not supported.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from os import PathLike, fspath
@@ -337,11 +337,6 @@ class Dump:
         return run_query(statement, views, limits)
 
     @property
-    def unfiltered(self) -> Dump:
-        """This dump without filters; the job and the attempt stay."""
-        return Dump(self._source)
-
-    @property
     def cards(self) -> tuple[RankCard, ...]:
         """Run cards by rank and iteration: what each iteration was computed from.
 
@@ -358,10 +353,15 @@ class Dump:
     @cached_property
     def found_cards(self) -> FoundCards:
         """Run cards with what is wrong with others."""
+        return self._read_cards(self._keeps_place)
+
+    def find_cards_of(self, iterations: Container[int]) -> FoundCards:
+        """Return the run cards of iterations on all ranks, whatever the filters select."""
+        return self._read_cards(lambda rank, iteration: iteration in iterations)
+
+    def _read_cards(self, keeps: Callable[[int, int], bool]) -> FoundCards:
         source = self._source
-        return read_run_cards(
-            source.root, self._keeps_place, job_id=source.job_id, attempt=source.attempt
-        )
+        return read_run_cards(source.root, keeps, job_id=source.job_id, attempt=source.attempt)
 
     @cached_property
     def sources(self) -> Mapping[str, tuple[Frame, ...]]:

@@ -18,6 +18,7 @@ from rankdump._analysis.reader.manifests import (
 )
 from rankdump._core.manifest import find_card
 from rankdump._core.run_card import MAX_CARD_BYTES, RunCard, parse_card
+from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN
 from rankdump.errors import CorruptedError
 
 _END_BYTES = (1 << 13, 8 * MAX_CARD_BYTES)
@@ -64,7 +65,7 @@ def read_run_cards(
     without = 0
     for folder in list_rank_folders(root):
         for file in list_manifest_files(root, folder, []):
-            if file.session in others:
+            if file.session in others or not _may_keep(folder, file.iteration, keeps):
                 continue
             status = next((m.status for m in read_manifests([file], [], balances_only=True)), None)
             if status is None or not keeps(status.rank, status.iteration):
@@ -80,6 +81,12 @@ def read_run_cards(
                 problems.append(f"rank {place[0]}, iteration {place[1]}: {error}")
     cards = tuple(found[place] for place in sorted(found))
     return FoundCards(cards, _shorten(problems), without)
+
+
+def _may_keep(folder: str, iteration: int | None, keeps: Callable[[int, int], bool]) -> bool:
+    """Return whether a manifest may be selected, from its name and the folder of its rank."""
+    rank = RANK_FOLDER_PATTERN.fullmatch(folder)
+    return iteration is None or rank is None or keeps(int(rank[2]), iteration)
 
 
 def _read_card(path: Path) -> bytes:

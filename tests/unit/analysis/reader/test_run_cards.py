@@ -36,7 +36,20 @@ def test_cards_are_read_by_rank_and_iteration(tree):
     assert found == [(0, 0, long), (0, 1, RunCard()), (1, 0, RunCard(revision="ab"))]
     assert dump.card_problems == ()
     assert [each.iteration for each in dump.where(rank=0, iteration="1-4").cards] == [1]
-    assert len(dump.where(rank=0).unfiltered.cards) == 3
+    assert len(dump.where(rank=0).find_cards_of({0, 1}).cards) == 3
+
+
+def test_manifests_of_other_ranks_and_iterations_are_not_opened(tree):
+    """A comparison of one iteration does not read the manifests of all others."""
+    for rank, iteration in ((0, 0), (0, 1), (1, 0)):
+        add(tree, rank, iteration, {"version": 1})
+    for path in tree.root.glob("rank_*/.dump_metadata/manifest/*.json"):
+        if path.parts[-4] != "rank_0" or not path.name.startswith("iteration_1."):
+            path.unlink()
+            path.mkdir()
+    found = read_run_cards(tree.root, lambda rank, iteration: (rank, iteration) == (0, 1))
+    assert [(each.rank, each.iteration) for each in found.cards] == [(0, 1)]
+    assert found.problems == ()
 
 
 def test_tree_without_cards_has_none(tree):
