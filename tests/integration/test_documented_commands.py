@@ -309,6 +309,7 @@ def comparing(page: DocumentPage, trained: TrainedTrees) -> None:
     page.run("rankdump diff A B", both, status=1, says="before the first operator:\n  the weights")
     page.run("rankdump card before", says=r"(?s)^2 ranks agree.*rank +iteration +batch +random")
     page.run("rankdump card TREE", TREE="before", says="learning rate")
+    page.run("rankdump card TREE --json", TREE="before", says=r'"problems": \[\]')
     between = "rankdump diff A A --iteration-a 3 --iteration-b 5"
     page.run(between, status=1, says="the difference starts at", A="after")
     page.run("rankdump diff A/rank_1 B/rank_1", both, status=1, says="rank 1")
