@@ -1,5 +1,5 @@
-"""Step time with statistics, with fingerprints beside them, and with full tensors, forward and
-backward, at module level.
+"""Step time with statistics, with fingerprints beside them, without run cards, and with full
+tensors, forward and backward, at module level.
 
 Two steps warm up, three count; cases alternate, each with a fresh model and a fresh session, and
 begin when nothing of the case before is left to do. Statistics are also measured with an agent that
@@ -36,6 +36,8 @@ CASES = {
     "many_small_statistic": Case("many_small", "statistic"),
     "fingerprint": Case("standard", "statistic", fingerprints=True),
     "many_small_fingerprint": Case("many_small", "statistic", fingerprints=True),
+    "statistic_without_card": Case("standard", "statistic", card=False),
+    "many_small_statistic_without_card": Case("many_small", "statistic", card=False),
 }
 UNTABLED = ("statistic", "many_small_statistic")
 """Cases that are also run with an agent that writes no table."""
@@ -92,6 +94,10 @@ def measure() -> Result:
                 f"{name}_with_table_vs_without": step_s[name] / step_s[f"{name}_without_table"]
                 for name in UNTABLED
             },
+            **{
+                f"{name}_with_card_vs_without": step_s[name] / step_s[f"{name}_without_card"]
+                for name in UNTABLED
+            },
             "step20_vs_step1": growth,
             **(_msprobe_ratios(step_s) if python else {}),
         },
@@ -103,7 +109,8 @@ def _steps(host: Host, name: str, case: Case) -> list[float]:
     trainer = encoder_trainer(SHAPES[case.shape])
     if not case.dumped:
         return step_times(lambda _: trainer.step(), case.steps)
-    session = host.session(name, {"fingerprints": case.fingerprints}, saved_data=case.dumped)
+    settings = {"fingerprints": case.fingerprints, "card": case.card}
+    session = host.session(name, settings, saved_data=case.dumped)
     session.attach(trainer.model)
 
     def step(number: int) -> None:

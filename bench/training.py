@@ -28,6 +28,8 @@ class Case:
     dumped: str = ""
     steps: int = STEPS
     fingerprints: bool = False
+    card: bool = True
+    """Whether each step has a run card."""
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from rankdump._analysis.reader.dump import Dump, check_ours
 from rankdump._analysis.reader.dump import open_dump as open  # noqa: A004
 from rankdump._analysis.reader.manifests import retired_sentences
 from rankdump._analysis.reader.query import Filters, Named, Query, ranges, selected
+from rankdump._analysis.reader.run_cards import RankCard
 from rankdump._analysis.reader.source_lines import Frame, IrOperator, Origin, Search, graph_files
 from rankdump._analysis.reader.statistic_tables import named
 from rankdump._analysis.reader.tensor_loader import (
@@ -28,6 +29,7 @@ from rankdump._analysis.reader.tree import Described, Entries, Entry, Figures, T
 from rankdump._analysis.reader.tree_status import damaged, faults, findings, status, status_of
 from rankdump._analysis.reader.tree_usage import disk_room, observe
 from rankdump._analysis.reader.tree_walk import collector_paused, locate, walk
+from rankdump._core.run_card import ModelSummary, RunCard
 from rankdump._layout.device_formats import ConvertedTensor, convert_format
 from rankdump._layout.tensor_tiles import OriginalLayout
 
@@ -43,12 +45,15 @@ __all__ = [
     "Filters",
     "Frame",
     "IrOperator",
+    "ModelSummary",
     "Named",
     "Opened",
     "Origin",
     "OriginalLayout",
     "PublishedOrder",
     "Query",
+    "RankCard",
+    "RunCard",
     "Search",
     "Statistics",
     "Survey",

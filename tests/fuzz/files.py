@@ -4,16 +4,20 @@ records.
 
 from __future__ import annotations
 
+from fuzz import samples
 from fuzz.input_pieces import chosen, file_of
 
+from rankdump._analysis.compare.card_findings import compare_cards, compare_ranks
 from rankdump._analysis.reader import tensor_loader
+from rankdump._analysis.reader.run_cards import FoundCards, RankCard
 from rankdump._analysis.reader.tensor_loader import described, load_file
 from rankdump._binfile import bin_file
 from rankdump._binfile.header import format_header_json
 from rankdump._binfile.header_parts import OpInput, OpOutput
 from rankdump._binfile.overflow_record import OpDebugRecord, parse_overflow_record
 from rankdump._codec.file_codec import get_codec
-from rankdump._core.manifest import Manifest
+from rankdump._core.manifest import Manifest, find_card
+from rankdump._core.run_card import parse_card
 from rankdump.errors import RankdumpError
 
 _LIMIT_BYTES = 1 << 20
@@ -68,6 +72,26 @@ def manifests(data: bytes) -> None:
     """A manifest: what is read is what would be written."""
     manifest = Manifest.from_json(data)
     assert Manifest.from_json(manifest.to_json()) == manifest
+
+
+def cards(data: bytes) -> None:
+    """A run card, alone or at the end of a manifest: its findings are lines of bounded length."""
+    which, rest = chosen(data, 2)
+    found = find_card(rest) if which else rest
+    if not found:
+        return
+    card = parse_card(found)
+    whole = FoundCards((RankCard(0, 0, 0, card),), (), 0)
+    both = FoundCards((*whole.cards, RankCard(1, 0, 0, samples.CARD)), (), 0)
+    places = [((0, 0), (0, 0))]
+    for finding in (
+        *compare_ranks(both),
+        *compare_cards(whole, both, places),
+        *compare_cards(both, whole, places),
+        *compare_cards(FoundCards(both.cards[1:], (), 0), whole, [((1, 0), (0, 0))]),
+    ):
+        assert finding.text.isprintable()
+        assert len(finding.text) < 1010
 
 
 def opdebugs(data: bytes) -> None:

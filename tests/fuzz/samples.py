@@ -33,6 +33,7 @@ from rankdump._core.graph import (
 from rankdump._core.job_control import ControlAction, ControlAnswer, ControlOrder
 from rankdump._core.plan import ContentSettings, DumpPlan, OutputSettings
 from rankdump._core.record import StatisticRows, TensorKey, TensorKind, TensorSide
+from rankdump._core.run_card import ModelSummary, RunCard
 from rankdump._core.session_protocol import (
     CallStacks,
     ChangedPlan,
@@ -145,6 +146,17 @@ SESSION_STATUS = SessionStatus(
     "job", SESSION, 0, 1, 0, "host", 17, SessionState.CLOSED, notes=("a note",)
 )
 BALANCE = IterationStatus("job", SESSION, 0, 3, True, 4, 1, 1, 1, {"disk_low": 1}, 24, 24, 5, 0, 3)
+CARD = RunCard(
+    command=("python", "train.py"),
+    versions={"torch": "2.13"},
+    environment={"OMP_NUM_THREADS": "1"},
+    revision="ab" * 20,
+    settings={"torch.initial_seed": "3"},
+    models=(ModelSummary("Net", 2, 9, "0f", {"float32": 2}),),
+    numbers={"learning_rate.0": "0.1", "loss": "nan"},
+    digests={"batch.0": "0f", "random.cpu": "1f"},
+    parameters={"w": "float32 00000000000000ff 0:2/4,0:8/8", "v": "float32 00000000000000fe"},
+)
 VIEW = StatusView(
     sessions=(SESSION_STATUS,),
     iterations=(BALANCE,),

@@ -17,6 +17,7 @@ from rankdump._codec.file_codec import ZstdCodec
 from rankdump._core.execution_order import format_finding_line, format_order_line
 from rankdump._core.graph import GraphPart
 from rankdump._core.manifest import Manifest, ManifestRecord
+from rankdump._core.run_card import format_card
 from rankdump._core.timeouts import format_hints
 from rankdump._layout import statistic_tables
 from rankdump._layout.api_files import format_stack_entry
@@ -44,6 +45,9 @@ _RECORD = ManifestRecord(
     bytes_stored=80,
     digest="d",
 )
+
+
+_CARD = json.loads(format_card(samples.CARD))
 
 
 def _packed(data: bytes) -> bytes:
@@ -135,6 +139,10 @@ FILES: dict[str, list[bytes]] = {
     "packed": [b"\0" + _packed(_NPY), b"\1" + _packed(_NPY), b"\0" + _packed(b"") + _packed(b"ab")],
     "bins": [b"\0" + _BIN, b"\1" + _packed(_BIN), b"\0" + overflow_files.debug_file(_OLD)],
     "manifests": [Manifest(samples.BALANCE, 2, 0, "host", (_RECORD,)).to_json()],
+    "cards": [
+        b"\0" + format_card(samples.CARD),
+        b"\1" + Manifest(samples.BALANCE, 2, 0, "host", (), card=_CARD).to_json(),
+    ],
     "opdebugs": [
         b"\1" + _OLD,
         b"\1" + overflow_files.new(0, *range(15), version=1, size=200),

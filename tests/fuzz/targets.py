@@ -51,6 +51,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         files.packed,
         files.bins,
         files.manifests,
+        files.cards,
         files.opdebugs,
         foreigns.archives,
         foreigns.flights,

@@ -133,6 +133,7 @@ def readme(page: DocumentPage, trained: TrainedTrees) -> None:
     page.run("rankdump order [TREE]", TREE="/data/dump", says="AllReduce")
     page.run("rankdump diff after before", status=1, says="the difference starts at")
     page.run("rankdump diff A B", A="before", B="before", says="0 different|equal")
+    page.run("rankdump card TREE", TREE="before", says="model Sequential: 4 parameters")
     page.run("rankdump ls TREE", TREE="/data/dump", says="Linear")
     _replay_call(page)
     file = next((page.folder / "data/dump/rank_0").rglob("Linear.Default*Head*output*"))
@@ -307,7 +308,10 @@ def comparing(page: DocumentPage, trained: TrainedTrees) -> None:
         copied(tree, page.folder / name)
     both = {"A": "after", "B": "before"}
     page.run("rankdump diff after before --limit 9", status=1, says="the difference starts at")
-    page.run("rankdump diff A B", both, status=1, says="the difference starts at")
+    page.run("rankdump diff A B", both, status=1, says="before the first operator:\n  the weights")
+    page.run("rankdump card before", says=r"(?s)^2 ranks agree.*rank +iteration +batch +random")
+    page.run("rankdump card TREE", TREE="before", says="learning rate")
+    page.run("rankdump card TREE --json", TREE="before", says=r'"problems": \[\]')
     between = "rankdump diff A A --iteration-a 3 --iteration-b 5"
     page.run(between, status=1, says="the difference starts at", A="after")
     page.run("rankdump diff A/rank_1 B/rank_1", both, status=1, says="rank 1")

@@ -15,7 +15,7 @@ from support.command_line import run_in_process
 from support.data_dumps import write_data_dump
 
 import rankdump
-from rankdump._analysis.compare.report import TensorVerdict
+from rankdump._analysis.compare.report import ComparisonReport, TensorVerdict
 from rankdump._analysis.compare.report_summary import find_tensor_kind
 from rankdump._core.manifest import Manifest
 
@@ -72,10 +72,22 @@ def gan(folder) -> Path:
     return run_job(folder, "gan", "gan")
 
 
+def check_weights(report: ComparisonReport, sharded: Path) -> None:
+    """Digests of shards add up to those of the whole model, in the run cards."""
+    subjects = [each.subject for each in report.card_findings if each.is_difference]
+    assert {"parameters", "models"}.isdisjoint(subjects)
+    parts = [each.card.parameters for each in rankdump.open(sharded).cards if each.iteration == 0]
+    assert len(parts) == 2
+    assert all(text.count(" ") == 2 for own in parts for text in own.values())
+    (model,) = rankdump.open(sharded).cards[0].card.models
+    assert model.parameters == len(set().union(*parts))
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_sharded_model_pairs_with_the_whole_one(sharded, whole, rank):
     """Every call has a partner, and a shard equals its part although batches differ in size."""
     report = rankdump.compare(sharded, whole, rank_a=rank, rank_b=0)
+    check_weights(report, sharded)
     assert all(row.name_a and row.name_b for row in report.rows)
     verdicts: dict[str, set[TensorVerdict]] = {}
     for row in report.rows:
@@ -137,11 +149,14 @@ def test_stats_names_the_first_cause_of_a_nan(spoilt):
 
 
 def test_diff_begins_with_the_nan(spoilt, sharded):
-    """On side b, with its own rank, also where ranks are compared crosswise."""
+    """On side b, with its own rank, also where ranks are compared crosswise; after the batches,
+    which such ranks do not share.
+    """
     done = run_in_process("diff", sharded, spoilt, "--rank-a", "0", "--rank-b", "1")
     lines = done.stdout.splitlines()
-    assert lines[0] == "NaN or infinity in b starts at layers.1.up/WideLinear-op0"
-    assert lines[1] == "  rank 1, iteration 1, forward"
+    assert lines[1].startswith("  the batches differ from iteration 0 on: batch.0, batch.labels")
+    assert lines[3] == "NaN or infinity in b starts at layers.1.up/WideLinear-op0"
+    assert lines[4] == "  rank 1, iteration 1, forward"
 
 
 def test_listings_tell_the_models_of_a_gan_apart(gan):

@@ -16,6 +16,7 @@ import pytest
 from support.data_dumps import write_data_dump
 
 import rankdump
+from rankdump._analysis.compare.card_findings import MergedParameters, merge_parameters
 from rankdump._analysis.reader.tree import Entry
 from rankdump._core.record import TensorSide
 from rankdump._core.shard_ranges import find_ranges, list_cuts, order_cuts
@@ -288,6 +289,30 @@ WITH_STAGES = (
     "fsdp2_accumulation",
 )
 """Scenarios with what data parallelism gathers and reduces."""
+
+
+def merge_cards(folder: Path, name: str, iteration: int) -> MergedParameters:
+    cards = rankdump.open(folder / name / "tree").where(iteration=iteration).cards
+    merged = merge_parameters(cards)
+    assert not merged.incomplete
+    assert not merged.unequal
+    return merged
+
+
+def test_run_cards_of_all_shardings_merge_to_the_same_weights(
+    two_ranks: Path, four_ranks: Path
+) -> None:
+    """Before the first step of one seed, and before the second one where the sums are the same."""
+    first = merge_cards(two_ranks, "ddp", 0).whole
+    assert len(first) == 14
+    for name in ("fsdp1_orig", "fsdp1_mixed", "fsdp2", "fsdp2_bf16"):
+        assert merge_cards(two_ranks, name, 0).whole == first
+    for name in ("fsdp1_hybrid", "hsdp"):
+        assert merge_cards(four_ranks, name, 0).whole == first
+    second = merge_cards(two_ranks, "ddp", 1).whole
+    assert merge_cards(two_ranks, "fsdp2", 1).whole == second
+    assert 0 < len(second) < 14
+    assert merge_cards(two_ranks, "fsdp2_bf16", 1).whole != second
 
 
 @pytest.mark.parametrize("name", WITH_STAGES)

@@ -185,3 +185,21 @@ def test_step_watch_counts_a_cell_that_runs_whole_steps(cells: CaseResults) -> N
 
 def test_without_dropout_no_dropout_drops_anything(cells: CaseResults) -> None:
     assert cells("dropout") == {"count": 4, "kept": [True] * 4}
+
+
+def test_run_card_has_batch_weights_and_rate(cells: CaseResults) -> None:
+    told = cells("cards")
+    first, second = told["same"]
+    assert first == second
+    card, later, undumped = first
+    assert card["models"] == [{**card["models"][0], "parameters": 2, "elements": 20}]
+    assert list(card["parameters"]) == ["fc.weight", "fc.bias"]
+    assert card["numbers"] == {"learning_rate.0": "0.125"}
+    assert {"batch.0", "random.python"} <= card["digests"].keys()
+    assert card["settings"]["mindspore.seed"] == "5"
+    assert card["versions"]["mindspore"]
+    other, other_later, _ = told["other"]
+    assert other["parameters"] == card["parameters"]
+    assert other["digests"]["batch.0"] == card["digests"]["batch.0"]
+    assert other_later["digests"]["batch.0"] != later["digests"]["batch.0"]
+    assert not {"digests", "parameters", "numbers"} & undumped.keys()

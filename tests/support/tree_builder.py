@@ -212,8 +212,9 @@ class TreeBuilder:
         expected: int | None = None,
         linked: int = 0,
         dropped: dict[str, int] | None = None,
+        card: object = None,
     ) -> Manifest:
-        """Write the manifest of what was written for that iteration."""
+        """Write the manifest of what was written for that iteration; `card` is a value of JSON."""
         records = self.records.get((rank, iteration), [])
         name = session or f"session{rank}"
         status = IterationStatus(
@@ -236,7 +237,9 @@ class TreeBuilder:
             data = format_fingerprint_file(self.prints[rank, iteration])
             (own / layout.FINGERPRINT_FOLDER / make_fingerprint_name(file)).write_bytes(data)
             seal = FingerprintSeal(len(data), xxhash.xxh3_128_hexdigest(data))
-        manifest = Manifest(status, world_size, rank, "host", tuple(records), fingerprints=seal)
+        manifest = Manifest(
+            status, world_size, rank, "host", tuple(records), fingerprints=seal, card=card
+        )
         (own / layout.MANIFEST_FOLDER).mkdir(parents=True, exist_ok=True)
         (own / layout.MANIFEST_FOLDER / file).write_bytes(manifest.to_json())
         return manifest

@@ -18,6 +18,7 @@ from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import (
     UNDIVIDED_PASS,
+    CardRecorder,
     CollectiveCall,
     ForwardPass,
     IterationHook,
@@ -82,6 +83,7 @@ class FakeRecorder:
     parameters: dict[str, GraphParameter] = field(default_factory=dict)
     wants_arguments: bool = False
     declared_pass: ForwardPass = UNDIVIDED_PASS
+    card: CardRecorder | None = None
     configured: dict[str, dict[str, str]] = field(default_factory=dict)
     asked: int = 0
     lists_operators: bool = False

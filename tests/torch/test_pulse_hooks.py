@@ -30,6 +30,7 @@ from rankdump._frameworks.torch.pulse_hooks import (
 
 class Recorder:
     armed = False
+    card = None
 
     def __init__(self) -> None:
         self.warnings: list[str] = []

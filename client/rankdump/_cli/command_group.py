@@ -18,6 +18,7 @@ EXIT_OK, EXIT_FAILURE, EXIT_USAGE, EXIT_UNAVAILABLE, EXIT_INTERRUPTED = 0, 1, 2,
 
 
 COMMAND_NAMES = (
+    "card",
     "config",
     "control",
     "convert",

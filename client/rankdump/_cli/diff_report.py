@@ -114,6 +114,7 @@ def format_report_totals(report: ComparisonReport) -> list[str]:
         f"b: {report.b}",
         report_text.format_verdict_counts(report.rows),
         report_text.describe_settings(report),
+        *report_text.list_card_remarks(report),
     ]
 
 
@@ -353,7 +354,8 @@ def print_report(report: ComparisonReport, *, everything: bool, limit: int | Non
     most = (None if everything else _DEFAULT_ROWS) if limit is None else limit or None
     rows = select_excerpt(report, most, everything=everything)
     kinds, alone = format_kinds(report.rows, format_scope_name), format_rank_origins(report)
-    parts = (format_origins(report), kinds, alone, format_report_totals(report))
+    causes = report_text.list_card_differences(report)
+    parts = (causes, format_origins(report), kinds, alone, format_report_totals(report))
     print_lines([line for part in parts for line in (*part, "") if part][:-1])
     if rows:
         print_lines([""])

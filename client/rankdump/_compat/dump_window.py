@@ -34,6 +34,7 @@ class NullRecorder:
     is_describing = False
     wants_arguments = False
     declared_pass = UNDIVIDED_PASS
+    card = None
 
     def begin_call(self, graph: int, op_name: str) -> None:
         """Do nothing."""

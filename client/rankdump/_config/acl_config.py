@@ -37,8 +37,8 @@ from rankdump._config.acl_section import (
 from rankdump._config.config_section import ConfigNotes, ConfigSection, describe_unknown_key
 from rankdump._config.output_path import PathProbe
 from rankdump._config.rankdump_section import (
-    add_fingerprints,
     add_optimizer_states,
+    complete_content,
     parse_rankdump_section,
 )
 from rankdump._core.plan import (
@@ -260,7 +260,7 @@ def parse_acl_config(
     return DumpPlan(
         output=own.output,
         selection=add_optimizer_states(selection or TensorSelection(), own, notes),
-        content=add_fingerprints(content, own, notes),
+        content=complete_content(content, own, notes),
         delivery=own.delivery,
         black_box=own.black_box,
         dialect="acl",

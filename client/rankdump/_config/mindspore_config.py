@@ -16,8 +16,8 @@ from rankdump._config.config_section import ConfigNotes, ConfigSection, describe
 from rankdump._config.mindspore_common import CommonSettings, parse_common_settings
 from rankdump._config.rankdump_section import (
     RANKDUMP_SECTION,
-    add_fingerprints,
     add_optimizer_states,
+    complete_content,
     parse_rankdump_section,
 )
 from rankdump._core.plan import (
@@ -308,7 +308,7 @@ def parse_mindspore_config(
     return DumpPlan(
         output=own.output,
         selection=add_optimizer_states(_make_selection(common, notes), own, notes),
-        content=add_fingerprints(content, own, notes),
+        content=complete_content(content, own, notes),
         delivery=own.delivery,
         black_box=own.black_box,
         dialect="mindspore",

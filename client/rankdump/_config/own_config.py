@@ -12,10 +12,12 @@ from rankdump._config.output_path import parse_output_root
 from rankdump._config.rankdump_section import (
     DEFAULT_RING_STEPS,
     RANKDUMP_SECTION,
+    complete_content,
     parse_rankdump_section,
 )
 from rankdump._core.plan import (
     BlackBoxSettings,
+    ContentSettings,
     DumpPlan,
     IterationSelection,
     OutputSettings,
@@ -65,6 +67,7 @@ def parse_own_config(
     return DumpPlan(
         output=own.output,
         selection=TensorSelection(iterations=IterationSelection("none", ())),
+        content=complete_content(ContentSettings(), own, notes),
         delivery=own.delivery,
         black_box=own.black_box,
         dialect="rankdump",

@@ -35,6 +35,7 @@ BLACK_BOX_KEY = "blackbox"
 DEFAULT_RING_STEPS = 64
 _OVERHEAD_KEY = "max_step_overhead"
 _FINGERPRINTS_KEY = "fingerprints"
+_CARD_KEY = "card"
 _KEYS = (
     "layout",
     "profile",
@@ -49,6 +50,7 @@ _KEYS = (
     "embedded",
     _STATES_KEY,
     _FINGERPRINTS_KEY,
+    _CARD_KEY,
     BLACK_BOX_KEY,
     "file_mode",
     "folder_mode",
@@ -71,6 +73,8 @@ class RankdumpSettings(NamedTuple):
     """Whether the states of optimizers that step are selected as well."""
     fingerprints: bool
     """Whether the fingerprint of each tensor is recorded as well."""
+    run_card: bool
+    """Whether the run card of each iteration is recorded as well."""
     black_box: BlackBoxSettings
 
 
@@ -95,6 +99,7 @@ def parse_rankdump_section(
         _parse_delivery(section),
         section.read_flag(_STATES_KEY, False),
         section.read_flag(_FINGERPRINTS_KEY, False),
+        section.read_flag(_CARD_KEY, True),
         _parse_black_box(section),
     )
 
@@ -111,14 +116,14 @@ def add_optimizer_states(
     return replace(selection, optimizer_states=True)
 
 
-def add_fingerprints(
+def complete_content(
     content: ContentSettings, settings: RankdumpSettings, notes: ConfigNotes
 ) -> ContentSettings:
-    """Return the content with fingerprints, if the section asks for them."""
+    """Return the content with fingerprints and run cards, as far as the section asks for them."""
     if settings.fingerprints and content.on_device:
         reason = "has no effect on tensors of an accelerator: it computes their statistics alone"
         notes.add(f"{RANKDUMP_SECTION}.{_FINGERPRINTS_KEY}", True, reason)
-    return replace(content, fingerprints=settings.fingerprints)
+    return replace(content, fingerprints=settings.fingerprints, run_card=settings.run_card)
 
 
 def _check_keys(section: ConfigSection) -> None:

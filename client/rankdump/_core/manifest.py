@@ -40,6 +40,8 @@ _DEFAULT_FIELDS: Mapping[str, Any] = {
 _RECORDS_MARK = b', "records": [\n'
 _ROW_MARK = b'\n{"path": "", '
 """How a record begins that names no file."""
+_CARD_MARK = b'\n], "card": '
+"""What is between the last record and a card, which is behind them: a head has to be short."""
 _CHECKSUM_PATTERN = re.compile(rb', "crc32": ([0-9]{1,10})\}\Z')
 _MAX_SEAL_BYTES = 64
 _UNREADABLE_ERRORS = (
@@ -114,6 +116,8 @@ class Manifest:
     """None in manifests of older agents, or of other programs."""
     fingerprints: FingerprintSeal | None = None
     """None where no record has a fingerprint."""
+    card: object = None
+    """The run card as a value of JSON, which may be damaged; None without one."""
 
     def to_json(self) -> bytes:
         """Return the file's bytes."""
@@ -133,6 +137,8 @@ class Manifest:
         # One record a line: as readable as an indented file, and ten times as fast to make.
         lines = ",\n".join(_format_record(record, layouts) for record in self.records)
         body = f'{json.dumps(head, default=make_plain)[:-1]}, "records": [\n{lines}\n]'.encode()
+        if self.card is not None:
+            body += _CARD_MARK[2:] + json.dumps(self.card).encode()
         return body + f', "crc32": {zlib.crc32(body)}}}'.encode()
 
     @staticmethod
@@ -180,6 +186,7 @@ def _parse_manifest(body: dict[str, Any]) -> Manifest:
         ),
         session=None if session is None else read_json(ManifestSession, session, minimum=0),
         fingerprints=None if seal is None else _parse_seal(seal),
+        card=body.get("card"),
     )
 
 
@@ -211,6 +218,18 @@ def is_intact(data: bytes) -> bool:
 def _find_seal(data: bytes) -> re.Match[bytes] | None:
     # Not from the start: a search of all bytes takes longer than their checksum.
     return _CHECKSUM_PATTERN.search(data, max(0, len(data) - _MAX_SEAL_BYTES))
+
+
+def find_card(end: bytes) -> bytes | None:
+    """Return the run card in the last bytes of a manifest, as JSON; empty without one.
+
+    None where the bytes do not reach back to it.
+    """
+    seal = _find_seal(end)
+    if seal is None or end.endswith(_CARD_MARK[:2], 0, seal.start()):
+        return b""
+    start = end.rfind(_CARD_MARK)
+    return None if start < 0 else end[start + len(_CARD_MARK) : seal.start()]
 
 
 def names_no_file(data: bytes) -> bool:

@@ -146,6 +146,8 @@ class ContentSettings:
     """Statistics are in one `statistic.csv` of a folder, or in a table of each operator."""
     fingerprints: bool = False
     """Whether the fingerprint of each tensor is recorded beside the manifest."""
+    run_card: bool = True
+    """Whether the run card of each iteration is recorded in the manifest."""
 
     @property
     def has_tables(self) -> bool:
@@ -258,7 +260,7 @@ def plan_from_json(data: bytes) -> DumpPlan:
         # Older clients do not send these, and no agent needs them otherwise.
         body["delivery"] = {"embedded": True, "max_step_overhead": 0.0} | body["delivery"]
         body["selection"] = {"optimizer_states": False} | body["selection"]
-        body["content"] = {"fingerprints": False} | body["content"]
+        body["content"] = {"fingerprints": False, "run_card": False} | body["content"]
         body["black_box"] = (
             make_plain(BlackBoxSettings()) | {"watch": []} | body.get("black_box", {})
         )

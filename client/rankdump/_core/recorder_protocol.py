@@ -16,6 +16,7 @@ from rankdump._core.events import CallOutcome, EventKind, ProcessGroup, UnseenRe
 from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.plan import StatisticPrecision
 from rankdump._core.record import TensorKind, TensorSide
+from rankdump._core.run_card import ModelSummary, ParameterDigest
 from rankdump._core.session_protocol import RecordHead
 from rankdump._core.tensor_layout import TensorLayout
 from rankdump._core.timeouts import GroupTimeout
@@ -245,6 +246,11 @@ class Recorder(Protocol):
         ...
 
     @property
+    def card(self) -> CardRecorder | None:
+        """The run card of the running iteration; None where none is kept."""
+        ...
+
+    @property
     def declared_pass(self) -> ForwardPass:
         """The micro-batch that the script declared last in this iteration, if any."""
         ...
@@ -405,7 +411,46 @@ class CallLister(Protocol):
         ...
 
 
-class PulseRecorder(Protocol):
+class CauseRecorder(Protocol):
+    """Takes what a step is computed from, on the training thread."""
+
+    def add_digest(self, name: str, digest: str) -> None:
+        """Keep the digest of something that the step was computed from."""
+        ...
+
+    def note(self, numbers: Mapping[str, float]) -> None:
+        """Keep numbers of the step, such as its learning rates."""
+        ...
+
+
+class CardRecorder(CauseRecorder, Protocol):
+    """Takes what a run card has beyond that, in iterations that are dumped."""
+
+    has_black_box: bool
+    """Whether batch, generators and learning rates come from the hooks of a black box."""
+
+    def add_random_states(self) -> None:
+        """Keep the digests of the generators of Python and numpy."""
+        ...
+
+    def use_settings(self, settings: Mapping[str, str]) -> None:
+        """Keep seeds and flags of determinism of a framework."""
+        ...
+
+    def add_model(self, graph: int, summary: ModelSummary) -> None:
+        """Keep the summary of an attached model; it replaces an earlier one of that number."""
+        ...
+
+    def add_parameters(self, graph: int, digests: Mapping[str, ParameterDigest]) -> None:
+        """Keep digests of parameters of a model before the step, by their logical names."""
+        ...
+
+    def find_layout(self, name: str, shape: tuple[int, ...]) -> TensorLayout | None:
+        """Return the layout that the script declared for a parameter, if it fits that shape."""
+        ...
+
+
+class PulseRecorder(CauseRecorder, Protocol):
     """Takes what an adapter measures for the black box, on the training thread."""
 
     stride: int
@@ -495,14 +540,6 @@ class PulseRecorder(Protocol):
 
     def add_time(self, spent_ns: int, calls: int = 1) -> None:
         """Add time that measuring took, in calls of hooks."""
-        ...
-
-    def add_digest(self, name: str, digest: str) -> None:
-        """Keep the digest of something that the step was computed from."""
-        ...
-
-    def note(self, numbers: Mapping[str, float]) -> None:
-        """Keep numbers of the step, such as its loss."""
         ...
 
     def report_fault(

@@ -176,6 +176,8 @@ class IterationEnd:
     first_position: int = 0
     last_position: int = 0
     """Positions in the rank's program that belong to it; both 0 when none are counted."""
+    card: bytes = b""
+    """The run card, as JSON; empty without one."""
 
 
 @dataclass(frozen=True, slots=True)

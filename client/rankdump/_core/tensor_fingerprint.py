@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -72,22 +72,75 @@ def place_fingerprint(
     place = _find_place(shape, layout)
     if code is None or place is None:
         return None
+    return _make_placement(code, dtype, place, covers_all=prod(place[0]) == prod(shape))
+
+
+class HeadPlacement(NamedTuple):
+    """Where the part that a rank has of the head of a tensor lies: first in the local tensor."""
+
+    fingerprint: FingerprintPlacement
+    elements: int
+    """Number of elements of the local tensor, from the first one on, that belong to the head."""
+    part: str
+    """`0:2/4,0:8/8`: which of the head a rank has, by dimension; empty for all of it."""
+
+
+@lru_cache(maxsize=_MAX_REMEMBERED_PLACEMENTS)
+def place_head(
+    dtype: str, shape: tuple[int, ...], layout: TensorLayout | None, most: int
+) -> HeadPlacement | None:
+    """Return where the head of a tensor lies; None where `place_fingerprint` returns None.
+
+    The head has the first rows of the logical tensor that have at most so many elements, or the
+    first elements of one row that has more. It depends on the logical shape alone, so heads of
+    shards add up to that of the whole.
+    """
+    code = ELEMENT_CODES.get(_REAL_PARTS.get(dtype, dtype))
+    place = _find_place(shape, layout)
+    if code is None or place is None:
+        return None
+    held, whole, offset = place
+    head = _find_head(shape if layout is None else layout.global_shape, most)
+    if len(whole) != len(head):  # of a tensor that was flattened first
+        head = (prod(head),)
+    stops = tuple(
+        max(0, min(at + extent, end)) - at if at < end else 0
+        for at, extent, end in zip(offset, held, head, strict=True)
+    )
+    bounds = zip(offset, stops, head, strict=True)
+    part = "" if stops == head else ",".join(f"{at}:{at + n}/{end}" for at, n, end in bounds)
+    placement = _make_placement(code, dtype, (stops, whole, offset), covers_all=False)
+    return HeadPlacement(placement, prod(stops), part)
+
+
+def _find_head(shape: tuple[int, ...], most: int) -> tuple[int, ...]:
+    extents: list[int] = []
+    for dimension, extent in enumerate(shape):
+        inner = prod(shape[dimension + 1 :])
+        kept = min(extent, max(1, most // max(1, inner)))
+        extents.append(kept)
+        if inner <= most:
+            return (*extents, *shape[dimension + 1 :])
+    return tuple(extents)
+
+
+_Place: TypeAlias = "tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]"
+"""Shape of a part, shape of the whole, and offset in it."""
+
+
+def _make_placement(
+    code: int, dtype: str, place: _Place, *, covers_all: bool
+) -> FingerprintPlacement:
     held, whole, offset = place
     is_complex = dtype in _REAL_PARTS
     if is_complex:
         held, whole, offset = (*held, 2), (*whole, 2), (*offset, 0)
-    return FingerprintPlacement(
-        code,
-        place_shard(held, whole, offset),
-        prod(held) > 0,
-        not is_complex and prod(held) == prod(shape),
-    )
+    indices = place_shard(held, whole, offset)
+    return FingerprintPlacement(code, indices, prod(held) > 0, covers_all and not is_complex)
 
 
-def _find_place(
-    shape: tuple[int, ...], layout: TensorLayout | None
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
-    """Return shape, shape of the whole, and offset in it; None where they are not known."""
+def _find_place(shape: tuple[int, ...], layout: TensorLayout | None) -> _Place | None:
+    """Return the place of a tensor; None where it is not known."""
     if layout is None:
         return shape, shape, (0,) * len(shape)
     if find_layout_fault(layout, shape):
@@ -132,6 +185,13 @@ def compute_fingerprint(address: int, placement: FingerprintPlacement) -> bytes:
         address, placement.code, *placement.indices
     )
     return _pack_fingerprint(digest, sketch)
+
+
+def compute_digest(address: int, placement: FingerprintPlacement) -> int:
+    """Return the digest alone of elements at an address, which adds up modulo 2**64."""
+    if not placement.has_elements:
+        return 0
+    return KERNELS.functions.fingerprint_shard(address, placement.code, *placement.indices)[0]
 
 
 def _pack_fingerprint(digest: int, sketch: bytes) -> bytes:

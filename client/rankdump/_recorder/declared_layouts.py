@@ -42,11 +42,23 @@ class DeclaredLayouts:
         if declaration is None:
             return
         source = observation.tensor
-        key = (declaration, source.shape)
-        layout = self._made.get(key)
-        if layout is None:
-            layout = self._made[key] = declaration.make_layout(source.shape)
+        layout = self._make_layout(declaration, source.shape)
         if isinstance(layout, str):
             self._warn_once(f"layout of {name} {side.value} {slot} is not recorded: {layout}")
         else:
             source.layout = layout
+
+    def find_layout(self, name: str, shape: tuple[int, ...]) -> TensorLayout | None:
+        """Return the layout of a parameter of that shape, if it was declared and agrees with it."""
+        declaration = self.declarations.get((name, TensorSide.OUTPUT, 0))
+        layout = None if declaration is None else self._make_layout(declaration, shape)
+        return None if isinstance(layout, str) else layout
+
+    def _make_layout(
+        self, declaration: LayoutDeclaration, shape: tuple[int, ...]
+    ) -> TensorLayout | str:
+        key = (declaration, shape)
+        layout = self._made.get(key)
+        if layout is None:
+            layout = self._made[key] = declaration.make_layout(shape)
+        return layout

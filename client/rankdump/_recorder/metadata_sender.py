@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from numbers import Real
 from typing import cast
 
@@ -59,13 +60,14 @@ class MetadataSender:
         for part in self._graph_builder.take_parts():
             self._send_buffer.submit(part)
 
-    def end_iteration(self, iteration: int, span: tuple[int, int]) -> None:
-        """Send all metadata of an iteration, then its end."""
+    def end_iteration(self, iteration: int, span: tuple[int, int], card: bytes = b"") -> None:
+        """Send all metadata of an iteration, then its end with the run card."""
         with self._stalls.measure_stall():
             self.send_events()
             self.send_graphs()
         self._counters.add_stall(iteration, self._stalls.take_ended_ns())
-        self._send_buffer.submit(self._counters.close_iteration(iteration, span))
+        end = self._counters.close_iteration(iteration, span)
+        self._send_buffer.submit(replace(end, card=card) if card else end)
 
 
 MAX_STACK_CHARACTERS = 1 << 18

@@ -46,6 +46,7 @@ from rankdump._recorder.record_builder import (
 )
 from rankdump._recorder.record_filter import OperatorRanges, RecordFilter, describe_unmatched
 from rankdump._recorder.recorder import DumpRecorder
+from rankdump._recorder.run_card_recorder import RunCardRecorder
 from rankdump._recorder.run_summary import make_run_facts, summarize_run
 from rankdump._recorder.session_logger import SessionLogger
 from rankdump._recorder.step_overhead import StepOverhead
@@ -113,8 +114,7 @@ class DumpPipeline:
         self._filter = RecordFilter(plan, self._namer.get_model_name, self._ranges.is_in_range)
         # The events of one rank alone would look like a job in which all others are missing.
         self._trace = EventTrace(stalled_us=self._stalls.total_us, keeps=not self._quiet)
-        self._graph_builder = GraphBuilder()
-        self._send_buffer = self._make_send_buffer(plan)
+        self._graph_builder, self._send_buffer = GraphBuilder(), self._make_send_buffer(plan)
         self._staging = self._make_staging(plan)
         self._calculator = make_statistics_calculator(plan)
         self._outbox = self._make_outbox(plan)
@@ -129,9 +129,7 @@ class DumpPipeline:
             stalls=self._stalls,
             send_buffer=self._send_buffer,
         )
-        self._timeout_reporter = TimeoutReporter(
-            variables or {}, self._send_buffer, self._session_logger.warn_once
-        )
+        self._timeout_reporter = self._make_timeout_reporter(variables or {})
         self._overhead = self._make_overhead(plan, request.rank) if is_governed(plan) else None
         self._record_sender = self._make_record_sender(plan)
         self._stack_sender = (
@@ -145,6 +143,8 @@ class DumpPipeline:
         """Whether the agent had rejected this rank when `close` returned."""
         self.recorder: DumpRecorder = self._make_recorder(plan)
         """Recorder for adapters."""
+        self.card = self.recorder.card = self._make_card(plan)
+        """The run card; None where the plan has none."""
 
     def start(self) -> None:
         """Connect to the agent and begin the plan's first iteration."""
@@ -190,6 +190,8 @@ class DumpPipeline:
         self._trace.begin_iteration(iteration)
         if self.black_box is not None:
             self.black_box.begin_step(iteration)
+        if self.card is not None:
+            self.card.begin_step()
 
     def end_iteration(self, *, ran: bool) -> None:
         """Declare the running iteration over; one in which nothing ran is not declared."""
@@ -209,7 +211,8 @@ class DumpPipeline:
         if self._quiet and not self._counters.expects(iteration):
             self._counters.close_iteration(iteration)
             return
-        self._metadata_sender.end_iteration(iteration, span)
+        card = b"" if self.card is None else self.card.make_card()
+        self._metadata_sender.end_iteration(iteration, span, card)
 
     def set_microbatch(self, index: int) -> None:
         """Set the number of the micro-batch that the script runs from now on."""
@@ -284,6 +287,8 @@ class DumpPipeline:
     def add_model(self, graph: int, name: str) -> None:
         """Add a model with its name; its operators are described in the next armed iteration."""
         self._namer.name_model(graph, name)
+        if self.card is not None:
+            self.card.name_model(graph, name)
         self._filter.clear_cache()
         self._iteration_state.describe_again()
 
@@ -463,6 +468,18 @@ class DumpPipeline:
             rank=rank,
             warn=self._session_logger.warn_once,
             dump=self._dump_operators,
+        )
+
+    def _make_timeout_reporter(self, variables: Mapping[str, str]) -> TimeoutReporter:
+        return TimeoutReporter(variables, self._send_buffer, self._session_logger.warn_once)
+
+    def _make_card(self, plan: DumpPlan) -> RunCardRecorder | None:
+        if not plan.content.run_card:
+            return None
+        return RunCardRecorder(
+            self.recorder.declared_layouts,
+            self.black_box,
+            warn=self._session_logger.warn_once,
         )
 
     def _make_record_sender(self, plan: DumpPlan) -> RecordSender:

@@ -12,6 +12,7 @@ from rankdump._core.events import CallOutcome, UnseenReason
 from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import (
+    CardRecorder,
     CollectiveCall,
     ForwardPass,
     StartedEvent,
@@ -65,6 +66,8 @@ class DumpRecorder:
         self._on_limit = on_limit
         self.declared_layouts = DeclaredLayouts(self.warn_once)
         """Layouts that the script declared."""
+        self.card: CardRecorder | None = None
+        """The run card of the running iteration; None where none is kept."""
         self._constants: set[tuple[int, str]] = set()
         self._lock = threading.Lock()
 

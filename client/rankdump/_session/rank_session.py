@@ -226,6 +226,7 @@ class Session:
             return
         if following == pipeline.iteration:
             self._begun_by_script = True
+            self._add_random_states(pipeline)
             return
         began = self._begun_by_script or given is None
         # A loop that goes on from a checkpoint begins its first iteration with a call of `step`:
@@ -233,6 +234,7 @@ class Session:
         self._end_iteration(pipeline, ran=began, armed=began or pipeline.has_run)
         pipeline.begin_iteration(following)
         self._begun_by_script = given is not None
+        self._add_random_states(pipeline)
         self._notify_hooks(pipeline)
         self._raise_losses(pipeline)
 
@@ -328,20 +330,21 @@ class Session:
 
     @never_raises
     def note(self, **numbers: float) -> None:
-        """Keep numbers of the running iteration in the black box: `session.note(loss=loss.item())`.
+        """Keep numbers of the running iteration: `session.note(loss=loss.item())`.
 
-        A loss that is not finite, or far above the earlier ones, freezes it. Anything else than a
-        number is one warning.
+        They are in the run card, and in the black box, which a loss freezes that is not finite or
+        far above the earlier ones. Anything else than a number is one warning.
         """
         pipeline = self._pipeline
-        if pipeline is None or pipeline.black_box is None:
+        causes = pipeline and (pipeline.card or pipeline.black_box)
+        if pipeline is None or causes is None:
             return
         try:
             found = {name: float(number) for name, number in numbers.items()}
         except (TypeError, ValueError, RuntimeError) as error:
             pipeline.recorder.warn_once(f"note({', '.join(numbers)}) is not allowed: {error}")
             return
-        pipeline.black_box.note(found)
+        causes.note(found)
 
     @never_raises
     def observe(self, make: HookFactory, name: str) -> None:
@@ -553,6 +556,11 @@ class Session:
         pipeline.set_dumping(on)
         if pipeline.armed is not before:
             self._notify_hooks(pipeline)
+
+    def _add_random_states(self, pipeline: DumpPipeline) -> None:
+        """Keep the states of generators; of torch's models they are read at their first call."""
+        if pipeline.card is not None and pipeline.armed and not self.models:
+            pipeline.card.add_random_states()
 
     def _notify_hooks(self, pipeline: DumpPipeline) -> None:
         self._hooks.begin(pipeline.iteration, pipeline.armed)

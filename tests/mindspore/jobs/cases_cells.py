@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -14,6 +15,8 @@ from rankdump._frameworks.api_calls import ApiOptions
 from rankdump._frameworks.mindspore import api_framework
 from rankdump._frameworks.mindspore.api_framework import MindSporeApiHook
 from rankdump._frameworks.mindspore.cell_hook import MindSporeCellHook, MindSporeOutermostWatch
+from rankdump._recorder.declared_layouts import DeclaredLayouts
+from rankdump._recorder.run_card_recorder import RunCardRecorder
 
 
 class Block(nn.Cell):
@@ -276,6 +279,37 @@ def case_training_is_the_same() -> dict[str, Any]:
     troubles = [*of_cells.warnings, *of_cells.lost, *of_calls.warnings, *of_calls.lost]
     tensors = [len(each.taken) for each in (silent, of_cells, of_calls)]
     return {"same": runs[0] == runs[1] == runs[2], "troubles": troubles, "tensors": tensors}
+
+
+def case_cards() -> dict[str, Any]:
+    """Two equal jobs, and one with another batch; the last step is not dumped."""
+
+    def run_job(change: float) -> list[dict[str, Any]]:
+        ms.set_seed(5)
+        net = Block()
+        for number, parameter in enumerate(net.get_parameters()):
+            parameter.set_data(ms.Tensor(np.full(parameter.shape, number + 1.0, np.float32)))
+        recorder = Recorder()
+        card = RunCardRecorder(
+            DeclaredLayouts(recorder.warn_once), None, warn=recorder.warn_once, environ={}
+        )
+        recorder.card = card
+        hook = MindSporeCellHook(net, recorder, 0)
+        optimizer = nn.SGD(net.trainable_params(), 0.125)
+        grad = ms.value_and_grad(lambda x: net(x).sum(), None, net.trainable_params())
+        cards: list[dict[str, Any]] = []
+        for iteration in range(3):
+            recorder.armed = iteration < 2
+            card.begin_step()
+            hook.iteration_begins(iteration, recorder.armed)
+            optimizer(grad(tensor(2, 4) + change * iteration)[1])
+            hook.iteration_ends(iteration, recorder.armed)
+            cards.append(json.loads(card.make_card()))
+        hook.detach()
+        assert not recorder.warnings, recorder.warnings
+        return cards
+
+    return {"same": [run_job(0.0), run_job(0.0)], "other": run_job(1.0)}
 
 
 class Heard:

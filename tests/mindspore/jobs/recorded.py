@@ -23,6 +23,7 @@ from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import (
     UNDIVIDED_PASS,
+    CardRecorder,
     ForwardPass,
     StartedEvent,
     TensorObservation,
@@ -42,6 +43,7 @@ class Recorder:
     is_describing: bool = False
     wants_arguments: bool = False
     declared_pass: ForwardPass = UNDIVIDED_PASS
+    card: CardRecorder | None = None
     taken: list[dict[str, Any]] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     open: list[str] = field(default_factory=list)

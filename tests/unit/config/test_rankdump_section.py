@@ -41,6 +41,7 @@ def test_rankdump_section_sets_every_field(tmp_path: Path):
             "max_step_overhead": 0.05,
             "optimizer_states": True,
             "fingerprints": True,
+            "card": False,
             "file_mode": "0640",
             "folder_mode": "770",
         },
@@ -51,8 +52,10 @@ def test_rankdump_section_sets_every_field(tmp_path: Path):
     assert plan.delivery == DeliverySettings("drop", 2.0, 4096, "synced", True, False, True, 0.05)
     assert plan.selection.optimizer_states
     assert plan.content.fingerprints
+    assert not plan.content.run_card
     assert not plan.warnings
     assert load_own(tmp_path, {}) == load_common(tmp_path)
+    assert load_own(tmp_path, {}).content.run_card
 
 
 @pytest.mark.parametrize("profile", ["ms2.3", "ms2.4", "ms2.0"])
@@ -79,6 +82,7 @@ OWN_REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
     ),
     ("optimizer_states", (0, "no", None, ["exp_avg"]), "true or false"),
     ("fingerprints", (0, "no", None, ["all"]), "true or false"),
+    ("card", (0, "no", None, {}), "true or false"),
     ("file_mode", (0o440, "440x", "0o440", "8888", "", "0040", "07777"), "octal text"),
     ("folder_mode", (0o750, "0600", "0070"), "octal text"),
 ]

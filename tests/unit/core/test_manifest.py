@@ -15,6 +15,7 @@ from rankdump._core.manifest import (
     Manifest,
     ManifestRecord,
     ManifestSession,
+    find_card,
     is_intact,
     make_manifest_name,
     names_no_file,
@@ -65,6 +66,7 @@ manifests = st.builds(
         max_size=3,
     ).map(tuple),
     session=st.none() | st.builds(ManifestSession, counts, texts, texts, counts, texts),
+    card=st.none() | st.dictionaries(texts, texts | st.lists(texts), max_size=3),
 )
 
 
@@ -75,6 +77,22 @@ def test_manifest_round_trip(manifest: Manifest):
     assert Manifest.from_json(data) == manifest
     assert is_intact(data)
     assert not is_intact(data.replace(b'"version": 1', b'"version": 2'))
+    card = find_card(data)
+    assert card is not None
+    assert (json.loads(card) if card else None) == manifest.card
+    if manifest.card is not None:
+        assert find_card(data[-30:]) in (None, card)
+
+
+def test_card_is_behind_the_records():
+    """Readers of a head need no more bytes for it, and those of rows count the same lines."""
+    plain, with_card = MANIFEST, replace(MANIFEST, card={"version": 1})
+    lines, more = plain.to_json().split(b"\n"), with_card.to_json().split(b"\n")
+    assert lines[:-1] == more[:-1]
+    assert Manifest.parse_head(more[0] + b"\n") == replace(plain, records=())
+    rows = replace(with_card, records=(RECORD._replace(path=""),))
+    assert names_no_file(rows.to_json())
+    assert not names_no_file(with_card.to_json())
 
 
 def test_manifest_without_sessions_and_checksums_is_read():

@@ -65,7 +65,7 @@ plans = st.builds(
         outputs=st.booleans(),
         optimizer_states=st.booleans(),
     ),
-    content=st.builds(ContentSettings, fingerprints=st.booleans()),
+    content=st.builds(ContentSettings, fingerprints=st.booleans(), run_card=st.booleans()),
     delivery=st.builds(
         DeliverySettings,
         on_full=st.sampled_from(["block", "drop", "statistic"]),
@@ -91,6 +91,8 @@ def test_plan_of_an_older_client_is_read():
     del body["delivery"]["embedded"], body["delivery"]["max_step_overhead"]
     del body["selection"]["optimizer_states"], body["content"]["fingerprints"]
     assert plan_from_json(json.dumps(body).encode()) == PLAN
+    del body["content"]["run_card"]
+    assert not plan_from_json(json.dumps(body).encode()).content.run_card
 
 
 PLAN = DumpPlan(

@@ -37,8 +37,9 @@ PUBLIC_NAMES = {
     """,
     "rankdump.reader": """
         ConvertedTensor Described Dump Entries Entry Facts Figures FileElements Filters Frame
-        IrOperator Named Opened Origin OriginalLayout PublishedOrder Query Search Statistics Survey
-        Surveyed Table Tree check_ours collector_paused convert_format damaged described disk_room
+        IrOperator ModelSummary Named Opened Origin OriginalLayout PublishedOrder Query RankCard
+        RunCard Search Statistics Survey Surveyed Table Tree check_ours collector_paused
+        convert_format damaged described disk_room
         facts facts_of faults findings graph_files
         load load_file load_member locate named observe open opened ranges read_hints read_order
         retired_sentences selected statistics status status_of walk

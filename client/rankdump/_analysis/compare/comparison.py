@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias, cast
 
 from rankdump._analysis.compare.call_names import read_name_mapping
 from rankdump._analysis.compare.call_pairs import check_pairing_rules
+from rankdump._analysis.compare.card_findings import CardFinding, compare_cards
 from rankdump._analysis.compare.compare_pool import compare_pairs
 from rankdump._analysis.compare.joined_programs import (
     count_microbatches,
@@ -80,28 +81,27 @@ def compare(
     progress: Callable[[int, int], None] | None = None,
     **filters: Unpack[Filters],
 ) -> ComparisonReport:
-    """Compare two dumps call by call and tensor by tensor, and find where they diverge.
+    """Compare two dumps tensor by tensor, and find where they diverge.
 
     `a` and `b` are trees of any layout, or parts selected with `where`; `b` is the reference. With
     `rank_a` and `rank_b`, or `iteration_a` and `iteration_b`, two ranks or iterations are compared,
     also of one tree; filters are those of `Dump.where` and apply to both sides. Of a restarted job
     the last attempt is compared unless one is selected. Two elements are close when
     `abs(a - b) <= atol + rtol * abs(b)`; NaN equals NaN only with `equal_nan`. `noise` are runs
-    that should agree with `b`: then their errors are the tolerances.
-
-    `match` names the rules that pair calls, in their order, and `mapping` is a file of names (lines
-    `name_a,name_b`, or a JSON object) or a mapping of names; its rule is applied first. `unshard`
-    joins the ranks of each side first, by default where the jobs had different numbers of ranks or
-    micro-batches, or other layouts, and no ranks are selected. `processes` bounds the local
-    pool; the workers of the scheduler `dask` see all trees. `progress` takes the pairs compared and
-    the total. ConfigError for a setting, CorruptedError when nothing can be compared.
+    that should agree with `b`: then their errors are the tolerances. `match` names the rules that
+    pair calls, in their order; the rule of `mapping`, a mapping of names or a file of one (lines
+    `name_a,name_b`, or a JSON object), comes first. `unshard` joins the ranks of each side first,
+    by default where the jobs had different numbers of ranks or micro-batches, or other layouts, and
+    no ranks are selected. `processes` bounds the local pool; the workers of the scheduler `dask`
+    see all trees. `progress` takes the number of pairs compared and the total. ConfigError for a
+    setting that is not allowed, CorruptedError when nothing can be compared.
     """
     started = time.monotonic()
     settings = _make_settings(ElementTolerances(rtol, atol, equal_nan), match, mapping, msaccucmp)
-    notes: list[str] = []
+    notes = list[str]()
     own = {"rank": rank_a, "iteration": iteration_a, "attempt": attempt_a}
     other = {"rank": rank_b, "iteration": iteration_b, "attempt": attempt_b}
-    given = [(a, own), (b, other), *((each, other) for each in noise)]
+    given = (a, own), (b, other), *((each, other) for each in noise)
     sides = _select_sides(given, filters, unshard, notes)
     settings = replace(settings, noise=tuple(side.label for side in sides[2:]))
     rows, places = _compare_sides(sides, settings, notes, processes, dask, progress)
@@ -116,6 +116,23 @@ def compare(
         notes=tuple(dict.fromkeys(notes)),
         seconds=time.monotonic() - started,
         places_of_b=places,
+        card_findings=_compare_cards(sides[0], sides[1], rows, places),
+    )
+
+
+def _compare_cards(
+    a: _DumpSide,
+    b: _DumpSide,
+    rows: Iterable[ComparisonRow],
+    places: Mapping[ProgramPlace, ProgramPlace],
+) -> tuple[CardFinding, ...]:
+    """Compare the run cards of the ranks and iterations of the rows; parameters of all ranks."""
+    compared = dict.fromkeys((row.rank, row.iteration) for row in rows)
+    pairs = [(place, places.get(place, place)) for place in compared]
+    return compare_cards(
+        a.dump.find_cards_of({iteration for (_, iteration), _ in pairs}),
+        b.dump.find_cards_of({iteration for _, (_, iteration) in pairs}),
+        pairs,
     )
 
 

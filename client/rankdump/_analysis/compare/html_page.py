@@ -132,7 +132,7 @@ def render_page(
         "cut_operators": _render_cut(len(shown_calls), len(called), "operators"),
         "cut_tensors": _render_cut(len(shown_rows), len(report.rows), "pairs of tensors"),
         "unmatched": _render_unmatched(report),
-        "notes": _render_list(report.notes),
+        "notes": _render_list([*report.notes, *report_text.list_card_remarks(report)]),
         "settings": _render_settings(report),
     }
     return file_html(
@@ -142,7 +142,9 @@ def render_page(
 
 def _render_lead(report: ComparisonReport) -> str:
     nonfinite, differences = report_text.list_leading_origins(report)
-    blocks = [_render_origin(origin, report) for origin in nonfinite]
+    causes = report_text.list_card_differences(report)
+    blocks = [f"<h2>{escape(causes[0])}</h2>{_render_list(causes[1:])}"] if causes else []
+    blocks += [_render_origin(origin, report) for origin in nonfinite]
     blocks += [_render_origin(origin, report) for origin in differences]
     if not differences:
         blocks.append(f"<h2>{escape(report_text.describe_missing_origin(report))}</h2>")

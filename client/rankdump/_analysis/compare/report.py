@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple, TypeAlias
 
+from rankdump._analysis.compare.card_findings import CardFinding
 from rankdump._analysis.reader.tree import Entry
 from rankdump._core.graph import SourceLine
 from rankdump._core.record import TensorSide, name_argument
@@ -330,8 +331,10 @@ class ComparisonReport:
         default_factory=dict[ProgramPlace, ProgramPlace]
     )
     """Rank and iteration of side b by those of side a, where they differ."""
+    card_findings: tuple[CardFinding, ...] = ()
+    """What differs before the first operator according to run cards, and remarks on these."""
 
     @property
     def agrees(self) -> bool:
-        """Whether everything has a partner and counts as the same."""
+        """Whether everything has a partner and counts as the same; whatever run cards say."""
         return all(row.outcome.verdict.agrees for row in self.rows) and not self.notes

@@ -49,6 +49,7 @@ def _make_head(report: ComparisonReport) -> dict[str, object]:
         "origins": list(map(_convert_origin, report.origins)),
         "rank_origins": list(map(_convert_origin, report.rank_origins)),
         "notes": list(report.notes),
+        "cards": list(map(asdict, report.card_findings)),
     }
 
 

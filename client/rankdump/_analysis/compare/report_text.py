@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+from rankdump._analysis.compare.card_findings import CardFinding
 from rankdump._analysis.compare.noise_tolerance import NORMAL_RATIO
 from rankdump._analysis.compare.report import (
     CONSTANTS_ITERATION,
@@ -160,6 +161,23 @@ def format_verdict_counts(rows: Iterable[ComparisonRow]) -> str:
     noun = "pair of tensors" if total == 1 else "pairs of tensors"
     parts = ", ".join(f"{count:,} {verdict.value}" for verdict, count in found.items())
     return f"{total:,} {noun}" + (f": {parts}" if parts else "")
+
+
+def list_card_differences(report: ComparisonReport) -> list[str]:
+    """Return the lines about what differs before the first operator; a title if there are any."""
+    found = [each.text for each in report.card_findings if _is_leading(each)]
+    return ["before the first operator:", *(f"  {text}" for text in found)] if found else []
+
+
+def list_card_remarks(report: ComparisonReport) -> list[str]:
+    """Return the sentences about run cards that do not lead: what was not compared, and other
+    command lines, which nearly all pairs of runs have.
+    """
+    return [each.text for each in report.card_findings if not _is_leading(each)]
+
+
+def _is_leading(finding: CardFinding) -> bool:
+    return finding.is_difference and finding.subject != "command"
 
 
 def describe_settings(report: ComparisonReport) -> str:

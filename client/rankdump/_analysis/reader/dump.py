@@ -5,7 +5,7 @@ first use.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
 from os import PathLike, fspath
@@ -21,6 +21,7 @@ from rankdump._analysis.reader.manifests import (
     read_tree_sessions,
 )
 from rankdump._analysis.reader.query import Named, Query, selected
+from rankdump._analysis.reader.run_cards import FoundCards, RankCard, read_run_cards
 from rankdump._analysis.reader.shard_join import TensorShard, join_shards, plan_join
 from rankdump._analysis.reader.source_lines import (
     Frame,
@@ -317,6 +318,33 @@ class Dump:
             is_filtered=bool(self._queries or self._source.job_id),
         )
         return run_query(statement, views, limits)
+
+    @property
+    def cards(self) -> tuple[RankCard, ...]:
+        """Run cards by rank and iteration: what each iteration was computed from.
+
+        Only the filters of rank, iteration and attempt apply. Empty for trees without cards; those
+        that cannot be read are left out, and `card_problems` names them.
+        """
+        return self.found_cards.cards
+
+    @property
+    def card_problems(self) -> tuple[str, ...]:
+        """Sentences about run cards that cannot be read."""
+        return self.found_cards.problems
+
+    @cached_property
+    def found_cards(self) -> FoundCards:
+        """Run cards with what is wrong with others."""
+        return self._read_cards(self._keeps_place)
+
+    def find_cards_of(self, iterations: Container[int]) -> FoundCards:
+        """Return the run cards of iterations on all ranks, whatever the filters select."""
+        return self._read_cards(lambda rank, iteration: iteration in iterations)
+
+    def _read_cards(self, keeps: Callable[[int, int], bool]) -> FoundCards:
+        source = self._source
+        return read_run_cards(source.root, keeps, job_id=source.job_id, attempt=source.attempt)
 
     @cached_property
     def sources(self) -> Mapping[str, tuple[Frame, ...]]:

@@ -23,6 +23,7 @@ from rankdump._frameworks.mindspore.backward import (
     MindSporeParameterObserver,
     RecomputedRegions,
 )
+from rankdump._frameworks.mindspore.card_observer import MindSporeCardObserver
 from rankdump._frameworks.mindspore.cell_tree import (
     COMPILED_WARNING,
     NO_ARGUMENTS_WARNING,
@@ -170,6 +171,9 @@ class MindSporeCellHook(MindSporeCallListener):
         self._observer = MindSporeObserver(recorder, graph)
         self._gradients = MindSporeGradientObserver()
         self._parameters = MindSporeParameterObserver(model, self._observer)
+        self._card: MindSporeCardObserver | None = None
+        if recorder.card is not None:
+            self._card = MindSporeCardObserver(recorder.card, model, graph)
         self._mark_reporter = CellMarkReporter(model, self._observer)
         self._compiled_calls = CompiledCallFinder(model)
         self._regions: RecomputedRegions[MindSporeCellCall] = RecomputedRegions()
@@ -186,6 +190,8 @@ class MindSporeCellHook(MindSporeCallListener):
             self._numbers = {}
             self._ran_compiled_code = False
             self._parameters.restart()
+            if self._card is not None:
+                self._card.begin_step(iteration)
         self._observer.run_shielded(self._arm if armed else self._disarm)
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
@@ -235,6 +241,8 @@ class MindSporeCellHook(MindSporeCallListener):
     ) -> None:
         """Record the optimizer's gradients that no hook has seen."""
         if self._observer.armed:
+            if self._card is not None:
+                self._observer.run_shielded(self._card.observe_optimizer, optimizer)
             given = args[0] if args else kwargs.get("gradients")
             self._observer.run_shielded(self._record_given_gradients, optimizer, given)
 
@@ -262,6 +270,8 @@ class MindSporeCellHook(MindSporeCallListener):
         self._regions.clear()
 
     def _begin_cell(self, operator: CellOperator, leaves: Sequence[CallLeaf]) -> _OpenCellCall:
+        if self._card is not None and operator.cell is self._model:
+            self._observer.run_shielded(self._card.observe_call, leaves)
         self._mark_reporter.report_changed_marks(self._operators, operator.cell)
         recorder = self._observer.recorder
         wanted = recorder.wants_arguments or recorder.is_describing
@@ -275,6 +285,8 @@ class MindSporeCellHook(MindSporeCallListener):
         own = id(call.program) in self._operators
         scope = self._compiled_calls.find_scope(call, self._operators)
         self._ran_compiled_code = True
+        if self._card is not None:
+            self._observer.run_shielded(self._card.observe_call, leaves)
         if own or scope is not None:
             self._observer.recorder.warn_once(COMPILED_WARNING)
         if scope is None:

@@ -84,6 +84,22 @@ def is_graph_mode() -> bool:
     return bool(_mindspore.get_context("mode") == _mindspore.GRAPH_MODE)
 
 
+def read_settings() -> dict[str, str]:
+    """Return seeds and flags that decide whether MindSpore's results can be repeated."""
+    settings = {"mindspore.seed": str(_mindspore.get_seed())}
+    for name in ("mode", "deterministic", "device_target"):
+        # Older releases have no such key.
+        with suppress(ValueError, KeyError, RuntimeError):
+            settings[f"mindspore.{name}"] = str(_mindspore.get_context(name))
+    return settings
+
+
+def read_generator_state() -> Any:
+    """Return the state of MindSpore's generator as a tensor; None in releases without one."""
+    read = getattr(_mindspore, "get_rng_state", None)
+    return None if read is None else read()
+
+
 def is_recording_gradients() -> bool:
     """Return whether a backward will follow the running code."""
     return bool(_api._pynative_executor.requires_grad())

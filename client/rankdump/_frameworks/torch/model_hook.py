@@ -25,6 +25,7 @@ from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import ForwardPass, IterationHook, Recorder, StartedEvent
 from rankdump._frameworks.model_observer import BACKWARD_SIDE
 from rankdump._frameworks.operator_names import CallLeaf, list_call_leaves, list_result_leaves
+from rankdump._frameworks.torch.card_observer import TorchCardObserver
 from rankdump._frameworks.torch.collectives import CollectiveSubscription
 from rankdump._frameworks.torch.forward_passes import ForwardPassFinder, continue_pass
 from rankdump._frameworks.torch.graph_description import GraphDescriber, NodeDraft
@@ -234,8 +235,10 @@ class ModuleCallObserver:
         describer: GraphDescriber,
         mark_reporter: ModuleMarkReporter,
         pass_finder: ForwardPassFinder,
+        card: TorchCardObserver | None = None,
     ) -> None:
-        self._observer = observer
+        """`card` takes the causes of the step when the model is called."""
+        self._observer, self._card = observer, card
         self._pass_finder = pass_finder
         self._call_log = call_log
         self._gradients = gradients
@@ -272,6 +275,8 @@ class ModuleCallObserver:
         self._mark_reporter.report_changed_marks()
         frames = self._frames()
         around = frames[-1] if frames else None
+        if around is None and self._card is not None:
+            run_shielded(self._card.observe_call, self.report_failure, leaves)
         error = find_handled_error()
         if around is not None and _is_inside_boundary(around.operator, operator):
             inner_pass = around.forward_pass
@@ -500,6 +505,11 @@ class TorchModelHook:
         self._gradients = ModuleGradientObserver(self._observer, self._describer)
         self._mark_reporter = ModuleMarkReporter(model, self._observer)
         self._pass_finder = ForwardPassFinder()
+        self._parameters = TorchParameterObserver(model, self._observer)
+        self._card: TorchCardObserver | None = None
+        if recorder.card is not None:
+            self._card = TorchCardObserver(recorder.card, self._observer, self._parameters)
+            self._parameters.use_causes(self._card.causes)
         self._calls = ModuleCallObserver(
             self._observer,
             self._call_log,
@@ -507,8 +517,8 @@ class TorchModelHook:
             self._describer,
             self._mark_reporter,
             self._pass_finder,
+            self._card,
         )
-        self._parameters = TorchParameterObserver(model, self._observer)
         self._regions: CompiledRegionObserver | None = None
         if inside_compiled:
             # Loads torch's compiler.
@@ -532,6 +542,8 @@ class TorchModelHook:
             self._call_log.restart()
             self._pass_finder.restart()
             self._parameters.restart()
+            if self._card is not None:
+                self._card.begin_step(iteration)
             if self._regions is not None:
                 self._regions.restart()
         self._collectives.begin_iteration(iteration)

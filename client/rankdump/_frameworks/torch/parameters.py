@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
@@ -29,10 +29,16 @@ from torch.optim.optimizer import (
 from torch.utils.hooks import RemovableHandle
 
 from rankdump._core.record import TensorSide
+from rankdump._core.tensor_layout import TensorLayout
 from rankdump._frameworks.model_observer import check_mark_state, make_mark_target_error
 from rankdump._frameworks.operator_names import make_gradient_name
 from rankdump._frameworks.torch.internals import is_tracing, read_structure
-from rankdump._frameworks.torch.layouts import CheckedLayout, LayoutFinder
+from rankdump._frameworks.torch.layouts import (
+    CheckedLayout,
+    LayoutFinder,
+    find_distribution,
+    strip_distribution,
+)
 from rankdump._frameworks.torch.model_parallel import (
     is_megatron_imported,
     iterate_attribute_layouts,
@@ -48,11 +54,22 @@ from rankdump._frameworks.torch.module_tree import (
     iterate_chosen_names,
     iterate_parameters,
 )
+from rankdump._frameworks.torch.step_causes import StepCauseObserver
 from rankdump._frameworks.torch.tensors import TorchObserver
 
 # torch's stubs leave an optimizer's groups untyped.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false
+
+
+class PlacedParameter(NamedTuple):
+    """A parameter of a model, as optimizers have it."""
+
+    name: str
+    """Dotted name on this rank."""
+    tensor: Parameter
+    layout: TensorLayout | None
+    """None where the rank has all of it, as far as is known."""
 
 
 class TorchParameterObserver:
@@ -69,6 +86,13 @@ class TorchParameterObserver:
         self._recorded: set[str] = set()
         self._constants: set[str] = set()
         self._handles: list[RemovableHandle] = []
+        self._causes: StepCauseObserver | None = None
+        self.walks = 0
+        """How often the modules were walked through; the parameters are the same until the next."""
+
+    def use_causes(self, causes: StepCauseObserver | None) -> None:
+        """Report also the learning rates that optimizers of the model use."""
+        self._causes = causes
 
     def restart(self) -> None:
         """Forget which gradients were recorded, because an iteration begins."""
@@ -128,16 +152,37 @@ class TorchParameterObserver:
         if structure is not None and structure == self._structure:
             return
         self._structure = structure
+        self.walks += 1
         named = list(iterate_sharded_parameters(self._model))
         self._layouts = find_parameter_layouts(self._model, named)
         self._named = [(name, make_gradient_name(name), parameter) for name, parameter in named]
         self._gradients = {id(parameter): gradient for _, gradient, parameter in self._named}
         self._buffers = list(iterate_buffer_locations(self._model))
 
+    def iterate_placed(self) -> Iterator[PlacedParameter]:
+        """Yield each parameter once, with its layout where it is a part."""
+        for name, _, parameter in self._named:
+            local = strip_distribution(parameter)
+            find_layout = self._layouts.get(id(parameter))
+            if find_layout is None:
+                layout = find_distribution(parameter)
+            else:
+                layout = find_layout(tuple(local.shape))
+            yield PlacedParameter(name, parameter, layout)
+
     @exclude_from_compilation
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not (is_tracing() or _has_closure(args, kwargs)):
+        if is_tracing():
+            return
+        if self._causes is not None:
+            run_shielded(self._add_rates, self._observer.report_failure, optimizer)
+        if not _has_closure(args, kwargs):
             run_shielded(self._record_step_gradients, self._observer.report_failure, optimizer)
+
+    def _add_rates(self, optimizer: Optimizer) -> None:
+        used = (id(each) for group in optimizer.param_groups for each in group["params"])
+        if self._causes is not None and any(each in self._gradients for each in used):
+            self._causes.add_rates(optimizer)
 
     @exclude_from_compilation
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -9,13 +9,11 @@ it: where a loss scale was too high, `GradScaler` skips the step.
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import xxhash
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.optim import Optimizer
@@ -63,6 +61,7 @@ from rankdump._frameworks.torch.module_tree import (
     build_module_tree,
     iterate_parameters,
 )
+from rankdump._frameworks.torch.step_causes import StepCauseObserver
 from rankdump._frameworks.torch.tensors import find_dtype_name, is_dense, make_torch_source
 from rankdump._kernels.element_moments import COUNTS, ELEMENT_CODES, EXTREMES, SUMS
 from rankdump._kernels.kernel_functions import KERNELS, FoundMoments
@@ -82,8 +81,6 @@ _TREE_CHECK_STEPS = 16
 """Steps after which a model is looked at again: it may have other modules."""
 _SETTLE_STEPS = 16
 """Steps after which it is known how much of a model can be measured."""
-_MAX_DIGEST_BYTES = 1 << 24
-_MAX_BATCH_TENSORS = 16
 
 _measure = KERNELS.functions.measure_elements
 _clock_ns = time.perf_counter_ns
@@ -153,6 +150,7 @@ class TorchPulseHook:
     ) -> None:
         self._model, self._pulses = model, pulses
         self._observer = ModelObserver(recorder, graph)
+        self._causes = StepCauseObserver(pulses if recorder.card is None else recorder.card)
         self._device = DevicePulses()
         pulses.use_calls(collective_recorder.list_calls)
         self._context = PulsedModel(pulses, self._device, self._observer, graph, name)
@@ -187,6 +185,7 @@ class TorchPulseHook:
     def iteration_begins(self, iteration: int, armed: bool) -> None:
         """Install the hooks of the part that is measured in this step."""
         self._iteration = iteration
+        self._causes.begin_step(iteration)
         run_shielded(self._begin_step, self._observer.report_failure)
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
@@ -255,7 +254,6 @@ class TorchPulseHook:
             hook.bad_text = ""
             hook.is_measured = False
         self._pulses.count_skipped(self._left_out)
-        self._pulses.add_digest("random.cpu", _hash_memory(torch.default_generator.get_state()))
         self._pulses.add_time(_clock_ns() - begun_ns)
 
     def _read_model(self) -> None:
@@ -283,7 +281,9 @@ class TorchPulseHook:
         if not self._fixed:
             self._fixed = [
                 register_optimizer_step_pre_hook(self._before_step),
-                self._model.register_forward_pre_hook(_BatchHook(self._pulses, self._observer)),
+                self._model.register_forward_pre_hook(
+                    _BatchHook(self._context, self._causes), with_kwargs=True
+                ),
             ]
 
     def _is_arrival_measured(self) -> bool:
@@ -330,11 +330,7 @@ class TorchPulseHook:
         used = self._find_used_parameters(optimizer)
         if used.of_model or not self._parameters:
             self._stepped_in, self._is_stepped = self._iteration, True
-            rates = {
-                f"learning_rate.{number}": float(group.get("lr", 0.0))
-                for number, group in enumerate(optimizer.param_groups)
-            }
-            self._pulses.note(rates)
+            self._causes.add_rates(optimizer)
         wanted = [hook for hook in self._wanted if id(hook.parameter) in used.of_model]
         self._measure_gradients(wanted)
         for hook in wanted:
@@ -591,10 +587,11 @@ class _GradientPulseHook(_PulseHook):
 
 
 class _BatchHook:
-    """Hook before each call of the attached model: digests of the tensors of the batch."""
+    """Hook before each call of the attached model, for the causes of the step."""
 
-    def __init__(self, pulses: PulseRecorder, observer: ModelObserver) -> None:
-        self._pulses, self._observer = pulses, observer
+    def __init__(self, context: PulsedModel, causes: StepCauseObserver) -> None:
+        self._pulses, self._observer = context.pulses, context.observer
+        self._causes = causes
 
     def __deepcopy__(self, memo: object) -> Callable[..., None]:
         return do_nothing
@@ -603,40 +600,15 @@ class _BatchHook:
         return make_inert_hook, ()
 
     @exclude_from_compilation
-    def __call__(self, module: Module, args: Any) -> None:
+    def __call__(self, module: Module, args: Any, kwargs: Any = None) -> None:
         if not is_tracing():
-            run_shielded(self._add_digests, self._observer.report_failure, args)
+            run_shielded(self._observe_call, self._observer.report_failure, args, kwargs)
 
-    def _add_digests(self, args: Any) -> None:
+    def _observe_call(self, args: Any, kwargs: Any) -> None:
         begun_ns = _clock_ns()
-        for leaf in list_call_leaves(args, {})[:_MAX_BATCH_TENSORS]:
-            if isinstance(leaf.value, Tensor):
-                digest = compute_digest(leaf.value)
-                if digest:
-                    self._pulses.add_digest(f"batch.{leaf.slot}", digest)
+        leaves = list_call_leaves(args, kwargs or {})
+        self._causes.observe_call(leaves, on_device=self._observer.armed)
         self._pulses.add_time(_clock_ns() - begun_ns)
-
-
-def compute_digest(tensor: Tensor) -> str:
-    """Return the xxh3-64 of a tensor in host memory; empty for another, or a very large one."""
-    if tensor.nbytes > _MAX_DIGEST_BYTES or not tensor.is_cpu:
-        return ""
-    try:
-        is_plain = type(tensor) is Tensor and tensor.is_contiguous()
-        if is_plain and not tensor.is_conj() and not tensor.is_neg():
-            return _hash_memory(tensor)
-    except RuntimeError:
-        pass  # it has no memory of its own
-    source = make_torch_source(tensor)
-    if source is None or isinstance(source, str):
-        return ""
-    return xxhash.xxh3_64_hexdigest(source.copy_elements())
-
-
-def _hash_memory(tensor: Tensor) -> str:
-    """Return the xxh3-64 of a contiguous tensor in host memory."""
-    elements = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
-    return xxhash.xxh3_64_hexdigest(elements)
 
 
 def find_host_source(tensor: Tensor) -> TensorSource | None:

@@ -1069,6 +1069,7 @@ class IterationEnd(google.protobuf.message.Message):
     STALL_US_FIELD_NUMBER: builtins.int
     FIRST_POSITION_FIELD_NUMBER: builtins.int
     LAST_POSITION_FIELD_NUMBER: builtins.int
+    CARD_FIELD_NUMBER: builtins.int
     iteration: builtins.int
     expected: builtins.int
     """Tensors the plan selected, whatever became of them."""
@@ -1077,6 +1078,8 @@ class IterationEnd(google.protobuf.message.Message):
     first_position: builtins.int
     """Positions in the rank's program that belong to it, first to last; both 0 when none are counted."""
     last_position: builtins.int
+    card: builtins.bytes
+    """The run card of the iteration, as JSON; empty without one."""
     @property
     def dropped(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Those that never became a record, by reason."""
@@ -1090,8 +1093,9 @@ class IterationEnd(google.protobuf.message.Message):
         stall_us: builtins.int = ...,
         first_position: builtins.int = ...,
         last_position: builtins.int = ...,
+        card: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["dropped", b"dropped", "expected", b"expected", "first_position", b"first_position", "iteration", b"iteration", "last_position", b"last_position", "stall_us", b"stall_us"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["card", b"card", "dropped", b"dropped", "expected", b"expected", "first_position", b"first_position", "iteration", b"iteration", "last_position", b"last_position", "stall_us", b"stall_us"]) -> None: ...
 
 global___IterationEnd = IterationEnd
 

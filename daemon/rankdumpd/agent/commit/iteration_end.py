@@ -4,6 +4,7 @@ from the ledger.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,10 +12,12 @@ from typing import TypeVar
 
 from rankdump._core.manifest import Manifest, ManifestRecord, ManifestSession
 from rankdump._core.record import StatisticRows
+from rankdump._core.run_card import MAX_CARD_BYTES, parse_card
 from rankdump._core.session_protocol import IterationEnd
 from rankdump._core.status import IterationStatus
 from rankdump._layout.statistic_tables import StatisticRow
 from rankdump._layout.tree_layouts import Layout
+from rankdump.errors import CorruptedError
 from rankdumpd.agent.declarations import reread_statistic_rows
 from rankdumpd.agent.ledger.agent_ledger import AgentLedger
 from rankdumpd.agent.ledger.rows import StoredRecord, StoredStatisticRows
@@ -209,10 +212,11 @@ def write_iteration_files(
     status: IterationStatus,
     frame_id: FrameId,
     *,
+    card: bytes = b"",
     repeated: bool,
 ) -> None:
     """Write the order files, the fingerprints and the manifest of an iteration that ended with the
-    given frame.
+    given frame, which had this run card.
 
     With `repeated` some of them may exist already.
     """
@@ -241,5 +245,23 @@ def write_iteration_files(
             plan=request.plan_json.decode(errors="replace"),
         ),
         fingerprints=seal,
+        card=_read_card(session, iteration, card),
     )
     rank_files.write_manifest(tree, folder, manifest)
+
+
+def _read_card(session: RankSession, iteration: int, data: bytes) -> object:
+    """Return a run card as a value of JSON; None without one, and for one that is damaged."""
+    if not data:
+        return None
+    try:
+        if len(data) > MAX_CARD_BYTES:
+            raise CorruptedError(f"run card has {len(data)} bytes, at most {MAX_CARD_BYTES}")
+        parse_card(data)
+        return json.loads(data)
+    except CorruptedError as error:
+        # Without the iteration: the rank may send such a card in each.
+        rank = session.request.rank
+        if session.add_finding(f"rank {rank}, a run card is left out: {error}"):
+            _logger.warning("rank %d, iteration %d: %s", rank, iteration, error)
+        return None

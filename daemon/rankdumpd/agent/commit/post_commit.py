@@ -421,7 +421,7 @@ class PostCommitActions:
                 if joined and _are_rows_written(session, frame_id):
                     repeated = session.pending.was_begun(declared)
                     write_iteration_files(
-                        self._ledger, session, status, frame_id, repeated=repeated
+                        self._ledger, session, status, frame_id, card=end.card, repeated=repeated
                     )
                     session.program.forget_iterations(end.iteration)
                     written = session.program.written

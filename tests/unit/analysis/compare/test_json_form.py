@@ -102,6 +102,16 @@ SCHEMA = exactly(
     origins=listed(ORIGIN),
     rank_origins=listed(ORIGIN),
     notes=TEXTS,
+    cards=listed(
+        exactly(
+            subject=TEXT,
+            text=TEXT,
+            is_difference=YES_NO,
+            names=TEXTS,
+            ranks=listed(WHOLE),
+            iteration={"type": ["integer", "null"]},
+        )
+    ),
     rows=listed(
         exactly(
             **CALL,

@@ -1,0 +1,528 @@
+"""Findings from run cards: what differs between two dumps before the first operator, and what
+differs between the ranks of one dump that should agree. Pure.
+
+Digests of parameters are merged over the ranks first: parts without common elements add up, and
+copies of one part must be equal. So a model on one rank compares with a sharded one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Literal, NamedTuple, TypeAlias
+
+from rankdump._analysis.reader.query import ranges
+from rankdump._analysis.reader.run_cards import FoundCards, RankCard
+from rankdump._core.record import sanitize_line
+from rankdump._core.run_card import (
+    BATCH_PREFIX,
+    LEARNING_RATE_PREFIX,
+    LOCAL_VARIABLES,
+    RANDOM_PREFIX,
+    ModelSummary,
+    ParameterDigest,
+    RunCard,
+    parse_parameter,
+)
+
+CardSubject = Literal[
+    "batch",
+    "parameters",
+    "random",
+    "learning_rate",
+    "models",
+    "versions",
+    "settings",
+    "environment",
+    "revision",
+    "command",
+    "cards",
+]
+_Place: TypeAlias = "tuple[int, int]"
+"""Rank and iteration."""
+_DIGEST_RANGE = 1 << 64
+_MAX_NAMES = 3
+_MAX_ARGUMENTS = 4
+_MAX_TEXT = 1000
+_SEEDLESS_STATES = ("random.python", "random.numpy")
+"""States that differ by chance where nobody seeds and uses them."""
+_ABSENT = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class CardFinding:
+    """Something that differs, or a remark about what could not be compared."""
+
+    subject: CardSubject
+    text: str
+    """One clause, such as `the batches differ from iteration 0 on`."""
+    is_difference: bool = True
+    """False for a remark."""
+    names: tuple[str, ...] = ()
+    """What differs: parameters, tensors of the batch, modules, variables; all of them."""
+    ranks: tuple[int, ...] = ()
+    """Ranks that it was found on; empty where it is about whole dumps."""
+    iteration: int | None = None
+    """First iteration in which it was found; None for what is the same in all."""
+
+
+class CardPair(NamedTuple):
+    """Cards of both sides that are compared."""
+
+    a: RankCard
+    b: RankCard
+
+
+def compare_cards(
+    a: FoundCards, b: FoundCards, places: Iterable[tuple[_Place, _Place]]
+) -> tuple[CardFinding, ...]:
+    """Return what differs between the cards of two dumps: the causes of steps by their first
+    iteration, then facts about processes, then remarks.
+
+    `places` are rank and iteration of a with those of b; parameters are merged over all ranks of
+    the iteration, whether they are among them or not.
+    """
+    remarks = [*_list_problems("a", a), *_list_problems("b", b)]
+    if not a.cards or not b.cards:
+        return tuple(map(_make_printable, (*remarks, _describe_absence(a, b))))
+    cards_a = {(each.rank, each.iteration): each for each in a.cards}
+    cards_b = {(each.rank, each.iteration): each for each in b.cards}
+    pairs = [
+        CardPair(cards_a[own], cards_b[other])
+        for own, other in places
+        if own in cards_a and other in cards_b
+    ]
+    if not pairs:
+        text = "run cards were not compared: no rank and iteration has one in both dumps"
+        absence = CardFinding("cards", text, is_difference=False)
+        return tuple(map(_make_printable, (*remarks, absence)))
+    pairs.sort(key=lambda pair: (pair.a.iteration, pair.a.rank))
+    iterations = dict.fromkeys((pair.a.iteration, pair.b.iteration) for pair in pairs)
+    found = (
+        *_compare_batches(pairs, a, b),
+        *_compare_parameters(a, b, [*iterations]),
+        *_compare_random(pairs),
+        *_compare_rates(pairs),
+        *_compare_facts(pairs),
+    )
+    differences = [each for each in found if each.is_difference]
+    # What begins later may follow from what began before; the sort is stable.
+    differences.sort(key=lambda each: math.inf if each.iteration is None else each.iteration)
+    others = (each for each in found if not each.is_difference)
+    return tuple(map(_make_printable, (*differences, *others, *remarks)))
+
+
+def compare_ranks(found: FoundCards) -> tuple[CardFinding, ...]:
+    """Return what differs between the ranks of one dump although it should agree."""
+    problems = _list_problems("the tree", found)
+    if not found.cards:
+        return tuple(map(_make_printable, (*problems, _describe_none())))
+    findings = [*_compare_replicas(found.cards), *_compare_rank_rates(found.cards)]
+    first: dict[int, RankCard] = {}
+    for each in found.cards:
+        first.setdefault(each.rank, each)
+    cards = [*first.values()]
+    for subject, list_values in _FACTS:
+        # Models of pipeline stages differ, and so may seeds.
+        if subject != "models":
+            findings += _compare_rank_facts(subject, list_values, cards)
+    findings += _describe_equal_batches(found.cards)
+    return tuple(map(_make_printable, (*findings, *problems)))
+
+
+# -- causes of a step
+
+
+def _compare_batches(
+    pairs: Sequence[CardPair], a: FoundCards, b: FoundCards
+) -> Iterator[CardFinding]:
+    count_a, count_b = (len({each.rank for each in side.cards}) for side in (a, b))
+    if count_a != count_b:
+        text = f"batches were not compared: a has {_count(count_a, 'rank')}, b has {count_b}"
+        if _has_batches(pairs):
+            yield CardFinding("batch", text, is_difference=False)
+        return
+    yield from _compare_digests(pairs, "batch", BATCH_PREFIX, "the batches differ")
+
+
+def _has_batches(pairs: Sequence[CardPair]) -> bool:
+    cards = (each.card for pair in pairs for each in pair)
+    return any(name.startswith(BATCH_PREFIX) for card in cards for name in card.digests)
+
+
+def _compare_random(pairs: Sequence[CardPair]) -> Iterator[CardFinding]:
+    unused = {name for name in _SEEDLESS_STATES if not _is_advanced(pairs, name)}
+    yield from _compare_digests(
+        pairs, "random", RANDOM_PREFIX, "the states of random generators differ", unused
+    )
+
+
+def _is_advanced(pairs: Sequence[CardPair], name: str) -> bool:
+    """Return whether a generator was used between iterations, on any rank of any side."""
+    states: defaultdict[tuple[str, int], set[str]] = defaultdict(set)
+    for pair in pairs:
+        for side, each in (("a", pair.a), ("b", pair.b)):
+            states[side, each.rank].add(each.card.digests.get(name, ""))
+    return any(len(each) > 1 for each in states.values())
+
+
+def _compare_digests(
+    pairs: Sequence[CardPair],
+    subject: CardSubject,
+    prefix: str,
+    text: str,
+    without: Iterable[str] = (),
+) -> Iterator[CardFinding]:
+    """Yield at most one finding about the digests with a prefix that both sides have."""
+    left_out = set(without)
+    compared: set[int] = set()
+    differing: dict[int, set[str]] = {}
+    ranks: set[int] = set()
+    for pair in pairs:
+        own, other = pair.a.card.digests, pair.b.card.digests
+        names = {name for name in own.keys() & other.keys() if name.startswith(prefix)}
+        names -= left_out
+        if names:
+            compared.add(pair.a.iteration)
+        unequal = {name for name in names if own[name] != other[name]}
+        if unequal:
+            differing.setdefault(pair.a.iteration, set()).update(unequal)
+            ranks.add(pair.a.rank)
+    if differing:
+        names = sorted(set[str]().union(*differing.values()))
+        where = f"{_describe_iterations(differing, compared)}: {_list_names(names)}"
+        yield CardFinding(
+            subject,
+            f"{text} {where} (rank {ranges(ranks)})",
+            names=tuple(names),
+            ranks=tuple(sorted(ranks)),
+            iteration=min(differing),
+        )
+
+
+def _compare_rates(pairs: Sequence[CardPair]) -> Iterator[CardFinding]:
+    numbers = sorted(
+        {name for pair in pairs for name in pair.a.card.numbers.keys() & pair.b.card.numbers.keys()}
+    )
+    for name in numbers:
+        if not name.startswith(LEARNING_RATE_PREFIX):
+            continue
+        both = [pair for pair in pairs if {name} <= pair.a.card.numbers.keys()]
+        both = [pair for pair in both if {name} <= pair.b.card.numbers.keys()]
+        unequal = [p for p in both if p.a.card.numbers[name] != p.b.card.numbers[name]]
+        if not unequal:
+            continue
+        first, ranks = unequal[0], sorted({pair.a.rank for pair in unequal})
+        values = f"{first.a.card.numbers[name]} against {first.b.card.numbers[name]}"
+        differing, compared = ({p.a.iteration for p in some} for some in (unequal, both))
+        where = _describe_iterations(differing, compared)
+        number = name.removeprefix(LEARNING_RATE_PREFIX)
+        yield CardFinding(
+            "learning_rate",
+            f"the learning rates differ {where}: group {number} {values} (rank {ranges(ranks)})",
+            names=(name,),
+            ranks=tuple(ranks),
+            iteration=first.a.iteration,
+        )
+
+
+# -- parameters
+
+
+class MergedParameters(NamedTuple):
+    """Digests of the parameters of an iteration, over all ranks."""
+
+    whole: Mapping[str, ParameterDigest]
+    """Those whose parts cover all that is digested."""
+    incomplete: tuple[str, ...]
+    unequal: Mapping[str, tuple[int, ...]]
+    """Ranks that have the same part of a parameter with different values, by its name."""
+
+
+def merge_parameters(cards: Iterable[RankCard]) -> MergedParameters:
+    """Return the digests of logical parameters from the cards of one iteration."""
+    parts: defaultdict[str, list[tuple[int, ParameterDigest]]] = defaultdict(list)
+    for each in cards:
+        for name, text in each.card.parameters.items():
+            parts[name].append((each.rank, parse_parameter(text)))
+    whole: dict[str, ParameterDigest] = {}
+    incomplete: list[str] = []
+    unequal: dict[str, tuple[int, ...]] = {}
+    for name, own in parts.items():
+        distinct = {(found.dtype, found.part): found.digest for _, found in reversed(own)}
+        apart = [rank for rank, f in own if distinct[f.dtype, f.part] != f.digest]
+        if apart:
+            unequal[name] = tuple(sorted({own[0][0], *apart}))
+        dtypes = {dtype for dtype, _ in distinct}
+        if len(dtypes) == 1 and _covers_all([part for _, part in distinct]):
+            digest = sum(distinct.values()) % _DIGEST_RANGE
+            whole[name] = ParameterDigest(dtypes.pop(), digest)
+        else:
+            incomplete.append(name)
+    return MergedParameters(whole, tuple(incomplete), unequal)
+
+
+def _covers_all(parts: Sequence[str]) -> bool:
+    """Return whether parts are all elements, each once; one that cannot be read is none."""
+    if parts == [""]:
+        return True
+    if "" in parts:
+        return False
+    try:
+        boxes = [_read_box(part) for part in parts]
+    except ValueError:
+        return False
+    extents = {tuple(end for _, _, end in box) for box in boxes}
+    held = sum(prod(stop - start for start, stop, _ in box) for box in boxes)
+    return len(extents) == 1 and held == prod(extents.pop())
+
+
+def _read_box(part: str) -> list[tuple[int, int, int]]:
+    box: list[tuple[int, int, int]] = []
+    for text in part.split(","):
+        bounds, _, extent = text.partition("/")
+        start, _, stop = bounds.partition(":")
+        box.append((int(start), int(stop), int(extent)))
+    return box
+
+
+def _compare_parameters(
+    a: FoundCards, b: FoundCards, iterations: Sequence[tuple[int, int]]
+) -> Iterator[CardFinding]:
+    """Yield findings about the first iteration in which parameters differ, or their types do."""
+    not_compared: set[str] = set()
+    for at, other in sorted(iterations):
+        own, its = _merge_iteration(a, at), _merge_iteration(b, other)
+        not_compared.update((own.whole.keys() | {*own.incomplete}) & {*its.incomplete})
+        not_compared.update((its.whole.keys() | {*its.incomplete}) & {*own.incomplete})
+        both = [name for name in own.whole if name in its.whole]
+        types = [name for name in both if own.whole[name].dtype != its.whole[name].dtype]
+        same_type = [name for name in both if own.whole[name].dtype == its.whole[name].dtype]
+        unequal = [name for name in same_type if own.whole[name].digest != its.whole[name].digest]
+        if types:
+            one = f"{own.whole[types[0]].dtype} against {its.whole[types[0]].dtype}"
+            yield _make_parameter_finding("types of the weights", types, both, at, f"{one}, ")
+        if unequal:
+            yield _make_parameter_finding("weights", unequal, same_type, at)
+        if types or unequal:
+            break
+    if not_compared:
+        count = _count(len(not_compared), "parameter")
+        text = f"{count} not compared: the cards do not have all parts of them"
+        yield CardFinding("parameters", text, False, tuple(sorted(not_compared)))
+
+
+def _merge_iteration(side: FoundCards, iteration: int) -> MergedParameters:
+    return merge_parameters(each for each in side.cards if each.iteration == iteration)
+
+
+def _make_parameter_finding(
+    what: str, names: Sequence[str], compared: Sequence[str], iteration: int, values: str = ""
+) -> CardFinding:
+    count = f"{len(names):,} of {_count(len(compared), 'parameter')}"
+    return CardFinding(
+        "parameters",
+        f"the {what} differ before iteration {iteration}: {count} ({values}{_list_names(names)})",
+        names=tuple(names),
+        iteration=iteration,
+    )
+
+
+def _compare_replicas(cards: Sequence[RankCard]) -> Iterator[CardFinding]:
+    for iteration in sorted({each.iteration for each in cards}):
+        own = [each for each in cards if each.iteration == iteration]
+        merged = merge_parameters(own)
+        if merged.unequal:
+            names, ranks = [*merged.unequal], sorted(set[int]().union(*merged.unequal.values()))
+            total = len({name for each in own for name in each.card.parameters})
+            count = f"{len(names):,} of {_count(total, 'parameter')}"
+            yield CardFinding(
+                "parameters",
+                f"the weights differ between ranks before iteration {iteration}: {count} "
+                f"({_list_names(names)}; rank {ranges(ranks)})",
+                names=tuple(names),
+                ranks=tuple(ranks),
+                iteration=iteration,
+            )
+            return
+
+
+# -- facts about processes
+
+
+def _list_versions(card: RunCard) -> dict[str, str]:
+    return dict(card.versions)
+
+
+def _list_settings(card: RunCard) -> dict[str, str]:
+    return dict(card.settings)
+
+
+def _list_variables(card: RunCard) -> dict[str, str]:
+    return {name: text for name, text in card.environment.items() if name not in LOCAL_VARIABLES}
+
+
+def _list_revision(card: RunCard) -> dict[str, str]:
+    return {"git revision": card.revision[:12]} if card.revision else {}
+
+
+def _list_models(card: RunCard) -> dict[str, str]:
+    return {
+        f"model {number} ({each.name})": _describe_model(each)
+        for number, each in enumerate(card.models)
+    }
+
+
+def _describe_model(model: ModelSummary) -> str:
+    dtypes = ", ".join(f"{count:,} {dtype}" for dtype, count in model.dtypes.items())
+    counts = f"{_count(model.parameters, 'parameter')}, {model.elements:,} elements"
+    return f"{counts}, {dtypes}, names and shapes {model.digest}"
+
+
+_FactLister: TypeAlias = "Callable[[RunCard], dict[str, str]]"
+_FACTS: Sequence[tuple[CardSubject, _FactLister]] = (
+    ("models", _list_models),
+    ("versions", _list_versions),
+    ("settings", _list_settings),
+    ("environment", _list_variables),
+    ("revision", _list_revision),
+)
+
+
+def _compare_facts(pairs: Sequence[CardPair]) -> Iterator[CardFinding]:
+    """Yield findings about facts, from the first cards of each rank."""
+    first: dict[int, CardPair] = {}
+    for pair in pairs:
+        first.setdefault(pair.a.rank, pair)
+    for subject, list_values in _FACTS:
+        ranks: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
+        for rank, pair in first.items():
+            own, other = list_values(pair.a.card), list_values(pair.b.card)
+            for name in sorted(own.keys() | other.keys()):
+                own_value, its_value = own.get(name, _ABSENT), other.get(name, _ABSENT)
+                if own_value != its_value:
+                    ranks[name, own_value, its_value].append(rank)
+        for (name, own_value, its_value), of_ranks in ranks.items():
+            some = f" (rank {ranges(of_ranks)})" if len(of_ranks) < len(first) else ""
+            text = f"{name} {own_value} against {its_value}{some}"
+            yield CardFinding(subject, text, names=(name,), ranks=tuple(of_ranks))
+    yield from _compare_commands(first)
+
+
+def _compare_commands(first: Mapping[int, CardPair]) -> Iterator[CardFinding]:
+    for rank, pair in first.items():
+        own, other = pair.a.card.command, pair.b.card.command
+        if own != other:
+            only_a, only_b = _list_rest(own, other), _list_rest(other, own)
+            sides = [
+                f"only in {side} {text}" for side, text in (("a", only_a), ("b", only_b)) if text
+            ]
+            order = "; ".join(sides) or "the same arguments in another order"
+            yield CardFinding("command", f"the command lines differ: {order}", ranks=(rank,))
+            return
+
+
+def _list_rest(own: Sequence[str], other: Sequence[str]) -> str:
+    left = [text for text in own if text not in other]
+    more = f" and {len(left) - _MAX_ARGUMENTS} more" if len(left) > _MAX_ARGUMENTS else ""
+    return " ".join(left[:_MAX_ARGUMENTS]) + more
+
+
+def _compare_rank_facts(
+    subject: CardSubject, list_values: _FactLister, cards: Sequence[RankCard]
+) -> Iterator[CardFinding]:
+    values = {each.rank: list_values(each.card) for each in cards}
+    for name in sorted(set[str]().union(*values.values())):
+        ranks: defaultdict[str, list[int]] = defaultdict(list)
+        for rank, own in values.items():
+            ranks[own.get(name, _ABSENT)].append(rank)
+        if len(ranks) > 1:
+            listed = [f"{value} on rank {ranges(of)}" for value, of in ranks.items()]
+            text = f"{name} differs between ranks: {_list_names(listed)}"
+            yield CardFinding(subject, text, names=(name,), ranks=tuple(sorted(values)))
+
+
+def _compare_rank_rates(cards: Sequence[RankCard]) -> Iterator[CardFinding]:
+    values: defaultdict[tuple[int, str], dict[int, str]] = defaultdict(dict)
+    for each in cards:
+        for name, value in each.card.numbers.items():
+            if name.startswith(LEARNING_RATE_PREFIX):
+                values[each.iteration, name][each.rank] = value
+    for (iteration, name), by_rank in sorted(values.items()):
+        if len(set(by_rank.values())) > 1:
+            listed = _list_names([f"{value} on rank {rank}" for rank, value in by_rank.items()])
+            text = f"the learning rates differ between ranks in iteration {iteration}: {listed}"
+            ranks = tuple(sorted(by_rank))
+            yield CardFinding(
+                "learning_rate", text, names=(name,), ranks=ranks, iteration=iteration
+            )
+            return
+
+
+def _describe_equal_batches(cards: Sequence[RankCard]) -> Iterator[CardFinding]:
+    """Yield a remark where several ranks have one batch: right for ranks that share a model, and
+    wrong for those that share the data.
+    """
+    alike: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for iteration in sorted({each.iteration for each in cards}):
+        ranks: defaultdict[tuple[tuple[str, str], ...], list[int]] = defaultdict(list)
+        for each in cards:
+            batch = [item for item in each.card.digests.items() if item[0].startswith(BATCH_PREFIX)]
+            if each.iteration == iteration and batch:
+                ranks[tuple(sorted(batch))].append(each.rank)
+        for same in ranks.values():
+            if len(same) > 1:
+                alike[tuple(same)].append(iteration)
+    for same, iterations in alike.items():
+        text = (
+            f"rank {ranges(same)} have the same batch in iteration {ranges(iterations)}: "
+            "right for tensor or pipeline parallelism, wrong for data parallelism"
+        )
+        yield CardFinding("batch", text, is_difference=False, ranks=same, iteration=iterations[0])
+
+
+# -- words
+
+
+def _make_printable(finding: CardFinding) -> CardFinding:
+    """Return a finding whose text is one line: names and values of a card may be any text."""
+    text = sanitize_line(finding.text)
+    return replace(finding, text=text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}...")
+
+
+def _describe_iterations(differing: Iterable[int], compared: Iterable[int]) -> str:
+    found, every = sorted(set(differing)), sorted(set(compared))
+    if found == [each for each in every if each >= found[0]]:
+        return f"from iteration {found[0]} on"
+    return f"in iteration {ranges(found)}"
+
+
+def _describe_absence(a: FoundCards, b: FoundCards) -> CardFinding:
+    sides = [name for name, side in (("a", a), ("b", b)) if not side.cards]
+    which = "neither dump has any" if len(sides) == 2 else f"{sides[0]} has none"
+    return CardFinding("cards", f"run cards were not compared: {which}", is_difference=False)
+
+
+def _describe_none() -> CardFinding:
+    why = "an earlier release or another program wrote it, or its plan has card: false"
+    return CardFinding("cards", f"the tree has no run cards: {why}", is_difference=False)
+
+
+def _list_problems(side: str, found: FoundCards) -> list[CardFinding]:
+    return [
+        CardFinding("cards", f"in {side}, {problem}", is_difference=False)
+        for problem in found.problems
+    ]
+
+
+def _list_names(names: Sequence[str]) -> str:
+    left = len(names) - _MAX_NAMES
+    more = f" and {left:,} more" if left > 0 else ""
+    return ", ".join(names[:_MAX_NAMES]) + more
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

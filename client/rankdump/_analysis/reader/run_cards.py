@@ -1,0 +1,109 @@
+"""Run cards of a tree, read from the ends of its manifests. A card that cannot be read becomes a
+sentence, and the others are read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from rankdump._analysis.reader.manifests import (
+    find_other_sessions,
+    list_manifest_files,
+    list_rank_folders,
+    read_manifests,
+)
+from rankdump._core.manifest import find_card
+from rankdump._core.run_card import MAX_CARD_BYTES, RunCard, parse_card
+from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN
+from rankdump.errors import CorruptedError
+
+_END_BYTES = (1 << 13, 8 * MAX_CARD_BYTES)
+"""Read from the end of a manifest: nearly all cards are within the first number, and a text that
+is escaped may take six times its bytes."""
+_MAX_PROBLEMS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RankCard:
+    """The run card of an iteration of a rank."""
+
+    rank: int
+    iteration: int
+    attempt: int
+    card: RunCard
+
+
+class FoundCards(NamedTuple):
+    """The run cards of a tree."""
+
+    cards: tuple[RankCard, ...]
+    """By rank and iteration; of several attempts the last one counts."""
+    problems: tuple[str, ...]
+    """Sentences about cards that cannot be read."""
+    without: int
+    """Manifests that have none."""
+
+
+def read_run_cards(
+    root: Path,
+    keeps: Callable[[int, int], bool] = lambda rank, iteration: True,
+    *,
+    job_id: str = "",
+    attempt: int | None = None,
+) -> FoundCards:
+    """Return the run cards of a job and attempt, of the ranks and iterations that `keeps` selects.
+
+    Ranks and iterations are known from the names of manifests, so others are not opened.
+    """
+    others = find_other_sessions(root, job_id, attempt)
+    found: dict[tuple[int, int], RankCard] = {}
+    problems: list[str] = []
+    without = 0
+    for folder in list_rank_folders(root):
+        for file in list_manifest_files(root, folder, []):
+            if file.session in others or not _may_keep(folder, file.iteration, keeps):
+                continue
+            status = next((m.status for m in read_manifests([file], [], balances_only=True)), None)
+            if status is None or not keeps(status.rank, status.iteration):
+                continue
+            place = status.rank, status.iteration
+            try:
+                data = _read_card(file.path)
+                if not data:
+                    without += 1
+                elif place not in found or found[place].attempt <= status.attempt:
+                    found[place] = RankCard(*place, status.attempt, parse_card(data))
+            except (OSError, CorruptedError) as error:
+                problems.append(f"rank {place[0]}, iteration {place[1]}: {error}")
+    cards = tuple(found[place] for place in sorted(found))
+    return FoundCards(cards, _shorten(problems), without)
+
+
+def _may_keep(folder: str, iteration: int | None, keeps: Callable[[int, int], bool]) -> bool:
+    """Return whether a manifest may be selected, from its name and the folder of its rank."""
+    rank = RANK_FOLDER_PATTERN.fullmatch(folder)
+    return iteration is None or rank is None or keeps(int(rank[2]), iteration)
+
+
+def _read_card(path: Path) -> bytes:
+    """Return the card in a manifest, as JSON; empty without one."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(descriptor).st_size
+        for count in _END_BYTES:
+            card = find_card(os.pread(descriptor, count, max(0, size - count)))
+            if card is not None:
+                return card
+    finally:
+        os.close(descriptor)
+    raise CorruptedError("run card cannot be read: its begin is not found")
+
+
+def _shorten(problems: list[str]) -> tuple[str, ...]:
+    left = len(problems) - _MAX_PROBLEMS
+    more = [f"... and {left:,} more run cards that cannot be read"] if left > 0 else []
+    return (*problems[:_MAX_PROBLEMS], *more)

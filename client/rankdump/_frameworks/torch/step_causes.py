@@ -1,0 +1,88 @@
+"""Causes of a step of a torch model: digests of the batch and of the state of torch's generator
+before the first forward of the model, and the learning rates that an optimizer uses.
+
+They are for the run card, in iterations that are dumped, and for the black box, in every step. The
+generator is read where the model is called first: a script may seed it after it attached the model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+import xxhash
+from torch import Tensor
+from torch.optim import Optimizer
+
+from rankdump._core.recorder_protocol import CauseRecorder
+from rankdump._core.run_card import LEARNING_RATE_PREFIX, RANDOM_PREFIX
+from rankdump._frameworks.batch_digests import (
+    MAX_BATCH_TENSORS,
+    MAX_DIGEST_BYTES,
+    BatchDigests,
+)
+from rankdump._frameworks.operator_names import CallLeaf
+from rankdump._frameworks.torch.tensors import make_torch_source
+
+# torch's stubs leave an optimizer's groups untyped.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
+
+class StepCauseObserver:
+    """Takes the causes of the steps of one attached model."""
+
+    def __init__(self, causes: CauseRecorder) -> None:
+        self._causes = causes
+        self._batch = BatchDigests()
+
+    def begin_step(self, iteration: int) -> None:
+        """Begin a step; an iteration that is begun again goes on."""
+        self._batch.begin_step(iteration)
+
+    def observe_call(self, leaves: Sequence[CallLeaf], *, on_device: bool) -> None:
+        """Take what is known when the model is called; `on_device` also reads tensors on
+        accelerators, which are waited for and copied.
+        """
+        if not self._batch.is_called:
+            self._batch.is_called = True
+            state = _hash_memory(torch.default_generator.get_state())
+            self._causes.add_digest(f"{RANDOM_PREFIX}cpu", state)
+        tensors = [(leaf, leaf.value) for leaf in leaves if isinstance(leaf.value, Tensor)]
+        for leaf, value in tensors[:MAX_BATCH_TENSORS]:
+            digest = digest_elements(value, on_device=on_device)
+            if digest:
+                self._causes.add_digest(*self._batch.add(leaf, digest))
+
+    def add_rates(self, optimizer: Optimizer) -> None:
+        """Take the learning rates of an optimizer that is about to step."""
+        rates = {
+            f"{LEARNING_RATE_PREFIX}{number}": float(group.get("lr", 0.0))
+            for number, group in enumerate(optimizer.param_groups)
+        }
+        self._causes.note(rates)
+
+
+def digest_elements(tensor: Tensor, *, on_device: bool) -> str:
+    """Return the xxh3-64 of a tensor; empty for a very large one, for one on an accelerator unless
+    `on_device` is set, and for one whose elements cannot be read.
+    """
+    if tensor.nbytes > MAX_DIGEST_BYTES or not (tensor.is_cpu or on_device):
+        return ""
+    try:
+        is_plain = type(tensor) is Tensor and tensor.is_cpu and tensor.is_contiguous()
+        if is_plain and not tensor.is_conj() and not tensor.is_neg():
+            return _hash_memory(tensor)
+    except RuntimeError:
+        pass  # it has no memory of its own
+    source = make_torch_source(tensor)
+    if source is None or isinstance(source, str):
+        return ""
+    return xxhash.xxh3_64_hexdigest(source.copy_elements())
+
+
+def _hash_memory(tensor: Tensor) -> str:
+    """Return the xxh3-64 of a contiguous tensor in host memory."""
+    elements = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    return xxhash.xxh3_64_hexdigest(elements)
