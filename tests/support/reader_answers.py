@@ -23,6 +23,7 @@ COMMANDS = {
     "ls of a place": ("ls", "--rank", "0", "--iteration", "0", "--digest"),
     "ls without a match": ("ls", "--op", "nothing"),
     "stats": ("stats", "--limit", "20"),
+    "stats of a place": ("stats", "--rank", "0", "--iteration", "1"),
     "stats of non-finite": ("stats", "--nonfinite"),
     "stats of a rank": ("stats", "--nonfinite", "--rank", "1"),
     "sorted stats": ("stats", "--sort", "l2norm", "--limit", "5"),
