@@ -307,6 +307,11 @@ def _open_table(table: Table) -> Generator[BinaryIO]:
     yield io.BytesIO(bytes(data))
 
 
+def _clip(number: int) -> int:
+    """Return a number that fits into a column: other programs may write any."""
+    return max(-MAX_STAMP_US, min(number, MAX_STAMP_US))
+
+
 class _StatisticForm:
     """Lines of `statistic.csv`."""
 
@@ -322,7 +327,7 @@ class _StatisticForm:
         if not line.text.rstrip(b"\r") or line.text.rstrip(b"\r") == self._header:
             return None
         (row,) = self._parse([line])
-        return min(row.timestamp_us, MAX_STAMP_US)
+        return _clip(row.timestamp_us)
 
     def read_keys(self, lines: Sequence[bytes]) -> list[int] | None:
         found = list(map(_TIME.match, lines))
@@ -374,7 +379,7 @@ class _InfoForm:
                 return None
             parsed = self._parse(line)
             self._given.update(parsed.statistics)
-            step, name = parsed.step, parsed.name.encode("utf-8", "replace")
+            step, name = _clip(parsed.step), parsed.name.encode("utf-8", "replace")
         else:
             step, name = int(found[2]), found[1]
         self._backward.append(b"_backward_" in name)
