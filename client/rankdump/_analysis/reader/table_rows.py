@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 
 from rankdump._analysis.reader.growing_tables import GrowingTable, NameFilter
 from rankdump._analysis.reader.query import Query
@@ -130,26 +131,20 @@ def iterate_named(
     filed = tree.entries.folders
     tables = [table for table in tree.tables if table.folder not in filed]
     known = TableRecords(tree, queries)
-    ranks = {place.rank for place in entries} | {table.rank for table in tables}
-    for rank in sorted(ranks):
-        own = [table for table in tables if table.rank == rank]
-        readers = [TableRows(table, known) for table in own]
+    for rank in sorted({place.rank for place in entries} | {table.rank for table in tables}):
+        readers = [TableRows(table, known) for table in tables if table.rank == rank]
         by_place = group_by_place(readers)
-        there = {place for place in entries if place.rank == rank}
-        for place in sorted(there.union(by_place)):
+        for place in sorted({place for place in entries if place.rank == rank}.union(by_place)):
             found = entries.get(place, ())
+            if place not in by_place:
+                yield from found
+                continue
             # An info file has a line for every tensor, including those with a file.
             has_file = {_call_of_key(entry.key) for entry in found if entry.key.argument}
-            rows = (
-                row
-                for reader in by_place.get(place, ())
-                for row in reader.read_rows(place, keeps_name)
-                if keeps(row) and _call_of_key(row.key) not in has_file
-            )
-            if place in by_place:
-                yield from sorted((*found, *rows), key=lambda each: _execution_order(each.key))
-            else:
-                yield from found
+            read = (reader.read_rows(place, keeps_name) for reader in by_place[place])
+            rows = filter(keeps, chain.from_iterable(read))
+            own = (row for row in rows if _call_of_key(row.key) not in has_file)
+            yield from sorted((*found, *own), key=lambda each: _execution_order(each.key))
         for reader in readers:
             reader.raise_damage()
 
