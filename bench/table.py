@@ -1,9 +1,10 @@
 """`rankdump index` and queries of the table of a tree with a million tensors.
 
 The tree is one of statistics: manifests and `statistic.csv` of 8 ranks, written here without an
-agent; of one iteration there are also the tensors. Each command is a process of its own. Times of
-commands include the start of Python. `index_vs_parse` is the time of indexing over that of reading
-the same manifests with `json.loads` and one process.
+agent; of one iteration there are also the tensors. `device_...` and `api_...` are of trees with as
+many rows whose statistics are one growing file a rank. Each command is a process of its own. Times
+of commands include the start of Python. `index_vs_parse` is the time of indexing over that of
+reading the same manifests with `json.loads` and one process.
 
     python -m bench table --rows 10000000
 
@@ -26,6 +27,7 @@ from rankdump._core.manifest import Manifest, ManifestRecord, make_manifest_name
 from rankdump._core.status import IterationStatus
 from rankdump._layout import tree_paths as layout
 
+from .growing_trees import write_api_tree, write_device_tree
 from .host import memory_folder
 from .result import Result, median
 from .timing import seconds
@@ -58,12 +60,18 @@ print(json.dumps({"seconds": taken, "rows": rows, "peak_kb": int(peak)}))
 """
 
 COMMANDS = {
-    "ls": ("ls", "--rank", "3", "--iteration", "1"),
-    "ls_all": ("ls",),
-    "status": ("status",),
-    "stats": ("stats", "--rank", "3", "--iteration", "1"),
-    "stats_nonfinite": ("stats", "--nonfinite"),
-    "forecast": ("forecast",),
+    # With the folder of the tree.
+    "ls": ("ls", "{}", "--rank", "3", "--iteration", "1"),
+    "ls_all": ("ls", "{}"),
+    "status": ("status", "{}"),
+    "stats": ("stats", "{}", "--rank", "3", "--iteration", "1"),
+    "stats_nonfinite": ("stats", "{}", "--nonfinite"),
+    "forecast": ("forecast", "{}"),
+}
+_PLACE = ("stats", "{}", "--rank", "3", "--iteration", "1")
+GROWING_COMMANDS = {
+    "device": {"stats": _PLACE, "stats_nonfinite": ("stats", "{}", "--nonfinite")},
+    "api": {"stats": _PLACE, "find_source": ("find-source", "{}", "train.py:7", "--rank", "3")},
 }
 _COMMAND = """
 import sys
@@ -101,6 +109,11 @@ def measure(*, quick: bool = False, rows: int = RANKS * ITERATIONS * ROWS) -> Re
             figures[f"{name}_s"] = median(each["seconds"] for each in taken)
             figures[f"{name}_mb"] = max(each["peak_kb"] for each in taken) * 1024 / _MB
         figures |= _time_commands(root, COMMANDS)
+    for name, write in (("device", write_device_tree), ("api", write_api_tree)):
+        with memory_folder() as folder:
+            write(folder / "tree", iterations)
+            taken = _time_commands(folder / "tree", GROWING_COMMANDS[name])
+            figures |= {f"{name}_{figure}": value for figure, value in taken.items()}
     return Result(figures=figures, ratios={"index_vs_parse": index_s / parse_s})
 
 
@@ -120,7 +133,7 @@ def _time_commands(root: Path, commands: Mapping[str, Sequence[str]]) -> dict[st
         for _ in range(REPEATS):
             begun, cpu_begun_s = time.perf_counter(), _get_children_cpu_s()
             done = subprocess.run(
-                [sys.executable, "-c", _COMMAND, *arguments, str(root)],
+                [sys.executable, "-c", _COMMAND, *(each.format(root) for each in arguments)],
                 check=False,  # a forecast also ends with 1 where little fits on the disk
                 capture_output=True,
                 text=True,

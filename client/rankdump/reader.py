@@ -11,7 +11,7 @@ from rankdump._analysis.reader.manifests import retired_sentences
 from rankdump._analysis.reader.query import Filters, Named, Query, ranges, selected
 from rankdump._analysis.reader.run_cards import RankCard
 from rankdump._analysis.reader.source_lines import Frame, IrOperator, Origin, Search, graph_files
-from rankdump._analysis.reader.statistic_tables import named
+from rankdump._analysis.reader.table_rows import named
 from rankdump._analysis.reader.tensor_loader import (
     Facts,
     FileElements,

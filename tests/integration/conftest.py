@@ -425,13 +425,17 @@ class StandaloneProcess:
         self.start()
 
     def start(self) -> None:
+        self.launch()
+        self.wait_serving()
+
+    def launch(self) -> None:
+        """Start it, and wait for nothing: it may be killed at once."""
         command = [sys.executable, "-m", "rankdumpd", "standalone"]
         command += ["--socket", f"{self.folder}/d.sock", "--state-dir", f"{self.folder}/state"]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=self._environ, cwd=self.folder
             )
-        self.wait_serving()
 
     def wait_serving(self) -> None:
         with grpc.insecure_channel(self.address) as channel:

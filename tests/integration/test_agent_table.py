@@ -267,14 +267,23 @@ def make_request(root: Path, count: int) -> TableRequest:
 
 
 @pytest.mark.slow
-def test_killed_agent_loses_no_row(make_daemon, send):
-    """The agent is killed while its process writes; that process ends with it."""
-    daemon = make_daemon(RANKDUMPD_AGENT__TABLE="true")
-    made, _ = send(daemon.address, range(3))
+@pytest.mark.parametrize("layout", LAYOUTS[:2])
+def test_killed_agent_loses_no_row(make_daemon, send, tmp_path, layout: str):
+    """Agent and writer are killed together at some calls of the writer, one after the other, and
+    the rows are there once the next agent has ended a window.
+    """
+    call = tmp_path / "call"
+    environ = {"PYTHONPATH": str(JOBS / "deadly_writer"), "DEADLY_CALL": str(call)}
+    call.write_text("1")
+    daemon = make_daemon(RANKDUMPD_AGENT__TABLE="true", **environ)
+    made, _ = send(daemon.address, range(3), layout=layout)
     root = made.root
-    wait_for(lambda: [*root.glob(f"{TABLE_FOLDER}/.table-*")] or is_complete(root), "a draft")
-    daemon.kill()
-    daemon.start()
+    for following in ("14", "33", "0"):
+        wait_for(lambda: daemon.process.poll() is not None, "the end of the agent")
+        assert daemon.exit_status() == -signal.SIGKILL
+        assert set(rows(root).values()) <= {1}
+        call.write_text(following)
+        daemon.launch()
     wait_for(lambda: is_complete(root), "the table")
     assert rows(root) == of_walk(root)
     assert set(rows(root).values()) == {1}

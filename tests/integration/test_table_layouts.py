@@ -29,6 +29,7 @@ from rankdump._compat.dump_files import clear_rank_folder
 from rankdump._core.plan import ContentSettings, SavedDataMode, TableForm
 from rankdump._core.statistics import compute_statistic_texts
 from rankdump._layout.tree_layouts import LAYOUTS
+from rankdump.reader import Query, Survey
 from rankdumpd.agent.table.table_process import TableRequest, write_rows
 
 ITEMS = ("max", "min", "avg", "l2norm")
@@ -217,6 +218,7 @@ def test_rows_of_a_layout_are_the_same_by_all_ways(make_agent, dump, short_dir, 
     for column, is_kept in (("max", form.saved != "tensor"), ("sketch", form.saved != "statistic")):
         assert sum(row[column] != "None" for row in rows) == 36 * is_kept
     assert all((root / eval(row["path"])).is_file() for row in rows if form.saved != "statistic")
+    assert len(list(Survey(walk(root), Query()))) == 36
     assert compare_with_tree(root) == TableLag(0, 0)
     assert index_tree(root).files == 0
     report = check_tree(root, workers=1)
@@ -243,7 +245,9 @@ def read_checked_rows(root: Path) -> list[dict[str, str]]:
         DumpForm("cann-step", "full"),
         DumpForm("cann-op", "tensor", "bin"),
         DumpForm("cann-op", "statistic"),
+        DumpForm("cann-op", "full"),
         DumpForm("cann", "statistic", "bin", "operator"),
+        DumpForm("cann-op", "statistic", "bin", "operator"),
         DumpForm("api-torch-1.0.18", "statistic"),
         DumpForm("api-mindspore", "full"),
     ],

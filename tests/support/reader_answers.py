@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 from rankdump import reader
-from rankdump._analysis.reader import indexed_manifests, tensor_statistics, tree_status
+from rankdump._analysis.reader import (
+    indexed_manifests,
+    tensor_statistics,
+    tree_status,
+    tree_usage,
+)
 from rankdump._analysis.table.table_files import TABLE_FOLDER
 from rankdump._cli.command_group import run_command_line
 from rankdump._core.forecast import DiskCapacity
@@ -23,6 +28,7 @@ COMMANDS = {
     "ls of a place": ("ls", "--rank", "0", "--iteration", "0", "--digest"),
     "ls without a match": ("ls", "--op", "nothing"),
     "stats": ("stats", "--limit", "20"),
+    "stats of a place": ("stats", "--rank", "0", "--iteration", "1"),
     "stats of non-finite": ("stats", "--nonfinite"),
     "stats of a rank": ("stats", "--nonfinite", "--rank", "1"),
     "sorted stats": ("stats", "--sort", "l2norm", "--limit", "5"),
@@ -35,10 +41,14 @@ COMMANDS = {
 
 
 def use_small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have readers use the table of small trees too; the disk does not change between answers."""
+    """Have readers use the table of small trees too; the disk does not change between answers.
+
+    Nor do the bytes of the table itself, which a forecast counts.
+    """
     monkeypatch.setattr(indexed_manifests, "_MIN_MANIFESTS", 1)
     monkeypatch.setattr(tensor_statistics, "_MIN_PLACES", 1)
     monkeypatch.setattr(tree_status, "_disk_load", lambda root: AgentLoad())
+    monkeypatch.setattr(tree_usage._UsageObserver, "add_index_files", lambda self: None)
     monkeypatch.setattr(reader, "disk_room", lambda root, ratio: DiskCapacity(1 << 40, 1 << 41))
 
 

@@ -5,7 +5,8 @@ their tensors.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -13,8 +14,9 @@ import click
 
 from rankdump import reader
 from rankdump._analysis.reader.query import Query, ranges
-from rankdump._analysis.reader.source_lines import Origin, Search
-from rankdump._analysis.reader.tree import Tree
+from rankdump._analysis.reader.source_lines import OperatorNames, Origin, Search
+from rankdump._analysis.reader.table_rows import iterate_named
+from rankdump._analysis.reader.tree import Entry, Figures, Tree
 from rankdump._cli.options import DUMP_PATH, add_query_options
 from rankdump._cli.output import print_lines
 from rankdump._cli.text_format import format_count
@@ -55,7 +57,7 @@ def find_source(
     graphs = [g for g in every if query.keeps_place(g.rank, g.graph, None, dated=False)]
     if not graphs:
         raise CorruptedError(_explain_no_graph(found, len(every)))
-    search = Search(line, reader.named(found, query.keeps))
+    search = Search(line, partial(_find_tensors, found, query))
     origins = [
         origin
         for origin in search.origins(graphs)
@@ -72,6 +74,11 @@ def find_source(
         )
         print_lines((*search.problems, *found.problems), err=True)
     return 1 if search.problems or found.problems else 0
+
+
+def _find_tensors(tree: Tree, query: Query, names: OperatorNames) -> Iterator[Entry | Figures]:
+    """Yield the selected tensors of which operators of those names may be."""
+    return iterate_named(tree, query.keeps, queries=[query.places], keeps_name=names.may_be)
 
 
 def _explain_no_graph(tree: Tree, count: int) -> str:

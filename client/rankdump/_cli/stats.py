@@ -19,6 +19,7 @@ import click
 from rankdump import reader
 from rankdump._analysis.reader.debug_log_tree import DEBUG_MODE
 from rankdump._analysis.reader.query import Query
+from rankdump._analysis.reader.table_rows import iterate_named
 from rankdump._analysis.reader.tensor_statistics import Survey, Surveyed
 from rankdump._analysis.reader.tree import Tree
 from rankdump._cli.options import DUMP_PATH, FILTER_HINT, add_query_options
@@ -345,7 +346,7 @@ def _format_sentences(tree: Tree, seen: _SurveyCounts, *, whole: bool) -> list[s
     if not seen.count:
         return [
             explain_no_match(
-                reader.named(
+                iterate_named(
                     read_tree(tree.root, job_id=tree.job_id, attempt=tree.attempt),
                     lambda tensor: True,
                 )

@@ -247,16 +247,22 @@ def name_tables(tree: Tree) -> str:
     return "table" if of_operators else "statistic.csv file"
 
 
-def explain_no_match(held: Sequence[Named]) -> str:
+def explain_no_match(held: Iterable[Named]) -> str:
     """Return one sentence for a filter that matches nothing, with the values to choose from."""
-    iterations = ranges(tensor.key.iteration for tensor in held if not tensor.key.constant)
-    operators = list(dict.fromkeys(tensor.op_name for tensor in held))
+    places = set[tuple[int, int, int | None]]()
+    names: dict[str, None] = {}
+    for tensor in held:
+        key = tensor.key
+        places.add((key.rank, key.graph, None if key.constant else key.iteration))
+        names[tensor.op_name] = None
+    iterations = ranges(at for _, _, at in places if at is not None)
+    operators = list(names)
     named = ", ".join(map(format_scope_name, operators[:_MAX_OPERATORS_NAMED])) + (
         ", ..." * (len(operators) > _MAX_OPERATORS_NAMED)
     )
     return (
-        f"no tensor matches; the tree has rank {ranges(tensor.key.rank for tensor in held)}, "
-        f"graph {ranges(tensor.key.graph for tensor in held)}, iteration {iterations or '-'}, "
+        f"no tensor matches; the tree has rank {ranges(rank for rank, _, _ in places)}, "
+        f"graph {ranges(graph for _, graph, _ in places)}, iteration {iterations or '-'}, "
         f"{format_count(len(operators), 'operator')}: {named}"
     )
 

@@ -257,11 +257,10 @@ def parse_api_file_name(name: str) -> FileName | None:
     plain = name.removesuffix(PACKED_SUFFIX)
     if not plain.endswith(_NPY_SUFFIX):
         return None
-    stem, dot, path = plain.removesuffix(_NPY_SUFFIX).partition(".")
-    op_name, _, side = stem.rpartition("_")
-    if not op_name or side not in _SIDE_WORDS or (dot and not all(path.split("."))):
+    op_name, side, path = split_tensor_name(plain.removesuffix(_NPY_SUFFIX))
+    if not op_name or side not in _SIDE_WORDS or (path is not None and not all(path.split("."))):
         return None
-    call, place = parse_call_name(op_name), ApiPlace(TensorSide(side), path)
+    call, place = parse_call_name(op_name), ApiPlace(TensorSide(side), path or "")
     return FileName(
         kind=FileKind.TENSOR,
         op_type=op_name if call is None else call.op_type,
@@ -274,6 +273,13 @@ def parse_api_file_name(name: str) -> FileName | None:
         tensor_format=_TENSOR_FORMAT,
         argument=place.name,
     )
+
+
+def split_tensor_name(name: str) -> tuple[str, str, str | None]:
+    """Return the call, the side and the path in the name of a tensor; None without a path."""
+    stem, dot, path = name.partition(".")
+    op_name, _, side = stem.rpartition("_")
+    return op_name, side, path if dot else None
 
 
 def get_slot(place: ApiPlace) -> int:

@@ -142,10 +142,13 @@ def _format_tensor(
     return f'{side},{slot},{byte_count},{dtype},"({extents})"'
 
 
-def parse_statistic_table(text: str, *, file: str) -> list[StatisticCsvRow]:
+def parse_statistic_table(
+    text: str, *, file: str, numbers: Sequence[int] = ()
+) -> list[StatisticCsvRow]:
     """Read a whole table; CorruptedError names the wrong line.
 
-    A header among the rows, as an interrupted writer may leave one, is skipped.
+    A header among the rows, as an interrupted writer may leave one, is skipped. `numbers` are those
+    of the lines behind the header, where the text has only some of them.
     """
     lines = text.split("\n")
     first = lines[0].split(",")
@@ -157,12 +160,16 @@ def parse_statistic_table(text: str, *, file: str) -> list[StatisticCsvRow]:
     if tuple(first[: len(fixed)]) != fixed:
         raise CorruptedError(f"{file}: not a statistic table: it begins with {lines[0][:60]!r}")
     titles = [title for title in first[len(fixed) :] if title]
-    return _parse_lines(lines, lambda line: _parse_statistic_line(line, titles, len(fixed)), file)
+    return _parse_lines(
+        lines, lambda line: _parse_statistic_line(line, titles, len(fixed)), file, numbers
+    )
 
 
-def _parse_lines(lines: list[str], parse: Callable[[str], _RowT], file: str) -> list[_RowT]:
+def _parse_lines(
+    lines: list[str], parse: Callable[[str], _RowT], file: str, numbers: Sequence[int] = ()
+) -> list[_RowT]:
     rows: list[_RowT] = []
-    for at, line in enumerate(lines[1:], start=2):
+    for at, line in zip(numbers or range(2, len(lines) + 1), lines[1:], strict=True):
         if line and line != lines[0]:
             try:
                 rows.append(parse(line))

@@ -11,14 +11,12 @@ import os
 import sys
 
 import pyarrow.parquet as pq
-from deadly_calls import make_deadly
+from deadly_calls import TABLE_CALLS, make_deadly
 
 from rankdumpd.agent.table.table_process import TableRequest, write_rows
 
-_CALLS = ("open", "fsync", "rename", "unlink", "mkdir", "fchmod", "close")
-
 request = TableRequest(**json.loads(sys.stdin.read()))
-for each in _CALLS:
+for each in TABLE_CALLS:
     make_deadly(os, each, int(sys.argv[1]))
 make_deadly(fcntl, "flock", int(sys.argv[1]))
 make_deadly(pq.ParquetWriter, "write_table", int(sys.argv[1]))

@@ -8,9 +8,11 @@ import heapq
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from rankdump._analysis.reader.foreign_dumps import read_foreign_order
+from rankdump._analysis.reader.order_spans import LineSpan, find_iteration_spans
 from rankdump._core.events import Finding
 from rankdump._core.execution_order import (
     FINDINGS_FILE,
@@ -145,19 +147,21 @@ def _parse_name(path: Path) -> OrderFileName:
 
 def _read_entries(path: Path, iterations: IterationSelection | None) -> Iterator[OrderEntry]:
     attempt = _parse_name(path).attempt
-    for number, line in _read_lines(path):
-        if number == 1:
-            if line != ORDER_HEADER:
-                raise CorruptedError(
-                    f"{path}, line 1: {line[:80]!r} is not the header of an order file"
-                )
-            continue
+    lines = _read_lines(path)
+    _, header = next(lines, (1, ORDER_HEADER))
+    if header != ORDER_HEADER:
+        raise CorruptedError(f"{path}, line 1: {header[:80]!r} is not the header of an order file")
+    spans = None if iterations is None else find_iteration_spans(path, iterations)
+    if spans is not None:
+        lines = chain.from_iterable(_read_lines(path, span) for span in spans)
+    where = "line" if spans is None else "line of an iteration"
+    for number, line in lines:
         try:
             # Most lines of a long file are skipped by their second field.
             if iterations is None or int(line.split(",", 2)[1]) in iterations:
                 yield parse_order_line(line, attempt)
         except (CorruptedError, ValueError, IndexError) as error:
-            raise CorruptedError(f"{path}, line {number}: {error}") from None
+            raise CorruptedError(f"{path}, {where} {number}: {error}") from None
 
 
 _TAIL_BYTES = 1 << 16
@@ -188,12 +192,17 @@ def _read_findings(path: Path) -> tuple[Finding, ...]:
     return tuple(findings)
 
 
-def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the complete lines with their numbers; a line without an end is still being written."""
+def _read_lines(path: Path, span: LineSpan | None = None) -> Iterator[tuple[int, str]]:
+    """Yield the complete lines with their numbers; a line without an end is still being written.
+
+    Of a part of the file, with numbers from 1.
+    """
     try:
         with path.open("rb") as file:
+            place = file.seek(0 if span is None else span.start)
             for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
+                place += len(line)
+                if not line.endswith(b"\n") or (span is not None and place > span.end):
                     return
                 yield number, line.decode()
     except OSError as error:

@@ -52,7 +52,7 @@ def read_debug_log_tree(root: Path, queries: Sequence[Query]) -> Tree:
         entries=Entries.of(root, ()),
         manifests=(),
         tables=tuple(tables),
-        whole=all(query.places.empty for query in queries),
+        queries=tuple(queries),
         tool=DEBUG_MODE,
     )
 

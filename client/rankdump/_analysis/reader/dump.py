@@ -5,7 +5,7 @@ first use.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
 from os import PathLike, fspath
@@ -29,10 +29,10 @@ from rankdump._analysis.reader.source_lines import (
     graph_files,
     read_operators,
 )
-from rankdump._analysis.reader.statistic_tables import (
-    TableRecords,
+from rankdump._analysis.reader.table_records import TableRecords
+from rankdump._analysis.reader.table_rows import (
     find_places_by_name,
-    named,
+    iterate_named,
     read_table_rows,
 )
 from rankdump._analysis.reader.tensor_loader import load as load_entry
@@ -221,7 +221,7 @@ class Dump:
 
         Raw where a manifest has them, else as the files spell them.
         """
-        return tuple(dict.fromkeys(tensor.op_name for tensor in self._named))
+        return tuple(dict.fromkeys(tensor.op_name for tensor in self._iterate_named()))
 
     @property
     def constants(self) -> tuple[Entry, ...]:
@@ -274,7 +274,7 @@ class Dump:
         dump = self.where(**filters)
         if not self._tree.tables:
             return []
-        known = TableRecords(self._tree)
+        known = TableRecords(self._tree, dump._places_asked)
         return [
             row
             for table in self._tree.tables
@@ -390,22 +390,22 @@ class Dump:
         every = self._tree.entries
         return every.where(self._keeps) if self._queries else every
 
-    @cached_property
-    def _named(self) -> Sequence[Entry | Figures]:
-        return named(self._tree, self._keeps)
+    def _iterate_named(self) -> Iterator[Entry | Figures]:
+        return iterate_named(self._tree, self._keeps, queries=self._places_asked)
+
+    @property
+    def _places_asked(self) -> list[Query]:
+        return [query.places for query in self._queries]
 
     @cached_property
     def _places(self) -> set[tuple[int, int, int | None]]:
         """Rank, graph and iteration of the tensors; the iteration of constants is None."""
         queries = self._queries
-        found = find_places_by_name(self._tree, self._keeps_graph_in_time)
+        found = find_places_by_name(self._tree, self._places_asked)
         if found is not None and all(query == query.places for query in queries):
             return found
-        keys = [tensor.key for tensor in self._named]
+        keys = (tensor.key for tensor in self._iterate_named())
         return {(key.rank, key.graph, None if key.constant else key.iteration) for key in keys}
-
-    def _keeps_graph_in_time(self, rank: int, graph: int, iteration: int | None) -> bool:
-        return all(query.keeps_place(rank, graph, iteration) for query in self._queries)
 
     def _keyed(self, place: PlaceInTime) -> Mapping[TensorKey, list[Entry]]:
         """Return the tensors of a place by their keys, and cache them."""

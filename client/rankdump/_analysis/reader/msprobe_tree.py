@@ -100,7 +100,7 @@ def read_msprobe_tree(root: Path, queries: Sequence[Query]) -> Tree:
         manifests=(),
         tables=tuple(sorted(tables, key=lambda table: (table.rank, table.iteration))),
         problems=tuple(problems),
-        whole=all(query.places.empty for query in queries),
+        queries=tuple(queries),
         tool=MSPROBE,
     )
 

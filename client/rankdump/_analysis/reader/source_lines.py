@@ -30,6 +30,7 @@ from rankdump._layout import tree_paths as layout
 from rankdump._layout.api_files import parse_source_line, parse_stack_key
 from rankdump._layout.api_tree import ApiCall, parse_call_name
 from rankdump._layout.profile import PROFILES
+from rankdump._layout.statistic_tables import clean_table_field
 from rankdump.errors import CorruptedError
 
 _NODE_LINE = re.compile(r"\s*%\d+\([^)]*\) = (?:PrimFunc_)?([^\s(]+)\(")
@@ -47,6 +48,8 @@ _FILE_AND_LINE = re.compile(r"(.+):([0-9]{1,9})")
 _OPERATOR_NUMBER = re.compile(r"-op[0-9]+(?:_[0-9]+)?$")
 _FramePredicate: TypeAlias = "Callable[[Frame, Frame | None], bool]"
 """Test of a frame, given the frame that it called."""
+_GraphName: TypeAlias = "tuple[int, int, str]"
+"""Rank, graph and name of an operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,15 +230,16 @@ def read_operators(file: GraphFile) -> Iterator[IrOperator]:
 class Search:
     """Search for the operators of a source line; `problems` lists files that cannot be read."""
 
-    def __init__(self, question: str, tensors: Iterable[Entry | Figures]) -> None:
-        """The question is `file:line`, or a part of the line's text."""
+    def __init__(self, question: str, tensors: TensorSource) -> None:
+        """The question is `file:line`, or a part of the line's text.
+
+        `tensors` are all that may be found, or a function that returns those of some operators.
+        """
         self.problems: list[str] = []
         self.files: set[str] = set()
         """Source files that the graphs name."""
         self._question = question
-        self._by_place: defaultdict[tuple[int, int], list[Entry | Figures]] = defaultdict(list)
-        for tensor in tensors:
-            self._by_place[tensor.key.rank, tensor.key.graph].append(tensor)
+        self._tensors = tensors
 
     def origins(self, graphs: list[GraphFile]) -> list[Origin]:
         """Return the operators in the order of the graphs.
@@ -244,20 +248,29 @@ class Search:
         """
         place = _FILE_AND_LINE.fullmatch(self._question.strip())
         found = self._matching(graphs, _frame_at_line(place[1], int(place[2]))) if place else []
-        return found or self._matching(graphs, _frame_with_text(self._question))
+        found = found or self._matching(graphs, _frame_with_text(self._question))
+        names = OperatorNames(operator.op_name for _, operator, _ in found)
+        tensors = self._tensors(names) if callable(self._tensors) else self._tensors
+        index = _TensorNameIndex(tensors if found else (), names)
+        return [
+            Origin(
+                *(file.rank, file.graph, operator.op_type, operator.op_name, frame),
+                *index.tensors_of(file, operator.op_name),
+            )
+            for file, operator, frame in found
+        ]
 
-    def _matching(self, graphs: list[GraphFile], asked: _FramePredicate) -> list[Origin]:
+    def _matching(
+        self, graphs: list[GraphFile], asked: _FramePredicate
+    ) -> list[tuple[GraphFile, IrOperator, Frame]]:
         self.problems.clear()
-        found: list[Origin] = []
+        found: list[tuple[GraphFile, IrOperator, Frame]] = []
         for file in graphs:
-            index = _TensorNameIndex(self._by_place[file.rank, file.graph])
             for operator in self._operators(file):
                 self.files.update(frame.file for frame in operator.frames)
                 frame = _innermost_frame(operator.frames, asked)
                 if frame is not None:
-                    tensors, exact = index.tensors_of(operator.op_name)
-                    names = operator.op_type, operator.op_name
-                    found.append(Origin(file.rank, file.graph, *names, frame, tensors, exact))
+                    found.append((file, operator, frame))
         return found
 
     def _operators(self, file: GraphFile) -> Iterator[IrOperator]:
@@ -267,27 +280,61 @@ class Search:
             self.problems.append(str(error))
 
 
+class OperatorNames:
+    """Names of operators of graphs, and how files and tables may spell them."""
+
+    def __init__(self, op_names: Iterable[str]) -> None:
+        self._spellings: set[str] = set()
+        self._scopes: set[str] = set()
+        for op_name in op_names:
+            spelt = {op_name, *_spell_in_profiles(op_name)}
+            self._spellings |= spelt | {clean_table_field(each) for each in spelt}
+            self._scopes.add(_get_scope(sanitize_name(op_name)))
+
+    def may_be(self, spelt: str) -> bool:
+        """Return whether a name in a file, a table or a manifest may be one of them."""
+        return spelt in self._spellings or _get_scope(spelt) in self._scopes
+
+
+TensorSource: TypeAlias = (
+    "Iterable[Entry | Figures] | Callable[[OperatorNames], Iterable[Entry | Figures]]"
+)
+
+
 class _TensorNameIndex:
     """Index of tensors by the names of their operators."""
 
-    def __init__(self, tensors: list[Entry | Figures]) -> None:
-        self._exact: defaultdict[str, list[Entry | Figures]] = defaultdict(list)
-        self._scopes: defaultdict[str, list[Entry | Figures]] = defaultdict(list)
+    def __init__(self, tensors: Iterable[Entry | Figures], names: OperatorNames) -> None:
+        """Holds those of `names`."""
+        self._exact: defaultdict[_GraphName, list[Entry | Figures]] = defaultdict(list)
+        self._scopes: defaultdict[_GraphName, list[Entry | Figures]] = defaultdict(list)
         for tensor in tensors:
-            if tensor.op_type != layout.PARAMETER_OP_TYPE:
-                for name in {tensor.op_name, tensor.key.op_name}:
-                    self._exact[name].append(tensor)
-                self._scopes[_OPERATOR_NUMBER.sub("", tensor.key.op_name)].append(tensor)
+            key = tensor.key
+            spellings = {tensor.op_name, key.op_name}
+            is_parameter = tensor.op_type == layout.PARAMETER_OP_TYPE
+            if not is_parameter and any(map(names.may_be, spellings)):
+                for name in spellings:
+                    self._exact[key.rank, key.graph, name].append(tensor)
+                self._scopes[key.rank, key.graph, _get_scope(key.op_name)].append(tensor)
 
-    def tensors_of(self, op_name: str) -> tuple[tuple[Entry | Figures, ...], bool]:
+    def tensors_of(self, file: GraphFile, op_name: str) -> tuple[tuple[Entry | Figures, ...], bool]:
         """Return an operator's tensors, and whether they have exactly its name."""
-        spelt = {layout.spell_operator("", op_name, profile) for profile in PROFILES.values()}
-        for name in (op_name, *sorted(spelt, key=len, reverse=True)):
-            if name in self._exact:
-                return tuple(self._exact[name]), True
+        for name in (op_name, *sorted(_spell_in_profiles(op_name), key=len, reverse=True)):
+            if (file.rank, file.graph, name) in self._exact:
+                return tuple(self._exact[file.rank, file.graph, name]), True
         # Only by the full scope: without its number, every MatMul has the same short name.
-        others = self._scopes.get(_OPERATOR_NUMBER.sub("", sanitize_name(op_name)), [])
+        scope = file.rank, file.graph, _get_scope(sanitize_name(op_name))
+        others = self._scopes.get(scope, [])
         return tuple(others), not others
+
+
+def _spell_in_profiles(op_name: str) -> set[str]:
+    return {layout.spell_operator("", op_name, profile) for profile in PROFILES.values()}
+
+
+def _get_scope(op_name: str) -> str:
+    """Return a name without the number of the operator."""
+    return _OPERATOR_NUMBER.sub("", op_name)
 
 
 def _innermost_frame(frames: tuple[Frame, ...], asked: _FramePredicate) -> Frame | None:

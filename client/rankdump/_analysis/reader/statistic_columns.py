@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,9 +77,14 @@ def read_statistic_text(
         raise CorruptedError(f"{file}: cannot be read: {error.strerror}") from None
     except CorruptedError as error:
         raise CorruptedError(f"{file}: {error}") from None
-    header, _, rows = data.replace(b"\r\n", b"\n").partition(b"\n")
+    return split_text(data.replace(b"\r\n", b"\n"), file, place)
+
+
+def split_text(text: bytes, file: str | Path, place: int) -> StatisticTableText:
+    """Return the parts of the text of a table, whose lines end with `\\n`."""
+    header, _, rows = text.partition(b"\n")
     end = rows.rfind(b"\n") + 1
-    return StatisticTableText(place, file, header, rows[:end], is_torn=end < len(rows))
+    return StatisticTableText(place, str(file), header, rows[:end], is_torn=end < len(rows))
 
 
 def count_finite_rows(texts: Sequence[StatisticTableText]) -> dict[int, int]:

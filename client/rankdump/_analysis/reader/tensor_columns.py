@@ -26,7 +26,8 @@ from rankdump._analysis.reader.statistic_columns import (
     match_statistics,
     read_statistics,
 )
-from rankdump._analysis.reader.statistic_tables import TableRecords, named, read_table_rows
+from rankdump._analysis.reader.table_records import TableRecords
+from rankdump._analysis.reader.table_rows import named, read_table_rows
 from rankdump._analysis.reader.tensor_loader import facts
 from rankdump._analysis.reader.tree import Entry, Figures, Tree
 from rankdump._analysis.table.table_schema import TENSOR_SCHEMA

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
-from typing import Any
+from functools import partial
+from heapq import merge
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from rankdump._analysis.reader.query import Query
-from rankdump._analysis.reader.statistic_tables import TableRecords, read_table_rows
+from rankdump._analysis.reader.table_records import TableRecords
+from rankdump._analysis.reader.table_rows import TableRows, group_by_place
 from rankdump._analysis.reader.tensor_loader import Facts, facts, facts_of, load
 from rankdump._analysis.reader.tree import (
     NONFINITE_COUNT_ITEMS,
@@ -34,6 +37,10 @@ from rankdump._layout import statistic_tables
 from rankdump._layout.foreign_calls import L1NORM_ITEM
 from rankdump.errors import CorruptedError, UnsupportedError
 
+if TYPE_CHECKING:
+    from rankdump._analysis.reader.statistic_columns import StatisticTableText
+
+_T = TypeVar("_T")
 _MIN_PLACES = 8
 """Iterations of ranks from which on columns save more time than loading pyarrow takes."""
 _PLACES_AT_A_TIME = 64
@@ -133,89 +140,117 @@ class Survey:
         self.problems: list[str] = []
         self.skipped_rows = 0
         """Rows of tables of `statistic.csv` that were left out so far."""
-        self._root, self._query, self._decide = tree.root, query, decide
+        self._query, self._decide = query, decide
         is_whole = query == query.places and not tree.job_id and tree.attempt is None
         self._skip_finite = skip_finite and is_whole
-        self._known = TableRecords(tree)
+        self._known = TableRecords(tree, [query.places])
         self._entries = tree.entries.where(query.keeps).by_place()
-        self._tables: defaultdict[PlaceInTime, list[Table]] = defaultdict(list)
-        self._infos: list[Table] = []
+        self._dated: defaultdict[PlaceInTime, list[Table]] = defaultdict(list)
+        self._others: list[Table] = []
+        """Tables of which a folder does not say the iteration."""
         for table in tree.tables:
             if query.keeps_place(table.rank, table.graph, table.when, dated=table.dated):
                 place = PlaceInTime(table.rank, not table.constant, table.iteration)
-                (self._infos if table.info else self._tables[place]).append(table)
+                (self._dated[place] if table.dated else self._others).append(table)
 
     def __iter__(self) -> Iterator[Surveyed]:
-        # One info file has the rows of every iteration, so all of its rows are held.
-        spread: defaultdict[PlaceInTime, list[Figures]] = defaultdict(list)
-        for table in self._infos:
-            for row in self._rows(table):
-                spread[PlaceInTime(row.key.rank, True, row.key.iteration)].append(row)
-        places = sorted({*self._entries, *self._tables, *spread})
-        is_worthwhile = self._skip_finite and len(places) >= _MIN_PLACES and not spread
-        finite: dict[PlaceInTime, int] = {}
-        for at, place in enumerate(places):
-            if is_worthwhile and at % _PLACES_AT_A_TIME == 0:
-                finite = self._count_finite_rows(places[at : at + _PLACES_AT_A_TIME])
-            if place in finite:
-                self.skipped_rows += finite[place]
-                continue
-            filed = _index_by_position(self._entries.get(place, ()))
-            tables = self._tables.get(place, ())
-            there = chain(spread.get(place, ()), *map(self._rows, tables))
-            tabled = {_position_of(row.key): row for row in there}
-            for where in sorted({*filed, *tabled}):
-                row = tabled.get(where)
-                undecided = row is not None and self._decide and row.finite is None
-                if row is None or (undecided and where in filed):
-                    yield _survey_entry(filed[where])
+        groups = groupby(self._iterate_places(), lambda each: each[0])
+        places = ((at, [reader for _, own in same for reader in own]) for at, same in groups)
+        while batch := list(islice(places, _PLACES_AT_A_TIME)):
+            is_worthwhile = self._skip_finite and len(batch) >= _MIN_PLACES
+            finite = self._count_finite_rows(batch) if is_worthwhile else {}
+            for place, readers in batch:
+                if place in finite:
+                    self.skipped_rows += finite[place]
                 else:
-                    yield _survey_row(row, filed.get(where))
+                    yield from self._survey_place(place, readers)
 
-    def _count_finite_rows(self, places: Sequence[PlaceInTime]) -> dict[PlaceInTime, int]:
+    def _iterate_places(self) -> Iterator[tuple[PlaceInTime, list[TableRows]]]:
+        """Yield places in order, with their tables; one may come twice in succession."""
+        dated = sorted({*self._entries, *self._dated})
+        known = ((each, self._open(self._dated.get(each, ()))) for each in dated)
+        return merge(known, self._iterate_other_places(), key=lambda each: each[0])
+
+    def _iterate_other_places(self) -> Iterator[tuple[PlaceInTime, list[TableRows]]]:
+        """Yield places of tables that no folder dates; those of one rank are open at a time."""
+        for rank in sorted({table.rank for table in self._others}):
+            readers = self._open(table for table in self._others if table.rank == rank)
+            by_place = group_by_place(readers)
+            yield from ((place, by_place[place]) for place in sorted(by_place))
+            for reader in readers:
+                self._note_problem(reader.raise_damage)
+
+    def _open(self, tables: Iterable[Table]) -> list[TableRows]:
+        found = (self._note_problem(partial(TableRows, each, self._known)) for each in tables)
+        return [reader for reader in found if reader is not None]
+
+    def _note_problem(self, run: Callable[[], _T]) -> _T | None:
+        try:
+            return run()
+        except CorruptedError as error:
+            self.problems.append(str(error))
+            return None
+
+    def _survey_place(self, place: PlaceInTime, readers: Sequence[TableRows]) -> Iterator[Surveyed]:
+        filed = _index_by_position(self._entries.get(place, ()))
+        rows = (row for reader in readers for row in self._read_rows(reader, place))
+        tabled = {_position_of(row.key): row for row in rows}
+        for where in sorted({*filed, *tabled}):
+            row = tabled.get(where)
+            undecided = row is not None and self._decide and row.finite is None
+            if row is None or (undecided and where in filed):
+                yield _survey_entry(filed[where])
+            else:
+                yield _survey_row(row, filed.get(where))
+
+    def _count_finite_rows(
+        self, places: Iterable[tuple[PlaceInTime, Sequence[TableRows]]]
+    ) -> dict[PlaceInTime, int]:
         """Return the number of rows of those places that have tables alone, and finite tensors
         alone.
         """
-        try:
-            # Imported on use: it loads pyarrow, which need not be there.
-            from rankdump._analysis.reader import statistic_columns
-            from rankdump._analysis.table.tree_access import LocalTree
-        except ModuleNotFoundError:
-            return {}
-        access, size = LocalTree(self._root), 0
-        texts: list[statistic_columns.StatisticTableText] = []
-        owners: list[PlaceInTime] = []
-        counts: dict[int, int] = {}
-        for place in filter(self._has_rows_alone, places):
-            for table in self._tables[place]:
-                folder, _, name = table.relative.rpartition("/")
-                with suppress(CorruptedError):
-                    number = len(owners)
-                    text = statistic_columns.read_statistic_text(access, folder, name, number)
-                    texts.append(text)
-                    size += len(text.rows)
-                owners.append(place)
-            if size > _MAX_TEXT_BYTES:
-                counts |= statistic_columns.count_finite_rows(texts)
-                texts, size = [], 0
-        counts |= statistic_columns.count_finite_rows(texts)
+        counted: list[tuple[PlaceInTime, int]] = []
+        texts: list[tuple[PlaceInTime, TableRows]] = []
+        for place, readers in places:
+            if place.dated and place not in self._entries:
+                for each in readers:
+                    if each.table.info:
+                        counted.append((place, each.count_finite_rows(place)))
+                    else:
+                        texts.append((place, each))
+        counted += zip((place for place, _ in texts), self._count_finite_texts(texts), strict=True)
         finite = Counter[PlaceInTime]()
-        for number, place in enumerate(owners):
-            finite[place] += counts.get(number, 0)
-        unknown = {place for number, place in enumerate(owners) if number not in counts}
+        for place, count in counted:
+            finite[place] += count
+        unknown = {place for place, count in counted if not count}
         return {place: count for place, count in finite.items() if place not in unknown}
 
-    def _has_rows_alone(self, place: PlaceInTime) -> bool:
-        tables = self._tables.get(place, ())
-        return (
-            place.dated
-            and place not in self._entries
-            and all(not (t.operator or t.form) for t in tables)
-        )
-
-    def _rows(self, table: Table) -> Iterator[Figures]:
+    def _count_finite_texts(self, tables: Sequence[tuple[PlaceInTime, TableRows]]) -> list[int]:
+        """Return the rows of each table at its place; 0 where a tensor may not be finite."""
+        counts = [0] * len(tables)
+        if not tables:
+            return counts
         try:
-            yield from filter(self._query.keeps, read_table_rows(table, self._known))
+            # Imported on use: it loads pyarrow, which need not be there.
+            from rankdump._analysis.reader.statistic_columns import count_finite_rows, split_text
+        except ModuleNotFoundError:
+            return counts
+        texts: list[StatisticTableText] = []
+        size = 0
+        for number, (place, reader) in enumerate(tables):
+            with suppress(CorruptedError):
+                if not (reader.table.operator or reader.table.form):
+                    texts.append(split_text(reader.read_text(place), reader.table.path, number))
+                    size += len(texts[-1].rows)
+            if size > _MAX_TEXT_BYTES or number == len(tables) - 1:
+                for at, count in count_finite_rows(texts).items():
+                    counts[at] = count
+                texts, size = [], 0
+        return counts
+
+    def _read_rows(self, reader: TableRows, place: PlaceInTime) -> Iterator[Figures]:
+        try:
+            yield from filter(self._query.keeps, reader.read_rows(place))
         except CorruptedError as error:
             self.problems.append(str(error))
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, cast, overload
 import numpy as np
 import numpy.typing as npt
 
+from rankdump._analysis.reader.query import Query
 from rankdump._codec.file_codec import select_codec
 from rankdump._core.attempts import SessionPeriods
 from rankdump._core.manifest import Manifest, ManifestRecord, RetiredIteration
@@ -187,8 +188,8 @@ class Tree:
     """Whether `ranks` are numbers of devices, because the tree has no folder of a rank."""
     retired: frozenset[RetiredIteration] = frozenset()
     """Retired iterations of ranks that have a folder."""
-    whole: bool = True
-    """False when only the selected ranks, graphs or iterations were read."""
+    queries: tuple[Query, ...] = ()
+    """Ranks, graphs and iterations that were read; of its tables, only rows of them are given."""
     job_id: str = ""
     """Job of the tensors, if they are restricted to one of several."""
     sessions: tuple[TreeSession, ...] = ()
@@ -202,6 +203,11 @@ class Tree:
     def periods(self) -> SessionPeriods:
         """The session of each rank at each time."""
         return SessionPeriods(each.status for each in self.sessions)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all ranks, graphs and iterations were read."""
+        return all(query.empty for query in self.queries)
 
     @property
     def own_sessions(self) -> tuple[TreeSession, ...]:

@@ -29,6 +29,7 @@ from rankdump._core.forecast import (
     sum_sizes,
 )
 from rankdump._core.manifest import Manifest, ManifestRecord
+from rankdump._core.tree_root import STATE_FOLDER
 from rankdump._layout.api_tree import parse_info_file_name
 from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN, find_folder
 from rankdump._layout.tree_paths import EXECUTION_ORDER_FOLDER, GRAPH_FOLDER, METADATA_FOLDER
@@ -177,6 +178,11 @@ class _UsageObserver:
                 for path in _list_files(self._root, f"{rank}/{folder}"):
                     self._once.add_file(path)
 
+    def add_index_files(self) -> None:
+        """Count the files of the table of statistics, which grows in each iteration."""
+        for path in _list_files(self._root, f"{STATE_FOLDER}/table"):
+            self._grown.add_file(path)
+
     def summarize(self) -> ObservedDump:
         """Return the totals; CorruptedError where no iteration with tensors is complete."""
         ranks = max(map(len, self._ranks.values()), default=0)
@@ -230,6 +236,7 @@ def observe(root: Path) -> ObservedDump:
     for table in collect_tables(places):
         seen.add_table(table)
     seen.add_metadata(ranks)
+    seen.add_index_files()
     return seen.summarize()
 
 

@@ -127,7 +127,7 @@ def walk(
         problems=tuple(places.problems),
         by_device=not reading.rank_folders,
         retired=frozenset(gone),
-        whole=all(query.places.empty for query in queries),
+        queries=tuple(query.places for query in queries),
         sessions=reading.sessions,
     )
     tree = restrict_to_job(tree, job_id) if job_id and reading.other_sessions else tree

@@ -49,7 +49,7 @@ TENSOR_SCHEMA = pa.schema(
         *_statistic_fields(),
         pa.field("md5", pa.string()),
         pa.field("fingerprint", pa.uint64()),  # adds up over shards, modulo 2**64
-        # 64 elements. Not of fixed size: pyarrow before 26 cannot read such a column with NULL.
+        # 64 elements. Not of fixed size: see decision 142.
         pa.field("sketch", pa.list_(pa.float32())),
         pa.field("path", pa.string()),  # below the root; empty for a row of statistics
         pa.field("member", _WORDS),

@@ -239,8 +239,8 @@ def test_numbers_of_a_dump_of_statistics_need_no_rows(tree, monkeypatch):
     empty.write_text(empty.read_text().partition("\n")[0] + "\n")
     read: list[Path] = []
     monkeypatch.setattr(
-        "rankdump._analysis.reader.statistic_tables.read_table_rows",
-        lambda table, known: read.append(table.path) or iter(()),
+        "rankdump._analysis.reader.table_rows._read_dated_rows",
+        lambda table, known, iteration: read.append(table.path) or iter(()),
     )
     dump = reader.open(tree.root)
     assert (dump.ranks, dump.graphs, dump.iterations) == ((0, 3, 4), (0, 3), (1, 2))

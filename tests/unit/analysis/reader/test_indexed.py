@@ -148,6 +148,21 @@ def test_file_of_the_table_that_cannot_be_read_is_left_out(
     assert dict(answer(root)) == expected
 
 
+def test_forecast_counts_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each iteration has its share of the bytes; the files become no more."""
+    monkeypatch.undo()
+    root = make_tree("rows", tmp_path)
+    without = tree_usage.observe(root)
+    index_tree(root)
+    files = list((root / ".rankdump/table").glob("*.parquet"))
+    share = sum(path.stat().st_size for path in files) // 6
+    found = tree_usage.observe(root)
+    assert share > 1000
+    assert found.per_iteration.bytes_stored == without.per_iteration.bytes_stored + share
+    assert found.per_iteration.disk_bytes == without.per_iteration.disk_bytes + share
+    assert found.per_job.files == without.per_job.files + len(files) == without.per_job.files + 2
+
+
 def test_forecast_counts_files_of_fingerprints(tmp_path: Path):
     """One for each iteration of a rank, beside the manifest."""
     sizes: list[tuple[int, int]] = []

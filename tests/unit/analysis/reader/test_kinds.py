@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from rankdump._analysis.reader.statistic_tables import TableRecords, read_table_rows
+from rankdump._analysis.reader.table_records import TableRecords
+from rankdump._analysis.reader.table_rows import read_table_rows
 from rankdump._core.record import TensorSide
 from rankdump._layout import statistic_tables
 from rankdump._layout.profile import PROFILES

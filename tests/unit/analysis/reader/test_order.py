@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 
+from rankdump._analysis.reader import order_spans
 from rankdump._core.events import EventKind, Finding, FindingKind
 from rankdump._core.execution_order import (
     GLOBAL_ORDER_FOLDER,
@@ -13,8 +17,10 @@ from rankdump._core.execution_order import (
     format_order_line,
     make_job_tag,
     make_order_file_name,
+    make_parquet_file_name,
 )
 from rankdump._core.plan import IterationSelection
+from rankdump._core.selection import parse_iterations
 from rankdump._core.status import OrderEntry
 from rankdump.errors import CorruptedError
 from rankdump.reader import read_order
@@ -105,6 +111,57 @@ def test_invalid_line_is_named(tmp_path, text):
         file.write(text)
     with pytest.raises(CorruptedError, match=r"execution_order_graph_0\.csv"):
         list(read_order(tmp_path).entries(iterations=IterationSelection()))
+
+
+def write_tables(root, *iterations):
+    """Write an order of iterations that end in this sequence, with the table of each."""
+    entries = []
+    for number, iteration in enumerate(iterations):
+        # Odd positions are those of another graph.
+        positions = [number * 8 + 2 * at for at in range(4)]
+        entries += [
+            OrderEntry(at, 0, iteration, (0,), "Default/Add-op" + "1" * at, EventKind.OPERATOR)
+            for at in positions
+        ]
+        tables = root / GLOBAL_ORDER_FOLDER / make_order_file_name(0, "parquet")
+        tables.mkdir(parents=True, exist_ok=True)
+        table = pa.table({"name": ["a"] * 4, "position": positions})
+        parquet.write_table(table, tables / make_parquet_file_name(iteration))
+    return entries, write(root, entries)
+
+
+def test_iteration_is_read_at_the_place_that_its_table_has(tmp_path, monkeypatch):
+    """Lines of other iterations are not looked at, as long as the tables are of this order."""
+    monkeypatch.setattr(order_spans, "_MIN_BYTES", 0)
+    entries, path = write_tables(tmp_path, 2, 0, 1, 5)
+    for text, wanted in (("1", {1}), ("0|5", {0, 5}), ("1-2", {1, 2}), ("7", set())):
+        found = list(read_order(tmp_path).entries(iterations=parse_iterations(text)))
+        assert found == [each for each in entries if each.iteration in wanted]
+    lines = path.read_text().split("\n")
+    path.write_text("\n".join([*lines[:2], "damaged,2", *lines[3:]]))
+    only = parse_iterations("1")
+    assert [each.iteration for each in read_order(tmp_path).entries(iterations=only)] == [1] * 4
+    with pytest.raises(CorruptedError, match=r"execution_order_graph_0\.csv, line 3"):
+        list(read_order(tmp_path).entries())
+
+
+@pytest.mark.parametrize("table", ["removed", "stale", "damaged", "foreign"])
+def test_tables_of_another_order_are_not_used(tmp_path, monkeypatch, table):
+    """The lines are looked for then."""
+    monkeypatch.setattr(order_spans, "_MIN_BYTES", 0)
+    entries, path = write_tables(tmp_path, 2, 0, 1)
+    beside = path.with_suffix(".parquet") / "iteration_0.parquet"
+    if table == "removed":
+        beside.unlink()
+    elif table == "stale":
+        shutil.copy(beside.with_name("iteration_1.parquet"), beside)
+    elif table == "damaged":
+        beside.write_bytes(b"PAR1")
+    else:
+        parquet.write_table(pa.table({"name": ["a"]}), beside)
+    only = parse_iterations("0")
+    expected = [each for each in entries if each.iteration == 0]
+    assert list(read_order(tmp_path).entries(iterations=only)) == expected
 
 
 def test_other_headers_and_invalid_findings_are_damage(tmp_path):

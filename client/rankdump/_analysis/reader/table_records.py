@@ -1,0 +1,234 @@
+"""Records in the manifests of a tree for the rows of its tables of statistics. Records of a few
+manifests are objects at a time; of all others of a rank there are their times, as a column.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rankdump._analysis.reader.manifests import (
+    ManifestFileName,
+    StatusAndRecord,
+    list_manifest_files,
+    list_rank_folders,
+    read_manifests,
+)
+from rankdump._analysis.reader.query import Query
+from rankdump._analysis.reader.tree import Figures, Table, Tree
+from rankdump._core.manifest import Manifest, is_intact
+from rankdump._core.status import IterationStatus
+from rankdump._layout import api_tree
+from rankdump._layout.api_tree import parse_place
+from rankdump._layout.dump_folders import RANK_FOLDER_PATTERN
+from rankdump.errors import CorruptedError
+
+MAX_STAMP_US = (1 << 63) - 1
+"""Larger times of other programs count as this one in a column."""
+_MAX_HELD = 4
+"""Manifests whose records are held: rows of iterations follow each other, also of two attempts."""
+_STAMP = re.compile(rb'"timestamp_us":\s*([0-9]+)')
+
+
+class TableRecords:
+    """Finds the records of rows, and says which iterations are asked for."""
+
+    def __init__(self, tree: Tree, queries: Sequence[Query] = ()) -> None:
+        """Only records of the tree's job and attempt are found, if it is restricted to them.
+
+        Rows outside of the ranks and iterations of the queries, and of those that the tree was
+        read by, are not asked for.
+        """
+        self._tree, self.job_id = tree, tree.job_id
+        self._queries = (*tree.queries, *queries)
+        self._key: tuple[str, int, int | None] | None = None
+        self._held = _RankRecords(self, [])
+
+    def is_selected(self, row: Figures, table: Table) -> bool:
+        """Return whether a row is of the job and the attempt."""
+        attempt = self._tree.attempt
+        if self.job_id or (table.info and attempt is not None):
+            return row.record is not None
+        key = row.key
+        return (
+            attempt is None
+            or self._tree.periods.find_attempt(key.rank, key.timestamp_us) == attempt
+        )
+
+    def selects(self, status: IterationStatus) -> bool:
+        """Return whether an iteration is of the job and the attempt."""
+        is_of_job = self.job_id in ("", status.job_id)
+        return is_of_job and self._tree.attempt in (None, status.attempt)
+
+    def is_asked(self, table: Table, iteration: int) -> bool:
+        """Return whether rows of an iteration are asked for, in a table of several."""
+        return all(each.keeps_place(table.rank, table.graph, iteration) for each in self._queries)
+
+    def find_by_time(self, table: Table, stamp_us: int, member: str) -> StatusAndRecord | None:
+        """Return the record of a tensor, by a time stamp that is unique for its rank."""
+        return self._load(table).find_record(stamp_us, member)
+
+    def find_iterations(self, table: Table, stamps: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the iteration of the records with each time; the table's for a time without."""
+        return self._load(table).find_iterations(stamps, absent=table.iteration)
+
+    def find_iteration(self, table: Table) -> int:
+        """Return the iteration of a table of one: of its folder, or of the time in its name."""
+        if table.dated or table.operator is None:
+            return table.iteration
+        stamps = _clip_stamps([table.operator.timestamp_us])
+        return int(self.find_iterations(table, stamps)[0])
+
+    def has_manifests(self, table: Table) -> bool:
+        """Return whether the rank of a table has manifests."""
+        return bool(self._load(table).files)
+
+    def records_by_name(self, table: Table, iteration: int) -> dict[str, list[StatusAndRecord]]:
+        """Return the records of an iteration for an info file, which has no time stamps, by name.
+
+        Those of one name are in the order of time.
+        """
+        found: dict[str, list[StatusAndRecord]] = {}
+        files = self._load(table).files
+        named = (file for file in files if file.iteration in (None, iteration))
+        for manifest in read_manifests(named, []):
+            if manifest.status.iteration == iteration:
+                _add_call_records(found, manifest)
+        for every in found.values():
+            every.sort(key=lambda each: each[1].timestamp_us)
+        return found
+
+    def _load(self, table: Table) -> _RankRecords:
+        base = table.relative.partition("/")[0]
+        is_ranked = RANK_FOLDER_PATTERN.fullmatch(base) is not None
+        at = table.iteration if is_ranked and table.dated and not table.constant else None
+        key = base if is_ranked else "", table.rank, at
+        if key != self._key:
+            root = self._tree.root
+            folders = [base] if is_ranked else _list_folders_of(root, table.rank)
+            files = [file for name in folders for file in list_manifest_files(root, name, [])]
+            wanted = [file for file in files if at is None or file.iteration in (None, at)]
+            self._key, self._held = key, _RankRecords(self, wanted)
+        return self._held
+
+
+def _list_folders_of(root: Path, rank: int) -> list[str]:
+    named = ((name, RANK_FOLDER_PATTERN.fullmatch(name)) for name in list_rank_folders(root))
+    return [name for name, parts in named if parts is not None and int(parts[2]) == rank]
+
+
+def _add_call_records(found: dict[str, list[StatusAndRecord]], manifest: Manifest) -> None:
+    for record in manifest.records:
+        place = parse_place(record.argument)
+        if place is not None:
+            name = api_tree.spell_api_tensor_name(record.op_name, place)
+            found.setdefault(name, []).append((manifest.status, record))
+
+
+class _ManifestTimes(NamedTuple):
+    """Times of the records of several manifests, sorted."""
+
+    files: list[ManifestFileName]
+    iterations: npt.NDArray[np.int64]
+    """Of each file."""
+    stamps: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int64]
+    """Which file has each time."""
+
+
+class _RankRecords:
+    """Records of one rank."""
+
+    def __init__(self, owner: TableRecords, files: list[ManifestFileName]) -> None:
+        self.files = files
+        self._owner = owner
+        self._known: _ManifestTimes | None = None
+        self._held: OrderedDict[int, dict[tuple[int, str], StatusAndRecord]] = OrderedDict()
+
+    def find_record(self, stamp_us: int, member: str) -> StatusAndRecord | None:
+        """Return the record with a time; without a member where every tensor has its own time."""
+        times = self._read_times()
+        number = 0
+        if len(times.files) > 1:
+            known = min(stamp_us, MAX_STAMP_US)
+            at = int(np.searchsorted(times.stamps, known, side="right")) - 1
+            number = int(times.numbers[at]) if at >= 0 and times.stamps[at] == known else -1
+        if number < 0 or not times.files:
+            return None
+        records = self._read_records(number)
+        return records.get((stamp_us, member)) or records.get((stamp_us, ""))
+
+    def find_iterations(
+        self, stamps: npt.NDArray[np.int64], *, absent: int
+    ) -> npt.NDArray[np.int64]:
+        """Return the iteration of the last manifest that has each time."""
+        times = self._read_times()
+        if not len(times.stamps):
+            return np.full(len(stamps), absent, np.int64)
+        at = np.maximum(np.searchsorted(times.stamps, stamps, side="right") - 1, 0)
+        found = times.iterations[times.numbers[at]]
+        return np.where(times.stamps[at] == stamps, found, absent)
+
+    def _read_times(self) -> _ManifestTimes:
+        if self._known is None:
+            self._known = _read_times(self._owner, self.files)
+        return self._known
+
+    def _read_records(self, number: int) -> dict[tuple[int, str], StatusAndRecord]:
+        found = self._held.get(number)
+        if found is None:
+            file = self._read_times().files[number]
+            found = {
+                (record.timestamp_us, record.member): (manifest.status, record)
+                for manifest in read_manifests([file], [])
+                for record in manifest.records
+            }
+            self._held[number] = found
+            if len(self._held) > _MAX_HELD:
+                self._held.popitem(last=False)
+        self._held.move_to_end(number)
+        return found
+
+
+def _read_times(owner: TableRecords, files: list[ManifestFileName]) -> _ManifestTimes:
+    """Read the times of manifests, without those of other jobs and attempts."""
+    kept: list[ManifestFileName] = []
+    iterations: list[int] = []
+    stamps: list[npt.NDArray[np.int64]] = []
+    for file in files:
+        try:
+            status, own = _read_stamps(file.path.read_bytes())
+        except (OSError, CorruptedError):
+            continue  # the walk of the tree reports it
+        if owner.selects(status):
+            kept.append(file)
+            iterations.append(status.iteration)
+            stamps.append(own)
+    numbers = np.repeat(np.arange(len(kept)), [len(each) for each in stamps])
+    joined = np.concatenate([*stamps, np.zeros(0, np.int64)])
+    order = np.argsort(joined, kind="stable")
+    return _ManifestTimes(kept, np.array(iterations, np.int64), joined[order], numbers[order])
+
+
+def _read_stamps(data: bytes) -> tuple[IterationStatus, npt.NDArray[np.int64]]:
+    """Return the status and the times of the records; CorruptedError for a damaged manifest."""
+    head = Manifest.parse_head(data[: data.find(b"\n") + 1])
+    if head is None:
+        manifest = Manifest.from_json(data)
+        return manifest.status, _clip_stamps([each.timestamp_us for each in manifest.records])
+    if not is_intact(data):
+        raise CorruptedError("its checksum is wrong")
+    return head.status, _clip_stamps(list(map(int, _STAMP.findall(data))))
+
+
+def _clip_stamps(stamps: list[int]) -> npt.NDArray[np.int64]:
+    try:
+        return np.array(stamps, np.int64)
+    except OverflowError:
+        return np.array([min(stamp, MAX_STAMP_US) for stamp in stamps], np.int64)
