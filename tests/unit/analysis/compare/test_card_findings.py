@@ -120,6 +120,9 @@ def test_only_generators_that_are_used_are_compared():
     unused = steps(digests={"random.python": "aa", "random.numpy": "bb", "random.cpu": "cc"})
     other = steps(digests={"random.python": "00", "random.numpy": "01", "random.cpu": "cc"})
     assert compare(unused, other) == []
+    # In the last iteration no model was called.
+    last = [{"random.python": "00"}, {"random.python": "00"}, {}]
+    assert compare(unused, steps(digests=last)) == []
     used = steps(digests=[{"random.python": each} for each in ("00", "01", "02")])
     assert compare(unused, used) == [
         "the states of random generators differ from iteration 0 on: random.python (rank 0)"
