@@ -309,6 +309,8 @@ def comparing(page: DocumentPage, trained: TrainedTrees) -> None:
     both = {"A": "after", "B": "before"}
     page.run("rankdump diff after before --limit 9", status=1, says="the difference starts at")
     page.run("rankdump diff A B", both, status=1, says="before the first operator:\n  the weights")
+    noise = "rankdump diff A B --noise C"
+    page.run(noise, both, says="close is within 4 times the error of after", C="after")
     page.run("rankdump card before", says=r"(?s)^2 ranks agree.*rank +iteration +batch +random")
     page.run("rankdump card TREE", TREE="before", says="learning rate")
     page.run("rankdump card TREE --json", TREE="before", says=r'"problems": \[\]')

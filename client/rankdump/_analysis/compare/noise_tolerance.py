@@ -1,9 +1,10 @@
 """Verdicts by the error of runs that should agree with the reference: a difference is normal where
 another layout, another type or a perturbed input makes one of that size. Pure.
 
-An error is the Euclidean norm of the difference divided by that of the reference. The least one
-that is expected anywhere is that of rounding: four units of the last place of the narrower type, as
-in the bound of Megatron-LM's comparison of gradients (`test_optimizer_grads_match.py`).
+An error is the root mean square of the difference: at one place the reference is the same for all
+runs, also where it is 0. The least one that is expected anywhere is that of rounding: four units of
+the last place of the narrower type, relative to the reference, as in the bound of Megatron-LM's
+comparison of gradients (`test_optimizer_grads_match.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def collect_errors(rows: Iterable[ComparisonRow]) -> dict[NoisePlace, float]:
     for row in rows:
         error = _find_error(row)
         if error is not None:
-            found[_make_place(row)] = error
+            place = _make_place(row)
+            found[place] = max(error, found.get(place, 0.0))
     return found
 
 
@@ -67,7 +69,7 @@ def _judge_row(row: ComparisonRow, noises: Sequence[Mapping[NoisePlace, float]])
     if error is None or is_drift or outcome.verdict not in _JUDGED:
         return row
     known = [errors[place] for errors in noises if (place := _make_place(row)) in errors]
-    allowed = max((*known, find_rounding_error(row.pair)))
+    allowed = max((*known, find_rounding_error(row.pair) * _find_reference_size(row)))
     ratio = error / allowed if allowed else math.inf
     if not error or ratio <= NORMAL_RATIO:
         return row._replace(outcome=replace(outcome, verdict=TensorVerdict.CLOSE))
@@ -85,9 +87,17 @@ def _find_error(row: ComparisonRow) -> float | None:
     if row.outcome.verdict is TensorVerdict.EQUAL:
         return 0.0
     measures = row.outcome.measures
-    if measures is None or measures.nonfinite_apart or math.isnan(measures.relative_euclidean):
+    if measures is None or measures.nonfinite_apart or math.isnan(measures.rmse):
         return None
-    return measures.relative_euclidean
+    return measures.rmse
+
+
+def _find_reference_size(row: ComparisonRow) -> float:
+    """Return the root mean square of the reference of a row that has measures."""
+    measures = row.outcome.measures
+    if measures is None or not measures.relative_euclidean > 0:
+        return 0.0
+    return measures.rmse / measures.relative_euclidean
 
 
 def _make_place(row: ComparisonRow) -> NoisePlace:

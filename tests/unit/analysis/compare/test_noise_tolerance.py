@@ -37,7 +37,7 @@ def make_row(
     findings: tuple[str, ...] = (),
 ) -> ComparisonRow:
     a, b = (DumpedTensor(TensorSide.OUTPUT, 0, "", dtype, (8,)) for dtype in dtypes)
-    measures = replace(MEASURES, relative_euclidean=error)
+    measures = replace(MEASURES, relative_euclidean=error, rmse=error)
     outcome = PairOutcome(verdict, findings, measures)
     return ComparisonRow(0, 1, 0, "exact", "Linear", name, name, False, TensorPair(a, b), outcome)
 
@@ -97,3 +97,13 @@ def test_replicas_that_differ_stay_different_and_unknown_errors_are_left_out():
     unknown = make_row(math.nan)
     assert judge_rows([drift, unknown], [collect_errors([drift, unknown])]) == [drift, unknown]
     assert len(collect_errors([unknown])) == 0
+
+
+def test_error_beside_a_reference_of_zeros_is_judged_by_the_noise_run():
+    row = make_row(0.1)
+    assert row.outcome.measures is not None
+    zeros = replace(row.outcome.measures, relative_euclidean=math.nan)
+    row = row._replace(outcome=replace(row.outcome, measures=zeros))
+    for noise, verdict in ((0.05, TensorVerdict.CLOSE), (1e-3, TensorVerdict.DIFFERENT)):
+        [judged] = judge_rows([row], [collect_errors([make_row(noise)])])
+        assert judged.outcome.verdict is verdict
