@@ -364,7 +364,11 @@ def test_recomputations_of_four_threads_find_their_forwards(recorder) -> None:
     hook = attach_model(model, recorder, 0)
     hook.iteration_begins(0, armed=True)
 
+    # A thread that starts after another has ended may have its identity.
+    together = threading.Barrier(4)
+
     def work() -> None:
+        together.wait()
         for _ in range(5):
             x = torch.randn(2, 4, requires_grad=True)
             for block in model:
