@@ -356,19 +356,18 @@ def test_region_start_is_found_from_the_backward_step(program, step, start) -> N
     assert find_region_start(program, step) == start
 
 
-def test_recomputations_of_four_threads_find_their_forwards(recorder) -> None:
-    """Forward and backward of four threads at once: every repeated input is its forward's."""
+@pytest.mark.parametrize("at_once", [True, False])
+def test_recomputations_of_four_threads_find_their_forwards(recorder, at_once) -> None:
+    """Forward and backward of four threads at once or in turn, where one may have the identity of
+    another that has ended: every repeated input is its forward's.
+    """
     import threading
 
     model = nn.Sequential(Block(), Block())
     hook = attach_model(model, recorder, 0)
     hook.iteration_begins(0, armed=True)
 
-    # A thread that starts after another has ended may have its identity.
-    together = threading.Barrier(4)
-
     def work() -> None:
-        together.wait()
         for _ in range(5):
             x = torch.randn(2, 4, requires_grad=True)
             for block in model:
@@ -378,6 +377,8 @@ def test_recomputations_of_four_threads_find_their_forwards(recorder) -> None:
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
+        if not at_once:
+            thread.join()
     for thread in threads:
         thread.join()
     hook.detach()

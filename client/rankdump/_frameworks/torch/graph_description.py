@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
-import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -26,7 +25,12 @@ from torch.nn import Module, Parameter
 from rankdump._core.graph import GraphNode, GraphParameter, SourceLine, TensorType
 from rankdump._frameworks.model_observer import capture_source_lines
 from rankdump._frameworks.operator_names import CallLeaf
-from rankdump._frameworks.torch.internals import find_base, read_node_number, read_version
+from rankdump._frameworks.torch.internals import (
+    find_base,
+    find_thread_number,
+    read_node_number,
+    read_version,
+)
 from rankdump._frameworks.torch.module_tree import iterate_own_tensors, read_module_arguments
 from rankdump._frameworks.torch.recomputation import TorchOperatorCall
 from rankdump._frameworks.torch.tensors import TorchObserver, find_dtype_name
@@ -72,7 +76,7 @@ class TensorProducers:
         )
         node = tensor.grad_fn
         if node is not None:
-            self._by_node[threading.get_ident(), read_node_number(node)] = name
+            self._by_node[find_thread_number(), read_node_number(node)] = name
         return name
 
     def find_makers(self, tensor: Tensor) -> tuple[str, ...]:
@@ -112,7 +116,7 @@ class TensorProducers:
         if isinstance(leaf, Tensor):
             known = self._find_known(leaf)
             return None if known is None else known.maker
-        return self._by_node.get((threading.get_ident(), read_node_number(node)))
+        return self._by_node.get((find_thread_number(), read_node_number(node)))
 
 
 def _read_version(tensor: Tensor) -> int:

@@ -4,7 +4,9 @@ lacks it; those of process groups are in `communication`, of pipelines in `forwa
 
 from __future__ import annotations
 
+import itertools
 import sys
+import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
@@ -332,6 +334,26 @@ def is_inside_function() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+class _ThreadNumber(threading.local):
+    """Number of the running thread."""
+
+    def __init__(self) -> None:
+        self.number = next(_thread_numbers)
+
+
+_thread_numbers = itertools.count()
+_THREAD = _ThreadNumber()
+
+
+def find_thread_number() -> int:
+    """Return the number of this thread, which no later one has.
+
+    Not its identity: a thread that starts after another has ended may have that, and torch numbers
+    the nodes of each thread from 0 on.
+    """
+    return _THREAD.number
 
 
 def read_next_node_number() -> int:

@@ -25,6 +25,7 @@ from rankdump._core.recorder_protocol import UNDIVIDED_PASS, ForwardPass
 from rankdump._frameworks.operator_names import OperatorCallNames, OperatorScope
 from rankdump._frameworks.torch.internals import (
     find_saving_hook,
+    find_thread_number,
     has_own_elements,
     is_wrapped,
     read_next_node_number,
@@ -245,7 +246,7 @@ class ForwardCallLog:
     ) -> TorchOperatorCall | None:
         """Return the forward call that a call within the backward repeats, or None."""
         now = compute_fingerprint(first)
-        thread = threading.get_ident()
+        thread = find_thread_number()
 
         def same_data(call: TorchOperatorCall) -> bool:
             known = call.fingerprint
@@ -280,5 +281,5 @@ class ForwardCallLog:
         if hook is not None:
             watcher = self._watchers.setdefault(hook, next(self._watcher_numbers))
         # As `ForwardContext(...)`, in a third of the time.
-        thread, grad = threading.get_ident(), torch.is_grad_enabled()
+        thread, grad = find_thread_number(), torch.is_grad_enabled()
         return tuple.__new__(ForwardContext, (thread, read_next_node_number(), watcher, grad))
