@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from rankdump._analysis.compare.joined_programs import describe_ranks
 from rankdump._analysis.compare.report import (
@@ -307,11 +308,11 @@ def _list_groups(arrays: Sequence[_Array]) -> list[Sequence[_Array]]:
     """Return the arrays, and those of them that have no copy before them, if these are fewer: some
     ranks have the same, as those of a tensor-parallel group have of a batch.
     """
-    unique: list[_Array] = []
+    first: dict[tuple[object, ...], _Array] = {}
     for array in arrays:
-        has_nan = array.dtype.kind in "fc"
-        if not any(np.array_equal(array, each, equal_nan=has_nan) for each in unique):
-            unique.append(array)
+        digest = xxhash.xxh3_128_digest(np.ascontiguousarray(array).view(np.uint8).data)
+        first.setdefault((array.dtype, array.shape, digest), array)
+    unique = list(first.values())
     if len(unique) == 1:
         return [unique]
     return [arrays, unique] if len(unique) < len(arrays) else [arrays]
@@ -372,9 +373,10 @@ def _describe_side(name: str, side: Sequence[_SideWay]) -> str:
 
 def _measure_distance(a: _Array, b: _Array) -> float:
     """Return the relative Euclidean distance; infinity where a side is not finite."""
+    kind = np.result_type(a.dtype, b.dtype, np.float64)
     with np.errstate(all="ignore"):
-        wide = b.astype(np.float64)
-        distance = float(np.linalg.norm((a.astype(np.float64) - wide).reshape(-1)))
+        wide = b.astype(kind)
+        distance = float(np.linalg.norm((a.astype(kind) - wide).reshape(-1)))
         norm = float(np.linalg.norm(wide.reshape(-1)))
     if not np.isfinite(distance):
         return float("inf")

@@ -167,7 +167,6 @@ def test_equal_sums_of_exclusive_ors_prove_nothing(tmp_path):
 
 
 def test_table_of_sql_has_the_statistics(tensors):
-    pytest.importorskip("pyarrow")
     table = rankdump.open(tensors).table()
     by_name = {(row["name"], row["side"], row["slot"]): row for row in table.to_pylist()}
     row = by_name["Default/fc/Linear-op0", "output", 0]
