@@ -6,15 +6,13 @@ changes.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.data_dumps import write_data_dump
+from support.scenario_jobs import run_scenarios
 
 from rankdump._analysis.reader.coordinator_files import PublishedOrder
 from rankdump._core.events import FindingKind
@@ -44,7 +42,7 @@ TWO_DIMENSIONS = {(0, 1), (2, 3), (0, 2), (1, 3)}
 """Groups of a mesh of two by two ranks."""
 
 STEPS = 3
-RUN_S = 500
+JOB = Path(__file__).with_name("collective_job.py")
 
 KINDS = {
     "_allgather_base_": "ALL_GATHER",
@@ -92,31 +90,14 @@ class CollectiveRun:
         return [each for each in self.order.entries(graph=0) if each.kind.name != "OPERATOR"]
 
 
-def run_job(folder: Path, world: int, names: tuple[str, ...]) -> Path:
-    """Run the scenarios; the daemon has published everything when the command returns."""
-    config = write_data_dump(folder, folder / "unused", devices=range(world))
-    command = [sys.executable, "-m", "rankdump", "run", "--config", str(config), "--"]
-    command += [sys.executable, str(Path(__file__).with_name("collective_job.py"))]
-    done = subprocess.run(
-        [*command, str(world), str(folder), *names],
-        capture_output=True,
-        text=True,
-        timeout=RUN_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (folder / "log.txt").write_text(done.stderr)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_job(tmp_path_factory.mktemp("two"), 2, TWO_RANKS)
+    return run_scenarios(JOB, tmp_path_factory.mktemp("two"), 2, TWO_RANKS)
 
 
 @pytest.fixture(scope="module")
 def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_job(tmp_path_factory.mktemp("four"), 4, FOUR_RANKS)
+    return run_scenarios(JOB, tmp_path_factory.mktemp("four"), 4, FOUR_RANKS)
 
 
 def read_run(folder: Path, name: str, world: int) -> CollectiveRun:

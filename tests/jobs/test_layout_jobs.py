@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.data_dumps import write_data_dump
+from support.scenario_jobs import run_scenarios
 
 import rankdump
 from rankdump._analysis.compare.report import ComparisonReport, TensorVerdict
@@ -30,22 +28,7 @@ LAYOUTS = {
     ),
     4: ("fsdp2_tp",),
 }
-RUN_S = 500
-
-
-def run_job(folder: Path, world: int, names: tuple[str, ...]) -> None:
-    folder.mkdir()
-    config = write_data_dump(folder, folder / "unused", devices=range(world))
-    command = [sys.executable, "-m", "rankdump", "run", "--config", str(config), "--"]
-    command += [sys.executable, str(Path(__file__).with_name("layout_job.py"))]
-    done = subprocess.run(
-        [*command, str(world), str(folder), *names],
-        capture_output=True,
-        text=True,
-        timeout=RUN_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+JOB = Path(__file__).with_name("layout_job.py")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +36,7 @@ def compare(tmp_path_factory: pytest.TempPathFactory):
     """Return the report of a layout against one rank."""
     root = tmp_path_factory.mktemp("layouts")
     for world, names in {1: ("one", "fsdp2_bf16"), **LAYOUTS}.items():
-        run_job(root / str(world), world, names)
+        run_scenarios(JOB, root / str(world), world, names)
     worlds = {name: world for world, names in LAYOUTS.items() for name in names}
 
     def compare_layout(

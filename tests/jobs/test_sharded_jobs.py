@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.data_dumps import write_data_dump
+from support.scenario_jobs import run_scenarios
 
 import rankdump
 from rankdump._analysis.compare.card_findings import MergedParameters, merge_parameters
@@ -56,24 +54,7 @@ PARAMETERS = {
 WITH_STATES = ("ddp_unreduced", "fsdp2", "fsdp2_tp")
 """Scenarios with the states of their optimizers."""
 
-RUN_S = 500
-
-
-def run_job(folder: Path, world: int, names: tuple[str, ...]) -> Path:
-    """Run the scenarios with an agent that has everything when the command returns."""
-    config = write_data_dump(folder, folder / "unused", devices=range(world))
-    command = [sys.executable, "-m", "rankdump", "run", "--config", str(config), "--"]
-    command += [sys.executable, str(Path(__file__).with_name("sharded_job.py"))]
-    done = subprocess.run(
-        [*command, str(world), str(folder), *names],
-        capture_output=True,
-        text=True,
-        timeout=RUN_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (folder / "log.txt").write_text(done.stderr)
-    return folder
+JOB = Path(__file__).with_name("sharded_job.py")
 
 
 class ShardedRun:
@@ -110,12 +91,12 @@ class ShardedRun:
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_job(tmp_path_factory.mktemp("two"), 2, TWO_RANKS)
+    return run_scenarios(JOB, tmp_path_factory.mktemp("two"), 2, TWO_RANKS)
 
 
 @pytest.fixture(scope="module")
 def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_job(tmp_path_factory.mktemp("four"), 4, FOUR_RANKS)
+    return run_scenarios(JOB, tmp_path_factory.mktemp("four"), 4, FOUR_RANKS)
 
 
 @pytest.fixture(params=[*((name, 2) for name in TWO_RANKS), *((name, 4) for name in FOUR_RANKS)])

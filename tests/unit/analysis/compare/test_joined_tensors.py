@@ -132,9 +132,9 @@ def test_ranks_of_a_group_that_have_the_same_part_are_one(write: Writer):
 @pytest.mark.parametrize("dtype", [np.complex64, np.bool_, np.int64, np.float16])
 def test_parts_of_any_type_join(write: Writer, dtype: type[np.generic]):
     """Of complex numbers the imaginary parts count as well."""
-    whole = np.stack([np.arange(8), np.arange(8) % 3 == 1], axis=1).astype(dtype)
+    whole: Array = np.stack([np.arange(8), np.arange(8) % 3 == 1], axis=1).astype(dtype)
     if dtype is np.complex64:
-        whole = whole * 0 + 1j * whole
+        whole = whole * np.complex64(1j)
     left, right = join(write(*np.split(whole, 2)), write(whole))
     assert left.array.dtype == right.array.dtype == dtype
     assert np.array_equal(left.array, whole)
