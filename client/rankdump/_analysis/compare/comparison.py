@@ -193,7 +193,10 @@ def _join_ranks(sides: Sequence[_DumpSide], notes: list[str]) -> list[_DumpSide]
         ranks = sorted({each.rank for each in side.programs})
         missing = sorted({*range(side.dump.world_size)} - {*ranks})
         if missing:
-            notes.append(f"{side.label} lacks rank {ranges(missing)} of {side.dump.world_size}")
+            notes.append(
+                f"{side.label} has no rank {ranges(missing)}, and its job had "
+                f"{side.dump.world_size} ranks"
+            )
         programs, outside = join_programs(side.programs, notes, joins_microbatches=len(counts) > 1)
         told = [f"ranks {ranges(ranks)} joined"] if len(ranks) > 1 else []
         told += [f"{outside:,} calls outside of micro-batches left out"] if outside else []

@@ -79,7 +79,7 @@ def join_programs(
         for iteration in sorted(ranks_of)
     ]
     outside = left.pop(_OUTSIDE, 0)
-    notes += [f"{count:,} {what}" for what, count in left.items()]
+    notes += [f"{what}: {count:,}" for what, count in left.items()]
     return joined, outside
 
 
@@ -180,7 +180,7 @@ def _join_tensor(tensors: Sequence[DumpedTensor], left: Counter[str]) -> DumpedT
         return first
     reason = _find_obstacle(tensors)
     if reason:
-        left[f"tensors are compared as the first of their ranks has them: {reason}"] += 1
+        left[f"tensors compared as the first of their ranks has them, because {reason}"] += 1
         return first
     meshes = {each.mesh.list_ranks() for t in tensors if (each := t.layout) is not None}
     return first._replace(

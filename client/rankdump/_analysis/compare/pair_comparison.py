@@ -283,7 +283,10 @@ def _compare_joined(a: DumpedTensor, b: DumpedTensor, settings: ComparisonSettin
     outcome = max(outcomes, key=_get_severity)
     if not outcome.verdict.agrees and _have_other_uses(a, b):
         # Only the operator's own gradient is known of a DTensor that it made of its input.
-        text = "one side has the gradient for this operator alone, the other that of all uses"
+        text = (
+            "one side may have the gradient for this operator alone, the other that of all uses of "
+            "its input"
+        )
         return PairOutcome(TensorVerdict.UNKNOWN, (text, *outcome.findings))
     told = [text for text in drifts if text]
     verdict = TensorVerdict.DIFFERENT if told and outcome.verdict.agrees else outcome.verdict

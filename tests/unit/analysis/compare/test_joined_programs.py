@@ -176,8 +176,8 @@ def test_statistics_that_differ_are_noted():
     [program], _, notes = join(*programs)
     assert program.calls[0].outputs[0].statistics == {"max": 0}
     assert notes == [
-        "1 tensors are compared as the first of their ranks has them: ranks have different "
-        "statistics, and no elements"
+        "tensors compared as the first of their ranks has them, because ranks have different "
+        "statistics, and no elements: 1"
     ]
     [program], _, notes = join(programs[0], DumpedProgram(1, 0, programs[0].calls))
     assert notes == []
