@@ -356,6 +356,9 @@ def _iter_record_statuses(
     for record in manifest.records:
         if _is_sample(record):
             yield record, RecordStatus.DEGRADED, STEP_OVERHEAD
+        elif record.same_as:
+            linked -= 1
+            yield record, RecordStatus.SAME_AS_BASELINE, ""
         elif record.path and not record.bytes_stored and linked:
             linked -= 1
             yield record, RecordStatus.LINKED, ""
@@ -420,6 +423,8 @@ def _build_record_row(
         record.phase,
         rows.make_layout_row(record.layout)[0] if record.layout is not None else 0,
         b"",  # its fingerprint is in the file that the manifest names
+        record.baseline,
+        record.same_as,
     )
 
 

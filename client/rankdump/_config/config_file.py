@@ -18,7 +18,7 @@ from typing import NoReturn, Protocol, cast
 
 from rankdump._config import acl_config, mindspore_config, own_config, tensorflow_config
 from rankdump._config.config_section import ConfigNotes
-from rankdump._config.output_path import PathFacts
+from rankdump._config.output_path import PathFacts, replace_baseline
 from rankdump._core.plan import DumpPlan
 from rankdump.errors import MISSING_VALUE, ConfigError
 
@@ -122,7 +122,7 @@ def load_config_plan(path: Path, environ: Mapping[str, str]) -> tuple[DumpPlan, 
         parse = _find_parser(document)
         if parse is not None:
             plan = parse(document, file=file, environ=environ, notes=notes)
-            return own_config.force_black_box(plan, environ), data
+            return own_config.force_black_box(replace_baseline(plan, environ), environ), data
     raise ConfigError(file, next(iter(_PARSERS_BY_KEY)), MISSING_VALUE, _KNOWN_FORMATS)
 
 

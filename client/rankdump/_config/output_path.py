@@ -1,17 +1,19 @@
-"""Output root of a dump: `path` of MindSpore's configuration or the environment's value for it, and
-facts about a path on the disk, as values. Pure: the disk is examined by a `PathProbe`.
+"""Output root of a dump: `path` of MindSpore's configuration or the environment's value for it, the
+environment's value for its baseline, and facts about a path on the disk, as values. Pure: the disk
+is examined by a `PathProbe`.
 
-Source: MindSpore 2.3, Dump guide. RANKDUMP_OUTPUT is rankdump's own and overrides every other
-setting.
+Source: MindSpore 2.3, Dump guide. RANKDUMP_OUTPUT and RANKDUMP_BASELINE are rankdump's own and
+override every other setting.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rankdump._config.config_section import ConfigSection
+from rankdump._core.plan import DumpPlan
 from rankdump.errors import ConfigError
 
 _SHELL_WORD = re.compile(r"\$\w+|\$\{\w+\}|(?:^|(?<=/))~\w*")
@@ -52,6 +54,7 @@ PathProbe = Callable[[str], PathFacts]
 
 
 OUTPUT_VARIABLE = "RANKDUMP_OUTPUT"
+BASELINE_VARIABLE = "RANKDUMP_BASELINE"
 DEFAULT_ROOT_VARIABLE = "MS_DIAGNOSTIC_DATA_PATH"
 DEFAULT_FOLDER = "debug_dump"
 
@@ -66,7 +69,7 @@ def parse_output_root(common: ConfigSection, environ: Mapping[str, str]) -> str:
     path = common.read_text("path", _ALLOWED_ROOT, "")
     if path and not _ROOT_PATTERN.fullmatch(path):
         raise common.make_error("path", _ALLOWED_ROOT + describe_shell_word(path))
-    root = read_root_override(environ, common.file) or _tidy_path(
+    root = read_root_override(environ, common.file) or tidy_path(
         path or _make_default_root(common, environ)
     )
     if len(root) > _MAX_PATH_BYTES or any(len(name) > _MAX_NAME_BYTES for name in root.split("/")):
@@ -79,7 +82,15 @@ def read_root_override(environ: Mapping[str, str], file: str) -> str:
     override = environ.get(OUTPUT_VARIABLE, "")
     if override and not override.startswith("/"):
         raise ConfigError(file, OUTPUT_VARIABLE, override, "an absolute folder")
-    return _tidy_path(override) if override else ""
+    return tidy_path(override) if override else ""
+
+
+def replace_baseline(plan: DumpPlan, environ: Mapping[str, str]) -> DumpPlan:
+    """Return the plan with the baseline of RANKDUMP_BASELINE, which replaces any other."""
+    root = environ.get(BASELINE_VARIABLE, "")
+    if root and not root.startswith("/"):
+        raise ConfigError("environment", BASELINE_VARIABLE, root, "an absolute folder")
+    return replace(plan, content=replace(plan.content, baseline=tidy_path(root))) if root else plan
 
 
 def _make_default_root(common: ConfigSection, environ: Mapping[str, str]) -> str:
@@ -93,5 +104,6 @@ def _make_default_root(common: ConfigSection, environ: Mapping[str, str]) -> str
     return f"{base}/{DEFAULT_FOLDER}"
 
 
-def _tidy_path(path: str) -> str:
+def tidy_path(path: str) -> str:
+    """Return an absolute path without double slashes, and without one at the end."""
     return "/" + "/".join(part for part in path.split("/") if part)

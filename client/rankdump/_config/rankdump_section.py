@@ -12,9 +12,11 @@ from dataclasses import fields, replace
 from typing import Literal, NamedTuple, cast, get_args
 
 from rankdump._config.config_section import ConfigNotes, ConfigSection
+from rankdump._config.output_path import tidy_path
 from rankdump._config.watch_section import parse_watch_rules
 from rankdump._core.plan import (
     MAX_RING_STEPS,
+    MAX_ROOT_CHARACTERS,
     MAX_TENSOR_BYTES,
     BlackBoxSettings,
     ContentSettings,
@@ -36,6 +38,7 @@ DEFAULT_RING_STEPS = 64
 _OVERHEAD_KEY = "max_step_overhead"
 _FINGERPRINTS_KEY = "fingerprints"
 _CARD_KEY = "card"
+_BASELINE_KEY = "baseline"
 _KEYS = (
     "layout",
     "profile",
@@ -51,6 +54,7 @@ _KEYS = (
     _STATES_KEY,
     _FINGERPRINTS_KEY,
     _CARD_KEY,
+    _BASELINE_KEY,
     BLACK_BOX_KEY,
     "file_mode",
     "folder_mode",
@@ -75,6 +79,8 @@ class RankdumpSettings(NamedTuple):
     """Whether the fingerprint of each tensor is recorded as well."""
     run_card: bool
     """Whether the run card of each iteration is recorded as well."""
+    baseline: str
+    """Root of an earlier tree, whose tensors are not stored again; empty for none."""
     black_box: BlackBoxSettings
 
 
@@ -100,6 +106,7 @@ def parse_rankdump_section(
         section.read_flag(_STATES_KEY, False),
         section.read_flag(_FINGERPRINTS_KEY, False),
         section.read_flag(_CARD_KEY, True),
+        _parse_baseline(section),
         _parse_black_box(section),
     )
 
@@ -119,11 +126,21 @@ def add_optimizer_states(
 def complete_content(
     content: ContentSettings, settings: RankdumpSettings, notes: ConfigNotes
 ) -> ContentSettings:
-    """Return the content with fingerprints and run cards, as far as the section asks for them."""
+    """Return the content with fingerprints, run cards and a baseline, as far as the section asks
+    for them.
+    """
     if settings.fingerprints and content.on_device:
         reason = "has no effect on tensors of an accelerator: it computes their statistics alone"
         notes.add(f"{RANKDUMP_SECTION}.{_FINGERPRINTS_KEY}", True, reason)
-    return replace(content, fingerprints=settings.fingerprints, run_card=settings.run_card)
+    if settings.baseline and content.saved == "statistic":
+        reason = "has no effect: no elements are stored that could be compared"
+        notes.add(f"{RANKDUMP_SECTION}.{_BASELINE_KEY}", settings.baseline, reason)
+    return replace(
+        content,
+        fingerprints=settings.fingerprints,
+        run_card=settings.run_card,
+        baseline=settings.baseline,
+    )
 
 
 def _check_keys(section: ConfigSection) -> None:
@@ -131,6 +148,15 @@ def _check_keys(section: ConfigSection) -> None:
         if key not in _KEYS:
             nearest = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.0)[0]
             raise section.make_error(key, f"{', '.join(_KEYS)}; nearest: {nearest}")
+
+
+def _parse_baseline(section: ConfigSection) -> str:
+    allowed = "the absolute path of an earlier tree"
+    path = section.read_text(_BASELINE_KEY, allowed, "")
+    is_valid = path.startswith("/") and "\0" not in path and len(path) <= MAX_ROOT_CHARACTERS
+    if _BASELINE_KEY in section.values and not is_valid:
+        raise section.make_error(_BASELINE_KEY, allowed)
+    return tidy_path(path) if path else ""
 
 
 def _parse_output(

@@ -35,6 +35,8 @@ _DEFAULT_FIELDS: Mapping[str, Any] = {
     "microbatch": None,
     "phase": "",
     "layout": None,
+    "baseline": "",
+    "same_as": "",
 }
 """Fields that are absent in manifests of older versions, or where a record has none."""
 _RECORDS_MARK = b', "records": [\n'
@@ -80,6 +82,11 @@ class ManifestRecord(NamedTuple):
     """`eval` or `no_grad` for a forward pass that trains nothing; else empty."""
     layout: TensorLayout | None = None
     """Which part of a logical tensor it is; in the file the place among the head's `layouts`."""
+    baseline: str = ""
+    """Root of the earlier tree with the file of an equal tensor, where `path` names no file; in the
+    file the place among the head's `baselines`."""
+    same_as: str = ""
+    """Path of that file, relative to that root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +141,12 @@ class Manifest:
         if layouts:
             head["layouts"] = [*layouts]
             layouts = {layout: number for number, layout in enumerate(layouts)}
+        baselines = {each.baseline: 0 for each in self.records if each.baseline}
+        if baselines:
+            head["baselines"] = [*baselines]
+            baselines = {baseline: number for number, baseline in enumerate(baselines)}
         # One record a line: as readable as an indented file, and ten times as fast to make.
-        lines = ",\n".join(_format_record(record, layouts) for record in self.records)
+        lines = ",\n".join(_format_record(each, layouts, baselines) for each in self.records)
         body = f'{json.dumps(head, default=make_plain)[:-1]}, "records": [\n{lines}\n]'.encode()
         if self.card is not None:
             body += _CARD_MARK[2:] + json.dumps(self.card).encode()
@@ -173,6 +184,7 @@ def _parse_manifest(body: dict[str, Any]) -> Manifest:
         "last_position": 0,
         "attempt": 0,
         "degraded_by": {},
+        "same_as_baseline": 0,
     }
     session, seal = body.get("session"), body.get("fingerprints")
     return Manifest(
@@ -183,6 +195,7 @@ def _parse_manifest(body: dict[str, Any]) -> Manifest:
         records=_parse_records(
             body["records"],
             [read_json(TensorLayout, each, minimum=0) for each in body.get("layouts", ())],
+            _check_column("baselines", str, body.get("baselines", [])),
         ),
         session=None if session is None else read_json(ManifestSession, session, minimum=0),
         fingerprints=None if seal is None else _parse_seal(seal),
@@ -199,10 +212,10 @@ def _parse_seal(body: dict[str, Any]) -> FingerprintSeal:
 
 def _make_plain_status(status: IterationStatus) -> dict[str, Any]:
     plain = make_plain(status)
-    if not status.attempt:  # versions without attempts read the manifests of a first one
-        del plain["attempt"]
-    if not status.degraded_by:  # likewise
-        del plain["degraded_by"]
+    # Versions that do not know them read the manifests that do not need them.
+    for name in ("attempt", "degraded_by", "same_as_baseline"):
+        if not plain[name]:
+            del plain[name]
     return plain
 
 
@@ -244,7 +257,7 @@ def names_no_file(data: bytes) -> bool:
 
 
 def _parse_records(
-    bodies: list[Any], layouts: Sequence[TensorLayout]
+    bodies: list[Any], layouts: Sequence[TensorLayout], baselines: Sequence[str]
 ) -> tuple[ManifestRecord, ...]:
     """Return the records, checked column by column; ValueError names a field of another type.
 
@@ -258,6 +271,7 @@ def _parse_records(
         if name in _DEFAULT_FIELDS and name not in present:
             columns[name] = [_DEFAULT_FIELDS[name]] * len(bodies)
         else:
+            kind = int | None if name == "baseline" else kind
             columns[name] = _check_column(name, kind, _read_column(bodies, name))
     extra = present.difference(columns)
     if extra:
@@ -265,12 +279,15 @@ def _parse_records(
     columns["shape"] = list(map(tuple, columns["shape"]))
     if "layout" in present:
         columns["layout"] = [_get_layout(number, layouts) for number in columns["layout"]]
+    if "baseline" in present:
+        columns["baseline"] = [_get_baseline(place, baselines) for place in columns["baseline"]]
     return tuple(map(ManifestRecord._make, zip(*columns.values(), strict=True)))
 
 
 def _read_column(bodies: list[Any], name: str) -> list[Any]:
     if name in _DEFAULT_FIELDS:
-        return [body.get(name, _DEFAULT_FIELDS[name]) for body in bodies]
+        default = None if name == "baseline" else _DEFAULT_FIELDS[name]
+        return [body.get(name, default) for body in bodies]
     return [body[name] for body in bodies]
 
 
@@ -278,6 +295,12 @@ def _get_layout(number: int | None, layouts: Sequence[TensorLayout]) -> TensorLa
     if number is not None and number >= len(layouts):
         raise ValueError(f"a record has layout {number}, and the manifest has {len(layouts)}")
     return None if number is None else layouts[number]
+
+
+def _get_baseline(number: int | None, baselines: Sequence[str]) -> str:
+    if number is not None and number >= len(baselines):
+        raise ValueError(f"a record has baseline {number}, and the manifest has {len(baselines)}")
+    return "" if number is None else baselines[number]
 
 
 @cache
@@ -316,11 +339,15 @@ _COLUMN_CHECKS: Mapping[Any, tuple[Callable[[list[Any]], bool], str]] = {
 """For a type that a field is declared to be, whether values of JSON are of it, and what it is."""
 
 
-def _format_record(record: ManifestRecord, layouts: Mapping[TensorLayout, int]) -> str:
+def _format_record(
+    record: ManifestRecord, layouts: Mapping[TensorLayout, int], baselines: Mapping[str, int]
+) -> str:
     # As `json.dumps` writes it. Only what differs from one iteration to the next is made anew:
     # a step has thousands of records.
     path, timestamp_us, op_type, op_name, argument, dtype, shape = record[:7]
-    bytes_in, bytes_stored, digest, member, microbatch, phase, layout = record[7:]
+    bytes_in, bytes_stored, digest, member, microbatch, phase, layout, baseline, same_as = record[
+        7:
+    ]
     kind = _format_record_kind(op_type, op_name, argument, dtype, shape)
     text = (
         f'{{"path": {_quote_text(path)}, "timestamp_us": {timestamp_us}, {kind}, '
@@ -334,6 +361,10 @@ def _format_record(record: ManifestRecord, layouts: Mapping[TensorLayout, int]) 
         text += f', "phase": {_quote_text(phase)}'
     if layout is not None:
         text += f', "layout": {layouts[layout]}'
+    if baseline:
+        text += f', "baseline": {baselines[baseline]}'
+    if same_as:
+        text += f', "same_as": {_quote_text(same_as)}'
     return text + "}"
 
 

@@ -148,6 +148,8 @@ class ContentSettings:
     """Whether the fingerprint of each tensor is recorded beside the manifest."""
     run_card: bool = True
     """Whether the run card of each iteration is recorded in the manifest."""
+    baseline: str = ""
+    """Absolute folder of an earlier tree, whose tensors are not stored again; empty for none."""
 
     @property
     def has_tables(self) -> bool:
@@ -260,7 +262,8 @@ def plan_from_json(data: bytes) -> DumpPlan:
         # Older clients do not send these, and no agent needs them otherwise.
         body["delivery"] = {"embedded": True, "max_step_overhead": 0.0} | body["delivery"]
         body["selection"] = {"optimizer_states": False} | body["selection"]
-        body["content"] = {"fingerprints": False, "run_card": False} | body["content"]
+        without = {"fingerprints": False, "run_card": False, "baseline": ""}
+        body["content"] = without | body["content"]
         body["black_box"] = (
             make_plain(BlackBoxSettings()) | {"watch": []} | body.get("black_box", {})
         )
@@ -315,6 +318,9 @@ def _check_content(content: ContentSettings) -> None:
     _check_count(content.sample_elements)
     if not all(item in STATISTIC_TITLES for item in content.statistics):
         raise ValueError(f"unknown statistics in {content.statistics!r}")
+    baseline = content.baseline
+    if baseline and (baseline[0] != "/" or "\0" in baseline or len(baseline) > MAX_ROOT_CHARACTERS):
+        raise ValueError(f"the baseline is no absolute folder: {baseline[:300]!r}")
 
 
 def _check_black_box(settings: BlackBoxSettings) -> None:

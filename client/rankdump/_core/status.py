@@ -175,7 +175,7 @@ class IterationStatus:
     expected: int = 0
     stored: int = 0
     linked: int = 0
-    """Stored as a hard link to identical bytes."""
+    """Identical bytes are stored already: a hard link to them, or none for `same_as_baseline`."""
     degraded: int = 0
     """Kept as less than the plan selects: statistics, or the first elements."""
     dropped: Mapping[str, int] = field(default_factory=dict[str, int])
@@ -191,6 +191,8 @@ class IterationStatus:
     """Number of the attempt that ran it."""
     degraded_by: Mapping[str, int] = field(default_factory=dict[str, int])
     """Degraded tensors by reason."""
+    same_as_baseline: int = 0
+    """Those of `linked` that have no file, because they equal their counterpart in the baseline."""
 
     @property
     def is_balanced(self) -> bool:
@@ -204,7 +206,7 @@ class IterationStatus:
 
     @property
     def kept_tensors(self) -> int:
-        """Tensors that are in the tree in some form."""
+        """Tensors that are in the tree in some form, or in its baseline."""
         return self.stored + self.linked + self.degraded
 
 

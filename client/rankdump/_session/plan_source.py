@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rankdump._config.config_file import load_config_plan, make_black_box_plan
-from rankdump._config.output_path import OUTPUT_VARIABLE
+from rankdump._config.output_path import OUTPUT_VARIABLE, replace_baseline
 from rankdump._config.own_config import is_black_box_forced
 from rankdump._core.plan import STARTED_PATTERN, DumpPlan
 from rankdump._core.rank_identity import WARNED_VARIABLE, RankIdentity, identify_rank
@@ -176,6 +176,7 @@ def resolve_plan(given: DumpPlan | PlanSource, environ: Mapping[str, str]) -> Du
     plan = given if isinstance(given, DumpPlan) else given.plan()
     if not plan.enabled:
         return None
+    plan = replace_baseline(plan, environ)
     layout = LAYOUTS.get(plan.output.layout)
     if layout is None or not layout.has_time_folder or plan.output.started:
         return plan

@@ -222,6 +222,42 @@ class OriginalFile(NamedTuple):
     """Why it was stored unpacked and is packed later; empty when it stays as it is."""
 
 
+class TreeFile(NamedTuple):
+    """A tensor's file in any tree."""
+
+    root: str
+    path: str
+    """Relative to the root."""
+
+
+class BaselineVerdict(str, Enum):
+    """What a baseline says of a record; the value is the word in metrics."""
+
+    SAME = "same"
+    DIFFERENT = "different"
+    ABSENT = "absent"
+    """It has no such tensor."""
+    UNAVAILABLE = "unavailable"
+    """It could not be asked."""
+
+
+class BaselineProblem(NamedTuple):
+    """Why a baseline does not say anything of an iteration of a rank."""
+
+    kind: str
+    """The same for problems of which people need to know one only."""
+    text: str
+
+
+class BaselineMatch(NamedTuple):
+    """What a baseline says of a record."""
+
+    verdict: BaselineVerdict
+    file: TreeFile | None = None
+    """The file that has the elements, for the same."""
+    problem: BaselineProblem | None = None
+
+
 class StatisticTableRow(NamedTuple):
     """One line of a table of statistics."""
 
@@ -235,6 +271,7 @@ class RecordStatus(str, Enum):
 
     STORED = "stored"
     LINKED = "linked"
+    SAME_AS_BASELINE = "same_as_baseline"
     DEGRADED = "degraded"
     DROPPED = "dropped"
 
@@ -250,7 +287,9 @@ class RecordOutcome(NamedTuple):
     status: RecordStatus
     reason: str = ""
     path: str = ""
-    """Relative to the root of the tree; empty when there is no file of its own."""
+    """Relative to the root of the tree; empty when there is no file of its own. There is no file
+    where it is the same as in the baseline.
+    """
     digest: str = ""
     bytes_stored: int = 0
     """Bytes of its file; 0 for a link."""
@@ -262,6 +301,8 @@ class RecordOutcome(NamedTuple):
     unpacked: str = ""
     """Why its file was stored unpacked and is packed later; empty when it stays as it is."""
     fingerprint: bytes = b""
+    baseline: BaselineMatch | None = None
+    """None where its plan has no baseline."""
 
 
 @dataclass(frozen=True, slots=True)

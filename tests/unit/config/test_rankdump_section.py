@@ -16,7 +16,9 @@ from support.configurations import (
     refusal,
 )
 
+from rankdump._config.config_file import load_config_plan
 from rankdump._core.plan import DeliverySettings, DumpPlan, OutputSettings
+from rankdump._session.plan_source import resolve_plan
 from rankdump.errors import ConfigError
 
 
@@ -42,6 +44,7 @@ def test_rankdump_section_sets_every_field(tmp_path: Path):
             "optimizer_states": True,
             "fingerprints": True,
             "card": False,
+            "baseline": "/data//earlier/",
             "file_mode": "0640",
             "folder_mode": "770",
         },
@@ -53,6 +56,7 @@ def test_rankdump_section_sets_every_field(tmp_path: Path):
     assert plan.selection.optimizer_states
     assert plan.content.fingerprints
     assert not plan.content.run_card
+    assert plan.content.baseline == "/data/earlier"
     assert not plan.warnings
     assert load_own(tmp_path, {}) == load_common(tmp_path)
     assert load_own(tmp_path, {}).content.run_card
@@ -83,6 +87,11 @@ OWN_REFUSED: list[tuple[str, tuple[Any, ...], str]] = [
     ("optimizer_states", (0, "no", None, ["exp_avg"]), "true or false"),
     ("fingerprints", (0, "no", None, ["all"]), "true or false"),
     ("card", (0, "no", None, {}), "true or false"),
+    (
+        "baseline",
+        (*NOT_TEXT, "", "earlier", "~/earlier", "/a\0b", "/" + "a" * 5000),
+        "the absolute path of an earlier tree",
+    ),
     ("file_mode", (0o440, "440x", "0o440", "8888", "", "0040", "07777"), "octal text"),
     ("folder_mode", (0o750, "0600", "0070"), "octal text"),
 ]
@@ -149,3 +158,26 @@ def test_fingerprints_beside_statistics_of_a_device_are_a_warning(
     found = [text for text in plan.warnings if text.startswith("rankdump.fingerprints: True")]
     assert len(found) == warned
     assert plan.content.fingerprints
+
+
+@pytest.mark.parametrize(("saved", "warned"), [("statistic", True), ("full", False)])
+def test_baseline_of_statistics_is_a_warning(tmp_path: Path, saved: str, warned: bool):
+    """Where no elements are stored, none are left out."""
+    plan = load_body(
+        tmp_path, body_of(common={"saved_data": saved}, own={"baseline": "/data/earlier"})
+    )
+    assert any(text.startswith("rankdump.baseline") for text in plan.warnings) == warned
+
+
+def test_environment_replaces_the_baseline(tmp_path: Path):
+    """The variable holds for every configuration, and is an error where it is not absolute."""
+    path = tmp_path / "data_dump.json"
+    path.write_text(json.dumps(body_of(own={"baseline": "/data/earlier"})))
+    plan, _ = load_config_plan(path, {"RANKDUMP_BASELINE": "/data//other/"})
+    assert plan.content.baseline == "/data/other"
+    with pytest.raises(ConfigError, match="RANKDUMP_BASELINE: 'other' is not allowed"):
+        load_config_plan(path, {"RANKDUMP_BASELINE": "other"})
+    given = DumpPlan(OutputSettings("/tmp/x"))
+    resolved = resolve_plan(given, {"RANKDUMP_BASELINE": "/data/other"})
+    assert resolved is not None
+    assert resolved.content.baseline == "/data/other"

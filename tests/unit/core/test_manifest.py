@@ -42,6 +42,7 @@ manifests = st.builds(
         bytes_in=counts,
         bytes_stored=counts,
         degraded_by=st.dictionaries(texts, counts, max_size=2),
+        same_as_baseline=counts,
     ),
     world_size=counts,
     device=counts,
@@ -52,6 +53,8 @@ manifests = st.builds(
             microbatch=st.none() | counts,
             phase=texts,
             layout=st.none() | layouts((2, 3)),
+            baseline=texts,
+            same_as=texts,
             path=texts,
             timestamp_us=counts,
             op_type=texts,
@@ -130,6 +133,19 @@ def test_manifest_has_each_layout_once():
     assert Manifest.from_json(manifest.to_json()) == manifest
 
 
+def test_manifest_has_each_baseline_once():
+    """Records name the tree that has their file by number, and others have no such field."""
+    roots = ("/data/first", "/data/second", "/data/first")
+    same = tuple(RECORD._replace(baseline=root, same_as="rank_0/x.npy") for root in roots)
+    manifest = Manifest(STATUS, 2, 0, "host", (RECORD, *same))
+    body = json.loads(manifest.to_json())
+    assert body["baselines"] == ["/data/first", "/data/second"]
+    assert [each.get("baseline") for each in body["records"]] == [None, 0, 1, 0]
+    assert "same_as" not in body["records"][0]
+    assert "same_as_baseline" not in body["status"]
+    assert Manifest.from_json(manifest.to_json()) == manifest
+
+
 RECORD_NUMBERS = ("timestamp_us", "bytes_in", "bytes_stored")
 RECORD_TEXTS = ("path", "op_type", "op_name", "argument", "dtype", "digest")
 NO_COUNTS = (None, "1", -1, 1.5, True, [1])
@@ -167,6 +183,10 @@ NO_COUNTS = (None, "1", -1, 1.5, True, [1])
         (("records", 0, "phase"), 1),
         (("records", 0, "layout"), 0),
         (("records", 0, "layout"), {}),
+        (("records", 0, "baseline"), 0),
+        (("records", 0, "baseline"), "/data/first"),
+        (("records", 0, "same_as"), 1),
+        (("baselines",), [1]),
         (("layouts",), [1]),
         (("layouts",), [{"source": "dtensor"}]),
     ],

@@ -65,7 +65,12 @@ plans = st.builds(
         outputs=st.booleans(),
         optimizer_states=st.booleans(),
     ),
-    content=st.builds(ContentSettings, fingerprints=st.booleans(), run_card=st.booleans()),
+    content=st.builds(
+        ContentSettings,
+        fingerprints=st.booleans(),
+        run_card=st.booleans(),
+        baseline=st.sampled_from(["", "/data/earlier"]),
+    ),
     delivery=st.builds(
         DeliverySettings,
         on_full=st.sampled_from(["block", "drop", "statistic"]),
@@ -90,6 +95,7 @@ def test_plan_of_an_older_client_is_read():
     body = json.loads(plan_to_json(PLAN))
     del body["delivery"]["embedded"], body["delivery"]["max_step_overhead"]
     del body["selection"]["optimizer_states"], body["content"]["fingerprints"]
+    del body["content"]["baseline"]
     assert plan_from_json(json.dumps(body).encode()) == PLAN
     del body["content"]["run_card"]
     assert not plan_from_json(json.dumps(body).encode()).content.run_card
@@ -113,6 +119,10 @@ PLAN = DumpPlan(
         (("output", "started"), "2026/../.."),
         (("output", "file_format"), "zip"),
         (("content", "tables"), "none"),
+        (("content", "baseline"), "relative"),
+        (("content", "baseline"), "/a\0b"),
+        (("content", "baseline"), "/" + "a" * 5000),
+        (("content", "baseline"), None),
         (("selection", "models"), [["a"]]),
         (("selection", "models"), [["a", {}]]),
         (("selection", "watched"), []),

@@ -202,6 +202,7 @@ class IterationStatus(google.protobuf.message.Message):
     LAST_POSITION_FIELD_NUMBER: builtins.int
     ATTEMPT_FIELD_NUMBER: builtins.int
     DEGRADED_BY_FIELD_NUMBER: builtins.int
+    SAME_AS_BASELINE_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     session_id: builtins.str
     rank: builtins.int
@@ -220,6 +221,8 @@ class IterationStatus(google.protobuf.message.Message):
     last_position: builtins.int
     attempt: builtins.int
     """Number of the attempt that ran it."""
+    same_as_baseline: builtins.int
+    """Those of `linked` that have no file, because they equal their counterpart in the baseline."""
     @property
     def dropped(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]: ...
     @property
@@ -246,8 +249,9 @@ class IterationStatus(google.protobuf.message.Message):
         last_position: builtins.int = ...,
         attempt: builtins.int = ...,
         degraded_by: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        same_as_baseline: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "bytes_in", b"bytes_in", "bytes_stored", b"bytes_stored", "complete", b"complete", "degraded", b"degraded", "degraded_by", b"degraded_by", "dropped", b"dropped", "expected", b"expected", "first_position", b"first_position", "iteration", b"iteration", "job_id", b"job_id", "last_position", b"last_position", "linked", b"linked", "rank", b"rank", "session_id", b"session_id", "stall_us", b"stall_us", "stored", b"stored"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "bytes_in", b"bytes_in", "bytes_stored", b"bytes_stored", "complete", b"complete", "degraded", b"degraded", "degraded_by", b"degraded_by", "dropped", b"dropped", "expected", b"expected", "first_position", b"first_position", "iteration", b"iteration", "job_id", b"job_id", "last_position", b"last_position", "linked", b"linked", "rank", b"rank", "same_as_baseline", b"same_as_baseline", "session_id", b"session_id", "stall_us", b"stall_us", "stored", b"stored"]) -> None: ...
 
 global___IterationStatus = IterationStatus
 

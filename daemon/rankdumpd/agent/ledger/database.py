@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from rankdumpd.server import state_files
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 """Version of the tables below, in the file's `user_version`; the first version was 0."""
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
@@ -55,6 +55,8 @@ CREATE TABLE IF NOT EXISTS records (
     phase TEXT NOT NULL DEFAULT '',        -- of its forward pass, where that trains nothing
     layout INTEGER NOT NULL DEFAULT 0,     -- number of its layout; 0: it is a whole tensor
     fingerprint BLOB NOT NULL DEFAULT x'', -- digest and sketch; empty where it has none
+    baseline TEXT NOT NULL DEFAULT '',     -- root of the earlier tree that has the file
+    same_as TEXT NOT NULL DEFAULT '',      -- path of that file below it
     PRIMARY KEY (session_id, sequence)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS layouts (
@@ -226,6 +228,10 @@ UPDATE tallies SET reason = 'buffer_full' WHERE fate = 'degraded';
     8: "",
     9: """
 ALTER TABLE records ADD COLUMN fingerprint BLOB NOT NULL DEFAULT x'';
+""",
+    10: """
+ALTER TABLE records ADD COLUMN baseline TEXT NOT NULL DEFAULT '';
+ALTER TABLE records ADD COLUMN same_as TEXT NOT NULL DEFAULT '';
 """,
 }
 """Statements that bring the tables of a version to the next one."""

@@ -139,7 +139,8 @@ FRAME_COLUMNS = "sequence, body, refused"
 KEPT_COLUMNS = (
     "sequence, graph, hex(fingerprint), CASE joined WHEN 0 THEN path ELSE whole END, timestamp_us,"
     " op_type, op_name, argument, dtype, shape, bytes_in, bytes_stored, digest, member, microbatch,"
-    " phase, CASE layout WHEN 0 THEN NULL ELSE (SELECT body FROM layouts WHERE number = layout) END"
+    " phase, CASE layout WHEN 0 THEN NULL ELSE (SELECT body FROM layouts WHERE number = layout)"
+    " END, baseline, same_as"
 )
 """With the fields of a ManifestRecord, in their order; JSON has no bytes."""
 _SHAPE_INDEX = ManifestRecord._fields.index("shape")
@@ -148,9 +149,10 @@ MEMBER_COLUMNS = (
     "sequence, path, whole, whole_name, head_bytes, bytes_stored, joined, timestamp_us, op_name,"
     " member, dtype, shape, bytes_in"
 )
-RECORD_PLACES = f"({', '.join('?' * 22)}, 0, ?, ?, ?, ?)"
+RECORD_PLACES = f"({', '.join('?' * 22)}, 0, ?, ?, ?, ?, ?, ?)"
 _MAX_REMEMBERED_LAYOUTS = 1 << 13
 _NO_MEMBER = OperatorMembership("")
+_NO_FILE = ("", "")
 # Reading the value of a member of an enumeration is a Python call.
 _STATUS_WORDS = {status: status.value for status in RecordStatus}
 _LIMIT = 1 << 63
@@ -225,6 +227,7 @@ def make_record_row(outcome: RecordOutcome) -> tuple[str | int | bytes | None, .
         kind.phase,
         make_layout_row(kind.layout)[0] if kind.layout is not None else 0,
         outcome.fingerprint,
+        *(_NO_FILE if outcome.baseline is None else outcome.baseline.file or _NO_FILE),
     )
 
 

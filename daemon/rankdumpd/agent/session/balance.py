@@ -27,6 +27,7 @@ class IterationTally:
     complete: bool = False
     stored: int = 0
     linked: int = 0
+    same_as_baseline: int = 0
     degraded: int = 0
     dropped: dict[str, int] | None = None
     """By reason; None while nothing is dropped."""
@@ -96,6 +97,7 @@ class IterationTally:
             last_position=self.positions[1],
             attempt=request.attempt,
             degraded_by={reason: n for reason, n in (self.degraded_by or {}).items() if n},
+            same_as_baseline=self.same_as_baseline,
         )
 
     def _keep(self, fate: RecordStatus, reason: str, count: int) -> None:
@@ -103,6 +105,9 @@ class IterationTally:
             self.stored += count
         elif fate is RecordStatus.LINKED:
             self.linked += count
+        elif fate is RecordStatus.SAME_AS_BASELINE:
+            self.linked += count
+            self.same_as_baseline += count
         elif fate is RecordStatus.DEGRADED:
             self.degraded += count
             if self.degraded_by is None:

@@ -26,6 +26,8 @@ from rankdumpd.agent.ledger.rows import (
     StoredStatisticRows,
 )
 from rankdumpd.agent.records import (
+    BaselineMatch,
+    BaselineVerdict,
     BinTensor,
     FrameId,
     JoinedMember,
@@ -35,6 +37,7 @@ from rankdumpd.agent.records import (
     RecordStatus,
     StatisticRowsResult,
     StatisticTableRow,
+    TreeFile,
     make_drop_outcome,
 )
 from rankdumpd.agent.session.rank_session import CommitProgress
@@ -432,7 +435,8 @@ def test_migration_from_version_7_knows_why_tensors_were_degraded(tmp_path, make
     with contextlib.closing(sqlite3.connect(folder / "ledger.sqlite")) as base:
         base.executescript(database.SCHEMA)
         base.execute("ALTER TABLE figures DROP COLUMN reason")
-        base.execute("ALTER TABLE records DROP COLUMN fingerprint")
+        for column in ("fingerprint", "baseline", "same_as"):
+            base.execute(f"ALTER TABLE records DROP COLUMN {column}")
         base.execute("PRAGMA user_version = 7")
         for sequence, fate in ((1, "degraded"), (2, "stored")):
             base.execute(
@@ -448,6 +452,28 @@ def test_migration_from_version_7_knows_why_tensors_were_degraded(tmp_path, make
         OutcomeCountRow(1, RecordStatus.DEGRADED, "buffer_full", 2, 0, 0),
     ]
     ledger.close()
+
+
+def test_migration_from_version_10_keeps_records(tmp_path, make_request, stored):
+    """Records of that version have no baseline."""
+    folder = tmp_path / "state"
+    ledger = AgentLedger(folder)
+    ledger.open_session(make_request())
+    commit(ledger, [stored(1)])
+    ledger.close()
+    with contextlib.closing(sqlite3.connect(folder / "ledger.sqlite")) as base:
+        for column in ("baseline", "same_as"):
+            base.execute(f"ALTER TABLE records DROP COLUMN {column}")
+        base.execute("PRAGMA user_version = 10")
+        base.commit()
+    ledger = AgentLedger(folder)
+    file = TreeFile("/data/first", "rank_0/x.npy")
+    match = BaselineMatch(BaselineVerdict.SAME, file)
+    commit(ledger, [stored(2)._replace(status=RecordStatus.SAME_AS_BASELINE, baseline=match)])
+    found = ledger.kept("session", 0)
+    ledger.close()
+    records = [each.record for each in found if isinstance(each, StoredRecord)]
+    assert [TreeFile(each.baseline, each.same_as) for each in records] == [TreeFile("", ""), file]
 
 
 def test_ledger_of_later_version_is_rejected(tmp_path):
