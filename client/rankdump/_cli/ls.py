@@ -150,12 +150,14 @@ def _format_total(tree: Tree, kept: Entries) -> str:
     ranks = {place.rank for place in places}
     iterations = {place.iteration for place in places if place.dated}
     stored = sum(entry.taken_bytes for entry in kept)
+    same = sum(entry.is_same_as_baseline for entry in kept)
+    there = f", {format_count(same, 'tensor')} in the baseline" if same else ""
     held = (
         f"of {format_count(len(ranks), tree.unit)} in {format_count(len(iterations), 'iteration')}"
     )
     return (
         f"{tree.root}: {format_count(len(kept), 'tensor')} {held}, "
-        f"{format_bytes(stored)} on disk{foreign}"
+        f"{format_bytes(stored)} on disk{there}{foreign}"
     )
 
 
@@ -186,6 +188,7 @@ def _row_as_json(row: ListedTensor, tree: Tree) -> dict[str, object]:
         "format": (row.facts.tensor_format if row.facts else "") or entry.key.tensor_format,
         "bytes_in": row.facts.bytes_in if row.facts else None,
         "file_bytes": entry.stored_bytes,
+        "same_as": f"{record.baseline}/{record.same_as}" if record and record.same_as else "",
         "codec": entry.codec,
         "digest": record.digest if record else "",
         **(describe_parallelism(record) if record else {}),

@@ -108,6 +108,11 @@ class RankTally:
         return total
 
     @property
+    def same_as_baseline(self) -> int:
+        """Tensors that have no file, because they are the same in the baseline."""
+        return sum(iteration.same_as_baseline for iteration in self.iterations)
+
+    @property
     def degraded_by(self) -> Mapping[str, int]:
         """Tensors of which less than the plan selects was kept, by reason."""
         total: Counter[str] = Counter()
@@ -304,6 +309,9 @@ def _rank_sentences(tally: RankTally) -> list[str]:
         by = tally.sessions[-1].ended_by
         how = f"the process ended ({by})" if by else "the connection ended"
         texts.append(f"{how} before the session was closed; {kept}")
+    if tally.same_as_baseline:
+        same = format_count(tally.same_as_baseline, "linked tensor")
+        texts.append(f"{same} without a file: the same as in the baseline")
     texts += describe_degraded(tally.degraded_by)
     texts += describe_drops(tally.dropped)
     unfinished = [i.iteration for i in tally.iterations if not i.complete]

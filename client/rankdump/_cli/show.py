@@ -12,6 +12,7 @@ import click
 import numpy.typing as npt
 
 from rankdump import reader
+from rankdump._analysis.reader.baseline_files import find_tensor_file
 from rankdump._analysis.reader.tensor_loader import TORCH_SUFFIX, Facts, list_archived
 from rankdump._analysis.reader.tensor_statistics import Statistics
 from rankdump._analysis.reader.tree import Described, Entry
@@ -61,7 +62,7 @@ class _ShownTensor:
 
 
 @click.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--tensor",
     "only",
@@ -74,9 +75,12 @@ def show(file: Path, only: str | None, as_json: bool) -> int:
 
     Shape, type, statistics and first values are printed. FILE is an npy file or the bin file of an
     operator, compressed or not, or a pt file that torch.save wrote, in a dump tree or anywhere
-    else. Exit code 1 when something in it is damaged.
+    else. A file that is missing because its tensors are the same in the baseline is read there.
+    Exit code 1 when something in it is damaged.
     """
     tensors = list(_find_tensors(file))
+    if not tensors:
+        raise click.BadParameter(f"File {str(file)!r} does not exist.", param_hint="'FILE'")
     names = [tensor.member for tensor in tensors]
     if only is not None:
         tensors = [tensor for tensor in tensors if tensor.member == only]
@@ -98,18 +102,23 @@ def show(file: Path, only: str | None, as_json: bool) -> int:
 
 def _find_tensors(file: Path) -> Iterator[_ShownTensor]:
     entries = reader.locate(file)
+    if not entries and not file.exists():
+        return
     whole = not entries[0].member if entries else file.name.endswith(_NPY_SUFFIXES)
     if whole:
-        yield _ShownTensor(file, entries[0] if entries else None)
+        entry = entries[0] if entries else None
+        yield _ShownTensor(find_tensor_file(entry) if entry else file, entry)
         return
     if file.name.endswith(TORCH_SUFFIX):
         for member in list_archived(file):
             yield _ShownTensor(file, None, member)
         return
-    descriptions = {f"{side.value}.{slot}": facts for side, slot, facts in reader.described(file)}
+    described = reader.described(file) if file.is_file() else ()
+    descriptions = {f"{side.value}.{slot}": facts for side, slot, facts in described}
     if entries:
         for entry in entries:
-            yield _ShownTensor(file, entry, entry.member, descriptions.get(entry.member))
+            description = descriptions.get(entry.member)
+            yield _ShownTensor(find_tensor_file(entry), entry, entry.member, description)
     else:
         for member, facts in descriptions.items():
             yield _ShownTensor(file, None, member, facts)

@@ -61,6 +61,7 @@ _RECORD_COLUMNS: Mapping[str, Callable[[ManifestRecord], str]] = {
     "micro-batch": lambda record: "" if record.microbatch is None else str(record.microbatch),
     "phase": lambda record: record.phase,
     "layout": lambda record: str(record.layout or ""),
+    "file": lambda record: "in baseline" if record.same_as else "",
 }
 """Columns that are shown where a tensor of the listing has a value in them."""
 _DIGEST_COLUMNS = (TableColumn("digest"), TableColumn("same"))

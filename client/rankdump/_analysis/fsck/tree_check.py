@@ -32,6 +32,7 @@ from rankdump._analysis.fsck.tree_scan import (
     read_regular_file,
     scan_tree,
 )
+from rankdump._analysis.reader.baseline_files import describe_baselines
 from rankdump._analysis.reader.manifests import retired_sentences
 from rankdump._core.bounded_executor import execute_bounded
 from rankdump._layout.dump_folders import ROOT_FORMS
@@ -112,7 +113,9 @@ def check_tree(
         bytes_read=sum(result.job.size_bytes for result in results),
         digests=sum(result.digests * len(result.job.paths) for result in results),
         damages=tuple(sorted(set(damages), key=lambda damage: (damage.path, damage.kind))),
-        unchecked=() if gone and not manifests else tuple(_unchecked_sentences(manifests, results)),
+        unchecked=()
+        if gone and not manifests
+        else tuple(_unchecked_sentences(root, manifests, results)),
         retired=tuple(retired_sentences(gone)),
         table=tuple(table_sentences),
     )
@@ -128,11 +131,13 @@ def _interrupted_removal(held: StoredManifest) -> FileDamage:
 
 
 def _unchecked_sentences(
-    manifests: list[StoredManifest], results: list[FileCheckResult]
+    root: Path, manifests: list[StoredManifest], results: list[FileCheckResult]
 ) -> list[str]:
     if not manifests:
         return [_NO_MANIFEST_SENTENCE]
+    sentences = describe_baselines(root, (held.manifest for held in manifests))
     undecided = sum(result.undecided * len(result.job.paths) for result in results)
-    if not undecided:
-        return []
-    return [f"{undecided} tensors: their manifests have no digest that could be compared"]
+    if undecided:
+        text = f"{undecided} tensors: their manifests have no digest that could be compared"
+        sentences.append(text)
+    return sentences

@@ -168,7 +168,7 @@ def plan_file_checks(
     named: defaultdict[str, list[_ManifestAndRecord]] = defaultdict(list)
     for held in manifests:
         for record in held.manifest.records:
-            if record.path:
+            if record.path and not record.same_as:
                 named[record.path].append((held, record))
     found: dict[object, FileCheck] = {}
     for path, holders in named.items():

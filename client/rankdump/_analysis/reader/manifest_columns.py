@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -45,6 +45,8 @@ _RECORD_SCHEMA = pa.schema(
         ("microbatch", pa.int32()),
         ("phase", pa.string()),
         ("layout", pa.int32()),
+        ("baseline", pa.int32()),
+        ("same_as", pa.string()),
     ]
 )
 _SIDE_OF_PATH = (
@@ -64,8 +66,9 @@ class ManifestColumns:
     manifests: list[Manifest] = field(default_factory=list[Manifest])
     """Without their records."""
     records: pa.Table = field(default_factory=_RECORD_SCHEMA.empty_table)
-    """As the manifests have them, but that `layout` is a text, and with `slot` and `side`: 0 for an
-    input, 1 for an output, UNKNOWN_SIDE where only a table of statistics says it.
+    """As the manifests have them, but that `layout` is a text and `same_as` a whole path, and with
+    `slot` and `side`: 0 for an input, 1 for an output, UNKNOWN_SIDE where only a table of
+    statistics says it.
     """
     manifest_of: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Place of each record's manifest in `manifests`."""
@@ -84,6 +87,7 @@ class _ManifestFile:
     path: str
     manifest: Manifest
     layouts: tuple[str, ...]
+    baselines: tuple[str, ...]
     lines: bytes
 
     @property
@@ -113,6 +117,7 @@ def read_manifest_columns(
     counts = np.array([each.count for each in files], np.int64)
     manifest_of = np.repeat(np.arange(len(files)), counts)
     records = _spell_layouts(records, files, manifest_of)
+    records = _join_baseline_paths(records, files, manifest_of)
     records = _add_sides(access, records)
     read = [each.path for each in files]
     manifests = [each.manifest for each in files]
@@ -144,7 +149,10 @@ def _split_file(path: str, data: bytes) -> _ManifestFile:
     if b'"layouts": ' in first:
         listed = json.loads(first + b"]}")["layouts"]
         layouts = tuple(str(read_json(TensorLayout, each, minimum=0)) for each in listed)
-    return _ManifestFile(path, manifest, layouts, rest[:end])
+    baselines: tuple[str, ...] = ()
+    if b'"baselines": ' in first:
+        baselines = tuple(map(str, json.loads(first + b"]}")["baselines"]))
+    return _ManifestFile(path, manifest, layouts, baselines, rest[:end])
 
 
 def _format_again(data: bytes) -> bytes:
@@ -210,7 +218,7 @@ def _repair(file: _ManifestFile) -> _ManifestFile:
         ]
     except (ValueError, AttributeError, RecursionError) as error:
         raise CorruptedError(f"a record cannot be read: {error}") from None
-    return _ManifestFile(file.path, file.manifest, file.layouts, ",\n".join(lines).encode())
+    return replace(file, lines=",\n".join(lines).encode())
 
 
 def _parse_lines(files: Sequence[_ManifestFile]) -> pa.Table:
@@ -254,6 +262,22 @@ def _spell_layouts(
     is_known = pc.and_(pc.greater_equal(known, 0), pc.less(known, len(texts)))
     known = pc.if_else(is_known, known, None)
     return records.set_column(at, "layout", pc.take(pa.array(texts, pa.string()), known))
+
+
+def _join_baseline_paths(
+    records: pa.Table, files: Sequence[_ManifestFile], manifest_of: npt.NDArray[np.int64]
+) -> pa.Table:
+    """Put the baselines of tensors before their paths."""
+    places = records.column("baseline")
+    texts = [f"{text}/" for each in files for text in each.baselines]
+    if not texts:
+        return records
+    starts = np.cumsum([0, *(len(each.baselines) for each in files)])[:-1]
+    known = pc.add(places.cast(pa.int64()), pa.array(starts[manifest_of]))
+    known = pc.if_else(pc.less(known, len(texts)), known, None)
+    roots = pc.take(pa.array(texts, pa.string()), known)
+    paths = pc.binary_join_element_wise(roots, records.column("same_as"), "")
+    return records.set_column(records.schema.get_field_index("same_as"), "same_as", paths)
 
 
 def _add_sides(access: TreeAccess, records: pa.Table) -> pa.Table:
@@ -331,6 +355,7 @@ def make_iteration_table(manifests: Sequence[Manifest]) -> pa.Table:
             "bytes": status.bytes_in,
             "stored_bytes": status.bytes_stored,
             "stall_us": status.stall_us,
+            "same_as_baseline": status.same_as_baseline,
             "host": manifest.host,
         }
         for manifest in manifests

@@ -99,6 +99,17 @@ class TreeManifests:
         """Return whether a file has a record."""
         return path in self._files
 
+    def list_baseline_paths(self) -> list[str]:
+        """Return the paths that were never looked up, of tensors that are the same in a baseline.
+
+        There are no files for them, unless other tensors of their operators have one.
+        """
+        return [
+            path
+            for path in self.unclaimed_paths
+            if any(record.same_as for _, record in self._files[path].values())
+        ]
+
     def add_constants_of(self, other: TreeManifests) -> None:
         """Add the unclaimed records of constants, which any iteration's manifest may have."""
         for path in other.unclaimed_paths:

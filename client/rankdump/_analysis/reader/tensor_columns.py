@@ -130,6 +130,8 @@ def _assemble_manifest_rows(
     for name in ("microbatch", "op_type", "argument", "dtype", "shape", "digest", "path"):
         columns[name] = records.column(name)
     columns["timestamp_us"] = records.column("timestamp_us")
+    if any(each.same_as_baseline for each in statuses):
+        columns["same_as"] = records.column("same_as")
     found = rows[order]
     taken = statistics.take(pa.array(found, mask=found < 0))
     columns |= {name: taken.column(name) for name in taken.column_names} | fingerprints
@@ -259,6 +261,7 @@ def _make_row(tensor: Entry | Figures) -> dict[str, Any]:
             "bytes": record.bytes_in,
             "stored_bytes": record.bytes_stored,
             "digest": record.digest,
+            "same_as": f"{record.baseline}/{record.same_as}" if record.same_as else None,
             "path": record.path,
             "member": record.member,
         }

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from rankdump._analysis.reader.baseline_files import check_content, find_tensor_file
 from rankdump._analysis.reader.tree import Described, Entry
 from rankdump._binfile.header_parts import OpInput, OpOutput
 from rankdump._codec.file_codec import select_codec
@@ -169,11 +170,13 @@ def load(
     if record is not None and record.dtype in ELEMENT_TYPES:
         item_bytes = np.dtype(ELEMENT_TYPES[record.dtype].descr).itemsize
         limit = min(limit, math.prod(record.shape) * item_bytes + _MAX_HEADER_BYTES)
+    path = find_tensor_file(entry)
     if entry.member:
-        tensor = load_member(entry.path, entry.member, record)
+        tensor = load_member(path, entry.member, record)
     else:
-        tensor = load_file(entry.path, limit_bytes=limit)
+        tensor = load_file(path, limit_bytes=limit)
     check_shape(entry, tensor.shape)
+    check_content(entry, path, tensor)
     return _convert_format(entry, tensor, tensor_format) if tensor_format else tensor
 
 
@@ -202,7 +205,8 @@ def read_description(entry: Entry) -> Described | None:
     """Return the description of a member in the header of a bin file; None for other tensors."""
     if entry.described is not None or not entry.member:
         return entry.described
-    every = ((f"{side.value}.{slot}", each) for side, slot, each in described(entry.path))
+    file = find_tensor_file(entry)
+    every = ((f"{side.value}.{slot}", each) for side, slot, each in described(file))
     return next((each for member, each in every if member == entry.member), None)
 
 
@@ -325,7 +329,9 @@ def opened(entry: Entry) -> Generator[Opened, None, None]:
     with ExitStack() as files:
         found = (
             None
-            if entry.member or not entry.relative.endswith((_UNPACKED_SUFFIX, TORCH_SUFFIX))
+            if entry.member
+            or entry.is_same_as_baseline
+            or not entry.relative.endswith((_UNPACKED_SUFFIX, TORCH_SUFFIX))
             else _open_elements(entry, files)
         )
         yield load(entry) if found is None else found

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from rankdump._analysis.reader.baseline_files import is_baseline_missing
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.table_records import TableRecords
 from rankdump._analysis.reader.table_rows import TableRows, group_by_place
@@ -299,6 +300,8 @@ def _count(row: Figures, item: str) -> int | None:
 
 
 def _survey_entry(entry: Entry) -> Surveyed:
+    if is_baseline_missing(entry):  # which is no damage
+        return _empty_survey(entry, facts(entry))
     try:
         tensor = load(entry)
     except CorruptedError as error:

@@ -65,7 +65,9 @@ class Entry(NamedTuple):
 
     root: Path
     relative: str
-    """Path of the file below the root, with `/`."""
+    """Path of the file below the root, with `/`; of a tensor that is the same in the baseline, the
+    path that its file would have.
+    """
     key: TensorKey
     """Key from the file name; `op_name` below is the raw name where available.
 
@@ -119,6 +121,11 @@ class Entry(NamedTuple):
     def taken_bytes(self) -> int:
         """Disk space of the tensor; 0 for a link to identical bytes, by its manifest."""
         return self.record.bytes_stored if self.record else self.stored_bytes
+
+    @property
+    def is_same_as_baseline(self) -> bool:
+        """Whether the baseline of its dump has the file."""
+        return self.record is not None and bool(self.record.same_as)
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +345,8 @@ class _EntryColumns:
         self.timestamps_us, self.stored_bytes = array("Q"), array("Q")
         self.bytes_in, self.bytes_stored = array("Q"), array("Q")
         self.digests = bytearray()
+        self.same_as: dict[int, str] = {}
+        """Path in the baseline, by row: nearly all rows have one, or hardly any."""
         self.unpacked_entries: dict[int, Entry] = {}
         """Entries that the columns cannot represent, by row."""
 
@@ -353,7 +362,9 @@ class _EntryColumns:
             if record is not None:
                 digest = _pack_digest(record.digest)
                 raw, sizes = record[2:4], record[7:9]
-                recorded = *record[4:7], bool(digest), *record[10:]
+                recorded = *record[4:7], bool(digest), *record[10:-1]
+                if record.same_as:
+                    self.same_as[len(self.place)] = record.same_as
             numbers = key.timestamp_us, entry.stored_bytes, *sizes
             if max(numbers) > _MAX_COLUMN_NUMBER or (
                 record is not None and not _is_restorable(entry, record, digest)
@@ -400,8 +411,14 @@ class _EntryColumns:
             record = ManifestRecord(
                 *(relative, stamp, raw[0], raw[1], spelt, dtype, shape),
                 *(self.bytes_in[row], self.bytes_stored[row], digest, *rest),
+                same_as=self.same_as.get(row, ""),
             )
         return Entry(self.root, relative, key, self.stored_bytes[row], record, member, described)
+
+    def list_baselines(self) -> list[str]:
+        """Return the baselines that have files of tensors."""
+        records = (recorded for *_, recorded in self.parts if recorded is not None)
+        return sorted({recorded[-1] for recorded in records if recorded[-1]})
 
     def places_in_time(self) -> list[PlaceInTime]:
         """Return rank and iteration of each of the places."""
@@ -416,6 +433,11 @@ class Entries(Sequence[Entry]):
 
     def __init__(self, columns: _EntryColumns, rows: npt.NDArray[np.uint32]) -> None:
         self._columns, self._rows = columns, rows
+
+    @property
+    def baselines(self) -> list[str]:
+        """Roots of the baselines that have files of tensors, also of those that are left out."""
+        return self._columns.list_baselines()
 
     @staticmethod
     def of(root: Path, batches: Iterable[Iterable[Entry]]) -> Entries:

@@ -30,6 +30,7 @@ from rankdump._layout.dump_folders import (
     NameScheme,
     enter_folder,
     find_absent_names,
+    find_folder,
     make_tensor_key,
     parse_name_in_folder,
 )
@@ -267,6 +268,20 @@ class FolderIndex:
         return self.selects_rank(rank) and all(
             query.iterations is None or iteration in query.iterations for query in self.queries
         )
+
+    def find_baseline_files(self, known: TreeManifests) -> list[TensorFile]:
+        """Return files that do not exist, because a baseline has their tensors."""
+        found: list[TensorFile] = []
+        for path in known.list_baseline_paths():
+            where, _, name = path.rpartition("/")
+            folder = find_folder(where)
+            if folder is None or not self.selects_folder(folder):
+                continue
+            full_name = read_long_names(self.root / where / MAPPING_FILE).get_full_name(name)
+            file_name = parse_name_in_folder(folder, full_name)
+            if file_name is not None and file_name.kind.holds_tensors:
+                found.append(TensorFile(folder, path, file_name, 0, full_name))
+        return found
 
     def _enter(self, folder: DumpFolder, where: str) -> None:
         listed = self._listing(where)

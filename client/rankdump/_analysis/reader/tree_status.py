@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
+from rankdump._analysis.reader.baseline_files import list_baseline_places
 from rankdump._analysis.reader.manifests import retired_sentences
 from rankdump._analysis.reader.query import group_ranks, missing_ranges, ranges
 from rankdump._analysis.reader.tree import Entries, Table, Tree
@@ -87,8 +88,17 @@ def _tree_findings(tree: Tree) -> tuple[str, ...]:
     return (
         *(sentence for finds in absences for sentence in finds(tree)),
         *retired_sentences(tree.gone),
+        *_absent_baselines(tree),
         *tree.problems,
     )
+
+
+def _absent_baselines(tree: Tree) -> list[str]:
+    return [
+        f"baseline {root} cannot be found; tensors that are the same in it have digests alone"
+        for root in tree.entries.baselines
+        if not any(place.is_dir() for place in list_baseline_places(tree.root, root))
+    ]
 
 
 def _session_statuses(tree: Tree) -> tuple[SessionStatus, ...]:

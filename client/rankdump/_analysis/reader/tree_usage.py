@@ -61,7 +61,7 @@ class _SizeCounter:
         self.tensors += 1
         self.bytes_in += record.bytes_in
         self.stamps.append(record.timestamp_us)
-        if record.path:
+        if record.path and not record.same_as:
             self._add_size(record.path, record.bytes_stored)
 
     def add_rows(self, rows: PlaceSizes) -> None:

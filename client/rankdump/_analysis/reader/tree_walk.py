@@ -255,12 +255,14 @@ class _TreeReader:
         files, places.files = places.files, []
         if self.other_sessions or self._attempt is not None:
             files = [file for file in files if self._is_selected(file, known)]
-        absent, places.missing_files = places.missing_files, []
+        unlisted, places.missing_files = places.missing_files, []
         # With manifests, the rows are not checked: a dropped tensor has one as well.
         if not self._stepped:
             named = f"named by {MAPPING_FILE}, but missing"
-            places.problems.extend(f"{path}: {named}" for path in absent)
+            places.problems.extend(f"{path}: {named}" for path in unlisted)
         entries = read_entries(root, files, known, places.problems, stepped=self._stepped)
+        absent_files = places.find_baseline_files(known)
+        entries += read_entries(root, absent_files, known, places.problems, stepped=self._stepped)
         constants.add_constants_of(known)
         places.problems.extend(self._missed(known))
         places.problems.extend(_find_size_mismatches(entries, files))
@@ -367,22 +369,26 @@ def _is_packed_later(entry: Entry, file_bytes: int) -> bool:
 def locate(path: Path) -> tuple[Entry, ...]:
     """Return the tensors of one file; empty when it is not in a tree.
 
+    The file need not exist where its manifest says that a baseline has it.
+
     CorruptedError when it is in a tree and cannot be read.
     """
     full = path.absolute()
-    if not full.is_file():
-        return ()
-    if full.name.endswith(TORCH_SUFFIX):
+    exists = full.is_file()
+    if exists and full.name.endswith(TORCH_SUFFIX):
         return tuple(e for e in read_folder_around(full.parent) if e.path == full)
     name = read_long_names(full.parent / MAPPING_FILE).get_full_name(full.name)
     for root, folder in _find_possible_roots(full.parent):
         file_name = parse_name_in_folder(folder, name)
         if file_name is not None and file_name.kind.holds_tensors:
             relative = full.relative_to(root).as_posix()
-            file = TensorFile(folder, relative, file_name, full.stat().st_size, name)
+            size = full.stat().st_size if exists else 0
+            file = TensorFile(folder, relative, file_name, size, name)
             problems: list[str] = []
             manifests = _read_manifests_of(root, folder)
             known, stepped = TreeManifests(manifests), bool(manifests)
+            if not exists and relative not in known.list_baseline_paths():
+                return ()
             entries = read_entries(root, [file], known, problems, stepped=stepped)
             if problems:
                 raise CorruptedError(problems[0])

@@ -54,6 +54,7 @@ TENSOR_SCHEMA = pa.schema(
         pa.field("path", pa.string()),  # below the root; empty for a row of statistics
         pa.field("member", _WORDS),
         pa.field("timestamp_us", pa.int64()),
+        pa.field("same_as", pa.string()),  # file in the baseline that has it; NULL for any other
     ]
 )
 ITERATION_SCHEMA = pa.schema(
@@ -73,6 +74,7 @@ ITERATION_SCHEMA = pa.schema(
         pa.field("bytes", pa.int64()),
         pa.field("stored_bytes", pa.int64()),
         pa.field("stall_us", pa.int64()),
+        pa.field("same_as_baseline", pa.int64()),  # of those that are linked
         pa.field("host", _WORDS),
     ]
 )

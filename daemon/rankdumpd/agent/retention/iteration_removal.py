@@ -75,7 +75,8 @@ def list_tensor_files(part: IterationPart) -> list[str]:
     for name in (part.manifest, part.hidden):
         with suppress(FileNotFoundError):
             data = part.tree.read(f"{part.rank_folder}/{MANIFEST_FOLDER}", name)
-            named = (record.path for record in Manifest.from_json(data).records)
+            records = Manifest.from_json(data).records
+            named = (record.path for record in records if not record.same_as)
             return list(dict.fromkeys(filter(None, named)))
     return []
 
