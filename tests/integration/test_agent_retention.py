@@ -7,6 +7,7 @@ import fcntl
 import json
 import shutil
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -90,7 +91,7 @@ def send(make_rank, frames):
     """Sends iterations of two tensors each; the second one is equal in all of them."""
 
     def send(agent, count: int, *, goodbye: bool = True, **fields):
-        rank = make_rank(agent.address, codec="none", content=FULL, **fields)
+        rank = make_rank(agent.address, codec="none", **{"content": FULL, **fields})
         rank.open()
         stream = rank.push()
         noise, number = np.random.default_rng(7), 0
@@ -158,6 +159,24 @@ class TestRetentionChoice:
         with house(state, ResourcePolicy(1, retain_bytes=1)) as none:
             assert none.removed() == [1, 2, 3]
             assert none.usage.total == 0
+
+    def test_files_of_a_baseline_are_kept(self, make_agent, send, state, short_dir):
+        """Iterations whose tensors are in the baseline are removed, and its files stay."""
+        agent = make_agent()
+        first, _ = send(agent, 2)
+        content = replace(FULL, baseline=str(first.root))
+        about = {"job_id": "later", "session_id": "later", "root": short_dir / "later"}
+        later, _ = send(agent, 2, content=content, **about)
+        statuses = [each.status for each in reader.walk(later.root).manifests]
+        assert [each.same_as_baseline for each in statuses] == [2, 2]
+        agent.stop()
+        with house(state, ResourcePolicy(1, retain_s=86_400), days=1.1) as kept:
+            kept.ledger.retention.pin("job", True)
+            assert kept.removed() == [0, 1]
+        assert iterations(later.root) == set()
+        for root, count in ((first.root, 4), (later.root, 0)):
+            assert len(reader.walk(root).entries) == count
+            assert check_tree(root, workers=1).damages == ()
 
     def test_pinned_job_is_kept(self, make_agent, send, state):
         """It is kept until it is unpinned; the status shows which jobs are pinned."""

@@ -56,6 +56,17 @@ while not pathlib.Path("stop").exists():
     time.sleep(0.02)
 """
 
+ARRAY_JOB = """
+import sys, numpy, rankdump
+with rankdump.Session.from_environment() as session:
+    for step in range(2):
+        session.step(step)
+        for layer in range(20):
+            changed = layer == 7 and "--changed" in sys.argv
+            array = numpy.arange(1024) + 100 * layer + step + changed
+            session.dump("MatMul", f"Default/layer{layer}/MatMul-op0", "output", 0, array)
+"""
+
 
 @dataclass
 class TrainedTrees:
@@ -344,6 +355,16 @@ def configuration(page: DocumentPage, _: TrainedTrees) -> None:
     page.run(
         "rankdump config check data_dump.json", says="(?s)mindspore-sync.*'5-3' runs backwards"
     )
+    (page.folder / "data_dump.json").write_text(page.here(material.data_dump("/data/dump")))
+    (page.folder / "train.py").write_text(ARRAY_JOB)
+    page.run("rankdump run --config data_dump.json -- python train.py", says=r"2/2 +40 +0")
+    page.run(
+        "rankdump run --config data_dump.json --output /data/second --baseline /data/dump"
+        " -- python train.py --changed",
+        says=r"(?s)2/2 +40 +38 .*rank 0: 38 linked tensors without a file",
+    )
+    command = "rankdump diff /data/second /data/dump"
+    page.run(command, status=1, says="2 different, 38 equal")
 
 
 def converting(page: DocumentPage, _: TrainedTrees) -> None:

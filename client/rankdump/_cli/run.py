@@ -25,7 +25,7 @@ from rankdump._cli.output import measure_width, print_lines, print_table
 from rankdump._cli.rank_status import format_status_sentences, format_summary_table, sum_iterations
 from rankdump._cli.signal_handlers import handle_signals
 from rankdump._config import config_file
-from rankdump._config.output_path import OUTPUT_VARIABLE
+from rankdump._config.output_path import BASELINE_VARIABLE, OUTPUT_VARIABLE
 from rankdump._config.own_config import BLACK_BOX_VARIABLE
 from rankdump._core.events import Finding
 from rankdump._core.plan import DumpPlan
@@ -143,6 +143,12 @@ def run_embedded_daemon(job_id: str, *, keep_log: bool) -> Generator[DaemonLease
     help="Keep what the latest steps of every rank looked like, and write it when something goes "
     "wrong; without a configuration nothing else is collected, below --output.",
 )
+@click.option(
+    "--baseline",
+    metavar="TREE",
+    type=TREE_PATH,
+    help="Earlier dump; tensors that are the same in it get no files.",
+)
 @click.option("--keep-daemon-log", is_flag=True, help="Keep the log of the embedded daemon.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
@@ -152,6 +158,7 @@ def run(
     require_fit: bool,
     observed: Path | None,
     blackbox: bool,
+    baseline: Path | None,
     keep_daemon_log: bool,
     command: tuple[str, ...],
 ) -> int:
@@ -163,7 +170,10 @@ def run(
     The exit code is that of COMMAND; messages of rankdump go to stderr. With --require-fit, COMMAND
     is not started and the exit code is 1 if the dump needs more disk space than there is.
     """
-    environ = _set_configuration(os.environ, config=config, output=output, blackbox=blackbox)
+    own = {} if baseline is None else {BASELINE_VARIABLE: str(baseline.absolute())}
+    environ = _set_configuration(
+        {**os.environ, **own}, config=config, output=output, blackbox=blackbox
+    )
     plan = None
     if "RANKDUMP_CONFIG" in environ:
         plan, _ = config_file.load_config_plan(Path(environ["RANKDUMP_CONFIG"]), environ)

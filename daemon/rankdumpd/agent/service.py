@@ -50,6 +50,7 @@ from rankdumpd.agent.shm.slab_folder import (
     find_slab_folder,
     share_memory,
 )
+from rankdumpd.agent.storage.baseline import BaselineIndex
 from rankdumpd.agent.storage.record_writer import DuplicateIndex
 from rankdumpd.agent.storage.session_storage import store_records
 from rankdumpd.agent.table.table_writer import TableWriter
@@ -255,7 +256,12 @@ class DumpAgent(Component):
         threads = settings.encode_threads or machine.count_cores()
         self._workers = RecordWorkers(
             threads,
-            partial(store_records, originals=self._originals, find_pressure=self._find_pressure),
+            partial(
+                store_records,
+                originals=self._originals,
+                baselines=BaselineIndex(tree_root.split_roots(settings.roots)),
+                find_pressure=self._find_pressure,
+            ),
             self._committer.submit_outcomes,
         )
         self._rings = RingRegistry(

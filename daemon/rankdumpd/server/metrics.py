@@ -79,7 +79,7 @@ def _gauge(
 _AGENT_METRICS = {
     "records_total": _counter(
         "Selected tensors whose processing has ended, by outcome (label fate).",
-        fate=("stored", "linked", "degraded", "dropped"),
+        fate=("stored", "linked", "same_as_baseline", "degraded", "dropped"),
     ),
     "dropped_records_total": _counter(
         "Selected tensors that were dropped, by reason and by who dropped them.",
@@ -89,6 +89,10 @@ _AGENT_METRICS = {
     "degraded_records_total": _counter(
         "Selected tensors of which less than the plan selects was kept, by reason.",
         reason=DEGRADE_REASONS,
+    ),
+    "baseline_records_total": _counter(
+        "Tensors that were compared with the baseline of their plan, by what it says.",
+        verdict=("same", "different", "absent", "unavailable"),
     ),
     "received_bytes_total": _counter("Bytes of tensors that the agent received."),
     "stored_bytes_total": _counter("Bytes of the files that the agent wrote for tensors."),

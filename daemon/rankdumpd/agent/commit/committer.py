@@ -330,6 +330,9 @@ class FrameCommitter:
             stored = sum(outcome.bytes_stored for outcome in share.outcomes)
             root = str(session.storage.tree.root)
             self._usage.add(session.request.job_id, root, stored)
+            for each in share.outcomes:
+                if each.baseline is not None and each.baseline.problem is not None:
+                    session.add_baseline_problem(each.baseline.problem)
             if any(outcome.unpacked for outcome in share.outcomes):
                 self._on_unpacked()
             self._apply(session)

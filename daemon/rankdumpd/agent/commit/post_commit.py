@@ -157,6 +157,7 @@ def _make_mark(frame_id: FrameId) -> str:
 _RECORDS = "rankdump_agent_records_total"
 _DROPPED = "rankdump_agent_dropped_records_total"
 _DEGRADED = "rankdump_agent_degraded_records_total"
+_BASELINE = "rankdump_agent_baseline_records_total"
 _UNPACKED = "rankdump_agent_stored_unpacked_bytes_total"
 
 
@@ -187,6 +188,9 @@ def count_frames(
         ("rankdump_agent_received_bytes_total", ()): received,
         ("rankdump_agent_stored_bytes_total", ()): stored,
     }
+    verdicts = Counter(each.baseline.verdict for each in outcomes if each.baseline is not None)
+    for verdict, count in verdicts.items():
+        found[_BASELINE, (("verdict", verdict.value),)] = count
     for cause, byte_count in unpacked.items():
         found[_UNPACKED, (("reason", cause),)] = byte_count
     for reason, count in degraded.items():

@@ -24,6 +24,7 @@ from rankdump._core.status import IterationStatus, SessionState, SessionStatus
 from rankdump._core.tree_session import DaemonAddresses, TreeSession
 from rankdumpd.agent.ledger.rows import LedgerSessionRow, OutcomeCountRow
 from rankdumpd.agent.records import (
+    BaselineProblem,
     FileDescriptor,
     MetadataFrame,
     QuietRank,
@@ -194,6 +195,8 @@ class RankSession:
         self._in_flight: set[int] = set()
         self._tallies = SessionTallies()
         self._findings: dict[str, None] = {}
+        self._baseline_problems: set[str] = set()
+        """Kinds of those that are among the findings."""
         self._warnings: dict[str, None] = {}
         self._notes: dict[tuple[str, str], str] = {}
         """What watch rules noted, by rule and tensor, until the rank ends the session."""
@@ -366,6 +369,19 @@ class RankSession:
             new = sentence not in self._findings
             self._findings.setdefault(sentence)
             return new
+
+    def add_baseline_problem(self, problem: BaselineProblem) -> None:
+        """Remember that tensors are stored because the baseline does not say anything of them.
+
+        The first problem of a kind is a finding, and a warning in the rank's log.
+        """
+        with self._lock:
+            if problem.kind in self._baseline_problems:
+                return
+            self._baseline_problems.add(problem.kind)
+        text = f"{problem.text}; tensors without a counterpart are stored"
+        self.add_finding(f"rank {self.request.rank}: {text}")
+        self.warn(text)
 
     def add_notes(self, iteration: int, notes: Iterable[str]) -> bool:
         """Remember what watch rules of the rank noted; return whether its status changes.

@@ -24,7 +24,7 @@ _ENTER_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # No plan has this mode, and no umask removes a bit of it: a folder of this mode was made by a
 # process that was killed before it set the mode of the tree.
-_UNFINISHED_MODE = stat.S_ISVTX | stat.S_IRWXU
+UNFINISHED_MODE = stat.S_ISVTX | stat.S_IRWXU
 _MAX_SYNCED = 4096
 
 
@@ -123,7 +123,7 @@ class TreeFolders:
             if not make:
                 raise
         with contextlib.suppress(FileExistsError):
-            os.mkdir(name, _UNFINISHED_MODE, dir_fd=parent.number)
+            os.mkdir(name, UNFINISHED_MODE, dir_fd=parent.number)
         return self._enter(name, parent.number)
 
     def _enter(self, name: str, parent: int | None = None) -> FileDescriptor:
@@ -136,8 +136,8 @@ class TreeFolders:
                 raise OutsideRootError(errno.EXDEV, message, name) from None
             raise
         status = os.fstat(opened.number)
-        unfinished = stat.S_IMODE(status.st_mode) & ~stat.S_ISGID == _UNFINISHED_MODE
-        if unfinished and status.st_uid == os.geteuid() and self._mode != _UNFINISHED_MODE:
+        unfinished = stat.S_IMODE(status.st_mode) & ~stat.S_ISGID == UNFINISHED_MODE
+        if unfinished and status.st_uid == os.geteuid() and self._mode != UNFINISHED_MODE:
             number = os.open(name, LIST_FLAGS | follow, dir_fd=parent)
             try:
                 os.fchmod(number, self._mode)
@@ -158,7 +158,7 @@ class TreeFolders:
         self._enter(str(missing[-1].parent))
         for folder in reversed(missing):
             with contextlib.suppress(FileExistsError):
-                folder.mkdir(_UNFINISHED_MODE)
+                folder.mkdir(UNFINISHED_MODE)
             self._enter(str(folder))
         return self._enter(self._root)
 

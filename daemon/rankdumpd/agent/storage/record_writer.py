@@ -28,6 +28,7 @@ from rankdump._codec.zstd_frames import (
     compute_stored_bytes,
     is_stored_frame,
 )
+from rankdump._core.bounded_cache import look_up
 from rankdump._core.log_once import LogOnce
 from rankdump._core.record import TensorKey, TensorKind
 from rankdump._core.session_protocol import RecordHead
@@ -35,6 +36,7 @@ from rankdump._layout.tree_layouts import Layout
 from rankdump._layout.tree_paths import FilePlace, TreeContext
 from rankdump.errors import CorruptedError
 from rankdumpd.agent.records import (
+    BaselineMatch,
     FileStamp,
     OperatorMembership,
     OriginalFile,
@@ -44,6 +46,7 @@ from rankdumpd.agent.records import (
     format_member,
     make_drop_outcome,
 )
+from rankdumpd.agent.storage.baseline import BaselineIndex, TensorIdentity, make_identity
 from rankdumpd.agent.storage.folders import OutsideRootError
 from rankdumpd.agent.storage.record_formats import encode_bin, encode_npy
 from rankdumpd.agent.storage.statistic_tables import TableFormat
@@ -62,6 +65,7 @@ _REASONS = {
 RESENT = "resent"
 """Why a file is unpacked that an earlier process had written."""
 
+_MAX_REMEMBERED_IDENTITIES = 1 << 14
 _SUFFIXES = tuple({codec.suffix: None for codec in CODECS.values()})
 PressureCheck: TypeAlias = "Callable[[ReceivedRecord], str]"
 """Returns why the file of a record should be packed later; empty to pack it now."""
@@ -101,11 +105,15 @@ class RecordWriter:
         context: TreeContext,
         table_format: TableFormat,
         device_target: str,
+        writes_npy: bool = True,
     ) -> None:
+        """With `writes_npy`, each tensor has a file of its own."""
         self._tree, self._names, self._codec = tree, names, codec
         self._layout, self._context, self._device_target = layout, context, device_target
         self._table_format = table_format
         self._shares_timestamps = layout.shares_timestamps
+        self._writes_npy = writes_npy
+        self._identities: dict[TensorKind, TensorIdentity] = {}
         self._log = LogOnce(_logger)
 
     def write(
@@ -282,6 +290,55 @@ class RecordWriter:
             membership=self._make_membership(key) if self._shares_timestamps else None,
             unpacked=original.unpacked,
             fingerprint=record.fingerprint,
+        )
+
+    def compare(self, record: ReceivedRecord, root: str, index: BaselineIndex) -> BaselineMatch:
+        """Return what the baseline at a root says of an examined record."""
+        head = record.head
+        kind, folder = head.kind, self._layout.rank_folder(head.rank)
+        identity = look_up(
+            self._identities, kind, lambda: self._make_identity(head), _MAX_REMEMBERED_IDENTITIES
+        )
+        content = record.digest, kind.dtype, kind.shape
+        return index.find(root, folder, head.iteration, identity, content)
+
+    def _make_identity(self, head: RecordHead) -> TensorIdentity:
+        kind, layout = head.kind, self._layout
+        read = layout.make_readable_key(self._make_key(head), self._context)
+        return make_identity(
+            (read.net_name, read.graph, read.constant),
+            (kind.op_type, kind.op_name, kind.argument),
+            format_member(kind.side, kind.slot),
+            (kind.microbatch, kind.phase),
+            is_npy=self._writes_npy,
+        )
+
+    def refer(self, record: ReceivedRecord, match: BaselineMatch) -> RecordOutcome | None:
+        """Return the record as one that the baseline has; None where it has to be stored.
+
+        Its path is that which its file would have.
+        """
+        if match.file is None:
+            return None
+        key, context, layout = self._make_key(record.head), self._context, self._layout
+        if self._writes_npy:
+            place = layout.place_tensor(key, context, select_codec(match.file.path).suffix)
+        else:
+            place = layout.place_operator(key, context, self._codec.suffix)
+        try:
+            self._names.write_mapping(place)
+        except OSError:
+            return None  # Storing it meets the error again, and counts it.
+        return RecordOutcome(
+            record.frame_id,
+            record.head,
+            RecordStatus.SAME_AS_BASELINE,
+            path=place.path,
+            digest=record.digest,
+            row=self._table_format.format_record(record, place),
+            membership=self._make_membership(key) if self._shares_timestamps else None,
+            fingerprint=record.fingerprint,
+            baseline=match,
         )
 
     def _make_key(self, head: RecordHead) -> TensorKey:

@@ -18,10 +18,13 @@ from rankdump._layout.tree_paths import FilePlace, TreeContext
 from rankdump.errors import CorruptedError
 from rankdumpd.agent.records import (
     CORRUPTED,
+    BaselineMatch,
+    FrameId,
     ReceivedRecord,
     RecordOutcome,
     make_drop_outcome,
 )
+from rankdumpd.agent.storage.baseline import BaselineIndex
 from rankdumpd.agent.storage.rank_files import CallStackFile
 from rankdumpd.agent.storage.record_formats import (
     MAX_SLOTS,
@@ -71,6 +74,8 @@ class SessionStorage:
     """A record is acknowledged once it would survive a power loss."""
     file_kind: str
     """Files of one kind may be links to each other."""
+    baseline: str
+    """Root of the earlier tree whose tensors are not stored again; empty for none."""
 
 
 def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStorage:
@@ -108,6 +113,7 @@ def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStor
             context=context,
             table_format=table_format,
             device_target=request.device_target,
+            writes_npy=output.file_format != "bin",
         ),
         joiner=BinFileJoiner(tree, names, codec, layout) if output.file_format == "bin" else None,
         tables=tables if content.has_tables or degrades else None,
@@ -120,6 +126,7 @@ def make_session_storage(request: SessionRequest, plan: DumpPlan) -> SessionStor
         fingerprints=content.fingerprints,
         synced=synced,
         file_kind=f"{codec.name} {tree.kind}",
+        baseline=content.baseline,
     )
 
 
@@ -152,18 +159,22 @@ def store_records(
     storage: SessionStorage,
     *,
     originals: DuplicateIndex,
+    baselines: BaselineIndex,
     find_pressure: PressureCheck,
 ) -> list[RecordOutcome]:
     """Store received records of a session; return their outcomes.
 
+    Those that are the same in the baseline of the session's plan get no file.
     `find_pressure` returns why a large file should be packed later; empty to pack it now.
     """
-    writer = storage.writer
+    writer, matches = storage.writer, dict[FrameId, BaselineMatch]()
     together: dict[str, list[ReceivedRecord]] = {}
     """Records whose files are written at once, by why they are degraded."""
     outcomes: list[RecordOutcome] = []
     for received in records:
         record = _examine(received, storage)
+        if storage.baseline and isinstance(record, ReceivedRecord):
+            record = _compare_with_baseline(record, storage, baselines, matches)
         if isinstance(record, RecordOutcome):
             outcomes.append(record)
             continue
@@ -178,7 +189,26 @@ def store_records(
             outcomes += writer.write_members(some)
         else:
             outcomes += writer.write(some, degraded, pressure=find_pressure)
+    if matches:
+        return [each._replace(baseline=matches.get(each.frame_id)) for each in outcomes]
     return outcomes
+
+
+def _compare_with_baseline(
+    record: ReceivedRecord,
+    storage: SessionStorage,
+    baselines: BaselineIndex,
+    matches: dict[FrameId, BaselineMatch],
+) -> ReceivedRecord | RecordOutcome:
+    """Return the outcome of a record that the baseline has; any other as it is.
+
+    Adds what the baseline says of it to `matches`. A sample of a tensor is always stored.
+    """
+    if find_degrade_reason(record.head.kind):
+        return record
+    match = storage.writer.compare(record, storage.baseline, baselines)
+    matches[record.frame_id] = match
+    return storage.writer.refer(record, match) or record
 
 
 def _examine(received: ReceivedRecord, storage: SessionStorage) -> ReceivedRecord | RecordOutcome:

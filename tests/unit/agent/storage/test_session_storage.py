@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from rankdump._core.plan import DumpPlan, OutputSettings
 from rankdump._core.session_protocol import RecordHead
 from rankdump.errors import CorruptedError
 from rankdumpd.agent.records import FrameId, ReceivedRecord, RecordOutcome, RecordStatus
+from rankdumpd.agent.storage.baseline import BaselineIndex
 from rankdumpd.agent.storage.record_formats import examine_record
 from rankdumpd.agent.storage.record_writer import DuplicateIndex, find_no_pressure
 from rankdumpd.agent.storage.session_storage import make_session_storage, store_records
@@ -24,14 +26,19 @@ def store(make_request, tmp_path: Path):
     """Stores records of a tree; their numbers are their places in the batch."""
     plan = DumpPlan(output=OutputSettings(root=str(tmp_path)))
     storage = make_session_storage(make_request(), plan)
-    originals = DuplicateIndex()
+    store_some = partial(
+        store_records,
+        originals=DuplicateIndex(),
+        baselines=BaselineIndex(),
+        find_pressure=find_no_pressure,
+    )
 
     def run(*batch: tuple[RecordHead, bytes]) -> list[RecordOutcome]:
         records = [
             ReceivedRecord(FrameId("s", number), head, memoryview(data))
             for number, (head, data) in enumerate(batch)
         ]
-        found = store_records(records, storage, originals=originals, find_pressure=find_no_pressure)
+        found = store_some(records, storage)
         return sorted(found, key=lambda outcome: outcome.frame_id)
 
     return run
