@@ -74,7 +74,7 @@ class JobPair:
     """A job and a later one, which has the tree of the first as baseline."""
 
     def __init__(self, make_agent, make_rank, frames, folder: Path, **settings) -> None:
-        self.agent = make_agent()
+        self.agent = make_agent(folder=folder / "agent")
         self.first, self.second = folder / "first", folder / "second"
         self._make_rank, self._frames, self._settings = make_rank, frames, settings
         self._jobs = 0
@@ -313,12 +313,13 @@ def test_tensors_have_rows_of_statistics(make_pair):
     assert not check_tree(pair.second, workers=1).damages
 
 
-def test_restarted_agent_goes_on(make_pair, make_rank, frames):
-    """An agent that ends within an iteration knows afterwards which tensors had no file."""
+def test_killed_agent_goes_on(make_pair, make_daemon, make_rank, frames):
+    """An agent that is killed within an iteration knows afterwards which tensors had no file."""
     pair = make_pair()
     pair.dump(pair.first)
+    daemon = make_daemon(RANKDUMPD_AGENT__KEEP_FREE_RATIO="0")
     rank = make_rank(
-        pair.agent.address,
+        daemon.address,
         root=pair.second,
         job_id="again",
         session_id="sessionagain",
@@ -328,8 +329,9 @@ def test_restarted_agent_goes_on(make_pair, make_rank, frames):
     sent = step(frames, 1, changed=True)
     stream = rank.push().send(*sent[:6])
     stream.wait_acknowledged(6)
-    stream.cut()
-    pair.agent.restart()
+    daemon.kill()
+    stream.wait_over()
+    daemon.start()
     rank.open()
     # The last two are sent again, as after a lost acknowledgement.
     rest = [*sent[4:], frames.goodbye(len(sent) + 1)]

@@ -8,10 +8,17 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from rankdump._core.plan import DumpPlan, OutputSettings
+from rankdump._core.plan import ContentSettings, DumpPlan, OutputSettings
 from rankdump._core.session_protocol import RecordHead
+from rankdump._core.tensor_layout import LayoutSource, TensorLayout, make_rank_mesh
 from rankdump.errors import CorruptedError
-from rankdumpd.agent.records import FrameId, ReceivedRecord, RecordOutcome, RecordStatus
+from rankdumpd.agent.records import (
+    BaselineVerdict,
+    FrameId,
+    ReceivedRecord,
+    RecordOutcome,
+    RecordStatus,
+)
 from rankdumpd.agent.storage.baseline import BaselineIndex
 from rankdumpd.agent.storage.record_formats import examine_record
 from rankdumpd.agent.storage.record_writer import DuplicateIndex, find_no_pressure
@@ -71,6 +78,35 @@ def test_batch_that_is_stored_again_is_recognised(store, make_head):
     first, again = store(*batch), store(*batch)
     assert [each.path for each in again] == [each.path for each in first]
     assert {each.status for each in (*first, *again)} == {RecordStatus.STORED}
+
+
+def test_sample_is_stored_whatever_the_baseline_has(make_request, make_head, tmp_path: Path):
+    """First elements do not stand for their tensor, and no baseline is asked about them."""
+    mesh = make_rank_mesh("world", ("dp",), (1,), range(1))
+    layout = TensorLayout(LayoutSource.SAMPLE, (8,), (0,), mesh, (0,), (), flat_range=(0, 2))
+    plan = DumpPlan(
+        OutputSettings(str(tmp_path)), content=ContentSettings(baseline=str(tmp_path / "none"))
+    )
+    storage = make_session_storage(make_request(), plan)
+    whole, other = make_head(**SMALL), make_head(op_name="Default/b", **SMALL)
+    heads = (whole, other._replace(kind=other.kind._replace(layout=layout)))
+    records = [
+        ReceivedRecord(FrameId("s", number), head, memoryview(bytes(8)))
+        for number, head in enumerate(heads)
+    ]
+    found = store_records(
+        records,
+        storage,
+        originals=DuplicateIndex(),
+        baselines=BaselineIndex(),
+        find_pressure=find_no_pressure,
+    )
+    by_number = {each.frame_id.sequence: each for each in found}
+    assert by_number[0].status is RecordStatus.STORED
+    assert by_number[0].baseline is not None
+    assert by_number[0].baseline.verdict is BaselineVerdict.UNAVAILABLE
+    assert by_number[1].status is RecordStatus.DEGRADED
+    assert by_number[1].baseline is None
 
 
 @pytest.mark.parametrize("damaged", [False, True])
