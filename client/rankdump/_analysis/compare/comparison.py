@@ -16,12 +16,17 @@ from rankdump._analysis.compare.call_names import read_name_mapping
 from rankdump._analysis.compare.call_pairs import check_pairing_rules
 from rankdump._analysis.compare.card_findings import CardFinding, compare_cards
 from rankdump._analysis.compare.compare_pool import compare_pairs
+from rankdump._analysis.compare.error_tolerance import collect_errors, judge_rows
 from rankdump._analysis.compare.joined_programs import (
     count_microbatches,
     have_same_layout,
     join_programs,
 )
-from rankdump._analysis.compare.noise_tolerance import collect_errors, judge_rows
+from rankdump._analysis.compare.microbatch_findings import (
+    UnevenMicrobatches,
+    find_uneven_microbatches,
+    list_microbatch_findings,
+)
 from rankdump._analysis.compare.origin_search import (
     ComparedDumps,
     find_origins,
@@ -34,6 +39,7 @@ from rankdump._analysis.compare.report import (
     ComparisonSettings,
     DumpedProgram,
     ElementTolerances,
+    NamedTolerance,
     ProgramPlace,
 )
 from rankdump._analysis.compare.tensor_pairs import pair_program_tensors, pair_programs
@@ -47,6 +53,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 DumpSource: TypeAlias = "str | PathLike[str] | Dump"
+ROUNDING = "rounding"
+"""A tolerance that is the error of rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,7 @@ class _DumpSide:
     label: str
     dump: Dump
     programs: list[DumpedProgram]
+    microbatches: UnevenMicrobatches
 
 
 def compare(
@@ -68,8 +77,8 @@ def compare(
     iteration_b: int | None = None,
     attempt_a: int | None = None,
     attempt_b: int | None = None,
-    rtol: float = 1e-4,
-    atol: float = 1e-4,
+    rtol: float | None = None,
+    atol: float | None = None,
     equal_nan: bool = False,
     match: str | Iterable[str] = ("exact", "type", "sequence"),
     mapping: Mapping[str, str] | str | PathLike[str] | None = None,
@@ -78,6 +87,7 @@ def compare(
     dask: str = "",
     unshard: bool | None = None,
     noise: Sequence[DumpSource] = (),
+    tolerance: Mapping[str, float | str] | None = None,
     progress: Callable[[int, int], None] | None = None,
     **filters: Unpack[Filters],
 ) -> ComparisonReport:
@@ -87,8 +97,11 @@ def compare(
     `rank_a` and `rank_b`, or `iteration_a` and `iteration_b`, two ranks or iterations are compared,
     also of one tree; filters are those of `Dump.where` and apply to both sides. Of a restarted job
     the last attempt is compared unless one is selected. Two elements are close when
-    `abs(a - b) <= atol + rtol * abs(b)`; NaN equals NaN only with `equal_nan`. `noise` are runs
-    that should agree with `b`: then their errors are the tolerances. `match` names the rules that
+    `abs(a - b) <= atol + rtol * abs(b)`, 1e-4 each by default; NaN equals NaN only with
+    `equal_nan`. `noise` are runs that should agree with `b`: then their errors are the tolerances.
+    Without them, and without `rtol` and `atol`, ranks that are joined are judged by the error of
+    rounding. `tolerance` gives by globs of names the largest normal error of a tensor, relative to
+    the reference, or `"rounding"`; the last that matches holds. `match` names the rules that
     pair calls, in their order; the rule of `mapping`, a mapping of names or a file of one (lines
     `name_a,name_b`, or a JSON object), comes first. `unshard` joins the ranks of each side first,
     by default where the jobs had different numbers of ranks or micro-batches, or other layouts, and
@@ -97,26 +110,42 @@ def compare(
     setting that is not allowed, CorruptedError when nothing can be compared.
     """
     started = time.monotonic()
-    settings = _make_settings(ElementTolerances(rtol, atol, equal_nan), match, mapping, msaccucmp)
+    tolerances = _make_tolerances(rtol, atol, equal_nan=equal_nan)
+    named = _make_named_tolerances(tolerance or {})
+    settings = _make_settings(tolerances, named, match, mapping, msaccucmp)
     notes = list[str]()
     own = {"rank": rank_a, "iteration": iteration_a, "attempt": attempt_a}
     other = {"rank": rank_b, "iteration": iteration_b, "attempt": attempt_b}
     given = (a, own), (b, other), *((each, other) for each in noise)
-    sides = _select_sides(given, filters, unshard, notes)
-    settings = replace(settings, noise=tuple(side.label for side in sides[2:]))
+    sides, is_joined = _select_sides(given, filters, unshard, notes)
+    by_rounding = is_joined and rtol is None and atol is None and not noise
+    labels = tuple(side.label for side in sides[2:])
+    settings = replace(settings, noise=labels, by_rounding=by_rounding)
     rows, places = _compare_sides(sides, settings, notes, processes, dask, progress)
-    of_all, of_ranks = find_origins(rows, ComparedDumps(sides[0].dump, sides[1].dump, places))
+    report = _build_report(sides, settings, rows, places, is_joined=is_joined)
+    seconds = time.monotonic() - started
+    return replace(report, notes=tuple(dict.fromkeys(notes)), seconds=seconds)
+
+
+def _build_report(
+    sides: Sequence[_DumpSide],
+    settings: ComparisonSettings,
+    rows: Sequence[ComparisonRow],
+    places: Mapping[ProgramPlace, ProgramPlace],
+    *,
+    is_joined: bool,
+) -> ComparisonReport:
+    a, b, *_ = sides
+    of_all, of_ranks = find_origins(rows, ComparedDumps(a.dump, b.dump, places))
     return ComparisonReport(
-        a=sides[0].label,
-        b=sides[1].label,
+        a=a.label,
+        b=b.label,
         settings=settings,
         rows=tuple(rows),
         origins=of_all,
         rank_origins=of_ranks,
-        notes=tuple(dict.fromkeys(notes)),
-        seconds=time.monotonic() - started,
         places_of_b=places,
-        card_findings=_compare_cards(sides[0], sides[1], rows, places),
+        card_findings=_compare_cards(a, b, rows, places, is_joined=is_joined),
     )
 
 
@@ -125,15 +154,21 @@ def _compare_cards(
     b: _DumpSide,
     rows: Iterable[ComparisonRow],
     places: Mapping[ProgramPlace, ProgramPlace],
+    *,
+    is_joined: bool,
 ) -> tuple[CardFinding, ...]:
-    """Compare the run cards of the ranks and iterations of the rows; parameters of all ranks."""
+    """Compare the numbers of micro-batches, and the run cards of the ranks and iterations of the
+    rows; parameters of all ranks.
+    """
     compared = dict.fromkeys((row.rank, row.iteration) for row in rows)
     pairs = [(place, places.get(place, place)) for place in compared]
-    return compare_cards(
+    found = compare_cards(
         a.dump.find_cards_of({iteration for (_, iteration), _ in pairs}),
         b.dump.find_cards_of({iteration for _, (_, iteration) in pairs}),
         pairs,
+        is_joined=is_joined,
     )
+    return (*list_microbatch_findings(a.microbatches, b.microbatches), *found)
 
 
 def _compare_sides(
@@ -150,10 +185,8 @@ def _compare_sides(
     left, right, *noises = sides
     options = processes, dask, progress
     rows, places = _compare_programs(left, right, settings, notes, *options)
-    if noises:
-        found = [_compare_programs(side, right, settings, [], *options)[0] for side in noises]
-        rows = judge_rows(rows, [collect_errors(each) for each in found])
-    return rows, places
+    found = [_compare_programs(side, right, settings, [], *options)[0] for side in noises]
+    return judge_rows(rows, settings, [collect_errors(each) for each in found]), places
 
 
 def _select_sides(
@@ -161,9 +194,9 @@ def _select_sides(
     common: Filters,
     unshard: bool | None,
     notes: list[str],
-) -> list[_DumpSide]:
-    """Return both sides, of which each is given with its own filters; joined where that is asked,
-    or where the layouts differ.
+) -> tuple[list[_DumpSide], bool]:
+    """Return both sides, of which each is given with its own filters, and whether their ranks are
+    joined: where that is asked, or where the layouts differ.
     """
     opened: dict[str, Dump] = {}
     with collector_paused():
@@ -175,7 +208,7 @@ def _select_sides(
             unshard = not has_ranks and any(
                 _have_different_layouts(each, sides[1]) for each in others
             )
-        return _join_ranks(sides, notes) if unshard else sides
+        return (_join_ranks(sides, notes) if unshard else sides), unshard
 
 
 def _have_different_layouts(a: _DumpSide, b: _DumpSide) -> bool:
@@ -201,26 +234,46 @@ def _join_ranks(sides: Sequence[_DumpSide], notes: list[str]) -> list[_DumpSide]
         told = [f"ranks {ranges(ranks)} joined"] if len(ranks) > 1 else []
         told += [f"{outside:,} calls outside of micro-batches left out"] if outside else []
         label = f"{side.label} ({', '.join(told)})" if told else side.label
-        joined.append(_DumpSide(label, side.dump, programs))
+        joined.append(replace(side, label=label, programs=programs))
     return joined
+
+
+def _make_tolerances(
+    rtol: float | None, atol: float | None, *, equal_nan: bool
+) -> ElementTolerances:
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        if value is not None and not 0 <= value < math.inf:
+            raise ConfigError("compare", name, value, "a number of 0 or more")
+    default = ElementTolerances()
+    return ElementTolerances(
+        default.rtol if rtol is None else rtol, default.atol if atol is None else atol, equal_nan
+    )
+
+
+def _make_named_tolerances(given: Mapping[str, float | str]) -> tuple[NamedTolerance, ...]:
+    for pattern, error in given.items():
+        if error != ROUNDING and not (isinstance(error, (int, float)) and 0 <= error < math.inf):
+            allowed = f"a relative error of 0 or more, or {ROUNDING!r}"
+            raise ConfigError("compare", f"tolerance of {pattern!r}", error, allowed)
+    return tuple(
+        NamedTolerance(pattern, None if isinstance(error, str) else error)
+        for pattern, error in given.items()
+    )
 
 
 def _make_settings(
     tolerances: ElementTolerances,
+    named: tuple[NamedTolerance, ...],
     match: str | Iterable[str],
     mapping: Mapping[str, str] | str | PathLike[str] | None,
     msaccucmp: bool,
 ) -> ComparisonSettings:
-    for name in ("rtol", "atol"):
-        value = getattr(tolerances, name)
-        if not 0 <= value < math.inf:
-            raise ConfigError("compare", name, value, "a number of 0 or more")
-    named = match.split(",") if isinstance(match, str) else match
-    rules = check_pairing_rules(rule.strip() for rule in named)
+    texts = match.split(",") if isinstance(match, str) else match
+    rules = check_pairing_rules(rule.strip() for rule in texts)
     names: Mapping[str, str] = read_name_mapping(mapping) if mapping is not None else {}
     if names and "mapping" not in rules:
         rules = ("mapping", *rules)
-    return ComparisonSettings(tolerances, rules, names, msaccucmp)
+    return ComparisonSettings(tolerances, rules, names, msaccucmp, named=named)
 
 
 def _open_dump(source: DumpSource, opened: dict[str, Dump]) -> Dump:
@@ -256,7 +309,7 @@ def _select_side(
         raise CorruptedError(f"{dump.root}: nothing to compare: {why}")
     if not programs:
         raise _make_empty_error(dump, filters)
-    return _DumpSide(label, left, programs)
+    return _DumpSide(label, left, programs, find_uneven_microbatches(programs))
 
 
 def _has_files(program: DumpedProgram) -> bool:

@@ -53,6 +53,17 @@ class ElementTolerances:
     """Whether NaN equals NaN at the same place. Without it, every NaN is unequal."""
 
 
+@dataclass(frozen=True, slots=True)
+class NamedTolerance:
+    """The largest normal error of tensors whose operator has a name."""
+
+    pattern: str
+    """Glob, as in `--op`."""
+    error: float | None
+    """Root mean square of the difference, relative to that of the reference; None for the error of
+    rounding."""
+
+
 class TensorVerdict(str, Enum):
     """Verdict on two tensors; reports show the value."""
 
@@ -133,6 +144,9 @@ class PairOutcome:
     nonfinite_a: bool | None = None
     """Whether side a holds NaN or infinity; None when unknown."""
     nonfinite_b: bool | None = None
+    error_ratio: float | None = None
+    """Ratio of the error to the one that noise runs, rounding or a tolerance by name explain; None
+    where elements were judged by themselves."""
 
 
 class DumpedTensor(NamedTuple):
@@ -308,6 +322,10 @@ class ComparisonSettings:
     """Whether msaccucmp's measures are computed as well."""
     noise: tuple[str, ...] = ()
     """Runs that should agree with side b; with some, their errors are the tolerances."""
+    named: tuple[NamedTolerance, ...] = ()
+    """The last one that matches a name holds for it, before any other tolerance."""
+    by_rounding: bool = False
+    """Whether the error of rounding is the tolerance, where no noise run is given."""
 
 
 @dataclass(frozen=True, slots=True)
