@@ -29,6 +29,8 @@ from rankdump._core.run_card import (
 )
 
 CardSubject = Literal[
+    "ranks",
+    "files",
     "microbatches",
     "batch",
     "parameters",

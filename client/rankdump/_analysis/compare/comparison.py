@@ -16,16 +16,18 @@ from rankdump._analysis.compare.call_names import read_name_mapping
 from rankdump._analysis.compare.call_pairs import check_pairing_rules
 from rankdump._analysis.compare.card_findings import CardFinding, compare_cards
 from rankdump._analysis.compare.compare_pool import compare_pairs
+from rankdump._analysis.compare.coverage_findings import (
+    MISSING_FILE_ENDING,
+    SideCoverage,
+    excuse_shapes,
+    find_uneven_microbatches,
+    list_coverage_findings,
+)
 from rankdump._analysis.compare.error_tolerance import collect_errors, judge_rows
 from rankdump._analysis.compare.joined_programs import (
     count_microbatches,
     have_same_layout,
     join_programs,
-)
-from rankdump._analysis.compare.microbatch_findings import (
-    UnevenMicrobatches,
-    find_uneven_microbatches,
-    list_microbatch_findings,
 )
 from rankdump._analysis.compare.origin_search import (
     ComparedDumps,
@@ -64,7 +66,7 @@ class _DumpSide:
     label: str
     dump: Dump
     programs: list[DumpedProgram]
-    microbatches: UnevenMicrobatches
+    coverage: SideCoverage
 
 
 def compare(
@@ -157,8 +159,8 @@ def _compare_cards(
     *,
     is_joined: bool,
 ) -> tuple[CardFinding, ...]:
-    """Compare the numbers of micro-batches, and the run cards of the ranks and iterations of the
-    rows; parameters of all ranks.
+    """Compare what the sides lack, and the run cards of the ranks and iterations of the rows;
+    parameters of all ranks.
     """
     compared = dict.fromkeys((row.rank, row.iteration) for row in rows)
     pairs = [(place, places.get(place, place)) for place in compared]
@@ -168,7 +170,7 @@ def _compare_cards(
         pairs,
         is_joined=is_joined,
     )
-    return (*list_microbatch_findings(a.microbatches, b.microbatches), *found)
+    return (*list_coverage_findings(a.coverage, b.coverage), *found)
 
 
 def _compare_sides(
@@ -186,7 +188,8 @@ def _compare_sides(
     options = processes, dask, progress
     rows, places = _compare_programs(left, right, settings, notes, *options)
     found = [_compare_programs(side, right, settings, [], *options)[0] for side in noises]
-    return judge_rows(rows, settings, [collect_errors(each) for each in found]), places
+    rows = judge_rows(rows, settings, [collect_errors(each) for each in found])
+    return excuse_shapes(rows, left.coverage, right.coverage), places
 
 
 def _select_sides(
@@ -224,17 +227,14 @@ def _join_ranks(sides: Sequence[_DumpSide], notes: list[str]) -> list[_DumpSide]
     joined: list[_DumpSide] = []
     for side in sides:
         ranks = sorted({each.rank for each in side.programs})
-        missing = sorted({*range(side.dump.world_size)} - {*ranks})
-        if missing:
-            notes.append(
-                f"{side.label} has no rank {ranges(missing)}, and its job had "
-                f"{side.dump.world_size} ranks"
-            )
+        size = side.dump.world_size
+        missing = tuple(sorted({*range(size)} - {*ranks}))
+        coverage = replace(side.coverage, is_joined=True, missing_ranks=missing, world_size=size)
         programs, outside = join_programs(side.programs, notes, joins_microbatches=len(counts) > 1)
         told = [f"ranks {ranges(ranks)} joined"] if len(ranks) > 1 else []
         told += [f"{outside:,} calls outside of micro-batches left out"] if outside else []
         label = f"{side.label} ({', '.join(told)})" if told else side.label
-        joined.append(replace(side, label=label, programs=programs))
+        joined.append(replace(side, label=label, programs=programs, coverage=coverage))
     return joined
 
 
@@ -299,7 +299,8 @@ def _select_side(
     label += several
     filters = cast("Filters", given)
     left = dump.where(**filters) if filters else dump
-    notes.extend(left.problems)
+    missing = tuple(each for each in left.problems if each.endswith(MISSING_FILE_ENDING))
+    notes.extend(each for each in left.problems if not each.endswith(MISSING_FILE_ENDING))
     gone = set(left.retired)
     found = read_programs(left, notes)
     # While an iteration is removed, some of its files still exist; rows of tables are complete.
@@ -309,7 +310,8 @@ def _select_side(
         raise CorruptedError(f"{dump.root}: nothing to compare: {why}")
     if not programs:
         raise _make_empty_error(dump, filters)
-    return _DumpSide(label, left, programs, find_uneven_microbatches(programs))
+    coverage = SideCoverage(find_uneven_microbatches(programs), missing)
+    return _DumpSide(label, left, programs, coverage)
 
 
 def _has_files(program: DumpedProgram) -> bool:

@@ -354,5 +354,10 @@ class ComparisonReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether everything has a partner and counts as the same; whatever run cards say."""
-        return all(row.outcome.verdict.agrees for row in self.rows) and not self.notes
+        """Whether everything is there, has a partner and counts as the same; whatever run cards
+        say.
+        """
+        lacking = any(each.subject in ("ranks", "files") for each in self.card_findings)
+        return (
+            all(row.outcome.verdict.agrees for row in self.rows) and not self.notes and not lacking
+        )

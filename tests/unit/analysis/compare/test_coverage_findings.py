@@ -1,15 +1,26 @@
-"""Ranks that ran fewer micro-batches than others."""
+"""Ranks, files and micro-batches that a side lacks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from rankdump._analysis.compare.microbatch_findings import (
+from support.diff_programs import rows
+
+from rankdump._analysis.compare.coverage_findings import (
+    SideCoverage,
+    excuse_shapes,
     find_uneven_microbatches,
+    list_coverage_findings,
     list_microbatch_findings,
 )
-from rankdump._analysis.compare.report import DumpedCall, DumpedProgram, DumpedTensor
+from rankdump._analysis.compare.report import (
+    DumpedCall,
+    DumpedProgram,
+    DumpedTensor,
+    PairOutcome,
+    TensorVerdict,
+)
 from rankdump._analysis.reader.tree import Entry
 from rankdump._core.manifest import ManifestRecord
 from rankdump._core.record import TensorKey, TensorSide
@@ -70,3 +81,30 @@ def test_even_numbers_and_those_of_both_sides_are_not_told():
     uneven = [make_program(0, (0, 1)), make_program(1, (0,))]
     assert list_texts(uneven, uneven) == []
     assert len(list_texts(uneven, [make_program(0, (0, 1)), make_program(1, (0, 1))])) == 1
+
+
+def test_missing_ranks_and_files_lead_with_a_count():
+    a = SideCoverage({}, ("rank_0/x.npy: named by a manifest, but missing", "rank_0/y.npy: ..."))
+    b = SideCoverage({}, is_joined=True, missing_ranks=(1, 2, 3), world_size=4)
+    assert [(each.subject, each.text) for each in list_coverage_findings(a, b)] == [
+        ("ranks", "b has no rank 1-3, and its job had 4 ranks"),
+        ("files", "a lacks 2 files; the first is rank_0/x.npy: named by a manifest, but missing"),
+    ]
+    assert list_coverage_findings(SideCoverage({}), SideCoverage({}, world_size=4)) == []
+
+
+def test_other_shapes_say_nothing_where_a_joined_side_lacks_parts():
+    other = PairOutcome(TensorVerdict.SHAPE, ("shape [2] against [4]",))
+    first, second = (
+        row._replace(outcome=outcome)
+        for row, outcome in zip(
+            rows("a>! b>!"), (other, PairOutcome(TensorVerdict.DIFFERENT)), strict=True
+        )
+    )
+    whole, lacking = SideCoverage({}), SideCoverage({}, ("x: but missing",), is_joined=True)
+    excused, kept = excuse_shapes([first, second], lacking, whole)
+    assert excused.outcome.verdict is TensorVerdict.UNKNOWN
+    assert excused.outcome.findings[0].startswith("a may lack parts of it")
+    assert kept == second
+    by_rank = SideCoverage({}, ("x: but missing",))
+    assert excuse_shapes([first, second], by_rank, whole) == [first, second]

@@ -1,20 +1,83 @@
-"""Ranks that ran fewer micro-batches than others of their job, as where one was left out. Pure."""
+"""What a side of a comparison lacks: ranks, files that manifests name, and micro-batches that some
+ranks left out. Pure.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from rankdump._analysis.compare.card_findings import CardFinding
-from rankdump._analysis.compare.report import DumpedProgram
+from rankdump._analysis.compare.report import ComparisonRow, DumpedProgram, TensorVerdict
 from rankdump._analysis.reader.query import ranges
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
 _PassDirection: TypeAlias = Literal["forward", "backward"]
 UnevenMicrobatches: TypeAlias = "Mapping[tuple[_PassDirection, int], Mapping[int, int]]"
 """Numbers of micro-batches by rank, by direction and iteration."""
+MISSING_FILE_ENDING = "but missing"
+"""End of the problem of a file that a manifest, or the table of another tool, names."""
 _DIRECTIONS: tuple[_PassDirection, ...] = ("forward", "backward")
+
+
+@dataclass(frozen=True, slots=True)
+class SideCoverage:
+    """What one side of a comparison lacks."""
+
+    microbatches: UnevenMicrobatches
+    missing_files: tuple[str, ...] = ()
+    """Problems of the tree, one for each file."""
+    is_joined: bool = False
+    """Whether the tensors of its ranks are joined."""
+    missing_ranks: tuple[int, ...] = ()
+    """Of the ranks that the job had, where ranks are joined."""
+    world_size: int = 0
+
+    @property
+    def may_lack_parts(self) -> bool:
+        """Whether a joined tensor may have lost elements."""
+        return self.is_joined and bool(self.missing_files or self.missing_ranks)
+
+
+def list_coverage_findings(a: SideCoverage, b: SideCoverage) -> list[CardFinding]:
+    """Return what both sides lack, ranks first."""
+    found: list[CardFinding] = []
+    for name, side in (("a", a), ("b", b)):
+        if side.missing_ranks:
+            ranks = ranges(side.missing_ranks)
+            text = f"{name} has no rank {ranks}, and its job had {side.world_size} ranks"
+            found.append(CardFinding("ranks", text, ranks=side.missing_ranks))
+    for name, side in (("a", a), ("b", b)):
+        if side.missing_files:
+            count = len(side.missing_files)
+            noun = "file" if count == 1 else "files"
+            text = f"{name} lacks {count:,} {noun}; the first is {side.missing_files[0]}"
+            found.append(CardFinding("files", text))
+    return [*found, *list_microbatch_findings(a.microbatches, b.microbatches)]
+
+
+def excuse_shapes(
+    rows: Iterable[ComparisonRow], a: SideCoverage, b: SideCoverage
+) -> list[ComparisonRow]:
+    """Return rows; where a joined tensor may have lost elements, another shape says nothing."""
+    lacking = [name for name, side in (("a", a), ("b", b)) if side.may_lack_parts]
+    if not lacking:
+        return list(rows)
+    why = f"{' and '.join(lacking)} may lack parts of it: ranks or files are missing"
+    return [
+        row._replace(
+            outcome=replace(
+                row.outcome,
+                verdict=TensorVerdict.UNKNOWN,
+                findings=(why, *row.outcome.findings),
+            )
+        )
+        if row.outcome.verdict is TensorVerdict.SHAPE
+        else row
+        for row in rows
+    ]
 
 
 def find_uneven_microbatches(programs: Iterable[DumpedProgram]) -> UnevenMicrobatches:
