@@ -16,12 +16,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from rankdump._analysis.compare.fingerprint_comparison import (
+    have_equal_fingerprints,
+    judge_by_fingerprints,
+)
 from rankdump._analysis.compare.joined_tensors import (
     ActivationKind,
     find_activation_kind,
     find_drift,
     load_joined_pair,
 )
+from rankdump._analysis.compare.merged_shards import list_guessed_pairs
 from rankdump._analysis.compare.msaccucmp_measures import compute_msaccucmp_measures
 from rankdump._analysis.compare.report import (
     DTYPE_FINDING_PREFIX,
@@ -56,6 +61,7 @@ _MAX_GROUP_PAIRS = 256
 _MIN_FACTOR_DISTANCE = 0.01
 """Of a factor from 1 that is told."""
 _EQUAL_SUMS = "only sums of exclusive ors are known, and different tensors may have equal ones"
+_ADDED_UP = "fingerprints of the parts add up to the same"
 _WORKER_DIED = "the process that compared it died, possibly because memory ran out"
 
 
@@ -126,17 +132,34 @@ def compare_pair_statistics(
             verdict = TensorVerdict.CLOSE
         elif verdict is TensorVerdict.UNKNOWN:
             verdict = TensorVerdict.DIFFERENT
-    elif verdict is TensorVerdict.UNKNOWN:
+    elif verdict is TensorVerdict.UNKNOWN and not (a.fingerprint and b.fingerprint):
         both = a.digest and a.digest == b.digest
         why = _EQUAL_SUMS if both else "neither elements nor statistics are known on both sides"
         findings = (*findings, why)
-    return PairOutcome(
+    outcome = PairOutcome(
         verdict,
         findings,
         statistic_differences=differences,
         nonfinite_a=has_nonfinite_statistics(a),
         nonfinite_b=has_nonfinite_statistics(b),
     )
+    return judge_by_fingerprints(outcome, a, b, tolerances)
+
+
+def _compare_guesses(
+    a: DumpedTensor, b: DumpedTensor, tolerances: ElementTolerances
+) -> PairOutcome | None:
+    """Return the outcome of what two tensors are most likely, of which some ranks have statistics
+    alone; None where nothing has equally many elements.
+    """
+    outcomes: list[PairOutcome] = []
+    for guess in list_guessed_pairs(a, b):
+        found = compare_pair_statistics(guess.a, guess.b, tolerances, guess.findings)
+        if found.verdict.agrees and not guess.is_complete:
+            # The first rank agrees, and another one does not.
+            found = replace(found, verdict=TensorVerdict.UNKNOWN)
+        outcomes.append(found)
+    return min(outcomes, key=lambda each: not each.verdict.agrees, default=None)
 
 
 def _have_other_checksums(a: DumpedTensor, b: DumpedTensor) -> bool:
@@ -173,6 +196,13 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
         return _build_unread_outcome(TensorVerdict.UNMATCHED, a, b)
     if _is_sample(a) or _is_sample(b):
         return _decide_samples(a, b)
+    if a.guesses or b.guesses:
+        guessed = _compare_guesses(a, b, settings.tolerances)
+        if guessed is not None:
+            return guessed
+    if have_equal_fingerprints(a, b):
+        findings = (_ADDED_UP,) if a.parts or b.parts else ()
+        return _build_unread_outcome(TensorVerdict.EQUAL, a, b, *findings)
     if a.parts or b.parts:
         alone = a.entry is None or b.entry is None
         return compare_pair_statistics(a, b, settings.tolerances, ()) if alone else None

@@ -19,6 +19,7 @@ from rankdump._analysis.compare.report import (
     DumpedTensor,
 )
 from rankdump._analysis.reader.dump import Dump
+from rankdump._analysis.reader.fingerprints import FingerprintsByRecord
 from rankdump._analysis.reader.tree import Entry, Figures
 from rankdump._core.record import TensorKey, TensorSide, sanitize_name
 from rankdump._core.selection import GRADIENTS_PREFIX
@@ -47,6 +48,7 @@ def read_programs(dump: Dump, problems: list[str] | None = None) -> list[DumpedP
     A tensor with a file and a row of statistics is one tensor. When tables are damaged, statistics
     are ignored and `problems` gets a sentence; without that list, CorruptedError is raised.
     """
+    prints = dump.read_fingerprints(problems if problems is not None else [])
     entries: defaultdict[_RankIteration, list[Entry]] = defaultdict(list)
     rows: defaultdict[_RankIteration, dict[_TensorPlace, Figures]] = defaultdict(dict)
     for row in _read_statistics(dump, problems):
@@ -54,7 +56,7 @@ def read_programs(dump: Dump, problems: list[str] | None = None) -> list[DumpedP
     for entry in dump.tensors():
         entries[_get_rank_iteration(entry.key)].append(entry)
     places = sorted({*entries, *rows})
-    return [_build_program(place, entries[place], rows[place]) for place in places]
+    return [_build_program(place, entries[place], rows[place], prints) for place in places]
 
 
 def _read_statistics(dump: Dump, problems: list[str] | None) -> list[Figures]:
@@ -78,7 +80,10 @@ def _make_tensor_place(key: TensorKey) -> _TensorPlace:
 
 
 def _build_program(
-    place: _RankIteration, entries: list[Entry], rows: dict[_TensorPlace, Figures]
+    place: _RankIteration,
+    entries: list[Entry],
+    rows: dict[_TensorPlace, Figures],
+    prints: FingerprintsByRecord,
 ) -> DumpedProgram:
     left = dict(rows)
     named: list[tuple[_NamedTensor, Figures | None]] = [
@@ -97,7 +102,7 @@ def _build_program(
         if tensors is None or at in tensors:
             tensors = latest[name] = {}
             calls.append((tensor, tensors))
-        tensors[at] = _build_tensor(tensor, row, seen)
+        tensors[at] = _build_tensor(tensor, row, seen, prints)
     rank, iteration = place
     called = (_build_call(at, first, list(of.values())) for at, (first, of) in enumerate(calls))
     return DumpedProgram(rank, iteration, tuple(called))
@@ -133,7 +138,9 @@ def _split_sides(
     return tuple(inputs), tuple([tensor for tensor in tensors if tensor.side is TensorSide.OUTPUT])
 
 
-def _build_tensor(tensor: _NamedTensor, row: Figures | None, seen: int) -> DumpedTensor:
+def _build_tensor(
+    tensor: _NamedTensor, row: Figures | None, seen: int, prints: FingerprintsByRecord
+) -> DumpedTensor:
     key, record = tensor.key, tensor.record
     if record is not None:
         facts = record.argument, record.dtype, record.shape, record.digest
@@ -141,7 +148,9 @@ def _build_tensor(tensor: _NamedTensor, row: Figures | None, seen: int) -> Dumpe
         facts = "", *_find_dtype_and_shape(tensor, row), ""
     entry = tensor if isinstance(tensor, Entry) else None
     statistics = _parse_statistics(row) if row is not None else NO_STATISTICS
-    return DumpedTensor(key.side, key.slot, *facts, entry, statistics, seen)
+    known = prints.get((key.rank, record)) if prints and record is not None else None
+    of_row = record if entry is None else None
+    return DumpedTensor(key.side, key.slot, *facts, entry, statistics, seen, (), known, of_row)
 
 
 def _find_dtype_and_shape(

@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
+from rankdump._analysis.reader.fingerprints import (
+    FingerprintsByRecord,
+    read_fingerprints_of_tree,
+)
 from rankdump._analysis.reader.foreign_dumps import find_foreign_reader
 from rankdump._analysis.reader.manifests import (
     find_other_sessions,
@@ -282,6 +286,14 @@ class Dump:
             for row in read_table_rows(table, known)
             if dump._keeps(row)
         ]
+
+    def read_fingerprints(self, problems: list[str]) -> FingerprintsByRecord:
+        """Return the fingerprints of the ranks and iterations that the filters select; adds a
+        problem for each damaged file.
+        """
+        if not any(each.fingerprints is not None for each in self._tree.manifests):
+            return {}
+        return read_fingerprints_of_tree(self.root, self._keeps_place, problems)
 
     def table(self) -> pa.Table:
         """Return a row for each tensor and its statistics, as a table of Arrow.
