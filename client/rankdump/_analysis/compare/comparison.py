@@ -47,6 +47,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 DumpSource: TypeAlias = "str | PathLike[str] | Dump"
+_RowsAndPlaces: TypeAlias = "tuple[list[ComparisonRow], dict[ProgramPlace, ProgramPlace]]"
+MIN_TABLED_TENSORS = 20_000
+"""From so many statistics on columns save more time than loading pyarrow takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,20 +99,20 @@ def compare(
     see all trees. `progress` takes the number of pairs compared and the total. ConfigError for a
     setting that is not allowed, CorruptedError when nothing can be compared.
     """
-    started = time.monotonic()
+    started, notes = time.monotonic(), list[str]()
     settings = _make_settings(ElementTolerances(rtol, atol, equal_nan), match, mapping, msaccucmp)
-    notes = list[str]()
     own = {"rank": rank_a, "iteration": iteration_a, "attempt": attempt_a}
     other = {"rank": rank_b, "iteration": iteration_b, "attempt": attempt_b}
-    given = (a, own), (b, other), *((each, other) for each in noise)
-    sides = _select_sides(given, filters, unshard, notes)
-    settings = replace(settings, noise=tuple(side.label for side in sides[2:]))
-    rows, places = _compare_sides(sides, settings, notes, processes, dask, progress)
+    given = _open_dumps([(a, own), (b, other), *((each, other) for each in noise)])
+    found = _compare_tables(given, settings, notes) if not (unshard or filters) else None
+    sides = found[0] if found else _select_sides(given, filters, unshard, notes)
+    options = settings, notes, processes, dask, progress
+    rows, places = found[1] if found else _compare_sides(sides, *options)
     of_all, of_ranks = find_origins(rows, ComparedDumps(sides[0].dump, sides[1].dump, places))
     return ComparisonReport(
         a=sides[0].label,
         b=sides[1].label,
-        settings=settings,
+        settings=replace(settings, noise=tuple(side.label for side in sides[2:])),
         rows=tuple(rows),
         origins=of_all,
         rank_origins=of_ranks,
@@ -136,6 +139,44 @@ def _compare_cards(
     )
 
 
+def _compare_tables(
+    given: Sequence[tuple[Dump, Mapping[str, int | None]]],
+    settings: ComparisonSettings,
+    notes: list[str],
+) -> tuple[list[_DumpSide], _RowsAndPlaces] | None:
+    """Return both sides, their rows and places, where they have so many statistics and no tensors
+    that columns are worth their start; else None.
+    """
+    dumps = [dump for dump, _ in given]
+    selected = [number for _, own in given for number in own.values() if number is not None]
+    if len(dumps) > 2 or selected or any(each.is_filtered for each in dumps):
+        return None
+    if any(each.tabled_tensors < MIN_TABLED_TENSORS for each in dumps):
+        return None
+    try:
+        from rankdump._analysis.compare.column_comparison import compare_columns
+        from rankdump._analysis.compare.tree_columns import read_comparable_columns
+    except ModuleNotFoundError:  # without pyarrow
+        return None
+    with collector_paused():
+        columns = read_comparable_columns(dumps[0], dumps[1])
+        if columns is None:
+            return None
+        at = [{each[:2]: each for each in side.places} for side in columns]
+        sides = [
+            _DumpSide(str(dump.root), dump, [DumpedProgram(*place, ()) for place in sorted(known)])
+            for dump, known in zip(dumps, at, strict=True)
+        ]
+        notes.extend(problem for dump in dumps for problem in dump.problems)
+        programs = _pair_sides(sides[0], sides[1], notes)
+        pairs = [
+            (at[0][own.rank, own.iteration], at[1][its.rank, its.iteration])
+            for own, its in programs
+        ]
+        rows = compare_columns(*columns, pairs, settings)
+    return sides, _finish_rows(rows, programs)
+
+
 def _compare_sides(
     sides: Sequence[_DumpSide],
     settings: ComparisonSettings,
@@ -143,7 +184,7 @@ def _compare_sides(
     processes: int | None,
     dask: str,
     progress: Callable[[int, int], None] | None,
-) -> tuple[list[ComparisonRow], dict[ProgramPlace, ProgramPlace]]:
+) -> _RowsAndPlaces:
     """Return the rows of the first two sides, judged by the noise runs behind them, and the places
     of b by those of a where they differ.
     """
@@ -157,7 +198,7 @@ def _compare_sides(
 
 
 def _select_sides(
-    given: Sequence[tuple[DumpSource, Mapping[str, int | None]]],
+    given: Sequence[tuple[Dump, Mapping[str, int | None]]],
     common: Filters,
     unshard: bool | None,
     notes: list[str],
@@ -165,9 +206,8 @@ def _select_sides(
     """Return both sides, of which each is given with its own filters; joined where that is asked,
     or where the layouts differ.
     """
-    opened: dict[str, Dump] = {}
     with collector_paused():
-        sides = [_select_side(_open_dump(each, opened), common, own, notes) for each, own in given]
+        sides = [_select_side(dump, common, own, notes) for dump, own in given]
         if unshard is None:
             ranks = [own["rank"] for _, own in given] + [common.get("rank")]
             has_ranks = any(rank is not None for rank in ranks)
@@ -223,14 +263,21 @@ def _make_settings(
     return ComparisonSettings(tolerances, rules, names, msaccucmp)
 
 
-def _open_dump(source: DumpSource, opened: dict[str, Dump]) -> Dump:
-    """Return the dump of a source; a path that is given twice is walked once."""
-    if isinstance(source, Dump):
-        return source
-    path = fspath(source)
-    if path not in opened:
-        opened[path] = open_dump(path)
-    return opened[path]
+def _open_dumps(
+    sources: Sequence[tuple[DumpSource, Mapping[str, int | None]]],
+) -> list[tuple[Dump, Mapping[str, int | None]]]:
+    """Return the dumps of sources with their filters; a path that is given twice is walked once."""
+    opened: dict[str, Dump] = {}
+    found: list[tuple[Dump, Mapping[str, int | None]]] = []
+    for source, own in sources:
+        if isinstance(source, Dump):
+            found.append((source, own))
+            continue
+        path = fspath(source)
+        if path not in opened:
+            opened[path] = open_dump(path)
+        found.append((opened[path], own))
+    return found
 
 
 def _select_side(
@@ -288,8 +335,22 @@ def _compare_programs(
     processes: int | None,
     dask: str,
     progress: Callable[[int, int], None] | None,
-) -> tuple[list[ComparisonRow], dict[ProgramPlace, ProgramPlace]]:
+) -> _RowsAndPlaces:
     """Return the rows of a report, and the places of b by those of a where they differ."""
+    programs = _pair_sides(a, b, notes)
+    with collector_paused():
+        pairs = [each for part in pair_program_tensors(programs, settings) for each in part]
+    measured = compare_pairs(
+        [each.pair for each in pairs], settings, processes=processes, dask=dask, progress=progress
+    )
+    rows = [each.make_row(outcome) for each, outcome in zip(pairs, measured, strict=True)]
+    return _finish_rows(rows, programs)
+
+
+def _pair_sides(
+    a: _DumpSide, b: _DumpSide, notes: list[str]
+) -> list[tuple[DumpedProgram, DumpedProgram]]:
+    """Return the programs in pairs; CorruptedError where there is no pair."""
     noted: list[str] = []
     gone = {"gone_a": a.dump.retired, "gone_b": b.dump.retired}
     programs = pair_programs(a.programs, b.programs, noted, **gone)
@@ -297,12 +358,15 @@ def _compare_programs(
     if not programs:
         why = "; ".join(("they have no rank and iteration in common", *noted))
         raise CorruptedError(f"{a.label} and {b.label}: nothing to compare: {why}")
-    with collector_paused():
-        pairs = [each for part in pair_program_tensors(programs, settings) for each in part]
-    measured = compare_pairs(
-        [each.pair for each in pairs], settings, processes=processes, dask=dask, progress=progress
-    )
-    rows = [each.make_row(outcome) for each, outcome in zip(pairs, measured, strict=True)]
+    return programs
+
+
+def _finish_rows(
+    rows: list[ComparisonRow], programs: Sequence[tuple[DumpedProgram, DumpedProgram]]
+) -> _RowsAndPlaces:
+    """Return the rows in the order of a report, and the places of b by those of a where they
+    differ.
+    """
     # Sorting is stable: the tensors of a call stay together.
     rows.sort(key=attrgetter("iteration", "position", "rank"))
     placed = [((a.rank, a.iteration), (b.rank, b.iteration)) for a, b in programs]

@@ -23,13 +23,18 @@ from rankdump._analysis.compare.report import (
 )
 from rankdump._analysis.compare.tensor_blocks import NARROW_HALF_UNITS, select_comparison_dtype
 
-ESTIMATED_RMSE, ESTIMATED_ERROR = "rmse (estimated)", "relative error (estimated)"
+ESTIMATED_RMSE, ESTIMATED_ERROR = "estimated rmse", "estimated relative error"
 """Names among the differences of statistics."""
 ESTIMATE_FINDING = "estimated from fingerprints, with a standard error of 9 percent"
 OTHER_DIGESTS_FINDING = "their fingerprints differ, and their sketches cannot be compared"
+_SKETCHES_AT_A_TIME = 1 << 14
 _SURE_FACTOR = 1.3
 """Three standard errors above the bound."""
-_DECIDED = (TensorVerdict.NAN, TensorVerdict.DIFFERENT)
+VERDICTS = tuple(TensorVerdict)
+"""Verdicts on many pairs are places in it."""
+_NAN, _DIFFERENT, _CLOSE = map(
+    VERDICTS.index, (TensorVerdict.NAN, TensorVerdict.DIFFERENT, TensorVerdict.CLOSE)
+)
 
 
 def have_equal_fingerprints(a: DumpedTensor, b: DumpedTensor) -> bool:
@@ -63,7 +68,20 @@ def judge_by_fingerprints(
         np.array([narrow]),
     )
     has_other_digest = a.dtype == b.dtype and None not in (left.digest, right.digest)
-    return judged.judge(0, outcome, has_other_digest=has_other_digest)
+    verdict = judged.decide(
+        np.array([VERDICTS.index(outcome.verdict)]), has_other_digest=has_other_digest
+    )
+    rmse = float(judged.rmse[0])
+    if not math.isnan(rmse):
+        estimates = {ESTIMATED_RMSE: rmse, ESTIMATED_ERROR: float(judged.relative[0])}
+        return replace(
+            outcome,
+            verdict=VERDICTS[verdict[0]],
+            findings=(*outcome.findings, ESTIMATE_FINDING),
+            statistic_differences={**outcome.statistic_differences, **estimates},
+        )
+    told = (OTHER_DIGESTS_FINDING,) if has_other_digest else ()
+    return replace(outcome, verdict=VERDICTS[verdict[0]], findings=(*outcome.findings, *told))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,27 +94,18 @@ class SketchDistances:
     is_apart: npt.NDArray[np.bool_]
     """Whether it is certain that some elements are not close."""
 
-    def judge(self, at: int, outcome: PairOutcome, *, has_other_digest: bool) -> PairOutcome:
-        """Return the outcome of comparing the statistics of a pair, with its estimates."""
-        rmse, verdict = float(self.rmse[at]), outcome.verdict
-        if math.isnan(rmse):
-            if not has_other_digest or verdict in _DECIDED:
-                return outcome
-            if verdict is not TensorVerdict.CLOSE:
-                is_equal = verdict is TensorVerdict.EQUAL
-                verdict = TensorVerdict.CLOSE if is_equal else TensorVerdict.DIFFERENT
-            return replace(
-                outcome, verdict=verdict, findings=(*outcome.findings, OTHER_DIGESTS_FINDING)
-            )
-        if verdict not in _DECIDED:
-            verdict = TensorVerdict.DIFFERENT if self.is_apart[at] else TensorVerdict.CLOSE
-        estimates = {ESTIMATED_RMSE: rmse, ESTIMATED_ERROR: float(self.relative[at])}
-        return replace(
-            outcome,
-            verdict=verdict,
-            findings=(*outcome.findings, ESTIMATE_FINDING),
-            statistic_differences={**outcome.statistic_differences, **estimates},
-        )
+    def decide(
+        self, verdicts: npt.NDArray[np.int64], *, has_other_digest: bool
+    ) -> npt.NDArray[np.int64]:
+        """Return the verdicts on pairs, given those that their statistics give.
+
+        They are places in VERDICTS. Elements of which digests differ are never equal.
+        """
+        decided = (verdicts == _NAN) | (verdicts == _DIFFERENT)
+        estimated = np.where(self.is_apart, _DIFFERENT, _CLOSE)
+        unknown = np.where(verdicts == VERDICTS.index(TensorVerdict.UNKNOWN), _DIFFERENT, _CLOSE)
+        without = unknown if has_other_digest else verdicts
+        return np.where(decided, verdicts, np.where(np.isnan(self.rmse), without, estimated))
 
 
 def judge_sketches(
@@ -110,10 +119,14 @@ def judge_sketches(
 
     `narrow` is the least relative tolerance that follows from the types of each pair.
     """
+    distance, norm = np.empty(len(a)), np.empty(len(a))
     with np.errstate(all="ignore"):
-        wide = b.astype(np.float64)
-        distance = np.sqrt(np.square(a - wide).sum(axis=1))
-        norm = np.sqrt(np.square(wide).sum(axis=1))
+        for at in range(0, len(a), _SKETCHES_AT_A_TIME):
+            part = slice(at, at + _SKETCHES_AT_A_TIME)
+            wide = b[part].astype(np.float64)
+            norm[part] = np.sqrt(np.einsum("ij,ij->i", wide, wide))
+            wide -= a[part]
+            distance[part] = np.sqrt(np.einsum("ij,ij->i", wide, wide))
         roots = np.sqrt(counts)
         distance[~np.isfinite(distance) | ~np.isfinite(norm)] = np.nan
         bound = tolerances.atol * roots + np.maximum(tolerances.rtol, narrow) * norm

@@ -60,6 +60,7 @@ _MAX_GROUP_PAIRS = 256
 """A group ends when it reaches either limit."""
 _MIN_FACTOR_DISTANCE = 0.01
 """Of a factor from 1 that is told."""
+NOTHING_KNOWN_FINDING = "neither elements nor statistics are known on both sides"
 _EQUAL_SUMS = "only sums of exclusive ors are known, and different tensors may have equal ones"
 _ADDED_UP = "fingerprints of the parts add up to the same"
 _WORKER_DIED = "the process that compared it died, possibly because memory ran out"
@@ -134,7 +135,7 @@ def compare_pair_statistics(
             verdict = TensorVerdict.DIFFERENT
     elif verdict is TensorVerdict.UNKNOWN and not (a.fingerprint and b.fingerprint):
         both = a.digest and a.digest == b.digest
-        why = _EQUAL_SUMS if both else "neither elements nor statistics are known on both sides"
+        why = _EQUAL_SUMS if both else NOTHING_KNOWN_FINDING
         findings = (*findings, why)
     outcome = PairOutcome(
         verdict,

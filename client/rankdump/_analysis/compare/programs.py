@@ -8,8 +8,8 @@ CONSTANTS_ITERATION.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, TypeAlias
 
 from rankdump._analysis.compare.report import (
     CONSTANTS_ITERATION,
@@ -92,19 +92,42 @@ def _build_program(
     ]
     named.extend((row, row) for row in left.values())
     named.sort(key=_make_time_key)
-    calls: list[tuple[_NamedTensor, _CallTensors]] = []
+    return build_program(
+        place,
+        (
+            (
+                CallHead(tensor.key.graph, tensor.op_type, tensor.op_name),
+                _build_tensor(tensor, row, seen, prints),
+            )
+            for seen, (tensor, row) in enumerate(named)
+        ),
+    )
+
+
+class CallHead(NamedTuple):
+    """What the tensors of one call have in common."""
+
+    graph: int
+    op_type: str
+    op_name: str
+
+
+def build_program(
+    place: _RankIteration, tensors: Iterable[tuple[CallHead, DumpedTensor]]
+) -> DumpedProgram:
+    """Return the program of tensors in execution order."""
+    calls: list[tuple[CallHead, _CallTensors]] = []
     latest: dict[tuple[int, str], _CallTensors] = {}
-    for seen, (tensor, row) in enumerate(named):
-        key = tensor.key
-        name, at = (key.graph, tensor.op_name), (key.side, key.slot)
-        tensors = latest.get(name)
+    for head, tensor in tensors:
+        name, at = (head.graph, head.op_name), (tensor.side, tensor.slot)
+        held = latest.get(name)
         # A tensor that a call already has belongs to the next call of that name.
-        if tensors is None or at in tensors:
-            tensors = latest[name] = {}
-            calls.append((tensor, tensors))
-        tensors[at] = _build_tensor(tensor, row, seen, prints)
+        if held is None or at in held:
+            held = latest[name] = {}
+            calls.append((head, held))
+        held[at] = tensor
     rank, iteration = place
-    called = (_build_call(at, first, list(of.values())) for at, (first, of) in enumerate(calls))
+    called = (_build_call(at, head, list(of.values())) for at, (head, of) in enumerate(calls))
     return DumpedProgram(rank, iteration, tuple(called))
 
 
@@ -113,8 +136,8 @@ def _make_time_key(named: tuple[_NamedTensor, Figures | None]) -> tuple[int, str
     return key.timestamp_us, key.side, key.slot
 
 
-def _build_call(position: int, first: _NamedTensor, tensors: list[DumpedTensor]) -> DumpedCall:
-    name = first.op_name
+def _build_call(position: int, head: CallHead, tensors: list[DumpedTensor]) -> DumpedCall:
+    name = head.op_name
     api = api_tree.parse_call_name(name)
     backward = name.startswith(GRADIENTS_PREFIX) or (
         api is not None and api.direction == "backward"
@@ -123,7 +146,7 @@ def _build_call(position: int, first: _NamedTensor, tensors: list[DumpedTensor])
         tensor.argument.endswith(_RECOMPUTED_SUFFIX) for tensor in tensors
     )
     sides = _split_sides(tensors)
-    return DumpedCall(position, first.op_type, name, *sides, first.key.graph, backward, repeated)
+    return DumpedCall(position, head.op_type, name, *sides, head.graph, backward, repeated)
 
 
 def _split_sides(

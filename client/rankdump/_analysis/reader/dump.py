@@ -202,6 +202,28 @@ class Dump:
         return max((manifest.world_size for manifest in self._tree.manifests), default=0)
 
     @property
+    def is_filtered(self) -> bool:
+        """Whether it is a part that filters, a job or an attempt select."""
+        source = self._source
+        return bool(self._queries or source.job_id or source.attempt is not None)
+
+    @property
+    def tabled_tensors(self) -> int:
+        """Number of tensors, where all are rows of tables of one iteration that manifests list and
+        no file; else 0.
+        """
+        tree = self._tree
+        listed = {(each.status.rank, each.status.iteration) for each in tree.manifests}
+        is_tabled = not len(tree.entries) and all(
+            (table.rank, table.when) in listed
+            and table.dated
+            and not (table.info or table.form or table.operator)
+            for table in tree.tables
+        )
+        statuses = [each.status for each in tree.manifests] if is_tabled else []
+        return sum(each.expected - sum(each.dropped.values()) for each in statuses)
+
+    @property
     def retired(self) -> tuple[tuple[int, int], ...]:
         """Ranks and iterations that were removed by age or size, and so are not missing.
 
