@@ -20,11 +20,13 @@ from rankdump._analysis.compare.fingerprint_comparison import (
     have_equal_fingerprints,
     judge_by_fingerprints,
 )
+from rankdump._analysis.compare.joined_elements import ShapedElements
 from rankdump._analysis.compare.joined_tensors import (
     ActivationKind,
+    JoinedTensor,
     find_activation_kind,
     find_drift,
-    load_joined_pair,
+    opened_joined_pair,
 )
 from rankdump._analysis.compare.merged_shards import list_guessed_pairs
 from rankdump._analysis.compare.msaccucmp_measures import compute_msaccucmp_measures
@@ -41,7 +43,7 @@ from rankdump._analysis.compare.report import (
 from rankdump._analysis.compare.tensor_blocks import select_comparison_dtype
 from rankdump._analysis.compare.tensor_measures import MeasurementResult, measure_difference
 from rankdump._analysis.reader.shard_join import select_shard
-from rankdump._analysis.reader.tensor_loader import Opened, load, opened
+from rankdump._analysis.reader.tensor_loader import load, opened
 from rankdump._analysis.reader.tree import are_statistics_finite
 from rankdump._core.record import TensorSide
 from rankdump._core.tensor_layout import LayoutSource
@@ -51,6 +53,7 @@ from rankdump.errors import RankdumpError
 
 _SAME_DIGEST = PairOutcome(TensorVerdict.EQUAL)
 _SHARD_FINDING = "{0} has a shard {2} of {3}, compared with the same elements of {1}"
+_Elements: TypeAlias = "npt.NDArray[Any] | ShapedElements"
 PairGroup: TypeAlias = "list[tuple[int, TensorPair]]"
 """Pairs, each with its position among all."""
 GroupOutcomes: TypeAlias = "list[tuple[int, PairOutcome]]"
@@ -295,19 +298,28 @@ def _compare_joined(a: DumpedTensor, b: DumpedTensor, settings: ComparisonSettin
 
     Of replicas with different elements, those that differ most are compared.
     """
-    found = load_joined_pair(a, b)
-    if isinstance(found, str):
-        return PairOutcome(TensorVerdict.SHAPE, (found,))
+    with opened_joined_pair(a, b) as found:
+        if isinstance(found, str):
+            return PairOutcome(TensorVerdict.SHAPE, (found,))
+        return _compare_opened(a, b, found, settings)
+
+
+def _compare_opened(
+    a: DumpedTensor,
+    b: DumpedTensor,
+    found: tuple[JoinedTensor, JoinedTensor],
+    settings: ComparisonSettings,
+) -> PairOutcome:
     left, right = found
     joined = (*left.findings, *right.findings)
-    if not _is_comparable(left.array.shape, right.array.shape):
-        text = _format_shapes(left.array.shape, right.array.shape)
-        return PairOutcome(TensorVerdict.SHAPE, (text, *joined))
-    a, b = a._replace(shape=left.array.shape), b._replace(shape=right.array.shape)
+    shapes = left.elements.shape, right.elements.shape
+    if not _is_comparable(*shapes):
+        return PairOutcome(TensorVerdict.SHAPE, (_format_shapes(*shapes), *joined))
+    a, b = a._replace(shape=shapes[0]), b._replace(shape=shapes[1])
     settings = replace(settings, msaccucmp=False)
     drifts = [find_drift(each, settings.tolerances) for each in (left, right)]
     own, other = (
-        [each.array, *each.copies] if drift else [each.array]
+        [each.elements, *each.copies] if drift else [each.elements]
         for each, drift in zip((left, right), drifts, strict=True)
     )
     outcomes = [_measure_elements(a, b, x, y, settings) for x in own for y in other]
@@ -343,7 +355,11 @@ def _have_other_uses(a: DumpedTensor, b: DumpedTensor) -> bool:
 
 
 def _measure_elements(
-    a: DumpedTensor, b: DumpedTensor, left: Opened, right: Opened, settings: ComparisonSettings
+    a: DumpedTensor,
+    b: DumpedTensor,
+    left: _Elements,
+    right: _Elements,
+    settings: ComparisonSettings,
 ) -> PairOutcome:
     found = measure_difference(left, right, settings.tolerances, dtype_a=a.dtype, dtype_b=b.dtype)
     measures = found.measures
@@ -400,14 +416,14 @@ def _align_shard(
     return (shard.reshape(-1)[: part.size] if layout.flat_range else shard), part
 
 
-def _load_array(tensor: DumpedTensor, found: Opened) -> npt.NDArray[Any]:
+def _load_array(tensor: DumpedTensor, found: _Elements) -> npt.NDArray[Any]:
     """Return all elements of a tensor as one array."""
     if isinstance(found, np.ndarray) or tensor.entry is None:
         return np.asarray(found)
     return load(tensor.entry)
 
 
-def _describe_from_file(tensor: DumpedTensor, array: Opened) -> DumpedTensor:
+def _describe_from_file(tensor: DumpedTensor, array: _Elements) -> DumpedTensor:
     """Return a tensor, with type and shape from its file where the tree does not have them."""
     if tensor.dtype and tensor.shape == array.shape:
         return tensor

@@ -22,7 +22,7 @@ from rankdump._core.tensor_layout import PlacementKind, TensorLayout
 from rankdump.errors import CorruptedError, UnsupportedError
 
 _Array: TypeAlias = "npt.NDArray[Any]"
-_REDUCTIONS: Mapping[str, Callable[..., _Array]] = {
+REDUCTIONS: Mapping[str, Callable[..., _Array]] = {
     "sum": np.add,
     "avg": np.add,
     "product": np.multiply,
@@ -157,10 +157,10 @@ def _check_partial_values(used: Sequence[TensorShard], name: str) -> None:
             f"{name}: {expected} partial values make a block, but only rank {ranks} recorded one"
         )
     reductions = {reduction for _, reduction in partial}
-    if len(reductions) > 1 or not reductions <= set(_REDUCTIONS):
+    if len(reductions) > 1 or not reductions <= set(REDUCTIONS):
         raise UnsupportedError(
             f"{name}: partial values with the reduction {', '.join(sorted(reductions))} cannot be "
-            f"joined; allowed: one of {', '.join(_REDUCTIONS)}"
+            f"joined; allowed: one of {', '.join(REDUCTIONS)}"
         )
 
 
@@ -233,7 +233,7 @@ def _reduce_partial_values(block: JoinBlock, load: Callable[[int], _Array]) -> _
     kind: Any = first.dtype if is_exact else np.result_type(first.dtype, np.float64)
     total: _Array = first.astype(kind)
     for rank in block.ranks[1:]:
-        _REDUCTIONS[reduction](total, load(rank), out=total)
+        REDUCTIONS[reduction](total, load(rank), out=total)
     if reduction == "avg":
         total = total / len(block.ranks)
     return total.astype(first.dtype)
