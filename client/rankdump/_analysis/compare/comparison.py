@@ -57,6 +57,9 @@ if TYPE_CHECKING:
 DumpSource: TypeAlias = "str | PathLike[str] | Dump"
 ROUNDING = "rounding"
 """A tolerance that is the error of rounding."""
+_RowsAndPlaces: TypeAlias = "tuple[list[ComparisonRow], dict[ProgramPlace, ProgramPlace]]"
+MIN_TABLED_TENSORS = 20_000
+"""From so many statistics on columns save more time than loading pyarrow takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +114,21 @@ def compare(
     see all trees. `progress` takes the number of pairs compared and the total. ConfigError for a
     setting that is not allowed, CorruptedError when nothing can be compared.
     """
-    started = time.monotonic()
+    started, notes = time.monotonic(), list[str]()
     tolerances = _make_tolerances(rtol, atol, equal_nan=equal_nan)
     named = _make_named_tolerances(tolerance or {})
     settings = _make_settings(tolerances, named, match, mapping, msaccucmp)
-    notes = list[str]()
     own = {"rank": rank_a, "iteration": iteration_a, "attempt": attempt_a}
     other = {"rank": rank_b, "iteration": iteration_b, "attempt": attempt_b}
-    given = (a, own), (b, other), *((each, other) for each in noise)
-    sides, is_joined = _select_sides(given, filters, unshard, notes)
-    by_rounding = is_joined and rtol is None and atol is None and not noise
-    labels = tuple(side.label for side in sides[2:])
-    settings = replace(settings, noise=labels, by_rounding=by_rounding)
-    rows, places = _compare_sides(sides, settings, notes, processes, dask, progress)
-    report = _build_report(sides, settings, rows, places, is_joined=is_joined)
+    given = _open_dumps([(a, own), (b, other), *((each, other) for each in noise)])
+    report = None if unshard or filters else _compare_tables(given, settings, notes)
+    if report is None:
+        sides, is_joined = _select_sides(given, filters, unshard, notes)
+        by_rounding = is_joined and rtol is None and atol is None and not noise
+        labels = tuple(side.label for side in sides[2:])
+        settings = replace(settings, noise=labels, by_rounding=by_rounding)
+        rows, places = _compare_sides(sides, settings, notes, processes, dask, progress)
+        report = _build_report(sides, settings, rows, places, is_joined=is_joined)
     seconds = time.monotonic() - started
     return replace(report, notes=tuple(dict.fromkeys(notes)), seconds=seconds)
 
@@ -135,7 +139,7 @@ def _build_report(
     rows: Sequence[ComparisonRow],
     places: Mapping[ProgramPlace, ProgramPlace],
     *,
-    is_joined: bool,
+    is_joined: bool = False,
 ) -> ComparisonReport:
     a, b, *_ = sides
     of_all, of_ranks = find_origins(rows, ComparedDumps(a.dump, b.dump, places))
@@ -173,6 +177,49 @@ def _compare_cards(
     return (*list_coverage_findings(a.coverage, b.coverage), *found)
 
 
+def _compare_tables(
+    given: Sequence[tuple[Dump, Mapping[str, int | None]]],
+    settings: ComparisonSettings,
+    notes: list[str],
+) -> ComparisonReport | None:
+    """Return a report without its notes and time, where both sides have so many statistics and no
+    tensors that columns are worth their start; else None.
+    """
+    dumps = [dump for dump, _ in given]
+    selected = [number for _, own in given for number in own.values() if number is not None]
+    if len(dumps) > 2 or selected or settings.named or any(each.is_filtered for each in dumps):
+        return None
+    if any(each.tabled_tensors < MIN_TABLED_TENSORS for each in dumps):
+        return None
+    try:
+        from rankdump._analysis.compare.column_comparison import compare_columns
+        from rankdump._analysis.compare.tree_columns import read_comparable_columns
+    except ModuleNotFoundError:  # without pyarrow
+        return None
+    with collector_paused():
+        columns = read_comparable_columns(dumps[0], dumps[1])
+        if columns is None:
+            return None
+        at = [{each[:2]: each for each in side.places} for side in columns]
+        sides = [
+            _DumpSide(
+                str(dump.root),
+                dump,
+                [DumpedProgram(*place, ()) for place in sorted(known)],
+                SideCoverage({}),
+            )
+            for dump, known in zip(dumps, at, strict=True)
+        ]
+        notes.extend(problem for dump in dumps for problem in dump.problems)
+        programs = _pair_sides(sides[0], sides[1], notes)
+        pairs = [
+            (at[0][own.rank, own.iteration], at[1][its.rank, its.iteration])
+            for own, its in programs
+        ]
+        rows = compare_columns(*columns, pairs, settings)
+    return _build_report(sides, settings, *_finish_rows(rows, programs))
+
+
 def _compare_sides(
     sides: Sequence[_DumpSide],
     settings: ComparisonSettings,
@@ -180,7 +227,7 @@ def _compare_sides(
     processes: int | None,
     dask: str,
     progress: Callable[[int, int], None] | None,
-) -> tuple[list[ComparisonRow], dict[ProgramPlace, ProgramPlace]]:
+) -> _RowsAndPlaces:
     """Return the rows of the first two sides, judged by the noise runs behind them, and the places
     of b by those of a where they differ.
     """
@@ -193,7 +240,7 @@ def _compare_sides(
 
 
 def _select_sides(
-    given: Sequence[tuple[DumpSource, Mapping[str, int | None]]],
+    given: Sequence[tuple[Dump, Mapping[str, int | None]]],
     common: Filters,
     unshard: bool | None,
     notes: list[str],
@@ -201,9 +248,8 @@ def _select_sides(
     """Return both sides, of which each is given with its own filters, and whether their ranks are
     joined: where that is asked, or where the layouts differ.
     """
-    opened: dict[str, Dump] = {}
     with collector_paused():
-        sides = [_select_side(_open_dump(each, opened), common, own, notes) for each, own in given]
+        sides = [_select_side(dump, common, own, notes) for dump, own in given]
         if unshard is None:
             ranks = [own["rank"] for _, own in given] + [common.get("rank")]
             has_ranks = any(rank is not None for rank in ranks)
@@ -276,14 +322,21 @@ def _make_settings(
     return ComparisonSettings(tolerances, rules, names, msaccucmp, named=named)
 
 
-def _open_dump(source: DumpSource, opened: dict[str, Dump]) -> Dump:
-    """Return the dump of a source; a path that is given twice is walked once."""
-    if isinstance(source, Dump):
-        return source
-    path = fspath(source)
-    if path not in opened:
-        opened[path] = open_dump(path)
-    return opened[path]
+def _open_dumps(
+    sources: Sequence[tuple[DumpSource, Mapping[str, int | None]]],
+) -> list[tuple[Dump, Mapping[str, int | None]]]:
+    """Return the dumps of sources with their filters; a path that is given twice is walked once."""
+    opened: dict[str, Dump] = {}
+    found: list[tuple[Dump, Mapping[str, int | None]]] = []
+    for source, own in sources:
+        if isinstance(source, Dump):
+            found.append((source, own))
+            continue
+        path = fspath(source)
+        if path not in opened:
+            opened[path] = open_dump(path)
+        found.append((opened[path], own))
+    return found
 
 
 def _select_side(
@@ -343,8 +396,22 @@ def _compare_programs(
     processes: int | None,
     dask: str,
     progress: Callable[[int, int], None] | None,
-) -> tuple[list[ComparisonRow], dict[ProgramPlace, ProgramPlace]]:
+) -> _RowsAndPlaces:
     """Return the rows of a report, and the places of b by those of a where they differ."""
+    programs = _pair_sides(a, b, notes)
+    with collector_paused():
+        pairs = [each for part in pair_program_tensors(programs, settings) for each in part]
+    measured = compare_pairs(
+        [each.pair for each in pairs], settings, processes=processes, dask=dask, progress=progress
+    )
+    rows = [each.make_row(outcome) for each, outcome in zip(pairs, measured, strict=True)]
+    return _finish_rows(rows, programs)
+
+
+def _pair_sides(
+    a: _DumpSide, b: _DumpSide, notes: list[str]
+) -> list[tuple[DumpedProgram, DumpedProgram]]:
+    """Return the programs in pairs; CorruptedError where there is no pair."""
     noted: list[str] = []
     gone = {"gone_a": a.dump.retired, "gone_b": b.dump.retired}
     programs = pair_programs(a.programs, b.programs, noted, **gone)
@@ -352,12 +419,15 @@ def _compare_programs(
     if not programs:
         why = "; ".join(("they have no rank and iteration in common", *noted))
         raise CorruptedError(f"{a.label} and {b.label}: nothing to compare: {why}")
-    with collector_paused():
-        pairs = [each for part in pair_program_tensors(programs, settings) for each in part]
-    measured = compare_pairs(
-        [each.pair for each in pairs], settings, processes=processes, dask=dask, progress=progress
-    )
-    rows = [each.make_row(outcome) for each, outcome in zip(pairs, measured, strict=True)]
+    return programs
+
+
+def _finish_rows(
+    rows: list[ComparisonRow], programs: Sequence[tuple[DumpedProgram, DumpedProgram]]
+) -> _RowsAndPlaces:
+    """Return the rows in the order of a report, and the places of b by those of a where they
+    differ.
+    """
     # Sorting is stable: the tensors of a call stay together.
     rows.sort(key=attrgetter("iteration", "position", "rank"))
     placed = [((a.rank, a.iteration), (b.rank, b.iteration)) for a, b in programs]

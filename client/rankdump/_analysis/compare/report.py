@@ -13,8 +13,10 @@ from enum import Enum
 from typing import Literal, NamedTuple, TypeAlias
 
 from rankdump._analysis.compare.card_findings import CardFinding
+from rankdump._analysis.reader.fingerprints import RecordedFingerprint
 from rankdump._analysis.reader.tree import Entry
 from rankdump._core.graph import SourceLine
+from rankdump._core.manifest import ManifestRecord
 from rankdump._core.record import TensorSide, name_argument
 from rankdump._core.tensor_layout import TensorLayout
 
@@ -174,6 +176,17 @@ class DumpedTensor(NamedTuple):
     """Position in the order in which the tensors of its program were seen."""
     parts: tuple[Entry, ...] = ()
     """Files of the ranks that it is to be joined from; empty for the tensor of one rank."""
+    fingerprint: RecordedFingerprint | None = None
+    """Of all of it, also where it is to be joined; None when unknown."""
+    row_record: ManifestRecord | None = None
+    """Record of a tensor without a file; None when unknown."""
+    guesses: tuple[DumpedTensor, ...] = ()
+    """What it may be together with those of other ranks, of which statistics alone are known."""
+
+    @property
+    def record(self) -> ManifestRecord | None:
+        """What the manifest says of it; None where there is none."""
+        return self.entry.record if self.entry is not None else self.row_record
 
     @property
     def slot_name(self) -> str:
@@ -183,7 +196,7 @@ class DumpedTensor(NamedTuple):
     @property
     def layout(self) -> TensorLayout | None:
         """Which part of a tensor of the whole model it is; None where that is not known."""
-        record = self.entry.record if self.entry is not None else None
+        record = self.record
         return record.layout if record is not None else None
 
 
@@ -211,7 +224,7 @@ class DumpedCall(NamedTuple):
     def microbatch(self) -> int | None:
         """Number of its micro-batch; None where tensors have none."""
         first = next(iter(self.inputs or self.outputs), None)
-        record = first.entry.record if first is not None and first.entry is not None else None
+        record = first.record if first is not None else None
         return record.microbatch if record is not None else None
 
 
