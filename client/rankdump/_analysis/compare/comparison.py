@@ -19,7 +19,6 @@ from rankdump._analysis.compare.compare_pool import compare_pairs
 from rankdump._analysis.compare.coverage_findings import (
     MISSING_FILE_ENDING,
     SideCoverage,
-    excuse_shapes,
     find_uneven_microbatches,
     list_coverage_findings,
 )
@@ -45,6 +44,7 @@ from rankdump._analysis.compare.report import (
     ProgramPlace,
 )
 from rankdump._analysis.compare.tensor_pairs import pair_program_tensors, pair_programs
+from rankdump._analysis.compare.undecided_rows import mark_undecided_rows
 from rankdump._analysis.reader.dump import Dump, open_dump
 from rankdump._analysis.reader.manifests import retired_sentences
 from rankdump._analysis.reader.query import Filters, ranges
@@ -236,7 +236,7 @@ def _compare_sides(
     rows, places = _compare_programs(left, right, settings, notes, *options)
     found = [_compare_programs(side, right, settings, [], *options)[0] for side in noises]
     rows = judge_rows(rows, settings, [collect_errors(each) for each in found])
-    return excuse_shapes(rows, left.coverage, right.coverage), places
+    return mark_undecided_rows(rows, left.coverage, right.coverage), places
 
 
 def _select_sides(

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from rankdump._analysis.compare.card_findings import CardFinding
-from rankdump._analysis.compare.report import ComparisonRow, DumpedProgram, TensorVerdict
+from rankdump._analysis.compare.report import DumpedProgram
 from rankdump._analysis.reader.query import ranges
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
@@ -56,28 +56,6 @@ def list_coverage_findings(a: SideCoverage, b: SideCoverage) -> list[CardFinding
             text = f"{name} lacks {count:,} {noun}; the first is {side.missing_files[0]}"
             found.append(CardFinding("files", text))
     return [*found, *list_microbatch_findings(a.microbatches, b.microbatches)]
-
-
-def excuse_shapes(
-    rows: Iterable[ComparisonRow], a: SideCoverage, b: SideCoverage
-) -> list[ComparisonRow]:
-    """Return rows; where a joined tensor may have lost elements, another shape says nothing."""
-    lacking = [name for name, side in (("a", a), ("b", b)) if side.may_lack_parts]
-    if not lacking:
-        return list(rows)
-    why = f"{' and '.join(lacking)} may lack parts of it: ranks or files are missing"
-    return [
-        row._replace(
-            outcome=replace(
-                row.outcome,
-                verdict=TensorVerdict.UNKNOWN,
-                findings=(why, *row.outcome.findings),
-            )
-        )
-        if row.outcome.verdict is TensorVerdict.SHAPE
-        else row
-        for row in rows
-    ]
 
 
 def find_uneven_microbatches(programs: Iterable[DumpedProgram]) -> UnevenMicrobatches:

@@ -22,9 +22,7 @@ from rankdump._analysis.compare.fingerprint_comparison import (
 )
 from rankdump._analysis.compare.joined_elements import ShapedElements
 from rankdump._analysis.compare.joined_tensors import (
-    ActivationKind,
     JoinedTensor,
-    find_activation_kind,
     find_drift,
     opened_joined_pair,
 )
@@ -45,8 +43,6 @@ from rankdump._analysis.compare.tensor_measures import MeasurementResult, measur
 from rankdump._analysis.reader.shard_join import select_shard
 from rankdump._analysis.reader.tensor_loader import load, opened
 from rankdump._analysis.reader.tree import are_statistics_finite
-from rankdump._core.record import TensorSide
-from rankdump._core.tensor_layout import LayoutSource
 from rankdump._kernels.array_kernels import measure_array
 from rankdump._layout.foreign_calls import XOR_KIND
 from rankdump.errors import RankdumpError
@@ -324,13 +320,6 @@ def _compare_opened(
     )
     outcomes = [_measure_elements(a, b, x, y, settings) for x in own for y in other]
     outcome = max(outcomes, key=_get_severity)
-    if not outcome.verdict.agrees and _have_other_uses(a, b):
-        # Only the operator's own gradient is known of a DTensor that it made of its input.
-        text = (
-            "one side may have the gradient for this operator alone, the other that of all uses of "
-            "its input"
-        )
-        return PairOutcome(TensorVerdict.UNKNOWN, (text, *outcome.findings))
     told = [text for text in drifts if text]
     verdict = TensorVerdict.DIFFERENT if told and outcome.verdict.agrees else outcome.verdict
     return replace(outcome, verdict=verdict, findings=(*told, *outcome.findings, *joined))
@@ -339,19 +328,6 @@ def _compare_opened(
 def _get_severity(outcome: PairOutcome) -> tuple[bool, float]:
     largest = outcome.measures.max_absolute if outcome.measures is not None else 0.0
     return not outcome.verdict.agrees, largest
-
-
-def _have_other_uses(a: DumpedTensor, b: DumpedTensor) -> bool:
-    """Return whether tensors are gradients of an input that one side has as a DTensor of another
-    layout: which operators share it depends on where it was made.
-    """
-    if a.side is not TensorSide.OUTPUT:
-        return False
-    if find_activation_kind(a.entry or b.entry) is not ActivationKind.GRADIENT:
-        return False
-    found = [each.layout for each in (a, b)]
-    by_dtensor = any(each is not None and each.source is LayoutSource.DTENSOR for each in found)
-    return by_dtensor and len({each and each.placements for each in found}) > 1
 
 
 def _measure_elements(

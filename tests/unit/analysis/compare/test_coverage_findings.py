@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from support.diff_programs import rows
-
 from rankdump._analysis.compare.coverage_findings import (
     SideCoverage,
-    excuse_shapes,
     find_uneven_microbatches,
     list_coverage_findings,
     list_microbatch_findings,
@@ -18,8 +15,6 @@ from rankdump._analysis.compare.report import (
     DumpedCall,
     DumpedProgram,
     DumpedTensor,
-    PairOutcome,
-    TensorVerdict,
 )
 from rankdump._analysis.reader.tree import Entry
 from rankdump._core.manifest import ManifestRecord
@@ -91,20 +86,3 @@ def test_missing_ranks_and_files_lead_with_a_count():
         ("files", "a lacks 2 files; the first is rank_0/x.npy: named by a manifest, but missing"),
     ]
     assert list_coverage_findings(SideCoverage({}), SideCoverage({}, world_size=4)) == []
-
-
-def test_other_shapes_say_nothing_where_a_joined_side_lacks_parts():
-    other = PairOutcome(TensorVerdict.SHAPE, ("shape [2] against [4]",))
-    first, second = (
-        row._replace(outcome=outcome)
-        for row, outcome in zip(
-            rows("a>! b>!"), (other, PairOutcome(TensorVerdict.DIFFERENT)), strict=True
-        )
-    )
-    whole, lacking = SideCoverage({}), SideCoverage({}, ("x: but missing",), is_joined=True)
-    excused, kept = excuse_shapes([first, second], lacking, whole)
-    assert excused.outcome.verdict is TensorVerdict.UNKNOWN
-    assert excused.outcome.findings[0].startswith("a may lack parts of it")
-    assert kept == second
-    by_rank = SideCoverage({}, ("x: but missing",))
-    assert excuse_shapes([first, second], by_rank, whole) == [first, second]
