@@ -28,6 +28,7 @@ from rankdump._config import config_file
 from rankdump._config.output_path import OUTPUT_VARIABLE
 from rankdump._config.own_config import BLACK_BOX_VARIABLE
 from rankdump._core.events import Finding
+from rankdump._core.input_perturbation import PERTURB_VARIABLE, PERTURBATIONS
 from rankdump._core.plan import DumpPlan
 from rankdump._core.rank_identity import WARNED_VARIABLE
 from rankdump._core.status import StatusView
@@ -143,6 +144,12 @@ def run_embedded_daemon(job_id: str, *, keep_log: bool) -> Generator[DaemonLease
     help="Keep what the latest steps of every rank looked like, and write it when something goes "
     "wrong; without a configuration nothing else is collected, below --output.",
 )
+@click.option(
+    "--perturb",
+    type=click.Choice(PERTURBATIONS),
+    help="Make a noise run for `rankdump diff --noise`: the first floating input of each call of "
+    "an attached model is moved by one unit in its last place.",
+)
 @click.option("--keep-daemon-log", is_flag=True, help="Keep the log of the embedded daemon.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
@@ -152,6 +159,7 @@ def run(
     require_fit: bool,
     observed: Path | None,
     blackbox: bool,
+    perturb: str | None,
     keep_daemon_log: bool,
     command: tuple[str, ...],
 ) -> int:
@@ -164,6 +172,8 @@ def run(
     is not started and the exit code is 1 if the dump needs more disk space than there is.
     """
     environ = _set_configuration(os.environ, config=config, output=output, blackbox=blackbox)
+    if perturb:
+        environ[PERTURB_VARIABLE] = perturb  # the first rank warns that results change
     plan = None
     if "RANKDUMP_CONFIG" in environ:
         plan, _ = config_file.load_config_plan(Path(environ["RANKDUMP_CONFIG"]), environ)

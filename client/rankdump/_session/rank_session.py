@@ -14,6 +14,11 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, SupportsIndex, cast
 
 from rankdump._core.hook_meter import HOOK_METER
+from rankdump._core.input_perturbation import (
+    PERTURB_WARNING,
+    find_perturbation_fault,
+    read_perturbation,
+)
 from rankdump._core.layout_declaration import LayoutDeclaration, declare_layout
 from rankdump._core.plan import DumpPlan, plan_to_json
 from rankdump._core.rank_identity import (
@@ -43,6 +48,7 @@ from rankdump._session.framework_adapters import (
     make_data_parallel_hook,
     make_hook,
     make_optimizer_hook,
+    make_perturbation_hook,
     make_pulse_hook,
 )
 from rankdump._session.plan_source import PlanSource, load_session_config_or_log, resolve_plan
@@ -174,6 +180,7 @@ class Session:
         self._reported_losses = 0
         self._is_only_rank = False
         self._rank = 0
+        self._perturbation = read_perturbation(environ)
         self.closed = False
         """Whether `close` was called."""
         self.undelivered = 0
@@ -186,6 +193,7 @@ class Session:
             self._rank = who.rank
             request = make_session_request(who, plan_json=text, config_source=config_source)
             self._start(plan, request, agent, environ)
+            self._report_perturbation(environ)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Session:
@@ -311,12 +319,29 @@ class Session:
         make = partial(make_hook, model, inside_compiled=inside_compiled)
         count = len(self.models)
         self.observe(make, name or find_model_name(model))
-        if pipeline.black_box is not None and len(self.models) > count:
-            self._measure_pulses(pipeline, pipeline.black_box, model)
+        if len(self.models) > count:
+            self._add_model_hooks(pipeline, model)
         if self._finds_optimizers:
             hook = self._get_optimizer_hook(pipeline)
             if hook is not None:
                 hook.find_optimizers()
+
+    def _add_model_hooks(self, pipeline: DumpPipeline, model: object) -> None:
+        """Add what a model has beside the hook that records it."""
+        if pipeline.black_box is not None:
+            self._measure_pulses(pipeline, pipeline.black_box, model)
+        if self._perturbation:
+            graph = len(self.models) - 1
+            hook = make_perturbation_hook(model, pipeline.recorder, graph=graph)
+            if hook is None:
+                pipeline.recorder.warn_once("the inputs of models of torch alone can be moved")
+            else:
+                self._hooks.add(hook, pipeline.iteration, pipeline.armed)
+
+    def _report_perturbation(self, environ: Mapping[str, str]) -> None:
+        pipeline, fault = self._pipeline, find_perturbation_fault(environ)
+        if pipeline is not None and self._rank == 0 and (fault or self._perturbation):
+            pipeline.recorder.warn_once(fault or PERTURB_WARNING)
 
     def _measure_pulses(self, pipeline: DumpPipeline, pulses: PulseRecorder, model: object) -> None:
         graph = len(self.models) - 1

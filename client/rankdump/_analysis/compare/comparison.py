@@ -41,6 +41,7 @@ from rankdump._analysis.reader.dump import Dump, open_dump
 from rankdump._analysis.reader.manifests import retired_sentences
 from rankdump._analysis.reader.query import Filters, ranges
 from rankdump._analysis.reader.tree_walk import collector_paused
+from rankdump._core.input_perturbation import PERTURB_SETTING
 from rankdump.errors import ConfigError, CorruptedError
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def compare(
     other = {"rank": rank_b, "iteration": iteration_b, "attempt": attempt_b}
     given = (a, own), (b, other), *((each, other) for each in noise)
     sides = _select_sides(given, filters, unshard, notes)
-    settings = replace(settings, noise=tuple(side.label for side in sides[2:]))
+    settings = replace(settings, noise=tuple(map(_name_noise, sides[2:])))
     rows, places = _compare_sides(sides, settings, notes, processes, dask, progress)
     of_all, of_ranks = find_origins(rows, ComparedDumps(sides[0].dump, sides[1].dump, places))
     return ComparisonReport(
@@ -118,6 +119,14 @@ def compare(
         places_of_b=places,
         card_findings=_compare_cards(sides[0], sides[1], rows, places),
     )
+
+
+def _name_noise(side: _DumpSide) -> str:
+    """Return the name of a noise run, with what its run cards say was moved in it."""
+    first = {program.iteration for program in side.programs[:1]}
+    settings = (each.card.settings for each in side.dump.find_cards_of(first).cards)
+    moved = sorted({found for each in settings if (found := each.get(PERTURB_SETTING))})
+    return f"{side.label} (input moved by {', '.join(moved)})" if moved else side.label
 
 
 def _compare_cards(
