@@ -20,6 +20,7 @@ from rankdump._analysis.compare.report import (
 )
 from rankdump._analysis.reader.dump import Dump
 from rankdump._analysis.reader.tree import Entry, Figures
+from rankdump._core.manifest import ManifestRecord
 from rankdump._core.record import TensorKey, TensorSide, sanitize_name
 from rankdump._core.selection import GRADIENTS_PREFIX
 from rankdump._core.statistics import MD5_ITEM, STATISTIC_TITLES
@@ -29,6 +30,8 @@ from rankdump.errors import CorruptedError
 
 RECOMPUTED_PREFIX = "Recompute/"
 """Prefix of the name of a call that activation checkpointing runs again."""
+
+NO_DIGESTS: Mapping[tuple[int, ManifestRecord], str] = {}
 
 _NamedTensor: TypeAlias = "Entry | Figures"
 _RankIteration: TypeAlias = "tuple[int, int]"
@@ -41,8 +44,14 @@ _STATISTIC_ITEMS = {
 }
 
 
-def read_programs(dump: Dump, problems: list[str] | None = None) -> list[DumpedProgram]:
+def read_programs(
+    dump: Dump,
+    problems: list[str] | None = None,
+    digests: Mapping[tuple[int, ManifestRecord], str] = NO_DIGESTS,
+) -> list[DumpedProgram]:
     """Return the programs of a dump, by rank and iteration; constants come first.
+
+    `digests` are those of records without a file, by rank and record.
 
     A tensor with a file and a row of statistics is one tensor. When tables are damaged, statistics
     are ignored and `problems` gets a sentence; without that list, CorruptedError is raised.
@@ -54,7 +63,7 @@ def read_programs(dump: Dump, problems: list[str] | None = None) -> list[DumpedP
     for entry in dump.tensors():
         entries[_get_rank_iteration(entry.key)].append(entry)
     places = sorted({*entries, *rows})
-    return [_build_program(place, entries[place], rows[place]) for place in places]
+    return [_build_program(place, entries[place], rows[place], digests) for place in places]
 
 
 def _read_statistics(dump: Dump, problems: list[str] | None) -> list[Figures]:
@@ -78,7 +87,10 @@ def _make_tensor_place(key: TensorKey) -> _TensorPlace:
 
 
 def _build_program(
-    place: _RankIteration, entries: list[Entry], rows: dict[_TensorPlace, Figures]
+    place: _RankIteration,
+    entries: list[Entry],
+    rows: dict[_TensorPlace, Figures],
+    digests: Mapping[tuple[int, ManifestRecord], str],
 ) -> DumpedProgram:
     left = dict(rows)
     named: list[tuple[_NamedTensor, Figures | None]] = [
@@ -97,7 +109,11 @@ def _build_program(
         if tensors is None or at in tensors:
             tensors = latest[name] = {}
             calls.append((tensor, tensors))
-        tensors[at] = _build_tensor(tensor, row, seen)
+        built = _build_tensor(tensor, row, seen)
+        if digests and not built.digest and tensor.record is not None:
+            digest = digests.get((key.rank, tensor.record), "")
+            built = built._replace(digest=digest)
+        tensors[at] = built
     rank, iteration = place
     called = (_build_call(at, first, list(of.values())) for at, (first, of) in enumerate(calls))
     return DumpedProgram(rank, iteration, tuple(called))

@@ -4,7 +4,7 @@ its size and digest in the manifest before a row of it is used; nothing is unpic
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,6 +25,10 @@ from rankdump.errors import CorruptedError
 
 FingerprintsByRecord: TypeAlias = "dict[tuple[int, ManifestRecord], tuple[int, list[float]]]"
 """Digest and sketch by rank and record."""
+DigestsByRecord: TypeAlias = "dict[tuple[int, ManifestRecord], str]"
+"""Texts of digests by rank and record."""
+FINGERPRINT_KIND = "fingerprint:"
+"""Start of the text of a digest, which tells it from that of a file's elements."""
 
 
 def find_fingerprint_path(manifest_path: str) -> str:
@@ -76,6 +80,22 @@ def read_fingerprints_of_tree(
 ) -> FingerprintsByRecord:
     """Return the fingerprints of some ranks of a tree; reads only manifests that have some."""
     found: FingerprintsByRecord = {}
+    for rank, record, digest, sketch in _iterate_fingerprints(root, ranks, problems):
+        found[rank, record] = digest, sketch
+    return found
+
+
+def read_digests_of_tree(root: Path, ranks: Iterable[int], problems: list[str]) -> DigestsByRecord:
+    """Return the digests of the fingerprints of some ranks, `fingerprint:00f3...`."""
+    return {
+        (rank, record): f"{FINGERPRINT_KIND}{digest:016x}"
+        for rank, record, digest, _ in _iterate_fingerprints(root, ranks, problems)
+    }
+
+
+def _iterate_fingerprints(
+    root: Path, ranks: Iterable[int], problems: list[str]
+) -> Iterator[tuple[int, ManifestRecord, int, list[float]]]:
     wanted = set(ranks)
     for folder in list_rank_folders(root):
         if not (root / folder / FINGERPRINT_FOLDER).is_dir():
@@ -85,15 +105,9 @@ def read_fingerprints_of_tree(
                 manifest = Manifest.from_json(path.read_bytes())
             except (OSError, CorruptedError):
                 continue  # the walk has told it
-            if manifest.status.rank in wanted:
-                _add_records(found, root, path.relative_to(root).as_posix(), manifest, problems)
-    return found
-
-
-def _add_records(
-    found: FingerprintsByRecord, root: Path, path: str, manifest: Manifest, problems: list[str]
-) -> None:
-    records = manifest.records
-    rows = read_fingerprints(LocalTree(root), path, manifest, len(records), problems)
-    for number, digest, sketch in rows.tolist() if rows is not None else ():
-        found[manifest.status.rank, records[number]] = digest, sketch
+            if manifest.status.rank not in wanted:
+                continue
+            where, records = path.relative_to(root).as_posix(), manifest.records
+            rows = read_fingerprints(LocalTree(root), where, manifest, len(records), problems)
+            for number, digest, sketch in rows.tolist() if rows is not None else ():
+                yield manifest.status.rank, records[number], digest, sketch
