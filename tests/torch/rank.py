@@ -19,6 +19,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -27,6 +28,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.distributed import all_reduce  # as a script that ran before us has it
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -36,6 +39,7 @@ import rankdump
 from rankdump._core.plan import DumpPlan, OutputSettings
 from rankdump._core.rank_identity import RankIdentity
 from rankdump._frameworks.torch.model_hook import attach_model
+from rankdump._session.step_replay import StepReplay, make_step_replay
 
 Result = dict[str, object]
 
@@ -396,6 +400,73 @@ def waiting(rank: int, world: int) -> Result:
     return {}
 
 
+# -- steps that run two times
+
+
+class Noise(nn.Module):
+    """Adds another number in each call."""
+
+    def __init__(self, amount: float) -> None:
+        super().__init__()
+        self.amount = amount
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x + self.amount * self.calls
+
+
+def train_replayed(
+    kind: str, *, twice: bool, noise: float = 0.0, also: tuple[object, ...] = ()
+) -> tuple[list[float], list[tuple[object, ...]], list[str]]:
+    """Two steps; return the losses, the collectives, and the reports."""
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Linear(4, 4), Noise(noise), nn.Linear(4, 2))
+    if kind == "ddp":
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    else:
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for part in (model[0], model[2], model):
+            fully_shard(part, mesh=mesh)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    recorder = FakeRecorder()
+    hook = attach_model(model, recorder, graph=0)
+    losses, reports = [], []
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = model(torch.randn(3, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        total = loss.detach()
+        all_reduce(total)
+        return float(total)
+
+    for iteration in range(2):
+        hook.iteration_begins(iteration, True)
+        if twice:
+            framework = make_step_replay([model], also)
+            replay = StepReplay(framework, step, nullcontext, iteration=iteration, rank=0)
+            losses.append(replay.run())
+            reports.append(str(replay.report))
+        else:
+            losses.append(step())
+        hook.iteration_ends(iteration, True)
+    recorder.wait_for_ends()
+    hook.detach()
+    return losses, events(recorder), reports
+
+
+def replays(rank: int, world: int) -> Result:
+    found: Result = {}
+    for kind in ("ddp", "fsdp2"):
+        plain = train_replayed(kind, twice=False)
+        found[kind] = [plain, train_replayed(kind, twice=True)]
+    found["noise"] = train_replayed("ddp", twice=True, noise=1e-3 * rank)[2]
+    found["refused"] = train_replayed("ddp", twice=True, also=("text",) * rank)[2]
+    return found
+
+
 def main() -> None:
     scenario, rank, world, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     torch.set_num_threads(1)
@@ -406,7 +477,7 @@ def main() -> None:
         world_size=world,
         timeout=timedelta(seconds=90),
     )
-    scenarios = (collectives, buckets, raising, waiting)
+    scenarios = (collectives, buckets, raising, waiting, replays)
     run = {each.__name__: each for each in scenarios}[scenario]
     result = run(rank, world)
     dist.destroy_process_group()

@@ -251,3 +251,26 @@ def test_bucket_names(trained) -> None:
     assert {event[5] for event in halved} == {"float16"}
     total = sum(e[4] for e in trained[0]["plain"]["events"] if e[0] == "ALL_REDUCE")
     assert total == 3 * 2499  # every gradient of three steps, once
+
+
+def test_replays_leave_a_job_as_it_is_and_name_the_operator_of_each_rank(tmp_path: Path) -> None:
+    """Law: losses and collectives with DDP and FSDP2 are those of a job without replays; where one
+    rank cannot make a second run, none does.
+    """
+    ranks = run("replays", 2, tmp_path)
+    for rank in ranks:
+        for kind in ("ddp", "fsdp2"):
+            (losses, seen, _), (repeated, others, reports) = rank[kind]
+            assert losses == repeated
+            events = seen, others
+            # DistributedDataParallel agrees on the order of its buckets in the second run it makes.
+            names, again = ([(e[0], e[-1]) for e in each if e[0] != "BROADCAST"] for each in events)
+            assert names
+            assert names == again
+            assert all("digests are the same" in each for each in reports), reports
+    first, second = ranks
+    assert "Noise-op0: its inputs agree, and output.0 differs" in second["noise"][0]
+    assert "Noise-op0" not in first["noise"][0]
+    assert "first Gradients/" in first["noise"][0]
+    assert all("another rank cannot make a second run" in each for each in first["refused"])
+    assert all("also has an object of type builtins.str" in each for each in second["refused"])

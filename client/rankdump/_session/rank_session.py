@@ -9,9 +9,10 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, SupportsIndex, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, SupportsIndex, TypeVar, cast
 
 from rankdump._core.hook_meter import HOOK_METER
 from rankdump._core.input_perturbation import (
@@ -29,7 +30,13 @@ from rankdump._core.rank_identity import (
     read_timeout_variables,
 )
 from rankdump._core.record import TensorSide
-from rankdump._core.recorder_protocol import IterationHook, PulseRecorder, TensorNameFinder
+from rankdump._core.recorder_protocol import (
+    HiddenHook,
+    IterationHook,
+    PulseRecorder,
+    TensorNameFinder,
+)
+from rankdump._core.replay_report import ReplayReport
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._frameworks.arrays import (
     SIDES,
@@ -44,6 +51,7 @@ from rankdump._session.framework_adapters import (
     HookFactory,
     OptimizerHook,
     find_model_name,
+    is_torch_module,
     make_array_source,
     make_data_parallel_hook,
     make_hook,
@@ -52,6 +60,7 @@ from rankdump._session.framework_adapters import (
     make_pulse_hook,
 )
 from rankdump._session.plan_source import PlanSource, load_session_config_or_log, resolve_plan
+from rankdump._session.step_replay import StepReplay, make_step_replay
 from rankdump.errors import ExhaustedError, RankdumpError
 
 if TYPE_CHECKING:
@@ -79,6 +88,14 @@ class SessionHooks:
         for hook in self._hooks:
             hook.iteration_ends(iteration, armed)
 
+    def hide(self, iteration: int, on: bool, armed: bool) -> None:
+        """Notify the hooks that a part of the iteration is repeated, or that it is over."""
+        for hook in self._hooks:
+            if isinstance(hook, HiddenHook):
+                hook.hide(on)
+            else:
+                hook.iteration_begins(iteration, armed)
+
     def find_name(self, tensor: object) -> str:
         """Return the name of a parameter or buffer of an attached model; empty if it is none."""
         named = (pair for model in self.list_models() for pair in model.iterate_named())
@@ -97,6 +114,7 @@ class SessionHooks:
 _logger = logging.getLogger("rankdump")
 
 _P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 def never_raises(method: Callable[_P, None]) -> Callable[_P, None]:
@@ -178,6 +196,11 @@ class Session:
         self._finds_optimizers = plan is not None and plan.selection.optimizer_states
         self._optimizers: OptimizerHook | None = None
         self._reported_losses = 0
+        self._attached: list[Any] = []
+        """Models that `attach` observes."""
+        self._is_replaying = False
+        self.last_replay: ReplayReport | None = None
+        """What became of the last call of `replay` that ran to its end; None before."""
         self._is_only_rank = False
         self._rank = 0
         self._perturbation = read_perturbation(environ)
@@ -320,6 +343,7 @@ class Session:
         count = len(self.models)
         self.observe(make, name or find_model_name(model))
         if len(self.models) > count:
+            self._attached.append(model)
             self._add_model_hooks(pipeline, model)
         if self._finds_optimizers:
             hook = self._get_optimizer_hook(pipeline)
@@ -370,6 +394,65 @@ class Session:
             pipeline.recorder.warn_once(f"note({', '.join(numbers)}) is not allowed: {error}")
             return
         causes.note(found)
+
+    def replay(
+        self,
+        step: Callable[..., _R],
+        *args: Any,
+        also: Sequence[object] = (),
+        **keywords: Any,
+    ) -> _R:
+        """Run a step of the training, and again from the same state; compare all digests.
+
+        Return `step(*args, **keywords)` of the first run, which is the one in the dump; the state
+        after it is restored, so the training goes on as with one run. `last_replay` says whether
+        all inputs, outputs, gradients, parameters, buffers, states of optimizers and generators
+        were the same, and which operator differed first, if it was not. All ranks call it together.
+
+        What is saved and restored: parameters, buffers and gradients of attached models,
+        optimizers, schedulers of learning rates, scalers of gradients, and the generators of torch,
+        numpy and Python. `also` has other objects with `state_dict` and `load_state_dict`, or
+        `get_state` and `set_state`. An error of the first run propagates, one of the second is in
+        the report. Without a plan, or where the state cannot be copied, the step runs once.
+        """
+        pipeline, run = self._pipeline, partial(step, *args, **keywords)
+        if pipeline is None or self._is_replaying:
+            return run()
+        torch_models = [model for model in self._attached if is_torch_module(model)]
+        if not torch_models:
+            pipeline.recorder.warn_once("replay ran a step once: no torch model is attached")
+            return run()
+        replay = StepReplay(
+            make_step_replay(torch_models, also),
+            run,
+            self._hide,
+            iteration=pipeline.iteration,
+            rank=self._rank,
+        )
+        self._is_replaying = True
+        try:
+            result = replay.run()
+        finally:
+            self._is_replaying = False
+        self.last_replay = replay.report
+        pipeline.add_replay(replay.report)
+        return result
+
+    @contextmanager
+    def _hide(self) -> Generator[None]:
+        """Record nothing in the block, and ignore calls of the script."""
+        pipeline = self._pipeline
+        if pipeline is None:  # the step has closed the session
+            yield
+            return
+        with pipeline.hide():
+            self._hooks.hide(pipeline.iteration, True, pipeline.armed)
+            self._pipeline = None
+            try:
+                yield
+            finally:
+                self._pipeline = pipeline
+        self._hooks.hide(pipeline.iteration, False, pipeline.armed)
 
     @never_raises
     def observe(self, make: HookFactory, name: str) -> None:
