@@ -91,7 +91,10 @@ class ReplayReport:
 
     def __str__(self) -> str:
         """Return the report as one sentence."""
-        step = f"replay of iteration {self.iteration} on rank {self.rank}"
+        return self.describe(f"replay of iteration {self.iteration} on rank {self.rank}")
+
+    def describe(self, step: str) -> str:
+        """Return the report as one sentence that begins with a name of the replay."""
         if self.skipped:
             return f"{step}: skipped, the step ran once: {self.skipped}"
         counts = f"{self.differing:,} of {self.compared:,} digests differ"
@@ -168,7 +171,7 @@ class ReplayTally:
         if report.is_deterministic:
             self._equal += 1
         elif len(self._notes) < _MAX_NOTES:
-            self._notes.append(str(report))
+            self._notes.append(report.describe(f"replay of iteration {report.iteration}"))
         else:
             self._left_out += 1
 
@@ -178,5 +181,6 @@ class ReplayTally:
         if self._left_out:
             notes.append(f"{self._left_out:,} more replays differ or were skipped")
         if self._equal:
-            notes.append(f"{self._equal:,} replayed, with the same digests in both runs")
+            steps = "1 step was" if self._equal == 1 else f"{self._equal:,} steps were"
+            notes.append(f"{steps} replayed with the same digests")
         return notes

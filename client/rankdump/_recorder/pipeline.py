@@ -243,8 +243,7 @@ class DumpPipeline:
         if report.is_deterministic is False or report.skipped:
             self._session_logger.warn_once(str(report))
         if self.card is not None and not report.skipped:
-            numbers = {"compared": report.compared, "differing": report.differing}
-            self.card.note({f"replay.{name}": number for name, number in numbers.items()})
+            self.card.note({"replay.differing": report.differing})
 
     def change_plan(self, change: PlanChange, begin: int, *, iterations: int = 0) -> int | str:
         """Change the plan from an iteration on, for so many iterations or for good.
