@@ -108,11 +108,7 @@ def format_twice(found: ExactReport) -> list[str]:
     from rankdump._cli.diff_report import format_origins, format_rank_origins
 
     report = found.report
-    lines: list[str] = []
-    if found.start_findings:
-        lines.append("the runs did not start alike, as with one seed, one batch and one state:")
-        lines += [f"  {each.text}" for each in found.start_findings]
-        lines.append("what follows does not tell whether the job is deterministic")
+    lines = _format_start(found) if found.differing else []
     iterations = ranges({row.iteration for row in report.rows if row.iteration >= 0})
     compared = f"{format_count(found.compared, 'tensor')} of rank {ranges(found.ranks)}"
     where = f"in iteration {iterations}" if iterations else "of constants"
@@ -129,6 +125,7 @@ def format_twice(found: ExactReport) -> list[str]:
         lines += [f"rank {ranges(same)} has the same bits in both runs"] if same else []
     else:
         lines.append(f"deterministic: {compared} {where} have the same bits in both runs")
+        lines += _format_start(found)
     if found.by_statistics:
         lines.append(
             f"{format_count(found.by_statistics, 'tensor')} compared by statistics alone, which "
@@ -137,6 +134,18 @@ def format_twice(found: ExactReport) -> list[str]:
     lines += report.notes
     lines.append(f"more: rankdump diff {report.a} {report.b}")
     return lines
+
+
+def _format_start(found: ExactReport) -> list[str]:
+    """Return the lines about what differed before the first operator."""
+    if not found.start_findings:
+        return []
+    names = {name for each in found.start_findings for name in (*each.names, each.subject)}
+    has_seed = any("seed" in name or "random" in name for name in names)
+    what = "do not have the same seed" if has_seed else "did not start alike"
+    lines = [f"the runs {what}:", *(f"  {each.text}" for each in found.start_findings)]
+    untold = "what follows does not tell whether the job is deterministic"
+    return [*lines, untold] if found.differing else lines
 
 
 def _has_differing_row(found: ExactReport, rank: int) -> bool:

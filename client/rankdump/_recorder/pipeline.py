@@ -139,7 +139,7 @@ class DumpPipeline:
         )
         self._record_builder = self._make_record_builder(plan)
         self._trigger = self._make_trigger(plan)
-        self._replays = ReplayTally()
+        self._replays, self._replayed_in = ReplayTally(), -1
         self.undelivered = 0
         """Tensors that had not reached an agent when `close` returned."""
         self.refused = False
@@ -208,6 +208,7 @@ class DumpPipeline:
             self.black_box.end_step(ran=ran)
         if self._overhead is not None:
             dumped = self._iteration_state.was_armed and (ran or self.has_run)
+            dumped = dumped and self._replayed_in != iteration  # its hooks took time as well
             self._overhead.end_iteration(iteration, dumped=dumped)
         if not self._iteration_state.end(ran=ran):
             return
@@ -240,6 +241,7 @@ class DumpPipeline:
     def add_replay(self, report: ReplayReport) -> None:
         """Keep what became of a step that was run two times: in the card, the log and the notes."""
         self._replays.add(report)
+        self._replayed_in = self._iteration_state.iteration
         if report.is_deterministic is False or report.skipped:
             self._session_logger.warn_once(str(report))
         if self.card is not None and not report.skipped:

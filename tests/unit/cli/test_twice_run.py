@@ -111,13 +111,20 @@ def test_another_seed_leads_the_report(tmp_path: Path) -> None:
     ]
     found = compare_exactly(*trees, processes=1)
     lines = format_twice(found)
-    assert lines[0].startswith("the runs did not start alike")
+    assert lines[0] == "the runs do not have the same seed:"
     assert "random.cpu (rank 0-1)" in lines[1]
     assert "seed 1 against 2" in lines[2]
     assert not any(line.startswith("not deterministic") for line in lines)
     assert [each.subject for each in found.start_findings] == ["random", "settings"]
     same = compare_exactly(trees[0], make_tree(tmp_path / "third", card=other), processes=1)
-    assert not same.is_deterministic
+    assert same.is_deterministic  # whatever the seed is, it changes nothing that was dumped
+    lines = format_twice(same)
+    assert lines[0].startswith("deterministic: ")
+    assert lines[1] == "the runs do not have the same seed:"
+    batch = replace(CARD, digests={**CARD.digests, "batch.0": "cc"})
+    tree = make_tree(tmp_path / "fourth", noisy_ranks=(0,), card=batch)
+    lines = format_twice(compare_exactly(trees[0], tree, processes=1))
+    assert lines[0] == "the runs did not start alike:"
 
 
 def test_trees_without_digests_are_compared_by_statistics(tmp_path: Path) -> None:

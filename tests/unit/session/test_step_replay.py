@@ -18,6 +18,7 @@ import rankdump
 from rankdump._core.plan import BlackBoxSettings, IterationSelection
 from rankdump._core.rank_identity import RankIdentity
 from rankdump._core.run_card import parse_card
+from rankdump._recorder.step_overhead import StepOverhead
 
 
 class Noise(nn.Module):
@@ -174,3 +175,19 @@ def test_session_that_the_step_closes_stays_closed(
     session.attach(nn.Linear(1, 1))
     session.replay(session.close)
     assert (session.closed, session.active) == (True, False)
+
+
+def test_time_of_a_replay_is_not_that_of_dumping(
+    running: RunningFakeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Law: a rank that limits its overhead does not keep less because a step was replayed."""
+    taken: list[tuple[int, bool]] = []
+
+    def end_iteration(self: StepOverhead, iteration: int, *, dumped: bool) -> None:
+        taken.append((iteration, dumped))
+
+    monkeypatch.setattr(StepOverhead, "end_iteration", end_iteration)
+    made = plan(tmp_path, max_step_overhead=0.5)
+    with rankdump.Session(made, agent=running.address, identity=RankIdentity()) as session:
+        train(session, replayed=True)
+    assert taken == [(0, True), (1, False), (2, True)]

@@ -51,8 +51,8 @@ class ExactReport:
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether everything was in both runs with the same bits."""
-        return not (self.differing or self.start_findings or self.report.notes)
+        """Whether everything was in both runs with the same bits; then the start is no matter."""
+        return bool(self.compared) and not (self.differing or self.report.notes)
 
     @property
     def ranks(self) -> tuple[int, ...]:
