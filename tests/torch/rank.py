@@ -30,6 +30,12 @@ from torch import nn
 from torch.distributed import all_reduce  # as a script that ran before us has it
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -38,6 +44,7 @@ from conftest import FakeRecorder
 import rankdump
 from rankdump._core.plan import DumpPlan, OutputSettings
 from rankdump._core.rank_identity import RankIdentity
+from rankdump._frameworks.torch.input_perturbation import TorchInputPerturbation
 from rankdump._frameworks.torch.model_hook import attach_model
 from rankdump._session.step_replay import StepReplay, make_step_replay
 
@@ -457,8 +464,44 @@ def train_replayed(
     return losses, events(recorder), reports
 
 
+# -- noise runs
+
+
+def make_words() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+
+
+def move_words(model: nn.Sequential, ids: torch.Tensor) -> list[torch.Tensor]:
+    """Return what the model computes in a noise run, and what its second module gets."""
+    seen: list[torch.Tensor] = []
+    perturbation = TorchInputPerturbation(model, FakeRecorder(), graph=0)
+    model[1].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    result = model(ids)
+    result.square().sum().backward()
+    perturbation.detach()
+    given = seen[0].to_local() if isinstance(seen[0], DTensor) else seen[0]
+    return [result.detach(), given.detach()]
+
+
+def perturbed(world: int) -> Result:
+    """The embedding of one model, whole, in tensor parallelism and in FSDP2."""
+    ids, mesh = torch.tensor([1, 7, 3, 0, 5, 2]), init_device_mesh("cpu", (world,))
+    rows = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
+    plan = {"0": rows, "1": ColwiseParallel(), "3": RowwiseParallel()}
+    sharded = make_words()
+    for part in (sharded[0], sharded[1], sharded[3], sharded):
+        fully_shard(part, mesh=mesh)
+    models = {
+        "whole": make_words(),
+        "tp": parallelize_module(make_words(), mesh, plan),
+        "fsdp2": sharded,
+    }
+    return {name: move_words(model, ids) for name, model in models.items()}
+
+
 def replays(rank: int, world: int) -> Result:
-    found: Result = {}
+    found: Result = {"moved": perturbed(world)}
     for kind in ("ddp", "fsdp2"):
         plain = train_replayed(kind, twice=False)
         found[kind] = [plain, train_replayed(kind, twice=True)]
