@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import random
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -18,6 +19,7 @@ from torch.optim.lr_scheduler import StepLR
 from rankdump._core.replay_report import ReplayReport
 from rankdump._frameworks.torch import job_state
 from rankdump._frameworks.torch.job_state import JobState
+from rankdump._frameworks.torch.model_hook import TorchModelHook
 from rankdump._session.step_replay import StepReplay, make_step_replay
 
 
@@ -314,3 +316,42 @@ def test_equal_storages_are_copied_once() -> None:
     third = JobState([model], known=first)
     changed = [each for each in third._storages.values() if id(each.saved) not in shared]
     assert [each.saved.nbytes for each in changed] == [64 * 4]
+
+
+def test_model_that_cannot_be_observed_lets_the_step_run_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No hook is left behind, on none of the models."""
+    models, calls = [nn.Linear(2, 2), nn.Linear(2, 2)], list[int]()
+    begin = TorchModelHook.iteration_begins
+
+    def begin_first(self: TorchModelHook, iteration: int, armed: bool) -> None:
+        if self.graph:
+            raise RuntimeError("no")
+        begin(self, iteration, armed)
+
+    monkeypatch.setattr(TorchModelHook, "iteration_begins", begin_first)
+    _, report = replay(lambda: calls.append(1), *models)
+    assert calls == [1]
+    assert report.skipped == "its models cannot be observed: RuntimeError: no"
+    assert not any(model._forward_hooks for model in models)
+
+
+def test_copies_are_freed_when_the_first_run_fails() -> None:
+    model, kept = nn.Linear(2, 2), list[weakref.ref[JobState]]()
+    framework = make_step_replay([model], ())
+    copy_state = framework.copy_state
+
+    def copy_once(known: JobState | None = None) -> JobState:
+        state = copy_state(known)
+        kept.append(weakref.ref(state))
+        return state
+
+    framework.copy_state = copy_once  # type: ignore[method-assign]
+
+    def step() -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        StepReplay(framework, step, nullcontext, iteration=0, rank=0).run()
+    assert kept[0]() is None

@@ -77,6 +77,8 @@ class ReplayReport:
     differing: int = 0
     differences: tuple[ReplayDifference, ...] = ()
     """In the order of the first run, at most MAX_DIFFERENCES; the first one is the origin."""
+    calls: int = 0
+    """Calls of modules that were observed in the first run."""
     unread: int = 0
     """Tensors that could not be read, and were not compared."""
     raised: str = ""
@@ -99,6 +101,9 @@ class ReplayReport:
             return f"{step}: skipped, the step ran once: {self.skipped}"
         counts = f"{self.differing:,} of {self.compared:,} digests differ"
         raised = f"; the second run raised {self.raised}" if self.raised else ""
+        raised += "" if self.calls else "; no call of an attached model was observed"
+        noun = "tensor" if self.unread == 1 else "tensors"
+        raised += f"; {self.unread:,} {noun} could not be read" if self.unread else ""
         if not self.differences:
             same = f"all {self.compared:,} digests are the same"
             return f"{step}: {counts if self.differing else same}{raised}"

@@ -399,7 +399,7 @@ class Session:
         self,
         step: Callable[..., _R],
         *args: Any,
-        also: Sequence[object] = (),
+        also: object = (),
         **keywords: Any,
     ) -> _R:
         """Run a step of the training, and again from the same state; compare all digests.
@@ -411,8 +411,8 @@ class Session:
 
         What is saved and restored: parameters, buffers and gradients of attached models,
         optimizers, schedulers of learning rates, scalers of gradients, and the generators of torch,
-        numpy and Python. `also` has other objects with `state_dict` and `load_state_dict`, or
-        `get_state` and `set_state`. An error of the first run propagates, one of the second is in
+        numpy and Python. `also` is another object, or a list of them, with `state_dict` and
+        `load_state_dict`, or `get_state` and `set_state`. An error of the first run propagates, one of the second is in
         the report. Without a plan, or where the state cannot be copied, the step runs once.
         """
         pipeline, run = self._pipeline, partial(step, *args, **keywords)
@@ -422,8 +422,9 @@ class Session:
         if not torch_models:
             pipeline.recorder.warn_once("replay ran a step once: no torch model is attached")
             return run()
+        others = cast("Sequence[object]", also if isinstance(also, (list, tuple)) else (also,))
         replay = StepReplay(
-            make_step_replay(torch_models, also),
+            make_step_replay(torch_models, others),
             run,
             self._hide,
             iteration=pipeline.iteration,
@@ -434,9 +435,13 @@ class Session:
             result = replay.run()
         finally:
             self._is_replaying = False
-        self.last_replay = replay.report
-        pipeline.add_replay(replay.report)
+        self._report_replay(pipeline, replay.report)
         return result
+
+    @never_raises
+    def _report_replay(self, pipeline: DumpPipeline, report: ReplayReport) -> None:
+        self.last_replay = report
+        pipeline.add_replay(report)
 
     @contextmanager
     def _hide(self) -> Generator[None]:

@@ -57,6 +57,9 @@ class StepReplay:
             result = self._step()
             if observer is not None and not fault:
                 fault = _try(observer.end, result, read_random_states())
+        except BaseException:
+            before = None  # the error keeps this frame
+            raise
         finally:
             if observer is not None:
                 _try(observer.detach)
@@ -105,6 +108,7 @@ class StepReplay:
             len(first.digests),
             count,
             differences,
+            len(first.sources),
             first.unread,
             raised,
         )
@@ -122,9 +126,12 @@ class StepReplay:
             return None, fault
         try:
             observer = self._framework.observe(self._iteration)
-            observer.begin()
         except Exception as error:
             return None, f"its models cannot be observed: {_describe(error)}"
+        fault = _try(observer.begin)
+        if fault:
+            _try(observer.detach)
+            return None, f"its models cannot be observed: {fault}"
         return observer, ""
 
     def _agree(self, fault: str) -> str:

@@ -68,11 +68,15 @@ def test_differences_beyond_the_limit_are_counted() -> None:
 def test_reports_are_one_sentence() -> None:
     found = ReplayDifference(FORWARD, "Linear", "output.0", "output.0 differs", "train.py:7")
     start = "replay of iteration 3 on rank 1: "
-    assert str(ReplayReport(3, 1, 9, 1, (found,))) == (
+    assert str(ReplayReport(3, 1, 9, 1, (found,), calls=2)) == (
         f"{start}1 of 9 digests differ; first {FORWARD}: output.0 differs, at train.py:7"
     )
-    assert str(ReplayReport(3, 1, 9)) == f"{start}all 9 digests are the same"
-    assert str(ReplayReport(3, 1, 9, raised="E: x")) == (
+    assert str(ReplayReport(3, 1, 9, calls=2)) == f"{start}all 9 digests are the same"
+    assert str(ReplayReport(3, 1, 9, unread=1)) == (
+        f"{start}all 9 digests are the same; no call of an attached model was observed; "
+        "1 tensor could not be read"
+    )
+    assert str(ReplayReport(3, 1, 9, calls=2, raised="E: x")) == (
         f"{start}all 9 digests are the same; the second run raised E: x"
     )
     skipped = ReplayReport(3, 1, skipped="no memory")
@@ -85,7 +89,7 @@ def test_notes_of_a_session_are_few() -> None:
     tally = ReplayTally()
     assert tally.list_notes() == []
     for iteration in range(20):
-        tally.add(ReplayReport(iteration, 0, 9, iteration % 2))
+        tally.add(ReplayReport(iteration, 0, 9, iteration % 2, calls=2))
     notes = tally.list_notes()
     assert notes[0] == "replay of iteration 1: 1 of 9 digests differ"
     assert notes[-2:] == [

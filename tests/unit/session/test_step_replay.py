@@ -191,3 +191,14 @@ def test_time_of_a_replay_is_not_that_of_dumping(
     with rankdump.Session(made, agent=running.address, identity=RankIdentity()) as session:
         train(session, replayed=True)
     assert taken == [(0, True), (1, False), (2, True)]
+
+
+def test_one_object_beside_the_model_needs_no_list(
+    running: RunningFakeAgent, tmp_path: Path
+) -> None:
+    own = torch.Generator()
+    with rankdump.Session(plan(tmp_path), agent=running.address) as session:
+        session.attach(nn.Linear(1, 1))
+        session.replay(lambda: torch.rand(1, generator=own), also=own)
+        assert session.last_replay is not None
+        assert session.last_replay.is_deterministic
