@@ -412,8 +412,9 @@ class Session:
         What is saved and restored: parameters, buffers and gradients of attached models,
         optimizers, schedulers of learning rates, scalers of gradients, and the generators of torch,
         numpy and Python. `also` is another object, or a list of them, with `state_dict` and
-        `load_state_dict`, or `get_state` and `set_state`. An error of the first run propagates, one of the second is in
-        the report. Without a plan, or where the state cannot be copied, the step runs once.
+        `load_state_dict`, or `get_state` and `set_state`. An error of the first run propagates, one
+        of the second is in the report. Without a plan, or where the state cannot be copied, the
+        step runs once.
         """
         pipeline, run = self._pipeline, partial(step, *args, **keywords)
         if pipeline is None or self._is_replaying:
