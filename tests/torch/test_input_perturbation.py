@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from typing import Any, NamedTuple
 
 import pytest
@@ -161,6 +162,48 @@ def test_token_ids_are_left_and_the_embedding_is_moved(
     assert not torch.nn.modules.module._global_forward_hooks
     for hook in reversed(hooks):
         hook.detach()
+
+
+def test_what_another_module_has_computed_is_not_moved_again(recorder: Any) -> None:
+    """As the input of a loss, or of a later stage of a pipeline."""
+    model, loss = nn.Linear(3, 2), nn.MSELoss()
+    hooks = [TorchInputPerturbation(each, recorder, graph=0) for each in (model, loss)]
+    x, y = torch.rand(4, 3), torch.zeros(4, 2)
+    found = loss(model(x), y)
+    for hook in hooks:
+        hook.detach()
+    assert torch.equal(found, loss(model(move_by_ulp(x)), y))
+    assert recorder.warnings == []
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_only_the_first_stage_of_a_pipeline_is_moved(recorder: Any, is_first: bool) -> None:
+    stage_class: Any = importlib.import_module(
+        "torch.distributed.pipelining.stage"
+    )._PipelineStageBase
+    model, x = nn.Linear(3, 2), torch.rand(4, 3)
+
+    class Stage(stage_class):
+        def __init__(self) -> None:
+            self.stage_index, self.num_stages = int(not is_first), 2
+
+    Stage.__abstractmethods__ = frozenset()  # only its place in the pipeline is asked
+
+    def forward(self: object, fwd_chunk_id: int) -> Tensor:
+        return model(x)
+
+    before = stage_class.forward_one_chunk
+    stage_class.forward_one_chunk = forward
+    hook = TorchInputPerturbation(model, recorder, graph=0)
+    stage = Stage()
+    assert stage.is_first is is_first
+    try:
+        found = stage.forward_one_chunk(fwd_chunk_id=0)
+    finally:
+        hook.detach()
+        stage_class.forward_one_chunk = before
+    assert torch.equal(found, model(move_by_ulp(x) if is_first else x))
+    assert recorder.warnings == []
 
 
 def test_nothing_to_move_is_one_warning(recorder: Any) -> None:

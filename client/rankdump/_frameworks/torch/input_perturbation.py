@@ -6,7 +6,8 @@ the call, which most often is an embedding. Whether an element goes up or down f
 bits: copies of a tensor on several ranks stay copies, and a shard of it moves as the whole does. A
 hash of the bits decides, because one direction for all elements would be a shift or a factor, which
 a norm removes. Zeros, infinities and NaN stay: zeros are padding or masks, or the rows of an
-embedding that another rank has.
+embedding that another rank has. What another module has computed is not moved again: an input with
+a graph, such as that of a loss, and the input of a later stage of a pipeline.
 
 The batch of the script is not written to. Gradients pass through unchanged.
 """
@@ -28,6 +29,7 @@ from rankdump._core.recorder_protocol import Recorder
 from rankdump._frameworks.batch_digests import name_batch_tensor
 from rankdump._frameworks.model_observer import ModelObserver
 from rankdump._frameworks.operator_names import CallLeaf, list_call_leaves, list_result_leaves
+from rankdump._frameworks.torch.forward_passes import pipeline_stage_patch
 from rankdump._frameworks.torch.internals import (
     disable_observation,
     find_compiled_call,
@@ -153,6 +155,7 @@ class TorchInputPerturbation:
             model.register_forward_pre_hook(_CallHook(self), with_kwargs=True, prepend=True),
             model.register_forward_hook(_CallEndHook(self), always_call=True),
         ]
+        pipeline_stage_patch.add_user(self)
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
         """Do nothing: all iterations are perturbed."""
@@ -162,6 +165,7 @@ class TorchInputPerturbation:
 
     def detach(self) -> None:
         """Restore the model."""
+        pipeline_stage_patch.remove_user(self)
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -169,13 +173,18 @@ class TorchInputPerturbation:
     def begin_call(self, model: Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Return the arguments that the model is called with; None for those that are given."""
         self._own.depth = depth = self._depth + 1
-        if depth > 1 or is_tracing():
+        pipeline_stage_patch.install_methods()
+        if depth > 1 or is_tracing() or pipeline_stage_patch.is_received:
+            return None
+        leaves = list_call_leaves(args, kwargs)
+        first = next((each.value for each in leaves if is_movable(each.value)), None)
+        if isinstance(first, Tensor) and first.grad_fn is not None:
             return None
         (new_args, new_kwargs), found = replace_first((args, dict(kwargs)), move_by_ulp)
         if found is None:
             self._own.handle = register_module_forward_hook(self._make_result_hook(model))
             return None
-        self._record(_name_argument(list_call_leaves(args, kwargs), found))
+        self._record(_name_argument(leaves, found))
         return new_args, new_kwargs
 
     def end_call(self) -> None:
