@@ -123,7 +123,8 @@ def run_embedded_daemon(job_id: str, *, keep_log: bool) -> Generator[DaemonLease
             click.echo(f"daemon log: {lease.log}", err=True)
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+# What stands behind the first word of COMMAND is COMMAND's, whatever options this command gets.
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option(
     "--config",
     type=click.Path(path_type=Path),

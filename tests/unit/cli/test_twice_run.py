@@ -231,3 +231,18 @@ def test_options_that_do_not_fit_are_one_line(
     captured = capsys.readouterr()
     assert (code, captured.out, captured.err.count("\n")) == (2, "", 1)
     assert text in captured.err
+
+
+def test_options_behind_the_command_are_those_of_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[tuple[str, ...]] = []
+
+    def run_collected(command: tuple[str, ...], *args: object, **keywords: object) -> int:
+        seen.append(command)
+        return 0
+
+    monkeypatch.setattr("rankdump._cli.run._run_collected", run_collected)
+    for words in (["train.py", "--json", "--twice"], ["--", "train.py", "--output", "x"]):
+        assert run_command_line(["run", *words]) == 0
+    assert seen == [("train.py", "--json", "--twice"), ("train.py", "--output", "x")]
