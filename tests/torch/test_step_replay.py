@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import linecache
 import random
@@ -15,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
+from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from rankdump._core.replay_report import ReplayReport
 from rankdump._frameworks.torch import job_state
@@ -355,3 +357,21 @@ def test_copies_are_freed_when_the_first_run_fails() -> None:
     with pytest.raises(MemoryError):
         StepReplay(framework, step, nullcontext, iteration=0, rank=0).run()
     assert kept[0]() is None
+
+
+def test_optimizer_that_cannot_be_found_lets_the_step_run_once() -> None:
+    """Its state would advance two times."""
+    job = TrainedNet()
+    gc.collect()
+    gc.freeze()
+    try:
+        loss, report = replay(job.step, job.model)
+    finally:
+        gc.unfreeze()
+    assert report.skipped == (
+        "an optimizer of type torch.optim.adamw.AdamW was not there, or not found, before the step"
+    )
+    plain = TrainedNet()
+    assert torch.equal(loss, plain.step())
+    assert all(map(torch.equal, plain.model.parameters(), job.model.parameters()))
+    assert not _global_optimizer_post_hooks

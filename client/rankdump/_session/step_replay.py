@@ -57,6 +57,7 @@ class StepReplay:
             result = self._step()
             if observer is not None and not fault:
                 fault = _try(observer.end, result, read_random_states())
+                fault = fault or (observer.find_unsaved(before) if before is not None else "")
         except BaseException:
             before = None  # the error keeps this frame
             raise

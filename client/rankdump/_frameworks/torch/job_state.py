@@ -77,9 +77,10 @@ class JobState:
         self._storages: dict[_StorageKey, _StorageCopy] = {}
         self._restorers: list[Callable[[], object]] = []
         _synchronize()
-        optimizers = [*find_objects((Optimizer,))]
+        self.optimizers: list[Optimizer] = [*find_objects((Optimizer,))]
+        """Whose states are in the copy; not those that `gc.freeze` hides."""
         parameters = [each for model in models for _, each in iterate_sharded_parameters(model)]
-        for optimizer in optimizers:
+        for optimizer in self.optimizers:
             groups: list[dict[str, Any]] = optimizer.param_groups
             parameters += [each for group in groups for each in group["params"]]
             self._restorers += [self._save(optimizer.state), self._save(groups)]

@@ -14,12 +14,12 @@ from torch.nn import Module
 
 from rankdump._core.run_card import RANDOM_PREFIX
 from rankdump._frameworks.digest_recorder import DigestRecorder, digest_source
-from rankdump._frameworks.model_observer import find_script_line
+from rankdump._frameworks.model_observer import find_script_line, format_type
 from rankdump._frameworks.operator_names import list_result_leaves
 from rankdump._frameworks.torch.card_observer import read_device_generators
 from rankdump._frameworks.torch.communication import collective_recorder
 from rankdump._frameworks.torch.graph_description import FOREIGN_FILES
-from rankdump._frameworks.torch.job_state import JobState, find_objects
+from rankdump._frameworks.torch.job_state import JobState
 from rankdump._frameworks.torch.model_hook import TorchModelHook
 from rankdump._frameworks.torch.optimizer_states import TorchOptimizerHook
 from rankdump._frameworks.torch.step_causes import digest_elements
@@ -47,6 +47,7 @@ class RunObserver:
 
     def begin(self) -> None:
         """Observe from now on."""
+        self._optimizers.find_optimizers()
         for hook in self._models:
             hook.iteration_begins(self._iteration, True)
 
@@ -56,8 +57,6 @@ class RunObserver:
         `states` are digests of generators that are not torch's.
         """
         self._add_result(result)
-        for optimizer in sorted(find_objects((torch.optim.Optimizer,)), key=id):
-            self._optimizers.add_optimizer(optimizer)
         for hook in (*self._models, self._optimizers):
             hook.iteration_ends(self._iteration, True)
         own = [(f"{RANDOM_PREFIX}cpu", torch.get_rng_state()), *read_device_generators()]
@@ -67,8 +66,16 @@ class RunObserver:
 
     def detach(self) -> None:
         """Restore the models."""
-        for hook in reversed(self._models):
+        for hook in (self._optimizers, *reversed(self._models)):
             hook.detach()
+
+    def find_unsaved(self, state: JobState) -> str:
+        """Return which optimizer stepped whose state was not copied, a clause; empty for none."""
+        for optimizer in self._optimizers.found:
+            if all(each is not optimizer for each in state.optimizers):
+                kind = format_type(optimizer)
+                return f"an optimizer of type {kind} was not there, or not found, before the step"
+        return ""
 
     def _add_result(self, result: object) -> None:
         for slot, _, value in list_result_leaves(result):
