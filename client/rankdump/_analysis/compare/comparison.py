@@ -49,6 +49,7 @@ from rankdump._analysis.reader.dump import Dump, open_dump
 from rankdump._analysis.reader.manifests import retired_sentences
 from rankdump._analysis.reader.query import Filters, ranges
 from rankdump._analysis.reader.tree_walk import collector_paused
+from rankdump._core.input_perturbation import PERTURB_SETTING
 from rankdump.errors import ConfigError, CorruptedError
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def compare(
     if report is None:
         sides, is_joined = _select_sides(given, filters, unshard, notes)
         by_rounding = is_joined and rtol is None and atol is None and not noise
-        labels = tuple(side.label for side in sides[2:])
+        labels = tuple(map(_name_noise, sides[2:]))
         settings = replace(settings, noise=labels, by_rounding=by_rounding)
         rows, places = _compare_sides(sides, settings, notes, processes, dask, progress)
         report = _build_report(sides, settings, rows, places, is_joined=is_joined)
@@ -153,6 +154,14 @@ def _build_report(
         places_of_b=places,
         card_findings=_compare_cards(a, b, rows, places, is_joined=is_joined),
     )
+
+
+def _name_noise(side: _DumpSide) -> str:
+    """Return the name of a noise run, with what its run cards say was moved in it."""
+    first = {program.iteration for program in side.programs[:1]}
+    settings = (each.card.settings for each in side.dump.find_cards_of(first).cards)
+    moved = sorted({found for each in settings if (found := each.get(PERTURB_SETTING))})
+    return f"{side.label} (input moved by {', '.join(moved)})" if moved else side.label
 
 
 def _compare_cards(
