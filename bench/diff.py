@@ -2,6 +2,9 @@
 
 Trees of 2 GB, written by an agent: the same values twice, and once more with all slightly changed.
 numpy has uncompressed files in the page cache and one thread, like each process of rankdump.
+
+`fingerprint_trees_s` and `fingerprint_trees_peak_mb` are of two trees of a million fingerprints and
+statistics each, half of them equal, in a process of its own on two cores.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from rankdump._analysis.compare.pair_comparison import count_pair_bytes
 from rankdump._analysis.compare.report import DumpedTensor, PairOutcome, TensorPair, TensorVerdict
 from rankdump.reader import Entry
 
-from .host import Host, running_host
+from .fingerprint_trees import FingerprintTrees, compare_trees, write_trees
+from .host import Host, memory_folder, running_host
 from .result import Result, median
 from .timing import seconds
 from .trees import check_complete
@@ -33,6 +37,7 @@ MIX = (
 )
 """Bytes of a tensor, and number of such tensors."""
 QUICK_MIX = ((1 << 20, 4), (64 << 10, 16))
+TREES, QUICK_TREES = FingerprintTrees(8, 125), FingerprintTrees(8, 4)
 ROUNDS = 3
 _RTOL = _ATOL = 1e-4
 _NOISE = 1 + 1e-3
@@ -66,7 +71,12 @@ def measure(*, quick: bool = False) -> Result:
         _dump(host, "packed-a", half, relu=True, codec="zstd")
         _dump(host, "packed-off", half, relu=True, codec="zstd", factor=_NOISE)
         packed = _timed(host, "packed-a", "packed-off", TensorVerdict.DIFFERENT, plain=False)
-    return _result(identical, different, packed)
+    trees = QUICK_TREES if quick else TREES
+    with memory_folder() as folder:
+        tree_s, peak_mb = compare_trees(write_trees(folder, trees), trees)
+    found = _result(identical, different, packed)
+    own = {"fingerprint_trees_s": tree_s, "fingerprint_trees_peak_mb": peak_mb}
+    return Result(figures={**found.figures, **own}, ratios=found.ratios)
 
 
 def _result(identical: Timed, different: Timed, packed: Timed) -> Result:

@@ -113,10 +113,11 @@ class TreeBuilder:
         graph: int = 0,
         op_type: str = "",
         constant: bool = False,
+        tensor_layout: TensorLayout | None = None,
     ) -> Path:
         """Write one row and no tensor, as `saved_data: statistic` does; return the table."""
         head = self._head(rank, iteration, op_name, values, side, slot, graph, "", op_type)
-        head = head._replace(kind=head.kind._replace(constant=constant))
+        head = head._replace(kind=head.kind._replace(constant=constant, layout=tensor_layout))
         self._remember(head, values, path="", bytes_stored=0)
         return self._append_row(head, values)
 

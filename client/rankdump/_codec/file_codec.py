@@ -8,7 +8,7 @@ each payload. Only this package imports zstandard.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
@@ -25,6 +25,7 @@ from rankdump.errors import CorruptedError, UnsupportedError
 
 _MAX_JOINED_BYTES = 16 << 20
 """Most bytes that are copied together for one call, which is a tenth faster than a stream."""
+_PIECE_BYTES = 1 << 20
 
 
 class FileCodec(Protocol):
@@ -161,6 +162,25 @@ def decompress_start(packed: BinaryIO, count: int) -> bytes:
     try:
         with zstandard.ZstdDecompressor().stream_reader(packed, closefd=False) as stream:
             return stream.read(count)
+    except zstandard.ZstdError as error:
+        raise CorruptedError(f"damaged: zstd frame cannot be read: {error}") from None
+
+
+def unpack_stream(packed: BinaryIO, write: Callable[[bytes], object], *, limit_bytes: int) -> None:
+    """Unpack all frames of a file in pieces; CorruptedError when damaged or over the limit.
+
+    The last frame may end early, which only its reader can tell: the content is too short.
+    """
+    done = 0
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(
+            packed, read_across_frames=True, closefd=False
+        ) as stream:
+            while piece := stream.read(_PIECE_BYTES):
+                done += len(piece)
+                if done > limit_bytes:
+                    raise CorruptedError(f"damaged: over {limit_bytes} bytes, as many are allowed")
+                write(piece)
     except zstandard.ZstdError as error:
         raise CorruptedError(f"damaged: zstd frame cannot be read: {error}") from None
 

@@ -16,12 +16,18 @@ from rankdump._analysis.compare.call_names import read_name_mapping
 from rankdump._analysis.compare.call_pairs import check_pairing_rules
 from rankdump._analysis.compare.card_findings import CardFinding, compare_cards
 from rankdump._analysis.compare.compare_pool import compare_pairs
+from rankdump._analysis.compare.coverage_findings import (
+    MISSING_FILE_ENDING,
+    SideCoverage,
+    find_uneven_microbatches,
+    list_coverage_findings,
+)
+from rankdump._analysis.compare.error_tolerance import collect_errors, judge_rows
 from rankdump._analysis.compare.joined_programs import (
     count_microbatches,
     have_same_layout,
     join_programs,
 )
-from rankdump._analysis.compare.noise_tolerance import collect_errors, judge_rows
 from rankdump._analysis.compare.origin_search import (
     ComparedDumps,
     find_origins,
@@ -34,19 +40,27 @@ from rankdump._analysis.compare.report import (
     ComparisonSettings,
     DumpedProgram,
     ElementTolerances,
+    NamedTolerance,
     ProgramPlace,
 )
 from rankdump._analysis.compare.tensor_pairs import pair_program_tensors, pair_programs
+from rankdump._analysis.compare.undecided_rows import mark_undecided_rows
 from rankdump._analysis.reader.dump import Dump, open_dump
 from rankdump._analysis.reader.manifests import retired_sentences
 from rankdump._analysis.reader.query import Filters, ranges
 from rankdump._analysis.reader.tree_walk import collector_paused
+from rankdump._core.input_perturbation import PERTURB_SETTING
 from rankdump.errors import ConfigError, CorruptedError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 DumpSource: TypeAlias = "str | PathLike[str] | Dump"
+ROUNDING = "rounding"
+"""A tolerance that is the error of rounding."""
+_RowsAndPlaces: TypeAlias = "tuple[list[ComparisonRow], dict[ProgramPlace, ProgramPlace]]"
+MIN_TABLED_TENSORS = 20_000
+"""From so many statistics on columns save more time than loading pyarrow takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +70,7 @@ class _DumpSide:
     label: str
     dump: Dump
     programs: list[DumpedProgram]
+    coverage: SideCoverage
 
 
 def compare(
@@ -68,8 +83,8 @@ def compare(
     iteration_b: int | None = None,
     attempt_a: int | None = None,
     attempt_b: int | None = None,
-    rtol: float = 1e-4,
-    atol: float = 1e-4,
+    rtol: float | None = None,
+    atol: float | None = None,
     equal_nan: bool = False,
     match: str | Iterable[str] = ("exact", "type", "sequence"),
     mapping: Mapping[str, str] | str | PathLike[str] | None = None,
@@ -78,6 +93,7 @@ def compare(
     dask: str = "",
     unshard: bool | None = None,
     noise: Sequence[DumpSource] = (),
+    tolerance: Mapping[str, float | str] | None = None,
     progress: Callable[[int, int], None] | None = None,
     **filters: Unpack[Filters],
 ) -> ComparisonReport:
@@ -87,8 +103,11 @@ def compare(
     `rank_a` and `rank_b`, or `iteration_a` and `iteration_b`, two ranks or iterations are compared,
     also of one tree; filters are those of `Dump.where` and apply to both sides. Of a restarted job
     the last attempt is compared unless one is selected. Two elements are close when
-    `abs(a - b) <= atol + rtol * abs(b)`; NaN equals NaN only with `equal_nan`. `noise` are runs
-    that should agree with `b`: then their errors are the tolerances. `match` names the rules that
+    `abs(a - b) <= atol + rtol * abs(b)`, 1e-4 each by default; NaN equals NaN only with
+    `equal_nan`. `noise` are runs that should agree with `b`: then their errors are the tolerances.
+    Without them, and without `rtol` and `atol`, ranks that are joined are judged by the error of
+    rounding. `tolerance` gives by globs of names the largest normal error of a tensor, relative to
+    the reference, or `"rounding"`; the last that matches holds. `match` names the rules that
     pair calls, in their order; the rule of `mapping`, a mapping of names or a file of one (lines
     `name_a,name_b`, or a JSON object), comes first. `unshard` joins the ranks of each side first,
     by default where the jobs had different numbers of ranks or micro-batches, or other layouts, and
@@ -96,28 +115,53 @@ def compare(
     see all trees. `progress` takes the number of pairs compared and the total. ConfigError for a
     setting that is not allowed, CorruptedError when nothing can be compared.
     """
-    started = time.monotonic()
-    settings = _make_settings(ElementTolerances(rtol, atol, equal_nan), match, mapping, msaccucmp)
-    notes = list[str]()
+    started, notes = time.monotonic(), list[str]()
+    tolerances = _make_tolerances(rtol, atol, equal_nan=equal_nan)
+    named = _make_named_tolerances(tolerance or {})
+    settings = _make_settings(tolerances, named, match, mapping, msaccucmp)
     own = {"rank": rank_a, "iteration": iteration_a, "attempt": attempt_a}
     other = {"rank": rank_b, "iteration": iteration_b, "attempt": attempt_b}
-    given = (a, own), (b, other), *((each, other) for each in noise)
-    sides = _select_sides(given, filters, unshard, notes)
-    settings = replace(settings, noise=tuple(side.label for side in sides[2:]))
-    rows, places = _compare_sides(sides, settings, notes, processes, dask, progress)
-    of_all, of_ranks = find_origins(rows, ComparedDumps(sides[0].dump, sides[1].dump, places))
+    given = _open_dumps([(a, own), (b, other), *((each, other) for each in noise)])
+    report = None if unshard or filters else _compare_tables(given, settings, notes)
+    if report is None:
+        sides, is_joined = _select_sides(given, filters, unshard, notes)
+        by_rounding = is_joined and rtol is None and atol is None and not noise
+        labels = tuple(map(_name_noise, sides[2:]))
+        settings = replace(settings, noise=labels, by_rounding=by_rounding)
+        rows, places = _compare_sides(sides, settings, notes, processes, dask, progress)
+        report = _build_report(sides, settings, rows, places, is_joined=is_joined)
+    seconds = time.monotonic() - started
+    return replace(report, notes=tuple(dict.fromkeys(notes)), seconds=seconds)
+
+
+def _build_report(
+    sides: Sequence[_DumpSide],
+    settings: ComparisonSettings,
+    rows: Sequence[ComparisonRow],
+    places: Mapping[ProgramPlace, ProgramPlace],
+    *,
+    is_joined: bool = False,
+) -> ComparisonReport:
+    a, b, *_ = sides
+    of_all, of_ranks = find_origins(rows, ComparedDumps(a.dump, b.dump, places))
     return ComparisonReport(
-        a=sides[0].label,
-        b=sides[1].label,
+        a=a.label,
+        b=b.label,
         settings=settings,
         rows=tuple(rows),
         origins=of_all,
         rank_origins=of_ranks,
-        notes=tuple(dict.fromkeys(notes)),
-        seconds=time.monotonic() - started,
         places_of_b=places,
-        card_findings=_compare_cards(sides[0], sides[1], rows, places),
+        card_findings=_compare_cards(a, b, rows, places, is_joined=is_joined),
     )
+
+
+def _name_noise(side: _DumpSide) -> str:
+    """Return the name of a noise run, with what its run cards say was moved in it."""
+    first = {program.iteration for program in side.programs[:1]}
+    settings = (each.card.settings for each in side.dump.find_cards_of(first).cards)
+    moved = sorted({found for each in settings if (found := each.get(PERTURB_SETTING))})
+    return f"{side.label} (input moved by {', '.join(moved)})" if moved else side.label
 
 
 def _compare_cards(
@@ -125,15 +169,64 @@ def _compare_cards(
     b: _DumpSide,
     rows: Iterable[ComparisonRow],
     places: Mapping[ProgramPlace, ProgramPlace],
+    *,
+    is_joined: bool,
 ) -> tuple[CardFinding, ...]:
-    """Compare the run cards of the ranks and iterations of the rows; parameters of all ranks."""
+    """Compare what the sides lack, and the run cards of the ranks and iterations of the rows;
+    parameters of all ranks.
+    """
     compared = dict.fromkeys((row.rank, row.iteration) for row in rows)
     pairs = [(place, places.get(place, place)) for place in compared]
-    return compare_cards(
+    found = compare_cards(
         a.dump.find_cards_of({iteration for (_, iteration), _ in pairs}),
         b.dump.find_cards_of({iteration for _, (_, iteration) in pairs}),
         pairs,
+        is_joined=is_joined,
     )
+    return (*list_coverage_findings(a.coverage, b.coverage), *found)
+
+
+def _compare_tables(
+    given: Sequence[tuple[Dump, Mapping[str, int | None]]],
+    settings: ComparisonSettings,
+    notes: list[str],
+) -> ComparisonReport | None:
+    """Return a report without its notes and time, where both sides have so many statistics and no
+    tensors that columns are worth their start; else None.
+    """
+    dumps = [dump for dump, _ in given]
+    selected = [number for _, own in given for number in own.values() if number is not None]
+    if len(dumps) > 2 or selected or settings.named or any(each.is_filtered for each in dumps):
+        return None
+    if any(each.tabled_tensors < MIN_TABLED_TENSORS for each in dumps):
+        return None
+    try:
+        from rankdump._analysis.compare.column_comparison import compare_columns
+        from rankdump._analysis.compare.tree_columns import read_comparable_columns
+    except ModuleNotFoundError:  # without pyarrow
+        return None
+    with collector_paused():
+        columns = read_comparable_columns(dumps[0], dumps[1])
+        if columns is None:
+            return None
+        at = [{each[:2]: each for each in side.places} for side in columns]
+        sides = [
+            _DumpSide(
+                str(dump.root),
+                dump,
+                [DumpedProgram(*place, ()) for place in sorted(known)],
+                SideCoverage({}),
+            )
+            for dump, known in zip(dumps, at, strict=True)
+        ]
+        notes.extend(problem for dump in dumps for problem in dump.problems)
+        programs = _pair_sides(sides[0], sides[1], notes)
+        pairs = [
+            (at[0][own.rank, own.iteration], at[1][its.rank, its.iteration])
+            for own, its in programs
+        ]
+        rows = compare_columns(*columns, pairs, settings)
+    return _build_report(sides, settings, *_finish_rows(rows, programs))
 
 
 def _compare_sides(
@@ -143,31 +236,29 @@ def _compare_sides(
     processes: int | None,
     dask: str,
     progress: Callable[[int, int], None] | None,
-) -> tuple[list[ComparisonRow], dict[ProgramPlace, ProgramPlace]]:
+) -> _RowsAndPlaces:
     """Return the rows of the first two sides, judged by the noise runs behind them, and the places
     of b by those of a where they differ.
     """
     left, right, *noises = sides
     options = processes, dask, progress
     rows, places = _compare_programs(left, right, settings, notes, *options)
-    if noises:
-        found = [_compare_programs(side, right, settings, [], *options)[0] for side in noises]
-        rows = judge_rows(rows, [collect_errors(each) for each in found])
-    return rows, places
+    found = [_compare_programs(side, right, settings, [], *options)[0] for side in noises]
+    rows = judge_rows(rows, settings, [collect_errors(each) for each in found])
+    return mark_undecided_rows(rows, left.coverage, right.coverage), places
 
 
 def _select_sides(
-    given: Sequence[tuple[DumpSource, Mapping[str, int | None]]],
+    given: Sequence[tuple[Dump, Mapping[str, int | None]]],
     common: Filters,
     unshard: bool | None,
     notes: list[str],
-) -> list[_DumpSide]:
-    """Return both sides, of which each is given with its own filters; joined where that is asked,
-    or where the layouts differ.
+) -> tuple[list[_DumpSide], bool]:
+    """Return both sides, of which each is given with its own filters, and whether their ranks are
+    joined: where that is asked, or where the layouts differ.
     """
-    opened: dict[str, Dump] = {}
     with collector_paused():
-        sides = [_select_side(_open_dump(each, opened), common, own, notes) for each, own in given]
+        sides = [_select_side(dump, common, own, notes) for dump, own in given]
         if unshard is None:
             ranks = [own["rank"] for _, own in given] + [common.get("rank")]
             has_ranks = any(rank is not None for rank in ranks)
@@ -175,7 +266,7 @@ def _select_sides(
             unshard = not has_ranks and any(
                 _have_different_layouts(each, sides[1]) for each in others
             )
-        return _join_ranks(sides, notes) if unshard else sides
+        return (_join_ranks(sides, notes) if unshard else sides), unshard
 
 
 def _have_different_layouts(a: _DumpSide, b: _DumpSide) -> bool:
@@ -191,46 +282,70 @@ def _join_ranks(sides: Sequence[_DumpSide], notes: list[str]) -> list[_DumpSide]
     joined: list[_DumpSide] = []
     for side in sides:
         ranks = sorted({each.rank for each in side.programs})
-        missing = sorted({*range(side.dump.world_size)} - {*ranks})
-        if missing:
-            notes.append(
-                f"{side.label} has no rank {ranges(missing)}, and its job had "
-                f"{side.dump.world_size} ranks"
-            )
+        size = side.dump.world_size
+        missing = tuple(sorted({*range(size)} - {*ranks}))
+        coverage = replace(side.coverage, is_joined=True, missing_ranks=missing, world_size=size)
         programs, outside = join_programs(side.programs, notes, joins_microbatches=len(counts) > 1)
         told = [f"ranks {ranges(ranks)} joined"] if len(ranks) > 1 else []
         told += [f"{outside:,} calls outside of micro-batches left out"] if outside else []
         label = f"{side.label} ({', '.join(told)})" if told else side.label
-        joined.append(_DumpSide(label, side.dump, programs))
+        joined.append(replace(side, label=label, programs=programs, coverage=coverage))
     return joined
+
+
+def _make_tolerances(
+    rtol: float | None, atol: float | None, *, equal_nan: bool
+) -> ElementTolerances:
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        if value is not None and not 0 <= value < math.inf:
+            raise ConfigError("compare", name, value, "a number of 0 or more")
+    default = ElementTolerances()
+    return ElementTolerances(
+        default.rtol if rtol is None else rtol, default.atol if atol is None else atol, equal_nan
+    )
+
+
+def _make_named_tolerances(given: Mapping[str, float | str]) -> tuple[NamedTolerance, ...]:
+    for pattern, error in given.items():
+        if error != ROUNDING and not (isinstance(error, (int, float)) and 0 <= error < math.inf):
+            allowed = f"a relative error of 0 or more, or {ROUNDING!r}"
+            raise ConfigError("compare", f"tolerance of {pattern!r}", error, allowed)
+    return tuple(
+        NamedTolerance(pattern, None if isinstance(error, str) else error)
+        for pattern, error in given.items()
+    )
 
 
 def _make_settings(
     tolerances: ElementTolerances,
+    named: tuple[NamedTolerance, ...],
     match: str | Iterable[str],
     mapping: Mapping[str, str] | str | PathLike[str] | None,
     msaccucmp: bool,
 ) -> ComparisonSettings:
-    for name in ("rtol", "atol"):
-        value = getattr(tolerances, name)
-        if not 0 <= value < math.inf:
-            raise ConfigError("compare", name, value, "a number of 0 or more")
-    named = match.split(",") if isinstance(match, str) else match
-    rules = check_pairing_rules(rule.strip() for rule in named)
+    texts = match.split(",") if isinstance(match, str) else match
+    rules = check_pairing_rules(rule.strip() for rule in texts)
     names: Mapping[str, str] = read_name_mapping(mapping) if mapping is not None else {}
     if names and "mapping" not in rules:
         rules = ("mapping", *rules)
-    return ComparisonSettings(tolerances, rules, names, msaccucmp)
+    return ComparisonSettings(tolerances, rules, names, msaccucmp, named=named)
 
 
-def _open_dump(source: DumpSource, opened: dict[str, Dump]) -> Dump:
-    """Return the dump of a source; a path that is given twice is walked once."""
-    if isinstance(source, Dump):
-        return source
-    path = fspath(source)
-    if path not in opened:
-        opened[path] = open_dump(path)
-    return opened[path]
+def _open_dumps(
+    sources: Sequence[tuple[DumpSource, Mapping[str, int | None]]],
+) -> list[tuple[Dump, Mapping[str, int | None]]]:
+    """Return the dumps of sources with their filters; a path that is given twice is walked once."""
+    opened: dict[str, Dump] = {}
+    found: list[tuple[Dump, Mapping[str, int | None]]] = []
+    for source, own in sources:
+        if isinstance(source, Dump):
+            found.append((source, own))
+            continue
+        path = fspath(source)
+        if path not in opened:
+            opened[path] = open_dump(path)
+        found.append((opened[path], own))
+    return found
 
 
 def _select_side(
@@ -246,7 +361,8 @@ def _select_side(
     label += several
     filters = cast("Filters", given)
     left = dump.where(**filters) if filters else dump
-    notes.extend(left.problems)
+    missing = tuple(each for each in left.problems if each.endswith(MISSING_FILE_ENDING))
+    notes.extend(each for each in left.problems if not each.endswith(MISSING_FILE_ENDING))
     gone = set(left.retired)
     found = read_programs(left, notes)
     # While an iteration is removed, some of its files still exist; rows of tables are complete.
@@ -256,7 +372,8 @@ def _select_side(
         raise CorruptedError(f"{dump.root}: nothing to compare: {why}")
     if not programs:
         raise _make_empty_error(dump, filters)
-    return _DumpSide(label, left, programs)
+    coverage = SideCoverage(find_uneven_microbatches(programs), missing)
+    return _DumpSide(label, left, programs, coverage)
 
 
 def _has_files(program: DumpedProgram) -> bool:
@@ -288,8 +405,22 @@ def _compare_programs(
     processes: int | None,
     dask: str,
     progress: Callable[[int, int], None] | None,
-) -> tuple[list[ComparisonRow], dict[ProgramPlace, ProgramPlace]]:
+) -> _RowsAndPlaces:
     """Return the rows of a report, and the places of b by those of a where they differ."""
+    programs = _pair_sides(a, b, notes)
+    with collector_paused():
+        pairs = [each for part in pair_program_tensors(programs, settings) for each in part]
+    measured = compare_pairs(
+        [each.pair for each in pairs], settings, processes=processes, dask=dask, progress=progress
+    )
+    rows = [each.make_row(outcome) for each, outcome in zip(pairs, measured, strict=True)]
+    return _finish_rows(rows, programs)
+
+
+def _pair_sides(
+    a: _DumpSide, b: _DumpSide, notes: list[str]
+) -> list[tuple[DumpedProgram, DumpedProgram]]:
+    """Return the programs in pairs; CorruptedError where there is no pair."""
     noted: list[str] = []
     gone = {"gone_a": a.dump.retired, "gone_b": b.dump.retired}
     programs = pair_programs(a.programs, b.programs, noted, **gone)
@@ -297,12 +428,15 @@ def _compare_programs(
     if not programs:
         why = "; ".join(("they have no rank and iteration in common", *noted))
         raise CorruptedError(f"{a.label} and {b.label}: nothing to compare: {why}")
-    with collector_paused():
-        pairs = [each for part in pair_program_tensors(programs, settings) for each in part]
-    measured = compare_pairs(
-        [each.pair for each in pairs], settings, processes=processes, dask=dask, progress=progress
-    )
-    rows = [each.make_row(outcome) for each, outcome in zip(pairs, measured, strict=True)]
+    return programs
+
+
+def _finish_rows(
+    rows: list[ComparisonRow], programs: Sequence[tuple[DumpedProgram, DumpedProgram]]
+) -> _RowsAndPlaces:
+    """Return the rows in the order of a report, and the places of b by those of a where they
+    differ.
+    """
     # Sorting is stable: the tensors of a call stay together.
     rows.sort(key=attrgetter("iteration", "position", "rank"))
     placed = [((a.rank, a.iteration), (b.rank, b.iteration)) for a, b in programs]

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from rankdump._analysis.compare.merged_shards import guess_whole_tensors, merge_shards
 from rankdump._analysis.compare.report import (
     NO_STATISTICS,
     DumpedCall,
@@ -19,8 +20,11 @@ from rankdump._analysis.compare.report import (
     DumpedTensor,
 )
 from rankdump._analysis.reader.query import ranges
+from rankdump._analysis.reader.tree import Entry
 from rankdump._core.record import TensorSide
+from rankdump._core.selection import GRADIENTS_PREFIX
 from rankdump._core.tensor_layout import PlacementKind, TensorLayout
+from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
 _CALL_NUMBER = re.compile(r"-op\d+$")
 _AFTER_MICROBATCHES = 1 << 62
@@ -122,11 +126,11 @@ def _find_logical_name(call: DumpedCall) -> str:
 
 
 def _find_time(calls: Sequence[DumpedCall]) -> tuple[int, int]:
+    found = (tensor.entry or tensor.row_record for call in calls for tensor in call.tensors)
     times = [
-        tensor.entry.key.timestamp_us
-        for call in calls
-        for tensor in call.tensors
-        if tensor.entry is not None
+        each.key.timestamp_us if isinstance(each, Entry) else each.timestamp_us
+        for each in found
+        if each is not None
     ]
     return min(times, default=0), calls[0].position
 
@@ -138,7 +142,7 @@ def _join_call(
     first, last = _find_stages(calls) or (calls, calls)
     for tensor in (*(t for c in first for t in c.inputs), *(t for c in last for t in c.outputs)):
         places[tensor.side, tensor.slot].append(tensor)
-    tensors = [_join_tensor(each, left) for each in places.values()]
+    tensors = [_join_tensor(each, calls[0], left) for each in places.values()]
     return calls[0]._replace(
         position=position,
         op_name=name,
@@ -173,13 +177,22 @@ def _is_passed_on(a: Sequence[DumpedCall], b: Sequence[DumpedCall]) -> bool:
     return any(tensor.digest in returned for call in b for tensor in call.inputs)
 
 
-def _join_tensor(tensors: Sequence[DumpedTensor], left: Counter[str]) -> DumpedTensor:
+def _join_tensor(
+    tensors: Sequence[DumpedTensor], call: DumpedCall, left: Counter[str]
+) -> DumpedTensor:
     """Return the tensor of the whole model that ranks have, or have parts of."""
     first, layout = tensors[0], tensors[0].layout
     if _are_replicas(tensors):
         return first
+    merged = merge_shards(tensors)
     reason = _find_obstacle(tensors)
     if reason:
+        if merged is not None and (merged.statistics or merged.fingerprint):
+            return merged
+        if call.op_type != PARAMETER_OP_TYPE and not any(each.layout for each in tensors):
+            is_gradient = call.op_name.startswith(GRADIENTS_PREFIX)
+            guesses = guess_whole_tensors(tensors, is_gradient=is_gradient)
+            return first._replace(entry=None, guesses=guesses)
         left[f"tensors compared as the first of their ranks has them, because {reason}"] += 1
         return first
     meshes = {each.mesh.list_ranks() for t in tensors if (each := t.layout) is not None}
@@ -189,6 +202,7 @@ def _join_tensor(tensors: Sequence[DumpedTensor], left: Counter[str]) -> DumpedT
         digest="",
         statistics=NO_STATISTICS,
         parts=tuple(entry for tensor in tensors if (entry := tensor.entry) is not None),
+        fingerprint=merged.fingerprint if merged is not None else None,
     )
 
 
@@ -204,7 +218,8 @@ def _are_replicas(tensors: Sequence[DumpedTensor]) -> bool:
     if digests != {""}:
         return alike and len(digests) == 1
     has_files = any(tensor.entry is not None for tensor in tensors)
-    return alike and not has_files and all(t.statistics == first.statistics for t in tensors)
+    known = first.statistics, first.fingerprint
+    return alike and not has_files and all((t.statistics, t.fingerprint) == known for t in tensors)
 
 
 def _is_whole(layout: TensorLayout | None) -> bool:

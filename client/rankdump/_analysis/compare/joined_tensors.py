@@ -2,24 +2,34 @@
 none by the extents of the other side, and its elements where these do not decide.
 
 What a layout says is certain. A way to join that was chosen for its result is called inferred: it
-may hide a defect that happens to fit.
+may hide a defect that happens to fit. Nothing is gathered: a block of a joined tensor is read from
+its parts when it is asked for.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import permutations, product
+from itertools import accumulate, permutations, product
 from math import prod
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
-import xxhash
 
+from rankdump._analysis.compare.joined_elements import (
+    ArrayElements,
+    DividedElements,
+    PlacedElements,
+    PlacedPart,
+    ReducedElements,
+    ShapedElements,
+    compute_content_digest,
+    measure_distance,
+    place_shards,
+)
 from rankdump._analysis.compare.joined_programs import describe_ranks
 from rankdump._analysis.compare.report import (
     REPLICA_FINDING_PREFIX,
@@ -27,17 +37,19 @@ from rankdump._analysis.compare.report import (
     ElementTolerances,
 )
 from rankdump._analysis.compare.tensor_measures import measure_difference
-from rankdump._analysis.reader.shard_join import TensorShard, join_shards, plan_join
-from rankdump._analysis.reader.tensor_loader import load
+from rankdump._analysis.reader.shard_join import TensorShard, plan_join
+from rankdump._analysis.reader.tensor_parts import opened_parts
 from rankdump._analysis.reader.tree import Entry
 from rankdump._core.selection import GRADIENTS_PREFIX
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
-_Array: TypeAlias = "npt.NDArray[Any]"
+MAX_LOADED_BYTES = 64 << 20
+"""Pairs whose files are larger together are not loaded, but read in blocks."""
 _NEAR_FACTOR, _NEAR_DISTANCE = 10.0, 1e-6
 """Distances up to so many times the least one, and so much more, say nothing of the way."""
 _COPY, _SUM = "taken from the first", "added up"
 """Texts of two ways."""
+_Indices: TypeAlias = "tuple[range, ...]"
 
 
 class ActivationKind(Enum):
@@ -56,7 +68,7 @@ class JoinWay:
     """What it does: `joined along dimension 0`."""
     shape: tuple[int, ...]
     """Of the result."""
-    join: Callable[[Sequence[_Array]], _Array]
+    join: Callable[[Sequence[ShapedElements]], ShapedElements]
     priority: int = 0
     """The likelier way has the lower one."""
 
@@ -72,51 +84,54 @@ def find_activation_kind(entry: Entry | None) -> ActivationKind:
 class JoinedTensor(NamedTuple):
     """A tensor of the whole model, and what is to be said about it."""
 
-    array: _Array
+    elements: ShapedElements
     findings: tuple[str, ...]
-    replicas: tuple[tuple[_Array, _Array], ...] = ()
-    """Arrays of ranks that should have the same elements, and have not."""
+    replicas: tuple[tuple[ShapedElements, ShapedElements], ...] = ()
+    """Tensors of ranks that should have the same elements, and have not."""
     replica_ranks: str = ""
     """The ranks of the replicas in words."""
     is_sum: bool = False
     """Whether the replicas are terms of a sum that the other side has."""
 
     @property
-    def copies(self) -> list[_Array]:
-        """The arrays of other ranks that should be the whole tensor as well."""
-        return [each for first, each in self.replicas if first is self.array]
+    def copies(self) -> list[ShapedElements]:
+        """The tensors of other ranks that should be the whole one as well."""
+        return [each for first, each in self.replicas if first is self.elements]
 
 
 def list_join_ways(shapes: Sequence[tuple[int, ...]], *, kind: ActivationKind) -> list[JoinWay]:
-    """Return the ways to join arrays of these shapes that have no layout, in rank order.
+    """Return the ways to join tensors of these shapes that have no layout, in rank order.
 
-    Parameters and their gradients are replicas on all ranks. Other arrays may be replicas, parts
-    along one dimension in blocks or in turns, or terms of a sum or a mean. The loss of a rank is
-    most often a mean over its own part of the batch: gradients of such a part are as many times
-    larger as there are parts.
+    Parameters and their gradients are replicas on all ranks. Other tensors may be replicas, parts
+    along one dimension in blocks, in turns or in zigzag, or terms of a sum or a mean. The loss of a
+    rank is most often a mean over its own part of the batch: gradients of such a part are as many
+    times larger as there are parts.
     """
     first, count = shapes[0], len(shapes)
     same = all(shape == first for shape in shapes)
-    ways = [JoinWay(_COPY, first, lambda arrays: arrays[0], 2)] if same else []
+    ways = [JoinWay(_COPY, first, lambda parts: parts[0], 2)] if same else []
     if kind is ActivationKind.NONE or count == 1:
         return ways
     for dimension in range(len(first)):
         if all(_drop(shape, dimension) == _drop(first, dimension) for shape in shapes):
             ways += _list_dimension_ways(shapes, dimension)
     if kind is ActivationKind.GRADIENT:
-        ways += [_divide(way, count) for way in ways[same:]]
+        # Of parts that are micro-batches, the loss of each may be divided already.
+        divisors = [each for each in range(2, count + 1) if count % each == 0]
+        ways += [_divide(way, each) for way in ways[same:] for each in divisors]
     if same:
         ways += _list_nested_ways(first, count, kind)
         # The loss of a batch is the mean of those of its parts.
         priority = 1 if prod(first) == 1 else 3
-        ways.append(JoinWay("averaged", first, lambda arrays: _add(arrays, count), priority))
-        ways.append(JoinWay(_SUM, first, lambda arrays: _add(arrays, 1), 4))
+        mean = JoinWay("averaged", first, lambda parts: ReducedElements(parts, divisor=count))
+        ways.append(replace(mean, priority=priority))
+        ways.append(JoinWay(_SUM, first, lambda parts: ReducedElements(parts), 4))
     return ways
 
 
 def _list_nested_ways(shape: tuple[int, ...], count: int, kind: ActivationKind) -> list[JoinWay]:
-    """Return the ways to join arrays of one shape on a mesh of two dimensions: neighbours along one
-    dimension of the tensor, then the results along another.
+    """Return the ways to join tensors of one shape on a mesh of two dimensions: neighbours along
+    one dimension of the tensor, then the results along another.
     """
     ways: list[JoinWay] = []
     for inner in range(2, count // 2 + 1):
@@ -133,69 +148,118 @@ def _list_nested_ways(shape: tuple[int, ...], count: int, kind: ActivationKind) 
 def _make_nested_way(
     shape: tuple[int, ...], extents: tuple[int, int], dimensions: tuple[int, int]
 ) -> JoinWay:
+    inner, outer = extents
+    first, second = dimensions
     sizes = list(shape)
-    for extent, dimension in zip(extents, dimensions, strict=True):
-        sizes[dimension] *= extent
-    inner = extents[0]
+    sizes[first] *= inner
+    sizes[second] *= outer
+    indices: list[dict[int, _Indices]] = [
+        {
+            first: (_cut(at % inner, shape[first]),),
+            second: (_cut(at // inner, shape[second]),),
+        }
+        for at in range(inner * outer)
+    ]
+    text = f"joined {inner} by {outer} along dimension {first} and then {second}"
+    return _make_placed_way(text, tuple(sizes), indices)
 
-    def join(arrays: Sequence[_Array]) -> _Array:
-        joined = [
-            np.concatenate(arrays[at : at + inner], axis=dimensions[0])
-            for at in range(0, len(arrays), inner)
+
+def _cut(number: int, size: int) -> range:
+    return range(number * size, (number + 1) * size)
+
+
+def _make_placed_way(
+    text: str,
+    shape: tuple[int, ...],
+    indices: Sequence[Mapping[int, _Indices]],
+    priority: int = 0,
+) -> JoinWay:
+    """Return the way that places each part at indices along some dimensions, and along all of the
+    others.
+    """
+
+    def join(parts: Sequence[ShapedElements]) -> ShapedElements:
+        placed = [
+            PlacedPart(
+                part,
+                part.shape,
+                [own.get(at, (range(extent),)) for at, extent in enumerate(part.shape)],
+            )
+            for part, own in zip(parts, indices, strict=True)
         ]
-        return np.concatenate(joined, axis=dimensions[1])
+        return PlacedElements(placed, shape, np.result_type(*(part.dtype for part in parts)))
 
-    text = f"joined {inner} by {inner} along dimension {dimensions[0]} and then {dimensions[1]}"
-    return JoinWay(text, tuple(sizes), join)
+    return JoinWay(text, shape, join, priority)
 
 
 def _divide(way: JoinWay, divisor: int) -> JoinWay:
     return JoinWay(
         f"{way.text} and divided by {divisor}",
         way.shape,
-        lambda arrays: np.asarray(way.join(arrays) / divisor, arrays[0].dtype),
+        lambda parts: DividedElements(way.join(parts), divisor, parts[0].dtype),
+        way.priority,
     )
 
 
 def _list_dimension_ways(shapes: Sequence[tuple[int, ...]], dimension: int) -> list[JoinWay]:
-    first = shapes[0]
-    extent = sum(shape[dimension] for shape in shapes)
-    shape = (*first[:dimension], extent, *first[dimension + 1 :])
-    ways = [
-        JoinWay(
-            f"joined along dimension {dimension}",
+    first, count = shapes[0], len(shapes)
+    sizes = [shape[dimension] for shape in shapes]
+    ends = list(accumulate(sizes))
+    shape = (*first[:dimension], ends[-1], *first[dimension + 1 :])
+    blocks = [(range(end - size, end),) for size, end in zip(sizes, ends, strict=True)]
+    found: list[tuple[str, Sequence[_Indices], int]] = [("joined", blocks, 0)]
+    if len(set(sizes)) == 1 and sizes[0] > 1:
+        turns = [(range(at, ends[-1], count),) for at in range(count)]
+        found.append(("joined in turns", turns, 0))
+        if sizes[0] % 2 == 0:
+            found.append(("joined in zigzag", list_zigzag_indices(count, sizes[0]), 1))
+    return [
+        _make_placed_way(
+            f"{how} along dimension {dimension}",
             shape,
-            lambda arrays: np.concatenate(arrays, axis=dimension),
+            [{dimension: own} for own in indices],
+            priority,
         )
+        for how, indices, priority in found
     ]
-    if len({each[dimension] for each in shapes}) == 1 and first[dimension] > 1:
-        ways.append(
-            JoinWay(
-                f"joined in turns along dimension {dimension}",
-                shape,
-                lambda arrays: np.stack(arrays, axis=dimension + 1).reshape(shape),
-            )
-        )
-    return ways
+
+
+def list_zigzag_indices(count: int, size: int) -> list[tuple[range, range]]:
+    """Return the indices of parts of one size that each have two chunks, as context parallelism
+    cuts a sequence: the first and the last one, the second and the last but one, and so on.
+    """
+    half = size // 2
+    return [(_cut(at, half), _cut(2 * count - 1 - at, half)) for at in range(count)]
 
 
 def _drop(shape: tuple[int, ...], dimension: int) -> tuple[int, ...]:
     return (*shape[:dimension], *shape[dimension + 1 :])
 
 
-def _add(arrays: Sequence[_Array], divisor: int) -> _Array:
-    kind = np.result_type(arrays[0].dtype, np.float64)
-    total = sum((array.astype(kind) for array in arrays[1:]), arrays[0].astype(kind))
-    # Arithmetic makes a number of an array without dimensions.
-    return np.asarray(total / divisor, arrays[0].dtype)
-
-
-def load_joined_pair(a: DumpedTensor, b: DumpedTensor) -> tuple[JoinedTensor, JoinedTensor] | str:
-    """Return both tensors of a pair, joined; or why no way to join them gives one shape.
+@contextmanager
+def opened_joined_pair(
+    a: DumpedTensor, b: DumpedTensor
+) -> Generator[tuple[JoinedTensor, JoinedTensor] | str]:
+    """Open both tensors of a pair, joined; or yield why no way to join them gives one shape.
 
     CorruptedError when shards contradict each other, or do not cover their tensor.
     """
-    sides = [_load_side(name, each) for name, each in (("a", a), ("b", b))]
+    entries = [_list_entries(each) for each in (a, b)]
+    with opened_parts([*entries[0], *entries[1]], budget_bytes=MAX_LOADED_BYTES) as opened:
+        parts = [ArrayElements(each) if isinstance(each, np.ndarray) else each for each in opened]
+        own = dict(zip(entries[0], parts, strict=False))
+        other = dict(zip(entries[1], parts[len(entries[0]) :], strict=True))
+        yield _join_pair([_list_side_ways("a", a, own), _list_side_ways("b", b, other)])
+
+
+def _list_entries(tensor: DumpedTensor) -> Sequence[Entry]:
+    if tensor.parts:
+        return tensor.parts
+    assert tensor.entry is not None
+    return (tensor.entry,)
+
+
+def _join_pair(sides: Sequence[list[_SideWay]]) -> tuple[JoinedTensor, JoinedTensor] | str:
     fitting = [
         pair for pair in product(sides[0], sides[1]) if pair[0].way.shape == pair[1].way.shape
     ]
@@ -221,12 +285,12 @@ def _choose_ways(fitting: Sequence[tuple[_SideWay, _SideWay]]) -> tuple[_SideWay
     as two ranks of one side are those of the other in whatever way both are joined.
     """
     found = [
-        (pair, _measure_distance(*(each.way.join(each.arrays) for each in pair)))
-        for pair in fitting
+        (pair, measure_distance(*(each.way.join(each.parts) for each in pair))) for pair in fitting
     ]
     limit = _NEAR_FACTOR * min(distance for _, distance in found) + _NEAR_DISTANCE
     near = [
-        (max(each.way.priority for each in pair), distance, pair)
+        # Distances of the same elements in another order differ by their rounding.
+        (max(each.way.priority for each in pair), float(f"{distance:.9e}"), pair)
         for pair, distance in found
         if distance <= limit
     ]
@@ -239,19 +303,19 @@ def _find_replicas(way: _SideWay, side: Sequence[_SideWay]) -> JoinedTensor | No
     """
     if way.way.text != _SUM:
         return None
-    same = next(each for each in side if each.way.text == _COPY and each.arrays is way.arrays)
+    same = next(each for each in side if each.way.text == _COPY and each.parts is way.parts)
     return same.make("elements")._replace(is_sum=True)
 
 
 class _SideWay(NamedTuple):
-    """A way to join the tensor of one side, and the arrays of its ranks."""
+    """A way to join the tensor of one side, and the tensors of its ranks."""
 
     side: str
     tensor: DumpedTensor
     way: JoinWay
-    arrays: Sequence[_Array]
+    parts: Sequence[ShapedElements]
     findings: tuple[str, ...] = ()
-    """On how the arrays were joined from parts that layouts describe."""
+    """On how they were joined from parts that layouts describe."""
     certain: JoinedTensor | None = None
     """Where a layout says how, or there is nothing to join."""
 
@@ -259,34 +323,40 @@ class _SideWay(NamedTuple):
         """Return the joined tensor; `evidence` is what the way was inferred from."""
         if self.certain is not None:
             return self.certain
-        array = self.way.join(self.arrays)
-        if len(self.arrays) == 1:
-            return JoinedTensor(array, self.findings)
+        whole = self.way.join(self.parts)
+        if len(self.parts) == 1:
+            return JoinedTensor(whole, self.findings)
         ranks = f"{self.side}: {describe_ranks(self.tensor)}"
-        if array is not self.arrays[0]:
+        if whole is not self.parts[0]:
             text = f"{ranks} {self.way.text}, inferred from {evidence}"
-            return JoinedTensor(array, (*self.findings, text))
-        replicas = tuple((array, each) for each in self.arrays[1:])
+            return JoinedTensor(whole, (*self.findings, text))
+        replicas = tuple((whole, each) for each in self.parts[1:])
         named = f"{describe_ranks(self.tensor)} of {self.side}"
-        return JoinedTensor(array, self.findings, replicas, named)
+        return JoinedTensor(whole, self.findings, replicas, named)
 
 
-def _load_side(side: str, tensor: DumpedTensor) -> list[_SideWay]:
+def _list_side_ways(
+    side: str, tensor: DumpedTensor, opened: Mapping[Entry, ShapedElements]
+) -> list[_SideWay]:
     """Return the ways to join the tensor of a side: one, where nothing has to be inferred."""
     if not tensor.parts:
         assert tensor.entry is not None
-        return [_make_certain(side, tensor, JoinedTensor(load(tensor.entry), ()))]
+        return [_make_certain(side, tensor, JoinedTensor(opened[tensor.entry], ()))]
+    digests: list[object] = []
     if tensor.layout is not None:
-        found = [_join_by_layout(side, tensor, parts) for parts in _list_meshes(tensor.parts)]
+        found = [_join_by_layout(side, tensor, each, opened) for each in _list_meshes(tensor.parts)]
         if len(found) == 1:
             return [_make_certain(side, tensor, found[0])]
     else:
-        found = [JoinedTensor(load(entry), ()) for entry in tensor.parts]
-    arrays, kind = [each.array for each in found], find_activation_kind(tensor.parts[0])
+        found = [JoinedTensor(opened[entry], ()) for entry in tensor.parts]
+        digests = [entry.record.digest for entry in tensor.parts if entry.record is not None]
+    parts, kind = [each.elements for each in found], find_activation_kind(tensor.parts[0])
     findings = tuple(dict.fromkeys(text for each in found for text in each.findings))
+    if len(digests) < len(parts) or not all(digests):
+        digests = [compute_content_digest(each) for each in parts]
     return [
         _SideWay(side, tensor, way, group, findings)
-        for group in _list_groups(arrays)
+        for group in _list_groups(parts, digests)
         for way in list_join_ways([each.shape for each in group], kind=kind)
     ]
 
@@ -304,51 +374,47 @@ def _list_meshes(parts: Sequence[Entry]) -> list[list[Entry]]:
     return list(meshes.values())
 
 
-def _list_groups(arrays: Sequence[_Array]) -> list[Sequence[_Array]]:
-    """Return the arrays, and those of them that have no copy before them, if these are fewer: some
+def _list_groups(
+    parts: Sequence[ShapedElements], digests: Sequence[object]
+) -> list[Sequence[ShapedElements]]:
+    """Return the tensors, and those of them that have no copy before them, if these are fewer: some
     ranks have the same, as those of a tensor-parallel group have of a batch.
     """
-    first: dict[tuple[object, ...], _Array] = {}
-    for array in arrays:
-        digest = xxhash.xxh3_128_digest(np.ascontiguousarray(array).view(np.uint8).data)
-        first.setdefault((array.dtype, array.shape, digest), array)
+    first: dict[tuple[object, ...], ShapedElements] = {}
+    for part, digest in zip(parts, digests, strict=True):
+        first.setdefault((part.dtype, part.shape, digest), part)
     unique = list(first.values())
     if len(unique) == 1:
         return [unique]
-    return [arrays, unique] if len(unique) < len(arrays) else [arrays]
+    return [parts, unique] if len(unique) < len(parts) else [parts]
 
 
 def _make_certain(side: str, tensor: DumpedTensor, joined: JoinedTensor) -> _SideWay:
-    shape = tuple(joined.array.shape)
-    way = JoinWay("", shape, lambda arrays: joined.array)
+    way = JoinWay("", joined.elements.shape, lambda parts: joined.elements)
     return _SideWay(side, tensor, way, (), certain=joined)
 
 
-def _join_by_layout(side: str, tensor: DumpedTensor, parts: Sequence[Entry]) -> JoinedTensor:
-    name, entries = tensor.slot_name, {entry.key.rank: entry for entry in parts}
-    shards = [
-        TensorShard(rank, record.shape, record.layout, record.digest)
-        for rank, entry in entries.items()
+def _join_by_layout(
+    side: str,
+    tensor: DumpedTensor,
+    entries: Sequence[Entry],
+    opened: Mapping[Entry, ShapedElements],
+) -> JoinedTensor:
+    parts = {entry.key.rank: opened[entry] for entry in entries}
+    shards = {
+        entry.key.rank: TensorShard(entry.key.rank, record.shape, record.layout, record.digest)
+        for entry in entries
         if (record := entry.record) is not None and record.layout is not None
-    ]
-    plan = plan_join(shards, name=f"{side}: {name}")
-    with warnings.catch_warnings():
-        # The findings name them.
-        warnings.simplefilter("ignore")
-        array = join_shards(plan, lambda rank: load(entries[rank]), name=name)
-    how = ", ".join(dict.fromkeys(map(str, shards[0].layout.placements)))
+    }
+    plan = plan_join(list(shards.values()), name=f"{side}: {tensor.slot_name}")
+    layout = next(iter(shards.values())).layout
+    how = ", ".join(dict.fromkeys(map(str, layout.placements)))
     findings = (f"{side}: joined by the layout of each rank: {how}",)
-    replicas = _load_replicas(plan.different_replicas, entries)
-    named = " or ".join(f"ranks {', '.join(map(str, each))}" for each in plan.different_replicas)
-    return JoinedTensor(array, findings, replicas, f"{named} of {side}")
-
-
-def _load_replicas(
-    different: Sequence[tuple[int, ...]], entries: Mapping[int, Entry]
-) -> tuple[tuple[_Array, _Array], ...]:
-    return tuple(
-        (load(entries[ranks[0]]), load(entries[rank])) for ranks in different for rank in ranks[1:]
+    replicas = tuple(
+        (parts[ranks[0]], parts[rank]) for ranks in plan.different_replicas for rank in ranks[1:]
     )
+    named = " or ".join(f"ranks {', '.join(map(str, each))}" for each in plan.different_replicas)
+    return JoinedTensor(place_shards(plan, parts), findings, replicas, f"{named} of {side}")
 
 
 def find_drift(joined: JoinedTensor, tolerances: ElementTolerances) -> str:
@@ -369,15 +435,3 @@ def find_drift(joined: JoinedTensor, tolerances: ElementTolerances) -> str:
 def _describe_side(name: str, side: Sequence[_SideWay]) -> str:
     shapes = dict.fromkeys(str(list(each.way.shape)) for each in side)
     return f"{name} {' or '.join(shapes) or 'parts of different shapes'}"
-
-
-def _measure_distance(a: _Array, b: _Array) -> float:
-    """Return the relative Euclidean distance; infinity where a side is not finite."""
-    kind = np.result_type(a.dtype, b.dtype, np.float64)
-    with np.errstate(all="ignore"):
-        wide = b.astype(kind)
-        distance = float(np.linalg.norm((a.astype(kind) - wide).reshape(-1)))
-        norm = float(np.linalg.norm(wide.reshape(-1)))
-    if not np.isfinite(distance):
-        return float("inf")
-    return distance / norm if norm else distance

@@ -16,12 +16,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rankdump._analysis.compare.joined_tensors import (
-    ActivationKind,
-    find_activation_kind,
-    find_drift,
-    load_joined_pair,
+from rankdump._analysis.compare.fingerprint_comparison import (
+    have_equal_fingerprints,
+    judge_by_fingerprints,
 )
+from rankdump._analysis.compare.joined_elements import ShapedElements
+from rankdump._analysis.compare.joined_tensors import (
+    JoinedTensor,
+    find_drift,
+    opened_joined_pair,
+)
+from rankdump._analysis.compare.merged_shards import list_guessed_pairs
 from rankdump._analysis.compare.msaccucmp_measures import compute_msaccucmp_measures
 from rankdump._analysis.compare.report import (
     DTYPE_FINDING_PREFIX,
@@ -36,16 +41,15 @@ from rankdump._analysis.compare.report import (
 from rankdump._analysis.compare.tensor_blocks import select_comparison_dtype
 from rankdump._analysis.compare.tensor_measures import MeasurementResult, measure_difference
 from rankdump._analysis.reader.shard_join import select_shard
-from rankdump._analysis.reader.tensor_loader import Opened, load, opened
+from rankdump._analysis.reader.tensor_loader import load, opened
 from rankdump._analysis.reader.tree import are_statistics_finite
-from rankdump._core.record import TensorSide
-from rankdump._core.tensor_layout import LayoutSource
 from rankdump._kernels.array_kernels import measure_array
 from rankdump._layout.foreign_calls import XOR_KIND
 from rankdump.errors import RankdumpError
 
 _SAME_DIGEST = PairOutcome(TensorVerdict.EQUAL)
 _SHARD_FINDING = "{0} has a shard {2} of {3}, compared with the same elements of {1}"
+_Elements: TypeAlias = "npt.NDArray[Any] | ShapedElements"
 PairGroup: TypeAlias = "list[tuple[int, TensorPair]]"
 """Pairs, each with its position among all."""
 GroupOutcomes: TypeAlias = "list[tuple[int, PairOutcome]]"
@@ -55,7 +59,9 @@ _MAX_GROUP_PAIRS = 256
 """A group ends when it reaches either limit."""
 _MIN_FACTOR_DISTANCE = 0.01
 """Of a factor from 1 that is told."""
+NOTHING_KNOWN_FINDING = "neither elements nor statistics are known on both sides"
 _EQUAL_SUMS = "only sums of exclusive ors are known, and different tensors may have equal ones"
+_ADDED_UP = "fingerprints of the parts add up to the same"
 _WORKER_DIED = "the process that compared it died, possibly because memory ran out"
 
 
@@ -126,17 +132,34 @@ def compare_pair_statistics(
             verdict = TensorVerdict.CLOSE
         elif verdict is TensorVerdict.UNKNOWN:
             verdict = TensorVerdict.DIFFERENT
-    elif verdict is TensorVerdict.UNKNOWN:
+    elif verdict is TensorVerdict.UNKNOWN and not (a.fingerprint and b.fingerprint):
         both = a.digest and a.digest == b.digest
-        why = _EQUAL_SUMS if both else "neither elements nor statistics are known on both sides"
+        why = _EQUAL_SUMS if both else NOTHING_KNOWN_FINDING
         findings = (*findings, why)
-    return PairOutcome(
+    outcome = PairOutcome(
         verdict,
         findings,
         statistic_differences=differences,
         nonfinite_a=has_nonfinite_statistics(a),
         nonfinite_b=has_nonfinite_statistics(b),
     )
+    return judge_by_fingerprints(outcome, a, b, tolerances)
+
+
+def _compare_guesses(
+    a: DumpedTensor, b: DumpedTensor, tolerances: ElementTolerances
+) -> PairOutcome | None:
+    """Return the outcome of what two tensors are most likely, of which some ranks have statistics
+    alone; None where nothing has equally many elements.
+    """
+    outcomes: list[PairOutcome] = []
+    for guess in list_guessed_pairs(a, b):
+        found = compare_pair_statistics(guess.a, guess.b, tolerances, guess.findings)
+        if found.verdict.agrees and not guess.is_complete:
+            # The first rank agrees, and another one does not.
+            found = replace(found, verdict=TensorVerdict.UNKNOWN)
+        outcomes.append(found)
+    return min(outcomes, key=lambda each: not each.verdict.agrees, default=None)
 
 
 def _have_other_checksums(a: DumpedTensor, b: DumpedTensor) -> bool:
@@ -173,6 +196,13 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
         return _build_unread_outcome(TensorVerdict.UNMATCHED, a, b)
     if _is_sample(a) or _is_sample(b):
         return _decide_samples(a, b)
+    if a.guesses or b.guesses:
+        guessed = _compare_guesses(a, b, settings.tolerances)
+        if guessed is not None:
+            return guessed
+    if have_equal_fingerprints(a, b):
+        findings = (_ADDED_UP,) if a.parts or b.parts else ()
+        return _build_unread_outcome(TensorVerdict.EQUAL, a, b, *findings)
     if a.parts or b.parts:
         alone = a.entry is None or b.entry is None
         return compare_pair_statistics(a, b, settings.tolerances, ()) if alone else None
@@ -264,30 +294,32 @@ def _compare_joined(a: DumpedTensor, b: DumpedTensor, settings: ComparisonSettin
 
     Of replicas with different elements, those that differ most are compared.
     """
-    found = load_joined_pair(a, b)
-    if isinstance(found, str):
-        return PairOutcome(TensorVerdict.SHAPE, (found,))
+    with opened_joined_pair(a, b) as found:
+        if isinstance(found, str):
+            return PairOutcome(TensorVerdict.SHAPE, (found,))
+        return _compare_opened(a, b, found, settings)
+
+
+def _compare_opened(
+    a: DumpedTensor,
+    b: DumpedTensor,
+    found: tuple[JoinedTensor, JoinedTensor],
+    settings: ComparisonSettings,
+) -> PairOutcome:
     left, right = found
     joined = (*left.findings, *right.findings)
-    if not _is_comparable(left.array.shape, right.array.shape):
-        text = _format_shapes(left.array.shape, right.array.shape)
-        return PairOutcome(TensorVerdict.SHAPE, (text, *joined))
-    a, b = a._replace(shape=left.array.shape), b._replace(shape=right.array.shape)
+    shapes = left.elements.shape, right.elements.shape
+    if not _is_comparable(*shapes):
+        return PairOutcome(TensorVerdict.SHAPE, (_format_shapes(*shapes), *joined))
+    a, b = a._replace(shape=shapes[0]), b._replace(shape=shapes[1])
     settings = replace(settings, msaccucmp=False)
     drifts = [find_drift(each, settings.tolerances) for each in (left, right)]
     own, other = (
-        [each.array, *each.copies] if drift else [each.array]
+        [each.elements, *each.copies] if drift else [each.elements]
         for each, drift in zip((left, right), drifts, strict=True)
     )
     outcomes = [_measure_elements(a, b, x, y, settings) for x in own for y in other]
     outcome = max(outcomes, key=_get_severity)
-    if not outcome.verdict.agrees and _have_other_uses(a, b):
-        # Only the operator's own gradient is known of a DTensor that it made of its input.
-        text = (
-            "one side may have the gradient for this operator alone, the other that of all uses of "
-            "its input"
-        )
-        return PairOutcome(TensorVerdict.UNKNOWN, (text, *outcome.findings))
     told = [text for text in drifts if text]
     verdict = TensorVerdict.DIFFERENT if told and outcome.verdict.agrees else outcome.verdict
     return replace(outcome, verdict=verdict, findings=(*told, *outcome.findings, *joined))
@@ -298,21 +330,12 @@ def _get_severity(outcome: PairOutcome) -> tuple[bool, float]:
     return not outcome.verdict.agrees, largest
 
 
-def _have_other_uses(a: DumpedTensor, b: DumpedTensor) -> bool:
-    """Return whether tensors are gradients of an input that one side has as a DTensor of another
-    layout: which operators share it depends on where it was made.
-    """
-    if a.side is not TensorSide.OUTPUT:
-        return False
-    if find_activation_kind(a.entry or b.entry) is not ActivationKind.GRADIENT:
-        return False
-    found = [each.layout for each in (a, b)]
-    by_dtensor = any(each is not None and each.source is LayoutSource.DTENSOR for each in found)
-    return by_dtensor and len({each and each.placements for each in found}) > 1
-
-
 def _measure_elements(
-    a: DumpedTensor, b: DumpedTensor, left: Opened, right: Opened, settings: ComparisonSettings
+    a: DumpedTensor,
+    b: DumpedTensor,
+    left: _Elements,
+    right: _Elements,
+    settings: ComparisonSettings,
 ) -> PairOutcome:
     found = measure_difference(left, right, settings.tolerances, dtype_a=a.dtype, dtype_b=b.dtype)
     measures = found.measures
@@ -369,14 +392,14 @@ def _align_shard(
     return (shard.reshape(-1)[: part.size] if layout.flat_range else shard), part
 
 
-def _load_array(tensor: DumpedTensor, found: Opened) -> npt.NDArray[Any]:
+def _load_array(tensor: DumpedTensor, found: _Elements) -> npt.NDArray[Any]:
     """Return all elements of a tensor as one array."""
     if isinstance(found, np.ndarray) or tensor.entry is None:
         return np.asarray(found)
     return load(tensor.entry)
 
 
-def _describe_from_file(tensor: DumpedTensor, array: Opened) -> DumpedTensor:
+def _describe_from_file(tensor: DumpedTensor, array: _Elements) -> DumpedTensor:
     """Return a tensor, with type and shape from its file where the tree does not have them."""
     if tensor.dtype and tensor.shape == array.shape:
         return tensor

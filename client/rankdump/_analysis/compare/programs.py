@@ -8,8 +8,8 @@ CONSTANTS_ITERATION.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, TypeAlias
 
 from rankdump._analysis.compare.report import (
     CONSTANTS_ITERATION,
@@ -19,6 +19,7 @@ from rankdump._analysis.compare.report import (
     DumpedTensor,
 )
 from rankdump._analysis.reader.dump import Dump
+from rankdump._analysis.reader.fingerprints import FingerprintsByRecord
 from rankdump._analysis.reader.tree import Entry, Figures
 from rankdump._core.record import TensorKey, TensorSide, sanitize_name
 from rankdump._core.selection import GRADIENTS_PREFIX
@@ -47,6 +48,7 @@ def read_programs(dump: Dump, problems: list[str] | None = None) -> list[DumpedP
     A tensor with a file and a row of statistics is one tensor. When tables are damaged, statistics
     are ignored and `problems` gets a sentence; without that list, CorruptedError is raised.
     """
+    prints = dump.read_fingerprints(problems if problems is not None else [])
     entries: defaultdict[_RankIteration, list[Entry]] = defaultdict(list)
     rows: defaultdict[_RankIteration, dict[_TensorPlace, Figures]] = defaultdict(dict)
     for row in _read_statistics(dump, problems):
@@ -54,7 +56,7 @@ def read_programs(dump: Dump, problems: list[str] | None = None) -> list[DumpedP
     for entry in dump.tensors():
         entries[_get_rank_iteration(entry.key)].append(entry)
     places = sorted({*entries, *rows})
-    return [_build_program(place, entries[place], rows[place]) for place in places]
+    return [_build_program(place, entries[place], rows[place], prints) for place in places]
 
 
 def _read_statistics(dump: Dump, problems: list[str] | None) -> list[Figures]:
@@ -78,7 +80,10 @@ def _make_tensor_place(key: TensorKey) -> _TensorPlace:
 
 
 def _build_program(
-    place: _RankIteration, entries: list[Entry], rows: dict[_TensorPlace, Figures]
+    place: _RankIteration,
+    entries: list[Entry],
+    rows: dict[_TensorPlace, Figures],
+    prints: FingerprintsByRecord,
 ) -> DumpedProgram:
     left = dict(rows)
     named: list[tuple[_NamedTensor, Figures | None]] = [
@@ -87,19 +92,42 @@ def _build_program(
     ]
     named.extend((row, row) for row in left.values())
     named.sort(key=_make_time_key)
-    calls: list[tuple[_NamedTensor, _CallTensors]] = []
+    return build_program(
+        place,
+        (
+            (
+                CallHead(tensor.key.graph, tensor.op_type, tensor.op_name),
+                _build_tensor(tensor, row, seen, prints),
+            )
+            for seen, (tensor, row) in enumerate(named)
+        ),
+    )
+
+
+class CallHead(NamedTuple):
+    """What the tensors of one call have in common."""
+
+    graph: int
+    op_type: str
+    op_name: str
+
+
+def build_program(
+    place: _RankIteration, tensors: Iterable[tuple[CallHead, DumpedTensor]]
+) -> DumpedProgram:
+    """Return the program of tensors in execution order."""
+    calls: list[tuple[CallHead, _CallTensors]] = []
     latest: dict[tuple[int, str], _CallTensors] = {}
-    for seen, (tensor, row) in enumerate(named):
-        key = tensor.key
-        name, at = (key.graph, tensor.op_name), (key.side, key.slot)
-        tensors = latest.get(name)
+    for head, tensor in tensors:
+        name, at = (head.graph, head.op_name), (tensor.side, tensor.slot)
+        held = latest.get(name)
         # A tensor that a call already has belongs to the next call of that name.
-        if tensors is None or at in tensors:
-            tensors = latest[name] = {}
-            calls.append((tensor, tensors))
-        tensors[at] = _build_tensor(tensor, row, seen)
+        if held is None or at in held:
+            held = latest[name] = {}
+            calls.append((head, held))
+        held[at] = tensor
     rank, iteration = place
-    called = (_build_call(at, first, list(of.values())) for at, (first, of) in enumerate(calls))
+    called = (_build_call(at, head, list(of.values())) for at, (head, of) in enumerate(calls))
     return DumpedProgram(rank, iteration, tuple(called))
 
 
@@ -108,8 +136,8 @@ def _make_time_key(named: tuple[_NamedTensor, Figures | None]) -> tuple[int, str
     return key.timestamp_us, key.side, key.slot
 
 
-def _build_call(position: int, first: _NamedTensor, tensors: list[DumpedTensor]) -> DumpedCall:
-    name = first.op_name
+def _build_call(position: int, head: CallHead, tensors: list[DumpedTensor]) -> DumpedCall:
+    name = head.op_name
     api = api_tree.parse_call_name(name)
     backward = name.startswith(GRADIENTS_PREFIX) or (
         api is not None and api.direction == "backward"
@@ -118,7 +146,7 @@ def _build_call(position: int, first: _NamedTensor, tensors: list[DumpedTensor])
         tensor.argument.endswith(_RECOMPUTED_SUFFIX) for tensor in tensors
     )
     sides = _split_sides(tensors)
-    return DumpedCall(position, first.op_type, name, *sides, first.key.graph, backward, repeated)
+    return DumpedCall(position, head.op_type, name, *sides, head.graph, backward, repeated)
 
 
 def _split_sides(
@@ -133,7 +161,9 @@ def _split_sides(
     return tuple(inputs), tuple([tensor for tensor in tensors if tensor.side is TensorSide.OUTPUT])
 
 
-def _build_tensor(tensor: _NamedTensor, row: Figures | None, seen: int) -> DumpedTensor:
+def _build_tensor(
+    tensor: _NamedTensor, row: Figures | None, seen: int, prints: FingerprintsByRecord
+) -> DumpedTensor:
     key, record = tensor.key, tensor.record
     if record is not None:
         facts = record.argument, record.dtype, record.shape, record.digest
@@ -141,7 +171,9 @@ def _build_tensor(tensor: _NamedTensor, row: Figures | None, seen: int) -> Dumpe
         facts = "", *_find_dtype_and_shape(tensor, row), ""
     entry = tensor if isinstance(tensor, Entry) else None
     statistics = _parse_statistics(row) if row is not None else NO_STATISTICS
-    return DumpedTensor(key.side, key.slot, *facts, entry, statistics, seen)
+    known = prints.get((key.rank, record)) if prints and record is not None else None
+    of_row = record if entry is None else None
+    return DumpedTensor(key.side, key.slot, *facts, entry, statistics, seen, (), known, of_row)
 
 
 def _find_dtype_and_shape(

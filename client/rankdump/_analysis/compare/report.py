@@ -13,8 +13,10 @@ from enum import Enum
 from typing import Literal, NamedTuple, TypeAlias
 
 from rankdump._analysis.compare.card_findings import CardFinding
+from rankdump._analysis.reader.fingerprints import RecordedFingerprint
 from rankdump._analysis.reader.tree import Entry
 from rankdump._core.graph import SourceLine
+from rankdump._core.manifest import ManifestRecord
 from rankdump._core.record import TensorSide, name_argument
 from rankdump._core.tensor_layout import TensorLayout
 
@@ -51,6 +53,17 @@ class ElementTolerances:
     atol: float = 1e-4
     equal_nan: bool = False
     """Whether NaN equals NaN at the same place. Without it, every NaN is unequal."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTolerance:
+    """The largest normal error of tensors whose operator has a name."""
+
+    pattern: str
+    """Glob, as in `--op`."""
+    error: float | None
+    """Root mean square of the difference, relative to that of the reference; None for the error of
+    rounding."""
 
 
 class TensorVerdict(str, Enum):
@@ -133,6 +146,9 @@ class PairOutcome:
     nonfinite_a: bool | None = None
     """Whether side a holds NaN or infinity; None when unknown."""
     nonfinite_b: bool | None = None
+    error_ratio: float | None = None
+    """Ratio of the error to the one that noise runs, rounding or a tolerance by name explain; None
+    where elements were judged by themselves."""
 
 
 class DumpedTensor(NamedTuple):
@@ -160,6 +176,17 @@ class DumpedTensor(NamedTuple):
     """Position in the order in which the tensors of its program were seen."""
     parts: tuple[Entry, ...] = ()
     """Files of the ranks that it is to be joined from; empty for the tensor of one rank."""
+    fingerprint: RecordedFingerprint | None = None
+    """Of all of it, also where it is to be joined; None when unknown."""
+    row_record: ManifestRecord | None = None
+    """Record of a tensor without a file; None when unknown."""
+    guesses: tuple[DumpedTensor, ...] = ()
+    """What it may be together with those of other ranks, of which statistics alone are known."""
+
+    @property
+    def record(self) -> ManifestRecord | None:
+        """What the manifest says of it; None where there is none."""
+        return self.entry.record if self.entry is not None else self.row_record
 
     @property
     def slot_name(self) -> str:
@@ -169,7 +196,7 @@ class DumpedTensor(NamedTuple):
     @property
     def layout(self) -> TensorLayout | None:
         """Which part of a tensor of the whole model it is; None where that is not known."""
-        record = self.entry.record if self.entry is not None else None
+        record = self.record
         return record.layout if record is not None else None
 
 
@@ -197,7 +224,7 @@ class DumpedCall(NamedTuple):
     def microbatch(self) -> int | None:
         """Number of its micro-batch; None where tensors have none."""
         first = next(iter(self.inputs or self.outputs), None)
-        record = first.entry.record if first is not None and first.entry is not None else None
+        record = first.record if first is not None else None
         return record.microbatch if record is not None else None
 
 
@@ -308,6 +335,10 @@ class ComparisonSettings:
     """Whether msaccucmp's measures are computed as well."""
     noise: tuple[str, ...] = ()
     """Runs that should agree with side b; with some, their errors are the tolerances."""
+    named: tuple[NamedTolerance, ...] = ()
+    """The last one that matches a name holds for it, before any other tolerance."""
+    by_rounding: bool = False
+    """Whether the error of rounding is the tolerance, where no noise run is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,5 +367,10 @@ class ComparisonReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether everything has a partner and counts as the same; whatever run cards say."""
-        return all(row.outcome.verdict.agrees for row in self.rows) and not self.notes
+        """Whether everything is there, has a partner and counts as the same; whatever run cards
+        say.
+        """
+        lacking = any(each.subject in ("ranks", "files") for each in self.card_findings)
+        return (
+            all(row.outcome.verdict.agrees for row in self.rows) and not self.notes and not lacking
+        )

@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
+from rankdump._analysis.reader.fingerprints import (
+    FingerprintsByRecord,
+    read_fingerprints_of_tree,
+)
 from rankdump._analysis.reader.foreign_dumps import find_foreign_reader
 from rankdump._analysis.reader.manifests import (
     find_other_sessions,
@@ -198,6 +202,28 @@ class Dump:
         return max((manifest.world_size for manifest in self._tree.manifests), default=0)
 
     @property
+    def is_filtered(self) -> bool:
+        """Whether it is a part that filters, a job or an attempt select."""
+        source = self._source
+        return bool(self._queries or source.job_id or source.attempt is not None)
+
+    @property
+    def tabled_tensors(self) -> int:
+        """Number of tensors, where all are rows of tables of one iteration that manifests list and
+        no file; else 0.
+        """
+        tree = self._tree
+        listed = {(each.status.rank, each.status.iteration) for each in tree.manifests}
+        is_tabled = not len(tree.entries) and all(
+            (table.rank, table.when) in listed
+            and table.dated
+            and not (table.info or table.form or table.operator)
+            for table in tree.tables
+        )
+        statuses = [each.status for each in tree.manifests] if is_tabled else []
+        return sum(each.expected - sum(each.dropped.values()) for each in statuses)
+
+    @property
     def retired(self) -> tuple[tuple[int, int], ...]:
         """Ranks and iterations that were removed by age or size, and so are not missing.
 
@@ -282,6 +308,14 @@ class Dump:
             for row in read_table_rows(table, known)
             if dump._keeps(row)
         ]
+
+    def read_fingerprints(self, problems: list[str]) -> FingerprintsByRecord:
+        """Return the fingerprints of the ranks and iterations that the filters select; adds a
+        problem for each damaged file.
+        """
+        if not any(each.fingerprints is not None for each in self._tree.manifests):
+            return {}
+        return read_fingerprints_of_tree(self.root, self._keeps_place, problems)
 
     def table(self) -> pa.Table:
         """Return a row for each tensor and its statistics, as a table of Arrow.

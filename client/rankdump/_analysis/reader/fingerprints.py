@@ -4,9 +4,9 @@ its size and digest in the manifest before a row of it is used; nothing is unpic
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy.typing as npt
 import xxhash
@@ -23,8 +23,18 @@ from rankdump._core.tensor_fingerprint import parse_fingerprint_file
 from rankdump._layout.tree_paths import FINGERPRINT_FOLDER, MANIFEST_FOLDER
 from rankdump.errors import CorruptedError
 
-FingerprintsByRecord: TypeAlias = "dict[tuple[int, ManifestRecord], tuple[int, list[float]]]"
-"""Digest and sketch by rank and record."""
+
+class RecordedFingerprint(NamedTuple):
+    """Fingerprint of a tensor, as a tree has it."""
+
+    digest: int | None
+    """0 to 2**64 - 1; None for one of partial values, whose bits do not add up."""
+    sketch: bytes
+    """Sums of float32, little endian."""
+
+
+FingerprintsByRecord: TypeAlias = "dict[tuple[int, ManifestRecord], RecordedFingerprint]"
+"""By rank and record."""
 
 
 def find_fingerprint_path(manifest_path: str) -> str:
@@ -72,11 +82,12 @@ def read_fingerprints(
 
 
 def read_fingerprints_of_tree(
-    root: Path, ranks: Iterable[int], problems: list[str]
+    root: Path, keeps: Callable[[int, int], bool], problems: list[str]
 ) -> FingerprintsByRecord:
-    """Return the fingerprints of some ranks of a tree; reads only manifests that have some."""
+    """Return the fingerprints of the kept ranks and iterations of a tree; reads only manifests of
+    ranks that have some.
+    """
     found: FingerprintsByRecord = {}
-    wanted = set(ranks)
     for folder in list_rank_folders(root):
         if not (root / folder / FINGERPRINT_FOLDER).is_dir():
             continue
@@ -85,7 +96,7 @@ def read_fingerprints_of_tree(
                 manifest = Manifest.from_json(path.read_bytes())
             except (OSError, CorruptedError):
                 continue  # the walk has told it
-            if manifest.status.rank in wanted:
+            if keeps(manifest.status.rank, manifest.status.iteration):
                 _add_records(found, root, path.relative_to(root).as_posix(), manifest, problems)
     return found
 
@@ -95,5 +106,11 @@ def _add_records(
 ) -> None:
     records = manifest.records
     rows = read_fingerprints(LocalTree(root), path, manifest, len(records), problems)
-    for number, digest, sketch in rows.tolist() if rows is not None else ():
-        found[manifest.status.rank, records[number]] = digest, sketch
+    if rows is None:
+        return
+    sketches = rows["sketch"]
+    for at, (number, digest) in enumerate(
+        zip(rows["record"].tolist(), rows["fingerprint"].tolist(), strict=True)
+    ):
+        print_of_record = RecordedFingerprint(digest, sketches[at].tobytes())
+        found[manifest.status.rank, records[number]] = print_of_record

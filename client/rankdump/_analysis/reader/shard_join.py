@@ -22,7 +22,7 @@ from rankdump._core.tensor_layout import PlacementKind, TensorLayout
 from rankdump.errors import CorruptedError, UnsupportedError
 
 _Array: TypeAlias = "npt.NDArray[Any]"
-_REDUCTIONS: Mapping[str, Callable[..., _Array]] = {
+REDUCTIONS: Mapping[str, Callable[..., _Array]] = {
     "sum": np.add,
     "avg": np.add,
     "product": np.multiply,
@@ -157,32 +157,63 @@ def _check_partial_values(used: Sequence[TensorShard], name: str) -> None:
             f"{name}: {expected} partial values make a block, but only rank {ranks} recorded one"
         )
     reductions = {reduction for _, reduction in partial}
-    if len(reductions) > 1 or not reductions <= set(_REDUCTIONS):
+    if len(reductions) > 1 or not reductions <= set(REDUCTIONS):
         raise UnsupportedError(
             f"{name}: partial values with the reduction {', '.join(sorted(reductions))} cannot be "
-            f"joined; allowed: one of {', '.join(_REDUCTIONS)}"
+            f"joined; allowed: one of {', '.join(REDUCTIONS)}"
         )
 
 
 def _check_coverage(blocks: Sequence[JoinBlock], shards: Sequence[TensorShard], name: str) -> None:
     """Raise unless the blocks cover each element once."""
     shape = shards[0].layout.global_shape
-    covered: npt.NDArray[np.uint8] = np.zeros(shape, np.uint8)
-    for block in blocks:
-        layout = block.layout
-        if layout.flat_range:
-            covered.reshape(-1)[slice(*layout.flat_range)] += 1
-        else:
-            covered[_select_block(layout, block.shape)] += 1
-    if covered.size and covered.max() > 1:
+    flat = {bool(block.layout.flat_range) for block in blocks}
+    if len(flat) > 1:
+        raise CorruptedError(f"{name}: some shards are of the flattened tensor, and others blocks")
+    if True in flat:
+        held = [[[range(*block.layout.flat_range)]] for block in blocks]
+        shape = (prod(shape),)
+    else:
+        held = [find_block_ranges(block.layout, block.shape) for block in blocks]
+    covered, is_overlapping = _count_covered(shape, held)
+    if is_overlapping:
         raise CorruptedError(f"{name}: its shards overlap")
-    holes = covered.size - int(np.count_nonzero(covered))
-    if holes:
+    if covered < prod(shape):
         missing = sorted({*shards[0].layout.mesh.list_ranks()} - {each.rank for each in shards})
         where = f"; rank {_format_ranks(missing)} recorded none" if missing else ""
-        raise CorruptedError(
-            f"{name}: its shards cover {covered.size - holes} of {covered.size} elements{where}"
+        raise CorruptedError(f"{name}: its shards cover {covered} of {prod(shape)} elements{where}")
+
+
+def _count_covered(
+    shape: tuple[int, ...], held: Sequence[Sequence[Sequence[range]]]
+) -> tuple[int, bool]:
+    """Return how many elements blocks cover, and whether any of them twice.
+
+    Between the ends of ranges all elements are alike, so each dimension has few parts.
+    """
+    ends = [
+        np.unique(
+            [0, extent, *(end for ranges in held for r in ranges[at] for end in (r.start, r.stop))]
         )
+        for at, extent in enumerate(shape)
+    ]
+    counts = np.zeros([max(0, len(each) - 1) for each in ends], np.int64)
+    for ranges in held:
+        parts = [_find_parts(*each) for each in zip(ends, ranges, strict=True)]
+        counts[np.ix_(*parts)] += 1
+    sizes = np.ones((), np.int64)
+    for each in ends:
+        sizes = np.multiply.outer(sizes, np.diff(each))
+    return int(sizes[counts > 0].sum()), bool((counts[sizes > 0] > 1).any())
+
+
+def _find_parts(ends: npt.NDArray[Any], held: Sequence[range]) -> npt.NDArray[np.int64]:
+    """Return the numbers of the parts between ends that are in some ranges."""
+    starts = ends[:-1]
+    inside = np.zeros(len(starts), np.bool_)
+    for each in held:
+        inside |= (starts >= each.start) & (starts < each.stop)
+    return np.flatnonzero(inside)
 
 
 def _select_block(layout: TensorLayout, shape: tuple[int, ...]) -> tuple[Any, ...]:
@@ -202,7 +233,7 @@ def _reduce_partial_values(block: JoinBlock, load: Callable[[int], _Array]) -> _
     kind: Any = first.dtype if is_exact else np.result_type(first.dtype, np.float64)
     total: _Array = first.astype(kind)
     for rank in block.ranks[1:]:
-        _REDUCTIONS[reduction](total, load(rank), out=total)
+        REDUCTIONS[reduction](total, load(rank), out=total)
     if reduction == "avg":
         total = total / len(block.ranks)
     return total.astype(first.dtype)

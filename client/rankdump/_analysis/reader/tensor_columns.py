@@ -173,7 +173,11 @@ def make_columns_of_tree(
     jobs = {(m.status.rank, m.status.iteration): m.status.job_id for m in tree.manifests}
     jobs |= {(m.status.rank, None): m.status.job_id for m in tree.manifests}
     ranks = {m.status.rank for m in tree.manifests if m.fingerprints is not None}
-    fingerprints = read_fingerprints_of_tree(tree.root, ranks, problems) if ranks else {}
+    fingerprints = (
+        read_fingerprints_of_tree(tree.root, lambda rank, _: rank in ranks, problems)
+        if ranks
+        else {}
+    )
     counts: Counter[tuple[int, int | None, str]] = Counter()
     rows: list[dict[str, Any]] = []
     for tensor in tensors:
@@ -194,8 +198,8 @@ def make_columns_of_tree(
         }
         counts[counted] += 1
         if tensor.record is not None and (key.rank, tensor.record) in fingerprints:
-            fingerprint = fingerprints[key.rank, tensor.record]
-            row["fingerprint"], row["sketch"] = fingerprint
+            known = fingerprints[key.rank, tensor.record]
+            row |= {"fingerprint": known.digest, "sketch": np.frombuffer(known.sketch, "<f4")}
         found = tensor if isinstance(tensor, Figures) else figures.get(_place(key))
         rows.append(row | (read_statistics(found) if found is not None else {}))
     return pa.Table.from_pylist(rows, TENSOR_SCHEMA)

@@ -45,6 +45,7 @@ TORCH_SUFFIX = ".pt"
 """Suffix of the archives of `torch.save`."""
 _MAX_BLOCK_HEADER_BYTES = 4096
 """Files with longer headers, which no tool writes, are not read in blocks."""
+CLOSED_FILE = -1
 Opened: TypeAlias = "FileElements | npt.NDArray[Any]"
 
 
@@ -165,11 +166,7 @@ def load(
     CorruptedError when the file is damaged, UnsupportedError for elements that are not numbers,
     such as strings, and for unsupported formats.
     """
-    record = entry.record
-    limit = limit_bytes
-    if record is not None and record.dtype in ELEMENT_TYPES:
-        item_bytes = np.dtype(ELEMENT_TYPES[record.dtype].descr).itemsize
-        limit = min(limit, math.prod(record.shape) * item_bytes + _MAX_HEADER_BYTES)
+    record, limit = entry.record, limit_file_bytes(entry, limit_bytes)
     path = find_tensor_file(entry)
     if entry.member:
         tensor = load_member(path, entry.member, record)
@@ -178,6 +175,15 @@ def load(
     check_shape(entry, tensor.shape)
     check_content(entry, path, tensor)
     return _convert_format(entry, tensor, tensor_format) if tensor_format else tensor
+
+
+def limit_file_bytes(entry: Entry, most: int = MAX_UNPACKED_BYTES) -> int:
+    """Return the largest size that the unpacked file of a tensor may have."""
+    record = entry.record
+    if record is None or record.dtype not in ELEMENT_TYPES:
+        return most
+    item_bytes = np.dtype(ELEMENT_TYPES[record.dtype].descr).itemsize
+    return min(most, math.prod(record.shape) * item_bytes + _MAX_HEADER_BYTES)
 
 
 def check_shape(entry: Entry, shape: tuple[int, ...]) -> None:
@@ -291,6 +297,7 @@ class FileElements:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     descriptor: int
+    """CLOSED_FILE for a file that is opened for each part."""
     data_offset: int
 
     @property
@@ -305,19 +312,23 @@ class FileElements:
         """
         item_bytes = self.dtype.itemsize
         buffer = buffer[: count * item_bytes]
-        offset = self.data_offset + at * item_bytes
-        filled = 0
         try:
-            while filled < len(buffer):
-                found = os.preadv(self.descriptor, [buffer[filled:]], offset + filled)
-                if not found:
-                    raise CorruptedError(
-                        f"{self.entry.path}: the file was truncated while it was read"
-                    )
-                filled += found
+            if self.descriptor != CLOSED_FILE:
+                self._read(self.descriptor, buffer, at * item_bytes)
+            else:
+                with self.entry.path.open("rb", buffering=0) as file:
+                    self._read(file.fileno(), buffer, at * item_bytes)
         except OSError as error:
             raise CorruptedError(f"{self.entry.path}: cannot be read: {error.strerror}") from None
         return np.frombuffer(buffer, dtype=self.dtype)
+
+    def _read(self, descriptor: int, buffer: memoryview, at_byte: int) -> None:
+        offset, filled = self.data_offset + at_byte, 0
+        while filled < len(buffer):
+            found = os.preadv(descriptor, [buffer[filled:]], offset + filled)
+            if not found:
+                raise CorruptedError(f"{self.entry.path}: the file was truncated while it was read")
+            filled += found
 
 
 @contextmanager
@@ -344,10 +355,22 @@ def _open_elements(entry: Entry, files: ExitStack) -> FileElements | None:
         files.callback(os.close, descriptor)
         if path.endswith(TORCH_SUFFIX):
             return _find_archived(entry, descriptor)
+    except (OSError, CorruptedError, UnsupportedError):
+        # `load` raises the error, if there is one.
+        return None
+    return find_file_elements(entry, descriptor)
+
+
+def find_file_elements(entry: Entry, descriptor: int) -> FileElements | None:
+    """Return the elements of an open npy file; None where it does not store them unchanged, or is
+    damaged, which `load` tells.
+
+    CorruptedError where its manifest has another shape.
+    """
+    try:
         start = os.pread(descriptor, _MAX_BLOCK_HEADER_BYTES, 0)
         form = read_npy_form(start, os.fstat(descriptor).st_size)
-    except (OSError, CorruptedError, UnsupportedError, TypeError, ValueError):
-        # `load` raises the error, if there is one.
+    except (OSError, CorruptedError, TypeError, ValueError):
         return None
     header = form.header
     if form.bfloat16 or header.fortran_order:

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
+import pytest
 
 from rankdump._analysis.compare.joined_programs import (
     count_microbatches,
     have_same_layout,
     join_programs,
 )
-from rankdump._analysis.compare.report import DumpedCall, DumpedProgram, DumpedTensor
+from rankdump._analysis.compare.merged_shards import merge_shards
+from rankdump._analysis.compare.pair_comparison import compute_statistics, decide_without_reading
+from rankdump._analysis.compare.report import (
+    ComparisonSettings,
+    DumpedCall,
+    DumpedProgram,
+    DumpedTensor,
+    PairOutcome,
+    TensorPair,
+    TensorVerdict,
+)
+from rankdump._analysis.reader.fingerprints import RecordedFingerprint
 from rankdump._analysis.reader.tree import Entry
 from rankdump._core.manifest import ManifestRecord
 from rankdump._core.record import TensorKey, TensorSide
+from rankdump._core.tensor_fingerprint import measure_with_fingerprint, place_fingerprint
 from rankdump._core.tensor_layout import (
     LayoutSource,
     MeshPlacement,
@@ -50,10 +66,12 @@ def make_tensor(
     return tensor._replace(entry=entry)
 
 
-def make_call(name: str, *tensors: DumpedTensor, position: int = 0) -> DumpedCall:
+def make_call(
+    name: str, *tensors: DumpedTensor, position: int = 0, op_type: str = "Linear"
+) -> DumpedCall:
     inputs = tuple(each for each in tensors if each.side is IN)
     outputs = tuple(each for each in tensors if each.side is OUT)
-    return DumpedCall(position, "Linear", name, inputs, outputs)
+    return DumpedCall(position, op_type, name, inputs, outputs)
 
 
 def join(*programs: DumpedProgram, microbatches: bool = False):
@@ -166,13 +184,14 @@ def test_microbatches_are_one_call_and_calls_outside_are_left_out():
     assert (len(apart.calls), outside) == (4, 0)
 
 
-def test_statistics_that_differ_are_noted():
-    programs = [
-        DumpedProgram(
-            rank, 0, (make_call("fc-op0", make_tensor(OUT, "", rank, statistics={"max": rank})),)
-        )
-        for rank in range(2)
-    ]
+def make_programs(*statistics: dict[str, float], name: str, op_type: str) -> list[DumpedProgram]:
+    tensors = [make_tensor(OUT, "", at, statistics=each) for at, each in enumerate(statistics)]
+    calls = [make_call(name, each, op_type=op_type) for each in tensors]
+    return [DumpedProgram(rank, 0, (call,)) for rank, call in enumerate(calls)]
+
+
+def test_statistics_of_a_parameter_that_differ_are_noted():
+    programs = make_programs({"max": 0}, {"max": 1}, name="fc.weight", op_type="Parameter")
     [program], _, notes = join(*programs)
     assert program.calls[0].outputs[0].statistics == {"max": 0}
     assert notes == [
@@ -181,3 +200,86 @@ def test_statistics_that_differ_are_noted():
     ]
     [program], _, notes = join(programs[0], DumpedProgram(1, 0, programs[0].calls))
     assert notes == []
+
+
+HALVES = (
+    {"max": 3.0, "min": -1.0, "avg": 1.0, "l2norm": 3.0},
+    {"max": 2.0, "min": -4.0, "avg": 0.0, "l2norm": 4.0},
+)
+WHOLE = {"max": 3.0, "min": -4.0, "avg": 0.5, "l2norm": 5.0}
+
+
+def compare_statistics_of_ranks(
+    name: str, whole: dict[str, float], *, size: int = 4
+) -> PairOutcome | None:
+    """Two ranks with HALVES of two elements against one rank."""
+    [program], _, notes = join(*make_programs(*HALVES, name=name, op_type="Linear"))
+    assert notes == []
+    (joined,) = program.calls[0].outputs
+    other = make_tensor(OUT, "", statistics=whole)._replace(shape=(size,))
+    return decide_without_reading(TensorPair(joined, other), ComparisonSettings())
+
+
+def test_statistics_of_activations_are_those_of_the_ranks_together():
+    outcome = compare_statistics_of_ranks("fc-op0", WHOLE)
+    assert outcome is not None
+    assert outcome.verdict is TensorVerdict.EQUAL
+    assert outcome.findings == ("a: statistics of all ranks together, inferred from statistics",)
+    outcome = compare_statistics_of_ranks("fc-op0", WHOLE | {"l2norm": 6.0})
+    assert outcome is not None
+    assert outcome.statistic_differences["l2norm"] == 1.0
+    assert outcome.verdict is TensorVerdict.DIFFERENT
+
+
+def test_statistics_of_gradients_may_be_as_many_times_larger_as_there_are_ranks():
+    half = {item: value / 2 for item, value in WHOLE.items()}
+    outcomes = [compare_statistics_of_ranks(each, half) for each in ("Gradients/fc-op0", "fc-op0")]
+    verdicts = [each.verdict for each in outcomes if each is not None]
+    assert verdicts == [TensorVerdict.EQUAL, TensorVerdict.DIFFERENT]
+
+
+def test_the_first_of_ranks_with_other_statistics_is_not_all_of_them():
+    outcome = compare_statistics_of_ranks("fc-op0", HALVES[0], size=2)
+    assert outcome is not None
+    assert outcome.verdict is TensorVerdict.UNKNOWN
+    assert outcome.findings == (
+        "a: ranks have different statistics, and those of the first one are compared",
+    )
+
+
+def test_statistics_and_fingerprints_of_shards_are_those_of_the_whole():
+    """Also where some ranks are replicas; not where one is missing, or replicas differ."""
+    whole = np.arange(8, dtype=np.float32)
+
+    def make(rank: int, change: float = 0.0) -> DumpedTensor:
+        layout = make_layout(rank // 2, 4)
+        mesh = make_rank_mesh("", ("tp", "dp"), (4, 2), range(8))
+        replicate = MeshPlacement(PlacementKind.REPLICATE)
+        layout = replace(
+            layout,
+            mesh=mesh,
+            coordinate=(rank // 2, rank % 2),
+            placements=(*layout.placements, replicate),
+        )
+        values = whole[rank // 2 * 2 :][:2] + np.float32(change)
+        found = make_tensor(OUT, "", rank, layout=layout)
+        placement = place_fingerprint("float32", (2,), layout)
+        packed = measure_with_fingerprint((), "float32", values.tobytes(), placement).fingerprint
+        known = RecordedFingerprint(int.from_bytes(packed[:8], "little"), packed[8:])
+        return found._replace(
+            statistics=compute_statistics(values),
+            fingerprint=known,
+            entry=None,
+            row_record=found.record,
+        )
+
+    merged = merge_shards([make(rank) for rank in range(8)])
+    assert merged is not None
+    assert merged.statistics == pytest.approx(compute_statistics(whole))
+    placement = place_fingerprint("float32", (8,), None)
+    packed = measure_with_fingerprint((), "float32", whole.tobytes(), placement).fingerprint
+    other = RecordedFingerprint(int.from_bytes(packed[:8], "little"), packed[8:])
+    assert merged.fingerprint == other
+    assert (merged.shape, merged.layout) == ((8,), None)
+    assert merge_shards([make(rank) for rank in range(6)]) is None
+    assert merge_shards([make(rank, change=rank == 7) for rank in range(8)]) is None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankdump._analysis.compare.joined_elements import ArrayElements, read_all
 from rankdump._analysis.compare.joined_tensors import (
     ActivationKind,
-    JoinedTensor,
+    JoinWay,
     find_drift,
     list_join_ways,
-    load_joined_pair,
+    opened_joined_pair,
 )
 from rankdump._analysis.compare.report import DumpedTensor, ElementTolerances
 from rankdump._analysis.reader.tree import Entry
@@ -55,10 +56,33 @@ def make_array(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def join(a: DumpedTensor, b: DumpedTensor) -> tuple[JoinedTensor, JoinedTensor]:
-    found = load_joined_pair(a, b)
-    assert not isinstance(found, str), found
-    return found
+class Joined(NamedTuple):
+    """A joined tensor, read whole."""
+
+    array: Array
+    findings: tuple[str, ...]
+    copies: list[Array]
+    drift: str
+    """With the usual tolerances."""
+
+
+def join(a: DumpedTensor, b: DumpedTensor, *, atol: float = 1e-4) -> tuple[Joined, Joined]:
+    with opened_joined_pair(a, b) as found:
+        assert not isinstance(found, str), found
+        left, right = (
+            Joined(
+                read_all(each.elements).copy(),
+                each.findings,
+                [read_all(copy).copy() for copy in each.copies],
+                find_drift(each, ElementTolerances(atol=atol)),
+            )
+            for each in found
+        )
+        return left, right
+
+
+def join_arrays(way: JoinWay, arrays: Sequence[Array]) -> Array:
+    return read_all(way.join([ArrayElements(array) for array in arrays]))
 
 
 @given(
@@ -75,9 +99,9 @@ def test_parts_along_a_dimension_join_to_the_whole(
     parts = np.split(whole, np.cumsum(cuts)[:-1], axis=dimension)
     ways = list_join_ways([part.shape for part in parts], kind=ActivationKind.VALUE)
     fitting = [way for way in ways if way.shape == whole.shape]
-    assert any(np.array_equal(way.join(parts), whole) for way in fitting)
+    assert any(np.array_equal(join_arrays(way, parts), whole) for way in fitting)
     for way in ways:
-        assert way.join(parts).shape == way.shape
+        assert join_arrays(way, parts).shape == way.shape
 
 
 @given(extents=st.permutations([2, 3, 1]), sizes=st.tuples(*[st.integers(1, 3)] * 3))
@@ -91,7 +115,7 @@ def test_parts_on_a_mesh_of_two_dimensions_join_to_the_whole(
     rows = np.split(whole, outer, axis=0)
     parts = [part for row in rows for part in np.split(row, inner, axis=1)]
     ways = list_join_ways([part.shape for part in parts], kind=ActivationKind.VALUE)
-    joined = [way.join(parts) for way in ways if way.shape == whole.shape]
+    joined = [join_arrays(way, parts) for way in ways if way.shape == whole.shape]
     assert any(np.array_equal(each, whole) for each in joined)
 
 
@@ -120,7 +144,7 @@ def test_likelier_way_is_used_where_rounding_decides(write: Writer):
     noisy = whole + np.float32(1e-7) * make_array(4, 3, seed=1)
     left, right = join(write(*np.split(whole, 2)), write(*np.split(noisy, 2)))
     assert (left.array.shape, right.array.shape) == ((4, 3), (4, 3))
-    assert [find_drift(each, ElementTolerances()) for each in (left, right)] == ["", ""]
+    assert [each.drift for each in (left, right)] == ["", ""]
 
 
 def test_ranks_of_a_group_that_have_the_same_part_are_one(write: Writer):
@@ -163,7 +187,7 @@ def test_terms_of_a_sum_are_a_missing_reduction(write: Writer):
     terms = [make_array(4, 3, seed=seed) for seed in range(2)]
     left, _ = join(write(*terms), write(terms[0] + terms[1]))
     assert np.array_equal(left.array, terms[0])
-    assert find_drift(left, ElementTolerances()) == (
+    assert left.drift == (
         "replicas on ranks 0-1 of a are terms of the sum that the other side has: a reduction is "
         "missing"
     )
@@ -172,18 +196,18 @@ def test_terms_of_a_sum_are_a_missing_reduction(write: Writer):
 def test_parameters_are_replicas_whatever_fits(write: Writer):
     half = make_array(4, 3)
     parts = write(half, half + 0.5, op_type="Parameter", name="fc.weight")
-    left, _ = join(parts, write(half + 0.25, op_type="Parameter", name="fc.weight"))
+    other = write(half + 0.25, op_type="Parameter", name="fc.weight")
+    left, _ = join(parts, other)
     assert np.array_equal(left.array, half)
     assert [each.shape for each in left.copies] == [(4, 3)]
-    assert find_drift(left, ElementTolerances()) == (
-        "replicas on ranks 0-1 of a differ by at most 0.5"
-    )
-    assert find_drift(left, ElementTolerances(atol=1)) == ""
+    assert left.drift == ("replicas on ranks 0-1 of a differ by at most 0.5")
+    assert join(parts, other, atol=1)[0].drift == ""
 
 
 def test_shapes_that_do_not_fit_are_named(write: Writer):
     parts = write(make_array(3, 4), make_array(3, 4, seed=1))
-    found = load_joined_pair(parts, write(make_array(8, 4)))
-    assert found == (
-        "no way to join the ranks gives one shape: a [3, 4] or [6, 4] or [3, 8] against b [8, 4]"
-    )
+    with opened_joined_pair(parts, write(make_array(8, 4))) as found:
+        assert found == (
+            "no way to join the ranks gives one shape: "
+            "a [3, 4] or [6, 4] or [3, 8] against b [8, 4]"
+        )

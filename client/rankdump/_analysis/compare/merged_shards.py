@@ -1,0 +1,192 @@
+"""Statistics and fingerprints of a tensor of the whole model from those of its parts on all ranks,
+without elements. Pure.
+
+Extremes, sums and counts merge without an error: a mean is weighted by the numbers of elements, the
+2-norm is the root of the sum of squares. Fingerprints add up. Of partial values, which are terms of
+a sum, only sketches do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from rankdump._analysis.compare.report import NO_STATISTICS, DumpedTensor
+from rankdump._analysis.reader.fingerprints import RecordedFingerprint
+from rankdump._analysis.reader.shard_join import JoinPlan, TensorShard, plan_join
+from rankdump._layout.foreign_calls import L1NORM_ITEM
+from rankdump.errors import RankdumpError
+
+_DIGEST_RANGE = 1 << 64
+_LINEAR_REDUCTIONS = ("sum", "avg")
+
+
+def merge_shards(tensors: Sequence[DumpedTensor]) -> DumpedTensor | None:
+    """Return the tensor of the whole model with the statistics and the fingerprint that follow from
+    those of shards; None where layouts do not place them, or replicas differ.
+    """
+    shards = [
+        TensorShard(at, each.shape, layout, _find_content(each))
+        for at, each in enumerate(tensors)
+        if (layout := each.layout) is not None and not layout.is_sample and each.shape is not None
+    ]
+    if len(shards) < len(tensors) or len({shard.layout.mesh for shard in shards}) > 1:
+        return None
+    try:
+        plan = plan_join(shards, name="")
+    except RankdumpError:  # whoever joins the elements tells it
+        return None
+    if plan.different_replicas:
+        return None
+    used = [tensors[at] for block in plan.blocks for at in block.ranks]
+    is_partial = any(len(block.ranks) > 1 for block in plan.blocks)
+    return tensors[0]._replace(
+        shape=plan.shape,
+        digest="",
+        statistics=NO_STATISTICS if is_partial else merge_statistics(used),
+        entry=None,
+        fingerprint=_add_fingerprints(plan, tensors),
+        row_record=None,
+    )
+
+
+def guess_whole_tensors(
+    tensors: Sequence[DumpedTensor], *, is_gradient: bool
+) -> tuple[DumpedTensor, ...]:
+    """Return what activations of ranks without a layout may be together, as flat tensors: all of
+    them parts of one, or those that no other rank has the same of. Gradients of parts may be as
+    many times larger as there are parts.
+    """
+    unique = {(each.shape, repr(sorted(each.statistics.items()))): each for each in tensors}
+    found: list[DumpedTensor] = []
+    for parts in (tensors, list(unique.values())):
+        sizes = [prod(each.shape) for each in parts if each.shape is not None]
+        if len(sizes) < len(parts) or len(parts) == 1 or (found and len(parts) == len(tensors)):
+            continue
+        joined = tensors[0]._replace(
+            shape=(sum(sizes),),
+            digest="",
+            statistics=merge_statistics(parts),
+            fingerprint=None,
+            row_record=None,
+        )
+        found.append(joined)
+        if is_gradient:
+            found.append(joined._replace(statistics=_divide(joined.statistics, len(parts))))
+    if all(each.shape is not None and prod(each.shape) == 1 for each in tensors):
+        found.append(_average_numbers(tensors))
+    return tuple(found)
+
+
+def _average_numbers(tensors: Sequence[DumpedTensor]) -> DumpedTensor:
+    """Return the mean of tensors of one element: the loss of a batch is that of those of its
+    parts.
+    """
+    items = [item for item in ("max", "min", "avg") if item in tensors[0].statistics]
+    values = {
+        item: math.fsum(each.statistics.get(item, math.nan) for each in tensors) / len(tensors)
+        for item in items
+    }
+    return tensors[0]._replace(digest="", statistics=values, fingerprint=None, row_record=None)
+
+
+def _divide(statistics: Mapping[str, float], divisor: int) -> Mapping[str, float]:
+    return {
+        item: value if item.endswith("count") else value / divisor
+        for item, value in statistics.items()
+    }
+
+
+class GuessedPair(NamedTuple):
+    """What two tensors may be."""
+
+    a: DumpedTensor
+    b: DumpedTensor
+    findings: tuple[str, ...]
+    is_complete: bool
+    """Whether no rank is left out."""
+
+
+def list_guessed_pairs(a: DumpedTensor, b: DumpedTensor) -> list[GuessedPair]:
+    """Return what two tensors may be that have equally many elements, the whole ones first."""
+    found: list[GuessedPair] = []
+    for own, other in product((*a.guesses, a), (*b.guesses, b)):
+        if own.shape is None or other.shape is None or prod(own.shape) != prod(other.shape):
+            continue
+        told = [_tell_guess("a", a, own), _tell_guess("b", b, other)]
+        whole = all(not each.guesses for each in (own, other))
+        found.append(GuessedPair(own, other, tuple(filter(None, told)), whole))
+    return found
+
+
+def _tell_guess(side: str, tensor: DumpedTensor, chosen: DumpedTensor) -> str:
+    if not tensor.guesses:
+        return ""
+    if chosen is tensor:
+        return f"{side}: ranks have different statistics, and those of the first one are compared"
+    return f"{side}: statistics of all ranks together, inferred from statistics"
+
+
+def _find_content(tensor: DumpedTensor) -> str:
+    """Return what replicas have in common: a digest of the elements, or what else is known."""
+    known = tensor.fingerprint
+    if tensor.digest:
+        return tensor.digest
+    return str(known.digest) if known is not None else repr(sorted(tensor.statistics.items()))
+
+
+def merge_statistics(tensors: Sequence[DumpedTensor]) -> Mapping[str, float]:
+    """Return the statistics that parts without common elements have together."""
+    every = [each.statistics for each in tensors]
+    counts = [
+        each.get("count", math.nan if tensor.shape is None else prod(tensor.shape))
+        for each, tensor in zip(every, tensors, strict=True)
+    ]
+    found: dict[str, float] = {}
+    for item in every[0]:
+        values = [each[item] for each in every if item in each]
+        merged = _merge_values(item, values, counts) if len(values) == len(every) else None
+        if merged is not None:
+            found[item] = merged
+    return found
+
+
+def _merge_values(item: str, values: Sequence[float], counts: Sequence[float]) -> float | None:
+    if item in ("max", "min"):
+        # NaN of a part is that of the whole, which max() of Python hides.
+        return float(np.max(values) if item == "max" else np.min(values))
+    if item.endswith("count") or item == L1NORM_ITEM:
+        return math.fsum(values)
+    if item == "l2norm":
+        return math.hypot(*values)
+    if item != "avg" or not sum(counts) > 0:
+        return None
+    return float(np.dot(values, counts)) / sum(counts)
+
+
+def _add_fingerprints(
+    plan: JoinPlan, tensors: Sequence[DumpedTensor]
+) -> RecordedFingerprint | None:
+    digest, is_partial = 0, False
+    sketches: list[np.ndarray] = []
+    for block in plan.blocks:
+        reduction = next((each.reduction for each in block.layout.placements if each.reduction), "")
+        if len(block.ranks) > 1 and reduction not in _LINEAR_REDUCTIONS:
+            return None
+        is_partial |= len(block.ranks) > 1
+        for at in block.ranks:
+            known = tensors[at].fingerprint
+            if known is None:
+                return None
+            digest += known.digest or 0
+            is_partial |= known.digest is None
+            sketch = np.frombuffer(known.sketch, "<f4").astype(np.float64)
+            sketches.append(sketch / len(block.ranks) if reduction == "avg" else sketch)
+    with np.errstate(over="ignore", invalid="ignore"):  # beyond float32 a sum is infinite
+        sketch = np.sum(sketches, axis=0).astype("<f4").tobytes()
+    return RecordedFingerprint(None if is_partial else digest % _DIGEST_RANGE, sketch)
