@@ -28,8 +28,11 @@ _LINEAR_REDUCTIONS = ("sum", "avg")
 
 def merge_shards(tensors: Sequence[DumpedTensor]) -> DumpedTensor | None:
     """Return the tensor of the whole model with the statistics and the fingerprint that follow from
-    those of shards; None where layouts do not place them, or replicas differ.
+    those of shards; None where there is neither, layouts do not place them, or replicas differ.
     """
+    is_known = all(each.fingerprint is not None for each in tensors)
+    if not is_known and not any(each.entry is None for each in tensors):
+        return None
     shards = [
         TensorShard(at, each.shape, layout, _find_content(each))
         for at, each in enumerate(tensors)
