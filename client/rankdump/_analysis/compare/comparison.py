@@ -32,6 +32,7 @@ from rankdump._analysis.compare.report import (
     ComparisonReport,
     ComparisonRow,
     ComparisonSettings,
+    DivergenceOrigin,
     DumpedProgram,
     ElementTolerances,
     ProgramPlace,
@@ -108,7 +109,7 @@ def compare(
     found = _compare_tables(given, *options) if not (unshard or filters) else None
     sides = found[0] if found else _select_sides(given, filters, unshard, notes)
     rows, places = found[1] if found else _compare_sides(sides, *options)
-    of_all, of_ranks = find_origins(rows, ComparedDumps(sides[0].dump, sides[1].dump, places))
+    of_all, of_ranks = _find_origins(rows, sides, places)
     return ComparisonReport(
         a=sides[0].label,
         b=sides[1].label,
@@ -121,6 +122,16 @@ def compare(
         places_of_b=places,
         card_findings=_compare_cards(sides[0], sides[1], rows, places),
     )
+
+
+@collector_paused()
+def _find_origins(
+    rows: Sequence[ComparisonRow],
+    sides: Sequence[_DumpSide],
+    places: Mapping[ProgramPlace, ProgramPlace],
+) -> tuple[tuple[DivergenceOrigin, ...], tuple[DivergenceOrigin, ...]]:
+    # Passes of the collector over a million rows take longer than the search.
+    return find_origins(rows, ComparedDumps(sides[0].dump, sides[1].dump, places))
 
 
 def _compare_cards(
@@ -398,6 +409,7 @@ def _pair_sides(
     return programs
 
 
+@collector_paused()
 def _finish_rows(
     rows: list[ComparisonRow], programs: Sequence[tuple[DumpedProgram, DumpedProgram]]
 ) -> _RowsAndPlaces:
