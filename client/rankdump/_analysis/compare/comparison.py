@@ -106,7 +106,7 @@ def compare(
     other = {"rank": rank_b, "iteration": iteration_b, "attempt": attempt_b}
     given = _open_dumps([(a, own), (b, other), *((each, other) for each in noise)])
     options = settings, notes, processes, dask, progress
-    found = _compare_tables(given, *options) if not (unshard or filters) else None
+    found = None if unshard else _compare_tables(given, filters, *options)
     sides = found[0] if found else _select_sides(given, filters, unshard, notes)
     rows, places = found[1] if found else _compare_sides(sides, *options)
     of_all, of_ranks = _find_origins(rows, sides, places)
@@ -152,6 +152,7 @@ def _compare_cards(
 
 def _compare_tables(
     given: Sequence[tuple[Dump, Mapping[str, int | None]]],
+    common: Filters,
     settings: ComparisonSettings,
     notes: list[str],
     processes: int | None,
@@ -162,7 +163,7 @@ def _compare_tables(
     that columns are worth their start; else None. Iterations with tensors are compared as programs.
     """
     dumps = [dump for dump, _ in given]
-    if not _are_worth_columns(given):
+    if any(value is not None for value in common.values()) or not _are_worth_columns(given):
         return None
     try:
         from rankdump._analysis.compare.column_comparison import compare_columns

@@ -189,10 +189,10 @@ def _join_tensor(
     if reason:
         if merged is not None and (merged.statistics or merged.fingerprint):
             return merged
-        if call.op_type != PARAMETER_OP_TYPE and not any(each.layout for each in tensors):
+        is_plain = not any(each.layout or each.entry for each in tensors)
+        if is_plain and call.op_type != PARAMETER_OP_TYPE:
             is_gradient = call.op_name.startswith(GRADIENTS_PREFIX)
-            guesses = guess_whole_tensors(tensors, is_gradient=is_gradient)
-            return first._replace(entry=None, guesses=guesses)
+            return first._replace(guesses=guess_whole_tensors(tensors, is_gradient=is_gradient))
         left[f"tensors compared as the first of their ranks has them, because {reason}"] += 1
         return first
     meshes = {each.mesh.list_ranks() for t in tensors if (each := t.layout) is not None}

@@ -28,7 +28,8 @@ _LINEAR_REDUCTIONS = ("sum", "avg")
 
 def merge_shards(tensors: Sequence[DumpedTensor]) -> DumpedTensor | None:
     """Return the tensor of the whole model with the statistics and the fingerprint that follow from
-    those of shards; None where there is neither, layouts do not place them, or replicas differ.
+    those of shards; None where there is neither, layouts do not place them in one tensor, or
+    replicas differ.
     """
     is_known = all(each.fingerprint is not None for each in tensors)
     if not is_known and not any(each.entry is None for each in tensors):
@@ -38,7 +39,8 @@ def merge_shards(tensors: Sequence[DumpedTensor]) -> DumpedTensor | None:
         for at, each in enumerate(tensors)
         if (layout := each.layout) is not None and not layout.is_sample and each.shape is not None
     ]
-    if len(shards) < len(tensors) or len({shard.layout.mesh for shard in shards}) > 1:
+    parts = {(each.layout.mesh, each.microbatch) for each in tensors if each.layout is not None}
+    if len(shards) < len(tensors) or len(parts) > 1:
         return None
     try:
         plan = plan_join(shards, name="")

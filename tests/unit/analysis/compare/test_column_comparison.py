@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -9,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pytest
+from support.command_line import run_in_process
 from support.tensor_layouts import shard_rows
 from support.tree_builder import TreeBuilder
 
@@ -212,6 +214,21 @@ def test_iterations_with_tensors_are_compared_as_programs(filed, tmp_path, compa
     report = compare_twice(*trees)
     has_file = {row.iteration for row in report.rows if row.pair.a and row.pair.a.entry}
     assert has_file == set(filed[0])
+
+
+def test_command_prints_the_same(tmp_path, monkeypatch):
+    """Options that were not given are no filters."""
+    trees = [write(tmp_path / name, change) for name, change in (("a", drift), ("b", keep))]
+    printed: list[dict[str, Any]] = []
+    for least in (1 << 60, 1):
+        with monkeypatch.context() as patched:
+            patched.setattr(comparison, "MIN_TABLED_TENSORS", least)
+            if least == 1:
+                patched.setattr(comparison, "read_programs", read_filed_programs)
+            done = run_in_process("diff", *trees, "--json")
+        assert done.returncode == 1, done.stderr
+        printed.append(json.loads(done.stdout) | {"seconds": 0})
+    assert printed[0] == printed[1]
 
 
 def test_table_of_a_tree_gives_the_same(tmp_path, compare_twice, monkeypatch):

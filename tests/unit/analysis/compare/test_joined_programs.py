@@ -283,3 +283,8 @@ def test_statistics_and_fingerprints_of_shards_are_those_of_the_whole():
     assert (merged.shape, merged.layout) == ((8,), None)
     assert merge_shards([make(rank) for rank in range(6)]) is None
     assert merge_shards([make(rank, change=rank == 7) for rank in range(8)]) is None
+    # Micro-batches have a tensor each.
+    other = make(7)
+    assert other.row_record is not None
+    numbered = other._replace(row_record=other.row_record._replace(microbatch=1))
+    assert merge_shards([*(make(rank) for rank in range(7)), numbered]) is None
