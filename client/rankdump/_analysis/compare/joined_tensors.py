@@ -41,6 +41,7 @@ from rankdump._analysis.compare.tensor_measures import measure_difference
 from rankdump._analysis.reader.shard_join import TensorShard, plan_join
 from rankdump._analysis.reader.tensor_parts import opened_parts
 from rankdump._analysis.reader.tree import Entry
+from rankdump._core.manifest import ManifestRecord
 from rankdump._core.selection import GRADIENTS_PREFIX
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
@@ -77,11 +78,11 @@ class JoinWay:
     """The likelier way has the lower one."""
 
 
-def find_activation_kind(entry: Entry | None) -> ActivationKind:
+def find_activation_kind(named: Entry | ManifestRecord | None) -> ActivationKind:
     """Return what a tensor is, by the names of its operator."""
-    if entry is None or entry.op_type == PARAMETER_OP_TYPE:
+    if named is None or named.op_type == PARAMETER_OP_TYPE:
         return ActivationKind.NONE
-    is_gradient = entry.op_name.startswith(GRADIENTS_PREFIX)
+    is_gradient = named.op_name.startswith(GRADIENTS_PREFIX)
     return ActivationKind.GRADIENT if is_gradient else ActivationKind.VALUE
 
 

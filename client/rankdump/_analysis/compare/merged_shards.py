@@ -56,7 +56,8 @@ def merge_shards(tensors: Sequence[DumpedTensor]) -> DumpedTensor | None:
         statistics=NO_STATISTICS if is_partial else merge_statistics(used),
         entry=None,
         fingerprint=_add_fingerprints(plan, tensors),
-        row_record=None,
+        # Its layout says how the whole was divided.
+        row_record=tensors[0].record,
     )
 
 
@@ -65,7 +66,7 @@ def guess_whole_tensors(
 ) -> tuple[DumpedTensor, ...]:
     """Return what activations of ranks without a layout may be together, as flat tensors: all of
     them parts of one, or those that no other rank has the same of. Gradients of parts may be as
-    many times larger as there are parts.
+    many times larger as there are parts of the batch.
     """
     unique = {(each.shape, repr(sorted(each.statistics.items()))): each for each in tensors}
     found: list[DumpedTensor] = []
@@ -78,11 +79,14 @@ def guess_whole_tensors(
             digest="",
             statistics=merge_statistics(parts),
             fingerprint=None,
-            row_record=None,
         )
         found.append(joined)
-        if is_gradient:
-            found.append(joined._replace(statistics=_divide(joined.statistics, len(parts))))
+        divisors = range(2, len(parts) + 1) if is_gradient else ()
+        found += [
+            joined._replace(statistics=_divide(joined.statistics, divisor))
+            for divisor in divisors
+            if len(parts) % divisor == 0
+        ]
     if all(each.shape is not None and prod(each.shape) == 1 for each in tensors):
         found.append(_average_numbers(tensors))
     return tuple(found)
@@ -97,7 +101,7 @@ def _average_numbers(tensors: Sequence[DumpedTensor]) -> DumpedTensor:
         item: math.fsum(each.statistics.get(item, math.nan) for each in tensors) / len(tensors)
         for item in items
     }
-    return tensors[0]._replace(digest="", statistics=values, fingerprint=None, row_record=None)
+    return tensors[0]._replace(digest="", statistics=values, fingerprint=None)
 
 
 def _divide(statistics: Mapping[str, float], divisor: int) -> Mapping[str, float]:

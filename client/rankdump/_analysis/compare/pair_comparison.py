@@ -65,6 +65,12 @@ _MIN_FACTOR_DISTANCE = 0.01
 """Of a factor from 1 that is told."""
 NOTHING_KNOWN_FINDING = "neither elements nor statistics are known on both sides"
 _EQUAL_SUMS = "only sums of exclusive ors are known, and different tensors may have equal ones"
+_OTHER_USES = (
+    "one side may have the gradient for this operator alone, the other that of all uses of its "
+    "input"
+)
+"""Only the operator's own gradient is known of a DTensor that it made of its input."""
+_NO_GUESS = "ranks have different statistics, and the other side another number of elements"
 _ADDED_UP = "fingerprints of the parts add up to the same"
 _WORKER_DIED = "the process that compared it died, possibly because memory ran out"
 
@@ -152,9 +158,9 @@ def compare_pair_statistics(
 
 def _compare_guesses(
     a: DumpedTensor, b: DumpedTensor, tolerances: ElementTolerances
-) -> PairOutcome | None:
+) -> PairOutcome:
     """Return the outcome of what two tensors are most likely, of which some ranks have statistics
-    alone; None where nothing has equally many elements.
+    alone.
     """
     outcomes: list[PairOutcome] = []
     for guess in list_guessed_pairs(a, b):
@@ -163,7 +169,8 @@ def _compare_guesses(
             # The first rank agrees, and another one does not.
             found = replace(found, verdict=TensorVerdict.UNKNOWN)
         outcomes.append(found)
-    return min(outcomes, key=lambda each: not each.verdict.agrees, default=None)
+    unknown = PairOutcome(TensorVerdict.UNKNOWN, (_NO_GUESS,))
+    return min(outcomes, key=lambda each: not each.verdict.agrees, default=unknown)
 
 
 def _have_other_checksums(a: DumpedTensor, b: DumpedTensor) -> bool:
@@ -201,9 +208,8 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
     if _is_sample(a) or _is_sample(b):
         return _decide_samples(a, b)
     if a.guesses or b.guesses:
-        guessed = _compare_guesses(a, b, settings.tolerances)
-        if guessed is not None:
-            return guessed
+        found = _compare_guesses(a, b, settings.tolerances)
+        return _doubt_gradient(found, a, b)
     if have_equal_fingerprints(a, b):
         findings = (_ADDED_UP,) if a.parts or b.parts else ()
         return _build_unread_outcome(TensorVerdict.EQUAL, a, b, *findings)
@@ -222,7 +228,8 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
         unknown = unknown or _has_shard_of(a, b) or _has_shard_of(b, a)
         return None if unknown and a.entry is not None and b.entry is not None else outcome
     if a.entry is None and b.entry is None:
-        return compare_pair_statistics(a, b, settings.tolerances, _list_findings(a, b))
+        found = compare_pair_statistics(a, b, settings.tolerances, _list_findings(a, b))
+        return _doubt_gradient(found, a, b)
     return None
 
 
@@ -323,14 +330,9 @@ def _compare_opened(
         for each, drift in zip((left, right), drifts, strict=True)
     )
     outcomes = [_measure_elements(a, b, x, y, settings) for x in own for y in other]
-    outcome = max(outcomes, key=_get_severity)
-    if not outcome.verdict.agrees and _have_other_uses(a, b):
-        # Only the operator's own gradient is known of a DTensor that it made of its input.
-        text = (
-            "one side may have the gradient for this operator alone, the other that of all uses of "
-            "its input"
-        )
-        return PairOutcome(TensorVerdict.UNKNOWN, (text, *outcome.findings))
+    outcome = _doubt_gradient(max(outcomes, key=_get_severity), a, b)
+    if outcome.verdict is TensorVerdict.UNKNOWN:
+        return outcome
     told = [text for text in drifts if text]
     verdict = TensorVerdict.DIFFERENT if told and outcome.verdict.agrees else outcome.verdict
     return replace(outcome, verdict=verdict, findings=(*told, *outcome.findings, *joined))
@@ -341,13 +343,21 @@ def _get_severity(outcome: PairOutcome) -> tuple[bool, float]:
     return not outcome.verdict.agrees, largest
 
 
+def _doubt_gradient(outcome: PairOutcome, a: DumpedTensor, b: DumpedTensor) -> PairOutcome:
+    """Return the outcome of a pair, unknown for gradients that may be of other uses of a tensor."""
+    if outcome.verdict.agrees or not _have_other_uses(a, b):
+        return outcome
+    return PairOutcome(TensorVerdict.UNKNOWN, (_OTHER_USES, *outcome.findings))
+
+
 def _have_other_uses(a: DumpedTensor, b: DumpedTensor) -> bool:
     """Return whether tensors are gradients of an input that one side has as a DTensor of another
     layout: which operators share it depends on where it was made.
     """
     if a.side is not TensorSide.OUTPUT:
         return False
-    if find_activation_kind(a.entry or b.entry) is not ActivationKind.GRADIENT:
+    named = a.entry or b.entry or a.row_record or b.row_record
+    if find_activation_kind(named) is not ActivationKind.GRADIENT:
         return False
     found = [each.layout for each in (a, b)]
     by_dtensor = any(each is not None and each.source is LayoutSource.DTENSOR for each in found)
