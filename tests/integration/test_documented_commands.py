@@ -164,6 +164,8 @@ def readme(page: DocumentPage, trained: TrainedTrees) -> None:
         page.run("rankdump unpin JOB", JOB="digits", says="is not pinned")
     for command in ("rankdump freeze [JOB]", "rankdump faults [TREE]"):
         page.elsewhere(command, "tests/integration/test_documented_commands.py::black_box")
+    twice = "tests/integration/test_documented_commands.py::determinism"
+    page.elsewhere("rankdump run --twice -- COMMAND", twice)
     page.elsewhere(
         "rankdump control JOB ACTION", "tests/integration/test_documented_commands.py::control"
     )
@@ -327,6 +329,40 @@ def comparing(page: DocumentPage, trained: TrainedTrees) -> None:
     with dask_scheduler() as address:
         dask = "rankdump diff A B --dask tcp://scheduler:8786"
         page.run(dask, {**both, "tcp://scheduler:8786": address}, status=1)
+
+
+NOISY_JOB = """
+import os
+class Noise(nn.Module):
+    def forward(self, x):
+        seed = int.from_bytes(os.urandom(4), "little")
+        return x + torch.rand(x.shape, generator=torch.Generator().manual_seed(seed))
+encoder.fc = nn.Sequential(encoder.fc, Noise())
+session = rankdump.attach(model)
+for step in range(2):
+    session.step(step)
+    train(model, batches[step])
+"""
+
+
+def determinism(page: DocumentPage, _: TrainedTrees) -> None:
+    """A job of two ranks that is not deterministic, and one that replays a step as a noise run."""
+    material.script(page.folder / "train.py", "import rankdump", NOISY_JOB)
+    command = "rankdump run --twice --output twice -- torchrun --nproc-per-node 2 train.py"
+    told = page.run(command, status=1, says=r"rank 0-1, iteration 0, forward")
+    assert "not deterministic" in told
+    assert re.search(r"starts at .*Noise-op0\n.*\n  its inputs agree, and output.0", told)
+    material.script(page.folder / "train.py", blocks(page.path, "python")[0])
+    (page.folder / "data_dump.json").write_text(material.data_dump("/unused"))
+    noisy = "rankdump run --perturb 1ulp --config data_dump.json --output noise -- python train.py"
+    said = page.run(noisy, says="this is a noise run")
+    assert "1 step was replayed with the same digests" in said
+    moved = r"4 times the error of noise \(input moved by 1ulp: batch.0\)"
+    trees = {"after": "noise", "before": "noise"}
+    page.run("rankdump diff after before --noise noise", trees, says=moved)
+    trees = {"A": "noise", "B": "noise", "C": "noise"}
+    page.run("rankdump diff A B --noise C", trees, says=moved)
+    page.run("rankdump card TREE", TREE="noise", says=r"replay.differing +0.0")
 
 
 @contextlib.contextmanager
@@ -558,6 +594,7 @@ SCENES: dict[str, Callable[[DocumentPage, TrainedTrees], None]] = {
     "docs/control.md": control,
     "docs/converting.md": converting,
     "docs/coordinator.md": coordinator,
+    "docs/determinism.md": determinism,
     "docs/fsck.md": fsck,
     "docs/hints.md": hints,
     "docs/ingest.md": ingest,

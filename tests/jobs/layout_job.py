@@ -58,24 +58,25 @@ class Attention(nn.Module):
 class Layer(nn.Module):
     """One layer of the transformer."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float) -> None:
         super().__init__()
+        self.dropout = nn.Dropout(dropout)
         self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.attention = Attention()
         self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
-        return x + self.down(torch.relu(self.up(self.norm2(x))))
+        return x + self.dropout(self.down(torch.relu(self.up(self.norm2(x)))))
 
 
 class Transformer(nn.Module):
     """Two layers between an embedding and a head."""
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         self.embed = nn.Embedding(CLASSES, WIDTH)
-        self.layers = nn.ModuleDict({"0": Layer(), "1": Layer()})
+        self.layers = nn.ModuleDict({"0": Layer(dropout), "1": Layer(dropout)})
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, CLASSES)
 
@@ -130,9 +131,9 @@ def cut_stage(model: Transformer, stage: int) -> Transformer:
 
 def build_model(layout: str, defect: str) -> tuple[nn.Module, int, int]:
     """Return the model in a layout, and which part of how many of the batch this rank has."""
-    model = Transformer()
+    model = Transformer(0.1 if "dropout" in layout else 0.0)
     rank, world = dist.get_rank(), dist.get_world_size()
-    if layout == "ddp":
+    if layout.startswith("ddp"):
         return DistributedDataParallel(model), rank, world
     if layout.startswith("fsdp2_tp"):
         mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("dp", "tp"))
@@ -157,6 +158,17 @@ def build_model(layout: str, defect: str) -> tuple[nn.Module, int, int]:
 def compute_loss(found: Tensor, wanted: Tensor) -> Tensor:
     """Return the mean of all tokens."""
     return nn.functional.cross_entropy(found.flatten(0, 1), wanted.flatten())
+
+
+def accumulate_gradients(
+    model: nn.Module, tokens: Tensor, targets: Tensor, *, is_skipping: bool
+) -> None:
+    """Run forward and backward of two micro-batches, or leave the first one out."""
+    halves = list(zip(tokens.chunk(2), targets.chunk(2), strict=True))
+    if not is_skipping:
+        with model.no_sync():
+            (compute_loss(model(halves[0][0]), halves[0][1]) / 2).backward()
+    (compute_loss(model(halves[1][0]), halves[1][1]) / 2).backward()
 
 
 def run_scenario(name: str, rank: int, world: int, own: Path) -> None:
@@ -184,8 +196,16 @@ def run_scenario(name: str, rank: int, world: int, own: Path) -> None:
                 optimizer.step()
                 session.step()
                 continue
+            if defect == "dropout":
+                torch.manual_seed(rank)
             mine = slice(part * BATCH // parts, (part + 1) * BATCH // parts)
-            compute_loss(model(tokens[step, mine]), targets[step, mine]).backward()
+            if layout == "ddp_accumulate":
+                is_skipping = defect == "microbatch" and is_odd
+                accumulate_gradients(
+                    model, tokens[step, mine], targets[step, mine], is_skipping=is_skipping
+                )
+            else:
+                compute_loss(model(tokens[step, mine]), targets[step, mine]).backward()
             if defect == "gradients":
                 for gradient in (parameter.grad for parameter in model.parameters()):
                     if gradient is not None:

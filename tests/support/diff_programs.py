@@ -21,6 +21,7 @@ from rankdump._core.record import TensorSide
 SHAPE = (4, 8)
 VERDICTS = {
     "=": TensorVerdict.EQUAL,
+    "~": TensorVerdict.CLOSE,
     "!": TensorVerdict.DIFFERENT,
     "n": TensorVerdict.NAN,
     "?": TensorVerdict.UNKNOWN,

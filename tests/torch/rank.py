@@ -19,6 +19,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -27,6 +28,14 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch import nn
 from torch.distributed import all_reduce  # as a script that ran before us has it
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -35,7 +44,9 @@ from conftest import FakeRecorder
 import rankdump
 from rankdump._core.plan import DumpPlan, OutputSettings
 from rankdump._core.rank_identity import RankIdentity
+from rankdump._frameworks.torch.input_perturbation import TorchInputPerturbation
 from rankdump._frameworks.torch.model_hook import attach_model
+from rankdump._session.step_replay import StepReplay, make_step_replay
 
 Result = dict[str, object]
 
@@ -396,6 +407,109 @@ def waiting(rank: int, world: int) -> Result:
     return {}
 
 
+# -- steps that run two times
+
+
+class Noise(nn.Module):
+    """Adds another number in each call."""
+
+    def __init__(self, amount: float) -> None:
+        super().__init__()
+        self.amount = amount
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x + self.amount * self.calls
+
+
+def train_replayed(
+    kind: str, *, twice: bool, noise: float = 0.0, also: tuple[object, ...] = ()
+) -> tuple[list[float], list[tuple[object, ...]], list[str]]:
+    """Two steps; return the losses, the collectives, and the reports."""
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Linear(4, 4), Noise(noise), nn.Linear(4, 2))
+    if kind == "ddp":
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    else:
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for part in (model[0], model[2], model):
+            fully_shard(part, mesh=mesh)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    recorder = FakeRecorder()
+    hook = attach_model(model, recorder, graph=0)
+    losses, reports = [], []
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = model(torch.randn(3, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        total = loss.detach()
+        all_reduce(total)
+        return float(total)
+
+    for iteration in range(2):
+        hook.iteration_begins(iteration, True)
+        if twice:
+            framework = make_step_replay([model], also)
+            replay = StepReplay(framework, step, nullcontext, iteration=iteration, rank=0)
+            losses.append(replay.run())
+            reports.append(str(replay.report))
+        else:
+            losses.append(step())
+        hook.iteration_ends(iteration, True)
+    recorder.wait_for_ends()
+    hook.detach()
+    return losses, events(recorder), reports
+
+
+# -- noise runs
+
+
+def make_words() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+
+
+def move_words(model: nn.Sequential, ids: torch.Tensor) -> list[torch.Tensor]:
+    """Return what the model computes in a noise run, and what its second module gets."""
+    seen: list[torch.Tensor] = []
+    perturbation = TorchInputPerturbation(model, FakeRecorder(), graph=0)
+    model[1].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    result = model(ids)
+    result.square().sum().backward()
+    perturbation.detach()
+    given = seen[0].to_local() if isinstance(seen[0], DTensor) else seen[0]
+    return [result.detach(), given.detach()]
+
+
+def perturbed(world: int) -> Result:
+    """The embedding of one model, whole, in tensor parallelism and in FSDP2."""
+    ids, mesh = torch.tensor([1, 7, 3, 0, 5, 2]), init_device_mesh("cpu", (world,))
+    rows = RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())
+    plan = {"0": rows, "1": ColwiseParallel(), "3": RowwiseParallel()}
+    sharded = make_words()
+    for part in (sharded[0], sharded[1], sharded[3], sharded):
+        fully_shard(part, mesh=mesh)
+    models = {
+        "whole": make_words(),
+        "tp": parallelize_module(make_words(), mesh, plan),
+        "fsdp2": sharded,
+    }
+    return {name: move_words(model, ids) for name, model in models.items()}
+
+
+def replays(rank: int, world: int) -> Result:
+    found: Result = {"moved": perturbed(world)}
+    for kind in ("ddp", "fsdp2"):
+        plain = train_replayed(kind, twice=False)
+        found[kind] = [plain, train_replayed(kind, twice=True)]
+    found["noise"] = train_replayed("ddp", twice=True, noise=1e-3 * rank)[2]
+    found["refused"] = train_replayed("ddp", twice=True, also=("text",) * rank)[2]
+    return found
+
+
 def main() -> None:
     scenario, rank, world, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     torch.set_num_threads(1)
@@ -406,7 +520,7 @@ def main() -> None:
         world_size=world,
         timeout=timedelta(seconds=90),
     )
-    scenarios = (collectives, buckets, raising, waiting)
+    scenarios = (collectives, buckets, raising, waiting, replays)
     run = {each.__name__: each for each in scenarios}[scenario]
     result = run(rank, world)
     dist.destroy_process_group()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.agent_double import RunningFakeAgent, bodies
 
 import rankdump
@@ -251,3 +252,44 @@ def test_bucket_names(trained) -> None:
     assert {event[5] for event in halved} == {"float16"}
     total = sum(e[4] for e in trained[0]["plain"]["events"] if e[0] == "ALL_REDUCE")
     assert total == 3 * 2499  # every gradient of three steps, once
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run("replays", 2, tmp_path_factory.mktemp("replayed"))
+
+
+def test_noise_is_the_same_in_all_layouts(replayed: list[dict[str, Any]]) -> None:
+    """The shards of an embedding move as the whole does, and all ranks have the same."""
+    for rank in replayed:
+        whole, moved = rank["moved"]["whole"], rank["moved"]
+        for name in ("tp", "fsdp2"):
+            assert torch.equal(moved[name][1], whole[1]), name
+            torch.testing.assert_close(moved[name][0], whole[0])
+    torch.manual_seed(0)
+    plain = torch.nn.Embedding(8, 4)(torch.tensor([1, 7, 3, 0, 5, 2]))
+    assert (replayed[0]["moved"]["whole"][1] != plain).all()
+
+
+def test_replays_leave_a_job_as_it_is_and_name_the_operator_of_each_rank(
+    replayed: list[dict[str, Any]],
+) -> None:
+    """Law: losses and collectives with DDP and FSDP2 are those of a job without replays; where one
+    rank cannot make a second run, none does.
+    """
+    for rank in replayed:
+        for kind in ("ddp", "fsdp2"):
+            (losses, seen, _), (repeated, others, reports) = rank[kind]
+            assert losses == repeated
+            events = seen, others
+            # DistributedDataParallel agrees on the order of its buckets in the second run it makes.
+            names, again = ([(e[0], e[-1]) for e in each if e[0] != "BROADCAST"] for each in events)
+            assert names
+            assert names == again
+            assert all("digests are the same" in each for each in reports), reports
+    first, second = replayed
+    assert "Noise-op0: its inputs agree, and output.0 differs" in second["noise"][0]
+    assert "Noise-op0" not in first["noise"][0]
+    assert "first Gradients/" in first["noise"][0]
+    assert all("another rank cannot make a second run" in each for each in first["refused"])
+    assert all("also has an object of type builtins.str" in each for each in second["refused"])

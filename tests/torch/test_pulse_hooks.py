@@ -625,3 +625,20 @@ def test_tensor_of_a_fault_that_exceeds_its_bytes_is_counted(x):
     # Each of 32 bytes, and 4 KiB beside them.
     assert list(list_kept(training, 1)) == [INNER[2]]
     assert training.side.states[-1].left_out == 1
+
+
+def test_hidden_hook_measures_nothing_and_goes_on_where_it_was() -> None:
+    """A step that is repeated has one pulse of each tensor, and one batch."""
+    plain, hidden = Training(Net()), Training(Net())
+    torch.manual_seed(2)
+    expected = plain.run_step(torch.ones(2, 3))
+    torch.manual_seed(2)
+    hidden.begin()
+    hidden.optimizer.zero_grad()
+    hidden.model(torch.ones(2, 3)).sum().backward()
+    hidden.hook.hide(True)
+    hidden.model(torch.zeros(2, 3))
+    hidden.hook.hide(False)
+    hidden.optimizer.step()
+    assert hidden.end().keys() == expected.keys()
+    assert hidden.side.states[-1].cause == plain.side.states[-1].cause

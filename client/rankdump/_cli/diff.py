@@ -12,8 +12,33 @@ import click
 from rankdump._cli.options import DUMP_PATH, add_selection_options
 from rankdump._cli.output import print_lines
 
+_ROUNDING = "rounding"
 _NUMBER_RANGE = click.IntRange(min=0)
 _TOLERANCE_RANGE = click.FloatRange(min=0)
+
+
+def parse_tolerance_options(
+    context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
+) -> dict[str, float | str]:
+    """Return errors, or `rounding`, by patterns; BadParameter for text that is not allowed."""
+    found: dict[str, float | str] = {}
+    for text in texts:
+        pattern, sign, value = text.rpartition("=")
+        try:
+            error = value if value == _ROUNDING else float(value)
+        except ValueError:
+            sign = ""
+        else:
+            found.pop(pattern, None)
+            found[pattern] = error
+        if not sign or not pattern:
+            raise click.BadParameter(
+                f"{text!r} is not allowed; allowed: PATTERN=ERROR, such as '*norm*=1e-3' or "
+                f"'*norm*={_ROUNDING}'",
+                context,
+                parameter,
+            )
+    return found
 
 
 @click.command()
@@ -43,11 +68,19 @@ _TOLERANCE_RANGE = click.FloatRange(min=0)
 @click.option(
     "--rtol",
     type=_TOLERANCE_RANGE,
-    default=1e-4,
-    help="Relative tolerance: elements are close when |a - b| <= atol + rtol * |b|; default: 1e-4.",
+    help="Relative tolerance: a tensor is normal when all elements have |a - b| <= atol + rtol * "
+    "|b|; default: 1e-4. Ranks that are joined are judged by the error of rounding instead, unless "
+    "--rtol or --atol is given.",
 )
+@click.option("--atol", type=_TOLERANCE_RANGE, help="Absolute tolerance; default: 1e-4.")
 @click.option(
-    "--atol", type=_TOLERANCE_RANGE, default=1e-4, help="Absolute tolerance; default: 1e-4."
+    "--tolerance",
+    metavar="PATTERN=ERROR",
+    multiple=True,
+    callback=parse_tolerance_options,
+    help="Largest normal error of operators whose name matches a glob: root mean square of the "
+    "difference, relative to B, such as '*norm*=1e-3', or 'rounding' for the error that rounding "
+    "explains. The last that matches holds. Repeatable.",
 )
 @click.option(
     "--noise",

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -20,15 +21,17 @@ from rankdump import reader
 from rankdump._cli.daemon_client import drain_agent, fetch_agent_status
 from rankdump._cli.forecast import check_plan_fit
 from rankdump._cli.job_status import format_causes, format_findings, format_urgent_hints
-from rankdump._cli.options import TREE_PATH
+from rankdump._cli.options import TREE_PATH, parse_iterations_option
 from rankdump._cli.output import measure_width, print_lines, print_table
 from rankdump._cli.rank_status import format_status_sentences, format_summary_table, sum_iterations
 from rankdump._cli.signal_handlers import handle_signals
+from rankdump._cli.twice_run import CONFIG_NAME, check_new_trees, make_exact_config, run_twice
 from rankdump._config import config_file
 from rankdump._config.output_path import OUTPUT_VARIABLE
-from rankdump._config.own_config import BLACK_BOX_VARIABLE
+from rankdump._config.own_config import BLACK_BOX_VARIABLE, is_black_box_forced
 from rankdump._core.events import Finding
-from rankdump._core.plan import DumpPlan
+from rankdump._core.input_perturbation import PERTURB_VARIABLE, PERTURBATIONS
+from rankdump._core.plan import DumpPlan, IterationSelection
 from rankdump._core.rank_identity import WARNED_VARIABLE
 from rankdump._core.status import StatusView
 from rankdump._embedded.daemon_lease import DaemonLease
@@ -46,8 +49,11 @@ _CONFIG_NAMES = ("RANKDUMP_CONFIG", "MINDSPORE_DUMP_CONFIG")
 _DRAIN_TIMEOUT_S = 60.0
 
 
-def run_job(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a command to its end; return its code as a shell would, 128 + n after signal n."""
+def run_job(command: Sequence[str], environ: Mapping[str, str], *, quiet: bool = False) -> int:
+    """Run a command to its end; return its code as a shell would, 128 + n after signal n.
+
+    With `quiet` its output goes to stderr, which keeps stdout for a report.
+    """
     child: subprocess.Popen[bytes] | None = None
     early: list[int] = []
 
@@ -59,7 +65,8 @@ def run_job(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
     with handle_signals(forward):
         try:
-            child = subprocess.Popen(command, env=dict(environ))
+            out = sys.stderr if quiet else None
+            child = subprocess.Popen(command, env=dict(environ), stdout=out)
         except FileNotFoundError:
             return _report_start_failure(command[0], "no such command", EXIT_NOT_FOUND)
         except OSError as error:
@@ -116,7 +123,8 @@ def run_embedded_daemon(job_id: str, *, keep_log: bool) -> Generator[DaemonLease
             click.echo(f"daemon log: {lease.log}", err=True)
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+# What stands behind the first word of COMMAND is COMMAND's, whatever options this command gets.
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option(
     "--config",
     type=click.Path(path_type=Path),
@@ -143,6 +151,28 @@ def run_embedded_daemon(job_id: str, *, keep_log: bool) -> Generator[DaemonLease
     help="Keep what the latest steps of every rank looked like, and write it when something goes "
     "wrong; without a configuration nothing else is collected, below --output.",
 )
+@click.option(
+    "--perturb",
+    type=click.Choice(PERTURBATIONS),
+    help="Make a noise run for `rankdump diff --noise`: the first floating input of each call of "
+    "an attached model is moved by one unit in its last place.",
+)
+@click.option(
+    "--twice",
+    is_flag=True,
+    help="Run COMMAND two times, into the trees `first` and `second` below --output or the "
+    "configured tree, and report the first operator of each rank that is not deterministic. "
+    "Without a configuration, statistics and fingerprints of all operators are kept.",
+)
+@click.option(
+    "--iteration",
+    "iterations",
+    callback=parse_iterations_option,
+    help='With --twice and without a configuration: only these iterations, such as "0|2-3".',
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="With --twice: print one JSON object to stdout."
+)
 @click.option("--keep-daemon-log", is_flag=True, help="Keep the log of the embedded daemon.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
@@ -152,6 +182,10 @@ def run(
     require_fit: bool,
     observed: Path | None,
     blackbox: bool,
+    perturb: str | None,
+    twice: bool,
+    iterations: IterationSelection | None,
+    as_json: bool,
     keep_daemon_log: bool,
     command: tuple[str, ...],
 ) -> int:
@@ -161,27 +195,80 @@ def run(
     configuration, COMMAND itself selects what to dump, for example with rankdump.migrator.
 
     The exit code is that of COMMAND; messages of rankdump go to stderr. With --require-fit, COMMAND
-    is not started and the exit code is 1 if the dump needs more disk space than there is.
+    is not started and the exit code is 1 if the dump needs more disk space than there is. With
+    --twice it is 1 if the runs differ, and 0 if all their bits are the same.
     """
-    environ = _set_configuration(os.environ, config=config, output=output, blackbox=blackbox)
-    plan = None
+    given = dict(os.environ)
+    if perturb:
+        given[PERTURB_VARIABLE] = perturb  # the first rank warns that results change
+    if twice:
+        if blackbox or require_fit:
+            raise click.UsageError("--twice has no --blackbox and no --require-fit")
+        root, environ = _prepare_twice(given, config, output, iterations)
+        run_once = partial(_run_collected, command, quiet=as_json, keep_log=keep_daemon_log)
+        return run_twice(run_once, environ, root, as_json=as_json)
+    if iterations is not None or as_json:
+        raise click.UsageError("--iteration and --json need --twice")
+    environ = _set_configuration(given, config=config, output=output, blackbox=blackbox)
+    fault = _explain_misfit(_load_plan(environ), observed) if require_fit else ""
+    if fault:
+        print_lines([f"rankdump: {fault}"], err=True)
+        return 1
+    return _run_collected(command, environ, keep_log=keep_daemon_log)
+
+
+def _prepare_twice(
+    environ: Mapping[str, str],
+    config: Path | None,
+    output: Path | None,
+    iterations: IterationSelection | None,
+) -> tuple[Path, dict[str, str]]:
+    """Return the folder of both trees, and the environment of both runs."""
+    has_config = config is not None or any(environ.get(name) for name in _CONFIG_NAMES)
+    if has_config and iterations is not None:
+        raise click.UsageError("--iteration is for --twice without a configuration, which has it")
+    if not has_config:
+        found = output or (Path(environ[OUTPUT_VARIABLE]) if environ.get(OUTPUT_VARIABLE) else None)
+        if found is None:
+            raise click.UsageError("--twice without a configuration needs --output")
+        output = found.absolute()
+        check_new_trees(output)
+        output.mkdir(parents=True, exist_ok=True)
+        config = output / CONFIG_NAME
+        config.write_text(make_exact_config(output, iterations))
+    prepared = _set_configuration(environ, config=config, output=output, blackbox=False)
+    plan = _load_plan(prepared)
+    if plan is None or not plan.enabled:
+        raise click.UsageError("--twice needs a configuration that enables a dump")
+    root = Path(plan.output.root)
+    check_new_trees(root)
+    # Both runs write to time folders of one name, where the layout has one.
+    return root, {STARTED_VARIABLE: time.strftime(STARTED_FORMAT), **prepared}
+
+
+def _load_plan(environ: Mapping[str, str]) -> DumpPlan | None:
+    """Return the plan of a job with this environment; None where the job itself makes it."""
     if "RANKDUMP_CONFIG" in environ:
-        plan, _ = config_file.load_config_plan(Path(environ["RANKDUMP_CONFIG"]), environ)
-    elif blackbox:
-        plan, _ = config_file.make_black_box_plan(environ)
+        return config_file.load_config_plan(Path(environ["RANKDUMP_CONFIG"]), environ)[0]
+    if is_black_box_forced(environ) and environ.get(OUTPUT_VARIABLE):
+        return config_file.make_black_box_plan(environ)[0]
+    return None
+
+
+def _run_collected(
+    command: Sequence[str], environ: Mapping[str, str], *, keep_log: bool, quiet: bool = False
+) -> int:
+    """Run a job beside a daemon, print what was collected, and return the code of the job."""
+    plan = _load_plan(environ)
     if plan is not None:
         print_lines((f"rankdump: warning: {text}" for text in plan.warnings), err=True)
     if plan is not None and "RANKDUMP_CONFIG" in environ:
         environ = _without_native_dump(environ, plan)
-    if require_fit:
-        fault = _explain_misfit(plan, observed)
-        if fault:
-            print_lines([f"rankdump: {fault}"], err=True)
-            return 1
     job_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}"
-    with exit_on_signals(), run_embedded_daemon(job_id, keep_log=keep_daemon_log) as daemon:
+    with exit_on_signals(), run_embedded_daemon(job_id, keep_log=keep_log) as daemon:
         print_lines([_describe_start(plan, daemon.address)], err=True)
-        code = run_job(command, _set_daemon_variables(environ, daemon.address, job_id))
+        own = _set_daemon_variables(environ, daemon.address, job_id)
+        code = run_job(command, own, quiet=quiet)
         view = _collect_status(daemon, plan)
         died = not daemon.alive
     _print_summary(view, plan, code, daemon_died=died)

@@ -382,6 +382,15 @@ class TensorNameFinder(Protocol):
         ...
 
 
+@runtime_checkable
+class HiddenHook(Protocol):
+    """An adapter that observes all iterations, and can be told to do nothing for a while."""
+
+    def hide(self, on: bool) -> None:
+        """Do nothing from now on, or go on."""
+        ...
+
+
 class LateRow(NamedTuple):
     """Pulse of a tensor on an accelerator."""
 

@@ -13,6 +13,12 @@ MAX_DIGEST_BYTES = 1 << 24
 _KEYWORD_PREFIX = "kwargs."
 
 
+def name_batch_tensor(leaf: CallLeaf) -> str:
+    """Return the name of an argument of a model: `batch.0`, or `batch.input_ids` for a keyword."""
+    keyword = leaf.argument.removeprefix(_KEYWORD_PREFIX)
+    return f"{BATCH_PREFIX}{leaf.slot if keyword == leaf.argument else keyword}"
+
+
 class BatchDigests:
     """Digests of one model and step, by the names of a run card."""
 
@@ -30,8 +36,7 @@ class BatchDigests:
 
     def add(self, leaf: CallLeaf, digest: str) -> tuple[str, str]:
         """Add a tensor of a call; return its name, and the digest of it in all calls so far."""
-        keyword = leaf.argument.removeprefix(_KEYWORD_PREFIX)
-        name = f"{BATCH_PREFIX}{leaf.slot if keyword == leaf.argument else keyword}"
+        name = name_batch_tensor(leaf)
         before = self._digests.get(name)
         if before is not None:  # the model was called before, with another micro-batch
             digest = xxhash.xxh3_64_hexdigest(f"{before}{digest}".encode())

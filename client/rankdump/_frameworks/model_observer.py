@@ -38,6 +38,8 @@ class ModelObserver:
     def __init__(self, recorder: Recorder, graph: int) -> None:
         self.recorder = recorder
         self.graph = graph
+        self.is_hidden = False
+        """Whether hooks that observe all iterations do nothing, while a step is repeated."""
 
     @property
     def armed(self) -> bool:

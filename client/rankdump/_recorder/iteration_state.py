@@ -29,6 +29,7 @@ class IterationState:
         self._plan = plan
         self._here = decide_device(plan, device).accepted
         self._switch: bool | None = None
+        self._is_hidden = False
         self._overrides_switch = False
         self._described = False
         self._touched = False  # armed at some time in the running iteration
@@ -101,6 +102,11 @@ class IterationState:
         """Dump no iteration after this one, because the plan's limit is reached."""
         self.retired_in = self.iteration
 
+    def hide(self, on: bool) -> None:
+        """Dump nothing from now on in this iteration, or go on; the script's switch stays."""
+        self._is_hidden = on
+        self._arm()
+
     def disable(self) -> None:
         """Dump nothing from now on, because there is nowhere to send it."""
         self._here = self.armed = False
@@ -110,7 +116,7 @@ class IterationState:
         if wanted is None:
             wanted = decide_iteration(self._plan, self.iteration).accepted
         over = self.retired_in is not None and self.retired_in != self.iteration
-        self.armed = self._here and wanted and not over
+        self.armed = self._here and wanted and not over and not self._is_hidden
         self._touched = self._touched or self.armed
         self.ever_armed = self.ever_armed or self.armed
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 from rankdump._core.black_box import FreezeNotice
 from rankdump._core.plan import DumpPlan, IterationSelection, OperatorSelection
 from rankdump._core.plan_change import PlanChange, PlanSchedule
+from rankdump._core.replay_report import ReplayReport, ReplayTally
 from rankdump._core.session_protocol import ChangedPlan, RecordHead, SessionEnd, SessionRequest
 from rankdump._kernels.kernel_functions import KERNELS
 from rankdump._layout.profile import OperatorAliases
@@ -137,6 +139,7 @@ class DumpPipeline:
         )
         self._record_builder = self._make_record_builder(plan)
         self._trigger = self._make_trigger(plan)
+        self._replays, self._replayed_in = ReplayTally(), -1
         self.undelivered = 0
         """Tensors that had not reached an agent when `close` returned."""
         self.refused = False
@@ -205,6 +208,7 @@ class DumpPipeline:
             self.black_box.end_step(ran=ran)
         if self._overhead is not None:
             dumped = self._iteration_state.was_armed and (ran or self.has_run)
+            dumped = dumped and self._replayed_in != iteration  # its hooks took time as well
             self._overhead.end_iteration(iteration, dumped=dumped)
         if not self._iteration_state.end(ran=ran):
             return
@@ -224,6 +228,24 @@ class DumpPipeline:
         self._ranges.restart()
         if not on:
             self._trigger.end_all_calls()
+
+    @contextmanager
+    def hide(self) -> Generator[None]:
+        """Dump nothing in the block, which repeats a part of the iteration."""
+        self._iteration_state.hide(True)
+        try:
+            yield
+        finally:
+            self._iteration_state.hide(False)
+
+    def add_replay(self, report: ReplayReport) -> None:
+        """Keep what became of a step that was run two times: in the card, the log and the notes."""
+        self._replays.add(report)
+        self._replayed_in = self._iteration_state.iteration
+        if report.is_deterministic is False or report.skipped:
+            self._session_logger.warn_once(str(report))
+        if self.card is not None and not report.skipped:
+            self.card.note({"replay.differing": report.differing})
 
     def change_plan(self, change: PlanChange, begin: int, *, iterations: int = 0) -> int | str:
         """Change the plan from an iteration on, for so many iterations or for good.
@@ -332,6 +354,7 @@ class DumpPipeline:
             overhead="" if self._overhead is None else self._overhead.summarize(),
             unmatched_rules=self.black_box.list_unmatched_rules() if self.black_box else (),
             rule_notes=self.black_box.list_notes() if self.black_box else (),
+            replay_notes=self._replays.list_notes(),
         )
         state = self._iteration_state
         raised_in = state.iteration if raised else None

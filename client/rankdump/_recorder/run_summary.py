@@ -174,17 +174,19 @@ def summarize_run(
     overhead: str = "",
     unmatched_rules: Sequence[str] = (),
     rule_notes: Sequence[str] = (),
+    replay_notes: Sequence[str] = (),
 ) -> RunSummary:
     """Return the messages about a run, given the entries of lists that matched nothing.
 
     `overhead` says what was kept of how many iterations where their time was limited. Watch rules
-    have sentences about those that hold for no tensor, and about what they noted, which is logged.
+    have sentences about those that hold for no tensor, and about what they noted, which is logged,
+    as are replays of steps.
     """
     # Without any operator, an entry had no chance to match.
     could_match = run.operators_seen and not run.refused
     unused = [_describe_unused(plan, entry) for entry in unmatched] if could_match else []
     unused += unmatched_rules
-    warnings, remarks, notes = list(unused), list[str](), [*unused, *rule_notes]
+    warnings, remarks, notes = list(unused), list[str](), [*unused, *rule_notes, *replay_notes]
     cause = explain_empty_dump(plan, run)
     if cause is not None:
         notes.insert(0, cause.reason)

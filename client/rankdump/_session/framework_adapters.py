@@ -109,6 +109,15 @@ def make_pulse_hook(
     return TorchPulseHook(model, recorder, pulses, graph=graph, name=name)
 
 
+def make_perturbation_hook(model: Any, recorder: Recorder, *, graph: int) -> IterationHook | None:
+    """Return the hook that moves inputs of a model for a noise run; None for no torch module."""
+    if not is_torch_module(model):
+        return None
+    from rankdump._frameworks.torch.input_perturbation import TorchInputPerturbation
+
+    return TorchInputPerturbation(model, recorder, graph=graph)
+
+
 class HookFactory(Protocol):
     """Makes the hook that observes a model."""
 

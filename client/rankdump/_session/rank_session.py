@@ -9,11 +9,17 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, SupportsIndex, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, SupportsIndex, TypeVar, cast
 
 from rankdump._core.hook_meter import HOOK_METER
+from rankdump._core.input_perturbation import (
+    PERTURB_WARNING,
+    find_perturbation_fault,
+    read_perturbation,
+)
 from rankdump._core.layout_declaration import LayoutDeclaration, declare_layout
 from rankdump._core.plan import DumpPlan, plan_to_json
 from rankdump._core.rank_identity import (
@@ -24,7 +30,13 @@ from rankdump._core.rank_identity import (
     read_timeout_variables,
 )
 from rankdump._core.record import TensorSide
-from rankdump._core.recorder_protocol import IterationHook, PulseRecorder, TensorNameFinder
+from rankdump._core.recorder_protocol import (
+    HiddenHook,
+    IterationHook,
+    PulseRecorder,
+    TensorNameFinder,
+)
+from rankdump._core.replay_report import ReplayReport
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._frameworks.arrays import (
     SIDES,
@@ -39,13 +51,16 @@ from rankdump._session.framework_adapters import (
     HookFactory,
     OptimizerHook,
     find_model_name,
+    is_torch_module,
     make_array_source,
     make_data_parallel_hook,
     make_hook,
     make_optimizer_hook,
+    make_perturbation_hook,
     make_pulse_hook,
 )
 from rankdump._session.plan_source import PlanSource, load_session_config_or_log, resolve_plan
+from rankdump._session.step_replay import StepReplay, make_step_replay
 from rankdump.errors import ExhaustedError, RankdumpError
 
 if TYPE_CHECKING:
@@ -73,6 +88,14 @@ class SessionHooks:
         for hook in self._hooks:
             hook.iteration_ends(iteration, armed)
 
+    def hide(self, iteration: int, on: bool, armed: bool) -> None:
+        """Notify the hooks that a part of the iteration is repeated, or that it is over."""
+        for hook in self._hooks:
+            if isinstance(hook, HiddenHook):
+                hook.hide(on)
+            else:
+                hook.iteration_begins(iteration, armed)
+
     def find_name(self, tensor: object) -> str:
         """Return the name of a parameter or buffer of an attached model; empty if it is none."""
         named = (pair for model in self.list_models() for pair in model.iterate_named())
@@ -91,6 +114,7 @@ class SessionHooks:
 _logger = logging.getLogger("rankdump")
 
 _P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 def never_raises(method: Callable[_P, None]) -> Callable[_P, None]:
@@ -172,8 +196,14 @@ class Session:
         self._finds_optimizers = plan is not None and plan.selection.optimizer_states
         self._optimizers: OptimizerHook | None = None
         self._reported_losses = 0
+        self._attached: list[Any] = []
+        """Models that `attach` observes."""
+        self._is_replaying = False
+        self.last_replay: ReplayReport | None = None
+        """What became of the last call of `replay` that ran to its end; None before."""
         self._is_only_rank = False
         self._rank = 0
+        self._perturbation = read_perturbation(environ)
         self.closed = False
         """Whether `close` was called."""
         self.undelivered = 0
@@ -186,6 +216,7 @@ class Session:
             self._rank = who.rank
             request = make_session_request(who, plan_json=text, config_source=config_source)
             self._start(plan, request, agent, environ)
+            self._report_perturbation(environ)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Session:
@@ -311,12 +342,30 @@ class Session:
         make = partial(make_hook, model, inside_compiled=inside_compiled)
         count = len(self.models)
         self.observe(make, name or find_model_name(model))
-        if pipeline.black_box is not None and len(self.models) > count:
-            self._measure_pulses(pipeline, pipeline.black_box, model)
+        if len(self.models) > count:
+            self._attached.append(model)
+            self._add_model_hooks(pipeline, model)
         if self._finds_optimizers:
             hook = self._get_optimizer_hook(pipeline)
             if hook is not None:
                 hook.find_optimizers()
+
+    def _add_model_hooks(self, pipeline: DumpPipeline, model: object) -> None:
+        """Add what a model has beside the hook that records it."""
+        if pipeline.black_box is not None:
+            self._measure_pulses(pipeline, pipeline.black_box, model)
+        if self._perturbation:
+            graph = len(self.models) - 1
+            hook = make_perturbation_hook(model, pipeline.recorder, graph=graph)
+            if hook is None:
+                pipeline.recorder.warn_once("the inputs of models of torch alone can be moved")
+            else:
+                self._hooks.add(hook, pipeline.iteration, pipeline.armed)
+
+    def _report_perturbation(self, environ: Mapping[str, str]) -> None:
+        pipeline, fault = self._pipeline, find_perturbation_fault(environ)
+        if pipeline is not None and self._rank == 0 and (fault or self._perturbation):
+            pipeline.recorder.warn_once(fault or PERTURB_WARNING)
 
     def _measure_pulses(self, pipeline: DumpPipeline, pulses: PulseRecorder, model: object) -> None:
         graph = len(self.models) - 1
@@ -345,6 +394,71 @@ class Session:
             pipeline.recorder.warn_once(f"note({', '.join(numbers)}) is not allowed: {error}")
             return
         causes.note(found)
+
+    def replay(
+        self,
+        step: Callable[..., _R],
+        *args: Any,
+        also: object = (),
+        **keywords: Any,
+    ) -> _R:
+        """Run a step of the training, and again from the same state; compare all digests.
+
+        Return `step(*args, **keywords)` of the first run, which is the one in the dump; the state
+        after it is restored, so the training goes on as with one run. `last_replay` says whether
+        all inputs, outputs, gradients, parameters, buffers, states of optimizers and generators
+        were the same, and which operator differed first, if it was not. All ranks call it together.
+
+        What is saved and restored: parameters, buffers and gradients of attached models,
+        optimizers, schedulers of learning rates, scalers of gradients, and the generators of torch,
+        numpy and Python. `also` is another object, or a list of them, with `state_dict` and
+        `load_state_dict`, or `get_state` and `set_state`. An error of the first run propagates, one
+        of the second is in the report. Without a plan, or where the state cannot be copied, the
+        step runs once.
+        """
+        pipeline, run = self._pipeline, partial(step, *args, **keywords)
+        if pipeline is None or self._is_replaying:
+            return run()
+        torch_models = [model for model in self._attached if is_torch_module(model)]
+        if not torch_models:
+            pipeline.recorder.warn_once("replay ran a step once: no torch model is attached")
+            return run()
+        others = cast("Sequence[object]", also if isinstance(also, (list, tuple)) else (also,))
+        replay = StepReplay(
+            make_step_replay(torch_models, others),
+            run,
+            self._hide,
+            iteration=pipeline.iteration,
+            rank=self._rank,
+        )
+        self._is_replaying = True
+        try:
+            result = replay.run()
+        finally:
+            self._is_replaying = False
+        self._report_replay(pipeline, replay.report)
+        return result
+
+    @never_raises
+    def _report_replay(self, pipeline: DumpPipeline, report: ReplayReport) -> None:
+        self.last_replay = report
+        pipeline.add_replay(report)
+
+    @contextmanager
+    def _hide(self) -> Generator[None]:
+        """Record nothing in the block, and ignore calls of the script."""
+        pipeline = self._pipeline
+        if pipeline is None:  # the step has closed the session
+            yield
+            return
+        with pipeline.hide():
+            self._hooks.hide(pipeline.iteration, True, pipeline.armed)
+            self._pipeline = None
+            try:
+                yield
+            finally:
+                self._pipeline = pipeline
+        self._hooks.hide(pipeline.iteration, False, pipeline.armed)
 
     @never_raises
     def observe(self, make: HookFactory, name: str) -> None:

@@ -161,3 +161,23 @@ def test_diff_of_one_rank_compares_the_weights_of_all(tmp_path, capsys):
     assert code == 0
     assert "weights" not in out
     assert "parameter not compared" not in out
+
+
+def test_diff_says_what_was_moved_in_a_noise_run(tmp_path, capsys):
+    moved = replace(CARD, settings={**CARD.settings, "rankdump.perturb": "1ulp: batch.0"})
+    a, b = (make_tree(tmp_path / name, CARD) for name in "ab")
+    c = make_tree(tmp_path / "c", moved)
+    code, out, _ = told(capsys, "diff", a, b, "--noise", c)
+    assert code == 0
+    assert f"4 times the error of {c} (input moved by 1ulp: batch.0); matched" in " ".join(
+        out.split()
+    )
+    assert "(input moved" not in told(capsys, "diff", a, b, "--noise", b)[1]
+    _, out, _ = told(capsys, "card", c)
+    assert "  settings: torch.initial_seed 3, rankdump.perturb 1ulp: batch.0\n" in out
+
+
+def test_run_rejects_another_perturbation_in_one_line(capsys):
+    code, out, err = told(capsys, "run", "--perturb", "2ulp", "--", "true")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "'2ulp' is not '1ulp'" in err

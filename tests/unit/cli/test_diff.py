@@ -263,6 +263,7 @@ def test_diff_passes_its_options_to_compare(a, b, tmp_path, capsys, monkeypatch)
         *("--unshard", "--noise", b, "--iteration", "0|2-3"),
         *("--processes", "3", "--dask", "tcp://host:1"),
         *("--rtol", "0.5", "--attempt", "1", "--attempt-b", "2"),
+        *("--tolerance", "*fc*=1e-3", "--tolerance", "*=rounding"),
     )
     assert asked == {
         "rank": None,
@@ -278,7 +279,7 @@ def test_diff_passes_its_options_to_compare(a, b, tmp_path, capsys, monkeypatch)
         "operator": None,
         "side": None,
         "rtol": 0.5,
-        "atol": 1e-4,
+        "atol": None,
         "equal_nan": True,
         "match": "exact,sequence",
         "mapping": names,
@@ -287,7 +288,22 @@ def test_diff_passes_its_options_to_compare(a, b, tmp_path, capsys, monkeypatch)
         "dask": "tcp://host:1",
         "unshard": True,
         "noise": (b,),
+        "tolerance": {"*fc*": 0.001, "*": "rounding"},
     }
+
+
+@pytest.mark.parametrize("text", ["0.1", "=0.1", "*fc*=much", "*fc*="])
+def test_diff_rejects_a_tolerance_without_pattern_or_number(tmp_path, capsys, text):
+    code, _, err = told(capsys, tmp_path, tmp_path, "--tolerance", text)
+    assert code == 2
+    assert f"{text!r} is not allowed; allowed: PATTERN=ERROR, such as '*norm*=1e-3'" in err
+
+
+def test_diff_rejects_a_tolerance_below_zero_and_one_that_matches_nothing(a, b, capsys):
+    for text, value in (("*=-1", "-1.0"), ("*missing*=1", "'*missing*'")):
+        code, _, err = told(capsys, a, b, "--tolerance", text)
+        assert code == 2
+        assert f"{value} is not allowed" in err
 
 
 def test_diff_names_the_largest_error_of_all_ranks(tmp_path, capsys):

@@ -29,6 +29,9 @@ from rankdump._core.run_card import (
 )
 
 CardSubject = Literal[
+    "ranks",
+    "files",
+    "microbatches",
     "batch",
     "parameters",
     "random",
@@ -47,6 +50,7 @@ _DIGEST_RANGE = 1 << 64
 _MAX_NAMES = 3
 _MAX_ARGUMENTS = 4
 _MAX_TEXT = 1000
+_WORLD_SIZES = ("WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _SEEDLESS_STATES = ("random.python", "random.numpy")
 """States that differ by chance where nobody seeds and uses them."""
 _ABSENT = "none"
@@ -77,13 +81,18 @@ class CardPair(NamedTuple):
 
 
 def compare_cards(
-    a: FoundCards, b: FoundCards, places: Iterable[tuple[_Place, _Place]]
+    a: FoundCards,
+    b: FoundCards,
+    places: Iterable[tuple[_Place, _Place]],
+    *,
+    is_joined: bool = False,
 ) -> tuple[CardFinding, ...]:
     """Return what differs between the cards of two dumps: the causes of steps by their first
     iteration, then facts about processes, then remarks.
 
     `places` are rank and iteration of a with those of b; parameters are merged over all ranks of
-    the iteration, whether they are among them or not.
+    the iteration, whether they are among them or not. Where ranks are joined, weights that first
+    differ after a step are a remark: their digests do, as soon as a step is rounded in another way.
     """
     remarks = [*_list_problems("a", a), *_list_problems("b", b)]
     if not a.cards or not b.cards:
@@ -103,10 +112,10 @@ def compare_cards(
     iterations = dict.fromkeys((pair.a.iteration, pair.b.iteration) for pair in pairs)
     found = (
         *_compare_batches(pairs, a, b),
-        *_compare_parameters(a, b, [*iterations]),
+        *_compare_parameters(a, b, [*iterations], is_joined=is_joined),
         *_compare_random(pairs),
         *_compare_rates(pairs),
-        *_compare_facts(pairs),
+        *_compare_facts(pairs, a, b),
     )
     differences = [each for each in found if each.is_difference]
     # What begins later may follow from what began before; the sort is stable.
@@ -292,9 +301,10 @@ def _read_box(part: str) -> list[tuple[int, int, int]]:
 
 
 def _compare_parameters(
-    a: FoundCards, b: FoundCards, iterations: Sequence[tuple[int, int]]
+    a: FoundCards, b: FoundCards, iterations: Sequence[tuple[int, int]], *, is_joined: bool
 ) -> Iterator[CardFinding]:
     """Yield findings about the first iteration in which parameters differ, or their types do."""
+    first, _ = min(iterations)
     not_compared: set[str] = set()
     for at, other in sorted(iterations):
         own, its = _merge_iteration(a, at), _merge_iteration(b, other)
@@ -308,7 +318,8 @@ def _compare_parameters(
             one = f"{own.whole[types[0]].dtype} against {its.whole[types[0]].dtype}"
             yield _make_parameter_finding("types of the weights", types, both, at, f"{one}, ")
         if unequal:
-            yield _make_parameter_finding("weights", unequal, same_type, at)
+            found = _make_parameter_finding("weights", unequal, same_type, at)
+            yield replace(found, is_difference=at == first or not is_joined)
         if types or unequal:
             break
     if not_compared:
@@ -394,7 +405,9 @@ _FACTS: Sequence[tuple[CardSubject, _FactLister]] = (
 )
 
 
-def _compare_facts(pairs: Sequence[CardPair]) -> Iterator[CardFinding]:
+def _compare_facts(
+    pairs: Sequence[CardPair], a: FoundCards, b: FoundCards
+) -> Iterator[CardFinding]:
     """Yield findings about facts, from the first cards of each rank."""
     first: dict[int, CardPair] = {}
     for pair in pairs:
@@ -410,8 +423,23 @@ def _compare_facts(pairs: Sequence[CardPair]) -> Iterator[CardFinding]:
         for (name, own_value, its_value), of_ranks in ranks.items():
             some = f" (rank {ranges(of_ranks)})" if len(of_ranks) < len(first) else ""
             text = f"{name} {own_value} against {its_value}{some}"
-            yield CardFinding(subject, text, names=(name,), ranks=tuple(of_ranks))
+            yield CardFinding(
+                subject,
+                text,
+                not _follows_from_layout(subject, name, (a, b)),
+                names=(name,),
+                ranks=tuple(of_ranks),
+            )
     yield from _compare_commands(first)
+
+
+def _follows_from_layout(subject: CardSubject, name: str, sides: Sequence[FoundCards]) -> bool:
+    """Return whether a fact differs because ranks share the job in another way: the number of ranks
+    does, and models where they are stages of a pipeline.
+    """
+    if subject == "models":
+        return any(len({str(_list_models(each.card)) for each in side.cards}) > 1 for side in sides)
+    return name in _WORLD_SIZES
 
 
 def _compare_commands(first: Mapping[int, CardPair]) -> Iterator[CardFinding]:

@@ -16,12 +16,18 @@ from rankdump._analysis.compare.call_names import read_name_mapping
 from rankdump._analysis.compare.call_pairs import check_pairing_rules
 from rankdump._analysis.compare.card_findings import CardFinding, compare_cards
 from rankdump._analysis.compare.compare_pool import compare_pairs
+from rankdump._analysis.compare.coverage_findings import (
+    MISSING_FILE_ENDING,
+    SideCoverage,
+    find_uneven_microbatches,
+    list_coverage_findings,
+)
+from rankdump._analysis.compare.error_tolerance import collect_errors, judge_rows
 from rankdump._analysis.compare.joined_programs import (
     count_microbatches,
     have_same_layout,
     join_programs,
 )
-from rankdump._analysis.compare.noise_tolerance import collect_errors, judge_rows
 from rankdump._analysis.compare.origin_search import (
     ComparedDumps,
     find_origins,
@@ -32,22 +38,26 @@ from rankdump._analysis.compare.report import (
     ComparisonReport,
     ComparisonRow,
     ComparisonSettings,
-    DivergenceOrigin,
     DumpedProgram,
     ElementTolerances,
+    NamedTolerance,
     ProgramPlace,
 )
 from rankdump._analysis.compare.tensor_pairs import pair_program_tensors, pair_programs
+from rankdump._analysis.compare.undecided_rows import mark_undecided_rows
 from rankdump._analysis.reader.dump import Dump, open_dump
 from rankdump._analysis.reader.manifests import retired_sentences
 from rankdump._analysis.reader.query import Filters, ranges
 from rankdump._analysis.reader.tree_walk import collector_paused
+from rankdump._core.input_perturbation import PERTURB_SETTING
 from rankdump.errors import ConfigError, CorruptedError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 DumpSource: TypeAlias = "str | PathLike[str] | Dump"
+ROUNDING = "rounding"
+"""A tolerance that is the error of rounding."""
 _RowsAndPlaces: TypeAlias = "tuple[list[ComparisonRow], dict[ProgramPlace, ProgramPlace]]"
 MIN_TABLED_TENSORS = 20_000
 """From so many statistics on columns save more time than loading pyarrow takes."""
@@ -60,6 +70,7 @@ class _DumpSide:
     label: str
     dump: Dump
     programs: list[DumpedProgram]
+    coverage: SideCoverage
 
 
 def compare(
@@ -72,8 +83,8 @@ def compare(
     iteration_b: int | None = None,
     attempt_a: int | None = None,
     attempt_b: int | None = None,
-    rtol: float = 1e-4,
-    atol: float = 1e-4,
+    rtol: float | None = None,
+    atol: float | None = None,
     equal_nan: bool = False,
     match: str | Iterable[str] = ("exact", "type", "sequence"),
     mapping: Mapping[str, str] | str | PathLike[str] | None = None,
@@ -82,6 +93,7 @@ def compare(
     dask: str = "",
     unshard: bool | None = None,
     noise: Sequence[DumpSource] = (),
+    tolerance: Mapping[str, float | str] | None = None,
     progress: Callable[[int, int], None] | None = None,
     **filters: Unpack[Filters],
 ) -> ComparisonReport:
@@ -91,8 +103,11 @@ def compare(
     `rank_a` and `rank_b`, or `iteration_a` and `iteration_b`, two ranks or iterations are compared,
     also of one tree; filters are those of `Dump.where` and apply to both sides. Of a restarted job
     the last attempt is compared unless one is selected. Two elements are close when
-    `abs(a - b) <= atol + rtol * abs(b)`; NaN equals NaN only with `equal_nan`. `noise` are runs
-    that should agree with `b`: then their errors are the tolerances. `match` names the rules that
+    `abs(a - b) <= atol + rtol * abs(b)`, 1e-4 each by default; NaN equals NaN only with
+    `equal_nan`. `noise` are runs that should agree with `b`: then their errors are the tolerances.
+    Without them, and without `rtol` and `atol`, ranks that are joined are judged by the error of
+    rounding. `tolerance` gives by globs of names the largest normal error of a tensor, relative to
+    the reference, or `"rounding"`; the last that matches holds. `match` names the rules that
     pair calls, in their order; the rule of `mapping`, a mapping of names or a file of one (lines
     `name_a,name_b`, or a JSON object), comes first. `unshard` joins the ranks of each side first,
     by default where the jobs had different numbers of ranks or micro-batches, or other layouts, and
@@ -101,37 +116,54 @@ def compare(
     setting that is not allowed, CorruptedError when nothing can be compared.
     """
     started, notes = time.monotonic(), list[str]()
-    settings = _make_settings(ElementTolerances(rtol, atol, equal_nan), match, mapping, msaccucmp)
+    tolerances = _make_tolerances(rtol, atol, equal_nan=equal_nan)
+    named = _make_named_tolerances(tolerance or {})
+    settings = _make_settings(tolerances, named, match, mapping, msaccucmp)
     own = {"rank": rank_a, "iteration": iteration_a, "attempt": attempt_a}
     other = {"rank": rank_b, "iteration": iteration_b, "attempt": attempt_b}
     given = _open_dumps([(a, own), (b, other), *((each, other) for each in noise)])
-    options = settings, notes, processes, dask, progress
-    found = None if unshard else _compare_tables(given, filters, *options)
-    sides = found[0] if found else _select_sides(given, filters, unshard, notes)
-    rows, places = found[1] if found else _compare_sides(sides, *options)
-    of_all, of_ranks = _find_origins(rows, sides, places)
-    return ComparisonReport(
-        a=sides[0].label,
-        b=sides[1].label,
-        settings=replace(settings, noise=tuple(side.label for side in sides[2:])),
-        rows=tuple(rows),
-        origins=of_all,
-        rank_origins=of_ranks,
-        notes=tuple(dict.fromkeys(notes)),
-        seconds=time.monotonic() - started,
-        places_of_b=places,
-        card_findings=_compare_cards(sides[0], sides[1], rows, places),
-    )
+    pool = processes, dask, progress
+    report = None if unshard else _compare_tables(given, filters, settings, notes, *pool)
+    if report is None:
+        sides, is_joined = _select_sides(given, filters, unshard, notes)
+        by_rounding = is_joined and rtol is None and atol is None and not noise
+        labels = tuple(map(_name_noise, sides[2:]))
+        settings = replace(settings, noise=labels, by_rounding=by_rounding)
+        rows, places = _compare_sides(sides, settings, notes, *pool)
+        report = _build_report(sides, settings, rows, places, is_joined=is_joined)
+    seconds = time.monotonic() - started
+    return replace(report, notes=tuple(dict.fromkeys(notes)), seconds=seconds)
 
 
 @collector_paused()
-def _find_origins(
-    rows: Sequence[ComparisonRow],
+def _build_report(
     sides: Sequence[_DumpSide],
+    settings: ComparisonSettings,
+    rows: Sequence[ComparisonRow],
     places: Mapping[ProgramPlace, ProgramPlace],
-) -> tuple[tuple[DivergenceOrigin, ...], tuple[DivergenceOrigin, ...]]:
-    # Passes of the collector over a million rows take longer than the search.
-    return find_origins(rows, ComparedDumps(sides[0].dump, sides[1].dump, places))
+    *,
+    is_joined: bool = False,
+) -> ComparisonReport:
+    a, b, *_ = sides
+    of_all, of_ranks = find_origins(rows, ComparedDumps(a.dump, b.dump, places))
+    return ComparisonReport(
+        a=a.label,
+        b=b.label,
+        settings=settings,
+        rows=tuple(rows),
+        origins=of_all,
+        rank_origins=of_ranks,
+        places_of_b=places,
+        card_findings=_compare_cards(a, b, rows, places, is_joined=is_joined),
+    )
+
+
+def _name_noise(side: _DumpSide) -> str:
+    """Return the name of a noise run, with what its run cards say was moved in it."""
+    first = {program.iteration for program in side.programs[:1]}
+    settings = (each.card.settings for each in side.dump.find_cards_of(first).cards)
+    moved = sorted({found for each in settings if (found := each.get(PERTURB_SETTING))})
+    return f"{side.label} (input moved by {', '.join(moved)})" if moved else side.label
 
 
 def _compare_cards(
@@ -139,15 +171,21 @@ def _compare_cards(
     b: _DumpSide,
     rows: Iterable[ComparisonRow],
     places: Mapping[ProgramPlace, ProgramPlace],
+    *,
+    is_joined: bool,
 ) -> tuple[CardFinding, ...]:
-    """Compare the run cards of the ranks and iterations of the rows; parameters of all ranks."""
+    """Compare what the sides lack, and the run cards of the ranks and iterations of the rows;
+    parameters of all ranks.
+    """
     compared = dict.fromkeys((row.rank, row.iteration) for row in rows)
     pairs = [(place, places.get(place, place)) for place in compared]
-    return compare_cards(
+    found = compare_cards(
         a.dump.find_cards_of({iteration for (_, iteration), _ in pairs}),
         b.dump.find_cards_of({iteration for _, (_, iteration) in pairs}),
         pairs,
+        is_joined=is_joined,
     )
+    return (*list_coverage_findings(a.coverage, b.coverage), *found)
 
 
 def _compare_tables(
@@ -158,12 +196,14 @@ def _compare_tables(
     processes: int | None,
     dask: str,
     progress: Callable[[int, int], None] | None,
-) -> tuple[list[_DumpSide], _RowsAndPlaces] | None:
-    """Return both sides, their rows and places, where they have so many statistics without tensors
-    that columns are worth their start; else None. Iterations with tensors are compared as programs.
+) -> ComparisonReport | None:
+    """Return a report without its notes and time, where both sides have so many statistics without
+    tensors that columns are worth their start; else None. Iterations with tensors are compared as
+    programs.
     """
     dumps = [dump for dump, _ in given]
-    if any(value is not None for value in common.values()) or not _are_worth_columns(given):
+    has_filter = any(value is not None for value in common.values())
+    if has_filter or settings.named or not _are_worth_columns(given):
         return None
     try:
         from rankdump._analysis.compare.column_comparison import compare_columns
@@ -173,7 +213,7 @@ def _compare_tables(
     with collector_paused():
         columns = read_comparable_columns(dumps[0], dumps[1])
         filed = {number for dump in dumps for number in dump.filed_iterations}
-        if columns is None or (filed and any(dump.retired for dump in dumps)):
+        if columns is None or (filed and any(dump.retired or dump.problems for dump in dumps)):
             return None
         at = [
             {each[:2]: each for each in side.places if each.iteration not in filed}
@@ -193,7 +233,7 @@ def _compare_tables(
         rows = compare_columns(*columns, pairs, settings)
     others = [each for each in programs if each[0].iteration in filed]
     rows += _measure_programs(others, settings, processes, dask, progress)
-    return sides, _finish_rows(rows, programs)
+    return _build_report(sides, settings, *_finish_rows(rows, programs))
 
 
 def _are_worth_columns(given: Sequence[tuple[Dump, Mapping[str, int | None]]]) -> bool:
@@ -213,7 +253,7 @@ def _list_side_programs(
     if wanted:
         programs += read_programs(dump.where(iteration=wanted), notes)
     programs.sort(key=attrgetter("rank", "iteration"))
-    return _DumpSide(str(dump.root), dump, programs)
+    return _DumpSide(str(dump.root), dump, programs, SideCoverage({}))
 
 
 def _compare_sides(
@@ -230,10 +270,9 @@ def _compare_sides(
     left, right, *noises = sides
     options = processes, dask, progress
     rows, places = _compare_programs(left, right, settings, notes, *options)
-    if noises:
-        found = [_compare_programs(side, right, settings, [], *options)[0] for side in noises]
-        rows = judge_rows(rows, [collect_errors(each) for each in found])
-    return rows, places
+    found = [_compare_programs(side, right, settings, [], *options)[0] for side in noises]
+    rows = judge_rows(rows, settings, [collect_errors(each) for each in found])
+    return mark_undecided_rows(rows, left.coverage, right.coverage), places
 
 
 def _select_sides(
@@ -241,9 +280,9 @@ def _select_sides(
     common: Filters,
     unshard: bool | None,
     notes: list[str],
-) -> list[_DumpSide]:
-    """Return both sides, of which each is given with its own filters; joined where that is asked,
-    or where the layouts differ.
+) -> tuple[list[_DumpSide], bool]:
+    """Return both sides, of which each is given with its own filters, and whether their ranks are
+    joined: where that is asked, or where the layouts differ.
     """
     with collector_paused():
         sides = [_select_side(dump, common, own, notes) for dump, own in given]
@@ -254,7 +293,7 @@ def _select_sides(
             unshard = not has_ranks and any(
                 _have_different_layouts(each, sides[1]) for each in others
             )
-        return _join_ranks(sides, notes) if unshard else sides
+        return (_join_ranks(sides, notes) if unshard else sides), unshard
 
 
 def _have_different_layouts(a: _DumpSide, b: _DumpSide) -> bool:
@@ -270,36 +309,53 @@ def _join_ranks(sides: Sequence[_DumpSide], notes: list[str]) -> list[_DumpSide]
     joined: list[_DumpSide] = []
     for side in sides:
         ranks = sorted({each.rank for each in side.programs})
-        missing = sorted({*range(side.dump.world_size)} - {*ranks})
-        if missing:
-            notes.append(
-                f"{side.label} has no rank {ranges(missing)}, and its job had "
-                f"{side.dump.world_size} ranks"
-            )
+        size = side.dump.world_size
+        missing = tuple(sorted({*range(size)} - {*ranks}))
+        coverage = replace(side.coverage, is_joined=True, missing_ranks=missing, world_size=size)
         programs, outside = join_programs(side.programs, notes, joins_microbatches=len(counts) > 1)
         told = [f"ranks {ranges(ranks)} joined"] if len(ranks) > 1 else []
         told += [f"{outside:,} calls outside of micro-batches left out"] if outside else []
         label = f"{side.label} ({', '.join(told)})" if told else side.label
-        joined.append(_DumpSide(label, side.dump, programs))
+        joined.append(replace(side, label=label, programs=programs, coverage=coverage))
     return joined
+
+
+def _make_tolerances(
+    rtol: float | None, atol: float | None, *, equal_nan: bool
+) -> ElementTolerances:
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        if value is not None and not 0 <= value < math.inf:
+            raise ConfigError("compare", name, value, "a number of 0 or more")
+    default = ElementTolerances()
+    return ElementTolerances(
+        default.rtol if rtol is None else rtol, default.atol if atol is None else atol, equal_nan
+    )
+
+
+def _make_named_tolerances(given: Mapping[str, float | str]) -> tuple[NamedTolerance, ...]:
+    for pattern, error in given.items():
+        if error != ROUNDING and not (isinstance(error, (int, float)) and 0 <= error < math.inf):
+            allowed = f"a relative error of 0 or more, or {ROUNDING!r}"
+            raise ConfigError("compare", f"tolerance of {pattern!r}", error, allowed)
+    return tuple(
+        NamedTolerance(pattern, None if isinstance(error, str) else error)
+        for pattern, error in given.items()
+    )
 
 
 def _make_settings(
     tolerances: ElementTolerances,
+    named: tuple[NamedTolerance, ...],
     match: str | Iterable[str],
     mapping: Mapping[str, str] | str | PathLike[str] | None,
     msaccucmp: bool,
 ) -> ComparisonSettings:
-    for name in ("rtol", "atol"):
-        value = getattr(tolerances, name)
-        if not 0 <= value < math.inf:
-            raise ConfigError("compare", name, value, "a number of 0 or more")
-    named = match.split(",") if isinstance(match, str) else match
-    rules = check_pairing_rules(rule.strip() for rule in named)
+    texts = match.split(",") if isinstance(match, str) else match
+    rules = check_pairing_rules(rule.strip() for rule in texts)
     names: Mapping[str, str] = read_name_mapping(mapping) if mapping is not None else {}
     if names and "mapping" not in rules:
         rules = ("mapping", *rules)
-    return ComparisonSettings(tolerances, rules, names, msaccucmp)
+    return ComparisonSettings(tolerances, rules, names, msaccucmp, named=named)
 
 
 def _open_dumps(
@@ -332,7 +388,8 @@ def _select_side(
     label += several
     filters = cast("Filters", given)
     left = dump.where(**filters) if filters else dump
-    notes.extend(left.problems)
+    missing = tuple(each for each in left.problems if each.endswith(MISSING_FILE_ENDING))
+    notes.extend(each for each in left.problems if not each.endswith(MISSING_FILE_ENDING))
     gone = set(left.retired)
     found = read_programs(left, notes)
     # While an iteration is removed, some of its files still exist; rows of tables are complete.
@@ -342,7 +399,8 @@ def _select_side(
         raise CorruptedError(f"{dump.root}: nothing to compare: {why}")
     if not programs:
         raise _make_empty_error(dump, filters)
-    return _DumpSide(label, left, programs)
+    coverage = SideCoverage(find_uneven_microbatches(programs), missing)
+    return _DumpSide(label, left, programs, coverage)
 
 
 def _has_files(program: DumpedProgram) -> bool:

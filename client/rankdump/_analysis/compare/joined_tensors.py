@@ -121,7 +121,9 @@ def list_join_ways(shapes: Sequence[tuple[int, ...]], *, kind: ActivationKind) -
         if all(_drop(shape, dimension) == _drop(first, dimension) for shape in shapes):
             ways += _list_dimension_ways(shapes, dimension)
     if kind is ActivationKind.GRADIENT:
-        ways += [_divide(way, count) for way in ways[same:]]
+        # Of parts that are micro-batches, the loss of each may be divided already.
+        divisors = [each for each in range(2, count + 1) if count % each == 0]
+        ways += [_divide(way, each) for way in ways[same:] for each in divisors]
     if same:
         ways += _list_nested_ways(first, count, kind)
         # The loss of a batch is the mean of those of its parts.

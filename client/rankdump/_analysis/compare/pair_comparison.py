@@ -22,9 +22,7 @@ from rankdump._analysis.compare.fingerprint_comparison import (
 )
 from rankdump._analysis.compare.joined_elements import ShapedElements
 from rankdump._analysis.compare.joined_tensors import (
-    ActivationKind,
     JoinedTensor,
-    find_activation_kind,
     find_drift,
     opened_joined_pair,
 )
@@ -45,8 +43,6 @@ from rankdump._analysis.compare.tensor_measures import MeasurementResult, measur
 from rankdump._analysis.reader.shard_join import select_shard
 from rankdump._analysis.reader.tensor_loader import load, opened
 from rankdump._analysis.reader.tree import are_statistics_finite
-from rankdump._core.record import TensorSide
-from rankdump._core.tensor_layout import LayoutSource
 from rankdump._kernels.array_kernels import measure_array
 from rankdump._layout.foreign_calls import XOR_KIND
 from rankdump.errors import RankdumpError
@@ -65,11 +61,6 @@ _MIN_FACTOR_DISTANCE = 0.01
 """Of a factor from 1 that is told."""
 NOTHING_KNOWN_FINDING = "neither elements nor statistics are known on both sides"
 _EQUAL_SUMS = "only sums of exclusive ors are known, and different tensors may have equal ones"
-_OTHER_USES = (
-    "one side may have the gradient for this operator alone, the other that of all uses of its "
-    "input"
-)
-"""Only the operator's own gradient is known of a DTensor that it made of its input."""
 _NO_GUESS = "ranks have different statistics, and the other side another number of elements"
 _ADDED_UP = "fingerprints of the parts add up to the same"
 _WORKER_DIED = "the process that compared it died, possibly because memory ran out"
@@ -208,8 +199,7 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
     if _is_sample(a) or _is_sample(b):
         return _decide_samples(a, b)
     if a.guesses or b.guesses:
-        found = _compare_guesses(a, b, settings.tolerances)
-        return _doubt_gradient(found, a, b)
+        return _compare_guesses(a, b, settings.tolerances)
     if have_equal_fingerprints(a, b):
         findings = (_ADDED_UP,) if a.parts or b.parts else ()
         return _build_unread_outcome(TensorVerdict.EQUAL, a, b, *findings)
@@ -228,8 +218,7 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
         unknown = unknown or _has_shard_of(a, b) or _has_shard_of(b, a)
         return None if unknown and a.entry is not None and b.entry is not None else outcome
     if a.entry is None and b.entry is None:
-        found = compare_pair_statistics(a, b, settings.tolerances, _list_findings(a, b))
-        return _doubt_gradient(found, a, b)
+        return compare_pair_statistics(a, b, settings.tolerances, _list_findings(a, b))
     return None
 
 
@@ -330,9 +319,7 @@ def _compare_opened(
         for each, drift in zip((left, right), drifts, strict=True)
     )
     outcomes = [_measure_elements(a, b, x, y, settings) for x in own for y in other]
-    outcome = _doubt_gradient(max(outcomes, key=_get_severity), a, b)
-    if outcome.verdict is TensorVerdict.UNKNOWN:
-        return outcome
+    outcome = max(outcomes, key=_get_severity)
     told = [text for text in drifts if text]
     verdict = TensorVerdict.DIFFERENT if told and outcome.verdict.agrees else outcome.verdict
     return replace(outcome, verdict=verdict, findings=(*told, *outcome.findings, *joined))
@@ -341,27 +328,6 @@ def _compare_opened(
 def _get_severity(outcome: PairOutcome) -> tuple[bool, float]:
     largest = outcome.measures.max_absolute if outcome.measures is not None else 0.0
     return not outcome.verdict.agrees, largest
-
-
-def _doubt_gradient(outcome: PairOutcome, a: DumpedTensor, b: DumpedTensor) -> PairOutcome:
-    """Return the outcome of a pair, unknown for gradients that may be of other uses of a tensor."""
-    if outcome.verdict.agrees or not _have_other_uses(a, b):
-        return outcome
-    return PairOutcome(TensorVerdict.UNKNOWN, (_OTHER_USES, *outcome.findings))
-
-
-def _have_other_uses(a: DumpedTensor, b: DumpedTensor) -> bool:
-    """Return whether tensors are gradients of an input that one side has as a DTensor of another
-    layout: which operators share it depends on where it was made.
-    """
-    if a.side is not TensorSide.OUTPUT:
-        return False
-    named = a.entry or b.entry or a.row_record or b.row_record
-    if find_activation_kind(named) is not ActivationKind.GRADIENT:
-        return False
-    found = [each.layout for each in (a, b)]
-    by_dtensor = any(each is not None and each.source is LayoutSource.DTENSOR for each in found)
-    return by_dtensor and len({each and each.placements for each in found}) > 1
 
 
 def _measure_elements(

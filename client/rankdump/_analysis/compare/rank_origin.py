@@ -18,6 +18,7 @@ from itertools import takewhile
 from typing import Literal, TypeAlias
 
 from rankdump._analysis.compare.call_names import parse_module_path
+from rankdump._analysis.compare.error_tolerance import NORMAL_RATIO
 from rankdump._analysis.compare.report import (
     CONSTANTS_ITERATION,
     DTYPE_FINDING_PREFIX,
@@ -46,6 +47,7 @@ NO_INPUTS_REASON = (
     "no inputs were dumped: a change between two calls cannot be told from one in a call"
 )
 NO_OUTPUTS_REASON = "no outputs were dumped: it started in this call or between it and the next one"
+GROWING_ERROR_REASON = "no operator alone adds more than expected: the error grows over several"
 LATER_INPUTS_REASON = "one of its inputs is bad as well, but was recorded later"
 _RankIteration: TypeAlias = "tuple[int, int]"
 _MAX_MASK_READERS = 2
@@ -185,7 +187,8 @@ def _describe_bad_tensor(row: ComparisonRow, question: OriginQuestion) -> str:
     if outcome.verdict is TensorVerdict.SHAPE:
         a, b = row.pair.a, row.pair.b
         shapes = f": {a.shape} and {b.shape}" if a and b and a.shape and b.shape else ""
-        return f"{row.place_name} has another shape{shapes}"
+        why = "" if shapes or not outcome.findings else f" ({outcome.findings[0]})"
+        return f"{row.place_name} has another shape{shapes}{why}"
     if outcome.verdict is TensorVerdict.NAN:
         count = outcome.measures.nonfinite_apart if outcome.measures else 0
         places = f" at {count:,} {'place' if count == 1 else 'places'}" if count else ""
@@ -352,6 +355,8 @@ def _search_program(steps: Sequence[CallRows], question: OriginQuestion) -> Rank
             return _build_unmatched_origin(alone, row, question)
     if maker is None:
         return _build_outside_origin(steps, step, row, question)
+    if question.kind == "difference" and _find_gain(maker, steps) <= NORMAL_RATIO:
+        return _build_gain_origin(steps, maker, [each for _, each, _ in wrong])
     return _build_maker_origin(steps, maker, step, question)
 
 
@@ -392,6 +397,34 @@ def _find_maker(wrong: Iterable[CallRows], when: int, question: OriginQuestion) 
         if begin <= when and (best is None or min(ends) < best[0]):
             best = min(ends), step
     return best[1] if best is not None else None
+
+
+def _find_gain(step: CallRows, steps: Iterable[CallRows]) -> float:
+    """Return by how much a call multiplies the error, where the noise runs, or rounding, have 1.
+
+    A call without inputs is compared with the largest normal error that was seen before it.
+    """
+    outputs = [row for row in step.rows_on_side(TensorSide.OUTPUT) if not _is_agreeing(row)]
+    if not outputs or any(row.outcome.error_ratio is None for row in outputs):
+        return math.inf
+    inputs: Sequence[ComparisonRow] = step.rows_on_side(TensorSide.INPUT)
+    if not inputs:
+        before = min(get_seen_order(row, DIFFERENCE_QUESTION) for row in outputs)
+        inputs = [
+            row
+            for each in steps
+            for row in each.rows
+            if get_seen_order(row, DIFFERENCE_QUESTION) < before and _is_agreeing(row)
+        ]
+    return _find_largest_ratio(outputs) / max(1.0, _find_largest_ratio(inputs))
+
+
+def _is_agreeing(row: ComparisonRow) -> bool:
+    return row.outcome.verdict.agrees
+
+
+def _find_largest_ratio(rows: Iterable[ComparisonRow]) -> float:
+    return max((row.outcome.error_ratio or 0.0 for row in rows), default=0.0)
 
 
 def _find_unmatched_before(
@@ -455,6 +488,32 @@ def _build_maker_origin(
     elif not inputs and not any(each.rows_on_side(TensorSide.INPUT) for each in steps):
         why = NO_INPUTS_REASON
     return RankOrigin(question, (maker,), (reason,), why, unknown=unknown)
+
+
+def _build_gain_origin(
+    steps: Sequence[CallRows], maker: CallRows, wrong: Iterable[CallRows]
+) -> RankOrigin:
+    """Return the first call that adds an error of its own, where the first bad outputs are the sum
+    of normal ones; `maker` has these.
+    """
+    found = [
+        (max(get_seen_order(row, DIFFERENCE_QUESTION) for row in step.rows), step)
+        for step in {id(step): step for step in wrong}.values()
+        if _find_gain(step, steps) > NORMAL_RATIO and step.rows_on_side(TensorSide.OUTPUT)
+    ]
+    if not found:
+        reason = describe_faulty_call(maker.rows, None, DIFFERENCE_QUESTION)
+        return RankOrigin(DIFFERENCE_QUESTION, (maker,), (reason,), GROWING_ERROR_REASON)
+    _, step = min(found, key=lambda each: each[0])
+    reason = describe_faulty_call(step.rows, None, DIFFERENCE_QUESTION)
+    inputs = step.rows_on_side(TensorSide.INPUT)
+    if inputs and not all(map(_is_agreeing, inputs)):
+        outputs = step.rows_on_side(TensorSide.OUTPUT)
+        reason += (
+            f"; the errors of its inputs are {_find_largest_ratio(inputs):.3g} times the expected "
+            f"ones, those of its outputs {_find_largest_ratio(outputs):.3g} times"
+        )
+    return RankOrigin(DIFFERENCE_QUESTION, (step,), (reason,))
 
 
 def describe_differing_weights(found: RankOrigin, rows: Iterable[ComparisonRow]) -> str:

@@ -55,6 +55,17 @@ class ElementTolerances:
     """Whether NaN equals NaN at the same place. Without it, every NaN is unequal."""
 
 
+@dataclass(frozen=True, slots=True)
+class NamedTolerance:
+    """The largest normal error of tensors whose operator has a name."""
+
+    pattern: str
+    """Glob, as in `--op`."""
+    error: float | None
+    """Root mean square of the difference, relative to that of the reference; None for the error of
+    rounding."""
+
+
 class TensorVerdict(str, Enum):
     """Verdict on two tensors; reports show the value."""
 
@@ -135,6 +146,9 @@ class PairOutcome:
     nonfinite_a: bool | None = None
     """Whether side a holds NaN or infinity; None when unknown."""
     nonfinite_b: bool | None = None
+    error_ratio: float | None = None
+    """Ratio of the error to the one that noise runs, rounding or a tolerance by name explain; None
+    where elements were judged by themselves."""
 
 
 class DumpedTensor(NamedTuple):
@@ -326,6 +340,10 @@ class ComparisonSettings:
     """Whether msaccucmp's measures are computed as well."""
     noise: tuple[str, ...] = ()
     """Runs that should agree with side b; with some, their errors are the tolerances."""
+    named: tuple[NamedTolerance, ...] = ()
+    """The last one that matches a name holds for it, before any other tolerance."""
+    by_rounding: bool = False
+    """Whether the error of rounding is the tolerance, where no noise run is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,5 +372,10 @@ class ComparisonReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether everything has a partner and counts as the same; whatever run cards say."""
-        return all(row.outcome.verdict.agrees for row in self.rows) and not self.notes
+        """Whether everything is there, has a partner and counts as the same; whatever run cards
+        say.
+        """
+        lacking = any(each.subject in ("ranks", "files") for each in self.card_findings)
+        return (
+            all(row.outcome.verdict.agrees for row in self.rows) and not self.notes and not lacking
+        )

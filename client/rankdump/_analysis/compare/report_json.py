@@ -60,6 +60,8 @@ def _convert_settings(settings: ComparisonSettings) -> dict[str, object]:
         "mapping": dict(settings.mapping),
         "msaccucmp": settings.msaccucmp,
         "noise": settings.noise,
+        "tolerance": {each.pattern: each.error for each in settings.named},
+        "by_rounding": settings.by_rounding,
     }
 
 
@@ -108,6 +110,7 @@ def _convert_row(row: ComparisonRow) -> dict[str, object]:
         "extra": _convert_numbers(result.extra),
         "nonfinite_a": result.nonfinite_a,
         "nonfinite_b": result.nonfinite_b,
+        "error_ratio": None if result.error_ratio is None else _convert_number(result.error_ratio),
     }
 
 

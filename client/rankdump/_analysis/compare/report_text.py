@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from rankdump._analysis.compare.card_findings import CardFinding
-from rankdump._analysis.compare.noise_tolerance import NORMAL_RATIO
+from rankdump._analysis.compare.error_tolerance import NORMAL_RATIO
 from rankdump._analysis.compare.report import (
     CONSTANTS_ITERATION,
     DTYPE_FINDING_PREFIX,
@@ -189,7 +189,13 @@ def describe_settings(report: ComparisonReport) -> str:
     close = f"{asked.atol:g} + {asked.rtol:g} * |b|"
     if settings.noise:
         close = f"{NORMAL_RATIO:g} times the error of {' and '.join(settings.noise)}"
-    return f"close is within {close}{nan}; matched by {rules}"
+    elif settings.by_rounding:
+        close = f"{NORMAL_RATIO:g} times the error of rounding, as no noise run was given (--noise)"
+    named = "".join(
+        f", {'rounding' if each.error is None else f'{each.error:g}'} for {each.pattern}"
+        for each in settings.named
+    )
+    return f"close is within {close}{named}{nan}; matched by {rules}"
 
 
 def format_dtype_and_shape(row: ComparisonRow) -> str:

@@ -329,6 +329,8 @@ class ProcessGroupObserver:
     ) -> None:
         call.group = dist.ProcessGroup.unbox(arguments[operator.group])
         self._unseen.compare(call.group)
+        if collective_recorder.is_hidden:
+            return
         if operator.kind.is_collective and not collective_recorder.is_armed:
             collective_recorder.count_collective(describe_group(call.group), operator.kind)
             return
@@ -508,10 +510,10 @@ process_group_patch = ProcessGroupPatch()
 class CollectiveSubscription:
     """Subscription of one model, also while not armed: all ranks must count alike."""
 
-    def __init__(self, observer: TorchObserver) -> None:
+    def __init__(self, observer: TorchObserver, *, wanted: bool = True) -> None:
         self._observer = observer
         self._is_subscribed = False
-        if dist.is_available():
+        if wanted and dist.is_available():
             run_shielded(self._subscribe, observer.report_failure)
 
     def begin_iteration(self, iteration: int) -> None:

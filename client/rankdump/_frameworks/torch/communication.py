@@ -175,6 +175,8 @@ class CollectiveRecorder:
         self._listeners: list[tuple[Recorder, int]] = []
         self._iterations: dict[int, IterationStart] = {}
         """By identity of the recorder."""
+        self.is_hidden = False
+        """Whether calls are left out of the order and of all counts: a step is repeated."""
         self._latest: dict[str, tuple[int, EventKind, ProcessGroup, int]] = {}
         """By group: when its last collective was called, its kind, and how many were before."""
 

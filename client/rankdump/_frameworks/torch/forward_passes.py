@@ -187,6 +187,8 @@ class _RunningChunk(threading.local):
     """Chunk of this thread."""
 
     number: int | None = None
+    is_received: bool = False
+    """Whether the stage gets what another stage has computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +218,11 @@ class PipelineStagePatch:
     def running_chunk(self) -> int | None:
         """Number of the chunk that a schedule runs in this thread; None outside of schedules."""
         return self._running.number
+
+    @property
+    def is_received(self) -> bool:
+        """Whether this thread runs a stage of a pipeline that is not the first one."""
+        return self._running.is_received
 
     def add_user(self, user: object) -> None:
         """Patch the methods, now or when the script has imported them, until `remove_user`."""
@@ -257,12 +264,13 @@ class PipelineStagePatch:
         @wraps(original)
         def numbered(*args: Any, **kwargs: Any) -> Any:
             chunk = args[index] if index < len(args) else kwargs.get(parameter)
-            before = running.number
+            before = running.number, running.is_received
             running.number = chunk if isinstance(chunk, int) else None
+            running.is_received = not getattr(args[0] if args else None, "is_first", True)
             try:
                 return original(*args, **kwargs)
             finally:
-                running.number = before
+                running.number, running.is_received = before
 
         return numbered
 

@@ -496,7 +496,13 @@ class TorchModelHook:
     """Hook of one attached model; costs nothing in iterations that are not armed."""
 
     def __init__(
-        self, model: Module, recorder: Recorder, graph: int, *, inside_compiled: bool = False
+        self,
+        model: Module,
+        recorder: Recorder,
+        graph: int,
+        *,
+        inside_compiled: bool = False,
+        collectives: bool = True,
     ) -> None:
         self._model = model
         self._observer = TorchObserver(recorder, graph)
@@ -530,7 +536,7 @@ class TorchModelHook:
         self._installed: ModuleHooks | None = None
         self._structure: list[object] | None = None
         self._iteration = -1
-        self._collectives = CollectiveSubscription(self._observer)
+        self._collectives = CollectiveSubscription(self._observer, wanted=collectives)
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
         """Install the hooks for an armed iteration, remove them for any other.

@@ -66,6 +66,11 @@ class TorchOptimizerHook:
         if self._handle is None:
             self._handle = register_optimizer_step_post_hook(self._after_step)
 
+    @property
+    def found(self) -> tuple[Optimizer, ...]:
+        """Optimizers that stepped since `find_optimizers`, in the order of their first steps."""
+        return tuple(self._found)
+
     def iteration_begins(self, iteration: int, armed: bool) -> None:
         """Do nothing: states are read at the end."""
 

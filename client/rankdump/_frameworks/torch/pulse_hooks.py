@@ -200,6 +200,10 @@ class TorchPulseHook:
             handle.remove()
         self._fixed = []
 
+    def hide(self, on: bool) -> None:
+        """Measure nothing from now on, or go on: a step that is repeated counts once."""
+        self._observer.is_hidden = on
+
     def _end_step(self) -> None:
         begun_ns = _clock_ns()
         if self._has_optimizer and not self._is_stepped and not self._installed[2]:
@@ -322,7 +326,7 @@ class TorchPulseHook:
 
     @exclude_from_compilation
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not is_tracing():
+        if not is_tracing() and not self._observer.is_hidden:
             run_shielded(self._measure_used_gradients, self._observer.report_failure, optimizer)
 
     def _measure_used_gradients(self, optimizer: Optimizer) -> None:
@@ -487,7 +491,7 @@ class _ModulePulseHook(_PulseHook):
 
     @exclude_from_compilation
     def __call__(self, module: Module, args: Any, result: Any) -> None:
-        if not is_tracing():
+        if not is_tracing() and not self._observer.is_hidden:
             run_shielded(self._measure_result, self._observer.report_failure, args, result)
 
     def _measure_result(self, args: Any, result: object) -> None:
@@ -550,7 +554,7 @@ class _GradientPulseHook(_PulseHook):
     @exclude_from_compilation
     def __call__(self, parameter: Parameter) -> None:
         gradient = parameter.grad
-        if gradient is not None and not is_tracing():
+        if gradient is not None and not is_tracing() and not self._observer.is_hidden:
             run_shielded(self._measure_arrival, self._observer.report_failure, gradient)
 
     def _measure_arrival(self, gradient: Tensor) -> None:
@@ -601,7 +605,7 @@ class _BatchHook:
 
     @exclude_from_compilation
     def __call__(self, module: Module, args: Any, kwargs: Any = None) -> None:
-        if not is_tracing():
+        if not is_tracing() and not self._observer.is_hidden:
             run_shielded(self._observe_call, self._observer.report_failure, args, kwargs)
 
     def _observe_call(self, args: Any, kwargs: Any) -> None:

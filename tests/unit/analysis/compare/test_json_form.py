@@ -97,6 +97,8 @@ SCHEMA = exactly(
         mapping={"type": "object", "additionalProperties": TEXT},
         msaccucmp=YES_NO,
         noise=TEXTS,
+        tolerance={"type": "object", "additionalProperties": NUMBER},
+        by_rounding=YES_NO,
     ),
     counts=exactly(**dict.fromkeys(WORDS, WHOLE)),
     origins=listed(ORIGIN),
@@ -126,6 +128,7 @@ SCHEMA = exactly(
             extra=NUMBERS,
             nonfinite_a={"type": ["boolean", "null"]},
             nonfinite_b={"type": ["boolean", "null"]},
+            error_ratio=NUMBER,
         )
     ),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from support.diff_programs import rows
@@ -16,6 +17,7 @@ from rankdump._analysis.compare.job_origin import (
 )
 from rankdump._analysis.compare.rank_origin import (
     DIFFERENCE_QUESTION,
+    GROWING_ERROR_REASON,
     NONFINITE_QUESTIONS,
     OriginQuestion,
     RankOrigin,
@@ -290,6 +292,48 @@ def test_origin_names_a_differing_weight():
 def test_origin_names_the_layer_of_an_api_call():
     text = "LAYER_fc1_forward<= NN_Linear_0_forward<= NN_Linear_0_forward>!"
     assert found_of(text).reasons[0].endswith("; it is the layer fc1")
+
+
+def with_ratios(text: str, ratios: Mapping[tuple[str, str], float]) -> list[ComparisonRow]:
+    """Rows whose errors are multiples of the expected ones, by names of call and slot."""
+    return [
+        row._replace(
+            outcome=replace(
+                row.outcome, error_ratio=ratios.get((row.name_a, row.slot_name[:2]), 0.0)
+            )
+        )
+        for row in rows(text)
+    ]
+
+
+def test_origin_is_the_call_with_a_gain_of_its_own():
+    """b and c only add up errors that are normal; d multiplies its error by 25."""
+    ratios = {("b", "in"): 3.0, ("b", "ou"): 4.5, ("c", "in"): 4.5, ("c", "ou"): 5.0}
+    ratios |= {("d", "in"): 5.0, ("d", "ou"): 125.0, ("e", "in"): 125.0, ("e", "ou"): 400.0}
+    text = "a<= a>= b<~ b>! c<! c>! d<! d>! e<! e>!"
+    (found,) = find_rank_origins(with_ratios(text, ratios), DIFFERENCE_QUESTION)
+    assert (found.likeliest_row.name_a, found.ambiguity) == ("d", "")
+    assert found.reasons[0].endswith(
+        "; the errors of its inputs are 5 times the expected ones, those of its outputs 125 times"
+    )
+
+
+def test_origin_is_ambiguous_where_normal_errors_add_up():
+    ratios = {("b", "in"): 3.0, ("b", "ou"): 4.5, ("c", "in"): 4.5, ("c", "ou"): 5.0}
+    (found,) = find_rank_origins(
+        with_ratios("a<= a>= b<~ b>! c<! c>!", ratios), DIFFERENCE_QUESTION
+    )
+    assert found.likeliest_row.name_a == "b"
+    assert found.ambiguity == GROWING_ERROR_REASON
+
+
+def test_gain_of_a_call_without_inputs_is_that_over_the_errors_before_it():
+    text, ratios = "a<~ a>~ b>!", {("a", "in"): 2.0, ("a", "ou"): 3.0, ("b", "ou"): 5.0}
+    (found,) = find_rank_origins(with_ratios(text, ratios), DIFFERENCE_QUESTION)
+    assert found.ambiguity == GROWING_ERROR_REASON
+    ratios["b", "ou"] = 50.0
+    (found,) = find_rank_origins(with_ratios(text, ratios), DIFFERENCE_QUESTION)
+    assert (found.likeliest_row.name_a, found.ambiguity) == ("b", "")
 
 
 def test_origin_of_one_rank_keeps_its_candidates():

@@ -8,23 +8,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from rankdump._analysis.compare.noise_tolerance import (
-    collect_errors,
-    find_rounding_error,
-    judge_rows,
-)
+from rankdump._analysis.compare.error_tolerance import collect_errors, judge_rows
 from rankdump._analysis.compare.report import (
     REPLICA_FINDING_PREFIX,
     ComparisonRow,
+    ComparisonSettings,
     DumpedTensor,
     ElementTolerances,
+    NamedTolerance,
     PairOutcome,
     TensorPair,
     TensorVerdict,
 )
 from rankdump._analysis.compare.tensor_measures import measure_difference
 from rankdump._core.record import TensorSide
+from rankdump.errors import ConfigError
 
+SETTINGS = ComparisonSettings()
 MEASURES = measure_difference(np.ones(8), np.ones(8), ElementTolerances()).measures
 
 
@@ -52,33 +52,78 @@ def make_row(
 )
 def test_error_is_judged_by_the_largest_of_the_noise_runs(error, verdict, finding):
     noises = [collect_errors([make_row(each)]) for each in (0.01, 0.001)]
-    [row] = judge_rows([make_row(error)], noises)
+    [row] = judge_rows([make_row(error)], SETTINGS, noises)
     assert row.outcome.verdict is verdict
     assert ", ".join(row.outcome.findings) == finding
 
 
 def test_a_close_pair_may_be_different_where_the_noise_is_small():
     noise = collect_errors([make_row(1e-7, TensorVerdict.CLOSE)])
-    [row] = judge_rows([make_row(1e-4, TensorVerdict.CLOSE)], [noise])
+    [row] = judge_rows([make_row(1e-4, TensorVerdict.CLOSE)], SETTINGS, [noise])
     assert row.outcome.verdict is TensorVerdict.DIFFERENT
 
 
 def test_rounding_is_the_least_error():
-    rounding = find_rounding_error(make_row(0).pair)
-    assert rounding == 4 * np.finfo(np.float32).eps
-    narrow = make_row(0, dtypes=("bfloat16", "float32")).pair
-    assert find_rounding_error(narrow) == 4 * 2.0**-7
-    assert find_rounding_error(TensorPair(None, None)) == 0
     same = collect_errors([make_row(0, TensorVerdict.EQUAL)])
     assert list(same.values()) == [0.0]
-    normal, apart = judge_rows([make_row(3 * rounding), make_row(20 * rounding)], [same])
-    assert normal.outcome.verdict is TensorVerdict.CLOSE
-    assert apart.outcome.verdict is TensorVerdict.DIFFERENT
+    rounding = 4 * float(np.finfo(np.float32).eps)
+    for error, verdict in ((3, TensorVerdict.CLOSE), (20, TensorVerdict.DIFFERENT)):
+        [row] = judge_rows([make_row(error * rounding)], SETTINGS, [same])
+        assert row.outcome.verdict is verdict
+        assert row.outcome.error_ratio == pytest.approx(error, rel=0.05)
+
+
+def test_without_noise_run_the_error_of_rounding_is_the_tolerance():
+    settings = replace(SETTINGS, by_rounding=True)
+    row = make_row(1e-4, TensorVerdict.CLOSE)
+    [judged] = judge_rows([row], settings)
+    assert judged.outcome.verdict is TensorVerdict.DIFFERENT
+    assert judged.outcome.findings == ("its error 0.0001 is 210 times that of rounding",)
+    assert judge_rows([row], SETTINGS) == [row]
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (0.09, TensorVerdict.CLOSE),
+        (0.2, TensorVerdict.SUSPICIOUS),
+        (0.3, TensorVerdict.DIFFERENT),
+    ],
+)
+def test_tolerance_by_name_holds_before_a_noise_run(error, verdict):
+    given = (NamedTolerance("*", 0.5), NamedTolerance("fc-*", 0.1))
+    settings = replace(SETTINGS, named=given, by_rounding=True)
+    noise = collect_errors([make_row(1.0)])
+    [row] = judge_rows([make_row(error)], settings, [noise])
+    assert row.outcome.verdict is verdict
+    if verdict is TensorVerdict.DIFFERENT:
+        text = "its error 0.3 is 12 times a quarter of the tolerance 0.1 for fc-*"
+        assert row.outcome.findings == (text,)
+
+
+def test_tolerance_by_name_may_be_rounding_and_leaves_other_names_alone():
+    settings = replace(SETTINGS, named=(NamedTolerance("fc-*", None),))
+    rows = [make_row(1e-4, TensorVerdict.CLOSE, name=name) for name in ("fc-op0", "other-op0")]
+    found = [row.outcome.verdict for row in judge_rows(rows, settings)]
+    assert found == [TensorVerdict.DIFFERENT, TensorVerdict.CLOSE]
+
+
+def test_tolerance_whose_pattern_matches_no_name_is_an_error():
+    settings = replace(SETTINGS, named=(NamedTolerance("cf-*", 0.1),))
+    with pytest.raises(ConfigError, match=r"tolerance: 'cf-\*' is not allowed; allowed: a pattern"):
+        judge_rows([make_row(0.1)], settings)
+
+
+def test_integers_that_differ_are_not_explained_by_rounding():
+    settings = replace(SETTINGS, by_rounding=True)
+    [row] = judge_rows([make_row(1e-9, dtypes=("int64", "int64"))], settings)
+    assert row.outcome.verdict is TensorVerdict.DIFFERENT
+    assert row.outcome.findings == ("its error 1e-09 is not explained by that of rounding",)
 
 
 def test_pair_that_no_noise_run_has_is_judged_by_rounding():
     noise = collect_errors([make_row(0.5, name="other-op0")])
-    [row] = judge_rows([make_row(0.1)], [noise])
+    [row] = judge_rows([make_row(0.1)], SETTINGS, [noise])
     assert row.outcome.verdict is TensorVerdict.DIFFERENT
     assert row.outcome.findings[0].endswith("that of rounding, without a noise run of it")
 
@@ -89,13 +134,14 @@ def test_pair_that_no_noise_run_has_is_judged_by_rounding():
 )
 def test_other_verdicts_stay(verdict):
     row = make_row(0.5, verdict)
-    assert judge_rows([row], [{}]) == [row]
+    assert judge_rows([row], SETTINGS, [{}]) == [row]
 
 
 def test_replicas_that_differ_stay_different_and_unknown_errors_are_left_out():
     drift = make_row(0.0, findings=(f"{REPLICA_FINDING_PREFIX}ranks 0-1 of a differ",))
     unknown = make_row(math.nan)
-    assert judge_rows([drift, unknown], [collect_errors([drift, unknown])]) == [drift, unknown]
+    noise = collect_errors([drift, unknown])
+    assert judge_rows([drift, unknown], SETTINGS, [noise]) == [drift, unknown]
     assert len(collect_errors([unknown])) == 0
 
 
@@ -105,5 +151,5 @@ def test_error_beside_a_reference_of_zeros_is_judged_by_the_noise_run():
     zeros = replace(row.outcome.measures, relative_euclidean=math.nan)
     row = row._replace(outcome=replace(row.outcome, measures=zeros))
     for noise, verdict in ((0.05, TensorVerdict.CLOSE), (1e-3, TensorVerdict.DIFFERENT)):
-        [judged] = judge_rows([row], [collect_errors([make_row(noise)])])
+        [judged] = judge_rows([row], SETTINGS, [collect_errors([make_row(noise)])])
         assert judged.outcome.verdict is verdict

@@ -1,0 +1,116 @@
+"""What a side of a comparison lacks: ranks, files that manifests name, and micro-batches that some
+ranks left out. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from rankdump._analysis.compare.card_findings import CardFinding
+from rankdump._analysis.compare.report import DumpedProgram
+from rankdump._analysis.reader.query import ranges
+from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
+
+_PassDirection: TypeAlias = Literal["forward", "backward"]
+UnevenMicrobatches: TypeAlias = "Mapping[tuple[_PassDirection, int], Mapping[int, int]]"
+"""Numbers of micro-batches by rank, by direction and iteration."""
+MISSING_FILE_ENDING = "but missing"
+"""End of the problem of a file that a manifest, or the table of another tool, names."""
+_DIRECTIONS: tuple[_PassDirection, ...] = ("forward", "backward")
+
+
+@dataclass(frozen=True, slots=True)
+class SideCoverage:
+    """What one side of a comparison lacks."""
+
+    microbatches: UnevenMicrobatches
+    missing_files: tuple[str, ...] = ()
+    """Problems of the tree, one for each file."""
+    is_joined: bool = False
+    """Whether the tensors of its ranks are joined."""
+    missing_ranks: tuple[int, ...] = ()
+    """Of the ranks that the job had, where ranks are joined."""
+    world_size: int = 0
+
+    @property
+    def may_lack_parts(self) -> bool:
+        """Whether a joined tensor may have lost elements."""
+        return self.is_joined and bool(self.missing_files or self.missing_ranks)
+
+
+def list_coverage_findings(a: SideCoverage, b: SideCoverage) -> list[CardFinding]:
+    """Return what both sides lack, ranks first."""
+    found: list[CardFinding] = []
+    for name, side in (("a", a), ("b", b)):
+        if side.missing_ranks:
+            ranks = ranges(side.missing_ranks)
+            text = f"{name} has no rank {ranks}, and its job had {side.world_size} ranks"
+            found.append(CardFinding("ranks", text, ranks=side.missing_ranks))
+    for name, side in (("a", a), ("b", b)):
+        if side.missing_files:
+            count = len(side.missing_files)
+            noun = "file" if count == 1 else "files"
+            text = f"{name} lacks {count:,} {noun}; the first is {side.missing_files[0]}"
+            found.append(CardFinding("files", text))
+    return [*found, *list_microbatch_findings(a.microbatches, b.microbatches)]
+
+
+def find_uneven_microbatches(programs: Iterable[DumpedProgram]) -> UnevenMicrobatches:
+    """Return how many micro-batches each rank ran, where that is not the same number on all.
+
+    Passes without a number count as one: a single pass has none.
+    """
+    seen: defaultdict[tuple[_PassDirection, int], defaultdict[int, set[int | None]]] = defaultdict(
+        lambda: defaultdict(set)
+    )
+    for program in programs:
+        for call in program.calls:
+            if call.op_type != PARAMETER_OP_TYPE:
+                place = _DIRECTIONS[call.backward], program.iteration
+                seen[place][program.rank].add(call.microbatch)
+    found = {
+        place: {rank: len(numbers - {None}) or 1 for rank, numbers in sorted(of_ranks.items())}
+        for place, of_ranks in seen.items()
+    }
+    return {place: counts for place, counts in found.items() if len({*counts.values()}) > 1}
+
+
+def list_microbatch_findings(a: UnevenMicrobatches, b: UnevenMicrobatches) -> list[CardFinding]:
+    """Return a finding for the first iteration of each side in which ranks left micro-batches out,
+    unless the other side has the same numbers.
+    """
+    return [*_list_side_findings("a", a, b), *_list_side_findings("b", b, a)]
+
+
+def _list_side_findings(
+    side: str, own: UnevenMicrobatches, other: UnevenMicrobatches
+) -> Iterator[CardFinding]:
+    told: Mapping[int, int] | None = None
+    for direction in _DIRECTIONS:
+        iteration = min((step for way, step in own if way == direction), default=None)
+        if iteration is None:
+            continue
+        counts = own[direction, iteration]
+        # What had no forward has no backward.
+        if counts != told and counts != other.get((direction, iteration)):
+            yield _make_finding(side, direction, iteration, counts)
+        told = counts
+
+
+def _make_finding(
+    side: str, direction: str, iteration: int, counts: Mapping[int, int]
+) -> CardFinding:
+    most = max(counts.values())
+    texts = [
+        f"rank {ranges(rank for rank, count in counts.items() if count == fewer)} ran {fewer}"
+        for fewer in sorted({*counts.values()} - {most})
+    ]
+    text = (
+        f"micro-batches of {side} were left out from iteration {iteration} on: {', '.join(texts)} "
+        f"of {most} {direction}"
+    )
+    ranks = tuple(rank for rank, count in counts.items() if count < most)
+    return CardFinding("microbatches", text, ranks=ranks, iteration=iteration)

@@ -1,0 +1,155 @@
+"""Comparison of two runs that should have the same bits: those of one job with one seed. Tensors
+agree when their digests do; where a tree has statistics alone, those of fingerprints. Elements are
+read only of tensors that differ, to say by how much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from pathlib import Path
+
+from rankdump._analysis.compare.card_findings import CardFinding, compare_cards
+from rankdump._analysis.compare.compare_pool import compare_pairs
+from rankdump._analysis.compare.origin_search import ComparedDumps, find_origins
+from rankdump._analysis.compare.programs import read_programs
+from rankdump._analysis.compare.report import (
+    ComparisonReport,
+    ComparisonRow,
+    ComparisonSettings,
+    DivergenceOrigin,
+    DumpedProgram,
+    DumpedTensor,
+    ElementTolerances,
+    TensorVerdict,
+)
+from rankdump._analysis.compare.tensor_pairs import pair_program_tensors, pair_programs
+from rankdump._analysis.reader.dump import Dump, open_dump
+from rankdump._analysis.reader.tree_walk import collector_paused
+
+BITS_FINDING = "only its bits differ, as those of 0 and -0, or of two NaN"
+_EXACT = ComparisonSettings(ElementTolerances(0.0, 0.0, equal_nan=True), ("exact",))
+_SEED_SUBJECTS = ("random", "batch", "parameters", "learning_rate", "models", "settings")
+"""What differs in the first iteration when runs do not begin alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExactReport:
+    """What differs between two runs that should have the same bits."""
+
+    report: ComparisonReport
+    start_findings: tuple[CardFinding, ...]
+    """What differed before the first operator of the first iteration: the runs were not started
+    alike, as with another seed, and nothing after that tells whether they are deterministic."""
+    compared: int
+    """Pairs of tensors."""
+    differing: int
+    """Pairs that do not have the same bits, tensors of one run alone among them."""
+    by_statistics: int
+    """Equal pairs of which nothing but statistics is known."""
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether everything was in both runs with the same bits; then the start is no matter."""
+        return bool(self.compared) and not (self.differing or self.report.notes)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks that were compared."""
+        return tuple(sorted({row.rank for row in self.report.rows}))
+
+    def find_rank_origin(self, rank: int) -> DivergenceOrigin | None:
+        """Return the first operator of a rank that differs; None where none does."""
+        return next(
+            (
+                each
+                for each in self.report.rank_origins
+                if each.kind == "difference" and each.suspects[0].rank == rank
+            ),
+            None,
+        )
+
+
+def compare_exactly(a: Path, b: Path, *, processes: int | None = None) -> ExactReport:
+    """Compare the bits of two trees; CorruptedError for something that is no tree."""
+    notes: list[str] = []
+    first, second = open_dump(a), open_dump(b)
+    with collector_paused():
+        programs = pair_programs(_read_side(first, notes), _read_side(second, notes), notes)
+        pairs = [each for part in pair_program_tensors(programs, _EXACT) for each in part]
+    outcomes = compare_pairs([each.pair for each in pairs], _EXACT, processes=processes)
+    rows = [
+        judge_bits(each.make_row(outcome)) for each, outcome in zip(pairs, outcomes, strict=True)
+    ]
+    rows.sort(key=attrgetter("iteration", "position", "rank"))
+    of_all, of_ranks = find_origins(rows, ComparedDumps(first, second))
+    places = [((own.rank, own.iteration), (its.rank, its.iteration)) for own, its in programs]
+    iterations = {own.iteration for own, _ in programs}
+    cards = compare_cards(first.find_cards_of(iterations), second.find_cards_of(iterations), places)
+    report = ComparisonReport(
+        str(a),
+        str(b),
+        _EXACT,
+        tuple(rows),
+        of_all,
+        of_ranks,
+        tuple(dict.fromkeys(notes)),
+        card_findings=cards,
+    )
+    return _make_report(report, min((step for step in iterations if step >= 0), default=0))
+
+
+def judge_bits(row: ComparisonRow) -> ComparisonRow:
+    """Return a row that is equal only if the digests are, or no digests are known."""
+    outcome, a, b = row.outcome, row.pair.a, row.pair.b
+    if not outcome.verdict.agrees or a is None or b is None:
+        return row
+    has_equal = _have_equal_digests(a, b)
+    if has_equal is None and outcome.verdict is TensorVerdict.EQUAL:
+        return row
+    if has_equal:
+        return row._replace(outcome=replace(outcome, verdict=TensorVerdict.EQUAL))
+    findings = outcome.findings
+    if outcome.verdict is TensorVerdict.EQUAL:
+        findings = (*findings, BITS_FINDING)
+    return row._replace(
+        outcome=replace(outcome, verdict=TensorVerdict.DIFFERENT, findings=findings)
+    )
+
+
+def _have_equal_digests(a: DumpedTensor, b: DumpedTensor) -> bool | None:
+    """Return whether digests, or those of fingerprints, are equal; None where they are not known
+    on both sides.
+    """
+    if a.digest and b.digest:
+        return a.digest == b.digest
+    own, other = (each.fingerprint.digest if each.fingerprint else None for each in (a, b))
+    return None if own is None or other is None else own == other
+
+
+def _read_side(dump: Dump, notes: list[str]) -> list[DumpedProgram]:
+    notes.extend(dump.problems)
+    return read_programs(dump, notes)
+
+
+def _make_report(report: ComparisonReport, first: int) -> ExactReport:
+    rows: Sequence[ComparisonRow] = report.rows
+    return ExactReport(
+        report,
+        tuple(
+            each
+            for each in report.card_findings
+            if each.is_difference
+            and each.subject in _SEED_SUBJECTS
+            and each.iteration in (None, first)
+        ),
+        len(rows),
+        sum(not row.outcome.verdict.agrees for row in rows),
+        sum(row.outcome.verdict is TensorVerdict.EQUAL and not _has_digest(row) for row in rows),
+    )
+
+
+def _has_digest(row: ComparisonRow) -> bool:
+    a, b = row.pair.a, row.pair.b
+    return a is not None and b is not None and _have_equal_digests(a, b) is not None

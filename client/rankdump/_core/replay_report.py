@@ -1,0 +1,191 @@
+"""Comparison of two runs of one step in one process, by the digests of what was observed, and the
+report about it. Pure.
+
+The first tensor that differs, in the order of the first run, tells the operator: nothing before it
+differs, and of operators that contain each other the innermost one ends first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from rankdump._core.record import TensorSide, name_argument
+
+MAX_DIFFERENCES = 64
+"""Differences that a report keeps; the others are counted."""
+_MAX_NOTES = 8
+_Place: TypeAlias = "tuple[str, str, int, int]"
+"""Operator, side, slot, and how often it was seen before."""
+
+
+class TensorDigest(NamedTuple):
+    """A tensor that was observed, or another value, such as the state of a generator."""
+
+    op_type: str
+    op_name: str
+    side: TensorSide
+    slot: int
+    argument: str
+    kind: str
+    """Element type and shape."""
+    digest: str
+
+    @property
+    def place_name(self) -> str:
+        """`input.0`, with the name of an argument that has one: `output.0 (loss)`."""
+        name = name_argument(self.argument)
+        place = f"{self.side.value}.{self.slot}"
+        return f"{place} ({name})" if name else place
+
+
+@dataclass(slots=True)
+class RunDigests:
+    """What was observed in one run, in order."""
+
+    digests: list[TensorDigest] = field(default_factory=list[TensorDigest])
+    sources: dict[str, str] = field(default_factory=dict[str, str])
+    """`file:line` of the script that made a call, by the name of the operator."""
+    unread: int = 0
+    """Tensors without a digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayDifference:
+    """A tensor that is not the same in both runs."""
+
+    op_name: str
+    op_type: str
+    place: str
+    """`output.0`."""
+    reason: str
+    """One clause, such as `its inputs agree, and output.0 differs`."""
+    source: str = ""
+    """`file:line` of the script; empty when it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """What two runs of one step have in common."""
+
+    iteration: int
+    rank: int
+    compared: int = 0
+    """Tensors and other values of the first run."""
+    differing: int = 0
+    differences: tuple[ReplayDifference, ...] = ()
+    """In the order of the first run, at most MAX_DIFFERENCES; the first one is the origin."""
+    calls: int = 0
+    """Calls of modules that were observed in the first run."""
+    unread: int = 0
+    """Tensors that could not be read, and were not compared."""
+    raised: str = ""
+    """Error that the second run raised, where the first one did not."""
+    skipped: str = ""
+    """Why there was no second run."""
+
+    @property
+    def is_deterministic(self) -> bool | None:
+        """Whether everything was the same; None where there was no second run."""
+        return None if self.skipped else not (self.differing or self.raised)
+
+    def __str__(self) -> str:
+        """Return the report as one sentence."""
+        return self.describe(f"replay of iteration {self.iteration} on rank {self.rank}")
+
+    def describe(self, step: str) -> str:
+        """Return the report as one sentence that begins with a name of the replay."""
+        if self.skipped:
+            return f"{step}: skipped, the step ran once: {self.skipped}"
+        counts = f"{self.differing:,} of {self.compared:,} digests differ"
+        raised = f"; the second run raised {self.raised}" if self.raised else ""
+        raised += "" if self.calls else "; no call of an attached model was observed"
+        noun = "tensor" if self.unread == 1 else "tensors"
+        raised += f"; {self.unread:,} {noun} could not be read" if self.unread else ""
+        if not self.differences:
+            same = f"all {self.compared:,} digests are the same"
+            return f"{step}: {counts if self.differing else same}{raised}"
+        first = self.differences[0]
+        source = f", at {first.source}" if first.source else ""
+        return f"{step}: {counts}{raised}; first {first.op_name}: {first.reason}{source}"
+
+
+def compare_runs(
+    first: RunDigests, second: RunDigests, *, complete: bool = True
+) -> tuple[int, tuple[ReplayDifference, ...]]:
+    """Return the number of differences, and the first of them in order.
+
+    A second run that is not complete lacks what it did not come to, which is no difference.
+    """
+    other = dict(_number(second.digests))
+    found: list[tuple[TensorDigest, str]] = []
+    seen: set[str] = set()
+    for place, own in _number(first.digests):
+        its = other.pop(place, None)
+        if its is None:
+            if not complete:
+                continue
+            found.append((own, f"only the first run has its {own.place_name}"))
+        elif (own.kind, own.digest) != (its.kind, its.digest):
+            found.append((own, _describe_difference(own, its, has_inputs=own.op_name in seen)))
+        if own.side is TensorSide.INPUT:
+            seen.add(own.op_name)
+    found += [(its, f"only the second run has its {its.place_name}") for its in other.values()]
+    sources = second.sources | first.sources
+    kept = found[:MAX_DIFFERENCES]
+    return len(found), tuple(_make_difference(own, reason, sources) for own, reason in kept)
+
+
+def _number(digests: Sequence[TensorDigest]) -> Iterator[tuple[_Place, TensorDigest]]:
+    counts: Counter[tuple[str, str, int]] = Counter()
+    for each in digests:
+        place = each.op_name, each.side.value, each.slot
+        yield (*place, counts[place]), each
+        counts[place] += 1
+
+
+def _describe_difference(own: TensorDigest, its: TensorDigest, *, has_inputs: bool) -> str:
+    what = f"{own.place_name} differs"
+    if own.kind != its.kind:
+        what += f" ({own.kind} in the first run, {its.kind} in the second)"
+    if own.side is TensorSide.INPUT:
+        return f"{what}, which was made between the operators that are observed"
+    return f"its inputs agree, and {what}" if has_inputs else what
+
+
+def _make_difference(
+    own: TensorDigest, reason: str, sources: Mapping[str, str]
+) -> ReplayDifference:
+    forward = own.op_name.removeprefix("Gradients/").removeprefix("Recompute/")
+    source = sources.get(own.op_name) or sources.get(forward, "")
+    return ReplayDifference(own.op_name, own.op_type, own.place_name, reason, source)
+
+
+class ReplayTally:
+    """Replays of a session so far, for the notes at its end."""
+
+    def __init__(self) -> None:
+        self._equal = 0
+        self._notes: list[str] = []
+        self._left_out = 0
+
+    def add(self, report: ReplayReport) -> None:
+        """Count a replay."""
+        if report.is_deterministic:
+            self._equal += 1
+        elif len(self._notes) < _MAX_NOTES:
+            self._notes.append(report.describe(f"replay of iteration {report.iteration}"))
+        else:
+            self._left_out += 1
+
+    def list_notes(self) -> list[str]:
+        """Return a sentence for each replay that differs or was skipped, and one for the others."""
+        notes = [*self._notes]
+        if self._left_out:
+            notes.append(f"{self._left_out:,} more replays differ or were skipped")
+        if self._equal:
+            steps = "1 step was" if self._equal == 1 else f"{self._equal:,} steps were"
+            notes.append(f"{steps} replayed with the same digests")
+        return notes
