@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.scenario_jobs import run_scenarios
 
 import rankdump
-from rankdump._analysis.compare.report import ComparisonReport, TensorVerdict
+from rankdump._analysis.compare import comparison
+from rankdump._analysis.compare.programs import read_programs
+from rankdump._analysis.compare.report import (
+    ComparisonReport,
+    DumpedCall,
+    DumpedProgram,
+    TensorVerdict,
+)
 from rankdump._analysis.compare.report_text import describe_origin, list_card_differences
+from rankdump._analysis.reader.dump import Dump
 
 pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.torch]
 
@@ -74,6 +83,35 @@ def test_tensors_of_a_layout_agree_with_those_of_one_rank(compare, name):
     for row in left:
         assert row.outcome.verdict is TensorVerdict.UNKNOWN
         assert "the gradient for this operator alone" in row.outcome.findings[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "unknown"),
+    [("ddp", 0), ("fsdp2", 0), ("tp", 12), ("tp_sp", 8), ("pp", 0), ("fsdp2_tp", 18)],
+)
+def test_statistics_and_fingerprints_agree_without_tensors(compare, name, unknown, monkeypatch):
+    """As if only statistics and fingerprints of the same jobs had been saved."""
+
+    def read_without_files(dump: Dump, notes: list[str]) -> list[DumpedProgram]:
+        return [
+            replace(program, calls=tuple(map(_remove_files, program.calls)))
+            for program in read_programs(dump, notes)
+        ]
+
+    monkeypatch.setattr(comparison, "read_programs", read_without_files)
+    report = compare(name)
+    assert (report.origins, report.notes, len(report.rows)) == ((), (), 426)
+    left = [row for row in report.rows if not row.outcome.verdict.agrees]
+    assert {row.outcome.verdict for row in left} <= {TensorVerdict.UNKNOWN}
+    assert len(left) <= unknown
+
+
+def _remove_files(call: DumpedCall) -> DumpedCall:
+    inputs, outputs = (
+        tuple(each._replace(entry=None, row_record=each.record, digest="") for each in tensors)
+        for tensors in (call.inputs, call.outputs)
+    )
+    return call._replace(inputs=inputs, outputs=outputs)
 
 
 @pytest.mark.parametrize(

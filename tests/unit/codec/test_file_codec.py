@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import shutil
@@ -23,6 +24,7 @@ from rankdump._codec.file_codec import (
     get_codec,
     pack_file,
     select_codec,
+    unpack_stream,
 )
 from rankdump._codec.zstd_frames import (
     compute_stored_bytes,
@@ -151,6 +153,24 @@ def test_zstd_codec_rejects_a_size_that_blocks_cannot_hold():
         CorruptedError, match="declares 64424509440 bytes, its blocks hold 0 at most"
     ):
         ZstdCodec().decode(frame, limit_bytes=1 << 40)
+
+
+@given(contents=st.lists(st.binary(max_size=99), min_size=1, max_size=3))
+def test_stream_gives_all_frames_within_the_limit(contents: list[bytes]):
+    packed, whole = several(*contents), b"".join(contents)
+    out = io.BytesIO()
+    unpack_stream(io.BytesIO(packed), out.write, limit_bytes=len(whole))
+    assert out.getvalue() == whole
+    if whole:
+        with pytest.raises(CorruptedError, match="as many are allowed"):
+            unpack_stream(io.BytesIO(packed), out.write, limit_bytes=len(whole) - 1)
+
+
+def test_stream_detects_flipped_bits():
+    packed = bytearray(b"".join(ZstdCodec().encode((COMPRESSIBLE,))))
+    packed[-1] ^= 1
+    with pytest.raises(CorruptedError, match="damaged"):
+        unpack_stream(io.BytesIO(packed), lambda piece: None, limit_bytes=1 << 30)
 
 
 def test_get_codec_names_known_codecs():

@@ -29,7 +29,7 @@ from rankdump._analysis.compare.pair_comparison import (
     NOTHING_KNOWN_FINDING,
     decide_without_reading,
 )
-from rankdump._analysis.compare.programs import CallHead, build_program
+from rankdump._analysis.compare.programs import build_program
 from rankdump._analysis.compare.report import (
     NO_STATISTICS,
     ComparisonRow,
@@ -89,6 +89,10 @@ class StatisticColumns:
 
     values: Mapping[str, npt.NDArray[np.float64]]
     is_known: Mapping[str, _Flags]
+
+
+class _CallType(NamedTuple):
+    op_type: str
 
 
 class _PairHead(NamedTuple):
@@ -189,12 +193,13 @@ class _ColumnSide:
 
     def build_program(self, place: ColumnPlace) -> DumpedProgram:
         """Return a program, of which only the structure counts."""
-        names, types = (
-            self._spell(name, slice(place.start, place.stop)) for name in ("name", "op_type")
+        rows = slice(place.start, place.stop)
+        types = map(_CallType, self._spell("op_type", rows))
+        graphs = [0] * (place.stop - place.start)
+        named = zip(
+            graphs, self._spell("name", rows), types, self.build_tensors(place), strict=True
         )
-        heads = [CallHead(0, *each) for each in zip(types, names, strict=True)]
-        tensors = self.build_tensors(place)
-        return build_program((place.rank, place.iteration), zip(heads, tensors, strict=True))
+        return build_program((place.rank, place.iteration), named)
 
     def build_tensors(self, place: ColumnPlace) -> list[DumpedTensor]:
         """Return the tensors of a program, in its order."""

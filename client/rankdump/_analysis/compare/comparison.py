@@ -122,18 +122,20 @@ def compare(
     own = {"rank": rank_a, "iteration": iteration_a, "attempt": attempt_a}
     other = {"rank": rank_b, "iteration": iteration_b, "attempt": attempt_b}
     given = _open_dumps([(a, own), (b, other), *((each, other) for each in noise)])
-    report = None if unshard or filters else _compare_tables(given, settings, notes)
+    pool = processes, dask, progress
+    report = None if unshard else _compare_tables(given, filters, settings, notes, *pool)
     if report is None:
         sides, is_joined = _select_sides(given, filters, unshard, notes)
         by_rounding = is_joined and rtol is None and atol is None and not noise
         labels = tuple(map(_name_noise, sides[2:]))
         settings = replace(settings, noise=labels, by_rounding=by_rounding)
-        rows, places = _compare_sides(sides, settings, notes, processes, dask, progress)
+        rows, places = _compare_sides(sides, settings, notes, *pool)
         report = _build_report(sides, settings, rows, places, is_joined=is_joined)
     seconds = time.monotonic() - started
     return replace(report, notes=tuple(dict.fromkeys(notes)), seconds=seconds)
 
 
+@collector_paused()
 def _build_report(
     sides: Sequence[_DumpSide],
     settings: ComparisonSettings,
@@ -188,17 +190,20 @@ def _compare_cards(
 
 def _compare_tables(
     given: Sequence[tuple[Dump, Mapping[str, int | None]]],
+    common: Filters,
     settings: ComparisonSettings,
     notes: list[str],
+    processes: int | None,
+    dask: str,
+    progress: Callable[[int, int], None] | None,
 ) -> ComparisonReport | None:
-    """Return a report without its notes and time, where both sides have so many statistics and no
-    tensors that columns are worth their start; else None.
+    """Return a report without its notes and time, where both sides have so many statistics without
+    tensors that columns are worth their start; else None. Iterations with tensors are compared as
+    programs.
     """
     dumps = [dump for dump, _ in given]
-    selected = [number for _, own in given for number in own.values() if number is not None]
-    if len(dumps) > 2 or selected or settings.named or any(each.is_filtered for each in dumps):
-        return None
-    if any(each.tabled_tensors < MIN_TABLED_TENSORS for each in dumps):
+    has_filter = any(value is not None for value in common.values())
+    if has_filter or settings.named or not _are_worth_columns(given):
         return None
     try:
         from rankdump._analysis.compare.column_comparison import compare_columns
@@ -207,26 +212,48 @@ def _compare_tables(
         return None
     with collector_paused():
         columns = read_comparable_columns(dumps[0], dumps[1])
-        if columns is None:
+        filed = {number for dump in dumps for number in dump.filed_iterations}
+        if columns is None or (filed and any(dump.retired or dump.problems for dump in dumps)):
             return None
-        at = [{each[:2]: each for each in side.places} for side in columns]
-        sides = [
-            _DumpSide(
-                str(dump.root),
-                dump,
-                [DumpedProgram(*place, ()) for place in sorted(known)],
-                SideCoverage({}),
-            )
-            for dump, known in zip(dumps, at, strict=True)
+        at = [
+            {each[:2]: each for each in side.places if each.iteration not in filed}
+            for side in columns
         ]
-        notes.extend(problem for dump in dumps for problem in dump.problems)
-        programs = _pair_sides(sides[0], sides[1], notes)
+        told = [problem for dump in dumps for problem in dump.problems]
+        sides = [_list_side_programs(*each, filed, told) for each in zip(dumps, at, strict=True)]
+        programs = _pair_sides(sides[0], sides[1], told)
+        if any((own.iteration in filed) != (its.iteration in filed) for own, its in programs):
+            return None
+        notes += told
         pairs = [
             (at[0][own.rank, own.iteration], at[1][its.rank, its.iteration])
             for own, its in programs
+            if own.iteration not in filed
         ]
         rows = compare_columns(*columns, pairs, settings)
+    others = [each for each in programs if each[0].iteration in filed]
+    rows += _measure_programs(others, settings, processes, dask, progress)
     return _build_report(sides, settings, *_finish_rows(rows, programs))
+
+
+def _are_worth_columns(given: Sequence[tuple[Dump, Mapping[str, int | None]]]) -> bool:
+    """Return whether two whole dumps are compared that have many tensors without files."""
+    selected = [number for _, own in given for number in own.values() if number is not None]
+    if len(given) > 2 or selected or any(dump.is_filtered for dump, _ in given):
+        return False
+    return all(dump.tabled_tensors >= MIN_TABLED_TENSORS for dump, _ in given)
+
+
+def _list_side_programs(
+    dump: Dump, places: Iterable[ProgramPlace], filed: Iterable[int], notes: list[str]
+) -> _DumpSide:
+    """Return a side whose programs at places are empty, and those of some iterations are read."""
+    programs = [DumpedProgram(*place, ()) for place in places]
+    wanted = "|".join(map(str, sorted(filed)))
+    if wanted:
+        programs += read_programs(dump.where(iteration=wanted), notes)
+    programs.sort(key=attrgetter("rank", "iteration"))
+    return _DumpSide(str(dump.root), dump, programs, SideCoverage({}))
 
 
 def _compare_sides(
@@ -408,13 +435,23 @@ def _compare_programs(
 ) -> _RowsAndPlaces:
     """Return the rows of a report, and the places of b by those of a where they differ."""
     programs = _pair_sides(a, b, notes)
+    rows = _measure_programs(programs, settings, processes, dask, progress)
+    return _finish_rows(rows, programs)
+
+
+def _measure_programs(
+    programs: Sequence[tuple[DumpedProgram, DumpedProgram]],
+    settings: ComparisonSettings,
+    processes: int | None,
+    dask: str,
+    progress: Callable[[int, int], None] | None,
+) -> list[ComparisonRow]:
     with collector_paused():
         pairs = [each for part in pair_program_tensors(programs, settings) for each in part]
     measured = compare_pairs(
         [each.pair for each in pairs], settings, processes=processes, dask=dask, progress=progress
     )
-    rows = [each.make_row(outcome) for each, outcome in zip(pairs, measured, strict=True)]
-    return _finish_rows(rows, programs)
+    return [each.make_row(outcome) for each, outcome in zip(pairs, measured, strict=True)]
 
 
 def _pair_sides(
@@ -431,6 +468,7 @@ def _pair_sides(
     return programs
 
 
+@collector_paused()
 def _finish_rows(
     rows: list[ComparisonRow], programs: Sequence[tuple[DumpedProgram, DumpedProgram]]
 ) -> _RowsAndPlaces:

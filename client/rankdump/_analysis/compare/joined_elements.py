@@ -7,7 +7,7 @@ in one piece for each block, whatever dimension it is a part along.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -16,11 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from rankdump._analysis.compare.tensor_blocks import BLOCK_NUMBERS, TensorElements
+from rankdump._analysis.compare.tensor_blocks import TensorElements
 from rankdump._analysis.reader.shard_join import REDUCTIONS, JoinBlock, JoinPlan
 from rankdump._core.shard_ranges import find_block_ranges
 
 _Array: TypeAlias = "npt.NDArray[Any]"
+_BLOCK_NUMBERS = 1 << 15
+"""Elements read at a time where nobody else says it: some of them fit the cache of a core."""
+_MAX_RUNS = 64
+_SAMPLE_SPANS, _SPAN_NUMBERS = 8, 1 << 15
 _Ranges: TypeAlias = "Sequence[Sequence[range]]"
 """Indices along each dimension, in ascending order."""
 
@@ -84,6 +88,8 @@ class PlacedElements:
         self.dtype, self.shape = dtype, extents if shape is None else shape
         self._rows: npt.NDArray[Any] = np.empty(0, dtype)
         self._read = memoryview(bytearray(0))
+        self._widest = max(part.elements.dtype.itemsize for part in parts)
+        self._runs = self._list_runs()
 
     @property
     def size(self) -> int:
@@ -94,12 +100,26 @@ class PlacedElements:
         """Return `count` elements from `at` on, in the buffer or in memory of this object."""
         if not count:
             return np.empty(0, self.dtype)
+        for run, elements in self._runs:
+            if run.start <= at and at + count <= run.stop and elements.dtype == self.dtype:
+                return elements.part(at - run.start, count, buffer)
         out = np.frombuffer(buffer, np.uint8, count * self.dtype.itemsize).view(self.dtype)
         if self._extents:
             self._fill(out, at, 0, [(each, 0) for each in self._parts])
         else:
             out[:] = self._parts[0].elements.part(0, 1, self._get_read_memory(1))
         return out
+
+    def _list_runs(self) -> list[tuple[range, ShapedElements]]:
+        """Return the parts that are adjoining elements of the whole, with their places."""
+        found: list[tuple[range, ShapedElements]] = []
+        row = prod(self._extents[1:])
+        for part in self._parts if len(self._parts) <= _MAX_RUNS else ():
+            has_rows = part.extents[1:] == self._extents[1:]
+            if has_rows and all(len(each) == 1 and each[0].step == 1 for each in part.ranges):
+                rows = part.ranges[0][0] if part.ranges else range(1)
+                found.append((range(rows.start * row, rows.stop * row), part.elements))
+        return found
 
     def _fill(
         self, out: _Array, at: int, level: int, parts: Sequence[tuple[PlacedPart, int]]
@@ -144,7 +164,10 @@ class PlacedElements:
                     own = each[inside.start : inside.stop]
                     target = slice(own.start - rows.start, own.stop - rows.start, own.step)
                     values = read.reshape(-1, *part.extents[level + 1 :])
-                    _assign(whole[target], part.ranges[level + 1 :], values)
+                    if part.extents[level + 1 :] == extents:
+                        whole[target] = values
+                    else:
+                        _assign(whole[target], part.ranges[level + 1 :], values)
                 place += len(each)
         if not is_exact:
             out[:] = held[at - rows.start * row :][: out.size]
@@ -155,9 +178,8 @@ class PlacedElements:
         return self._rows[:count]
 
     def _get_read_memory(self, count: int) -> memoryview:
-        widest = max(part.elements.dtype.itemsize for part in self._parts)
-        if len(self._read) < count * widest:
-            self._read = np.empty(count * widest, np.uint8).data
+        if len(self._read) < count * self._widest:
+            self._read = np.empty(count * self._widest, np.uint8).data
         return self._read
 
 
@@ -279,13 +301,28 @@ def read_all(elements: ShapedElements) -> _Array:
     return elements.part(0, elements.size, buffer).reshape(elements.shape)
 
 
-def read_blocks(*tensors: ShapedElements) -> Iterator[list[_Array]]:
-    """Yield the blocks of tensors of one size; each is valid until the next."""
+def read_blocks(
+    *tensors: ShapedElements, spans: Iterable[range] | None = None
+) -> Iterator[list[_Array]]:
+    """Yield the blocks of tensors of one size, or only those elements; each is valid until the
+    next.
+    """
     size, widest = tensors[0].size, max(each.dtype.itemsize for each in tensors)
-    memory = [np.empty(BLOCK_NUMBERS * widest, np.uint8).data for _ in tensors]
-    for at in range(0, size, BLOCK_NUMBERS):
-        count = min(BLOCK_NUMBERS, size - at)
-        yield [each.part(at, count, own) for each, own in zip(tensors, memory, strict=True)]
+    memory = [np.empty(min(size, _BLOCK_NUMBERS) * widest, np.uint8).data for _ in tensors]
+    for span in spans if spans is not None else (range(size),):
+        for at in range(span.start, span.stop, _BLOCK_NUMBERS):
+            count = min(_BLOCK_NUMBERS, span.stop - at)
+            yield [each.part(at, count, own) for each, own in zip(tensors, memory, strict=True)]
+
+
+def list_sample_spans(size: int) -> list[range]:
+    """Return which elements are a sample of so many: from the first to the last, evenly spread;
+    none where a sample saves little.
+    """
+    if size <= 2 * _SAMPLE_SPANS * _SPAN_NUMBERS:
+        return []
+    step = (size - _SPAN_NUMBERS) // (_SAMPLE_SPANS - 1)
+    return [range(at * step, at * step + _SPAN_NUMBERS) for at in range(_SAMPLE_SPANS)]
 
 
 def compute_content_digest(elements: ShapedElements) -> bytes:
@@ -296,15 +333,19 @@ def compute_content_digest(elements: ShapedElements) -> bytes:
     return digest.digest()
 
 
-def measure_distance(a: ShapedElements, b: ShapedElements) -> float:
-    """Return the relative Euclidean distance of tensors of one size; infinity where a side is not
-    finite.
+def measure_distance(
+    a: ShapedElements, b: ShapedElements, *, spans: Iterable[range] | None = None
+) -> float:
+    """Return the relative Euclidean distance of tensors of one size, or of some elements; infinity
+    where a side is not finite.
     """
     kind: Any = np.result_type(a.dtype, b.dtype, np.float64)
+    memory = np.empty(min(a.size, _BLOCK_NUMBERS), kind)
     squares = norm = 0.0
     with np.errstate(all="ignore"):
-        for left, right in read_blocks(a, b):
-            wide = right.astype(kind)
+        for left, right in read_blocks(a, b, spans=spans):
+            wide = memory[: right.size]
+            wide[:] = right
             norm += _sum_squares(wide)
             wide -= left
             squares += _sum_squares(wide)

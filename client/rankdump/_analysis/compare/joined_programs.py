@@ -11,6 +11,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import TypeAlias
 
 from rankdump._analysis.compare.merged_shards import guess_whole_tensors, merge_shards
 from rankdump._analysis.compare.report import (
@@ -28,6 +29,7 @@ from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
 _CALL_NUMBER = re.compile(r"-op\d+$")
 _AFTER_MICROBATCHES = 1 << 62
+_RankCall: TypeAlias = "tuple[int, DumpedCall]"
 _OUTSIDE = "calls outside of micro-batches"
 
 
@@ -94,7 +96,7 @@ def _join_calls(
 
     The nth call of a name is the same one on all ranks, or in all micro-batches, that have it.
     """
-    found: defaultdict[tuple[str, int], list[DumpedCall]] = defaultdict(list)
+    found: defaultdict[tuple[str, int], list[_RankCall]] = defaultdict(list)
     for program in sorted(programs, key=lambda each: each.rank):
         counts: Counter[tuple[str, int | None]] = Counter()
         for call in sorted(program.calls, key=_get_microbatch):
@@ -105,13 +107,13 @@ def _join_calls(
                 if number is None and counts[name, 0]:
                     left[_OUTSIDE] += 1
                     continue
-            found[name, counts[name, number]].append(call)
+            found[name, counts[name, number]].append((program.rank, call))
             counts[name, number] += 1
-    ordered = sorted(found.items(), key=lambda each: _find_time(each[1]))
+    ordered = sorted(found.items(), key=lambda each: _find_time([call for _, call in each[1]]))
     return tuple(
         _join_call(position, f"{name}-op{number}" if is_numbered else name, calls, left)
         for position, ((name, number), calls) in enumerate(ordered)
-        for is_numbered in [joins_microbatches and calls[0].microbatch is not None]
+        for is_numbered in [joins_microbatches and calls[0][1].microbatch is not None]
     )
 
 
@@ -136,14 +138,15 @@ def _find_time(calls: Sequence[DumpedCall]) -> tuple[int, int]:
 
 
 def _join_call(
-    position: int, name: str, calls: Sequence[DumpedCall], left: Counter[str]
+    position: int, name: str, calls: Sequence[_RankCall], left: Counter[str]
 ) -> DumpedCall:
     places: defaultdict[tuple[TensorSide, int], list[DumpedTensor]] = defaultdict(list)
-    first, last = _find_stages(calls) or (calls, calls)
+    every = [call for _, call in calls]
+    first, last = _find_stages(calls) or (every, every)
     for tensor in (*(t for c in first for t in c.inputs), *(t for c in last for t in c.outputs)):
         places[tensor.side, tensor.slot].append(tensor)
-    tensors = [_join_tensor(each, calls[0], left) for each in places.values()]
-    return calls[0]._replace(
+    tensors = [_join_tensor(each, every[0], left) for each in places.values()]
+    return every[0]._replace(
         position=position,
         op_name=name,
         inputs=tuple(each for each in tensors if each.side is TensorSide.INPUT),
@@ -152,14 +155,14 @@ def _join_call(
 
 
 def _find_stages(
-    calls: Sequence[DumpedCall],
+    calls: Sequence[_RankCall],
 ) -> tuple[Sequence[DumpedCall], Sequence[DumpedCall]] | None:
     """Return the calls of the first and of the last stage of a pipeline, if these calls are of
     stages: what one rank returned is what the next one was given.
     """
     of_ranks: defaultdict[int, list[DumpedCall]] = defaultdict(list)
-    for call in calls:
-        of_ranks[_find_rank(call)].append(call)
+    for rank, call in calls:
+        of_ranks[rank].append(call)
     for ranks in (sorted(of_ranks), sorted(of_ranks, reverse=True)):
         pairs = list(pairwise(ranks))
         if pairs and all(_is_passed_on(of_ranks[a], of_ranks[b]) for a, b in pairs):
@@ -167,14 +170,16 @@ def _find_stages(
     return None
 
 
-def _find_rank(call: DumpedCall) -> int:
-    entries = (tensor.entry for tensor in call.tensors)
-    return next((entry.key.rank for entry in entries if entry is not None), -1)
-
-
 def _is_passed_on(a: Sequence[DumpedCall], b: Sequence[DumpedCall]) -> bool:
-    returned = {tensor.digest for call in a for tensor in call.outputs} - {""}
-    return any(tensor.digest in returned for call in b for tensor in call.inputs)
+    returned = {_get_digest(tensor) for call in a for tensor in call.outputs} - {""}
+    return any(_get_digest(tensor) in returned for call in b for tensor in call.inputs)
+
+
+def _get_digest(tensor: DumpedTensor) -> str:
+    known = tensor.fingerprint
+    if tensor.digest or known is None or known.digest is None:
+        return tensor.digest
+    return f"{known.digest} {tensor.dtype} {tensor.shape}"
 
 
 def _join_tensor(
@@ -184,17 +189,13 @@ def _join_tensor(
     first, layout = tensors[0], tensors[0].layout
     if _are_replicas(tensors):
         return first
-    merged = merge_shards(tensors)
     reason = _find_obstacle(tensors)
     if reason:
-        if merged is not None and (merged.statistics or merged.fingerprint):
-            return merged
-        if call.op_type != PARAMETER_OP_TYPE and not any(each.layout for each in tensors):
-            is_gradient = call.op_name.startswith(GRADIENTS_PREFIX)
-            guesses = guess_whole_tensors(tensors, is_gradient=is_gradient)
-            return first._replace(entry=None, guesses=guesses)
-        left[f"tensors compared as the first of their ranks has them, because {reason}"] += 1
-        return first
+        merged = _merge_tensors(tensors, call)
+        if merged is None:
+            left[f"tensors compared as the first of their ranks has them, because {reason}"] += 1
+        return merged or first
+    merged = merge_shards(tensors)
     meshes = {each.mesh.list_ranks() for t in tensors if (each := t.layout) is not None}
     return first._replace(
         # Several meshes have a tensor each, which are joined in their turn.
@@ -204,6 +205,31 @@ def _join_tensor(
         parts=tuple(entry for tensor in tensors if (entry := tensor.entry) is not None),
         fingerprint=merged.fingerprint if merged is not None else None,
     )
+
+
+def _merge_tensors(tensors: Sequence[DumpedTensor], call: DumpedCall) -> DumpedTensor | None:
+    """Return the tensor of the whole model from what is known of those of ranks beside elements;
+    None where that does not say it. Other meshes may have the same, or that of another part of the
+    batch.
+    """
+    groups: defaultdict[object, list[DumpedTensor]] = defaultdict(list)
+    for tensor in tensors:
+        layout = tensor.layout
+        key = object() if layout is None else (layout.mesh.list_ranks(), tensor.microbatch)
+        groups[key].append(tensor)
+    merged = [each[0] if each[0].layout is None else merge_shards(each) for each in groups.values()]
+    wholes = [each for each in merged if each is not None]
+    has_file = any(tensor.entry is not None and tensor.layout is None for tensor in tensors)
+    if len(wholes) < len(merged) or has_file:
+        return None
+    first = wholes[0]
+    known = [(each.shape, each.statistics, each.fingerprint) for each in wholes]
+    if all(each == known[0] for each in known):
+        return first if first.statistics or first.fingerprint else None
+    if call.op_type == PARAMETER_OP_TYPE:
+        return None
+    is_gradient = call.op_name.startswith(GRADIENTS_PREFIX)
+    return first._replace(guesses=guess_whole_tensors(wholes, is_gradient=is_gradient))
 
 
 def _are_replicas(tensors: Sequence[DumpedTensor]) -> bool:

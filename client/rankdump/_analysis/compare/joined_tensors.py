@@ -27,6 +27,7 @@ from rankdump._analysis.compare.joined_elements import (
     ReducedElements,
     ShapedElements,
     compute_content_digest,
+    list_sample_spans,
     measure_distance,
     place_shards,
 )
@@ -40,6 +41,7 @@ from rankdump._analysis.compare.tensor_measures import measure_difference
 from rankdump._analysis.reader.shard_join import TensorShard, plan_join
 from rankdump._analysis.reader.tensor_parts import opened_parts
 from rankdump._analysis.reader.tree import Entry
+from rankdump._core.manifest import ManifestRecord
 from rankdump._core.selection import GRADIENTS_PREFIX
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
@@ -47,6 +49,9 @@ MAX_LOADED_BYTES = 64 << 20
 """Pairs whose files are larger together are not loaded, but read in blocks."""
 _NEAR_FACTOR, _NEAR_DISTANCE = 10.0, 1e-6
 """Distances up to so many times the least one, and so much more, say nothing of the way."""
+_SURE_DISTANCE, _APART_DISTANCE = 0.02, 0.5
+"""A sample decides where one way is nearer than the first, and all others are farther than the
+second."""
 _COPY, _SUM = "taken from the first", "added up"
 """Texts of two ways."""
 _Indices: TypeAlias = "tuple[range, ...]"
@@ -73,11 +78,11 @@ class JoinWay:
     """The likelier way has the lower one."""
 
 
-def find_activation_kind(entry: Entry | None) -> ActivationKind:
+def find_activation_kind(named: Entry | ManifestRecord | None) -> ActivationKind:
     """Return what a tensor is, by the names of its operator."""
-    if entry is None or entry.op_type == PARAMETER_OP_TYPE:
+    if named is None or named.op_type == PARAMETER_OP_TYPE:
         return ActivationKind.NONE
-    is_gradient = entry.op_name.startswith(GRADIENTS_PREFIX)
+    is_gradient = named.op_name.startswith(GRADIENTS_PREFIX)
     return ActivationKind.GRADIENT if is_gradient else ActivationKind.VALUE
 
 
@@ -284,9 +289,11 @@ def _choose_ways(fitting: Sequence[tuple[_SideWay, _SideWay]]) -> tuple[_SideWay
     """Return the ways whose results are nearest to each other; of nearly equal ones the likeliest,
     as two ranks of one side are those of the other in whatever way both are joined.
     """
-    found = [
-        (pair, measure_distance(*(each.way.join(each.parts) for each in pair))) for pair in fitting
-    ]
+    joined = [[each.way.join(each.parts) for each in pair] for pair in fitting]
+    surest = _choose_by_sample(joined)
+    if surest is not None:
+        return fitting[surest]
+    found = [(pair, measure_distance(a, b)) for pair, (a, b) in zip(fitting, joined, strict=True)]
     limit = _NEAR_FACTOR * min(distance for _, distance in found) + _NEAR_DISTANCE
     near = [
         # Distances of the same elements in another order differ by their rounding.
@@ -295,6 +302,17 @@ def _choose_ways(fitting: Sequence[tuple[_SideWay, _SideWay]]) -> tuple[_SideWay
         if distance <= limit
     ]
     return min(near, key=lambda each: each[:2], default=(0, 0.0, fitting[0]))[2]
+
+
+def _choose_by_sample(joined: Sequence[Sequence[ShapedElements]]) -> int | None:
+    """Return the number of the pair of which a sample is near, if all others are far apart."""
+    spans = [list_sample_spans(a.size) for a, _ in joined]
+    if not all(spans):
+        return None
+    found = [measure_distance(a, b, spans=own) for (a, b), own in zip(joined, spans, strict=True)]
+    best = min(found)
+    is_sure = best < _SURE_DISTANCE and sum(each < _APART_DISTANCE for each in found) == 1
+    return found.index(best) if is_sure else None
 
 
 def _find_replicas(way: _SideWay, side: Sequence[_SideWay]) -> JoinedTensor | None:

@@ -28,14 +28,19 @@ _LINEAR_REDUCTIONS = ("sum", "avg")
 
 def merge_shards(tensors: Sequence[DumpedTensor]) -> DumpedTensor | None:
     """Return the tensor of the whole model with the statistics and the fingerprint that follow from
-    those of shards; None where layouts do not place them, or replicas differ.
+    those of shards; None where there is neither, layouts do not place them in one tensor, or
+    replicas differ.
     """
+    is_known = all(each.fingerprint is not None for each in tensors)
+    if not is_known and not any(each.entry is None for each in tensors):
+        return None
     shards = [
         TensorShard(at, each.shape, layout, _find_content(each))
         for at, each in enumerate(tensors)
         if (layout := each.layout) is not None and not layout.is_sample and each.shape is not None
     ]
-    if len(shards) < len(tensors) or len({shard.layout.mesh for shard in shards}) > 1:
+    parts = {(each.layout.mesh, each.microbatch) for each in tensors if each.layout is not None}
+    if len(shards) < len(tensors) or len(parts) > 1:
         return None
     try:
         plan = plan_join(shards, name="")
@@ -51,7 +56,8 @@ def merge_shards(tensors: Sequence[DumpedTensor]) -> DumpedTensor | None:
         statistics=NO_STATISTICS if is_partial else merge_statistics(used),
         entry=None,
         fingerprint=_add_fingerprints(plan, tensors),
-        row_record=None,
+        # Its layout says how the whole was divided.
+        row_record=tensors[0].record,
     )
 
 
@@ -60,7 +66,7 @@ def guess_whole_tensors(
 ) -> tuple[DumpedTensor, ...]:
     """Return what activations of ranks without a layout may be together, as flat tensors: all of
     them parts of one, or those that no other rank has the same of. Gradients of parts may be as
-    many times larger as there are parts.
+    many times larger as there are parts of the batch.
     """
     unique = {(each.shape, repr(sorted(each.statistics.items()))): each for each in tensors}
     found: list[DumpedTensor] = []
@@ -73,11 +79,14 @@ def guess_whole_tensors(
             digest="",
             statistics=merge_statistics(parts),
             fingerprint=None,
-            row_record=None,
         )
         found.append(joined)
-        if is_gradient:
-            found.append(joined._replace(statistics=_divide(joined.statistics, len(parts))))
+        divisors = range(2, len(parts) + 1) if is_gradient else ()
+        found += [
+            joined._replace(statistics=_divide(joined.statistics, divisor))
+            for divisor in divisors
+            if len(parts) % divisor == 0
+        ]
     if all(each.shape is not None and prod(each.shape) == 1 for each in tensors):
         found.append(_average_numbers(tensors))
     return tuple(found)
@@ -92,7 +101,7 @@ def _average_numbers(tensors: Sequence[DumpedTensor]) -> DumpedTensor:
         item: math.fsum(each.statistics.get(item, math.nan) for each in tensors) / len(tensors)
         for item in items
     }
-    return tensors[0]._replace(digest="", statistics=values, fingerprint=None, row_record=None)
+    return tensors[0]._replace(digest="", statistics=values, fingerprint=None)
 
 
 def _divide(statistics: Mapping[str, float], divisor: int) -> Mapping[str, float]:

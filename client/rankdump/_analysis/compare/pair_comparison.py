@@ -61,6 +61,7 @@ _MIN_FACTOR_DISTANCE = 0.01
 """Of a factor from 1 that is told."""
 NOTHING_KNOWN_FINDING = "neither elements nor statistics are known on both sides"
 _EQUAL_SUMS = "only sums of exclusive ors are known, and different tensors may have equal ones"
+_NO_GUESS = "ranks have different statistics, and the other side another number of elements"
 _ADDED_UP = "fingerprints of the parts add up to the same"
 _WORKER_DIED = "the process that compared it died, possibly because memory ran out"
 
@@ -148,9 +149,9 @@ def compare_pair_statistics(
 
 def _compare_guesses(
     a: DumpedTensor, b: DumpedTensor, tolerances: ElementTolerances
-) -> PairOutcome | None:
+) -> PairOutcome:
     """Return the outcome of what two tensors are most likely, of which some ranks have statistics
-    alone; None where nothing has equally many elements.
+    alone.
     """
     outcomes: list[PairOutcome] = []
     for guess in list_guessed_pairs(a, b):
@@ -159,7 +160,8 @@ def _compare_guesses(
             # The first rank agrees, and another one does not.
             found = replace(found, verdict=TensorVerdict.UNKNOWN)
         outcomes.append(found)
-    return min(outcomes, key=lambda each: not each.verdict.agrees, default=None)
+    unknown = PairOutcome(TensorVerdict.UNKNOWN, (_NO_GUESS,))
+    return min(outcomes, key=lambda each: not each.verdict.agrees, default=unknown)
 
 
 def _have_other_checksums(a: DumpedTensor, b: DumpedTensor) -> bool:
@@ -197,9 +199,7 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
     if _is_sample(a) or _is_sample(b):
         return _decide_samples(a, b)
     if a.guesses or b.guesses:
-        guessed = _compare_guesses(a, b, settings.tolerances)
-        if guessed is not None:
-            return guessed
+        return _compare_guesses(a, b, settings.tolerances)
     if have_equal_fingerprints(a, b):
         findings = (_ADDED_UP,) if a.parts or b.parts else ()
         return _build_unread_outcome(TensorVerdict.EQUAL, a, b, *findings)

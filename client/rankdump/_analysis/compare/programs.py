@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, TypeAlias
+from typing import Protocol, TypeAlias
 
 from rankdump._analysis.compare.report import (
     CONSTANTS_ITERATION,
@@ -92,42 +92,41 @@ def _build_program(
     ]
     named.extend((row, row) for row in left.values())
     named.sort(key=_make_time_key)
-    return build_program(
-        place,
-        (
-            (
-                CallHead(tensor.key.graph, tensor.op_type, tensor.op_name),
-                _build_tensor(tensor, row, seen, prints),
-            )
-            for seen, (tensor, row) in enumerate(named)
-        ),
+    tensors = (
+        (tensor.key.graph, tensor.op_name, tensor, _build_tensor(tensor, row, seen, prints))
+        for seen, (tensor, row) in enumerate(named)
     )
+    return build_program(place, tensors)
 
 
-class CallHead(NamedTuple):
-    """What the tensors of one call have in common."""
+class OperatorTyped(Protocol):
+    """What knows the type of an operator; it is asked once for each call."""
 
-    graph: int
-    op_type: str
-    op_name: str
+    @property
+    def op_type(self) -> str:
+        """Type of the operator, raw where a manifest has it."""
+        ...
 
 
 def build_program(
-    place: _RankIteration, tensors: Iterable[tuple[CallHead, DumpedTensor]]
+    place: _RankIteration, tensors: Iterable[tuple[int, str, OperatorTyped, DumpedTensor]]
 ) -> DumpedProgram:
-    """Return the program of tensors in execution order."""
-    calls: list[tuple[CallHead, _CallTensors]] = []
+    """Return the program of tensors in execution order, each with graph and name of its call."""
+    calls: list[tuple[tuple[int, str], OperatorTyped, _CallTensors]] = []
     latest: dict[tuple[int, str], _CallTensors] = {}
-    for head, tensor in tensors:
-        name, at = (head.graph, head.op_name), (tensor.side, tensor.slot)
+    for graph, op_name, typed, tensor in tensors:
+        name, at = (graph, op_name), (tensor.side, tensor.slot)
         held = latest.get(name)
         # A tensor that a call already has belongs to the next call of that name.
         if held is None or at in held:
             held = latest[name] = {}
-            calls.append((head, held))
+            calls.append((name, typed, held))
         held[at] = tensor
     rank, iteration = place
-    called = (_build_call(at, head, list(of.values())) for at, (head, of) in enumerate(calls))
+    called = (
+        _build_call(at, name, typed.op_type, list(of.values()))
+        for at, (name, typed, of) in enumerate(calls)
+    )
     return DumpedProgram(rank, iteration, tuple(called))
 
 
@@ -136,8 +135,10 @@ def _make_time_key(named: tuple[_NamedTensor, Figures | None]) -> tuple[int, str
     return key.timestamp_us, key.side, key.slot
 
 
-def _build_call(position: int, head: CallHead, tensors: list[DumpedTensor]) -> DumpedCall:
-    name = head.op_name
+def _build_call(
+    position: int, named: tuple[int, str], op_type: str, tensors: list[DumpedTensor]
+) -> DumpedCall:
+    graph, name = named
     api = api_tree.parse_call_name(name)
     backward = name.startswith(GRADIENTS_PREFIX) or (
         api is not None and api.direction == "backward"
@@ -146,7 +147,7 @@ def _build_call(position: int, head: CallHead, tensors: list[DumpedTensor]) -> D
         tensor.argument.endswith(_RECOMPUTED_SUFFIX) for tensor in tensors
     )
     sides = _split_sides(tensors)
-    return DumpedCall(position, head.op_type, name, *sides, head.graph, backward, repeated)
+    return DumpedCall(position, op_type, name, *sides, graph, backward, repeated)
 
 
 def _split_sides(

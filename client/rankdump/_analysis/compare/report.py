@@ -199,6 +199,12 @@ class DumpedTensor(NamedTuple):
         record = self.record
         return record.layout if record is not None else None
 
+    @property
+    def microbatch(self) -> int | None:
+        """Number of its micro-batch; None where it has none."""
+        record = self.record
+        return record.microbatch if record is not None else None
+
 
 class DumpedCall(NamedTuple):
     """One call of an operator in one iteration of one rank, or the backward of one."""
@@ -224,8 +230,7 @@ class DumpedCall(NamedTuple):
     def microbatch(self) -> int | None:
         """Number of its micro-batch; None where tensors have none."""
         first = next(iter(self.inputs or self.outputs), None)
-        record = first.record if first is not None else None
-        return record.microbatch if record is not None else None
+        return first.microbatch if first is not None else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,8 +100,8 @@ class TreeColumns:
 
 
 def read_comparable_columns(a: Dump, b: Dump) -> tuple[TreeColumns, TreeColumns] | None:
-    """Return the tensors of two whole dumps that have no files, and are compared rank with rank;
-    None for others.
+    """Return the tensors of two whole dumps that are compared rank with rank; None for others, and
+    where not all tensors without files are in manifests.
     """
     dumps = (a,) if a is b else (a, b)
     if any(not _is_plain(dump) for dump in dumps):

@@ -53,8 +53,8 @@ def _may_have_other_uses(pair: TensorPair) -> bool:
     sides = [each for each in (pair.a, pair.b) if each is not None]
     if any(each.side is not TensorSide.OUTPUT for each in sides):
         return False
-    entry = next((each.entry for each in sides if each.entry is not None), None)
-    if find_activation_kind(entry) is not ActivationKind.GRADIENT:
+    named = next(filter(None, (each.entry or each.row_record for each in sides)), None)
+    if find_activation_kind(named) is not ActivationKind.GRADIENT:
         return False
     layouts = (each.layout for each in sides)
     return any(each is not None and each.source is LayoutSource.DTENSOR for each in layouts)

@@ -208,20 +208,31 @@ class Dump:
         return bool(self._queries or source.job_id or source.attempt is not None)
 
     @property
+    def filed_iterations(self) -> frozenset[int]:
+        """Iterations of which a rank has files of tensors; constants belong to none."""
+        places = self._tree.entries.graphs_in_time
+        return frozenset(when for _, _, when in places if when is not None)
+
+    @property
     def tabled_tensors(self) -> int:
-        """Number of tensors, where all are rows of tables of one iteration that manifests list and
-        no file; else 0.
+        """Number of tensors of iterations without files, where all of these are rows of tables of
+        one iteration that manifests list; else 0.
         """
-        tree = self._tree
+        tree, filed = self._tree, self.filed_iterations
         listed = {(each.status.rank, each.status.iteration) for each in tree.manifests}
-        is_tabled = not len(tree.entries) and all(
+        has_constants = any(when is None for _, _, when in tree.entries.graphs_in_time)
+        is_tabled = not has_constants and all(
             (table.rank, table.when) in listed
             and table.dated
             and not (table.info or table.form or table.operator)
             for table in tree.tables
         )
         statuses = [each.status for each in tree.manifests] if is_tabled else []
-        return sum(each.expected - sum(each.dropped.values()) for each in statuses)
+        return sum(
+            each.expected - sum(each.dropped.values())
+            for each in statuses
+            if each.iteration not in filed
+        )
 
     @property
     def retired(self) -> tuple[tuple[int, int], ...]:

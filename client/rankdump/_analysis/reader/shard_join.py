@@ -11,6 +11,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Any, TypeAlias
 
@@ -192,28 +193,22 @@ def _count_covered(
     Between the ends of ranges all elements are alike, so each dimension has few parts.
     """
     ends = [
-        np.unique(
-            [0, extent, *(end for ranges in held for r in ranges[at] for end in (r.start, r.stop))]
-        )
+        sorted({0, extent, *(end for own in held for r in own[at] for end in (r.start, r.stop))})
         for at, extent in enumerate(shape)
     ]
+    numbers = [{end: number for number, end in enumerate(each)} for each in ends]
     counts = np.zeros([max(0, len(each) - 1) for each in ends], np.int64)
     for ranges in held:
-        parts = [_find_parts(*each) for each in zip(ends, ranges, strict=True)]
-        counts[np.ix_(*parts)] += 1
+        # One range is the usual case; of several, each with each of the other dimensions.
+        for box in product(*ranges):
+            parts = zip(numbers, box, strict=True)
+            counts[tuple(slice(known[r.start], known[r.stop]) for known, r in parts)] += 1
+    if (counts == 1).all():
+        return prod(shape), False
     sizes = np.ones((), np.int64)
     for each in ends:
         sizes = np.multiply.outer(sizes, np.diff(each))
     return int(sizes[counts > 0].sum()), bool((counts[sizes > 0] > 1).any())
-
-
-def _find_parts(ends: npt.NDArray[Any], held: Sequence[range]) -> npt.NDArray[np.int64]:
-    """Return the numbers of the parts between ends that are in some ranges."""
-    starts = ends[:-1]
-    inside = np.zeros(len(starts), np.bool_)
-    for each in held:
-        inside |= (starts >= each.start) & (starts < each.stop)
-    return np.flatnonzero(inside)
 
 
 def _select_block(layout: TensorLayout, shape: tuple[int, ...]) -> tuple[Any, ...]:

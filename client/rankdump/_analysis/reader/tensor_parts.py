@@ -1,5 +1,5 @@
-"""Elements of many files at once, within a budget of memory: files that together are small are
-read whole, others in blocks. A packed file is unpacked to a temporary one first.
+"""Elements of many files at once, within a budget of memory: small files are read whole, others in
+blocks. Packed files that are large together are unpacked to temporary ones first.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from rankdump._codec.file_codec import unpack_stream
 from rankdump.errors import CorruptedError
 
 _PACKED_SUFFIX = ".npy.zst"
+_SMALL_BYTES = 512 << 10
+"""Opening files takes longer than loading as much."""
 _MAX_OPEN_FILES = 256
 """More files than that are opened for each block: a process may hold 1024."""
 
@@ -31,22 +33,22 @@ _MAX_OPEN_FILES = 256
 def opened_parts(
     entries: Sequence[Entry], *, budget_bytes: int
 ) -> Generator[list[Opened], None, None]:
-    """Open the elements of tensors, as arrays if all of them together need no more than the budget.
+    """Open the elements of tensors; packed ones are arrays if all need no more than the budget.
 
     Raises the errors of `load`.
     """
     size = sum(max(entry.bytes_in or 0, entry.stored_bytes) for entry in entries)
     with ExitStack() as files:
-        if size <= budget_bytes:
+        if size <= _SMALL_BYTES:
             yield [load(entry) for entry in entries]
-        else:
-            is_held = len(entries) <= _MAX_OPEN_FILES
-            yield [_open_part(entry, files, is_held=is_held) for entry in entries]
+            return
+        is_held, is_loaded = len(entries) <= _MAX_OPEN_FILES, size <= budget_bytes
+        yield [_open_part(entry, files, is_held=is_held, is_loaded=is_loaded) for entry in entries]
 
 
-def _open_part(entry: Entry, files: ExitStack, *, is_held: bool) -> Opened:
+def _open_part(entry: Entry, files: ExitStack, *, is_held: bool, is_loaded: bool) -> Opened:
     if not entry.member and entry.relative.endswith(_PACKED_SUFFIX):
-        found = _unpack(entry, files)
+        found = None if is_loaded else _unpack(entry, files)
         return load(entry) if found is None else found
     if is_held:
         return files.enter_context(opened(entry))

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from support.command_line import run_in_process
 from support.tensor_layouts import shard_rows
 from support.tree_builder import TreeBuilder
 
 import rankdump
 from rankdump._analysis.compare import comparison
 from rankdump._analysis.compare.fingerprint_comparison import ESTIMATED_ERROR
+from rankdump._analysis.compare.programs import read_programs
 from rankdump._analysis.compare.report import (
     ComparisonReport,
     ComparisonRow,
+    DumpedProgram,
     DumpedTensor,
     TensorVerdict,
 )
 from rankdump._analysis.reader import indexed_manifests
+from rankdump._analysis.reader.dump import Dump
 from rankdump._analysis.table_index import index_tree
 from rankdump._core.record import TensorSide
 from rankdump._core.tensor_layout import TensorLayout
@@ -93,8 +98,11 @@ def write(
     fingerprints: bool = True,
     items: tuple[str, ...] = ("max", "min", "avg", "l2norm", "nan count"),
     layout_of: Callable[[int], TensorLayout | None] = lambda rank: None,
+    filed: Container[int] = (),
 ) -> Path:
-    """Two ranks with three iterations of four operators, the last of which runs twice."""
+    """Two ranks with three iterations of four operators, the last of which runs twice; some
+    iterations have tensors.
+    """
     tree = TreeBuilder(root, fingerprints=fingerprints, items=items)
     for rank in RANKS:
         for iteration in ITERATIONS:
@@ -104,14 +112,12 @@ def write(
                     array = random.normal(size=(6, 4)).astype(np.float32)
                     given = change(rank, iteration, operator, array)
                     if given is not None:
-                        tree.row(
-                            rank,
-                            iteration,
-                            NAMES[operator],
-                            given,
-                            side=side,
-                            tensor_layout=layout_of(rank),
-                        )
+                        layout = layout_of(rank)
+                        place = rank, iteration, NAMES[operator], given
+                        if iteration in filed and rank == 0:
+                            tree.tensor(*place, side=side, tensor_layout=layout, tabled=True)
+                        else:
+                            tree.row(*place, side=side, tensor_layout=layout)
             if (rank, iteration) in tree.records:
                 tree.complete(rank, iteration)
     return root
@@ -140,6 +146,11 @@ def describe(report: ComparisonReport) -> object:
     return rows, report.origins, report.rank_origins, report.notes, report.a, report.b
 
 
+def read_filed_programs(dump: Dump, problems: list[str]) -> list[DumpedProgram]:
+    """Return the programs of a part of a dump, and none of a whole one."""
+    return read_programs(dump, problems) if dump.is_filtered else []
+
+
 @pytest.fixture
 def compare_twice(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, Path], ComparisonReport]:
     """Compare two trees as programs and as columns, check that the reports are the same, and
@@ -151,7 +162,7 @@ def compare_twice(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, Path], Com
         with monkeypatch.context() as patched:
             patched.setattr(comparison, "MIN_TABLED_TENSORS", 1)
             # Without the columns nothing would be compared.
-            patched.setattr(comparison, "read_programs", lambda *_: [])
+            patched.setattr(comparison, "read_programs", read_filed_programs)
             fast = rankdump.compare(a, b)
         assert describe(fast) == describe(slow)
         return fast
@@ -192,6 +203,32 @@ def test_report_of_shards_is_that_of_programs(tmp_path, compare_twice):
     ]
     report = compare_twice(*trees)
     assert {row.rank for row in report.rows} == {0, 1}
+
+
+@pytest.mark.parametrize("filed", [((1,), (1,)), ((0,), (2,))])
+def test_iterations_with_tensors_are_compared_as_programs(filed, tmp_path, compare_twice):
+    trees = [
+        write(tmp_path / name, change, filed=own)
+        for name, change, own in (("a", drift, filed[0]), ("b", keep, filed[1]))
+    ]
+    report = compare_twice(*trees)
+    has_file = {row.iteration for row in report.rows if row.pair.a and row.pair.a.entry}
+    assert has_file == set(filed[0])
+
+
+def test_command_prints_the_same(tmp_path, monkeypatch):
+    """Options that were not given are no filters."""
+    trees = [write(tmp_path / name, change) for name, change in (("a", drift), ("b", keep))]
+    printed: list[dict[str, Any]] = []
+    for least in (1 << 60, 1):
+        with monkeypatch.context() as patched:
+            patched.setattr(comparison, "MIN_TABLED_TENSORS", least)
+            if least == 1:
+                patched.setattr(comparison, "read_programs", read_filed_programs)
+            done = run_in_process("diff", *trees, "--json")
+        assert done.returncode == 1, done.stderr
+        printed.append(json.loads(done.stdout) | {"seconds": 0})
+    assert printed[0] == printed[1]
 
 
 def test_table_of_a_tree_gives_the_same(tmp_path, compare_twice, monkeypatch):

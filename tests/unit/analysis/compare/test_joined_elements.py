@@ -34,7 +34,7 @@ from rankdump._analysis.compare.joined_elements import (
 from rankdump._analysis.compare.joined_tensors import list_zigzag_indices
 from rankdump._analysis.compare.merged_shards import merge_shards
 from rankdump._analysis.compare.pair_comparison import compute_statistics
-from rankdump._analysis.compare.report import DumpedTensor, TensorVerdict
+from rankdump._analysis.compare.report import DumpedTensor, PairOutcome, TensorVerdict
 from rankdump._analysis.reader import tensor_parts
 from rankdump._analysis.reader.fingerprints import RecordedFingerprint
 from rankdump._analysis.reader.shard_join import TensorShard, plan_join
@@ -314,3 +314,18 @@ def test_memory_is_bounded_and_results_do_not_depend_on_it(
     assert row.outcome.measures is not None
     assert row.outcome.measures.unequal == 1
     assert peak_bytes < EXTENT * EXTENT * 4
+
+
+@pytest.mark.parametrize("kept", [0.5, 0.0])
+def test_damaged_part_is_unreadable_whatever_the_budget(kept, tmp_path, monkeypatch):
+    trees = write_trees(tmp_path, "rows", "zstd", has_layout=True)
+    path = next((trees[0] / "rank_2").rglob("*.npy.zst"))
+    path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
+    outcomes: list[PairOutcome] = []
+    for budget in (64 << 20, 1 << 20):
+        monkeypatch.setattr(joined_tensors, "MAX_LOADED_BYTES", budget)
+        (row,) = rankdump.compare(*trees, processes=1).rows
+        outcomes.append(row.outcome)
+    assert outcomes[0].verdict is TensorVerdict.UNREADABLE
+    assert path.name in outcomes[0].findings[0]
+    assert outcomes[0] == outcomes[1]

@@ -40,8 +40,8 @@ from rankdump._core.tensor_layout import (
 IN, OUT = TensorSide.INPUT, TensorSide.OUTPUT
 
 
-def make_layout(rank: int, world: int) -> TensorLayout:
-    mesh = make_rank_mesh("", ("tp",), (world,), range(world))
+def make_layout(rank: int, world: int, *, first: int = 0) -> TensorLayout:
+    mesh = make_rank_mesh("", ("tp",), (world,), range(first, first + world))
     shard = MeshPlacement(PlacementKind.SHARD, 0)
     return TensorLayout(LayoutSource.DTENSOR, (2 * world,), (2 * rank,), mesh, (rank,), (shard,))
 
@@ -247,6 +247,47 @@ def test_the_first_of_ranks_with_other_statistics_is_not_all_of_them():
     )
 
 
+def test_statistics_of_other_numbers_of_elements_are_unknown():
+    outcome = compare_statistics_of_ranks("fc-op0", WHOLE, size=5)
+    assert outcome is not None
+    assert outcome.verdict is TensorVerdict.UNKNOWN
+    assert "another number of elements" in outcome.findings[0]
+
+
+def test_stages_without_tensors_are_known_by_their_fingerprints():
+    def make(side: TensorSide, number: int) -> DumpedTensor:
+        known = RecordedFingerprint(number, b"")
+        return make_tensor(side, "", statistics={"max": number})._replace(fingerprint=known)
+
+    programs = [
+        DumpedProgram(rank, 0, (make_call("net-op0", make(IN, rank), make(OUT, rank + 1)),))
+        for rank in range(3)
+    ]
+    [program], *_ = join(*programs)
+    assert [each.statistics["max"] for each in program.calls[0].tensors] == [0, 3]
+
+
+def test_meshes_have_a_part_of_the_batch_each():
+    """Each mesh has a tensor of its own, which are two halves of that of the whole model."""
+    halves = [
+        make_tensor(OUT, "", rank, layout=make_layout(rank % 2, 2, first=rank // 2 * 2))
+        for rank in range(4)
+    ]
+    tensors = [
+        each._replace(entry=None, row_record=each.record, statistics={"max": float(rank)})
+        for rank, each in enumerate(halves)
+    ]
+    [program], _, notes = join(
+        *(DumpedProgram(rank, 0, (make_call("fc-op0", each),)) for rank, each in enumerate(tensors))
+    )
+    (joined,) = program.calls[0].outputs
+    assert notes == []
+    assert [(each.shape, each.statistics) for each in (joined, *joined.guesses)] == [
+        ((4,), {"max": 1.0}),
+        ((8,), {"max": 3.0}),
+    ]
+
+
 def test_statistics_and_fingerprints_of_shards_are_those_of_the_whole():
     """Also where some ranks are replicas; not where one is missing, or replicas differ."""
     whole = np.arange(8, dtype=np.float32)
@@ -280,6 +321,11 @@ def test_statistics_and_fingerprints_of_shards_are_those_of_the_whole():
     packed = measure_with_fingerprint((), "float32", whole.tobytes(), placement).fingerprint
     other = RecordedFingerprint(int.from_bytes(packed[:8], "little"), packed[8:])
     assert merged.fingerprint == other
-    assert (merged.shape, merged.layout) == ((8,), None)
+    assert (merged.shape, merged.entry) == ((8,), None)
     assert merge_shards([make(rank) for rank in range(6)]) is None
     assert merge_shards([make(rank, change=rank == 7) for rank in range(8)]) is None
+    # Micro-batches have a tensor each.
+    other = make(7)
+    assert other.row_record is not None
+    numbered = other._replace(row_record=other.row_record._replace(microbatch=1))
+    assert merge_shards([*(make(rank) for rank in range(7)), numbered]) is None

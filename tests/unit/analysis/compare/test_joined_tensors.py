@@ -129,6 +129,31 @@ def test_parts_are_joined_as_the_other_side_has_them(write: Writer):
         assert right.findings == ()
 
 
+@pytest.mark.parametrize("dimension", [0, 1])
+def test_parts_in_zigzag_are_the_whole(write: Writer, dimension: int):
+    """Context parallelism gives a rank a chunk from the beginning and one from the end."""
+    whole = make_array(16, 16)
+    chunks = np.split(whole, 8, axis=dimension)
+    parts = [np.concatenate([chunks[at], chunks[7 - at]], axis=dimension) for at in range(4)]
+    left, _ = join(write(*parts), write(whole))
+    assert np.array_equal(left.array, whole)
+    text = f"a: ranks 0-3 joined in zigzag along dimension {dimension}, inferred from elements"
+    assert left.findings == (text,)
+
+
+def test_sample_of_a_large_tensor_decides_as_all_of_it_would(write: Writer):
+    """Elements that no sample has still count where several ways fit it."""
+    whole = np.zeros((1 << 16, 16), np.float32)
+    whole[12345], whole[-12345] = 1.0, 2.0
+    turns = [whole[0::2], whole[1::2]]
+    left, _ = join(write(*turns), write(whole))
+    assert np.array_equal(left.array, whole)
+    noisy = whole + make_array(*whole.shape)
+    for parts in (np.split(noisy, 2), [noisy[0::2], noisy[1::2]]):
+        left, _ = join(write(*parts), write(noisy * np.float32(1 + 1e-4)))
+        assert np.array_equal(left.array, noisy)
+
+
 def test_both_sides_may_have_parts(write: Writer):
     whole = make_array(12, 4)
     for counts in ((2, 3), (2, 2)):
