@@ -97,7 +97,7 @@ def compare_trees(roots: tuple[Path, Path], trees: FingerprintTrees) -> tuple[fl
     )
     found = json.loads(done.stdout)
     counts, origin = found["counts"], found["origin"]
-    expected = {"equal": trees.equal, "different": trees.tensors - trees.equal}
+    expected = {"same": trees.equal, "different": trees.tensors - trees.equal}
     if counts != expected or origin[1:] != [trees.iterations // 2, _name_operator(ROWS // 8)]:
         raise RuntimeError(f"the trees were compared wrongly: {found}")
     return found["seconds"], found["peak_kb"] * 1024 / 1e6

@@ -416,7 +416,7 @@ class TestReadersOfRetiredIterations:
         report = compare(a, b)
         mine, its = ("b", "a") if swapped else ("a", "b")
         assert report.notes == (f"{its} has retired iterations 0, 1 of rank 0, which {mine} has",)
-        assert {(row.iteration, row.outcome.verdict) for row in report.rows} == {(2, "equal")}
+        assert {(row.iteration, row.outcome.verdict) for row in report.rows} == {(2, "same")}
 
     def test_diff_of_one_iteration_each_notes_the_retired_one(self, pair):
         """Iterations with different numbers are compared only if neither is retired."""

@@ -143,7 +143,7 @@ def readme(page: DocumentPage, trained: TrainedTrees) -> None:
     page.run("rankdump order /data/dump --iteration 1", says="AllReduce")
     page.run("rankdump order [TREE]", TREE="/data/dump", says="AllReduce")
     page.run("rankdump diff after before", status=1, says="the difference starts at")
-    page.run("rankdump diff A B", A="before", B="before", says="0 different|equal")
+    page.run("rankdump diff A B", A="before", B="before", says="0 different|450 same")
     page.run("rankdump card TREE", TREE="before", says="model Sequential: 4 parameters")
     page.run("rankdump ls TREE", TREE="/data/dump", says="Linear")
     _replay_call(page)
@@ -323,7 +323,7 @@ def comparing(page: DocumentPage, trained: TrainedTrees) -> None:
     page.run("rankdump diff after before --limit 9", status=1, says="the difference starts at")
     page.run("rankdump diff A B", both, status=1, says="before the first operator:\n  the weights")
     noise = "rankdump diff A B --noise C"
-    page.run(noise, both, says="close is within 4 times the error of after", C="after")
+    page.run(noise, both, says="normal is within 4 times the error of after", C="after")
     page.run("rankdump card before", says=r"(?s)^2 ranks agree.*rank +iteration +batch +random")
     page.run("rankdump card TREE", TREE="before", says="learning rate")
     page.run("rankdump card TREE --json", TREE="before", says=r'"problems": \[\]')
@@ -400,7 +400,7 @@ def configuration(page: DocumentPage, _: TrainedTrees) -> None:
         says=r"(?s)2/2 +40 +38 .*rank 0: 38 linked tensors without a file",
     )
     command = "rankdump diff /data/second /data/dump"
-    page.run(command, status=1, says="2 different, 38 equal")
+    page.run(command, status=1, says="2 different, 38 same")
 
 
 def converting(page: DocumentPage, _: TrainedTrees) -> None:

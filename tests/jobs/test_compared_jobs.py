@@ -92,10 +92,10 @@ def test_sharded_model_pairs_with_the_whole_one(sharded, whole, rank):
     verdicts: dict[str, set[TensorVerdict]] = {}
     for row in report.rows:
         verdicts.setdefault(find_tensor_kind(row), set()).add(row.outcome.verdict)
-    agree = {TensorVerdict.EQUAL, TensorVerdict.CLOSE}
+    agree = {TensorVerdict.SAME, TensorVerdict.NORMAL}
     assert verdicts["parameters"] <= agree
     assert verdicts["gradients"] <= agree
-    assert verdicts["buffers"] == {TensorVerdict.EQUAL}
+    assert verdicts["buffers"] == {TensorVerdict.SAME}
     assert TensorVerdict.SHAPE in verdicts["activations"]
 
 

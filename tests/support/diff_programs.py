@@ -20,8 +20,8 @@ from rankdump._core.record import TensorSide
 
 SHAPE = (4, 8)
 VERDICTS = {
-    "=": TensorVerdict.EQUAL,
-    "~": TensorVerdict.CLOSE,
+    "=": TensorVerdict.SAME,
+    "~": TensorVerdict.NORMAL,
     "!": TensorVerdict.DIFFERENT,
     "n": TensorVerdict.NAN,
     "?": TensorVerdict.UNKNOWN,

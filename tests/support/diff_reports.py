@@ -56,10 +56,10 @@ def measures(
 
 
 def outcome(
-    verdict: TensorVerdict = TensorVerdict.EQUAL, error: float = 0.0, *findings: str
+    verdict: TensorVerdict = TensorVerdict.SAME, error: float = 0.0, *findings: str
 ) -> PairOutcome:
     """An outcome with what belongs to its verdict."""
-    measured = verdict in (TensorVerdict.CLOSE, TensorVerdict.DIFFERENT, TensorVerdict.NAN)
+    measured = verdict in (TensorVerdict.NORMAL, TensorVerdict.DIFFERENT, TensorVerdict.NAN)
     return PairOutcome(verdict, findings, measures(error) if measured else None)
 
 
@@ -121,7 +121,7 @@ def layered(
         for rank in ranks:
             begun, grown = position > since, error * (1 + position)
             wrong = outcome(TensorVerdict.DIFFERENT, grown)
-            close = outcome(TensorVerdict.CLOSE, 1e-7)
+            close = outcome(TensorVerdict.NORMAL, 1e-7)
             found.append(row(position, "input.0", wrong if begun else outcome(), rank=rank))
             after = wrong if position >= since else close
             found.append(row(position, "output.0", after, rank=rank))

@@ -88,7 +88,7 @@ def parse_tolerance_options(
     multiple=True,
     type=DUMP_PATH,
     help="Run that should agree with B, as one in another layout or type; its errors are the "
-    "tolerances: up to 4 times the largest one is close, up to 10 times suspicious. Repeatable.",
+    "tolerances: up to 4 times the largest one is normal, up to 10 times suspicious. Repeatable.",
 )
 @click.option("--equal-nan", is_flag=True, help="Count NaN as equal to NaN at the same position.")
 @click.option(
@@ -155,6 +155,11 @@ def diff(
 
     A and B are trees of any layout, or the folder of one rank or one iteration in a tree; B is the
     reference. Exit code 1 when a tensor differs or has no counterpart.
+
+    Verdicts: same, equal bytes or numbers; normal, different within the tolerances; suspicious, up
+    to 2.5 times more than noise runs, rounding or --tolerance explain; different, beyond that; nan,
+    NaN or infinity on one side; shape, other shapes; unmatched, no counterpart; unreadable, damaged
+    or missing; unknown, nothing that can be compared, or a difference that says nothing.
     """
     # Imported on use: `rankdump --help` imports this module and need not load the comparison.
     from rankdump._cli import diff_report

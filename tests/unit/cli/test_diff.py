@@ -55,11 +55,11 @@ def test_diff_names_the_origin_first(a, b, capsys):
     assert lines[1] == "  rank 0-1, iteration 0, forward"
     assert f"a: {a}" in lines
     assert f"b: {b}" in lines
-    assert "32 pairs of tensors: 12 different, 20 equal" in lines
+    assert "32 pairs of tensors: 12 different, 20 same" in lines
     (titles,) = (line for line in lines if line.split()[-4:] == ["mean", "abs", "cosine", "close"])
     assert titles.split()[:5] == ["rank", "iteration", "operator", "place", "verdict"]
     (marked, *_) = (line.split() for line in lines if line.startswith(">"))
-    assert marked[:6] == [">", "0", "0", "fc2/Linear-op0", "input.0", "equal"]
+    assert marked[:6] == [">", "0", "0", "fc2/Linear-op0", "input.0", "same"]
     assert all(len(line) <= 100 for line in lines[lines.index(titles) :])
 
 
@@ -67,7 +67,7 @@ def test_diff_of_equal_dumps_succeeds(a, capsys):
     code, out, _ = told(capsys, a, a)
     assert code == 0
     assert out.splitlines()[0] == "nothing differs"
-    assert "32 pairs of tensors: 32 equal" in out
+    assert "32 pairs of tensors: 32 same" in out
 
 
 def test_diff_names_the_own_rank_and_iteration_of_side_b(tmp_path, capsys):
@@ -109,7 +109,7 @@ def test_diff_has_one_line_for_each_kind_of_tensor(tmp_path, capsys):
     _, out, _ = told(capsys, *roots)
     parameters = next(at for at, line in enumerate(out.splitlines()) if "parameters" in line)
     assert out.splitlines()[parameters : parameters + 4] == [
-        "parameters   1 pair: 1 equal",
+        "parameters   1 pair: 1 same",
         "gradients    1 pair: 1 different; by at most 2 (fc0.bias, rank 0, iteration 0)",
         "activations  2 pairs: 2 shape; first extent 2 in a and 4 in b, as of other batch sizes",
         "",
@@ -120,7 +120,7 @@ def test_diff_applies_tolerances(a, b, capsys):
     assert told(capsys, a, b, "--atol", "0.01")[0] == 0
     code, out, _ = told(capsys, a, b, "--atol", "0", "--rtol", "1e-3")
     assert code == 1
-    assert "close is within 0 + 0.001 * |b|" in out
+    assert "normal is within 0 + 0.001 * |b|" in out
 
 
 def test_diff_limits_rows(a, b, capsys):
@@ -143,10 +143,10 @@ def test_diff_compares_parts_of_a_tree(a, b, capsys):
     ):
         code, out, err = told(capsys, *arguments)
         assert (code, err) == (1, ""), arguments
-        assert "8 pairs of tensors: 3 different, 5 equal" in out
+        assert "8 pairs of tensors: 3 different, 5 same" in out
         assert "  rank 1, iteration 1, forward" in out
     code, out, _ = told(capsys, a, b, "--operator", "*fc0*")
-    assert (code, "8 pairs of tensors: 8 equal" in out) == (0, True)
+    assert (code, "8 pairs of tensors: 8 same" in out) == (0, True)
     code, out, _ = told(capsys, a, b, "--side", "output")
     assert "16 pairs of tensors" in out
 

@@ -66,7 +66,7 @@ def test_format_rows_prints_a_table():
     made = report()
     lines = view.format_rows(select_excerpt(made, 20), made, width=100)
     assert " ".join(lines[0].split()) == "rank operator place verdict max abs mean abs cosine close"
-    assert " ".join(lines[1].split()) == "> 0 layers.3/Linear-op0 input.0 equal 0 - - -"
+    assert " ".join(lines[1].split()) == "> 0 layers.3/Linear-op0 input.0 same 0 - - -"
     assert " ".join(lines[2].split()) == (
         "> 0 layers.3/Linear-op0 output.0 different 0.00492 0.00164 0.9951 50.00%"
     )

@@ -320,7 +320,7 @@ def _list_plain_outcomes(
     numbers = range(len(_FINITENESS))
     known = {
         (equal, own, other): PairOutcome(
-            TensorVerdict.EQUAL if equal else TensorVerdict.UNMATCHED,
+            TensorVerdict.SAME if equal else TensorVerdict.UNMATCHED,
             nonfinite_a=_FINITENESS[own],
             nonfinite_b=_FINITENESS[other],
         )
@@ -417,9 +417,9 @@ def _compare_statistics(
             VERDICTS.index(each)
             for each in (
                 TensorVerdict.UNKNOWN,
-                TensorVerdict.EQUAL,
+                TensorVerdict.SAME,
                 TensorVerdict.NAN,
-                TensorVerdict.CLOSE,
+                TensorVerdict.NORMAL,
             )
         ],
         VERDICTS.index(TensorVerdict.DIFFERENT),

@@ -33,7 +33,7 @@ NORMAL_RATIO = 4.0
 SUSPICIOUS_RATIO = 10.0
 """Largest ratio of an error that is suspicious; a larger one is different."""
 _BY_ROUNDING = "that of rounding"
-_JUDGED = (TensorVerdict.CLOSE, TensorVerdict.DIFFERENT)
+_JUDGED = (TensorVerdict.NORMAL, TensorVerdict.DIFFERENT)
 
 
 def collect_errors(rows: Iterable[ComparisonRow]) -> dict[NoisePlace, float]:
@@ -114,7 +114,7 @@ def _judge_row(row: ComparisonRow, allowed: AllowedError) -> ComparisonRow:
     expected, name = allowed
     ratio = error / expected if expected else math.inf if error else 0.0
     if ratio <= NORMAL_RATIO:
-        judged = replace(outcome, verdict=TensorVerdict.CLOSE, error_ratio=ratio)
+        judged = replace(outcome, verdict=TensorVerdict.NORMAL, error_ratio=ratio)
         return row._replace(outcome=judged)
     is_suspicious = ratio <= SUSPICIOUS_RATIO
     verdict = TensorVerdict.SUSPICIOUS if is_suspicious else TensorVerdict.DIFFERENT
@@ -126,7 +126,7 @@ def _judge_row(row: ComparisonRow, allowed: AllowedError) -> ComparisonRow:
 
 def _find_error(row: ComparisonRow) -> float | None:
     """Return the error of a row; None where it has none, as without elements."""
-    if row.outcome.verdict is TensorVerdict.EQUAL:
+    if row.outcome.verdict is TensorVerdict.SAME:
         return 0.0
     measures = row.outcome.measures
     if measures is None or measures.nonfinite_apart or math.isnan(measures.rmse):

@@ -106,12 +106,12 @@ def judge_bits(row: ComparisonRow) -> ComparisonRow:
     if not outcome.verdict.agrees or a is None or b is None:
         return row
     has_equal = _have_equal_digests(a, b)
-    if has_equal is None and outcome.verdict is TensorVerdict.EQUAL:
+    if has_equal is None and outcome.verdict is TensorVerdict.SAME:
         return row
     if has_equal:
-        return row._replace(outcome=replace(outcome, verdict=TensorVerdict.EQUAL))
+        return row._replace(outcome=replace(outcome, verdict=TensorVerdict.SAME))
     findings = outcome.findings
-    if outcome.verdict is TensorVerdict.EQUAL:
+    if outcome.verdict is TensorVerdict.SAME:
         findings = (*findings, BITS_FINDING)
     return row._replace(
         outcome=replace(outcome, verdict=TensorVerdict.DIFFERENT, findings=findings)
@@ -146,7 +146,7 @@ def _make_report(report: ComparisonReport, first: int) -> ExactReport:
         ),
         len(rows),
         sum(not row.outcome.verdict.agrees for row in rows),
-        sum(row.outcome.verdict is TensorVerdict.EQUAL and not _has_digest(row) for row in rows),
+        sum(row.outcome.verdict is TensorVerdict.SAME and not _has_digest(row) for row in rows),
     )
 
 

@@ -33,7 +33,7 @@ _SURE_FACTOR = 1.3
 VERDICTS = tuple(TensorVerdict)
 """Verdicts on many pairs are places in it."""
 _NAN, _DIFFERENT, _CLOSE = map(
-    VERDICTS.index, (TensorVerdict.NAN, TensorVerdict.DIFFERENT, TensorVerdict.CLOSE)
+    VERDICTS.index, (TensorVerdict.NAN, TensorVerdict.DIFFERENT, TensorVerdict.NORMAL)
 )
 
 
@@ -55,7 +55,7 @@ def judge_by_fingerprints(
     if left is None or right is None or a.shape is None or b.shape is None:
         return outcome
     if have_equal_fingerprints(a, b):
-        return replace(outcome, verdict=TensorVerdict.EQUAL)
+        return replace(outcome, verdict=TensorVerdict.SAME)
     if prod(a.shape) != prod(b.shape):
         return outcome
     narrow = NARROW_HALF_UNITS.get(select_comparison_dtype(a.dtype, b.dtype), 0.0)

@@ -51,8 +51,8 @@ from rankdump._analysis.compare.report_summary import (
 )
 
 VERDICT_COLOURS = {
-    TensorVerdict.EQUAL.value: "#9aa5b1",
-    TensorVerdict.CLOSE.value: "#4c8bb8",
+    TensorVerdict.SAME.value: "#9aa5b1",
+    TensorVerdict.NORMAL.value: "#4c8bb8",
     TensorVerdict.SUSPICIOUS.value: "#e0a458",
     TensorVerdict.DIFFERENT.value: "#d9622b",
     TensorVerdict.NAN.value: "#8e3fa8",
@@ -62,8 +62,8 @@ VERDICT_COLOURS = {
     TensorVerdict.UNKNOWN.value: "#c9ced6",
 }
 VERDICT_MARKERS = {
-    TensorVerdict.EQUAL.value: "circle",
-    TensorVerdict.CLOSE.value: "circle",
+    TensorVerdict.SAME.value: "circle",
+    TensorVerdict.NORMAL.value: "circle",
     TensorVerdict.SUSPICIOUS.value: "triangle",
     TensorVerdict.DIFFERENT.value: "diamond",
     TensorVerdict.NAN.value: "star",

@@ -47,7 +47,7 @@ from rankdump._kernels.array_kernels import measure_array
 from rankdump._layout.foreign_calls import XOR_KIND
 from rankdump.errors import RankdumpError
 
-_SAME_DIGEST = PairOutcome(TensorVerdict.EQUAL)
+_SAME_DIGEST = PairOutcome(TensorVerdict.SAME)
 _SHARD_FINDING = "{0} has a shard {2} of {3}, compared with the same elements of {1}"
 _Elements: TypeAlias = "npt.NDArray[Any] | ShapedElements"
 PairGroup: TypeAlias = "list[tuple[int, TensorPair]]"
@@ -81,14 +81,14 @@ def compare_statistics(
         name: 0.0 if left == right else abs(left - right) for name, (left, right) in known.items()
     }
     if all(left == right for left, right in known.values()):
-        return TensorVerdict.EQUAL, differences
+        return TensorVerdict.SAME, differences
     if any(_differs_nonfinite(*pair) for pair in known.values()):
         return TensorVerdict.NAN, differences
     close = (
         differences[name] <= tolerances.atol + tolerances.rtol * abs(right)
         for name, (_, right) in known.items()
     )
-    return (TensorVerdict.CLOSE if all(close) else TensorVerdict.DIFFERENT), differences
+    return (TensorVerdict.NORMAL if all(close) else TensorVerdict.DIFFERENT), differences
 
 
 def _differs_nonfinite(left: float, right: float) -> bool:
@@ -129,8 +129,8 @@ def compare_pair_statistics(
     verdict, differences = compare_statistics(a.statistics, b.statistics, tolerances)
     if _have_other_checksums(a, b):
         findings = (*findings, "their checksums differ")
-        if verdict is TensorVerdict.EQUAL:
-            verdict = TensorVerdict.CLOSE
+        if verdict is TensorVerdict.SAME:
+            verdict = TensorVerdict.NORMAL
         elif verdict is TensorVerdict.UNKNOWN:
             verdict = TensorVerdict.DIFFERENT
     elif verdict is TensorVerdict.UNKNOWN and not (a.fingerprint and b.fingerprint):
@@ -202,7 +202,7 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
         return _compare_guesses(a, b, settings.tolerances)
     if have_equal_fingerprints(a, b):
         findings = (_ADDED_UP,) if a.parts or b.parts else ()
-        return _build_unread_outcome(TensorVerdict.EQUAL, a, b, *findings)
+        return _build_unread_outcome(TensorVerdict.SAME, a, b, *findings)
     if a.parts or b.parts:
         alone = a.entry is None or b.entry is None
         return compare_pair_statistics(a, b, settings.tolerances, ()) if alone else None
@@ -210,7 +210,7 @@ def decide_without_reading(pair: TensorPair, settings: ComparisonSettings) -> Pa
     if same and a.shape == b.shape and a.dtype and a.dtype == b.dtype:
         # Thousands of pairs share one outcome where nothing else is known about them.
         known = a.statistics or b.statistics or a.dtype == "bool"
-        return _build_unread_outcome(TensorVerdict.EQUAL, a, b) if known else _SAME_DIGEST
+        return _build_unread_outcome(TensorVerdict.SAME, a, b) if known else _SAME_DIGEST
     if a.shape is not None and b.shape is not None and not _is_comparable(a.shape, b.shape):
         outcome = _build_unread_outcome(TensorVerdict.SHAPE, a, b, _format_shapes(a.shape, b.shape))
         # The elements still show whether they are finite, as with batches of different sizes.
@@ -232,7 +232,7 @@ def _decide_samples(a: DumpedTensor, b: DumpedTensor) -> PairOutcome | None:
         text = "the statistics of all elements are known on the other side only"
         return _build_unread_outcome(TensorVerdict.UNKNOWN, a, b, *findings, text)
     if a.digest and a.digest == b.digest and a.shape == b.shape:
-        return _build_unread_outcome(TensorVerdict.EQUAL, a, b, *findings)
+        return _build_unread_outcome(TensorVerdict.SAME, a, b, *findings)
     return None
 
 
@@ -419,14 +419,14 @@ def _add_statistics(tensor: DumpedTensor) -> DumpedTensor:
 def _decide_verdict(found: MeasurementResult) -> TensorVerdict:
     measures = found.measures
     if found.same_bytes:
-        return TensorVerdict.EQUAL
+        return TensorVerdict.SAME
     if measures.nonfinite_apart:
         return TensorVerdict.NAN
     if measures.unequal:
         return TensorVerdict.DIFFERENT
     # Numbers rounded to a narrower type may only look equal.
     exact = not measures.max_absolute > 0 and not found.rounded_dtype
-    return TensorVerdict.EQUAL if exact else TensorVerdict.CLOSE
+    return TensorVerdict.SAME if exact else TensorVerdict.NORMAL
 
 
 def _is_comparable(a: tuple[int, ...], b: tuple[int, ...]) -> bool:

@@ -69,13 +69,14 @@ class NamedTolerance:
 class TensorVerdict(str, Enum):
     """Verdict on two tensors; reports show the value."""
 
-    EQUAL = "equal"
+    SAME = "same"
     """The same bytes, or the same numbers."""
-    CLOSE = "close"
-    """All elements within the tolerances."""
+    NORMAL = "normal"
+    """Different within the tolerances, as rounding or noise runs explain it."""
     SUSPICIOUS = "suspicious"
-    """Above what the noise runs explain, but not far above; only with noise runs."""
+    """Above what noise runs, rounding or a tolerance by name explain, but not far above."""
     DIFFERENT = "different"
+    """Beyond that."""
     NAN = "nan"
     """NaN or infinity at a place where the other side has a different value."""
     SHAPE = "shape"
@@ -89,8 +90,8 @@ class TensorVerdict(str, Enum):
 
     @property
     def agrees(self) -> bool:
-        """Whether the two count as the same."""
-        return self in (TensorVerdict.EQUAL, TensorVerdict.CLOSE)
+        """Whether the two count as equal."""
+        return self in (TensorVerdict.SAME, TensorVerdict.NORMAL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from rankdump._analysis.compare.report import (
 )
 from rankdump._analysis.compare.report_summary import count_verdicts
 
-REPORT_VERSION = 1
+REPORT_VERSION = 2
 """Raised when a key changes its meaning, but not for new keys."""
 
 

@@ -32,8 +32,8 @@ VERDICTS_BY_SEVERITY = (
     TensorVerdict.UNREADABLE,
     TensorVerdict.UNMATCHED,
     TensorVerdict.UNKNOWN,
-    TensorVerdict.CLOSE,
-    TensorVerdict.EQUAL,
+    TensorVerdict.NORMAL,
+    TensorVerdict.SAME,
 )
 """Worst first."""
 _ERROR_STATISTICS = ("max", "min", "avg")
@@ -104,7 +104,7 @@ def max_absolute(row: ComparisonRow) -> float:
     """Return the largest absolute error of a row: 0 for equal tensors, NaN where none is known."""
     if row.outcome.measures is not None:
         return row.outcome.measures.max_absolute
-    return 0.0 if row.outcome.verdict is TensorVerdict.EQUAL else math.nan
+    return 0.0 if row.outcome.verdict is TensorVerdict.SAME else math.nan
 
 
 def get_row_error(row: ComparisonRow) -> float:
@@ -298,7 +298,7 @@ def summarize_kinds(rows: Iterable[ComparisonRow]) -> list[KindSummary]:
 
 
 def format_kinds(rows: Iterable[ComparisonRow], spelt: Callable[[str], str]) -> list[str]:
-    """Return one line for each kind: `parameters  24 pairs: 2 different, 22 equal; ...`."""
+    """Return one line for each kind: `parameters  24 pairs: 2 different, 22 same; ...`."""
     found = summarize_kinds(rows)
     width = max((len(each.kind) for each in found), default=0)
     return [f"{each.kind:<{width}}  {_describe_kind(each, spelt)}" for each in found]

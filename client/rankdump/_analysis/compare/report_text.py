@@ -155,7 +155,7 @@ def describe_dtype_differences(report: ComparisonReport) -> str:
 
 
 def format_verdict_counts(rows: Iterable[ComparisonRow]) -> str:
-    """Return counts by verdict: `24 pairs of tensors: 3 different, 1 close, 20 equal`."""
+    """Return counts by verdict: `24 pairs of tensors: 3 different, 1 normal, 20 same`."""
     found = count_verdicts(rows)
     total = sum(found.values())
     noun = "pair of tensors" if total == 1 else "pairs of tensors"
@@ -195,7 +195,7 @@ def describe_settings(report: ComparisonReport) -> str:
         f", {'rounding' if each.error is None else f'{each.error:g}'} for {each.pattern}"
         for each in settings.named
     )
-    return f"close is within {close}{named}{nan}; matched by {rules}"
+    return f"normal is within {close}{named}{nan}; matched by {rules}"
 
 
 def format_dtype_and_shape(row: ComparisonRow) -> str:

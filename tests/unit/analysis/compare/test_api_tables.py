@@ -110,9 +110,9 @@ def test_write_api_tables_rejects_a_folder_that_cannot_be_created(tmp_path):
 def test_build_api_tables_rounds_numbers_and_averages_all_elements(tmp_path):
     found = build_api_tables(
         report(
-            row("LAYER_fc_forward", PairOutcome(TensorVerdict.EQUAL), "input"),
+            row("LAYER_fc_forward", PairOutcome(TensorVerdict.SAME), "input"),
             row("NN_Linear_2_forward", PairOutcome(TensorVerdict.DIFFERENT, measures=MEASURES)),
-            row("NN_Linear_2_forward", PairOutcome(TensorVerdict.EQUAL), "output"),
+            row("NN_Linear_2_forward", PairOutcome(TensorVerdict.SAME), "output"),
             row(
                 "NN_Linear_3_forward", PairOutcome(TensorVerdict.UNMATCHED), "output", partner=False
             ),
@@ -158,9 +158,9 @@ def test_build_api_tables_of_statistics_and_of_other_layouts():
 
 
 def test_build_api_tables_omits_constants():
-    constant = row("weight/Parameter-op0", PairOutcome(TensorVerdict.EQUAL))._replace(
+    constant = row("weight/Parameter-op0", PairOutcome(TensorVerdict.SAME))._replace(
         iteration=CONSTANTS_ITERATION
     )
     assert list(
-        build_api_tables(report(constant, row("fc/Dense-op0", PairOutcome(TensorVerdict.EQUAL))))
+        build_api_tables(report(constant, row("fc/Dense-op0", PairOutcome(TensorVerdict.SAME))))
     ) == [3]

@@ -174,7 +174,7 @@ def compare_twice(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, Path], Com
 def test_report_is_that_of_programs(change, tmp_path, compare_twice):
     report = compare_twice(write(tmp_path / "a", change), write(tmp_path / "b"))
     verdicts = {row.outcome.verdict for row in report.rows}
-    assert (verdicts == {TensorVerdict.EQUAL}) == (change in (keep, lose_iteration))
+    assert (verdicts == {TensorVerdict.SAME}) == (change in (keep, lose_iteration))
     if change is drift:
         first = next(row for row in report.rows if not row.outcome.verdict.agrees)
         assert (first.iteration, first.name_a) == (1, NAMES[2])
@@ -190,7 +190,7 @@ def test_report_is_that_of_programs_without_fingerprints(change, items, tmp_path
         for name, each in (("a", change), ("b", keep))
     ]
     report = compare_twice(*trees)
-    assert {TensorVerdict.EQUAL} <= {row.outcome.verdict for row in report.rows}
+    assert {TensorVerdict.SAME} <= {row.outcome.verdict for row in report.rows}
 
 
 def test_report_of_shards_is_that_of_programs(tmp_path, compare_twice):
@@ -254,6 +254,6 @@ def test_trees_of_other_layouts_are_joined_as_programs(tmp_path, monkeypatch):
     trees[1].complete(0, 0, world_size=1)
     report = rankdump.compare(*(tree.root for tree in trees))
     (row,) = report.rows
-    assert (row.outcome.verdict, report.agrees) == (TensorVerdict.EQUAL, True)
+    assert (row.outcome.verdict, report.agrees) == (TensorVerdict.SAME, True)
     assert row.pair.a is not None
     assert row.pair.a.shape == (12, 4)

@@ -45,7 +45,7 @@ def make_row(
 @pytest.mark.parametrize(
     ("error", "verdict", "finding"),
     [
-        (0.0399, TensorVerdict.CLOSE, ""),
+        (0.0399, TensorVerdict.NORMAL, ""),
         (0.05, TensorVerdict.SUSPICIOUS, "its error 0.05 is 5 times that of the noise runs"),
         (0.2, TensorVerdict.DIFFERENT, "its error 0.2 is 20 times that of the noise runs"),
     ],
@@ -58,16 +58,16 @@ def test_error_is_judged_by_the_largest_of_the_noise_runs(error, verdict, findin
 
 
 def test_a_close_pair_may_be_different_where_the_noise_is_small():
-    noise = collect_errors([make_row(1e-7, TensorVerdict.CLOSE)])
-    [row] = judge_rows([make_row(1e-4, TensorVerdict.CLOSE)], SETTINGS, [noise])
+    noise = collect_errors([make_row(1e-7, TensorVerdict.NORMAL)])
+    [row] = judge_rows([make_row(1e-4, TensorVerdict.NORMAL)], SETTINGS, [noise])
     assert row.outcome.verdict is TensorVerdict.DIFFERENT
 
 
 def test_rounding_is_the_least_error():
-    same = collect_errors([make_row(0, TensorVerdict.EQUAL)])
+    same = collect_errors([make_row(0, TensorVerdict.SAME)])
     assert list(same.values()) == [0.0]
     rounding = 4 * float(np.finfo(np.float32).eps)
-    for error, verdict in ((3, TensorVerdict.CLOSE), (20, TensorVerdict.DIFFERENT)):
+    for error, verdict in ((3, TensorVerdict.NORMAL), (20, TensorVerdict.DIFFERENT)):
         [row] = judge_rows([make_row(error * rounding)], SETTINGS, [same])
         assert row.outcome.verdict is verdict
         assert row.outcome.error_ratio == pytest.approx(error, rel=0.05)
@@ -75,7 +75,7 @@ def test_rounding_is_the_least_error():
 
 def test_without_noise_run_the_error_of_rounding_is_the_tolerance():
     settings = replace(SETTINGS, by_rounding=True)
-    row = make_row(1e-4, TensorVerdict.CLOSE)
+    row = make_row(1e-4, TensorVerdict.NORMAL)
     [judged] = judge_rows([row], settings)
     assert judged.outcome.verdict is TensorVerdict.DIFFERENT
     assert judged.outcome.findings == ("its error 0.0001 is 210 times that of rounding",)
@@ -85,7 +85,7 @@ def test_without_noise_run_the_error_of_rounding_is_the_tolerance():
 @pytest.mark.parametrize(
     ("error", "verdict"),
     [
-        (0.09, TensorVerdict.CLOSE),
+        (0.09, TensorVerdict.NORMAL),
         (0.2, TensorVerdict.SUSPICIOUS),
         (0.3, TensorVerdict.DIFFERENT),
     ],
@@ -103,9 +103,9 @@ def test_tolerance_by_name_holds_before_a_noise_run(error, verdict):
 
 def test_tolerance_by_name_may_be_rounding_and_leaves_other_names_alone():
     settings = replace(SETTINGS, named=(NamedTolerance("fc-*", None),))
-    rows = [make_row(1e-4, TensorVerdict.CLOSE, name=name) for name in ("fc-op0", "other-op0")]
+    rows = [make_row(1e-4, TensorVerdict.NORMAL, name=name) for name in ("fc-op0", "other-op0")]
     found = [row.outcome.verdict for row in judge_rows(rows, settings)]
-    assert found == [TensorVerdict.DIFFERENT, TensorVerdict.CLOSE]
+    assert found == [TensorVerdict.DIFFERENT, TensorVerdict.NORMAL]
 
 
 def test_tolerance_whose_pattern_matches_no_name_is_an_error():
@@ -130,7 +130,7 @@ def test_pair_that_no_noise_run_has_is_judged_by_rounding():
 
 @pytest.mark.parametrize(
     "verdict",
-    [TensorVerdict.EQUAL, TensorVerdict.NAN, TensorVerdict.SHAPE, TensorVerdict.UNKNOWN],
+    [TensorVerdict.SAME, TensorVerdict.NAN, TensorVerdict.SHAPE, TensorVerdict.UNKNOWN],
 )
 def test_other_verdicts_stay(verdict):
     row = make_row(0.5, verdict)
@@ -150,6 +150,6 @@ def test_error_beside_a_reference_of_zeros_is_judged_by_the_noise_run():
     assert row.outcome.measures is not None
     zeros = replace(row.outcome.measures, relative_euclidean=math.nan)
     row = row._replace(outcome=replace(row.outcome, measures=zeros))
-    for noise, verdict in ((0.05, TensorVerdict.CLOSE), (1e-3, TensorVerdict.DIFFERENT)):
+    for noise, verdict in ((0.05, TensorVerdict.NORMAL), (1e-3, TensorVerdict.DIFFERENT)):
         [judged] = judge_rows([row], SETTINGS, [collect_errors([make_row(noise)])])
         assert judged.outcome.verdict is verdict

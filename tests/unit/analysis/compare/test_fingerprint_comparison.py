@@ -51,7 +51,7 @@ def compare(a: DumpedTensor, b: DumpedTensor, *, atol: float = 1e-4) -> PairOutc
 def test_equal_digests_are_equal_elements(has_statistics: bool):
     tensor = describe(ONE, has_statistics=has_statistics)
     outcome = compare(tensor, tensor)
-    assert (outcome.verdict, outcome.findings) == (TensorVerdict.EQUAL, ())
+    assert (outcome.verdict, outcome.findings) == (TensorVerdict.SAME, ())
     assert outcome.nonfinite_a is (False if has_statistics else None)
 
 
@@ -67,7 +67,7 @@ def test_sketches_estimate_how_far_tensors_are_apart(has_statistics: bool):
     assert found[ESTIMATED_RMSE] == pytest.approx(0.02, rel=0.3)
     exact = float(np.linalg.norm(other - ONE) / np.linalg.norm(ONE))
     assert found[ESTIMATED_ERROR] == pytest.approx(exact, rel=0.3)
-    assert compare(*tensors, atol=0.1).verdict is TensorVerdict.CLOSE
+    assert compare(*tensors, atol=0.1).verdict is TensorVerdict.NORMAL
 
 
 def test_elements_in_other_places_are_found_although_statistics_are_equal():
@@ -81,14 +81,14 @@ def test_change_within_the_tolerances_is_close_and_never_equal():
     other = ONE.copy()
     other[3, 4] += np.float32(1e-6)
     tensors = [describe(each)._replace(statistics={"max": 4.0}) for each in (other, ONE)]
-    assert compare(*tensors).verdict is TensorVerdict.CLOSE
+    assert compare(*tensors).verdict is TensorVerdict.NORMAL
 
 
 def test_types_are_compared_by_their_sketches_with_the_rounding_of_the_narrower_one():
     bits = (ONE.view(np.uint32) >> 16).astype(np.uint16)
     narrow = describe(bits, dtype="bfloat16", has_statistics=False)
     outcome = compare(narrow, describe(ONE, has_statistics=False))
-    assert outcome.verdict is TensorVerdict.CLOSE
+    assert outcome.verdict is TensorVerdict.NORMAL
     assert ESTIMATE_FINDING in outcome.findings
 
 
@@ -112,4 +112,4 @@ def test_a_partial_value_is_equal_to_nothing():
     tensor = describe(ONE)
     assert tensor.fingerprint is not None
     partial = tensor._replace(fingerprint=tensor.fingerprint._replace(digest=None))
-    assert compare(partial, partial).verdict is TensorVerdict.CLOSE
+    assert compare(partial, partial).verdict is TensorVerdict.NORMAL

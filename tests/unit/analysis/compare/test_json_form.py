@@ -84,7 +84,7 @@ MEASURES = exactly(
     **{field.name: NUMBER for field in fields(DifferenceMeasures)}, close_share={"type": "number"}
 )
 SCHEMA = exactly(
-    version={"const": 1},
+    version={"const": 2},
     a=TEXT,
     b=TEXT,
     agrees=YES_NO,
@@ -163,7 +163,7 @@ def test_json_has_the_whole_report():
     made = report()
     found = parsed(made)
     assert len(found["rows"]) == len(made.rows)
-    assert found["counts"] == {**dict.fromkeys(WORDS, 0), "different": 10, "close": 6, "equal": 8}
+    assert found["counts"] == {**dict.fromkeys(WORDS, 0), "different": 10, "normal": 6, "same": 8}
     assert found["agrees"] is False
     assert found["origins"][0]["suspects"][0]["name_a"] == LAYERS[3]
     assert found["origins"][0]["suspects"][0]["source"][-1]["code"] == "x = layer(x)"

@@ -43,12 +43,12 @@ def test_format_kinds_names_the_largest_error_or_the_first_nan():
         row(2, "output.0", outcome(), name="c/Linear-op0"),
     ]
     assert format_kinds(rows, str) == [
-        "activations  3 pairs: 2 different, 1 equal; "
+        "activations  3 pairs: 2 different, 1 same; "
         "by at most 2 (b/Linear-op0 output.0, rank 1, iteration 0)"
     ]
     bad = row(1, "output.0", PairOutcome(TensorVerdict.NAN), name="b/Linear-op0", rank=1)
     assert format_kinds([rows[2], bad], str) == [
-        "activations  2 pairs: 1 nan, 1 equal; first b/Linear-op0 output.0, rank 1, iteration 0"
+        "activations  2 pairs: 1 nan, 1 same; first b/Linear-op0 output.0, rank 1, iteration 0"
     ]
 
 

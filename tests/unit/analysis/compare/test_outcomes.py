@@ -43,7 +43,7 @@ def test_equal_digests_are_equal_without_reading_files(tmp_path):
     b = tensor(tmp_path, "b", ONES, digest=True)
     for each in (a, b):
         path_of(each).unlink()
-    assert compare_pair(TensorPair(a, b), ComparisonSettings()).verdict is TensorVerdict.EQUAL
+    assert compare_pair(TensorPair(a, b), ComparisonSettings()).verdict is TensorVerdict.SAME
     for other in (b._replace(dtype="int32"), b._replace(digest="0" * 32), b._replace(shape=None)):
         assert (
             compare_pair(TensorPair(a, other), ComparisonSettings()).verdict
@@ -56,12 +56,12 @@ def test_verdicts_of_elements(codec, tmp_path):
     def found(a, b):
         return verdict(tmp_path, a, b, codec=codec).verdict
 
-    assert found(ONES, ONES) is TensorVerdict.EQUAL
-    assert found(ONES, ONES * np.float32(1.00001)) is TensorVerdict.CLOSE
+    assert found(ONES, ONES) is TensorVerdict.SAME
+    assert found(ONES, ONES * np.float32(1.00001)) is TensorVerdict.NORMAL
     assert found(ONES, ONES * 2) is TensorVerdict.DIFFERENT
-    assert found(np.array([0.0], np.float32), np.array([-0.0], np.float32)) is TensorVerdict.EQUAL
-    assert found(np.zeros((0, 3)), np.zeros((0, 3))) is TensorVerdict.EQUAL
-    assert found(np.float64(1.5), np.float64(1.5)) is TensorVerdict.EQUAL
+    assert found(np.array([0.0], np.float32), np.array([-0.0], np.float32)) is TensorVerdict.SAME
+    assert found(np.zeros((0, 3)), np.zeros((0, 3))) is TensorVerdict.SAME
+    assert found(np.float64(1.5), np.float64(1.5)) is TensorVerdict.SAME
     assert found(np.float64(1.5), np.float64(2.5)) is TensorVerdict.DIFFERENT
     assert found([True, False], [True, True]) is TensorVerdict.DIFFERENT
 
@@ -86,19 +86,19 @@ def test_nan_at_different_places_has_verdict_nan(tmp_path):
 def test_nan_at_the_same_places_follows_equal_nan(tmp_path):
     """It counts as `equal_nan` says, but the same bytes are the same bytes."""
     a, b = np.array([NAN, INF, 1], np.float32), np.array([NAN, INF, 1.00001], np.float32)
-    assert verdict(tmp_path, a, a).verdict is TensorVerdict.EQUAL
+    assert verdict(tmp_path, a, a).verdict is TensorVerdict.SAME
     found = verdict(tmp_path, a, b)
     assert found.verdict is TensorVerdict.DIFFERENT
     assert found.findings == ("NaN on both sides at 1 place, which counts as unequal",)
     lenient = ComparisonSettings(ElementTolerances(equal_nan=True))
-    assert verdict(tmp_path, a, b, lenient).verdict is TensorVerdict.CLOSE
-    assert verdict(tmp_path, [INF], np.array([INF], np.float32)).verdict is TensorVerdict.EQUAL
+    assert verdict(tmp_path, a, b, lenient).verdict is TensorVerdict.NORMAL
+    assert verdict(tmp_path, [INF], np.array([INF], np.float32)).verdict is TensorVerdict.SAME
 
 
 def test_shapes_that_differ_in_extents_of_one_are_comparable(tmp_path):
     """Extents of 1 do not count, nor how the same elements are folded when one side is flat."""
     found = verdict(tmp_path, ONES, ONES.reshape(1, 2, 1, 3))
-    assert found.verdict is TensorVerdict.EQUAL
+    assert found.verdict is TensorVerdict.SAME
     assert found.findings == ("shape [2, 3] against [1, 2, 1, 3], compared without extents of 1",)
     found = verdict(tmp_path, ONES, ONES.reshape(6))
     assert found.findings == ("shape [2, 3] against [6], compared element by element",)
@@ -127,10 +127,10 @@ def test_shard_is_compared_with_its_part_of_the_whole(tmp_path):
         made = pair(tmp_path, "x", part, whole)
         shard = _with_layout(made.a, layout)
         found = compare_pair(TensorPair(shard, made.b), SETTINGS)
-        assert found.verdict is TensorVerdict.EQUAL
+        assert found.verdict is TensorVerdict.SAME
         assert "compared with the same elements of b" in found.findings[-1]
         swapped = compare_pair(TensorPair(made.b, shard), SETTINGS)
-        assert swapped.verdict is TensorVerdict.EQUAL
+        assert swapped.verdict is TensorVerdict.SAME
         assert "compared with the same elements of a" in swapped.findings[-1]
     made = pair(tmp_path, "x", whole[:2], whole)
     shard = _with_layout(made.a, rows)
@@ -150,10 +150,10 @@ def test_first_elements_are_never_compared_as_the_whole_tensor(tmp_path):
     made = pair(tmp_path, "x", whole.reshape(-1)[:5], whole)
     first = _with_layout(made.a, layout)
     found = compare_pair(TensorPair(first, made.b), SETTINGS)
-    assert found.verdict is TensorVerdict.EQUAL
+    assert found.verdict is TensorVerdict.SAME
     assert "a has only the first 5 elements of [4, 3]" in found.findings
     both = compare_pair(TensorPair(first, first), SETTINGS)
-    assert (both.verdict, len(both.findings)) == (TensorVerdict.EQUAL, 2)
+    assert (both.verdict, len(both.findings)) == (TensorVerdict.SAME, 2)
     # A whole tensor that happens to have the same few elements.
     assert compare_pair(TensorPair(first, made.a), SETTINGS).verdict is TensorVerdict.SHAPE
     assert made.b is not None
@@ -188,7 +188,7 @@ def test_shapes_are_read_from_files(tmp_path):
 def test_different_types_are_a_finding(tmp_path):
     found = verdict(tmp_path, np.array([1, 2], np.float32), np.array([1, 2], np.int64))
     assert (found.verdict, found.findings) == (
-        TensorVerdict.EQUAL,
+        TensorVerdict.SAME,
         ("dtype float32 against int64",),
     )
 
@@ -199,7 +199,7 @@ def test_bfloat16_is_compared_after_rounding(tmp_path):
     short = np.array([0.10009765625, 3.140625, -7.78125], np.float32)
     a = tensor(tmp_path, "a", short, dtype="bfloat16")
     found = compare_pair(TensorPair(a, tensor(tmp_path, "b", exact)), ComparisonSettings())
-    assert found.verdict is TensorVerdict.CLOSE
+    assert found.verdict is TensorVerdict.NORMAL
     assert found.findings == ("dtype bfloat16 against float32, compared as bfloat16",)
     further = tensor(tmp_path, "c", exact * np.float32(1.01))
     assert (
@@ -237,14 +237,14 @@ def test_statistics_are_compared_without_elements():
         return compare_pair(TensorPair(a, b), SETTINGS)
 
     one = figures(max=1.0, min=-1.0, avg=0.5)
-    assert found(one, one).verdict is TensorVerdict.EQUAL
+    assert found(one, one).verdict is TensorVerdict.SAME
     near = found(one, figures(max=1.0001, min=-1.0, l2norm=3.0))
-    assert near.verdict is TensorVerdict.CLOSE
+    assert near.verdict is TensorVerdict.NORMAL
     assert near.statistic_differences == {"max": pytest.approx(0.0001), "min": 0.0}
     assert found(one, figures(avg=0.6)).verdict is TensorVerdict.DIFFERENT
     odd = found(one, figures(max=NAN, min=NAN, avg=NAN))
     assert (odd.verdict, odd.nonfinite_a, odd.nonfinite_b) == (TensorVerdict.NAN, False, True)
-    assert found(figures(max=INF), figures(max=INF)).verdict is TensorVerdict.EQUAL
+    assert found(figures(max=INF), figures(max=INF)).verdict is TensorVerdict.SAME
 
 
 def test_nan_statistics_are_unknown():
@@ -260,8 +260,8 @@ def test_elements_are_compared_with_statistics_of_the_other_side(tmp_path):
     """The side that has elements is measured for the figures of the other."""
     full = tensor(tmp_path, "a", np.array([3, -4, 0, 0], np.float32))
     rows = figures(max=3.0, min=-4.0, avg=-0.25, l2norm=5.0, nan_count=0)
-    assert compare_pair(TensorPair(full, rows), ComparisonSettings()).verdict is TensorVerdict.EQUAL
-    assert compare_pair(TensorPair(rows, full), ComparisonSettings()).verdict is TensorVerdict.EQUAL
+    assert compare_pair(TensorPair(full, rows), ComparisonSettings()).verdict is TensorVerdict.SAME
+    assert compare_pair(TensorPair(rows, full), ComparisonSettings()).verdict is TensorVerdict.SAME
     complex_one = tensor(tmp_path, "c", np.array([1j] * 4, np.complex64))
     assert (
         compare_pair(TensorPair(complex_one, rows), ComparisonSettings()).verdict

@@ -77,7 +77,7 @@ def test_compare_finds_no_difference_of_a_dump_to_itself(one):
     report = rankdump.compare(one, one)
     assert (report.agrees, report.origins, report.notes) == (True, (), ())
     assert len(report.rows) == 2 * 2 * 6
-    assert verdicts(report) == {TensorVerdict.EQUAL}
+    assert verdicts(report) == {TensorVerdict.SAME}
 
 
 def test_report_rows_are_sorted_by_iteration_order_and_rank(one):
@@ -167,7 +167,7 @@ def test_report_notes_ranks_and_iterations_of_one_side(one, tmp_path):
         "only a has iteration 1 of rank 1",
     )
     assert not report.agrees
-    assert verdicts(report) == {TensorVerdict.EQUAL}
+    assert verdicts(report) == {TensorVerdict.SAME}
 
 
 def test_unpaired_layer_mark_is_not_a_difference(tmp_path):

@@ -25,8 +25,8 @@ def test_count_verdicts_begins_with_the_worst():
     assert list(report_summary.count_verdicts(rows).items()) == [
         (TensorVerdict.NAN, 1),
         (TensorVerdict.DIFFERENT, 10),
-        (TensorVerdict.CLOSE, 6),
-        (TensorVerdict.EQUAL, 8),
+        (TensorVerdict.NORMAL, 6),
+        (TensorVerdict.SAME, 8),
     ]
 
 
@@ -34,7 +34,7 @@ def test_operator_summary_has_the_worst_tensor():
     rows = [
         row(2, "input.0", outcome(TensorVerdict.DIFFERENT, 0.5)),
         row(2, "output.0", outcome(TensorVerdict.DIFFERENT, 0.75)),
-        row(2, "output.1", outcome(TensorVerdict.CLOSE, 0.9)),
+        row(2, "output.1", outcome(TensorVerdict.NORMAL, 0.9)),
         row(2, "output.2", PairOutcome(TensorVerdict.UNKNOWN)),
         row(2, "output.0", outcome(), rank=1),
     ]
@@ -135,7 +135,7 @@ def test_report_sentences():
     ) == ("all tensors that were compared agree, but not everything was compared")
     assert (
         report_text.format_verdict_counts([row(0, "output.0", outcome())])
-        == "1 pair of tensors: 1 equal"
+        == "1 pair of tensors: 1 same"
     )
     assert report_text.format_verdict_counts([]) == "0 pairs of tensors"
     assert (
@@ -157,5 +157,7 @@ def test_report_sentences():
     )
     assert report_text.join_findings(row(0, "output.0", figured)) == "dtypes differ"
     assert report_summary.get_row_error(row(0, "output.0", figured)) == 0.25
-    assert report_summary.max_absolute(row(0, "output.0", outcome(TensorVerdict.CLOSE, 0.5))) == 0.5
+    assert (
+        report_summary.max_absolute(row(0, "output.0", outcome(TensorVerdict.NORMAL, 0.5))) == 0.5
+    )
     assert measures(0.5).close_share == 0.5

@@ -103,10 +103,10 @@ def test_only_selected_ranks_and_steps_are_read(tmp_path):
 def test_msprobe_dump_is_compared_with_another(tensors, tmp_path):
     """The origin is the call that reads the changed weight; elements are compared in blocks."""
     report = compare(write_dump("msprobe-weight", tmp_path), tensors)
-    assert verdicts(report) == {"equal": 29, "different": 45}
+    assert verdicts(report) == {"same": 29, "different": 45}
     for row in report.rows:
         same = np.array_equal(*(reader.load(side.entry) for side in (row.pair.a, row.pair.b)))
-        assert same == (row.outcome.verdict is TensorVerdict.EQUAL)
+        assert same == (row.outcome.verdict is TensorVerdict.SAME)
     (suspect,) = {each.name_a for each in report.origins[0].suspects}
     assert suspect == "Functional_linear_0_forward"
     (row,) = [row for row in report.rows if row.name_a == "fc.weight"]
@@ -131,12 +131,12 @@ def test_msprobe_dump_is_compared_with_our_own_tree(tensors, tree):
 def test_checksums_decide_where_there_are_no_files(tmp_path):
     """CRC-32 of msprobe's md5 mode: equal ones are equal tensors, others are not."""
     a, b = write_dump("msprobe-md5", tmp_path), write_dump("msprobe-md5-weight", tmp_path)
-    assert verdicts(compare(a, a)) == {"equal": 53}
+    assert verdicts(compare(a, a)) == {"same": 53}
     report = compare(b, a)
-    assert verdicts(report) == {"equal": 20, "different": 33}
+    assert verdicts(report) == {"same": 20, "different": 33}
     for row in report.rows:
         same = row.pair.a.digest == row.pair.b.digest
-        assert same == (row.outcome.verdict is TensorVerdict.EQUAL)
+        assert same == (row.outcome.verdict is TensorVerdict.SAME)
     edit(
         b / "step0" / "proc1" / "dump.json",
         lambda body: body["data"]["Functional.embedding.0.forward"]["output"][0].update(
@@ -145,7 +145,7 @@ def test_checksums_decide_where_there_are_no_files(tmp_path):
     )
     changed = compare(b, a, operator="Functional_embedding_0_forward")
     assert [(row.outcome.verdict.value, row.outcome.findings) for row in changed.rows][2] == (
-        "close",
+        "normal",
         ("their checksums differ",),
     )
 
@@ -277,7 +277,7 @@ def test_logs_of_debug_mode_are_rows(name, tmp_path):
 
 def test_logs_are_compared_and_lead_to_the_line(tmp_path):
     report = compare(write_dump("debug-mode-weight", tmp_path), write_dump("debug-mode", tmp_path))
-    assert verdicts(report) == {"equal": 54, "different": 56}
+    assert verdicts(report) == {"same": 54, "different": 56}
     suspect = report.origins[0].suspects[0]
     assert suspect.name_a == "Default/network-Net/fc/t-op0"
     assert suspect.source[-1].code.startswith("x = self.fc(")
