@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from decimal import Decimal
 from enum import Enum
 from typing import Any, cast
 
@@ -15,6 +16,8 @@ def make_body(value: Any) -> Any:
     """Return a value as JSON has it: NaN and infinities become texts."""
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, Decimal) and value.is_finite():
+        return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, str | int | float | bool | None):

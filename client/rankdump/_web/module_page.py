@@ -118,7 +118,7 @@ def _read_modules(source: DumpSource, iteration: int | None, rank: int | None) -
         "CAST(side AS VARCHAR) AS side, slot, CAST(any_value(dtype) AS VARCHAR) AS dtype, "
         "any_value(shape) AS shape, list(DISTINCT CAST(layout AS VARCHAR)) AS layouts, "
         "max(l2norm) AS norm, max(max) AS maximum, min(min) AS minimum, "
-        f"count_if({NONFINITE}) AS nonfinite, count(*) AS times "
+        f"count(*) FILTER (WHERE {NONFINITE}) AS nonfinite, count(*) AS times "
         f"FROM tensors WHERE {' AND '.join(conditions) or 'true'} "
         "GROUP BY name, op_type, side, slot ORDER BY min(position), name, side, slot",
         values,

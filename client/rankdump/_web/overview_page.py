@@ -131,8 +131,8 @@ def build_overview(source: DumpSource, request: OverviewRequest) -> OverviewPage
     """Return what the readers know about the tree."""
     overview = source.keep("overview", lambda: read_overview(source.root))
     counts = source.get_rows(
-        f"SELECT count(*) AS tensors, count(max) AS measured, count_if({NONFINITE}) AS bad "
-        "FROM tensors"
+        "SELECT count(*) AS tensors, count(max) AS measured, "
+        f"count(*) FILTER (WHERE {NONFINITE}) AS bad FROM tensors"
     )[0]
     bad = _find_bad(source) if counts["bad"] else ()
     balances = _make_balances(overview)

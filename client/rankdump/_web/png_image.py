@@ -31,12 +31,10 @@ def make_palette() -> bytes:
     return colors.tobytes()
 
 
-def color_cells(
-    values: npt.NDArray[np.float64], *, is_log: bool = False, empty: bool = False
-) -> npt.NDArray[np.uint8]:
+def color_cells(values: npt.NDArray[np.float64], *, is_log: bool = False) -> npt.NDArray[np.uint8]:
     """Return the place of each value in the palette; 0 is in the middle.
 
-    With `is_log`, by the logarithm of magnitudes; with `empty`, NaN is a cell without a value.
+    With `is_log`, by the logarithm of magnitudes.
     """
     finite = np.isfinite(values)
     sizes = np.abs(np.where(finite, values, 0.0))
@@ -52,7 +50,7 @@ def color_cells(
         shares = sizes / largest
     levels = np.rint(np.sign(np.where(finite, values, 0.0)) * shares * _LEVELS)
     indices = (levels + _LEVELS).astype(np.uint8)
-    indices[np.isnan(values)] = EMPTY_INDEX if empty else NAN_INDEX
+    indices[np.isnan(values)] = NAN_INDEX
     indices[np.isinf(values)] = INFINITE_INDEX
     return indices
 

@@ -14,7 +14,7 @@ from rankdump._analysis.table.table_schema import NONFINITE, STATISTIC_COLUMNS
 from rankdump._web.dump_source import DumpSource
 from rankdump._web.page_kinds import PageKind
 from rankdump._web.page_parameters import PageParameters
-from rankdump._web.png_image import color_cells, encode_png
+from rankdump._web.png_image import EMPTY_INDEX, color_cells, encode_png
 
 _OF_ITERATIONS = {"dropped": "dropped", "stall": "stall_us / 1e3", "stored": "stored + linked"}
 """Statistics of a rank's iteration itself; the stall is in milliseconds."""
@@ -40,7 +40,7 @@ class RankValues:
     ranks: tuple[int, ...]
     iterations: tuple[int, ...]
     values: npt.NDArray[np.float64]
-    """Ranks by iterations; NaN where there is nothing, or the statistic is NaN."""
+    """Ranks by iterations; NaN also where there is nothing."""
     is_there: npt.NDArray[np.bool_]
 
 
@@ -119,10 +119,11 @@ def _list_values(found: RankValues, rank: int, columns: list[int]) -> tuple[floa
 def draw_rank_map(source: DumpSource, request: RankMapRequest) -> bytes:
     """Return the map as PNG: a row for each rank, a column for each iteration."""
     found = read_values(source, request)
-    steps = [-(-count // MAX_CELLS) or 1 for count in found.values.shape]
-    cells = join_cells(found.values, *steps)
-    is_log = choose_scale(found.values).name != "linear"
-    return encode_png(color_cells(cells, is_log=is_log, empty=True))
+    rows, columns = (-(-count // MAX_CELLS) or 1 for count in found.values.shape)
+    cells = join_cells(np.where(found.is_there, found.values, 0.0), rows, columns)
+    is_there = join_cells(found.is_there.astype(np.int64), rows, columns) > 0
+    colors = color_cells(cells, is_log=choose_scale(found.values).name != "linear")
+    return encode_png(np.where(is_there, colors, EMPTY_INDEX).astype(np.uint8))
 
 
 def read_values(source: DumpSource, request: RankMapRequest) -> RankValues:
@@ -140,7 +141,7 @@ def _read_values(source: DumpSource, statistic: str, search: str) -> RankValues:
         view, condition = "tensors", "iteration IS NOT NULL"
         measure = f"CAST(arg_max({statistic}, abs({statistic})) AS DOUBLE)"
         if statistic == NONFINITE_COUNT:
-            measure = f"CAST(count_if({NONFINITE}) AS DOUBLE)"
+            measure = f"CAST(count(*) FILTER (WHERE {NONFINITE}) AS DOUBLE)"
         if search:
             condition += " AND contains(lower(CAST(name AS VARCHAR)), lower(?))"
             values.append(search)
