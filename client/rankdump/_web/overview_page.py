@@ -28,7 +28,7 @@ from rankdump._web.page_parameters import PageParameters
 
 _MAX_LISTED = 50
 """Sentences, findings and ranks of one part."""
-_MAX_BAD = 20
+_MAX_BAD = 8
 _BAD_COLUMNS = (
     "rank, iteration, position, CAST(name AS VARCHAR) AS name, CAST(side AS VARCHAR) AS side, slot"
 )

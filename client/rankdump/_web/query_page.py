@@ -135,6 +135,8 @@ def _make_page(request: QueryRequest, found: QueryAnswer, error: str = "") -> Qu
 
 
 def _make_cell(value: Any) -> Any:
+    if isinstance(value, float):
+        return value
     plain: object = make_body(value)
     if isinstance(plain, int | float | None):
         return plain

@@ -57,6 +57,8 @@ def serve_trees(trees: Sequence[Path], *, port: int, opens_browser: bool) -> Non
     gate = AccessGate(WebPages(sources, queries).make_application(), tokens, time.monotonic)
     try:
         asyncio.run(_serve(gate, listening))
+    except KeyboardInterrupt:
+        pass  # that is how it is ended
     finally:
         queries.close()
         for source in sources:

@@ -307,6 +307,9 @@ def test_query_shows_rows(pages):
     assert (body["columns"], body["has_plot"]) == (["iteration", "largest"], True)
     assert body["rows"] == [[0, 23.0], [1, 23.0], [2, 23.0]]
     assert "3 rows" in read(pages, "/query", sql=sql).text
+    every = pages.get("/query.json", params={"sql": sql.replace("rank = 0", "true")}).json()
+    # A NaN leaves the column one of numbers.
+    assert (every["rows"][1], every["has_plot"]) == ([1, "nan"], True)
 
 
 REFUSED = ("DROP TABLE tensors", "SELECT * FROM read_csv('/etc/passwd')", "x")
