@@ -75,6 +75,7 @@ def test_keyboard_alone_leads_to_the_source_line(open_page: PageMaker):
     page = open_page("/")
     page.keyboard.press("j")
     page.keyboard.press("Enter")
+    page.wait_for_url("**/tensor?*")
     expect(page.locator(".code .hit")).to_be_visible()
     page.keyboard.press("/")
     expect(page.locator("#search")).to_be_focused()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -23,16 +22,46 @@ BAD = BadTensor(1, 7, 3, "Default/network-Net/fc-Linear/Linear-op0", "output", 0
 LATE = Finding(FindingKind.LATE, 1, "events came late")
 WHOLE = IterationStatus("job", "s", 0, 0, complete=True, expected=5, stored=5)
 GOOD = TreeOverview(
-    *(("job",), (0,), (0,), (), sum_iterations([WHOLE])),
-    *((), (), (), None, (), (), (), ()),
+    jobs=("job",),
+    ranks=(0,),
+    iterations=(0,),
+    tallies=(),
+    totals=sum_iterations([WHOLE]),
+    problems=(),
+    missing=(),
+    freezes=(),
+    fault=None,
+    findings=(),
+    hints=(),
+    card_differences=(),
+    card_remarks=(),
     has_order=True,
 )
 
 
 def hint(level: HintLevel, projected_us: int = 0) -> TimeoutHint:
     limit = TimeoutLimit("timeout", 1000, "process group", (0,))
-    where: Any = ("job", "0", "gloo", level, False, "all_reduce", "AllReduce", 1, 2, 0, 1)
-    return TimeoutHint(*where, 250, 0, limit, (limit,), projected_us, 9, (), "it is near")
+    return TimeoutHint(
+        job_id="job",
+        group="0",
+        backend="gloo",
+        level=level,
+        waiting=False,
+        kind="all_reduce",
+        name="AllReduce",
+        iteration=1,
+        sequence=2,
+        first_rank=0,
+        last_rank=1,
+        spread_us=250,
+        dump_us=0,
+        limit=limit,
+        limits=(limit,),
+        projected_us=projected_us,
+        projected_iteration=9,
+        settings=(),
+        reason="it is near",
+    )
 
 
 URGENT = hint(next(level for level in HintLevel if level is not HintLevel.OK))

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from support.tensor_layouts import shard_rows
+from support.tree_builder import TreeBuilder
 from support.web_trees import (
     BAD_PLACE,
     GRADIENT,
@@ -100,8 +102,8 @@ def test_way_from_the_overview_to_the_source_line(pages):
 
 def test_all_links_of_all_pages_lead_somewhere(pages):
     """Every address that a page has answers with a page, a picture or a file."""
-    seen = set(PATHS)
-    waiting = list(PATHS)
+    seen: set[str] = set(PATHS)
+    waiting: list[str] = list(PATHS)
     while waiting and len(seen) < 120:
         answer = pages.get(waiting.pop())
         assert answer.status_code == 200, answer.url
@@ -243,6 +245,26 @@ def test_large_tensor_is_not_read(pages, monkeypatch):
     body = pages.get("/tensor.json", params=tensor()).json()
     assert "a page reads at most 10 B" in body["elements_note"]
     assert pages.get("/tensor/elements.npy", params=tensor()).status_code == 503
+
+
+def test_shards_are_joined_from_all_ranks(tmp_path, open_pages):
+    tree = TreeBuilder(tmp_path / "tree")
+    whole = np.arange(15, dtype=np.float32).reshape(5, 3)
+    for rank, rows in ((0, slice(0, 3)), (1, slice(3, 5))):
+        shape = shard_rows(rank, rows.start, (5, 3))
+        tree.tensor(rank, 0, LINEAR, whole[rows], tabled=True, tensor_layout=shape)
+        tree.complete(rank, 0)
+    client = open_pages(tree.root)
+    asked = tensor(rank=1, iteration=0)
+    alone, joined = (
+        client.get("/tensor.json", params=asked | {"joined": flag}).json() for flag in (0, 1)
+    )
+    assert alone["elements"]["slice"]["cells"] == whole[3:].tolist()
+    assert joined["elements"]["slice"]["cells"] == whole.tolist()
+    page = read(client, "/tensor", **asked)
+    assert any("joined=1" in link for link in page.links if link.startswith("/tensor?"))
+    assert "Shard(0)" in page.text
+    assert "Shard(0)" in read(client, "/modules").text
 
 
 def test_source_is_shown_only_where_it_is_the_recorded_line(tmp_path, open_pages):

@@ -23,7 +23,7 @@ TENSOR = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     ],
 )
 def test_any_two_dimensions(axes, at, expected):
-    found = cut_slice(TENSOR, *axes, at)
+    found = cut_slice(TENSOR, axes[0], axes[1], at)
     assert (found.cells == expected).all()
     assert found.shape == expected.shape
 
@@ -38,7 +38,7 @@ def test_less_than_two_dimensions_are_one_row(tensor, shape):
 )
 def test_slice_outside_of_the_tensor_is_an_error(axes, at):
     with pytest.raises(IndexError):
-        cut_slice(TENSOR, *axes, at)
+        cut_slice(TENSOR, axes[0], axes[1], at)
 
 
 def test_large_slices_keep_extremes_and_nan():
