@@ -45,24 +45,30 @@ def bind_socket(port: int) -> socket.socket:
 def serve_trees(trees: Sequence[Path], *, port: int, opens_browser: bool) -> None:
     """Serve the pages of trees until a signal comes; CorruptedError for a folder that is none."""
     sources = [DumpSource(tree) for tree in trees]
-    listening = bind_socket(port)
-    tokens = AccessTokens(time.monotonic())
-    bound = listening.getsockname()[1]
-    address = f"http://{LOOPBACK}:{bound}/?{make_token_query(tokens.token)}"
-    sys.stdout.write("\n".join(_describe_address(address, bound)) + "\n")
-    sys.stdout.flush()
-    if opens_browser and has_desktop(os.environ):
-        webbrowser.open(address)
     queries = QueryProcess()
-    gate = AccessGate(WebPages(sources, queries).make_application(), tokens, time.monotonic)
     try:
-        asyncio.run(_serve(gate, listening))
+        _serve_sources(sources, queries, port, opens_browser=opens_browser)
     except KeyboardInterrupt:
         pass  # that is how it is ended
     finally:
         queries.close()
         for source in sources:
             source.close()
+
+
+def _serve_sources(
+    sources: Sequence[DumpSource], queries: QueryProcess, port: int, *, opens_browser: bool
+) -> None:
+    listening = bind_socket(port)
+    tokens = AccessTokens(time.monotonic())
+    bound = listening.getsockname()[1]
+    address = f"http://{LOOPBACK}:{bound}/?{make_token_query(tokens.token)}"
+    gate = AccessGate(WebPages(sources, queries).make_application(), tokens, time.monotonic)
+    sys.stdout.write("\n".join(_describe_address(address, bound)) + "\n")
+    sys.stdout.flush()
+    if opens_browser and has_desktop(os.environ):
+        webbrowser.open(address)
+    asyncio.run(_serve(gate, listening))
 
 
 async def _serve(gate: AccessGate, listening: socket.socket) -> None:
