@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from rankdump import reader
 from rankdump._analysis.reader.manifests import list_rank_folders
@@ -26,6 +26,9 @@ from rankdump._core.execution_order import GLOBAL_ORDER_FOLDER
 from rankdump._core.freeze_record import BLACK_BOX_FOLDER
 from rankdump._layout.tree_paths import MANIFEST_FOLDER, METADATA_FOLDER
 from rankdump.errors import CorruptedError, QueryError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _T = TypeVar("_T")
 _MAX_KEPT = 256
@@ -53,7 +56,16 @@ class DumpSource:
         Rows are kept until the tree changes. Raises what `run_query` does, and CorruptedError for a
         damaged table.
         """
-        return self.keep((sql, *values), lambda: self._run(sql, values))
+        return self.keep((sql, *values), lambda: self.read_table(sql, values).to_pylist())
+
+    def read_table(self, sql: str, values: Sequence[object] = ()) -> pa.Table:
+        """Return the rows of a SELECT as a table, for many rows; raises what `get_rows` does."""
+        try:
+            return self._open_table().run(sql, values)
+        except QueryError:
+            # The agent may have replaced files of the table since they were listed.
+            self.close()
+            return self._open_table().run(sql, values)
 
     def keep(self, key: Hashable, make: Callable[[], _T]) -> _T:
         """Return what `make` returned for a key, as long as the tree has not changed since."""
@@ -71,6 +83,16 @@ class DumpSource:
                     self._kept.popitem(last=False)
         return made
 
+    def keep_latest(self, name: str, key: Hashable, make: Callable[[], _T]) -> _T:
+        """Return the same as `keep`, but hold no more than one value of a name: a large one."""
+        held: dict[Hashable, _T] = self.keep(("latest", name), dict)
+        if key in held:
+            return cast("_T", held[key])
+        made = make()
+        held.clear()
+        held[key] = made
+        return made
+
     @property
     def has_table(self) -> bool:
         """Whether the tree has a table, which answers in place of its files."""
@@ -82,14 +104,6 @@ class DumpSource:
             table, self._table = self._table, None
         if table is not None:
             table.close()
-
-    def _run(self, sql: str, values: Sequence[object]) -> list[dict[str, Any]]:
-        try:
-            return self._open_table().run(sql, values).to_pylist()
-        except QueryError:
-            # The agent may have replaced files of the table since they were listed.
-            self.close()
-            return self._open_table().run(sql, values).to_pylist()
 
     def _open_table(self) -> OpenTable:
         with self._lock:

@@ -105,7 +105,7 @@ def build_order(source: DumpSource, request: OrderRequest) -> OrderPage:
     order = source.keep("order", lambda: _read_order(source))
     iterations = source.keep("order iterations", lambda: _list_iterations(source, order))
     iteration = _choose_iteration(order, iterations, request)
-    entries = source.keep(("order", iteration), lambda: _read_entries(order, iteration))
+    entries = source.keep_latest("order", iteration, lambda: _read_entries(order, iteration))
     if not entries:
         raise AbsentPageError(f"the order has no iteration {iteration}")
     kept = [each for each in entries if each.kind.is_collective or not request.collectives]

@@ -21,6 +21,8 @@ _OF_ITERATIONS = {"dropped": "dropped", "stall": "stall_us / 1e3", "stored": "st
 NONFINITE_COUNT = "nonfinite"
 STATISTICS = (NONFINITE_COUNT, *STATISTIC_COLUMNS.values(), *_OF_ITERATIONS)
 _MAX_TABLE_RANKS, _MAX_TABLE_ITERATIONS = 32, 24
+_MAX_PLACES = 4096
+"""Ranks, and iterations, that a page names so that a click on the picture leads on."""
 
 
 class RankMapRequest(NamedTuple):
@@ -63,8 +65,9 @@ class RankMapPage:
     high: float | None
     is_log: bool
     ranks: tuple[int, ...]
-    """Of the picture, the first and the last; empty without any."""
+    """Rows of the picture; empty where they are too many for a page."""
     all_iterations: tuple[int, ...]
+    """Columns of the picture; empty where they are too many for a page."""
     columns: tuple[int, ...]
     """Iterations of the listed numbers."""
     lines: tuple[RankLine, ...]
@@ -100,8 +103,8 @@ def build_rank_map(source: DumpSource, request: RankMapRequest) -> RankMapPage:
         low=float(finite.min()) if finite.size else None,
         high=float(finite.max()) if finite.size else None,
         is_log=choose_scale(found.values).name != "linear",
-        ranks=found.ranks,
-        all_iterations=found.iterations,
+        ranks=found.ranks if len(found.ranks) <= _MAX_PLACES else (),
+        all_iterations=found.iterations if len(found.iterations) <= _MAX_PLACES else (),
         columns=tuple(columns),
         lines=tuple(RankLine(rank, _list_values(found, rank, columns)) for rank in shown),
         next_rank=ranks[_MAX_TABLE_RANKS] if len(ranks) > _MAX_TABLE_RANKS else None,
@@ -128,8 +131,8 @@ def draw_rank_map(source: DumpSource, request: RankMapRequest) -> bytes:
 
 def read_values(source: DumpSource, request: RankMapRequest) -> RankValues:
     """Return the extreme of each rank and iteration."""
-    key = ("rank map", request.statistic, request.search)
-    return source.keep(key, lambda: _read_values(source, request.statistic, request.search))
+    asked = request.statistic, request.search
+    return source.keep_latest("rank map", asked, lambda: _read_values(source, *asked))
 
 
 def _read_values(source: DumpSource, statistic: str, search: str) -> RankValues:
@@ -139,28 +142,26 @@ def _read_values(source: DumpSource, statistic: str, search: str) -> RankValues:
         view, condition = "iterations", "true"
     else:
         view, condition = "tensors", "iteration IS NOT NULL"
-        measure = f"CAST(arg_max({statistic}, abs({statistic})) AS DOUBLE)"
+        measure = f"arg_max({statistic}, abs({statistic}))"
         if statistic == NONFINITE_COUNT:
-            measure = f"CAST(count(*) FILTER (WHERE {NONFINITE}) AS DOUBLE)"
+            measure = f"count(*) FILTER (WHERE {NONFINITE})"
         if search:
             condition += " AND contains(lower(CAST(name AS VARCHAR)), lower(?))"
             values.append(search)
-    rows = source.get_rows(
-        f"SELECT rank, iteration, {measure} AS value FROM {view} WHERE {condition} "
-        "GROUP BY rank, iteration",
+    rows = source.read_table(
+        f"SELECT rank, iteration, CAST({measure} AS DOUBLE) AS value FROM {view} "
+        f"WHERE {condition} GROUP BY rank, iteration HAVING value IS NOT NULL",
         values,
     )
-    ranks = sorted({row["rank"] for row in rows})
-    iterations = sorted({row["iteration"] for row in rows})
+    columns = [rows.column(name).to_numpy() for name in ("rank", "iteration")]
+    (ranks, row_of), (iterations, column_of) = (
+        np.unique(column, return_inverse=True) for column in columns
+    )
     cells = np.full((len(ranks), len(iterations)), np.nan)
     is_there = np.zeros(cells.shape, np.bool_)
-    row_of = {rank: at for at, rank in enumerate(ranks)}
-    column_of = {iteration: at for at, iteration in enumerate(iterations)}
-    for row in rows:
-        if row["value"] is not None:
-            place = row_of[row["rank"]], column_of[row["iteration"]]
-            cells[place], is_there[place] = row["value"], True
-    return RankValues(tuple(ranks), tuple(iterations), cells, is_there)
+    cells[row_of, column_of] = rows.column("value").to_numpy()
+    is_there[row_of, column_of] = True
+    return RankValues(tuple(ranks.tolist()), tuple(iterations.tolist()), cells, is_there)
 
 
 RANK_MAP = PageKind("/ranks", "ranks.html", "Ranks", parse_rank_map, build_rank_map)

@@ -73,8 +73,6 @@ class TensorPage:
     statistics: tuple[str, ...]
     """Those that were recorded of this tensor."""
     series: StatisticSeries
-    places: tuple[tuple[str, int], ...]
-    """Other places of the tensor: `first` and `last` iteration."""
     elements: ElementView | None
     elements_note: str
     """Why no elements are shown; empty where they are."""
@@ -144,9 +142,9 @@ def find_row(source: DumpSource, request: TensorRequest) -> TensorRow:
 def build_tensor(source: DumpSource, request: TensorRequest) -> TensorPage:
     """Return what is known of a tensor."""
     row = find_row(source, request)
-    statistics = _find_statistics(source, request)
-    if statistics and request.statistic not in statistics:
-        request = request._replace(statistic=statistics[0])
+    extent = _find_extent(source, request)
+    if extent.statistics and request.statistic not in extent.statistics:
+        request = request._replace(statistic=extent.statistics[0])
     elements, elements_note = _view_elements(source, row, request)
     frames, frames_note = _find_frames(source, row)
     neighbours = _find_neighbours(source, row)
@@ -154,9 +152,8 @@ def build_tensor(source: DumpSource, request: TensorRequest) -> TensorPage:
     return TensorPage(
         request=request,
         row=row,
-        statistics=statistics,
-        series=_read_series(source, request),
-        places=_find_ends(source, request),
+        statistics=extent.statistics,
+        series=_read_series(source, request, extent),
         elements=elements,
         elements_note=elements_note,
         frames=frames,
@@ -171,45 +168,47 @@ def _get_identity(request: TensorRequest) -> tuple[object, ...]:
     return request.name, request.side, request.slot
 
 
-def _find_statistics(source: DumpSource, request: TensorRequest) -> tuple[str, ...]:
+class _TensorExtent(NamedTuple):
+    """Where a tensor is, and which statistics it has."""
+
+    statistics: tuple[str, ...]
+    ranks: list[int]
+    iterations: list[int]
+
+
+def _find_extent(source: DumpSource, request: TensorRequest) -> _TensorExtent:
     counts = ", ".join(f"count({name}) AS {name}" for name in STATISTICS)
     found = source.get_rows(
-        f"SELECT {counts} FROM tensors WHERE {_IDENTITY}", _get_identity(request)
-    )[0]
-    return tuple(name for name in STATISTICS if found[name])
-
-
-def _find_ends(source: DumpSource, request: TensorRequest) -> tuple[tuple[str, int], ...]:
-    found = source.get_rows(
-        f"SELECT min(iteration) AS first, max(iteration) AS last FROM tensors WHERE {_IDENTITY}",
+        f"SELECT {counts}, list(DISTINCT rank) AS ranks, list(DISTINCT iteration) AS iterations "
+        f"FROM tensors WHERE {_IDENTITY}",
         _get_identity(request),
     )[0]
-    return tuple((name, value) for name, value in found.items() if value is not None)
+    iterations = sorted(at for at in found["iterations"] if at is not None)
+    known = tuple(name for name in STATISTICS if found[name])
+    return _TensorExtent(known, sorted(found["ranks"]), iterations)
 
 
-def _read_series(source: DumpSource, request: TensorRequest) -> StatisticSeries:
+def _read_series(
+    source: DumpSource, request: TensorRequest, extent: _TensorExtent
+) -> StatisticSeries:
     statistic = request.statistic
+    ranks = extent.ranks[:_MAX_SERIES_RANKS]
+    if request.rank is not None and request.rank not in ranks:
+        ranks[-1] = request.rank
+    later = [each for each in extent.iterations if each >= request.first_iteration]
+    earlier = [each for each in extent.iterations if each < request.first_iteration]
+    shown = later[:_MAX_SERIES_ITERATIONS]
     rows = source.get_rows(
         f"SELECT rank, iteration, CAST(arg_max({statistic}, abs({statistic})) AS DOUBLE) AS value, "
-        f"count(*) AS runs FROM tensors WHERE {_IDENTITY} AND iteration IS NOT NULL "
-        "GROUP BY rank, iteration ORDER BY iteration, rank",
-        _get_identity(request),
+        f"count(*) AS runs FROM tensors WHERE {_IDENTITY} AND iteration BETWEEN ? AND ? "
+        f"AND rank IN ({', '.join(map(str, ranks))}) GROUP BY rank, iteration",
+        (*_get_identity(request), *((shown[0], shown[-1]) if shown else (0, -1))),
     )
-    iterations = sorted({row["iteration"] for row in rows})
-    every = sorted({row["rank"] for row in rows})
-    ranks = every[:_MAX_SERIES_RANKS]
-    if request.rank is not None and request.rank in every and request.rank not in ranks:
-        ranks[-1] = request.rank
-    later = [each for each in iterations if each >= request.first_iteration]
-    earlier = [each for each in iterations if each < request.first_iteration]
     by_place = {(row["iteration"], row["rank"]): row["value"] for row in rows}
-    lines = tuple(
-        SeriesLine(at, tuple(by_place.get((at, rank)) for rank in ranks))
-        for at in later[:_MAX_SERIES_ITERATIONS]
-    )
+    lines = (SeriesLine(at, tuple(by_place.get((at, rank)) for rank in ranks)) for at in shown)
     return StatisticSeries(
-        *(statistic, tuple(ranks), len(every), lines),
-        later[len(lines)] if len(later) > len(lines) else None,
+        *(statistic, tuple(ranks), len(extent.ranks), tuple(lines)),
+        later[len(shown)] if len(later) > len(shown) else None,
         earlier[-_MAX_SERIES_ITERATIONS:][0] if earlier else None,
         max((row["runs"] for row in rows), default=0),
     )

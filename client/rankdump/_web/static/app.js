@@ -110,6 +110,7 @@ function openMapCell(event) {
   const table = document.getElementById("map-numbers");
   const box = picture.getBoundingClientRect();
   const ranks = JSON.parse(picture.dataset.ranks), iterations = JSON.parse(picture.dataset.iterations);
+  if (!ranks.length || !iterations.length) return;
   const row = Math.floor((event.clientY - box.top) / box.height * ranks.length);
   const column = Math.floor((event.clientX - box.left) / box.width * iterations.length);
   const known = new URLSearchParams(location.search);
