@@ -134,6 +134,10 @@ class DumpSource:
             table.close()
 
 
+def _make_holder() -> dict[Hashable, Any]:
+    return {}
+
+
 def read_tree_stamp(root: Path) -> _TreeStamp:
     """Return numbers that change when a tree has another iteration, order, freeze or table.
 
