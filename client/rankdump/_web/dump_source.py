@@ -85,9 +85,9 @@ class DumpSource:
 
     def keep_latest(self, name: str, key: Hashable, make: Callable[[], _T]) -> _T:
         """Return the same as `keep`, but hold no more than one value of a name: a large one."""
-        held: dict[Hashable, _T] = self.keep(("latest", name), dict)
+        held = self.keep(("latest", name), _make_holder)
         if key in held:
-            return cast("_T", held[key])
+            return held[key]
         made = make()
         held.clear()
         held[key] = made
