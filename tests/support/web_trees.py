@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -57,14 +58,21 @@ def fill_tree(root: Path, *, ranks: int = 2, iterations: int = 3) -> Path:
     return root
 
 
-def write_order(root: Path, *, ranks: int, iterations: int) -> None:
-    """Write an order of two operators a rank and a collective, with a finding."""
+def write_order(
+    root: Path,
+    *,
+    ranks: int,
+    iterations: int,
+    names: Sequence[str] = (LINEAR, MARKUP),
+    late: str = "iteration 1: events of rank 1 came late <b>",
+) -> None:
+    """Write an order of some operators a rank and a collective, with a finding."""
     folder = root / GLOBAL_ORDER_FOLDER
     folder.mkdir(exist_ok=True)
     entries: list[OrderEntry] = []
     for iteration in range(iterations):
         for rank in range(ranks):
-            for name in (LINEAR, MARKUP):
+            for name in names:
                 at = len(entries)
                 entries.append(
                     OrderEntry(
@@ -86,7 +94,7 @@ def write_order(root: Path, *, ranks: int, iterations: int) -> None:
     text = ORDER_HEADER + "".join(map(format_order_line, entries))
     (folder / make_order_file_name(0)).write_text(text)
     finding = Finding(
-        *(FindingKind.LATE, 1, "iteration 1: events of rank 1 came late <b>", (1,)),
+        *(FindingKind.LATE, 1, late, (1,)),
         name="Default/AllReduce-op0",
     )
     (folder / FINDINGS_FILE).write_text(format_finding_line(finding))
@@ -157,7 +165,13 @@ def fill_training_tree(root: Path) -> Path:
     )
     for rank in range(TRAINING_RANKS):
         tree.graph(rank, lines)
-    write_order(root, ranks=TRAINING_RANKS, iterations=TRAINING_ITERATIONS)
+    write_order(
+        root,
+        ranks=TRAINING_RANKS,
+        iterations=TRAINING_ITERATIONS,
+        names=[name for name, _ in operators[:4]],
+        late="iteration 1: 3 events of rank 1 came late",
+    )
     return root
 
 
