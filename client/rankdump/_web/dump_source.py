@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _T = TypeVar("_T")
-_MAX_KEPT = 256
+_MAX_KEPT = 128
 """Values that are kept for a tree; each is at most a page's."""
 PAGE_LIMITS = QueryLimits(timeout_s=20.0, memory_bytes=96 << 20, threads=2)
 """For statements of pages, not of people."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from rankdump._web.dump_source import DumpSource
 from rankdump._web.page_parameters import PageParameters
@@ -16,7 +17,8 @@ class AbsentPageError(PermanentError):
     """What an address names is not in the tree."""
 
 
-class PageKind(NamedTuple, Generic[_Request]):
+@dataclass(frozen=True, slots=True)
+class PageKind(Generic[_Request]):
     """One page: HTML by its template, and JSON, from the value that one function returns."""
 
     path: str
