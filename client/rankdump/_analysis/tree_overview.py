@@ -23,6 +23,7 @@ from rankdump._analysis.black_box.freeze_files import (
 )
 from rankdump._analysis.compare.card_findings import compare_ranks
 from rankdump._analysis.reader.coordinator_files import read_hints, read_order
+from rankdump._analysis.reader.foreign_dumps import find_foreign_reader
 from rankdump._analysis.reader.manifests import read_tree_sessions
 from rankdump._analysis.reader.rank_tallies import (
     IterationTotals,
@@ -33,6 +34,7 @@ from rankdump._analysis.reader.rank_tallies import (
 )
 from rankdump._analysis.reader.run_cards import FoundCards, read_run_cards
 from rankdump._analysis.reader.session_ends import mark_ended_sessions
+from rankdump._analysis.reader.tree import Tree
 from rankdump._analysis.reader.tree_status import faults, status_of
 from rankdump._analysis.reader.tree_walk import walk
 from rankdump._core.events import Finding
@@ -40,7 +42,7 @@ from rankdump._core.scope_names import format_scope_name
 from rankdump._core.status import FreezeStatus, StatusView
 from rankdump._core.timeouts import HintLevel, TimeoutHint
 from rankdump._core.units import format_count
-from rankdump.errors import RankdumpError
+from rankdump.errors import CorruptedError, RankdumpError
 
 _T = TypeVar("_T")
 _MAX_CARD_PLACES = 64
@@ -52,6 +54,8 @@ class OverviewLevel(str, Enum):
 
     FAULT = "fault"
     WARNING = "warning"
+    UNKNOWN = "unknown"
+    """Nothing is known to be wrong, and no statistics say more."""
     GOOD = "good"
 
 
@@ -102,8 +106,9 @@ def read_overview(root: Path) -> TreeOverview:
 
     What one reader cannot read becomes a problem, and the others are asked all the same.
     """
-    tree = walk(root, balances_only=True)
-    view = mark_ended_sessions(status_of(tree), read_tree_sessions(root), socket.gethostname())
+    tree = _walk_balances(root)
+    # A dump of another tool has no balances, so none of its iterations is incomplete.
+    view = StatusView() if tree.tool else _read_status(root, tree)
     problems = list(faults(tree))
     freezes, damaged = list_freezes(root)
     problems += damaged
@@ -111,15 +116,15 @@ def read_overview(root: Path) -> TreeOverview:
     order = _catch(lambda: read_order(root), [], None)
     cards = _catch(lambda: _read_first_cards(root, view), problems, FoundCards((), (), 0))
     card_findings = compare_ranks(cards) if cards.cards or cards.problems else ()
-    sentences = [each for each in format_status_sentences(view) if each not in problems]
+    sentences = () if tree.tool else format_status_sentences(view)
     return TreeOverview(
         jobs=tuple(dict.fromkeys(tally.job_id for tally in tally_ranks(view) if tally.job_id)),
         ranks=tuple(tree.ranks),
-        iterations=tuple(sorted({each.iteration for each in view.iterations})),
+        iterations=_list_iterations(tree, view),
         tallies=tally_ranks(view),
         totals=sum_iterations(view.iterations),
         problems=tuple(dict.fromkeys(problems)),
-        missing=tuple(sentences),
+        missing=tuple(each for each in sentences if each not in problems),
         freezes=freezes,
         fault=fault,
         findings=order.findings if order is not None else (),
@@ -128,6 +133,25 @@ def read_overview(root: Path) -> TreeOverview:
         card_remarks=tuple(each.text for each in card_findings if not each.is_difference),
         has_order=order is not None,
     )
+
+
+def _list_iterations(tree: Tree, view: StatusView) -> tuple[int, ...]:
+    places = tree.entries.by_place() if tree.tool else ()
+    found = {place.iteration for place in places if place.dated}
+    return tuple(sorted(found.union(each.iteration for each in view.iterations)))
+
+
+def _walk_balances(root: Path) -> Tree:
+    try:
+        return walk(root, balances_only=True)
+    except CorruptedError:
+        if find_foreign_reader(root) is None:
+            raise
+        return walk(root)
+
+
+def _read_status(root: Path, tree: Tree) -> StatusView:
+    return mark_ended_sessions(status_of(tree), read_tree_sessions(root), socket.gethostname())
 
 
 def _read_first_cards(root: Path, view: StatusView) -> FoundCards:
@@ -186,7 +210,8 @@ def make_verdict(
     if overview.card_differences:
         text = f"ranks differ: {overview.card_differences[0]}"
         return OverviewVerdict(OverviewLevel.WARNING, text)
-    return OverviewVerdict(OverviewLevel.GOOD, _describe_complete(overview, measured))
+    level = OverviewLevel.GOOD if measured else OverviewLevel.UNKNOWN
+    return OverviewVerdict(level, _describe_complete(overview, measured))
 
 
 def _describe_bad_tensor(bad: BadTensor) -> str:

@@ -94,7 +94,9 @@ def test_most_urgent_thing_leads():
 
 def test_good_tree_says_how_much_is_known():
     assert "none of 5 measured tensors" in make_verdict(GOOD, (), 5).text
-    assert "no statistics say whether they are finite" in make_verdict(GOOD, (), 0).text
+    unmeasured = make_verdict(GOOD, (), 0)
+    assert unmeasured.level is OverviewLevel.UNKNOWN
+    assert "no statistics say whether they are finite" in unmeasured.text
     unknown = replace(GOOD, totals=sum_iterations([]))
     assert "does not say how many" in make_verdict(unknown, (), 0).text
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from support.foreign_dumps import write_dump
 from support.tensor_layouts import shard_rows
 from support.tree_builder import TreeBuilder
 from support.web_trees import (
@@ -351,6 +352,21 @@ def test_recipes_run(indexed):
 
 
 # -- several trees, changes, damage
+
+
+@pytest.mark.parametrize("name", ["debug-mode-nan", "msprobe-statistics", "msprobe-tensor"])
+def test_dumps_of_other_tools_have_pages(tmp_path, open_pages, name):
+    client = open_pages(write_dump(name, tmp_path))
+    for path in PATHS[:4]:
+        assert client.get(path).status_code == 200, path
+    body = client.get("/overview.json").json()
+    assert body["missing"]["total"] == 0
+    # Logs of DebugMode have a norm that the table has no column for.
+    is_measured = name != "debug-mode-nan"
+    assert body["verdict"]["level"] == ("good" if is_measured else "unknown")
+    row = client.get("/tensors.json").json()["rows"][0]
+    asked = {key: row[key] for key in ("name", "side", "slot", "rank")}
+    assert client.get("/tensor", params=asked).status_code == 200
 
 
 def test_several_trees_keep_their_number_in_links(trees, open_pages):
