@@ -12,7 +12,7 @@ KERNEL_SOURCES := hatch_build.py $(wildcard client/rankdump/_kernels/*.[ch])
 # Tests start some thousand processes; each would compile all of rankdump again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-fast test-pythons coverage test-mindspore test-frameworks test-deploy soak deb release check proto \
+.PHONY: setup demo test test-fast test-pythons coverage test-mindspore test-frameworks test-deploy test-web soak deb release check proto \
   proto-check check-types check-sources schema bench bench-peers peers fuzz clean
 
 setup: .venv/ready .venv/kernels
@@ -219,6 +219,25 @@ test-deploy: setup build/kubernetes-venv/ready
 	  python3-pip python3-venv python3-seccomp
 	$(MAKE) deb
 	CI=true KUBERNETES_PYTHON=build/kubernetes-venv/bin/python $(BIN)/python -m pytest tests/deploy
+
+# The web page in a real Chromium, Debian's, and axe-core, which looks for what people cannot perceive
+# or reach. With WEB_SCREENSHOTS=docs/images, the pictures of docs/web.md are made again.
+AXE := axe-core-4.14.1
+build/axe/package/axe.min.js:
+	mkdir -p build/axe
+	cd build/axe && npm pack --silent $(subst axe-core-,axe-core@,$(AXE)) && tar xzf $(AXE).tgz
+	touch $@
+
+build/web-venv/ready: pyproject.toml
+	$(PYTHON) -m venv build/web-venv
+	build/web-venv/bin/python -m pip install --quiet playwright==1.65.2 pytest pytest-timeout \
+	  hypothesis -e '.[cli,web]'
+	touch $@
+
+test-web: build/web-venv/ready build/axe/package/axe.min.js
+	command -v chromium > /dev/null \
+	  || apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core
+	CI=true build/web-venv/bin/python -m pytest tests/web
 
 # One decoder, or all of them, under atheris, which has wheels for Python 3.11 to 3.13. What fails is
 # left in build/fuzz; `make test` replays tests/fuzz/corpus.

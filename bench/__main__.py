@@ -25,8 +25,9 @@ NAMES = (
     "table",
     "blackbox",
     "freeze",
+    "web",
 )
-QUICK = ("diff", "reading", "governor", "table", "blackbox", "freeze")
+QUICK = ("diff", "reading", "governor", "table", "blackbox", "freeze", "web")
 """Benchmarks with a small version, for tests."""
 
 
@@ -36,12 +37,12 @@ def main() -> None:
     parser.add_argument("name", choices=(*NAMES, "all"))
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     parser.add_argument("--quick", action="store_true", help="the small form, which shows nothing")
-    parser.add_argument("--rows", type=int, help="rows of the tree of `table`")
+    parser.add_argument("--rows", type=int, help="rows of the tree of `table` or `web`")
     chosen = parser.parse_args()
     if chosen.quick and chosen.name not in QUICK:
         parser.error(f"--quick is for {', '.join(QUICK)}")
-    if chosen.rows and chosen.name != "table":
-        parser.error("--rows is for table")
+    if chosen.rows and chosen.name not in ("table", "web"):
+        parser.error("--rows is for table and web")
     for name in NAMES if chosen.name == "all" else (chosen.name,):
         # Imported one by one: a benchmark needs only its own peers.
         measure = importlib.import_module(f"bench.{name}").measure

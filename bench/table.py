@@ -88,7 +88,7 @@ def measure(*, quick: bool = False, rows: int = RANKS * ITERATIONS * ROWS) -> Re
     iterations = 2 if quick else -(-rows // (RANKS * ROWS))
     with memory_folder() as folder:
         root = folder / "tree"
-        _write_tree(root, iterations)
+        write_bench_tree(root, iterations)
         parse_s = seconds(lambda: _parse(root))
         # Before there is a table, a place is chosen by its names.
         named = {name: COMMANDS[name] for name in COMMANDS if name != "stats_nonfinite"}
@@ -157,7 +157,8 @@ def _parse(root: Path) -> None:
         json.loads(path.read_bytes())
 
 
-def _write_tree(root: Path, iterations: int) -> None:
+def write_bench_tree(root: Path, iterations: int) -> None:
+    """Write iterations of 8 ranks, without a table."""
     for rank in range(RANKS):
         for iteration in range(iterations):
             _write_iteration(root, rank, iteration)

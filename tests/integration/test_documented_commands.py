@@ -33,6 +33,7 @@ pytestmark = pytest.mark.slow
 
 RUN = "rankdump run --config data_dump.json --"
 PACKAGE = "tests/deploy/test_package.py::test_package_runs_from_first_start_to_stop"
+WEB = "tests/unit/web/test_server.py::test_command_serves_until_it_is_interrupted"
 NEEDS_SYSTEMD = (
     "sudo apt-get install -y debhelper gcc python3-dev python3-pip python3-venv",
     "sudo apt-get install -y ./build/deb/rankdump_*.deb",
@@ -180,6 +181,7 @@ def readme(page: DocumentPage, trained: TrainedTrees) -> None:
     page.elsewhere(
         "rankdump control JOB ACTION", "tests/integration/test_documented_commands.py::control"
     )
+    page.elsewhere("rankdump web TREE", WEB)
     demo = "tests/integration/test_demo.py::test_example_trains_identically_without_dump"
     page.elsewhere("make demo", demo)
 
@@ -598,6 +600,15 @@ def querying(page: DocumentPage, trained: TrainedTrees) -> None:
         assert (page.folder / target).stat().st_size > 10_000
 
 
+def web(page: DocumentPage, trained: TrainedTrees) -> None:
+    copied(trained.tree, page.folder / "data/dump")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        page.environ.pop(name, None)
+    with page.running("rankdump web /data/dump", r"^http://127\.0\.0\.1:\d+/\?token=\S{40}"):
+        pass
+    page.elsewhere("rankdump web TREE", WEB)
+
+
 def performance(page: DocumentPage, _: TrainedTrees) -> None:
     """A benchmark takes many minutes, so only the existence of each is checked."""
     for command in commands(page.path):
@@ -627,6 +638,7 @@ SCENES: dict[str, Callable[[DocumentPage, TrainedTrees], None]] = {
     "docs/querying.md": querying,
     "docs/reading.md": reading,
     "docs/security.md": security,
+    "docs/web.md": web,
     "deploy/README.md": deploy,
 }
 

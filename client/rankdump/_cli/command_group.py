@@ -43,6 +43,7 @@ COMMAND_NAMES = (
     "stats",
     "status",
     "unpin",
+    "web",
 )
 """Each is a module of this package, but for those in `_MODULE_OF_COMMAND`."""
 _MODULE_OF_COMMAND = {"unpin": "pin"}

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from rankdump._analysis.reader.rank_tallies import sum_iterations
 from rankdump._cli.output import TableColumn, format_table, number_columns, without_attempts
-from rankdump._cli.rank_status import sum_iterations
 from rankdump._cli.text_format import format_count, format_reasons
 from rankdump._core.events import Finding
 from rankdump._core.status import (

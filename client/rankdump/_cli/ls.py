@@ -10,6 +10,7 @@ import click
 from rankdump import reader
 from rankdump._analysis.reader.query import Query
 from rankdump._analysis.reader.tree import Entries, Tree
+from rankdump._analysis.reader.tree_drops import describe_tree_drops
 from rankdump._cli.flight_listing import (
     describe_flight_calls,
     format_flight_listing,
@@ -24,7 +25,6 @@ from rankdump._cli.tree_contents import (
     describe_entries,
     describe_key,
     describe_parallelism,
-    describe_tree_drops,
     explain_no_match,
     format_overview,
     format_tensors,

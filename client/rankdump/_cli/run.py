@@ -18,12 +18,13 @@ from types import FrameType
 import click
 
 from rankdump import reader
+from rankdump._analysis.reader.rank_tallies import format_status_sentences, sum_iterations
 from rankdump._cli.daemon_client import drain_agent, fetch_agent_status
 from rankdump._cli.forecast import check_plan_fit
 from rankdump._cli.job_status import format_causes, format_findings, format_urgent_hints
 from rankdump._cli.options import TREE_PATH, parse_iterations_option
 from rankdump._cli.output import measure_width, print_lines, print_table
-from rankdump._cli.rank_status import format_status_sentences, format_summary_table, sum_iterations
+from rankdump._cli.rank_status import format_summary_table
 from rankdump._cli.signal_handlers import handle_signals
 from rankdump._cli.twice_run import CONFIG_NAME, check_new_trees, make_exact_config, run_twice
 from rankdump._config import config_file

@@ -21,6 +21,13 @@ import click
 from rankdump import reader
 from rankdump._analysis.black_box.freeze_files import list_freezes
 from rankdump._analysis.reader.manifests import read_tree_sessions
+from rankdump._analysis.reader.rank_tallies import (
+    find_ended_jobs,
+    format_status_sentences,
+    select_attempt,
+    tally_ranks,
+)
+from rankdump._analysis.reader.session_ends import mark_ended_sessions
 from rankdump._cli.job_status import (
     format_freezes,
     format_job_findings,
@@ -32,18 +39,10 @@ from rankdump._cli.live_tree import (
     add_tree_rows,
     fetch_live_status,
     find_live_job,
-    mark_ended_sessions,
 )
 from rankdump._cli.options import TREE_PATH, resolve_agent_address, resolve_coordinator_address
 from rankdump._cli.output import measure_width, print_lines, print_table
-from rankdump._cli.rank_status import (
-    MAX_RANKS_SHOWN,
-    find_ended_jobs,
-    format_status_sentences,
-    format_status_table,
-    select_attempt,
-    tally_ranks,
-)
+from rankdump._cli.rank_status import MAX_RANKS_SHOWN, format_status_table
 from rankdump._cli.text_format import format_count
 from rankdump._cli.tree_contents import read_tree
 from rankdump._core.status import StatusView

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
 import textwrap
-from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from rich.cells import cell_len, set_cell_size
 
 from rankdump._analysis.reader.query import ranges
+from rankdump._core.scope_names import format_scope_name as format_scope_name
+from rankdump._core.scope_names import name_models as name_models
 from rankdump._core.tensor_layout import TensorLayout
 from rankdump._core.units import format_bytes as format_bytes
 from rankdump._core.units import format_count as format_count
 
 _ELLIPSIS = "..."
-_TOP_SCOPES = ("Default", "Gradients", "Recompute")
-_MODEL_CLASS = re.compile(r"(?:^|/)network-([^/]+)")
 
 
 def format_ratio(bytes_in: int, bytes_stored: int) -> str:
@@ -53,50 +51,6 @@ def shorten_text(text: str, width: int) -> str:
     while cell_len(tail) > kept - kept // 4:
         tail = tail[1:]
     return head + _ELLIPSIS + tail
-
-
-def name_models(named: Iterable[tuple[int, str]]) -> dict[int, str]:
-    """Return the names of models by graph, from pairs of graph and operator; empty for one model.
-
-    >>> name_models([(0, "Default/network-G/0-Linear/Linear-op0"), (1, "Default/network-D/D-op0")])
-    {0: 'G', 1: 'D'}
-    """
-    found: dict[int, str] = {}
-    for graph, op_name in named:
-        if not found.get(graph):
-            known = _MODEL_CLASS.search(op_name)
-            found[graph] = known[1] if known else ""
-    if len(found) < 2:
-        return {}
-    often = Counter(found.values())
-    return {
-        graph: name if often[name] == 1 else f"{name}[{graph}]"
-        for graph, name in found.items()
-        if name
-    }
-
-
-def format_scope_name(op_name: str, model: str = "") -> str:
-    """Return a short scope name: the modules' own names, then the operator.
-
-    With the name of a model, that comes first, except for the call of the model itself.
-
-    >>> format_scope_name("Gradients/Default/network-Net/encoder-Encoder/0-Linear/Linear-op0")
-    'Gradients/encoder.0/Linear-op0'
-    """
-    *scope, operator = op_name.split("/")
-    marks = [part for part in scope if part in ("Gradients", "Recompute")]
-    modules = [
-        part for part in scope if part not in _TOP_SCOPES and not part.startswith("network-")
-    ]
-    path = ".".join([*([model] if model and modules else []), *map(_module_name, modules)])
-    return "/".join([*marks, *([path] if path else []), operator])
-
-
-def _module_name(module: str) -> str:
-    # The suffix is the class of a module, which the operator repeats, or the number of a group.
-    name, _, kind = module.rpartition("-")
-    return name if name and not kind.isdigit() else module
 
 
 def wrap_text(text: str, width: int | None) -> list[str]:

@@ -4,7 +4,7 @@ about a tree. Prints nothing; reads the tree, and the headers of files that no m
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
@@ -16,6 +16,7 @@ from rankdump._analysis.reader.foreign_dumps import get_foreign_reader
 from rankdump._analysis.reader.query import Named, Query, ranges
 from rankdump._analysis.reader.tensor_loader import Facts, facts
 from rankdump._analysis.reader.tree import Entries, Entry, Tree
+from rankdump._analysis.reader.tree_drops import count_losses
 from rankdump._analysis.reader.tree_status import split_attempts
 from rankdump._cli.output import TableColumn, format_table, number_columns, without_attempts
 from rankdump._cli.text_format import (
@@ -25,7 +26,6 @@ from rankdump._cli.text_format import (
     format_shape,
     name_models,
 )
-from rankdump._core.drop_reasons import count_lost, describe_degraded, describe_drops
 from rankdump._core.manifest import ManifestRecord
 from rankdump._core.record import BUFFER_ARGUMENT, TensorKey, TensorSide, name_argument
 from rankdump._core.units import format_bytes
@@ -94,7 +94,7 @@ def describe_entries(entries: Iterable[Entry]) -> list[ListedTensor]:
 
 def format_overview(tree: Tree, *, width: int) -> list[str]:
     """Return one line per rank and iteration, or per rank where there are too many iterations."""
-    complete = _count_losses(tree)
+    complete = count_losses(tree)
     places = tree.entries.by_place()
     parts = [
         (place.rank, attempt, entries)
@@ -199,37 +199,6 @@ def read_tree(
     if not tree.ranks:
         raise CorruptedError(explain_no_tree(tree))
     return tree
-
-
-def describe_tree_drops(tree: Tree) -> list[str]:
-    """Return one sentence for each reason for which ranks lost tensors, or kept less of them."""
-    by_rank: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    degraded: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    for manifest in tree.manifests:
-        by_rank[manifest.status.rank].update(manifest.status.dropped)
-        degraded[manifest.status.rank].update(manifest.status.degraded_by)
-    by_text: defaultdict[str, list[int]] = defaultdict(list)
-    for rank, dropped in sorted(by_rank.items()):
-        for text in (*describe_degraded(degraded[rank]), *describe_drops(dropped)):
-            by_text[text].append(rank)
-    return [
-        f"{'rank' if len(own) == 1 else 'ranks'} {ranges(own)}: {text}"
-        for text, own in by_text.items()
-    ]
-
-
-def count_tree_drops(tree: Tree) -> int:
-    """Return how many tensors that the plan selects are not in the tree."""
-    return sum(lost for losses in _count_losses(tree).values() for lost in losses.values())
-
-
-def _count_losses(tree: Tree) -> defaultdict[tuple[int, int], Counter[int]]:
-    """Return how many tensors of complete iterations were lost, by rank and attempt."""
-    found: defaultdict[tuple[int, int], Counter[int]] = defaultdict(Counter)
-    for manifest in tree.manifests:
-        status = manifest.status
-        found[status.rank, status.attempt][status.iteration] += count_lost(status.dropped)
-    return found
 
 
 def explain_no_tree(tree: Tree) -> str:

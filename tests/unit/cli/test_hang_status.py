@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from rankdump._cli.live_tree import add_tree_rows, find_live_job, mark_ended_sessions
-from rankdump._cli.rank_status import (
+from rankdump._analysis.reader.rank_tallies import (
     format_status_sentences,
-    format_status_table,
     merge_rank_sentences,
     tally_ranks,
 )
+from rankdump._analysis.reader.session_ends import mark_ended_sessions
+from rankdump._cli.live_tree import add_tree_rows, find_live_job
+from rankdump._cli.rank_status import format_status_table
 from rankdump._core.status import (
     IterationStatus,
     RankWait,

@@ -10,12 +10,13 @@ import jsonschema
 import pytest
 from support.status_schema import schema
 
+from rankdump._analysis.reader.rank_tallies import format_status_sentences
 from rankdump._cli.job_status import (
     format_freezes,
     format_job_status,
     format_resource_usage,
 )
-from rankdump._cli.rank_status import format_status_sentences, format_status_table
+from rankdump._cli.rank_status import format_status_table
 from rankdump._cli.status import view_as_json
 from rankdump._core.events import Finding, FindingKind
 from rankdump._core.status import (

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rankdump._cli.rank_status import (
+from rankdump._analysis.reader.rank_tallies import (
     format_status_sentences,
-    format_status_table,
-    format_summary_table,
     sum_iterations,
     tally_ranks,
 )
+from rankdump._cli.rank_status import format_status_table, format_summary_table
 from rankdump._core.drop_reasons import describe_drops
 from rankdump._core.status import IterationStatus, SessionState, SessionStatus, StatusView
 

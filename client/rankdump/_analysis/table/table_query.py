@@ -54,20 +54,61 @@ def run_query(sql: str, views: TableViews, limits: QueryLimits | None = None) ->
         statement = _parse_select(connection, sql)
         _add_views(connection, sql, views)
         _restrict(connection, views, limits)
-        timer = threading.Timer(limits.timeout_s, connection.interrupt)
-        timer.start()
+        return _run_statement(connection, statement, (), views, limits)
+
+
+class OpenTable:
+    """Connection over views that is kept for many statements with values, one at a time.
+
+    A view that is made is made once. QueryError where a file of the views cannot be read.
+    """
+
+    def __init__(self, views: TableViews, limits: QueryLimits) -> None:
+        self._views, self._limits = views, limits
+        self._lock = threading.Lock()
+        self._connection = duckdb.connect(":memory:")
         try:
-            return connection.sql(statement).to_arrow_table()
-        except duckdb.InterruptException:
-            raise QueryError(f"the query took longer than {limits.timeout_s:g} s") from None
-        except duckdb.OutOfMemoryException:
-            raise ExhaustedError(
-                f"the query needs more memory than {format_bytes(limits.memory_bytes)}"
-            ) from None
-        except duckdb.Error as error:
-            raise QueryError(_explain(error, views)) from None
-        finally:
-            timer.cancel()
+            # Footers are read once: they take longer than most statements.
+            self._connection.execute("SET parquet_metadata_cache = true")
+            _add_views(self._connection, " ".join(views.made), views)
+            _restrict(self._connection, views, limits)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def run(self, sql: str, values: Sequence[object] = ()) -> pa.Table:
+        """Return the rows of a statement whose `?` are the values; raises as `run_query`."""
+        with self._lock:
+            statement = _parse_select(self._connection, sql)
+            return _run_statement(self._connection, statement, values, self._views, self._limits)
+
+    def close(self) -> None:
+        """Close the connection, after the statement that runs."""
+        with self._lock:
+            self._connection.close()
+
+
+def _run_statement(
+    connection: duckdb.DuckDBPyConnection,
+    statement: duckdb.Statement,
+    values: Sequence[object],
+    views: TableViews,
+    limits: QueryLimits,
+) -> pa.Table:
+    timer = threading.Timer(limits.timeout_s, connection.interrupt)
+    timer.start()
+    try:
+        return connection.sql(statement, params=list(values) or None).to_arrow_table()
+    except duckdb.InterruptException:
+        raise QueryError(f"the query took longer than {limits.timeout_s:g} s") from None
+    except duckdb.OutOfMemoryException:
+        raise ExhaustedError(
+            f"the query needs more memory than {format_bytes(limits.memory_bytes)}"
+        ) from None
+    except duckdb.Error as error:
+        raise QueryError(_explain(error, views)) from None
+    finally:
+        timer.cancel()
 
 
 def _parse_select(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statement:

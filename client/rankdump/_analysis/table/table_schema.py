@@ -79,3 +79,8 @@ ITERATION_SCHEMA = pa.schema(
     ]
 )
 SORT_COLUMNS = ("iteration", "rank", "position")
+NONFINITE = (
+    "coalesce(nan_count > 0 OR negative_inf_count > 0 OR positive_inf_count > 0, false)"
+    " OR coalesce(NOT isfinite(max) OR NOT isfinite(min) OR NOT isfinite(l2norm), false)"
+)
+"""Condition of SQL: a statistic shows an element that is not finite."""

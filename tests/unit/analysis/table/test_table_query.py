@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rankdump._analysis.table.table_query import QueryLimits, TableViews, run_query
+from rankdump._analysis.table.table_query import OpenTable, QueryLimits, TableViews, run_query
 from rankdump.errors import ExhaustedError, QueryError
 
 
@@ -95,3 +95,26 @@ def test_damaged_file_is_one_line(views):
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(QueryError, match="view tensors: "):
         run_query("SELECT * FROM tensors", views)
+
+
+def test_open_table_runs_statements_with_values(views):
+    table = OpenTable(views, QueryLimits(threads=1))
+    found = [
+        table.run("SELECT count(*) AS n FROM tensors WHERE name = ? AND rank >= ?", (name, 1))
+        for name in ("b'; DROP", "a", "x' OR 'x' = 'x")
+    ]
+    assert [each.to_pylist() for each in found] == [[{"n": 1}], [{"n": 0}], [{"n": 0}]]
+    # What is made is made once, before it is named.
+    assert table.run("SELECT kind FROM events").to_pylist() == [{"kind": "OPERATOR"}]
+    table.close()
+
+
+def test_open_table_is_as_restricted_as_a_query(views):
+    table = OpenTable(views, QueryLimits(timeout_s=0.2, threads=1))
+    for sql in ("DROP VIEW tensors", "SELECT * FROM read_text('/etc/passwd')", "SELECT missing"):
+        with pytest.raises(QueryError):
+            table.run(sql)
+    with pytest.raises(QueryError, match="longer than"):
+        table.run("SELECT count(*) FROM range(1000000000000) a, range(1000) b")
+    assert len(table.run("SELECT * FROM tensors")) == 3
+    table.close()

@@ -1,0 +1,193 @@
+"""Pages of `rankdump web` on a tree with a million tensors, which has a table.
+
+The tree is that of `bench table`, with an order of as many events as one iteration of each rank has
+operators. `first_page_s` is from the start of the command to the last byte of the overview,
+`first_page_cpu_s` the processor time of that. `p95_first_byte_ms` is over all pages, each asked for
+at other places, so that hardly anything is kept of an earlier one. `server_peak_mb` is of the
+server, and `query_peak_mb` of the process that runs statements of people.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlencode, urlsplit
+
+from rankdump._core.events import EventKind
+from rankdump._core.execution_order import (
+    GLOBAL_ORDER_FOLDER,
+    ORDER_HEADER,
+    format_order_line,
+    make_order_file_name,
+)
+from rankdump._core.status import OrderEntry
+
+from .host import memory_folder
+from .result import Result, median, quantile
+from .table import ITERATION_WITH_FILES, RANKS, ROWS, write_bench_tree
+
+ROUNDS = 12
+STARTS = 3
+_MB = 1e6
+_OPERATORS = ROWS // 4
+
+
+def measure(*, quick: bool = False, rows: int = RANKS * 125 * ROWS) -> Result:
+    """Serve a tree with at least so many rows, and ask for every page at many places."""
+    iterations = 2 if quick else -(-rows // (RANKS * ROWS))
+    rounds = 2 if quick else ROUNDS
+    with memory_folder() as folder:
+        root = folder / "tree"
+        write_bench_tree(root, iterations)
+        _write_order(root, iterations)
+        index = [sys.executable, "-m", "rankdump", "index", str(root)]
+        subprocess.run(index, check=True, capture_output=True)
+        starts = [_time_first_page(root) for _ in range(1 if quick else STARTS)]
+        times_ms, sizes, peaks_kb = _ask_all_pages(root, iterations, rounds)
+    return Result(
+        figures={
+            "rows": float(RANKS * iterations * ROWS),
+            "first_page_s": median(taken_s for taken_s, _ in starts),
+            "first_page_cpu_s": min(cpu_s for _, cpu_s in starts),
+            "p50_first_byte_ms": median(times_ms),
+            "p95_first_byte_ms": quantile(times_ms, 0.95),
+            "largest_page_kb": max(sizes) / 1e3,
+            "server_peak_mb": peaks_kb[0] * 1024 / _MB,
+            "query_peak_mb": peaks_kb[1] * 1024 / _MB,
+        }
+    )
+
+
+def _time_first_page(root: Path) -> tuple[float, float]:
+    """Return the wall time and the processor time until the overview is there."""
+    begun = time.perf_counter()
+    server = PageServer(root)
+    try:
+        server.get("/")
+        return time.perf_counter() - begun, server.read_cpu_s()
+    finally:
+        server.stop()
+
+
+def _ask_all_pages(
+    root: Path, iterations: int, rounds: int
+) -> tuple[list[float], list[int], tuple[int, int]]:
+    """Return milliseconds until the first byte, sizes in bytes, and the peaks of memory."""
+    server = PageServer(root)
+    try:
+        server.get("/")
+        times_ms: list[float] = []
+        sizes: list[int] = []
+        for number in range(rounds):
+            for path in _list_addresses(number, iterations):
+                taken_ms, size = server.get(path)
+                times_ms.append(taken_ms)
+                if not path.startswith("/tensor/elements"):
+                    sizes.append(size)
+        return times_ms, sizes, server.read_peaks_kb()
+    finally:
+        server.stop()
+
+
+def _list_addresses(number: int, iterations: int) -> Iterator[str]:
+    """Yield every page, at places that depend on a number."""
+    at = number * 7 % iterations
+    operator, rank = number * 17 % _OPERATORS, number % RANKS
+    name = f"Default/network-Net/layers.{operator}-Linear/Linear-op{operator}"
+    tensor = urlencode({"name": name, "side": "input", "slot": 0})
+    stored = f"{tensor}&rank={rank}&iteration={ITERATION_WITH_FILES}"
+    yield "/"
+    yield "/overview.json"
+    yield f"/tensors?iteration={at}"
+    yield f"/tensors?search=op{operator}"
+    yield f"/tensors?after={at}-{rank}-0-500"
+    yield "/tensors?nonfinite=1"
+    yield f"/tensor?{tensor}&rank={rank}&iteration={at}"
+    yield f"/tensor?{stored}"
+    yield f"/tensor.json?{stored}"
+    yield f"/tensor/slice.png?{stored}"
+    yield f"/tensor/elements.npy?{stored}"
+    yield "/modules"
+    yield f"/modules?iteration={at}"
+    yield f"/modules?under=layers&rank={rank}"
+    yield f"/ranks?search=op{operator}"
+    yield f"/ranks/map.png?search=op{operator}&statistic=max"
+    yield f"/order?iteration={at}"
+    yield f"/order?iteration={at}&around={at * _OPERATORS + operator}"
+    sql = f"SELECT iteration, max(l2norm) AS norm FROM tensors WHERE rank = {rank} GROUP BY ALL"
+    yield f"/query?{urlencode({'sql': sql})}"
+
+
+class PageServer:
+    """A running `rankdump web`, with its cookie."""
+
+    def __init__(self, root: Path) -> None:
+        command = [sys.executable, "-m", "rankdump", "web", str(root), "--no-browser"]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        address = urlsplit(self._process.stdout.readline().strip())
+        self._connection = http.client.HTTPConnection("127.0.0.1", address.port, timeout=60)
+        self._connection.request("GET", f"/?{address.query}")
+        answer = self._connection.getresponse()
+        answer.read()
+        self._cookie = answer.headers["set-cookie"].partition(";")[0]
+
+    def get(self, path: str) -> tuple[float, int]:
+        """Return milliseconds until the first byte, and the bytes of a page."""
+        begun = time.perf_counter()
+        self._connection.request("GET", path, headers={"cookie": self._cookie})
+        answer = self._connection.getresponse()
+        taken_ms = (time.perf_counter() - begun) * 1e3
+        body = answer.read()
+        if answer.status != 200:
+            raise RuntimeError(f"{path}: {answer.status}: {body[:500]!r}")
+        return taken_ms, len(body)
+
+    def read_peaks_kb(self) -> tuple[int, int]:
+        """Return the peak memory of the server, and of the largest process that it started."""
+        pid = self._process.pid
+        threads = Path(f"/proc/{pid}/task").iterdir()
+        started = [each for t in threads for each in (t / "children").read_text().split()]
+        return _read_peak_kb(str(pid)), max(map(_read_peak_kb, started), default=0)
+
+    def read_cpu_s(self) -> float:
+        """Return the processor time of the server."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def stop(self) -> None:
+        """End the server."""
+        self._connection.close()
+        self._process.send_signal(signal.SIGINT)
+        self._process.communicate()
+
+
+def _read_peak_kb(pid: str) -> int:
+    return int(Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")[2].split()[0])
+
+
+def _write_order(root: Path, iterations: int) -> None:
+    folder = root / GLOBAL_ORDER_FOLDER
+    folder.mkdir()
+    everyone = tuple(range(RANKS))
+    with (folder / make_order_file_name(0)).open("w") as file:
+        file.write(ORDER_HEADER)
+        for position in range(iterations * _OPERATORS):
+            iteration, operator = divmod(position, _OPERATORS)
+            is_collective = operator % 50 == 49
+            name = f"Default/network-Net/layers.{operator}-Linear/Linear-op{operator}"
+            entry = OrderEntry(
+                *(position, 0, iteration, everyone if is_collective else (operator % RANKS,)),
+                name="Default/AllReduce-op0" if is_collective else name,
+                kind=EventKind.ALL_REDUCE if is_collective else EventKind.OPERATOR,
+                group="world" if is_collective else "",
+                start_us=position * 100,
+                end_us=position * 100 + 90,
+            )
+            file.write(format_order_line(entry))

@@ -1,0 +1,54 @@
+"""Short names of operators and models for people, from full scope names. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+_TOP_SCOPES = ("Default", "Gradients", "Recompute")
+_MODEL_CLASS = re.compile(r"(?:^|/)network-([^/]+)")
+
+
+def name_models(named: Iterable[tuple[int, str]]) -> dict[int, str]:
+    """Return the names of models by graph, from pairs of graph and operator; empty for one model.
+
+    >>> name_models([(0, "Default/network-G/0-Linear/Linear-op0"), (1, "Default/network-D/D-op0")])
+    {0: 'G', 1: 'D'}
+    """
+    found: dict[int, str] = {}
+    for graph, op_name in named:
+        if not found.get(graph):
+            known = _MODEL_CLASS.search(op_name)
+            found[graph] = known[1] if known else ""
+    if len(found) < 2:
+        return {}
+    often = Counter(found.values())
+    return {
+        graph: name if often[name] == 1 else f"{name}[{graph}]"
+        for graph, name in found.items()
+        if name
+    }
+
+
+def format_scope_name(op_name: str, model: str = "") -> str:
+    """Return a short scope name: the modules' own names, then the operator.
+
+    With the name of a model, that comes first, except for the call of the model itself.
+
+    >>> format_scope_name("Gradients/Default/network-Net/encoder-Encoder/0-Linear/Linear-op0")
+    'Gradients/encoder.0/Linear-op0'
+    """
+    *scope, operator = op_name.split("/")
+    marks = [part for part in scope if part in ("Gradients", "Recompute")]
+    modules = [
+        part for part in scope if part not in _TOP_SCOPES and not part.startswith("network-")
+    ]
+    path = ".".join([*([model] if model and modules else []), *map(_module_name, modules)])
+    return "/".join([*marks, *([path] if path else []), operator])
+
+
+def _module_name(module: str) -> str:
+    # The suffix is the class of a module, which the operator repeats, or the number of a group.
+    name, _, kind = module.rpartition("-")
+    return name if name and not kind.isdigit() else module

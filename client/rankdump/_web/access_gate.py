@@ -1,0 +1,106 @@
+"""Gate in front of all pages: methods, host names, tokens and cookies, and the headers that forbid
+a browser to load or to send anything elsewhere. An ASGI application around another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import urlencode, urlsplit
+
+from starlette.datastructures import MutableHeaders, QueryParams
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rankdump._web.access_tokens import AccessTokens, TokenVerdict
+
+_HOST_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
+"""Names under which a browser may ask: a name that an attacker points to 127.0.0.1 is not one."""
+SECURITY_HEADERS = {
+    "content-security-policy": (
+        "default-src 'self'; base-uri 'none'; object-src 'none'; form-action 'self'; "
+        "frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+class AccessGate:
+    """Lets requests through that read, name this host, and have the cookie of the server."""
+
+    def __init__(
+        self, inner: ASGIApp, tokens: AccessTokens, read_clock_s: Callable[[], float]
+    ) -> None:
+        self._inner, self._tokens, self._read_clock_s = inner, tokens, read_clock_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or hand it on."""
+        if scope["type"] == "lifespan":
+            await self._inner(scope, receive, send)
+            return
+        if scope["type"] != "http":  # the server has no web sockets
+            await send({"type": "websocket.close", "code": 1008})
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in SECURITY_HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        refusal = self._check_request(Request(scope))
+        await (refusal or self._inner)(scope, receive, send_with_headers)
+
+    def _check_request(self, request: Request) -> Response | None:
+        """Return the answer to a request that goes no further; None for one that may."""
+        if request.method != "GET":
+            text = f"method {request.method} is not allowed: the pages only read (GET)"
+            return PlainTextResponse(f"rankdump: {text}\n", 405, {"allow": "GET"})
+        host = request.headers.get("host", "")
+        if not is_own_host(host):
+            text = f"host {host[:60]!r} is not allowed; allowed: {', '.join(sorted(_HOST_NAMES))}"
+            return PlainTextResponse(f"rankdump: {text}\n", 421)
+        if "token" in request.query_params:
+            return self._exchange_token(request)
+        if not self._tokens.admits(request.cookies.get(self._tokens.cookie_name, "")):
+            return _refuse("this browser has no access: open the address that rankdump web printed")
+        return None
+
+    def _exchange_token(self, request: Request) -> Response:
+        token = request.query_params["token"]
+        verdict, cookie = self._tokens.exchange(token, self._read_clock_s())
+        if verdict is not TokenVerdict.ACCEPTED:
+            return _refuse(verdict.value)
+        others = [pair for pair in request.query_params.multi_items() if pair[0] != "token"]
+        # Relative: the browser may reach the server through a tunnel with another port.
+        query = f"?{urlencode(others)}" if others else ""
+        answer = RedirectResponse(f"/{request.url.path.lstrip('/')}{query}", 303)
+        answer.set_cookie(
+            self._tokens.cookie_name, cookie, path="/", httponly=True, samesite="strict"
+        )
+        return answer
+
+
+def is_own_host(host: str) -> bool:
+    """Return whether a header `Host` names this host, with any port: a tunnel has its own."""
+    try:
+        split = urlsplit(f"//{host}")
+        _ = split.port  # ValueError for what is no port
+    except ValueError:
+        return False
+    plain = split.hostname is not None and "@" not in host and not (split.path or split.query)
+    return plain and split.hostname in _HOST_NAMES
+
+
+def make_token_query(token: str) -> str:
+    """Return the query of the address that is printed."""
+    return str(QueryParams({"token": token}))
+
+
+def _refuse(text: str) -> Response:
+    return PlainTextResponse(f"rankdump: {text}\n", 403)

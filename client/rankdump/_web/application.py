@@ -1,0 +1,169 @@
+"""The pages as an ASGI application: addresses, HTML and JSON, and errors as pages of one line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from rankdump._web.dump_source import DumpSource
+from rankdump._web.html_templates import make_environment
+from rankdump._web.json_body import make_body
+from rankdump._web.module_page import MODULES
+from rankdump._web.order_page import ORDER
+from rankdump._web.overview_page import OVERVIEW
+from rankdump._web.page_kinds import AbsentPageError, PageKind
+from rankdump._web.page_parameters import PageParameters, ParameterError
+from rankdump._web.query_page import make_query_page
+from rankdump._web.query_process import QueryProcess
+from rankdump._web.rank_map import RANK_MAP, draw_rank_map, parse_rank_map
+from rankdump._web.tensor_elements import draw_slice, make_npy
+from rankdump._web.tensor_list import TENSOR_LIST
+from rankdump._web.tensor_page import TENSOR, find_row, name_tensor, parse_tensor
+from rankdump.errors import QueryError, RankdumpError, RetryableError, UnsupportedError
+
+_STATIC = Path(__file__).parent / "static"
+_logger = logging.getLogger(__name__)
+_LISTED_PATHS = ("/", "/tensors", "/modules", "/ranks", "/order", "/query")
+"""Pages that are listed in the head of each."""
+
+
+class WebPages:
+    """Answers requests for the pages of some trees."""
+
+    def __init__(self, sources: Sequence[DumpSource], queries: QueryProcess) -> None:
+        self._sources = tuple(sources)
+        self._environment = make_environment()
+        self.kinds: tuple[PageKind[Any], ...] = (
+            *(OVERVIEW, TENSOR_LIST, TENSOR, MODULES, RANK_MAP, ORDER),
+            make_query_page(queries.run),
+        )
+
+    def make_application(self) -> Starlette:
+        """Return the application, without its gate."""
+        routes: list[Route | Mount] = [
+            Route(path, partial(self._answer_safely, partial(self._answer_page, kind)))
+            for kind in self.kinds
+            for path in (kind.path, kind.json_path)
+        ]
+        files: tuple[tuple[str, Callable[[Request], Response]], ...] = (
+            ("/ranks/map.png", self._answer_rank_map),
+            ("/tensor/slice.png", self._answer_slice),
+            ("/tensor/elements.npy", self._answer_npy),
+        )
+        routes += [Route(path, partial(self._answer_safely, answer)) for path, answer in files]
+        routes.append(Mount("/static", StaticFiles(directory=_STATIC)))
+        return Starlette(routes=routes, exception_handlers={HTTPException: self._answer_unknown})
+
+    def _answer_page(self, kind: PageKind[Any], request: Request) -> Response:
+        parameters = PageParameters(request.query_params.multi_items())
+        number, source = self._choose_source(parameters)
+        asked = kind.parse(parameters)
+        parameters.finish()
+        page = kind.build(source, asked)
+        status = 400 if getattr(page, "error", "") else 200
+        if wants_json(request):
+            return JSONResponse(make_body(page), status)
+        is_part = bool(kind.fragment) and request.headers.get("hx-request") == "true"
+        template = kind.fragment if is_part else kind.template
+        return self._render(request, template, number, status, title=kind.title, page=page)
+
+    def _answer_rank_map(self, request: Request) -> Response:
+        parameters = PageParameters(request.query_params.multi_items())
+        _, source = self._choose_source(parameters)
+        asked = parse_rank_map(parameters)
+        parameters.finish()
+        return Response(draw_rank_map(source, asked), media_type="image/png")
+
+    def _answer_slice(self, request: Request) -> Response:
+        parameters = PageParameters(request.query_params.multi_items())
+        _, source = self._choose_source(parameters)
+        asked = parse_tensor(parameters)
+        parameters.finish()
+        drawn = draw_slice(source, find_row(source, asked), asked.choice)
+        return Response(drawn, media_type="image/png")
+
+    def _answer_npy(self, request: Request) -> Response:
+        parameters = PageParameters(request.query_params.multi_items())
+        _, source = self._choose_source(parameters)
+        asked = parse_tensor(parameters)
+        parameters.finish()
+        row = find_row(source, asked)
+        body = make_npy(source, row, is_joined=asked.choice.is_joined)
+        name = f'attachment; filename="{name_tensor(row)}.npy"'
+        headers = {"content-disposition": name}
+        return Response(body, media_type="application/octet-stream", headers=headers)
+
+    def _choose_source(self, parameters: PageParameters) -> tuple[int, DumpSource]:
+        number = parameters.read_number("tree", 0, high=len(self._sources) - 1) or 0
+        return number, self._sources[number]
+
+    def _answer_safely(self, answer: Callable[[Request], Response], request: Request) -> Response:
+        """Return an answer, or the one line of an error."""
+        try:
+            return answer(request)
+        except RankdumpError as error:
+            return self._answer_error(request, find_status(error), str(error))
+        except OSError as error:
+            return self._answer_error(request, 500, f"cannot be read: {error}")
+        except Exception:
+            _logger.exception("page %s", request.url.path)
+            text = "this page failed; the terminal of rankdump web has the reason"
+            return self._answer_error(request, 500, text)
+
+    def _answer_unknown(self, request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        known = ", ".join(_LISTED_PATHS)
+        text = f"no page {request.url.path[:100]!r}; there are {known}"
+        return self._answer_error(request, status, text)
+
+    def _answer_error(self, request: Request, status: int, text: str) -> Response:
+        line = " ".join(text.split())
+        if wants_json(request):
+            return JSONResponse({"error": line}, status)
+        return self._render(request, "error.html", 0, status, title="Error", text=line)
+
+    def _render(
+        self, request: Request, template: str, tree: int, status: int, **values: Any
+    ) -> Response:
+        html = self._environment.get_template(template).render(
+            tree=tree,
+            trees=[str(source.root) for source in self._sources],
+            path=request.url.path,
+            twin=_make_twin_address(request),
+            listed=[kind for kind in self.kinds if kind.path in _LISTED_PATHS],
+            **values,
+        )
+        return HTMLResponse(html, status)
+
+
+def wants_json(request: Request) -> bool:
+    """Return whether JSON is asked for, by the path or by the header `Accept`."""
+    accepted = request.headers.get("accept", "")
+    return request.url.path.endswith(".json") or accepted.startswith("application/json")
+
+
+def find_status(error: RankdumpError) -> int:
+    """Return the status of HTTP for an error of a reader."""
+    if isinstance(error, AbsentPageError):
+        return 404
+    if isinstance(error, ParameterError | QueryError):
+        return 400
+    if isinstance(error, RetryableError):
+        return 503
+    return 415 if isinstance(error, UnsupportedError) else 422
+
+
+def _make_twin_address(request: Request) -> str:
+    path = request.url.path
+    query = f"?{request.url.query}" if request.url.query else ""
+    return f"{'/overview' if path == '/' else path}.json{query}"

@@ -1,0 +1,84 @@
+"""Templates of the pages: everything is escaped, and a name that is not defined is an error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from rankdump._core.units import format_bytes, format_count
+from rankdump._web.tensor_rows import TensorRow
+
+_DIGITS = 6
+
+
+def make_environment() -> Environment:
+    """Return the environment of all templates."""
+    made = Environment(
+        loader=PackageLoader("rankdump._web", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    filters: dict[str, Any] = {
+        "number": format_number,
+        "bytes": format_bytes,
+        "shape": format_shape,
+        "element": format_element,
+        "thousands": format_thousands,
+        "counted": format_count,
+    }
+    made.filters.update(filters)
+    functions: dict[str, Any] = {"address": make_address, "tensor_values": get_tensor_values}
+    made.globals.update(functions)
+    return made
+
+
+def format_thousands(value: int) -> str:
+    """Return a whole number with commas."""
+    return f"{value:,}"
+
+
+def format_number(value: float | None) -> str:
+    """Return a statistic as a text of six digits; a dash for none."""
+    if value is None:
+        return "\N{EN DASH}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if math.isnan(value):
+        return "NaN"
+    return f"{value:.{_DIGITS}g}".replace("-", "\N{MINUS SIGN}", 1 if value < 0 else 0)
+
+
+def format_element(value: Any) -> str:
+    """Return an element as a text: a number of six digits, or what it is."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return format_number(value) if is_number else str(value)
+
+
+def format_shape(extents: Iterable[int]) -> str:
+    """Return a shape for people; `scalar` for one without dimensions."""
+    return " \N{MULTIPLICATION SIGN} ".join(map(str, extents)) or "scalar"
+
+
+def make_address(path: str, tree: int, values: Mapping[str, Any] | None = None) -> str:
+    """Return the address of a page with the parameters that have a value."""
+    kept = {
+        name: int(value) if isinstance(value, bool) else value
+        for name, value in (values or {}).items()
+        if value is not None and value != "" and value is not False
+    }
+    if tree:
+        kept["tree"] = tree
+    return f"{path}?{urlencode(kept)}" if kept else path
+
+
+def get_tensor_values(row: TensorRow) -> dict[str, Any]:
+    """Return the parameters of the page of a tensor at its place."""
+    names = ("name", "side", "slot", "rank", "iteration")
+    return {name: getattr(row, name) for name in names}

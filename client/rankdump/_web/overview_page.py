@@ -1,0 +1,235 @@
+"""Overview of a tree: what to look at first, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rankdump._analysis.reader.query import ranges
+from rankdump._analysis.reader.rank_tallies import sum_iterations
+from rankdump._analysis.table.table_schema import NONFINITE
+from rankdump._analysis.table_index import compare_with_tree
+from rankdump._analysis.tree_overview import (
+    BadTensor,
+    OverviewVerdict,
+    TreeOverview,
+    find_budget_share,
+    make_verdict,
+    read_overview,
+)
+from rankdump._core.events import Finding
+from rankdump._core.freeze_record import describe_absence, describe_cause
+from rankdump._core.scope_names import format_scope_name
+from rankdump._core.timeouts import HintLevel
+from rankdump._core.units import format_duration, format_percentage
+from rankdump._web.dump_source import DumpSource
+from rankdump._web.page_kinds import PageKind
+from rankdump._web.page_parameters import PageParameters
+
+_MAX_LISTED = 50
+"""Sentences, findings and ranks of one part."""
+_MAX_BAD = 8
+_BAD_COLUMNS = (
+    "rank, iteration, position, CAST(name AS VARCHAR) AS name, CAST(side AS VARCHAR) AS side, slot"
+)
+
+
+class ListedSentences(NamedTuple):
+    """The first sentences of a part, and how many there are."""
+
+    shown: tuple[str, ...]
+    total: int
+
+
+class BadTensorRow(NamedTuple):
+    """A tensor that is not finite, with the short name of its operator."""
+
+    tensor: BadTensor
+    short_name: str
+
+
+class RankBalance(NamedTuple):
+    """What became of the tensors of a rank."""
+
+    rank: int
+    attempt: int
+    state: str
+    iterations_complete: int
+    iterations_seen: int
+    expected: int
+    stored: int
+    linked: int
+    degraded: int
+    dropped: int
+    bytes_in: int
+    bytes_stored: int
+
+
+class TimeoutBudget(NamedTuple):
+    """How much of the timeout of a group is used."""
+
+    group: str
+    level: HintLevel
+    share: float
+    """From 0 to 1."""
+    percentage: str
+    limit: str
+    """Duration; empty when none is known."""
+    reason: str
+    settings: tuple[str, ...]
+
+
+class FaultSummary(NamedTuple):
+    """The latest freeze of the black box."""
+
+    cause: str
+    iteration: int
+    root: str
+    first_bad: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OverviewPage:
+    """Content of the page."""
+
+    verdict: OverviewVerdict
+    jobs: tuple[str, ...]
+    ranks: str
+    rank_count: int
+    iterations: str
+    iteration_count: int
+    tensor_count: int
+    problems: ListedSentences
+    fault: FaultSummary | None
+    freezes: tuple[str, ...]
+    bad: tuple[BadTensorRow, ...]
+    bad_count: int
+    findings: tuple[Finding, ...]
+    finding_count: int
+    missing: ListedSentences
+    card_differences: ListedSentences
+    card_remarks: ListedSentences
+    budgets: tuple[TimeoutBudget, ...]
+    balances: tuple[RankBalance, ...]
+    balance_count: int
+    total: RankBalance
+    table_note: str
+    """How the table is behind the tree; empty where it is not."""
+
+
+class OverviewRequest(NamedTuple):
+    """The page has no parameters."""
+
+
+def parse_overview(parameters: PageParameters) -> OverviewRequest:
+    """Return the request."""
+    return OverviewRequest()
+
+
+def build_overview(source: DumpSource, request: OverviewRequest) -> OverviewPage:
+    """Return what the readers know about the tree."""
+    overview = source.keep("overview", lambda: read_overview(source.root))
+    counts = source.get_rows(
+        "SELECT count(*) AS tensors, count(max) AS measured, "
+        f"count(*) FILTER (WHERE {NONFINITE}) AS bad FROM tensors"
+    )[0]
+    bad = _find_bad(source) if counts["bad"] else ()
+    balances = _make_balances(overview)
+    totals = overview.totals
+    return OverviewPage(
+        verdict=make_verdict(overview, bad, counts["measured"]),
+        jobs=overview.jobs,
+        ranks=ranges(overview.ranks),
+        rank_count=len(overview.ranks),
+        iterations=ranges(overview.iterations),
+        iteration_count=len(overview.iterations),
+        tensor_count=counts["tensors"],
+        problems=_list(overview.problems),
+        fault=_summarize_fault(overview),
+        freezes=tuple(f"{each.kind}: {each.text}" for each in overview.freezes),
+        bad=tuple(BadTensorRow(each, format_scope_name(each.name)) for each in bad),
+        bad_count=counts["bad"],
+        findings=overview.findings[:_MAX_LISTED],
+        finding_count=len(overview.findings),
+        missing=_list(overview.missing),
+        card_differences=_list(overview.card_differences),
+        card_remarks=_list(overview.card_remarks),
+        budgets=_make_budgets(overview),
+        balances=balances[:_MAX_LISTED],
+        balance_count=len(balances),
+        total=RankBalance(
+            *(-1, 0, "", sum(each.iterations_complete for each in balances)),
+            sum(each.iterations_seen for each in balances),
+            *(totals.expected, totals.stored, totals.linked, totals.degraded, totals.dropped),
+            *(totals.bytes_in, totals.bytes_stored),
+        ),
+        table_note=source.keep("lag", lambda: str(compare_with_tree(source.root)))
+        if source.has_table
+        else "the tree has no table: pages are slow in large trees until rankdump index writes one",
+    )
+
+
+def _find_bad(source: DumpSource) -> tuple[BadTensor, ...]:
+    """Return the earliest tensors that are not finite: clocks of one iteration are near enough."""
+    rows = source.get_rows(
+        f"SELECT {_BAD_COLUMNS} FROM tensors WHERE {NONFINITE} "
+        f"ORDER BY iteration NULLS LAST, timestamp_us, rank, position LIMIT {_MAX_BAD}"
+    )
+    return tuple(BadTensor(**row) for row in rows)
+
+
+def _list(sentences: tuple[str, ...]) -> ListedSentences:
+    return ListedSentences(sentences[:_MAX_LISTED], len(sentences))
+
+
+def _summarize_fault(overview: TreeOverview) -> FaultSummary | None:
+    fault = overview.fault
+    if fault is None:
+        return None
+    bad = fault.first_bad_value
+    first = ""
+    if bad is not None:
+        where = f"{bad.tensor.side} {bad.tensor.slot} of {format_scope_name(bad.tensor.op_name)}"
+        source = f", {bad.source}" if bad.source else ""
+        first = f"rank {bad.rank}, iteration {bad.iteration}: {where}{source}"
+    lines = (
+        *(each.describe() for each in fault.standing_calls),
+        *(describe_cause(each) for each in fault.later_causes),
+        *map(describe_absence, fault.absent),
+    )
+    return FaultSummary(
+        describe_cause(fault.cause), fault.iteration, fault.root, first, lines[:_MAX_LISTED]
+    )
+
+
+def _make_balances(overview: TreeOverview) -> tuple[RankBalance, ...]:
+    found: list[RankBalance] = []
+    for tally in overview.tallies:
+        sums = sum_iterations(tally.iterations)
+        found.append(
+            RankBalance(
+                *(tally.rank, tally.attempt, tally.described_state),
+                *(tally.iterations_complete, tally.iterations_seen),
+                *(sums.expected, sums.stored, sums.linked, sums.degraded, sums.dropped),
+                *(sums.bytes_in, sums.bytes_stored),
+            )
+        )
+    return tuple(found)
+
+
+def _make_budgets(overview: TreeOverview) -> tuple[TimeoutBudget, ...]:
+    found: list[TimeoutBudget] = []
+    for hint in overview.hints[:_MAX_LISTED]:
+        share = find_budget_share(hint)
+        limit = format_duration(hint.limit.limit_us) if hint.limit is not None else ""
+        found.append(
+            TimeoutBudget(
+                *(hint.group, hint.level, share, format_percentage(share), limit),
+                *(hint.reason, hint.settings),
+            )
+        )
+    return tuple(found)
+
+
+OVERVIEW = PageKind("/", "overview.html", "Overview", parse_overview, build_overview)

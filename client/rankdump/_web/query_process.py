@@ -1,0 +1,140 @@
+"""Process that runs the statements of people: DuckDB may not notice that its time is over, nor
+count a single huge value, so the process has a limit of memory, and is killed when it is late.
+"""
+
+from __future__ import annotations
+
+import resource
+import threading
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rankdump._core.pandas_blocker import leave_pandas_out
+from rankdump.errors import ExhaustedError, QueryError, RankdumpError, UnavailableError
+
+TIMEOUT_S = 20.0
+MEMORY_BYTES = 512 << 20
+MAX_ROWS = 1000
+"""Rows that are sent back."""
+_GRACE_S = 2.0
+_MARGIN_BYTES = 1 << 30
+"""For threads and allocators, which map more than they use."""
+
+
+class QueryAnswer(NamedTuple):
+    """Rows of a statement."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+    row_count: int
+    """Of all rows; more than are sent where they are many."""
+
+
+class _QueryFailure(NamedTuple):
+    kind: str
+    text: str
+
+
+class QueryProcess:
+    """Starts the process with the first statement; runs one statement at a time."""
+
+    def __init__(self, *, timeout_s: float = TIMEOUT_S, memory_bytes: int = MEMORY_BYTES) -> None:
+        self._timeout_s, self._memory_bytes = timeout_s, memory_bytes
+        self._lock = threading.Lock()
+        self._process: SpawnProcess | None = None
+        self._pipe: Connection | None = None
+
+    def run(self, root: Path, sql: str) -> QueryAnswer:
+        """Return the rows of one SELECT over a tree.
+
+        QueryError for a statement that is rejected or late, ExhaustedError when it needs more
+        memory, UnavailableError while another statement runs for as long.
+        """
+        if not self._lock.acquire(timeout=self._timeout_s):
+            raise UnavailableError("other queries are running: try again")
+        try:
+            pipe = self._start()
+            pipe.send((str(root), sql))
+            if not pipe.poll(self._timeout_s + _GRACE_S):
+                self._stop()
+                raise QueryError(f"the query took longer than {self._timeout_s:g} s")
+            answer = pipe.recv()
+        except (EOFError, OSError):
+            self._stop()
+            raise ExhaustedError("the query needs more memory than a page may use") from None
+        finally:
+            self._lock.release()
+        if isinstance(answer, _QueryFailure):
+            raise (ExhaustedError if answer.kind == "exhausted" else QueryError)(answer.text)
+        return answer
+
+    def close(self) -> None:
+        """Stop the process."""
+        with self._lock:
+            self._stop()
+
+    def _start(self) -> Connection:
+        if self._pipe is not None and self._process is not None and self._process.is_alive():
+            return self._pipe
+        self._stop()
+        # Not forked: threads of the server may hold locks.
+        context = get_context("spawn")
+        ours, theirs = context.Pipe()
+        limits = self._timeout_s, self._memory_bytes
+        process = context.Process(target=serve_queries, args=(theirs, *limits), daemon=True)
+        process.start()
+        theirs.close()
+        self._process, self._pipe = process, ours
+        return ours
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+        if self._pipe is not None:
+            self._pipe.close()
+        self._process = self._pipe = None
+
+
+def serve_queries(pipe: Connection, timeout_s: float, memory_bytes: int) -> None:
+    """Answer statements until the other side closes the pipe."""
+    leave_pandas_out()
+    _limit_address_space(memory_bytes)
+    while True:
+        try:
+            root, sql = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(_answer(Path(root), sql, timeout_s, memory_bytes))
+
+
+def _limit_address_space(memory_bytes: int) -> None:
+    # Loaded before: their code counts as well.
+    import duckdb as _duckdb
+    import pyarrow as _pyarrow
+
+    _ = _duckdb, _pyarrow
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + 2 * memory_bytes + _MARGIN_BYTES
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+def _answer(
+    root: Path, sql: str, timeout_s: float, memory_bytes: int
+) -> QueryAnswer | _QueryFailure:
+    from rankdump._analysis.reader.dump import open_dump
+    from rankdump._analysis.table.table_query import QueryLimits
+
+    try:
+        found = open_dump(root).sql(sql, limits=QueryLimits(timeout_s, memory_bytes))
+        rows = tuple(tuple(row.values()) for row in found.slice(0, MAX_ROWS).to_pylist())
+        return QueryAnswer(tuple(found.column_names), rows, len(found))
+    except (MemoryError, ExhaustedError):
+        return _QueryFailure("exhausted", "the query needs more memory than a page may use")
+    except RankdumpError as error:
+        return _QueryFailure("rejected", str(error))

@@ -1,0 +1,126 @@
+"""List of tensors in the order of execution, page by page: the next page begins behind the last
+row, so any page takes as long as the first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rankdump._analysis.table.table_schema import NONFINITE
+from rankdump._web.dump_source import DumpSource
+from rankdump._web.page_kinds import PageKind
+from rankdump._web.page_parameters import PageParameters, ParameterError
+from rankdump._web.tensor_rows import EXECUTION_ORDER, ROW_COLUMNS, TensorRow, make_row
+
+PAGE_ROWS = 100
+_CONSTANT = (1 << 63) - 1
+"""Stands for the iteration of constants, which come last."""
+_PLACE = re.compile(r"([0-9]{1,19})-([0-9]{1,9})-([0-9]{1,9})-([0-9]{1,9})")
+_KEY = f"(coalesce(iteration, {_CONSTANT}), rank, attempt, position)"
+
+
+class RowPlace(NamedTuple):
+    """Place of a row in the order of all."""
+
+    iteration: int
+    rank: int
+    attempt: int
+    position: int
+
+    def __str__(self) -> str:
+        return "-".join(map(str, self))
+
+
+class TensorListRequest(NamedTuple):
+    """What is listed."""
+
+    search: str
+    """Part of the name of the operator, without regard to case."""
+    rank: int | None
+    iteration: int | None
+    side: str
+    nonfinite: bool
+    after: RowPlace | None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorListPage:
+    """Content of the page."""
+
+    request: TensorListRequest
+    rows: tuple[TensorRow, ...]
+    total: int
+    """Rows that match, on all pages."""
+    next_after: str
+    """Parameter `after` of the next page; empty on the last one."""
+
+
+def parse_tensor_list(parameters: PageParameters) -> TensorListRequest:
+    """Return the request."""
+    return TensorListRequest(
+        search=parameters.read_text("search", longest=1024),
+        rank=parameters.read_number("rank"),
+        iteration=parameters.read_number("iteration"),
+        side=parameters.read_choice("side", ("input", "output"), ""),
+        nonfinite=parameters.read_flag("nonfinite"),
+        after=_parse_place(parameters.read_text("after", longest=64)),
+    )
+
+
+def _parse_place(text: str) -> RowPlace | None:
+    if not text:
+        return None
+    found = _PLACE.fullmatch(text)
+    place = RowPlace(*map(int, found.groups())) if found else None
+    if place is None or place.iteration > _CONSTANT:
+        raise ParameterError("after", text, "iteration-rank-attempt-position of a row")
+    return place
+
+
+def build_tensor_list(source: DumpSource, request: TensorListRequest) -> TensorListPage:
+    """Return the rows of one page."""
+    conditions, values = _make_conditions(request)
+    matching = " AND ".join(conditions)
+    total = source.get_rows(f"SELECT count(*) AS n FROM tensors WHERE {matching}", values)[0]["n"]
+    if request.after is not None:
+        after = request.after
+        # The first comparison lets whole groups of rows be left out.
+        matching += f" AND coalesce(iteration, {_CONSTANT}) >= ? AND {_KEY} > (?, ?, ?, ?)"
+        values = [*values, after.iteration, *after]
+    found = source.get_rows(
+        f"SELECT {ROW_COLUMNS} FROM tensors WHERE {matching} "
+        f"ORDER BY {EXECUTION_ORDER} LIMIT {PAGE_ROWS + 1}",
+        values,
+    )
+    rows = tuple(map(make_row, found[:PAGE_ROWS]))
+    is_last = len(found) <= PAGE_ROWS
+    return TensorListPage(request, rows, total, "" if is_last else _place_of(rows[-1]))
+
+
+def _make_conditions(request: TensorListRequest) -> tuple[list[str], Sequence[object]]:
+    conditions, values = ["true"], list[object]()
+    if request.search:
+        conditions.append("contains(lower(CAST(name AS VARCHAR)), lower(?))")
+        values.append(request.search)
+    for name in ("rank", "iteration"):
+        value = getattr(request, name)
+        if value is not None:
+            conditions.append(f"{name} = ?")
+            values.append(value)
+    if request.side:
+        conditions.append("CAST(side AS VARCHAR) = ?")
+        values.append(request.side)
+    if request.nonfinite:
+        conditions.append(f"({NONFINITE})")
+    return conditions, values
+
+
+def _place_of(row: TensorRow) -> str:
+    iteration = _CONSTANT if row.iteration is None else row.iteration
+    return str(RowPlace(iteration, row.rank, row.attempt, row.position))
+
+
+TENSOR_LIST = PageKind("/tensors", "tensors.html", "Tensors", parse_tensor_list, build_tensor_list)

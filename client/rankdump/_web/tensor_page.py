@@ -1,0 +1,280 @@
+"""One tensor: its statistics over iterations and ranks, its elements, who made and who took it, and
+the line of the script.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rankdump._analysis.table.table_schema import NONFINITE, STATISTIC_COLUMNS
+from rankdump._core.scope_names import format_scope_name
+from rankdump._web.dump_source import DumpSource
+from rankdump._web.page_kinds import AbsentPageError, PageKind
+from rankdump._web.page_parameters import MAX_NUMBER, PageParameters, ParameterError
+from rankdump._web.source_context import SourceFrame, find_source
+from rankdump._web.tensor_elements import ElementView, SliceChoice, view_elements
+from rankdump._web.tensor_rows import EXECUTION_ORDER, ROW_COLUMNS, TensorRow, make_row
+from rankdump.errors import RankdumpError
+
+STATISTICS = tuple(STATISTIC_COLUMNS.values())
+_MAX_SERIES_ITERATIONS = 200
+_MAX_SERIES_RANKS = 12
+_NEIGHBOURS = 4
+_MAX_RELATED = 20
+_MAX_DIMENSIONS = 32
+_PLACE = re.compile(r"[0-9]{1,15}(?:,[0-9]{1,15})*")
+_IDENTITY = "CAST(name AS VARCHAR) = ? AND CAST(side AS VARCHAR) = ? AND slot = ?"
+
+
+class TensorRequest(NamedTuple):
+    """Which tensor, where, and what of it."""
+
+    name: str
+    side: str
+    slot: int
+    rank: int | None
+    iteration: int | None
+    statistic: str
+    first_iteration: int
+    """First iteration of the listed statistics."""
+    choice: SliceChoice
+
+
+class SeriesLine(NamedTuple):
+    """A statistic in one iteration on some ranks."""
+
+    iteration: int
+    values: tuple[float | None, ...]
+
+
+class StatisticSeries(NamedTuple):
+    """A statistic of a tensor over iterations."""
+
+    statistic: str
+    ranks: tuple[int, ...]
+    """Ranks of the columns; the lowest ones where there are many."""
+    rank_count: int
+    lines: tuple[SeriesLine, ...]
+    next_iteration: int | None
+    previous_iteration: int | None
+    runs: int
+    """Most rows of one rank and iteration, as of micro-batches: the extreme one is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPage:
+    """Content of the page."""
+
+    request: TensorRequest
+    row: TensorRow
+    statistics: tuple[str, ...]
+    """Those that were recorded of this tensor."""
+    series: StatisticSeries
+    elements: ElementView | None
+    elements_note: str
+    """Why no elements are shown; empty where they are."""
+    frames: tuple[SourceFrame, ...]
+    frames_note: str
+    producers: tuple[TensorRow, ...]
+    consumers: tuple[TensorRow, ...]
+    neighbours: tuple[TensorRow, ...]
+
+
+def parse_tensor(parameters: PageParameters) -> TensorRequest:
+    """Return the request."""
+    name = parameters.read_text("name")
+    if not name:
+        raise ParameterError("name", name, "the full name of an operator")
+    return TensorRequest(
+        name=name,
+        side=parameters.read_choice("side", ("input", "output"), "output"),
+        slot=parameters.read_number("slot", 0, high=1 << 30) or 0,
+        rank=parameters.read_number("rank", high=1 << 30),
+        iteration=parameters.read_number("iteration"),
+        statistic=parameters.read_choice("statistic", STATISTICS, "l2norm"),
+        first_iteration=parameters.read_number("first_iteration", 0) or 0,
+        choice=_parse_slice(parameters),
+    )
+
+
+def _parse_slice(parameters: PageParameters) -> SliceChoice:
+    place = parameters.read_text("at", longest=512)
+    if place and not _PLACE.fullmatch(place):
+        raise ParameterError("at", place, "numbers joined by commas, one for each dimension")
+    return SliceChoice(
+        row_axis=parameters.read_number("rows", high=_MAX_DIMENSIONS),
+        column_axis=parameters.read_number("columns", high=_MAX_DIMENSIONS),
+        at=tuple(map(int, place.split(","))) if place else (),
+        is_joined=parameters.read_flag("joined"),
+    )
+
+
+def find_row(source: DumpSource, request: TensorRequest) -> TensorRow:
+    """Return the row of a tensor: the earliest one that is not finite, where the request names no
+    place, else the first one with elements; AbsentPageError where there is none.
+    """
+    conditions, values = [_IDENTITY], list[object](_get_identity(request))
+    for name in ("rank", "iteration"):
+        value = getattr(request, name)
+        if value is not None:
+            conditions.append(f"{name} = ?")
+            values.append(value)
+    rows = source.get_rows(
+        f"SELECT {ROW_COLUMNS} FROM tensors WHERE {' AND '.join(conditions)} "
+        f"ORDER BY ({NONFINITE}) DESC, path = '', {EXECUTION_ORDER} LIMIT 1",
+        values,
+    )
+    if not rows:
+        where = "".join(
+            f", {name} {value}"
+            for name, value in (("rank", request.rank), ("iteration", request.iteration))
+            if value is not None
+        )
+        raise AbsentPageError(
+            f"no tensor {request.side} {request.slot} of {request.name[:200]}{where}"
+        )
+    return make_row(rows[0])
+
+
+def build_tensor(source: DumpSource, request: TensorRequest) -> TensorPage:
+    """Return what is known of a tensor."""
+    row = find_row(source, request)
+    extent = _find_extent(source, request)
+    if extent.statistics and request.statistic not in extent.statistics:
+        request = request._replace(statistic=extent.statistics[0])
+    elements, elements_note = _view_elements(source, row, request)
+    frames, frames_note = _find_frames(source, row)
+    neighbours = _find_neighbours(source, row)
+    producers, consumers = _find_related(source, row)
+    return TensorPage(
+        request=request,
+        row=row,
+        statistics=extent.statistics,
+        series=_read_series(source, request, extent),
+        elements=elements,
+        elements_note=elements_note,
+        frames=frames,
+        frames_note=frames_note,
+        producers=producers,
+        consumers=consumers,
+        neighbours=neighbours,
+    )
+
+
+def _get_identity(request: TensorRequest) -> tuple[object, ...]:
+    return request.name, request.side, request.slot
+
+
+class _TensorExtent(NamedTuple):
+    """Where a tensor is, and which statistics it has."""
+
+    statistics: tuple[str, ...]
+    ranks: list[int]
+    iterations: list[int]
+
+
+def _find_extent(source: DumpSource, request: TensorRequest) -> _TensorExtent:
+    counts = ", ".join(f"count({name}) AS {name}" for name in STATISTICS)
+    found = source.get_rows(
+        f"SELECT {counts}, list(DISTINCT rank) AS ranks, list(DISTINCT iteration) AS iterations "
+        f"FROM tensors WHERE {_IDENTITY}",
+        _get_identity(request),
+    )[0]
+    iterations = sorted(at for at in found["iterations"] if at is not None)
+    known = tuple(name for name in STATISTICS if found[name])
+    return _TensorExtent(known, sorted(found["ranks"]), iterations)
+
+
+def _read_series(
+    source: DumpSource, request: TensorRequest, extent: _TensorExtent
+) -> StatisticSeries:
+    statistic = request.statistic
+    ranks = extent.ranks[:_MAX_SERIES_RANKS]
+    if request.rank is not None and request.rank not in ranks:
+        ranks[-1] = request.rank
+    later = [each for each in extent.iterations if each >= request.first_iteration]
+    earlier = [each for each in extent.iterations if each < request.first_iteration]
+    shown = later[:_MAX_SERIES_ITERATIONS]
+    rows = source.get_rows(
+        f"SELECT rank, iteration, CAST(arg_max({statistic}, abs({statistic})) AS DOUBLE) AS value, "
+        f"count(*) AS runs FROM tensors WHERE {_IDENTITY} AND iteration BETWEEN ? AND ? "
+        f"AND rank IN ({', '.join(map(str, ranks))}) GROUP BY rank, iteration",
+        (*_get_identity(request), *((shown[0], shown[-1]) if shown else (0, -1))),
+    )
+    by_place = {(row["iteration"], row["rank"]): row["value"] for row in rows}
+    lines = (SeriesLine(at, tuple(by_place.get((at, rank)) for rank in ranks)) for at in shown)
+    return StatisticSeries(
+        *(statistic, tuple(ranks), len(extent.ranks), tuple(lines)),
+        later[len(shown)] if len(later) > len(shown) else None,
+        earlier[-_MAX_SERIES_ITERATIONS:][0] if earlier else None,
+        max((row["runs"] for row in rows), default=0),
+    )
+
+
+def _view_elements(
+    source: DumpSource, row: TensorRow, request: TensorRequest
+) -> tuple[ElementView | None, str]:
+    try:
+        return view_elements(source, row, request.choice), ""
+    except ParameterError:
+        raise
+    except RankdumpError as error:
+        return None, str(error)
+
+
+def _find_frames(source: DumpSource, row: TensorRow) -> tuple[tuple[SourceFrame, ...], str]:
+    try:
+        frames = find_source(source, row.rank, row.name)
+    except RankdumpError as error:
+        return (), str(error)
+    return frames, "" if frames else "the tree has no source line of this operator"
+
+
+def _find_neighbours(source: DumpSource, row: TensorRow) -> tuple[TensorRow, ...]:
+    if row.iteration is None:
+        return ()
+    span = max(0, row.position - _NEIGHBOURS), min(MAX_NUMBER, row.position + _NEIGHBOURS)
+    return _make_rows(
+        source.get_rows(
+            f"SELECT {ROW_COLUMNS} FROM tensors WHERE iteration = ? AND rank = ? AND attempt = ? "
+            f"AND position BETWEEN ? AND ? ORDER BY position",
+            (row.iteration, row.rank, row.attempt, *span),
+        )
+    )
+
+
+def _find_related(
+    source: DumpSource, row: TensorRow
+) -> tuple[tuple[TensorRow, ...], tuple[TensorRow, ...]]:
+    """Return the outputs before a tensor that have the same bytes, and the inputs after it."""
+    if not row.digest or row.iteration is None:
+        return (), ()
+    found = _make_rows(
+        source.get_rows(
+            f"SELECT {ROW_COLUMNS} FROM tensors WHERE iteration = ? AND rank = ? AND attempt = ? "
+            f"AND digest = ? AND position <> ? ORDER BY position LIMIT {4 * _MAX_RELATED}",
+            (row.iteration, row.rank, row.attempt, row.digest, row.position),
+        )
+    )
+    before = [each for each in found if each.side == "output" and each.position < row.position]
+    after = [each for each in found if each.side == "input" and each.position > row.position]
+    return tuple(before[-_MAX_RELATED:]), tuple(after[:_MAX_RELATED])
+
+
+def _make_rows(rows: Iterable[dict[str, object]]) -> tuple[TensorRow, ...]:
+    return tuple(map(make_row, rows))
+
+
+def name_tensor(row: TensorRow) -> str:
+    """Return a name for a file of a tensor, of letters that are safe in one."""
+    parts: Sequence[object] = (
+        *(format_scope_name(row.name), row.side, row.slot, f"rank{row.rank}"),
+        f"iteration{row.iteration}" if row.iteration is not None else "constant",
+    )
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", ".".join(map(str, parts)))[-150:].lstrip(".")
+
+
+TENSOR = PageKind("/tensor", "tensor.html", "Tensor", parse_tensor, build_tensor)

@@ -1,0 +1,70 @@
+"""Rows of tensors as several pages list them, and the statements that find them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rankdump._analysis.table.table_schema import NONFINITE
+from rankdump._core.scope_names import format_scope_name
+
+ROW_COLUMNS = (
+    "rank, attempt, iteration, position, CAST(name AS VARCHAR) AS name, "
+    "CAST(op_type AS VARCHAR) AS op_type, CAST(side AS VARCHAR) AS side, slot, "
+    "CAST(argument AS VARCHAR) AS argument, CAST(dtype AS VARCHAR) AS dtype, shape, "
+    "CAST(layout AS VARCHAR) AS layout, bytes, digest, l2norm, max, min, avg, nan_count, path, "
+    f"CAST(member AS VARCHAR) AS member, ({NONFINITE}) AS nonfinite"
+)
+_TEXTS = ("name", "op_type", "side", "argument", "dtype", "layout", "digest", "path", "member")
+_NUMBERS = ("rank", "attempt", "position", "slot", "bytes")
+_STATISTICS = ("l2norm", "max", "min", "avg")
+EXECUTION_ORDER = "iteration NULLS LAST, rank, attempt, position"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRow:
+    """One tensor of a rank in one iteration."""
+
+    rank: int
+    attempt: int
+    iteration: int | None
+    """None for a constant of a graph."""
+    position: int
+    name: str
+    short_name: str
+    op_type: str
+    side: str
+    slot: int
+    argument: str
+    dtype: str
+    shape: tuple[int, ...]
+    layout: str
+    bytes: int
+    digest: str
+    l2norm: float | None
+    max: float | None
+    min: float | None
+    avg: float | None
+    nonfinite: bool
+    path: str
+    """Below the root; empty for statistics without elements."""
+    member: str
+
+
+def make_row(found: Mapping[str, Any]) -> TensorRow:
+    """Return a row that was selected by ROW_COLUMNS."""
+    known: dict[str, Any] = {name: found[name] or "" for name in _TEXTS}
+    known |= {name: found[name] or 0 for name in _NUMBERS}
+    known |= {name: _to_float(found[name]) for name in _STATISTICS}
+    return TensorRow(
+        iteration=found["iteration"],
+        short_name=format_scope_name(found["name"] or ""),
+        shape=tuple(found["shape"] or ()),
+        nonfinite=bool(found["nonfinite"]),
+        **known,
+    )
+
+
+def _to_float(value: float | None) -> float | None:
+    return None if value is None else float(value)

@@ -1,0 +1,91 @@
+"""The command: its address, its end, and the process for statements of people."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import subprocess
+import sys
+from urllib.parse import urlsplit
+
+import pytest
+
+from rankdump._cli.command_group import EXIT_UNAVAILABLE, EXIT_USAGE, run_command_line
+from rankdump._web.query_process import QueryProcess
+from rankdump._web.web_server import bind_socket, has_desktop
+from rankdump.errors import CorruptedError, ExhaustedError, QueryError
+
+
+@pytest.mark.process
+def test_command_serves_until_it_is_interrupted(trees):
+    command = [sys.executable, "-m", "rankdump", "web", str(trees["indexed"]), "--no-browser"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        address = urlsplit(server.stdout.readline().strip())
+        assert address.hostname == "127.0.0.1"
+        connection = http.client.HTTPConnection("127.0.0.1", address.port)
+        connection.request("GET", f"/?{address.query}")
+        answer = connection.getresponse()
+        answer.read()
+        assert (answer.status, answer.headers["location"]) == (303, "/")
+        assert "server" not in answer.headers
+        cookie = answer.headers["set-cookie"].partition(";")[0]
+        connection.request("GET", "/", headers={"cookie": cookie})
+        assert b"first value that is not finite" in connection.getresponse().read()
+        connection.close()
+        server.send_signal(signal.SIGINT)
+        output, _ = server.communicate()
+    assert f"ssh -L {address.port}:127.0.0.1:{address.port} " in output
+    assert server.returncode == 0
+
+
+def test_taken_port_is_one_line(trees, capsys):
+    with bind_socket(0) as taken:
+        port = taken.getsockname()[1]
+        command = ["web", str(trees["walked"]), "--no-browser", "--port", str(port)]
+        assert run_command_line(command) == EXIT_UNAVAILABLE
+    assert f"127.0.0.1:{port}: cannot listen" in capsys.readouterr().err
+
+
+def test_folder_that_is_no_tree_is_one_line(tmp_path, capsys):
+    assert run_command_line(["web", str(tmp_path), "--no-browser"]) == 1
+    assert "not a dump tree" in capsys.readouterr().err
+
+
+def test_missing_extra_says_what_to_install(trees, capsys, monkeypatch):
+    monkeypatch.delitem(sys.modules, "rankdump._web.web_server", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert run_command_line(["web", str(trees["walked"])]) == EXIT_USAGE
+    install = "install it with: pip install 'rankdump[web]'"
+    assert capsys.readouterr().err == f"rankdump: module uvicorn is missing; {install}\n"
+
+
+def test_browser_is_opened_on_a_desktop_alone():
+    assert has_desktop({"DISPLAY": ":0"})
+    assert has_desktop({"WAYLAND_DISPLAY": "wayland-0"})
+    assert not has_desktop({"DISPLAY": "", "TERM": "xterm"})
+
+
+@pytest.mark.process
+def test_statements_of_people_run_in_another_process(trees):
+    """One that is late, or needs too much memory, ends with its process, and the next one runs."""
+    queries = QueryProcess(timeout_s=1.0, memory_bytes=64 << 20)
+    root = trees["indexed"]
+    try:
+        found = queries.run(root, "SELECT max(rank) AS most, 'a' AS word FROM tensors")
+        assert found == (("most", "word"), ((1, "a"),), 1)
+        assert queries.run(root, "SELECT * FROM range(5000)").row_count == 5000
+        with pytest.raises(QueryError, match="one SELECT"):
+            queries.run(root, "DROP TABLE tensors")
+        with pytest.raises(QueryError, match="longer than 1 s"):
+            queries.run(root, "SELECT count(*) FROM range(1000000000000) a, range(1000) b")
+        with pytest.raises((ExhaustedError, QueryError)):
+            queries.run(root, "SELECT length(repeat('x', 8000000000)) AS n")
+        assert queries.run(root, "SELECT 1 AS one").rows == ((1,),)
+    finally:
+        queries.close()
+
+
+def test_tree_that_is_gone_is_told(tmp_path, open_pages):
+    with pytest.raises(CorruptedError, match="no such folder"):
+        open_pages(tmp_path / "nothing")

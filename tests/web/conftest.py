@@ -1,0 +1,119 @@
+"""A running `rankdump web` and a real Chromium. Every test fails for a message on the console, an
+error of a script, an answer that says so, and a request that leaves the host.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, Response, sync_playwright
+from support.web_trees import fill_training_tree
+
+from rankdump._analysis.table_index import index_tree
+
+AXE = Path("build/axe/package/axe.min.js")
+SHOTS = Path(os.environ.get("WEB_SCREENSHOTS") or "build/web")
+
+
+@dataclass
+class WebServer:
+    """A process of `rankdump web`."""
+
+    root: Path
+    process: subprocess.Popen[str] = field(init=False)
+    address: str = field(init=False)
+    """With the token."""
+    cookies: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        command = [sys.executable, "-m", "rankdump", "web", str(self.root), "--no-browser"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().strip()
+
+    @property
+    def base(self) -> str:
+        """Address without a path."""
+        split = urlsplit(self.address)
+        return f"{split.scheme}://{split.netloc}"
+
+    def stop(self) -> int:
+        """End it as Ctrl-C does; return its exit code."""
+        self.process.send_signal(signal.SIGINT)
+        self.process.communicate()
+        return self.process.returncode
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    path = shutil.which("chromium") or "/usr/bin/chromium"
+    with sync_playwright() as playwright:
+        # Without a sandbox of its own: containers rarely let root have one.
+        made = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[WebServer]:
+    root = fill_training_tree(tmp_path_factory.mktemp("web") / "run-0417")
+    index_tree(root)
+    made = WebServer(root)
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(made.address)
+    assert "token" not in page.url
+    made.cookies = list(context.cookies())
+    context.close()
+    yield made
+    made.stop()
+
+
+PageMaker = Callable[..., Page]
+
+
+@pytest.fixture
+def open_page(server: WebServer, browser: Browser) -> Iterator[PageMaker]:
+    """A function that opens a path in a window of its own."""
+    contexts: list[BrowserContext] = []
+    complaints: list[str] = []
+
+    def watch(page: Page) -> None:
+        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: complaints.append(f"script: {error}"))
+        page.on("request", lambda request: check(request.url))
+        page.on("response", check_status)
+
+    def check_status(answer: Response) -> None:
+        if answer.status >= 400:
+            complaints.append(f"{answer.status} {answer.url}")
+
+    def check(address: str) -> None:
+        if not address.startswith((server.base + "/", "data:")):
+            complaints.append(f"left the host: {address}")
+
+    def make(path: str = "/", *, width: int = 1280, height: int = 800, scheme: Any = None) -> Page:
+        context = browser.new_context(
+            color_scheme=scheme or "light", viewport={"width": width, "height": height}
+        )
+        contexts.append(context)
+        context.add_cookies(server.cookies)
+        page = context.new_page()
+        watch(page)
+        page.goto(server.base + path)
+        return page
+
+    yield make
+    for context in contexts:
+        context.close()
+    assert complaints == []
