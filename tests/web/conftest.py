@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,8 +66,10 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[WebServer]:
-    root = fill_training_tree(tmp_path_factory.mktemp("web") / "run-0417")
+def server(browser: Browser) -> Iterator[WebServer]:
+    # Pictures in the documentation show this path.
+    folder = tempfile.TemporaryDirectory(prefix="training-")
+    root = fill_training_tree(Path(folder.name) / "run-0417")
     index_tree(root)
     made = WebServer(root)
     context = browser.new_context()
@@ -77,6 +80,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterat
     context.close()
     yield made
     made.stop()
+    folder.cleanup()
 
 
 PageMaker = Callable[..., Page]
