@@ -389,7 +389,8 @@ def _select_side(
     filters = cast("Filters", given)
     left = dump.where(**filters) if filters else dump
     missing = tuple(each for each in left.problems if each.endswith(MISSING_FILE_ENDING))
-    notes.extend(each for each in left.problems if not each.endswith(MISSING_FILE_ENDING))
+    damages = tuple(each for each in left.problems if not each.endswith(MISSING_FILE_ENDING))
+    notes.extend(damages)
     gone = set(left.retired)
     found = read_programs(left, notes)
     # While an iteration is removed, some of its files still exist; rows of tables are complete.
@@ -399,7 +400,7 @@ def _select_side(
         raise CorruptedError(f"{dump.root}: nothing to compare: {why}")
     if not programs:
         raise _make_empty_error(dump, filters)
-    coverage = SideCoverage(find_uneven_microbatches(programs), missing)
+    coverage = SideCoverage(find_uneven_microbatches(programs), missing, damages)
     return _DumpSide(label, left, programs, coverage)
 
 

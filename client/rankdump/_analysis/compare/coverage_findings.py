@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 from rankdump._analysis.compare.card_findings import CardFinding
 from rankdump._analysis.compare.report import DumpedProgram
 from rankdump._analysis.reader.query import ranges
+from rankdump._core.units import format_count
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 
 _PassDirection: TypeAlias = Literal["forward", "backward"]
@@ -29,6 +30,8 @@ class SideCoverage:
     microbatches: UnevenMicrobatches
     missing_files: tuple[str, ...] = ()
     """Problems of the tree, one for each file."""
+    damages: tuple[str, ...] = ()
+    """Other problems of the tree, such as a manifest that cannot be read."""
     is_joined: bool = False
     """Whether the tensors of its ranks are joined."""
     missing_ranks: tuple[int, ...] = ()
@@ -38,7 +41,7 @@ class SideCoverage:
     @property
     def may_lack_parts(self) -> bool:
         """Whether a joined tensor may have lost elements."""
-        return self.is_joined and bool(self.missing_files or self.missing_ranks)
+        return self.is_joined and bool(self.missing_files or self.missing_ranks or self.damages)
 
 
 def list_coverage_findings(a: SideCoverage, b: SideCoverage) -> list[CardFinding]:
@@ -50,11 +53,14 @@ def list_coverage_findings(a: SideCoverage, b: SideCoverage) -> list[CardFinding
             text = f"{name} has no rank {ranks}, and its job had {side.world_size} ranks"
             found.append(CardFinding("ranks", text, ranks=side.missing_ranks))
     for name, side in (("a", a), ("b", b)):
+        if side.damages:
+            count = format_count(len(side.damages), "problem")
+            found.append(CardFinding("files", f"{name} has {count}; first {side.damages[0]}"))
         if side.missing_files:
-            count = len(side.missing_files)
-            noun = "file" if count == 1 else "files"
-            text = f"{name} lacks {count:,} {noun}; the first is {side.missing_files[0]}"
-            found.append(CardFinding("files", text))
+            count = format_count(len(side.missing_files), "file")
+            found.append(
+                CardFinding("files", f"{name} lacks {count}; first {side.missing_files[0]}")
+            )
     return [*found, *list_microbatch_findings(a.microbatches, b.microbatches)]
 
 

@@ -27,7 +27,7 @@ def mark_undecided_rows(
     if not (a.is_joined or b.is_joined):
         return list(rows)
     lacking = [name for name, side in (("a", a), ("b", b)) if side.may_lack_parts]
-    why = f"{' and '.join(lacking)} may lack parts of it: ranks or files are missing"
+    why = f"{' and '.join(lacking)} may lack parts of it: ranks or files are missing or damaged"
     marked: list[ComparisonRow] = []
     for row in rows:
         verdict = row.outcome.verdict

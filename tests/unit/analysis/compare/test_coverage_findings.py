@@ -83,6 +83,10 @@ def test_missing_ranks_and_files_lead_with_a_count():
     b = SideCoverage({}, is_joined=True, missing_ranks=(1, 2, 3), world_size=4)
     assert [(each.subject, each.text) for each in list_coverage_findings(a, b)] == [
         ("ranks", "b has no rank 1-3, and its job had 4 ranks"),
-        ("files", "a lacks 2 files; the first is rank_0/x.npy: named by a manifest, but missing"),
+        ("files", "a lacks 2 files; first rank_0/x.npy: named by a manifest, but missing"),
+    ]
+    damaged = SideCoverage({}, damages=("rank_0/.dump_metadata/manifest/x: not JSON",))
+    assert [each.text for each in list_coverage_findings(SideCoverage({}), damaged)] == [
+        "b has 1 problem; first rank_0/.dump_metadata/manifest/x: not JSON"
     ]
     assert list_coverage_findings(SideCoverage({}), SideCoverage({}, world_size=4)) == []

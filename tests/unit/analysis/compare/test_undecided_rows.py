@@ -50,7 +50,7 @@ def test_other_shapes_say_nothing_where_a_joined_side_lacks_parts():
     [marked] = mark_undecided_rows([row], LACKING, WHOLE)
     assert marked.outcome.verdict is TensorVerdict.UNKNOWN
     assert marked.outcome.findings == (
-        "a may lack parts of it: ranks or files are missing",
+        "a may lack parts of it: ranks or files are missing or damaged",
         "why",
     )
     assert mark_undecided_rows([row], WHOLE, WHOLE) == [row]
