@@ -383,16 +383,13 @@ def _list_revision(card: RunCard) -> dict[str, str]:
 
 
 def _list_models(card: RunCard) -> dict[str, str]:
-    return {
-        f"model {number} ({each.name})": _describe_model(each)
-        for number, each in enumerate(card.models)
-    }
+    return {f"model {number}": _describe_model(each) for number, each in enumerate(card.models)}
 
 
 def _describe_model(model: ModelSummary) -> str:
     dtypes = ", ".join(f"{count:,} {dtype}" for dtype, count in model.dtypes.items())
     counts = f"{_count(model.parameters, 'parameter')}, {model.elements:,} elements"
-    return f"{counts}, {dtypes}, names and shapes {model.digest}"
+    return f"{model.name} with {counts}, {dtypes}, names and shapes {model.digest}"
 
 
 _FactLister: TypeAlias = "Callable[[RunCard], dict[str, str]]"

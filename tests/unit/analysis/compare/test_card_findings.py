@@ -89,8 +89,8 @@ def test_causes_come_in_the_order_of_a_step():
         "the weights differ before iteration 0: 1 of 2 parameters (b)",
         "the states of random generators differ from iteration 0 on: random.cpu (rank 0)",
         "the learning rates differ from iteration 1 on: group 0 0.1 against 0.2 (rank 0)",
-        "model 0 (Net) 2 parameters, 9 elements, 2 float32, names and shapes 00 against "
-        "1 parameter, 4 elements, 1 float32, names and shapes 01",
+        "model 0 Net with 2 parameters, 9 elements, 2 float32, names and shapes 00 against "
+        "Net with 1 parameter, 4 elements, 1 float32, names and shapes 01",
         "cuda none against 12.4",
         "torch 2.12 against 2.13",
         "torch.num_threads 2 against 4",
