@@ -119,6 +119,8 @@ def test_losses_of_a_rank_without_session_are_counted(start, busy, short_dir, ca
     kept = [Manifest.from_json(path.read_bytes()) for path in manifests.iterdir()]
     assert [dict(each.status.dropped) for each in kept] == [lost] * 2
     wait_until(lambda: not [text for text in agent.view().findings if "gave up" in text])
+    # The session is open first, and then it has the balance.
+    wait_until(lambda: agent.view().sessions[0].state is SessionState.CLOSED)
     assert balance() == [(COUNT, lost)] * 2
     assert [text for text in agent.view().findings if "was not open when it ended" in text]
 

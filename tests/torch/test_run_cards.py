@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,14 +87,18 @@ JobMaker = Callable[..., CardJob]
 
 
 @pytest.fixture
-def make_job(recorder) -> JobMaker:
-    """Makes jobs with weights of a seed."""
+def make_job(recorder) -> Iterator[JobMaker]:
+    """Makes jobs with weights of a seed; detaches their hooks, some of which are torch's own."""
+    jobs: list[CardJob] = []
 
-    def make(seed: int = 3, **settings: Any) -> CardJob:
+    def make(seed: int = 3, model: nn.Module | None = None, **settings: Any) -> CardJob:
         torch.manual_seed(seed)
-        return CardJob(Net(), copy.copy(recorder), **settings)
+        jobs.append(CardJob(model or Net(), copy.copy(recorder), **settings))
+        return jobs[-1]
 
-    return make
+    yield make
+    for job in jobs:
+        job.hook.detach()
 
 
 def test_equal_runs_have_equal_cards(x, make_job):
@@ -225,8 +229,8 @@ def test_transposed_parameter_has_the_digest_of_its_elements():
     assert digest_head(dense.t().contiguous().t(), None) == digest_head(dense, None)
 
 
-def test_lazy_parameters_are_left_out_until_they_are_made(recorder):
-    job = CardJob(nn.Sequential(nn.LazyLinear(2)), recorder)
+def test_lazy_parameters_are_left_out_until_they_are_made(make_job):
+    job = make_job(model=nn.Sequential(nn.LazyLinear(2)))
     job.optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
     assert job.run_step(torch.ones(1, 3)).models[0].parameters == 0
     assert job.run_step(torch.ones(1, 3)).models[0].parameters == 2
