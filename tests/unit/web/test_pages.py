@@ -35,7 +35,7 @@ from rankdump._web.comparison_process import ComparisonProcesses
 from rankdump._web.page_parameters import MAX_NUMBER
 from rankdump._web.query_process import QueryProcess
 
-PATHS = ("/", "/tensors", "/modules", "/ranks", "/order", "/diff", "/query")
+PATHS = ("/", "/tensors", "/modules", "/ranks", "/order", "/diff", "/blackbox", "/query")
 
 
 class PageReader(HTMLParser):
@@ -446,7 +446,7 @@ def test_unknown_pages_are_one_line(indexed):
         answer = indexed.get(path)
         assert answer.status_code == 404, path
     error = indexed.get("/nothing.json").json()["error"]
-    known = "/, /tensors, /modules, /ranks, /order, /diff, /query"
+    known = "/, /tensors, /modules, /ranks, /order, /diff, /blackbox, /query"
     assert error == f"no page '/nothing.json'; there are {known}"
 
 
@@ -489,7 +489,7 @@ NAMES = (
     *("search", "rank", "iteration", "side", "nonfinite", "after", "name", "slot", "statistic"),
     *("first_iteration", "first_rank", "at", "rows", "columns", "joined", "under", "around"),
     *("collectives", "sql", "tree", "x"),
-    *("a", "b", "rank_b", "iteration_a", "noise", "verdicts", "row"),
+    *("a", "b", "rank_b", "iteration_a", "noise", "verdicts", "row", "freeze"),
 )
 VALUES = st.one_of(
     st.text(max_size=20),

@@ -1,7 +1,7 @@
 // Keyboard, plots of tables, and clicks on maps. Pages work without it; nothing is loaded from elsewhere.
 "use strict";
 
-const GO = { h: "/", o: "/order", d: "/diff", t: "/tensors", m: "/modules", r: "/ranks", q: "/query" };
+const GO = { h: "/", o: "/order", d: "/diff", b: "/blackbox", t: "/tensors", m: "/modules", r: "/ranks", q: "/query" };
 const WAIT_MS = 1200;
 let goSince = 0;
 
