@@ -60,6 +60,8 @@ class ComparisonSummary(NamedTuple):
     sentence: str
     """The first line about origins, as `rankdump diff` prints it."""
     origin_lines: tuple[str, ...]
+    origin_row: int | None
+    """Number of the first row of the call that they name first; None without one."""
     card_differences: tuple[str, ...]
     """What differs before the first operator."""
     counts: tuple[VerdictCount, ...]
@@ -154,6 +156,7 @@ class ComparisonView:
             level="good" if report.agrees else level,
             sentence=first[:_MAX_TEXT],
             origin_lines=_cut_lines(more).shown,
+            origin_row=self._find_origin_row(),
             card_differences=_cut_lines(report_text.list_card_differences(report)[1:]).shown,
             counts=tuple(
                 VerdictCount(verdict.value, count, verdict.agrees)
@@ -183,6 +186,16 @@ class ComparisonView:
             previous_difference=known[before - 1] if before else None,
             next_difference=known[after] if after < len(known) else None,
         )
+
+    def _find_origin_row(self) -> int | None:
+        nonfinite, differences = report_text.list_leading_origins(self._report)
+        suspects = (call for origin in (*nonfinite, *differences) for call in origin.suspects)
+        first = next(suspects, None)
+        if first is None:
+            return None
+        key = make_call_key(first)
+        rows = enumerate(self._report.rows)
+        return next((at for at, row in rows if make_call_key(row) == key), None)
 
     def _list_numbers(self, verdicts: frozenset[str]) -> tuple[list[int], list[int]]:
         """Return the numbers of the rows with some verdicts, and of those that do not agree."""

@@ -82,6 +82,8 @@ def test_diff_says_what_the_command_says(pair, open_pages, capsys):
     assert summary["sentence"].startswith("the difference starts at encoder.0/Linear-op0")
     for line in (summary["sentence"], *summary["origin_lines"], summary["settings"]):
         assert line in printed
+    # Its first pair is that of the input, which agrees.
+    assert summary["origin_row"] == 0
     counts = {each["verdict"]: each["pairs"] for each in summary["counts"]}
     assert counts == {"different": 2, "unmatched": 2, "same": 2}
     assert "6 pairs of tensors: 2 different, 2 unmatched, 2 same" in printed
