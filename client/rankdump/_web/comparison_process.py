@@ -4,6 +4,7 @@ report, and answer with pages of its rows. The server itself holds no rows.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -29,6 +30,8 @@ MEMORY_BYTES = 2 << 30
 MAX_KEPT = 2
 """Processes with a report that are kept."""
 _ANSWER_TIMEOUT_S = 10.0
+_NICE = 5
+"""Pages come before comparisons where processors are few."""
 _NO_MEMORY = "the comparison needs more memory than a page may use: use rankdump diff"
 
 
@@ -180,6 +183,7 @@ def serve_comparison(
 ) -> None:
     """Compare, then answer with rows until the other side closes the pipe."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
+    os.nice(_NICE)
     leave_pandas_out()
     limit_address_space(memory_bytes)
     signal.setitimer(signal.ITIMER_REAL, timeout_s)  # ends this process
