@@ -122,7 +122,7 @@ def test_walk_through_the_difference_of_two_trees(open_page: PageMaker, pair_ser
     overhang = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert page.evaluate(overhang) == 0
     assert list_serious_faults(page) == []
-    page = open_page(DIFF, at=pair_server, width=1200, height=760)
+    page = open_page(DIFF, at=pair_server, width=1200, height=680)
     expect(page.locator("h2.verdict")).to_be_visible(timeout=60_000)
     take_picture(page, "diff")
 
