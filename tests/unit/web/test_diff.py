@@ -223,10 +223,15 @@ def test_comparison_runs_beside_the_pages(pair, open_pages, processes):
     client = open_pages(*pair, comparisons=processes)
     asked = {"a": 0, "b": 1}
     first = client.get("/diff", params=asked).text
+    (child,) = multiprocessing.active_children()
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGSTOP)
     assert "The trees are read" in first
     assert 'hx-trigger="load delay' in first
     other: Any = client.get("/diff.json", params={"a": 1, "b": 0}).json()["comparison"]
     assert other["state"] == "waiting"
+    assert client.get("/tensors").status_code == 200
+    os.kill(child.pid, signal.SIGCONT)
 
     def look() -> ComparisonState:
         request = ComparisonRequest(*pair)
