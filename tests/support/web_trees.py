@@ -147,17 +147,21 @@ def name_operators() -> list[tuple[str, int]]:
     ]
 
 
-def fill_training_tree(root: Path) -> Path:
-    """Write the tensors of a model whose norms grow until rank 2 has a NaN in iteration 11."""
+def fill_training_tree(root: Path, *, has_fault: bool = True) -> Path:
+    """Write the tensors of a model whose norms grow until rank 2 has a NaN in iteration 11; those
+    of its reference without the fault.
+    """
     tree = TreeBuilder(root)
     root.mkdir(parents=True)
     script = root.parent / "train.py"
     script.write_text(TRAINING_SCRIPT)
     numbers = np.random.default_rng(7)
     operators = name_operators()
+    names = [name for name, _ in operators]
     for iteration in range(TRAINING_ITERATIONS):
         for rank in range(TRAINING_RANKS):
-            _fill_step(tree, rank, iteration, [name for name, _ in operators], numbers)
+            is_faulty = has_fault and rank == TRAINING_BAD[0]
+            _fill_step(tree, rank, iteration, names, numbers, is_faulty=is_faulty)
     lines = "".join(
         f"%{at}([CNode]{at}) = PrimFunc_Op(%p)\n      # Fullname with scope: ({name})\n"
         f"      # In file {script}:{line}/{TRAINING_SCRIPT.splitlines()[line - 1]}/\n"
@@ -176,10 +180,16 @@ def fill_training_tree(root: Path) -> Path:
 
 
 def _fill_step(
-    tree: TreeBuilder, rank: int, iteration: int, names: list[str], numbers: np.random.Generator
+    tree: TreeBuilder,
+    rank: int,
+    iteration: int,
+    names: list[str],
+    numbers: np.random.Generator,
+    *,
+    is_faulty: bool,
 ) -> None:
-    is_bad = rank == TRAINING_BAD[0] and iteration >= TRAINING_BAD[1]
-    size = 1.0 + 0.05 * iteration + (0.4 * iteration if rank == TRAINING_BAD[0] else 0.0)
+    is_bad = is_faulty and iteration >= TRAINING_BAD[1]
+    size = 1.0 + 0.05 * iteration + (0.4 * iteration if is_faulty else 0.0)
     is_spoilt = False
     rows = numbers.normal(size=(8, 16, 24)).astype(np.float32)
     for at, name in enumerate(names):

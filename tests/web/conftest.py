@@ -30,14 +30,14 @@ SHOTS = Path(os.environ.get("WEB_SCREENSHOTS") or "build/web")
 class WebServer:
     """A process of `rankdump web`."""
 
-    root: Path
+    roots: tuple[Path, ...]
     process: subprocess.Popen[str] = field(init=False)
     address: str = field(init=False)
     """With the token."""
     cookies: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        command = [sys.executable, "-m", "rankdump", "web", str(self.root), "--no-browser"]
+        command = [sys.executable, "-m", "rankdump", "web", *map(str, self.roots), "--no-browser"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         self.address = self.process.stdout.readline().strip()
@@ -66,21 +66,44 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def server(browser: Browser) -> Iterator[WebServer]:
+def folder() -> Iterator[Path]:
     # Pictures in the documentation show this path.
-    folder = tempfile.TemporaryDirectory(prefix="training-")
-    root = fill_training_tree(Path(folder.name) / "run-0417")
+    with tempfile.TemporaryDirectory(prefix="training-") as made:
+        yield Path(made)
+
+
+@pytest.fixture(scope="session")
+def training_tree(folder: Path) -> Path:
+    root = fill_training_tree(folder / "run-0417")
     index_tree(root)
-    made = WebServer(root)
-    context = browser.new_context()
-    page = context.new_page()
-    page.goto(made.address)
-    assert "token" not in page.url
-    made.cookies = list(context.cookies())
-    context.close()
+    return root
+
+
+@pytest.fixture(scope="session")
+def server(browser: Browser, training_tree: Path) -> Iterator[WebServer]:
+    made = WebServer((training_tree,))
+    log_in(made, browser)
     yield made
     made.stop()
-    folder.cleanup()
+
+
+@pytest.fixture(scope="session")
+def pair_server(browser: Browser, training_tree: Path, folder: Path) -> Iterator[WebServer]:
+    """A server of a run with a fault, and of its reference without."""
+    reference = fill_training_tree(folder / "run-0416", has_fault=False)
+    made = WebServer((training_tree, reference))
+    log_in(made, browser)
+    yield made
+    made.stop()
+
+
+def log_in(server: WebServer, browser: Browser) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(server.address)
+    assert "token" not in page.url
+    server.cookies = list(context.cookies())
+    context.close()
 
 
 PageMaker = Callable[..., Page]
@@ -92,29 +115,36 @@ def open_page(server: WebServer, browser: Browser) -> Iterator[PageMaker]:
     contexts: list[BrowserContext] = []
     complaints: list[str] = []
 
-    def watch(page: Page) -> None:
+    def watch(page: Page, base: str) -> None:
         page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: complaints.append(f"script: {error}"))
-        page.on("request", lambda request: check(request.url))
+        page.on("request", lambda request: check(request.url, base))
         page.on("response", check_status)
 
     def check_status(answer: Response) -> None:
         if answer.status >= 400:
             complaints.append(f"{answer.status} {answer.url}")
 
-    def check(address: str) -> None:
-        if not address.startswith((server.base + "/", "data:")):
+    def check(address: str, base: str) -> None:
+        if not address.startswith((base + "/", "data:")):
             complaints.append(f"left the host: {address}")
 
-    def make(path: str = "/", *, width: int = 1280, height: int = 800, scheme: Any = None) -> Page:
+    def make(
+        path: str = "/",
+        *,
+        at: WebServer = server,
+        width: int = 1280,
+        height: int = 800,
+        scheme: Any = None,
+    ) -> Page:
         context = browser.new_context(
             color_scheme=scheme or "light", viewport={"width": width, "height": height}
         )
         contexts.append(context)
-        context.add_cookies(server.cookies)
+        context.add_cookies(at.cookies)
         page = context.new_page()
-        watch(page)
-        page.goto(server.base + path)
+        watch(page, at.base)
+        page.goto(at.base + path)
         return page
 
     yield make

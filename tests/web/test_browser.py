@@ -26,9 +26,12 @@ PAGES = {
     "modules": "/modules",
     "ranks": "/ranks",
     "order": "/order",
+    "diff": "/diff",
+    "black box": "/blackbox",
     "query": QUERY,
     "error": "/tensors?search=nothing+like+it",
 }
+DIFF = "/diff?a=0&b=1"
 MAX_SHOT_BYTES = 150_000
 
 
@@ -97,6 +100,33 @@ def test_keyboard_alone_leads_to_the_source_line(open_page: PageMaker):
     expect(page.locator("dialog")).not_to_be_visible()
 
 
+def test_walk_through_the_difference_of_two_trees(open_page: PageMaker, pair_server: WebServer):
+    """The comparison is started on the page, which shows it when it is done."""
+    page = open_page("/diff", at=pair_server)
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator("h2.verdict")).to_contain_text(
+        "NaN or infinity in a starts at", timeout=60_000
+    )
+    expect(page.locator("#comparison")).to_contain_text("Softmax")
+    page.keyboard.press("n")
+    page.wait_for_url(lambda address: "row=" in address)
+    first = page.url
+    page.keyboard.press("d")
+    page.wait_for_url(lambda address: "row=" in address and address != first)
+    expect(page.locator("tr[aria-current]")).to_have_count(1)
+    page.get_by_role("link", name="b", exact=True).first.click()
+    expect(page.locator("h1")).to_be_visible()
+    assert "tree=1" in page.url
+    page = open_page(DIFF, at=pair_server, width=800)
+    expect(page.locator("h2.verdict")).to_be_visible(timeout=60_000)
+    overhang = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.evaluate(overhang) == 0
+    assert list_serious_faults(page) == []
+    page = open_page(DIFF, at=pair_server, width=1200, height=680)
+    expect(page.locator("h2.verdict")).to_be_visible(timeout=60_000)
+    take_picture(page, "diff")
+
+
 def test_first_key_of_tab_skips_to_the_content(open_page: PageMaker):
     page = open_page("/tensors")
     page.keyboard.press("Tab")
@@ -122,15 +152,17 @@ def test_colours_are_those_of_the_system(open_page: PageMaker):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", PAGES)
 def test_nothing_serious_is_inaccessible(open_page: PageMaker, name: str, scheme: str):
-    page = open_page(PAGES[name], scheme=scheme)
+    assert list_serious_faults(open_page(PAGES[name], scheme=scheme)) == []
+
+
+def list_serious_faults(page: Page) -> list[Any]:
     found: Any = run_axe(page)
     assert len(found["passes"]) > 10
-    serious = [
+    return [
         (each["id"], [node["html"][:200] for node in each["nodes"]])
         for each in found["violations"]
         if each["impact"] in ("serious", "critical")
     ]
-    assert serious == []
 
 
 def run_axe(page: Page) -> Any:
@@ -179,6 +211,10 @@ def test_screenshots(open_page: PageMaker, name: str, path: str, scheme: str):
     """They are those of docs/web.md when WEB_SCREENSHOTS=docs/images."""
     page = open_page(path, width=1200, height=760, scheme=scheme)
     page.wait_for_load_state("networkidle")
+    take_picture(page, name)
+
+
+def take_picture(page: Page, name: str) -> None:
     SHOTS.mkdir(parents=True, exist_ok=True)
     shot = SHOTS / f"web-{name}.png"
     page.screenshot(path=shot)

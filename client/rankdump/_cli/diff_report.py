@@ -17,19 +17,17 @@ from rankdump import reader
 from rankdump._analysis.compare import report_json, report_text
 from rankdump._analysis.compare.api_tables import build_api_tables, write_api_tables
 from rankdump._analysis.compare.comparison import compare
+from rankdump._analysis.compare.origin_text import format_origins, format_rank_origins
 from rankdump._analysis.compare.report import (
     CONSTANTS_ITERATION,
     ComparisonReport,
     ComparisonRow,
-    DivergenceOrigin,
-    SuspectCall,
 )
 from rankdump._analysis.compare.report_summary import (
     collect_suspect_keys,
     find_unmatched_calls,
     format_kinds,
     get_own_place,
-    list_other_origins,
     make_call_key,
     max_absolute,
     select_excerpt,
@@ -53,7 +51,6 @@ from rankdump._layout.dump_folders import (
     find_folder,
 )
 
-_MAX_CANDIDATES_SHOWN = 5
 _MAX_UNMATCHED_SHOWN = 4
 _MAX_REMARKS_SHOWN = 5
 _SUSPECT_MARK = ">"
@@ -88,23 +85,6 @@ def find_tree_part(path: Path) -> TreePart:
             # A folder of a net or graph has only a part of each iteration.
             return TreePart(above.parent, folder.rank) if full == above else TreePart(path)
     return TreePart(path)
-
-
-def format_origins(report: ComparisonReport) -> list[str]:
-    """Return the lines about origins of the whole job; those of non-finite values lead."""
-    nonfinite, differences = report_text.list_leading_origins(report)
-    lines = [line for each in (*nonfinite, *differences) for line in _format_origin(each, report)]
-    missing = [] if differences else [report_text.describe_missing_origin(report)]
-    types = report_text.describe_dtype_differences(report)
-    return [*lines, *missing, *([types] if types else [])]
-
-
-def format_rank_origins(report: ComparisonReport) -> list[str]:
-    """Return the lines about origins on single ranks that are not those of the whole job."""
-    lines: list[str] = []
-    for origin in list_other_origins(report):
-        lines += _format_rank_origin(origin)
-    return lines
 
 
 def format_report_totals(report: ComparisonReport) -> list[str]:
@@ -200,51 +180,6 @@ def format_unmatched(report: ComparisonReport, *, everything: bool = False) -> l
         for side, calls in find_unmatched_calls(report.rows).items()
         if calls
     ]
-
-
-def _format_origin(origin: DivergenceOrigin, report: ComparisonReport) -> list[str]:
-    if not origin.certain or len(origin.suspects) != 1:
-        lines = [report_text.describe_origin(origin)]
-        for each in origin.suspects[:_MAX_CANDIDATES_SHOWN]:
-            lines += [
-                f"  {_name_suspect(each)}: "
-                f"{report_text.format_ranks_and_moment(each, [each.rank])}",
-                *_format_reason(each, 4),
-            ]
-        left = len(origin.suspects) - _MAX_CANDIDATES_SHOWN
-        return [
-            *lines,
-            *([f"  ... and {format_count(left, 'more candidate')}"] if left > 0 else []),
-        ]
-    (found,) = origin.suspects
-    ranks = report_text.list_suspect_ranks(origin, found, report)
-    return [
-        f"{report_text.describe_origin(origin)} {_name_suspect(found)}",
-        f"  {report_text.format_ranks_and_moment(found, ranks)}",
-        *_format_reason(found, 2),
-    ]
-
-
-def _format_reason(suspect: SuspectCall, indent: int) -> list[str]:
-    parts = (suspect.reason, report_text.format_innermost_line(suspect.source))
-    return [f"{'':{indent}}{line}" for line in parts if line]
-
-
-def _format_rank_origin(origin: DivergenceOrigin) -> list[str]:
-    if not origin.suspects:
-        return []
-    first = origin.suspects[0]
-    what = "" if origin.kind == "difference" else f", NaN or infinity in {origin.side}"
-    starts = "starts at" if origin.certain else "may start at"
-    return [
-        f"on rank {first.rank} alone{what}: {starts} {_name_suspect(first)}, "
-        f"{report_text.format_moment(first)}",
-        *_format_reason(first, 2),
-    ]
-
-
-def _name_suspect(suspect: SuspectCall) -> str:
-    return report_text.format_call_name(suspect, format_scope_name)
 
 
 def _format_measures(row: ComparisonRow) -> list[str]:

@@ -15,6 +15,9 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from rankdump._web.black_box_page import make_black_box_page
+from rankdump._web.comparison_process import ComparisonProcesses
+from rankdump._web.diff_page import make_diff_page
 from rankdump._web.dump_source import DumpSource
 from rankdump._web.html_templates import make_environment
 from rankdump._web.json_body import make_body
@@ -33,18 +36,25 @@ from rankdump.errors import QueryError, RankdumpError, RetryableError, Unsupport
 
 _STATIC = Path(__file__).parent / "static"
 _logger = logging.getLogger(__name__)
-_LISTED_PATHS = ("/", "/tensors", "/modules", "/ranks", "/order", "/query")
+_LISTED_PATHS = ("/", "/tensors", "/modules", "/ranks", "/order", "/diff", "/blackbox", "/query")
 """Pages that are listed in the head of each."""
 
 
 class WebPages:
     """Answers requests for the pages of some trees."""
 
-    def __init__(self, sources: Sequence[DumpSource], queries: QueryProcess) -> None:
+    def __init__(
+        self,
+        sources: Sequence[DumpSource],
+        queries: QueryProcess,
+        comparisons: ComparisonProcesses,
+    ) -> None:
         self._sources = tuple(sources)
         self._environment = make_environment()
         self.kinds: tuple[PageKind[Any], ...] = (
             *(OVERVIEW, TENSOR_LIST, TENSOR, MODULES, RANK_MAP, ORDER),
+            make_diff_page(self._sources, comparisons.look),
+            make_black_box_page(self._sources),
             make_query_page(queries.run),
         )
 

@@ -27,6 +27,7 @@ def make_environment() -> Environment:
     )
     filters: dict[str, Any] = {
         "number": format_number,
+        "measure": format_measure,
         "bytes": format_bytes,
         "shape": format_shape,
         "element": format_element,
@@ -53,6 +54,11 @@ def format_number(value: float | None) -> str:
     if math.isnan(value):
         return "NaN"
     return f"{value:.{_DIGITS}g}".replace("-", "\N{MINUS SIGN}", 1 if value < 0 else 0)
+
+
+def format_measure(value: float | None) -> str:
+    """Return a measure of a difference as a text; a dash where it has no meaning."""
+    return format_number(None if value is None or math.isnan(value) else value)
 
 
 def format_element(value: Any) -> str:

@@ -4,15 +4,13 @@ count a single huge value, so the process has a limit of memory, and is killed w
 
 from __future__ import annotations
 
-import resource
 import threading
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankdump._core.pandas_blocker import leave_pandas_out
+from rankdump._web.limited_process import LimitedProcess, limit_address_space
 from rankdump.errors import ExhaustedError, QueryError, RankdumpError, UnavailableError
 
 TIMEOUT_S = 20.0
@@ -20,8 +18,6 @@ MEMORY_BYTES = 512 << 20
 MAX_ROWS = 1000
 """Rows that are sent back."""
 _GRACE_S = 2.0
-_MARGIN_BYTES = 1 << 30
-"""For threads and allocators, which map more than they use."""
 
 
 class QueryAnswer(NamedTuple):
@@ -44,8 +40,7 @@ class QueryProcess:
     def __init__(self, *, timeout_s: float = TIMEOUT_S, memory_bytes: int = MEMORY_BYTES) -> None:
         self._timeout_s, self._memory_bytes = timeout_s, memory_bytes
         self._lock = threading.Lock()
-        self._process: SpawnProcess | None = None
-        self._pipe: Connection | None = None
+        self._process: LimitedProcess | None = None
 
     def run(self, root: Path, sql: str) -> QueryAnswer:
         """Return the rows of one SELECT over a tree.
@@ -77,51 +72,32 @@ class QueryProcess:
             self._stop()
 
     def _start(self) -> Connection:
-        if self._pipe is not None and self._process is not None and self._process.is_alive():
-            return self._pipe
-        self._stop()
-        # Not forked: threads of the server may hold locks.
-        context = get_context("spawn")
-        ours, theirs = context.Pipe()
-        limits = self._timeout_s, self._memory_bytes
-        process = context.Process(target=serve_queries, args=(theirs, *limits), daemon=True)
-        process.start()
-        theirs.close()
-        self._process, self._pipe = process, ours
-        return ours
+        if self._process is None or not self._process.is_alive:
+            self._stop()
+            self._process = LimitedProcess(serve_queries, self._timeout_s, self._memory_bytes)
+        return self._process.pipe
 
     def _stop(self) -> None:
         if self._process is not None:
-            self._process.kill()
-            self._process.join()
-        if self._pipe is not None:
-            self._pipe.close()
-        self._process = self._pipe = None
+            self._process.stop()
+        self._process = None
 
 
 def serve_queries(pipe: Connection, timeout_s: float, memory_bytes: int) -> None:
     """Answer statements until the other side closes the pipe."""
     leave_pandas_out()
-    _limit_address_space(memory_bytes)
+    # Loaded before: their code counts as well.
+    import duckdb as _duckdb
+    import pyarrow as _pyarrow
+
+    _ = _duckdb, _pyarrow
+    limit_address_space(memory_bytes)
     while True:
         try:
             root, sql = pipe.recv()
         except EOFError:
             return
         pipe.send(_answer(Path(root), sql, timeout_s, memory_bytes))
-
-
-def _limit_address_space(memory_bytes: int) -> None:
-    # Loaded before: their code counts as well.
-    import duckdb as _duckdb
-    import pyarrow as _pyarrow
-
-    _ = _duckdb, _pyarrow
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + 2 * memory_bytes + _MARGIN_BYTES
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    if hard == resource.RLIM_INFINITY or limit < hard:
-        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 def _answer(

@@ -18,6 +18,7 @@ import uvicorn
 from rankdump._web.access_gate import AccessGate, make_token_query
 from rankdump._web.access_tokens import AccessTokens
 from rankdump._web.application import WebPages
+from rankdump._web.comparison_process import ComparisonProcesses
 from rankdump._web.dump_source import DumpSource
 from rankdump._web.query_process import QueryProcess
 from rankdump.errors import UnavailableError
@@ -45,25 +46,25 @@ def bind_socket(port: int) -> socket.socket:
 def serve_trees(trees: Sequence[Path], *, port: int, opens_browser: bool) -> None:
     """Serve the pages of trees until a signal comes; CorruptedError for a folder that is none."""
     sources = [DumpSource(tree) for tree in trees]
-    queries = QueryProcess()
+    queries, comparisons = QueryProcess(), ComparisonProcesses()
     try:
-        _serve_sources(sources, queries, port, opens_browser=opens_browser)
+        pages = WebPages(sources, queries, comparisons)
+        _serve_pages(pages, port, opens_browser=opens_browser)
     except KeyboardInterrupt:
         pass  # that is how it is ended
     finally:
         queries.close()
+        comparisons.close()
         for source in sources:
             source.close()
 
 
-def _serve_sources(
-    sources: Sequence[DumpSource], queries: QueryProcess, port: int, *, opens_browser: bool
-) -> None:
+def _serve_pages(pages: WebPages, port: int, *, opens_browser: bool) -> None:
     listening = bind_socket(port)
     tokens = AccessTokens(time.monotonic())
     bound = listening.getsockname()[1]
     address = f"http://{LOOPBACK}:{bound}/?{make_token_query(tokens.token)}"
-    gate = AccessGate(WebPages(sources, queries).make_application(), tokens, time.monotonic)
+    gate = AccessGate(pages.make_application(), tokens, time.monotonic)
     sys.stdout.write("\n".join(_describe_address(address, bound)) + "\n")
     sys.stdout.flush()
     if opens_browser and has_desktop(os.environ):

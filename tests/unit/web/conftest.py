@@ -12,8 +12,16 @@ from support.web_trees import fill_tree
 from rankdump._analysis.reader.dump import open_dump
 from rankdump._analysis.table_index import index_tree
 from rankdump._web.application import WebPages
+from rankdump._web.comparison_process import (
+    ComparisonProcesses,
+    ComparisonRequest,
+    ComparisonState,
+    compare_request,
+)
+from rankdump._web.comparison_view import RowSelection
 from rankdump._web.dump_source import DumpSource
 from rankdump._web.query_process import QueryAnswer, QueryProcess
+from rankdump.errors import RankdumpError
 
 
 class OwnQueries(QueryProcess):
@@ -24,6 +32,18 @@ class OwnQueries(QueryProcess):
         found = open_dump(root).sql(sql)
         rows = tuple(tuple(row.values()) for row in found.to_pylist())
         return QueryAnswer(tuple(found.column_names), rows, len(found))
+
+
+class OwnComparisons(ComparisonProcesses):
+    """Compares in this process."""
+
+    def look(self, request: ComparisonRequest, wanted: RowSelection) -> ComparisonState:
+        """Return the result, or why there is none."""
+        try:
+            view = compare_request(request, [0, 0])
+        except RankdumpError as error:
+            return ComparisonState("failed", failure=str(error))
+        return ComparisonState("ready", summary=view.summarize(), excerpt=view.select(wanted))
 
 
 ClientMaker = Callable[..., TestClient]
@@ -43,10 +63,11 @@ def open_pages() -> Iterator[ClientMaker]:
     """A function that returns a client of the pages of some trees."""
     sources: list[DumpSource] = []
 
-    def make(*roots: Path) -> TestClient:
+    def make(*roots: Path, comparisons: ComparisonProcesses | None = None) -> TestClient:
         own = list(map(DumpSource, roots))
         sources.extend(own)
-        return TestClient(WebPages(own, OwnQueries()).make_application())
+        made = WebPages(own, OwnQueries(), comparisons or OwnComparisons())
+        return TestClient(made.make_application())
 
     yield make
     for source in sources:

@@ -31,10 +31,11 @@ from rankdump._analysis.table.table_files import TABLE_FOLDER
 from rankdump._analysis.table_index import index_tree
 from rankdump._web import tensor_elements, tensor_list
 from rankdump._web.application import WebPages
+from rankdump._web.comparison_process import ComparisonProcesses
 from rankdump._web.page_parameters import MAX_NUMBER
 from rankdump._web.query_process import QueryProcess
 
-PATHS = ("/", "/tensors", "/modules", "/ranks", "/order", "/query")
+PATHS = ("/", "/tensors", "/modules", "/ranks", "/order", "/diff", "/blackbox", "/query")
 
 
 class PageReader(HTMLParser):
@@ -445,7 +446,7 @@ def test_unknown_pages_are_one_line(indexed):
         answer = indexed.get(path)
         assert answer.status_code == 404, path
     error = indexed.get("/nothing.json").json()["error"]
-    known = "/, /tensors, /modules, /ranks, /order, /query"
+    known = "/, /tensors, /modules, /ranks, /order, /diff, /blackbox, /query"
     assert error == f"no page '/nothing.json'; there are {known}"
 
 
@@ -488,6 +489,7 @@ NAMES = (
     *("search", "rank", "iteration", "side", "nonfinite", "after", "name", "slot", "statistic"),
     *("first_iteration", "first_rank", "at", "rows", "columns", "joined", "under", "around"),
     *("collectives", "sql", "tree", "x"),
+    *("a", "b", "rank_b", "iteration_a", "noise", "verdicts", "row", "freeze"),
 )
 VALUES = st.one_of(
     st.text(max_size=20),
@@ -497,7 +499,9 @@ VALUES = st.one_of(
     st.sampled_from([str(MAX_NUMBER), f"{MAX_NUMBER}-0-0-0", "\u0663", "1e3", "'; DROP", "\ud800"]),
 )
 ALL_PATHS = tuple(
-    path for kind in WebPages((), QueryProcess()).kinds for path in (kind.path, kind.json_path)
+    path
+    for kind in WebPages((), QueryProcess(), ComparisonProcesses()).kinds
+    for path in (kind.path, kind.json_path)
 )
 
 

@@ -1,7 +1,7 @@
 // Keyboard, plots of tables, and clicks on maps. Pages work without it; nothing is loaded from elsewhere.
 "use strict";
 
-const GO = { h: "/", o: "/order", t: "/tensors", m: "/modules", r: "/ranks", q: "/query" };
+const GO = { h: "/", o: "/order", d: "/diff", b: "/blackbox", t: "/tensors", m: "/modules", r: "/ranks", q: "/query" };
 const WAIT_MS = 1200;
 let goSince = 0;
 
@@ -32,6 +32,11 @@ function followPager(relation) {
   if (link) link.click();
 }
 
+function followShortcut(key) {
+  const link = document.querySelector(`main a[aria-keyshortcuts="${key}"]`);
+  if (link) link.click();
+}
+
 function onKey(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const dialog = document.getElementById("help");
@@ -52,6 +57,7 @@ function onKey(event) {
     "/": () => document.getElementById("search").focus(),
     "?": () => dialog.showModal(),
     j: () => move(1), k: () => move(-1), n: () => followPager("next"), p: () => followPager("prev"),
+    d: () => followShortcut("d"), D: () => followShortcut("Shift+D"),
   };
   if (actions[event.key]) {
     event.preventDefault();
