@@ -241,7 +241,9 @@ def _are_worth_columns(given: Sequence[tuple[Dump, Mapping[str, int | None]]]) -
     selected = [number for _, own in given for number in own.values() if number is not None]
     if len(given) > 2 or selected or any(dump.is_filtered for dump, _ in given):
         return False
-    return all(dump.tabled_tensors >= MIN_TABLED_TENSORS for dump, _ in given)
+    # The first question walks the tree.
+    with collector_paused():
+        return all(dump.tabled_tensors >= MIN_TABLED_TENSORS for dump, _ in given)
 
 
 def _list_side_programs(
