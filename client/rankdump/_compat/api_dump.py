@@ -29,12 +29,12 @@ from rankdump._compat.dump_request import (
 from rankdump._compat.dump_window import (
     COUNTING_OPTIONS,
     DumpWindow,
-    NullRecorder,
     make_api_options,
     make_window_identity,
 )
 from rankdump._core.log_once import LogOnce
 from rankdump._core.rank_identity import RankIdentity, identify_rank
+from rankdump._frameworks.null_recorder import NullRecorder
 from rankdump._session import default_session
 from rankdump._session.agent_finder import AgentFinder, default_agent_finder
 from rankdump._session.framework_adapters import (

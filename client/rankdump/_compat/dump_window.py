@@ -1,105 +1,19 @@
-"""Window from one `api_dump_start` to its stop, with one session, and the recorder that discards
-everything while no window is open.
+"""Window from one `api_dump_start` to its stop, with one session; while no window is open, calls
+are counted and nothing is recorded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from rankdump._compat.dump_request import ApiCallScope, ApiDumpRequest
-from rankdump._core.events import CallOutcome, UnseenReason
-from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.rank_identity import RankIdentity
-from rankdump._core.record import TensorSide
-from rankdump._core.recorder_protocol import (
-    UNDIVIDED_PASS,
-    CollectiveCall,
-    IterationHook,
-    Recorder,
-    StartedEvent,
-    TensorObservation,
-)
-from rankdump._core.timeouts import GroupTimeout
+from rankdump._core.recorder_protocol import IterationHook, Recorder
 from rankdump._frameworks.api_calls import ApiOptions
+from rankdump._frameworks.null_recorder import NullRecorder
 from rankdump._layout.api_tree import LAYER_KIND, ApiCall
 from rankdump._session.framework_adapters import ApiIterationHook
 from rankdump._session.rank_session import Session
-
-
-class NullRecorder:
-    """A `Recorder` that records nothing."""
-
-    armed = False
-    is_describing = False
-    wants_arguments = False
-    declared_pass = UNDIVIDED_PASS
-    card = None
-
-    def begin_call(self, graph: int, op_name: str) -> None:
-        """Do nothing."""
-
-    def is_wanted(self, graph: int, op_name: str, side: TensorSide) -> bool:
-        """Return False."""
-        return False
-
-    def names_operators(self, graph: int) -> bool:
-        """Return False."""
-        return False
-
-    def observe(self, observation: TensorObservation) -> None:
-        """Do nothing."""
-
-    def count_loss(
-        self, graph: int, op_type: str, op_name: str, side: TensorSide, slot: int, reason: str
-    ) -> None:
-        """Do nothing."""
-
-    def end_call(self, graph: int, op_name: str, *, raised: bool = False) -> None:
-        """Do nothing."""
-
-    def set_marks(self, graph: int, names: frozenset[str]) -> None:
-        """Do nothing."""
-
-    def describe(self, graph: int, node: GraphNode) -> None:
-        """Do nothing."""
-
-    def describe_parameter(self, graph: int, parameter: GraphParameter) -> None:
-        """Do nothing."""
-
-    def record_arguments(
-        self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]
-    ) -> None:
-        """Do nothing."""
-
-    def record_call_stack(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
-        """Do nothing."""
-
-    def start_event(
-        self, *, graph: int, name: str, collective: CollectiveCall | None = None
-    ) -> StartedEvent:
-        """Return an event that is not recorded."""
-        return StartedEvent(0, 0, graph, name, collective, 0)
-
-    def finish_event(
-        self,
-        begun: StartedEvent,
-        *,
-        name: str = "",
-        collective: CollectiveCall | None = None,
-        outcome: int = CallOutcome.UNKNOWN,
-    ) -> None:
-        """Do nothing."""
-
-    def record_group_timeout(self, timeout: GroupTimeout) -> None:
-        """Do nothing."""
-
-    def report_unseen_collectives(self, group: str, reason: UnseenReason, count: int) -> None:
-        """Do nothing: an API dump has no order."""
-
-    def warn_once(self, message: str) -> None:
-        """Do nothing."""
-
 
 COUNTING_OPTIONS = ApiOptions()
 """Options for counting calls while nothing is dumped."""

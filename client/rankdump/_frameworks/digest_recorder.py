@@ -4,34 +4,20 @@ compare two runs in one process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import xxhash
 
-from rankdump._core.events import CallOutcome, UnseenReason
-from rankdump._core.graph import GraphNode, GraphParameter
 from rankdump._core.record import TensorSide
-from rankdump._core.recorder_protocol import (
-    UNDIVIDED_PASS,
-    CardRecorder,
-    CollectiveCall,
-    ForwardPass,
-    StartedEvent,
-    TensorObservation,
-    TensorSource,
-)
+from rankdump._core.recorder_protocol import TensorObservation, TensorSource
 from rankdump._core.replay_report import RunDigests, TensorDigest
-from rankdump._core.timeouts import GroupTimeout
+from rankdump._frameworks.null_recorder import NullRecorder
 
 
-class DigestRecorder:
-    """Recorder of one run; implements `Recorder`, and takes everything."""
+class DigestRecorder(NullRecorder):
+    """Recorder of one run; takes all tensors but those of collectives."""
 
     armed: bool = True
-    card: CardRecorder | None = None
-    declared_pass: ForwardPass = UNDIVIDED_PASS
-    is_describing: bool = False
-    wants_arguments: bool = False
 
     def __init__(self, find_source: Callable[[], str]) -> None:
         """`find_source` returns `file:line` of the script's innermost call."""
@@ -55,10 +41,6 @@ class DigestRecorder:
         """Return True."""
         return True
 
-    def names_operators(self, graph: int) -> bool:
-        """Return False: tensors of collectives are not compared."""
-        return False
-
     def observe(self, observation: TensorObservation) -> None:
         """Keep the digest of a tensor."""
         about, source = observation, observation.tensor
@@ -79,51 +61,6 @@ class DigestRecorder:
     ) -> None:
         """Count a tensor that cannot be read."""
         self.run.unread += 1
-
-    def end_call(self, graph: int, op_name: str, *, raised: bool = False) -> None:
-        """Do nothing."""
-
-    def set_marks(self, graph: int, names: frozenset[str]) -> None:
-        """Do nothing."""
-
-    def describe(self, graph: int, node: GraphNode) -> None:
-        """Do nothing."""
-
-    def describe_parameter(self, graph: int, parameter: GraphParameter) -> None:
-        """Do nothing."""
-
-    def record_arguments(
-        self, graph: int, op_type: str, op_name: str, values: Mapping[str, str]
-    ) -> None:
-        """Do nothing."""
-
-    def record_call_stack(self, graph: int, op_name: str, stack: tuple[str, ...]) -> None:
-        """Do nothing."""
-
-    def start_event(
-        self, *, graph: int, name: str, collective: CollectiveCall | None = None
-    ) -> StartedEvent:
-        """Return an event that nobody keeps."""
-        return StartedEvent(0, 0, graph, name, collective, 0)
-
-    def finish_event(
-        self,
-        begun: StartedEvent,
-        *,
-        name: str = "",
-        collective: CollectiveCall | None = None,
-        outcome: int = CallOutcome.UNKNOWN,
-    ) -> None:
-        """Do nothing."""
-
-    def record_group_timeout(self, timeout: GroupTimeout) -> None:
-        """Do nothing."""
-
-    def report_unseen_collectives(self, group: str, reason: UnseenReason, count: int) -> None:
-        """Do nothing."""
-
-    def warn_once(self, message: str) -> None:
-        """Do nothing: the hook that records the step says the same."""
 
 
 def digest_source(source: TensorSource) -> str:
