@@ -26,6 +26,8 @@ from rankdump.errors import UnavailableError
 LOOPBACK = "127.0.0.1"
 _THREADS = 4
 """Pages that are made at a time: more need more memory, and no page is done earlier."""
+_NICE = 10
+"""A host that trains comes first: so much lower is the priority of the server and its processes."""
 _MAX_WAITING = 64
 """Connections that are not accepted yet."""
 
@@ -61,6 +63,7 @@ def serve_trees(trees: Sequence[Path], *, port: int, opens_browser: bool) -> Non
 
 def _serve_pages(pages: WebPages, port: int, *, opens_browser: bool) -> None:
     listening = bind_socket(port)
+    os.nice(_NICE)
     tokens = AccessTokens(time.monotonic())
     bound = listening.getsockname()[1]
     address = f"http://{LOOPBACK}:{bound}/?{make_token_query(tokens.token)}"

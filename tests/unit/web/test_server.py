@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import signal
 import subprocess
 import sys
@@ -23,6 +24,8 @@ def test_command_serves_until_it_is_interrupted(trees):
         assert server.stdout is not None
         address = urlsplit(server.stdout.readline().strip())
         assert address.hostname == "127.0.0.1"
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, server.pid) == min(own + 10, 19)
         connection = http.client.HTTPConnection("127.0.0.1", address.port)
         connection.request("GET", f"/?{address.query}")
         answer = connection.getresponse()
