@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command_line import run_in_process
 
 JOB = Path(__file__).parent / "jobs" / "four_ranks.py"
+LAUNCHER = Path(__file__).parents[1] / "support" / "rank_launcher.py"
 CONFIG = """{
   "common_dump_settings": {
     "dump_mode": 0, "path": "/tmp/unused", "net_name": "Four", "iteration": "1-3",
@@ -27,11 +29,6 @@ PATIENCE_S = 90
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.serial]
 
 
-def rankdump(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rankdump", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 @contextmanager
 def running(
     case: str, folder: Path, *, timeout_s: float
@@ -41,9 +38,8 @@ def running(
     """
     config = folder / "data_dump.json"
     config.write_text(CONFIG)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [sys.executable, "-m", "rankdump", "run", "--config", str(config)]
-    command += ["--output", str(folder / "tree"), "--", *launcher, "--nproc-per-node", "4"]
+    command += ["--output", str(folder / "tree"), "--", sys.executable, str(LAUNCHER), "4"]
     command += [str(JOB), case, str(timeout_s), str(folder)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": "/tmp"}
     with (folder / "log").open("w") as log:
@@ -60,7 +56,7 @@ def running(
 
 def hints_of(tree: Path) -> list[dict[str, Any]]:
     """Return the hints in the file of a tree, as `rankdump hints` prints them."""
-    done = rankdump("hints", str(tree), "--json")
+    done = run_in_process("hints", str(tree), "--json")
     assert done.returncode in (0, 1), done.stderr
     return json.loads(done.stdout)["hints"]
 
@@ -115,12 +111,12 @@ def test_rank_that_skips_a_collective_is_named_while_others_hang(tmp_path: Path)
         assert job.wait(PATIENCE_S) != 0
     check_missing(missing)
     assert missing["provisional"]
-    final = rankdump("order", str(tmp_path / "tree"), "--findings", "--json")
+    final = run_in_process("order", str(tmp_path / "tree"), "--findings", "--json")
     # In the end its launcher has ended the rank.
     ended = absence_in(final.stdout, "ended_rank")
     assert ended, (final.stdout, (tmp_path / "log").read_text())
     check_missing(ended)
-    said = rankdump("order", str(tmp_path / "tree"), "--findings")
+    said = run_in_process("order", str(tmp_path / "tree"), "--findings")
     assert said.returncode == 1
     assert "ended_rank: iteration 2: the process of rank 3 ended after 'Default/" in said.stdout
 
@@ -155,7 +151,7 @@ def named_while_hanging(folder: Path, job: subprocess.Popen[str]) -> dict[str, A
         assert job.poll() is None, (folder / "log").read_text()
         if address.exists() and address.read_text():
             asked = ("order", "--coordinator", address.read_text(), "--findings", "--json")
-            found = absence_in(rankdump(*asked).stdout)
+            found = absence_in(run_in_process(*asked).stdout)
             if found:
                 return found
         time.sleep(0.5)

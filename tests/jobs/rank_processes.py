@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 import traceback
@@ -29,6 +30,8 @@ def fork_ranks(world: int, run_rank: Callable[[int], None]) -> int:
 
     Torch is imported once; torchrun and its ranks take longer for that than for all else.
     """
+    # A third of torch: optimizers and DistributedDataParallel would import it in each rank.
+    importlib.import_module("torch._dynamo")
     # Between scenarios garbage is collected, which walks all of torch otherwise.
     gc.freeze()
     codes = [
