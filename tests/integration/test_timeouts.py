@@ -8,10 +8,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from support.command_line import run_in_process
@@ -26,6 +26,7 @@ CONFIG = """{
   "e2e_dump_settings": {"enable": true, "trans_flag": true}
 }"""
 PATIENCE_S = 90
+HangingJob: TypeAlias = tuple[Path, "subprocess.Popen[str]"]
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.serial]
 
 
@@ -81,13 +82,46 @@ def test_hint_names_the_late_rank_and_the_share_of_dumping(tmp_path: Path, case:
     assert late["first_rank"] != culprit
 
 
-def test_warning_is_logged_before_the_timeout(tmp_path: Path):
+@pytest.fixture(scope="module")
+def hanging(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, HangingJob]]:
+    """Two jobs that mostly wait, started at once: folder and process by case.
+
+    What is asked while a job hangs has to be asked first.
+    """
+    with ExitStack() as stack:
+        found: dict[str, HangingJob] = {}
+        for case, timeout_s in (("skips", 25), ("stuck_dump", 20)):
+            folder = tmp_path_factory.mktemp(case)
+            found[case] = folder, stack.enter_context(running(case, folder, timeout_s=timeout_s))
+        yield found
+
+
+def test_rank_that_skips_a_collective_is_named_while_others_hang(hanging: dict[str, HangingJob]):
+    """The finding has rank, group, number, and the last operator that the rank executed."""
+    folder, job = hanging["skips"]
+    missing = named_while_hanging(folder, job)
+    assert job.wait(PATIENCE_S) != 0
+    check_missing(missing)
+    assert missing["provisional"]
+    final = run_in_process("order", str(folder / "tree"), "--findings", "--json")
+    # In the end its launcher has ended the rank.
+    ended = absence_in(final.stdout, "ended_rank")
+    assert ended, (final.stdout, (folder / "log").read_text())
+    check_missing(ended)
+    said = run_in_process("order", str(folder / "tree"), "--findings")
+    assert said.returncode == 1
+    assert "ended_rank: iteration 2: the process of rank 3 ended after 'Default/" in said.stdout
+
+
+def test_warning_is_logged_before_the_timeout(hanging: dict[str, HangingJob]):
     """When half of 20 s is used, waiting ranks log a warning with the line that sets the
     timeout.
     """
-    with running("stuck_dump", tmp_path, timeout_s=20) as job:
-        assert job.wait(PATIENCE_S) != 0
-    log = (tmp_path / "log").read_text()
+    folder, job = hanging["stuck_dump"]
+    assert job.wait(PATIENCE_S) != 0
+    log = (folder / "log").read_text()
     lines = log.splitlines()
     warned = [n for n, line in enumerate(lines) if "rank 1 is late" in line]
     struck = [n for n, line in enumerate(lines) if "timed out" in line.lower()]
@@ -102,23 +136,6 @@ def test_warning_is_logged_before_the_timeout(tmp_path: Path):
     assert "; set init_process_group(..., timeout=timedelta(seconds=" in first.replace(
         "new_group(", "init_process_group("
     )
-
-
-def test_rank_that_skips_a_collective_is_named_while_others_hang(tmp_path: Path):
-    """The finding has rank, group, number, and the last operator that the rank executed."""
-    with running("skips", tmp_path, timeout_s=25) as job:
-        missing = named_while_hanging(tmp_path, job)
-        assert job.wait(PATIENCE_S) != 0
-    check_missing(missing)
-    assert missing["provisional"]
-    final = run_in_process("order", str(tmp_path / "tree"), "--findings", "--json")
-    # In the end its launcher has ended the rank.
-    ended = absence_in(final.stdout, "ended_rank")
-    assert ended, (final.stdout, (tmp_path / "log").read_text())
-    check_missing(ended)
-    said = run_in_process("order", str(tmp_path / "tree"), "--findings")
-    assert said.returncode == 1
-    assert "ended_rank: iteration 2: the process of rank 3 ended after 'Default/" in said.stdout
 
 
 def check_missing(finding: dict[str, Any]) -> None:
