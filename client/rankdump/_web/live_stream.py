@@ -10,10 +10,10 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import anyio
-import anyio.to_thread
 from starlette.types import Receive, Scope, Send
 
 from rankdump._core.status import StatusView
@@ -59,8 +59,9 @@ class LiveFeed:
         self._read_status, self._render, self._interval_s = read_status, render, interval_s
         self._latest = LiveState()
         self._lock = asyncio.Lock()
-        # Of its own: a daemon that does not answer must not hold the threads of pages.
-        self._limiter = anyio.CapacityLimiter(1)
+        # Of its own: a daemon that does not answer must not hold the threads of pages, nor the end
+        # of a stream.
+        self._thread = ThreadPoolExecutor(1)
         self._closed = asyncio.Event()
 
     async def get_fresh(self) -> LiveState:
@@ -79,7 +80,8 @@ class LiveFeed:
             if self._latest.number:
                 due_s = self._latest.read_s + self._interval_s
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))
-            self._latest = await anyio.to_thread.run_sync(self._read, limiter=self._limiter)
+            loop = asyncio.get_running_loop()
+            self._latest = await loop.run_in_executor(self._thread, self._read)
             return self._latest
 
     def close(self) -> None:
