@@ -26,12 +26,12 @@ from rankdump._cli.options import TREE_PATH
 )
 @click.option("--no-browser", is_flag=True, help="Print the address, and open no browser.")
 def web(*, trees: tuple[Path, ...], port: int, job: str | None, no_browser: bool) -> int:
-    """Show trees and a running job as pages in a browser, until Ctrl-C.
+    """Show trees and a running job as pages in a browser.
 
     Without TREE, the current folder, and with --job alone no tree. ADDRESS is one that
     `rankdump status` takes, and the certificates are those of the environment; to control the job,
-    their role has to be operator. The server listens on this host alone. The printed address has a
-    token that works once. The pages write nothing themselves.
+    their role has to be operator. The server listens on this host alone, until Ctrl-C. The printed
+    address has a token that works once. The pages write nothing themselves.
     """
     with explain_missing_modules("web"):
         from rankdump._web.web_server import serve_trees
