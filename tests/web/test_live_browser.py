@@ -190,7 +190,7 @@ def test_black_boxes_are_frozen_by_hand(open_page: PageMaker, operator: WebServe
     page.get_by_role("link", name="Back to the job").click()
     expect(page.locator("main")).to_contain_text("loss looks odd; rankdump faults", timeout=WAIT_MS)
     (frozen,) = (job.tree / "blackbox").iterdir()
-    page.goto(f"{operator.base}/blackbox")
+    page.get_by_role("link", name="Frozen steps").click()
     expect(page.locator("main")).to_contain_text(str(frozen))
     page.set_viewport_size({"width": 1200, "height": 680})
     take_picture(page, "blackbox")

@@ -63,7 +63,9 @@ class WebPages:
         self._sources = tuple(sources)
         self._environment = make_environment()
         self.live = (
-            LivePages(job, self._environment, self._present, self._answer_safely) if job else None
+            LivePages(job, self._environment, self._present, self._answer_safely, self._find_tree)
+            if job
+            else None
         )
         self.kinds: tuple[PageKind[Any], ...] = (
             *(OVERVIEW, TENSOR_LIST, TENSOR, MODULES, RANK_MAP, ORDER),
@@ -80,8 +82,6 @@ class WebPages:
     def make_application(self) -> Starlette:
         """Return the application, without its gate."""
         routes: list[Route | Mount] = list(self.live.make_routes()) if self.live else []
-        if not self._sources:
-            routes.append(Route("/", _lead_to_job))
         routes += [
             Route(path, partial(self._answer_safely, partial(self._answer_page, kind)))
             for kind in self.kinds
@@ -102,6 +102,8 @@ class WebPages:
             self.live.feed.close()
 
     def _answer_page(self, kind: PageKind[Any], request: Request) -> Response:
+        if request.url.path == "/" and self.live is not None and not self._sources:
+            return RedirectResponse(LIVE_PATH)
         parameters = PageParameters(request.query_params.multi_items())
         number, source = self._choose_source(parameters)
         asked = kind.parse(parameters)
@@ -154,6 +156,12 @@ class WebPages:
         number = parameters.read_number("tree", 0, high=len(self._sources) - 1) or 0
         return number, self._sources[number]
 
+    def _find_tree(self, root: str) -> int | None:
+        """Return the number of a tree; None for one that is not served."""
+        wanted = Path(root).resolve()
+        numbers = (n for n, each in enumerate(self._sources) if each.root.resolve() == wanted)
+        return next(numbers, None)
+
     def _answer_safely(self, answer: Callable[[Request], Response], request: Request) -> Response:
         """Return an answer, or the one line of an error."""
         try:
@@ -192,10 +200,6 @@ class WebPages:
             **values,
         )
         return HTMLResponse(html, status)
-
-
-def _lead_to_job(request: Request) -> Response:
-    return RedirectResponse(LIVE_PATH)
 
 
 def find_status(error: RankdumpError) -> int:

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -55,6 +55,8 @@ class LivePage:
     content: LiveContent
     time_text: str
     actions: tuple[ControlAction, ...]
+    trees: Mapping[str, int]
+    """Numbers of the trees of the jobs that are served as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,9 @@ class LivePages:
         environment: Environment,
         present: PagePresenter,
         answer_safely: Callable[[Callable[[Request], Response], Request], Response],
+        find_tree: Callable[[str], int | None],
     ) -> None:
+        self._find_tree = find_tree
         self._source, self._present, self._answer_safely = source, present, answer_safely
         self._part = environment.get_template("live_part.html")
         self.feed = LiveFeed(source.read_status, self._render_part)
@@ -195,7 +199,9 @@ class LivePages:
 
     def _make_page(self, state: LiveState) -> LivePage:
         content = make_live_content(state.view, state.problem)
-        return LivePage(content, state.time_text, self._source.list_actions())
+        numbers = {root: self._find_tree(root) for root in content.roots}
+        trees = {root: number for root, number in numbers.items() if number is not None}
+        return LivePage(content, state.time_text, self._source.list_actions(), trees)
 
     def _answer_control(self, state: LiveState, request: Request) -> Response:
         parameters = PageParameters(request.query_params.multi_items())

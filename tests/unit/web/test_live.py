@@ -163,6 +163,13 @@ def test_tree_stays_chosen_on_the_page(open_pages, trees, source):
     assert "/live?tree=1" in read(client, "/tensors", tree=1).links
 
 
+def test_tree_of_the_job_is_one_click_away(open_pages, trees, source):
+    client = open_pages(trees["walked"], trees["indexed"], job=source)
+    source.view = replace(source.view, roots=("/data/dump", str(trees["indexed"])))
+    links = read(client, "/live").links
+    assert [link for link in links if link.startswith("/blackbox?")] == ["/blackbox?tree=1"]
+
+
 @pytest.mark.parametrize(
     ("view", "level", "words"),
     [
