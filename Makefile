@@ -243,7 +243,7 @@ build/axe/package/axe.min.js:
 build/web-venv/ready: pyproject.toml
 	$(PYTHON) -m venv build/web-venv
 	build/web-venv/bin/python -m pip install --quiet playwright==1.65.2 pytest pytest-timeout \
-	  hypothesis -e '.[cli,web]'
+	  hypothesis -e '.[cli,daemon,web]'
 	touch $@
 
 test-web: build/web-venv/ready build/axe/package/axe.min.js
