@@ -14,6 +14,8 @@ from pathlib import Path
 from rankdump._core import tree_root
 from rankdump._core.daemon_endpoint import DaemonFolder
 from rankdump._core.pandas_blocker import leave_pandas_out
+from rankdump._core.revoked_certificates import RevokedCertificates
+from rankdump._core.watched_files import ignore_reload
 from rankdump._wire.channel import TlsCredentials
 from rankdump.errors import ConfigError, RejectedError
 from rankdumpd.agent.retention.manager import no_op
@@ -31,7 +33,7 @@ from rankdumpd.server.lifecycle import SettingsReader
 from rankdumpd.server.metrics import MetricCounters
 from rankdumpd.server.metrics_page import build_metrics
 from rankdumpd.server.state_files import RequiredFiles
-from rankdumpd.server.tls import RevokedCertificates, ServerCertificates, ignore_reload
+from rankdumpd.server.tls import ServerCertificates
 from rankdumpd.server.worker_pipe import WorkerPipe
 from rankdumpd.settings import AgentSettings, DaemonSettings
 from rankdumpd.workers.supervisor import WorkerSupervisor, reclaim_worker_sessions

@@ -23,8 +23,16 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from rankdump._core.caller_roles import (
+    LOCAL_CALLER,
+    CallerIdentity,
+    build_unknown_caller,
+    explain_refusal,
+    parse_roles,
+)
 from rankdump._core.daemon_endpoint import is_loopback
 from rankdump._core.log_once import LogOnce
+from rankdump._core.revoked_certificates import RevokedCertificates, compute_fingerprint
 from rankdump._core.status import MetricSample
 from rankdump._wire import status_messages
 from rankdump.errors import ConfigError
@@ -32,13 +40,6 @@ from rankdump.wire.v1 import metrics_pb2, metrics_pb2_grpc
 from rankdumpd.server import lifecycle
 from rankdumpd.server.audit_log import AuditLog
 from rankdumpd.server.background_thread import BackgroundThread
-from rankdumpd.server.callers import (
-    LOCAL_CALLER,
-    CallerIdentity,
-    build_unknown_caller,
-    explain_refusal,
-    parse_roles,
-)
 from rankdumpd.server.metrics import (
     METRIC_DEFINITIONS,
     MetricCounters,
@@ -46,7 +47,7 @@ from rankdumpd.server.metrics import (
     aggregate_samples,
     find_metric_name,
 )
-from rankdumpd.server.tls import RevokedCertificates, ServerCertificates, compute_fingerprint
+from rankdumpd.server.tls import ServerCertificates
 from rankdumpd.settings import DaemonSettings, TlsSettings
 
 PAGE_REFUSALS_METRIC = "rankdump_refused_page_requests_total"
