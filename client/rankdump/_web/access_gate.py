@@ -7,25 +7,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from urllib.parse import urlencode, urlsplit
 
-from starlette.datastructures import MutableHeaders, QueryParams
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from rankdump._http.security_headers import send_with_headers
 from rankdump._web.access_tokens import AccessTokens, TokenVerdict
 
 _HOST_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 """Names under which a browser may ask: a name that an attacker points to 127.0.0.1 is not one."""
-SECURITY_HEADERS = {
-    "content-security-policy": (
-        "default-src 'self'; base-uri 'none'; object-src 'none'; form-action 'self'; "
-        "frame-ancestors 'none'"
-    ),
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-}
 
 
 class AccessGate:
@@ -45,16 +36,8 @@ class AccessGate:
             await send({"type": "websocket.close", "code": 1008})
             return
 
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in SECURITY_HEADERS.items():
-                    headers[name] = value
-                headers.setdefault("cache-control", "no-store")
-            await send(message)
-
         refusal = self._check_request(Request(scope))
-        await (refusal or self._inner)(scope, receive, send_with_headers)
+        await (refusal or self._inner)(scope, receive, send_with_headers(send))
 
     def _check_request(self, request: Request) -> Response | None:
         """Return the answer to a request that goes no further; None for one that may."""

@@ -49,7 +49,8 @@ class WebPages:
         queries: QueryProcess,
         comparisons: ComparisonProcesses,
     ) -> None:
-        self._sources = tuple(sources)
+        """Trees may be added to `sources` later; their numbers stay."""
+        self._sources = sources
         self._environment = make_environment()
         self.kinds: tuple[PageKind[Any], ...] = (
             *(OVERVIEW, TENSOR_LIST, TENSOR, MODULES, RANK_MAP, ORDER),
@@ -114,6 +115,8 @@ class WebPages:
         return Response(body, media_type="application/octet-stream", headers=headers)
 
     def _choose_source(self, parameters: PageParameters) -> tuple[int, DumpSource]:
+        if not self._sources:
+            raise AbsentPageError("there is no tree yet")
         number = parameters.read_number("tree", 0, high=len(self._sources) - 1) or 0
         return number, self._sources[number]
 

@@ -40,7 +40,7 @@ def test_command_serves_until_it_is_interrupted(trees):
 
 
 def test_taken_port_is_one_line(trees, capsys):
-    with bind_socket(0) as taken:
+    with bind_socket("127.0.0.1:0") as taken:
         port = taken.getsockname()[1]
         command = ["web", str(trees["walked"]), "--no-browser", "--port", str(port)]
         assert run_command_line(command) == EXIT_UNAVAILABLE
@@ -53,7 +53,8 @@ def test_folder_that_is_no_tree_is_one_line(tmp_path, capsys):
 
 
 def test_missing_extra_says_what_to_install(trees, capsys, monkeypatch):
-    monkeypatch.delitem(sys.modules, "rankdump._web.web_server", raising=False)
+    for name in ("rankdump._web.web_server", "rankdump._http.http_server"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert run_command_line(["web", str(trees["walked"])]) == EXIT_USAGE
     install = "install it with: pip install 'rankdump[web]'"
