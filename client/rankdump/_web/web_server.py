@@ -36,6 +36,10 @@ LOOPBACK = "127.0.0.1"
 THREADS = 4
 """Pages that are made at a time: more need more memory, and no page is done earlier."""
 _MAX_CONNECTIONS = 256
+_ALLOWED_ADDRESSES = (
+    "HOST:PORT on loopback, or any HOST:PORT with certificates "
+    "(RANKDUMP_TLS_CA, RANKDUMP_TLS_CERT, RANKDUMP_TLS_KEY)"
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -62,7 +66,7 @@ def bind_socket(address: str) -> socket.socket:
     """
     found = parse_tcp_address(address)
     if found is None:
-        raise ConfigError("rankdump web", "--listen", address, "HOST:PORT")
+        raise ConfigError("--listen", "", address, "HOST:PORT")
     try:
         return bind_listener(*found)
     except OSError as error:
@@ -81,9 +85,7 @@ def serve_trees(
     Without a guard the address has to be on loopback: else ConfigError.
     """
     if guard is None and not is_loopback(listen):
-        allowed = "an address on loopback, or any with certificates (RANKDUMP_TLS_CA, "
-        allowed += "RANKDUMP_TLS_CERT, RANKDUMP_TLS_KEY)"
-        raise ConfigError("rankdump web", "--listen", listen, allowed)
+        raise ConfigError("--listen", "", listen, _ALLOWED_ADDRESSES)
     sources = [DumpSource(tree) for tree in trees]
     try:
         with run_pages(sources) as pages:
