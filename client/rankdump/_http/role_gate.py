@@ -15,7 +15,6 @@ from rankdump._core.caller_roles import LOCAL_CALLER, CallerIdentity
 from rankdump._http.http_connection import CALLER_KEY
 from rankdump._http.refusal_sink import RefusalSink
 from rankdump._http.security_headers import send_with_headers
-from rankdump._http.server_guard import HttpsGuard
 
 READ_METHOD = "/rankdump.wire.v1.CoordinatorService/Status"
 """Method of gRPC whose roles may read pages."""
@@ -28,16 +27,15 @@ class RoleGate:
     def __init__(
         self,
         inner: ASGIApp,
-        guard: HttpsGuard | None,
+        explain_refusal: Callable[[str, CallerIdentity], str],
         refusals: RefusalSink,
         find_method: Callable[[str], str] = lambda path: READ_METHOD,
     ) -> None:
-        """`find_method` names the method of gRPC whose roles may read a path.
-
-        Without a guard all callers are on this host, and may read.
+        """`find_method` names the method of gRPC whose roles may read a path, and
+        `explain_refusal` says why a caller may not call it; it returns nothing for one who may.
         """
-        self._inner, self._guard, self._refusals = inner, guard, refusals
-        self._find_method = find_method
+        self._inner, self._explain_refusal = inner, explain_refusal
+        self._refusals, self._find_method = refusals, find_method
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or hand it on."""
@@ -68,8 +66,13 @@ class RoleGate:
         if is_from_other_site(request):
             return 403, "role", "a page of another site has made this request"
         method = self._find_method(request.url.path)
-        why = self._guard.explain_refusal(method, get_caller(request.scope)) if self._guard else ""
+        why = self._explain_refusal(method, get_caller(request.scope))
         return (403, "role", why) if why else (200, "", "")
+
+
+def admit_local_caller(method: str, caller: CallerIdentity) -> str:
+    """Return no refusal: without TLS every caller is on this host."""
+    return ""
 
 
 def get_caller(scope: Scope) -> CallerIdentity:

@@ -119,7 +119,7 @@ def _serve_pages(
         lines = _describe_address(address, host, port)
     else:
         address = f"https://{host}:{port}/"
-        gate = RoleGate(pages.make_application(), guard, refusals)
+        gate = RoleGate(pages.make_application(), guard.explain_refusal, refusals)
         lines = [address, "Browsers need a certificate with the role reader or operator."]
     server = HttpServer(
         gate,

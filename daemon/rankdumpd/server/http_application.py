@@ -17,7 +17,13 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp
 
 from rankdump._http.refusal_sink import RefusalSink
-from rankdump._http.role_gate import READ_METHOD, RoleGate, format_request_line, get_caller
+from rankdump._http.role_gate import (
+    READ_METHOD,
+    RoleGate,
+    admit_local_caller,
+    format_request_line,
+    get_caller,
+)
 from rankdump._http.server_guard import HttpsGuard
 
 METRICS_PATH, HEALTH_PATH = "/metrics", "/health"
@@ -65,7 +71,8 @@ def make_application(
         routes.append(Mount("/", pages))
     inner = Starlette(routes=routes, exception_handlers={HTTPException: refuse_path})
     inner.router.redirect_slashes = False
-    return RoleGate(inner, guard, refusals, _find_method)
+    explain = guard.explain_refusal if guard else admit_local_caller
+    return RoleGate(inner, explain, refusals, _find_method)
 
 
 def _find_method(path: str) -> str:

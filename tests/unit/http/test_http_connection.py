@@ -12,6 +12,7 @@ from uvicorn.server import ServerState
 
 from rankdump._core.caller_roles import LOCAL_CALLER
 from rankdump._http.http_connection import HttpConnection
+from rankdump._web.web_server import LoggedRefusals
 
 STEP = 1 << 16
 TIMEOUT_S = 3600.0
@@ -51,7 +52,7 @@ class FilledTransport(asyncio.Transport):
 
 def connect() -> tuple[HttpConnection, FilledTransport]:
     config = uvicorn.Config(PlainTextResponse("a"), ws="none", log_config=None)
-    made = HttpConnection(config, ServerState(), None, TIMEOUT_S, lambda ended: None)
+    made = HttpConnection(config, ServerState(), LoggedRefusals(), TIMEOUT_S, lambda ended: None)
     transport = FilledTransport()
     made.connection_made(transport)
     return made, transport

@@ -44,6 +44,7 @@ def test_pages_without_a_tree_say_so(trees):
     client = TestClient(pages.make_application())
     answer = client.get("/overview.json")
     assert (answer.status_code, answer.json()) == (404, {"error": "there is no tree yet"})
+    assert "there is no tree yet" in client.get("/").text
     sources.add([trees["indexed"]])
     assert client.get("/").status_code == 200
     sources.close()
