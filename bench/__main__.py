@@ -26,6 +26,7 @@ NAMES = (
     "blackbox",
     "freeze",
     "web",
+    "viewers",
 )
 QUICK = ("diff", "reading", "governor", "table", "blackbox", "freeze", "web")
 """Benchmarks with a small version, for tests."""

@@ -12,7 +12,7 @@ import signal
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ def start_coordinator(folder: Path, tls: TlsSettings) -> subprocess.Popen[str]:
 
 
 @contextlib.contextmanager
-def ended(process: subprocess.Popen[str]) -> Iterator[None]:
+def ended(process: subprocess.Popen[str]) -> Generator[None]:
     """Kill a process that a test has not ended."""
     try:
         yield

@@ -238,6 +238,7 @@ def test_answer_that_is_not_read_is_ended(host_of):
     host = host_of(timeout_s=LATE_S)
     with host.connect() as slow:
         slow.sendall(b"GET /big HTTP/1.1\r\nHost: a\r\n\r\n")
+        wait_until(lambda: host.server._connections)
         # The server has given up, although nothing of it was read here.
         wait_until(lambda: not host.server._connections)
         assert len(read_all(slow)) < BIG_BYTES
