@@ -166,14 +166,20 @@ def test_process_of_pages_is_restarted(mounted):
 
 
 def test_process_of_pages_ends_with_its_daemon(tree):
+    """When that stops, and also when it is killed, which ends the pipe."""
     pages = PageProcess(lambda: [str(tree)])
     pages.start()
     wait_until(lambda: pages.pid is not None)
-    found = pages.pid
-    assert found is not None
+    process = pages._process
+    assert process is not None
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(PATIENCE_S) == 0
+    wait_until(lambda: pages.pid not in (None, process.pid))
+    second = pages.pid
     pages.stop()
     pages.stop()
-    assert not Path(f"/proc/{found}").exists()
+    assert not Path(f"/proc/{second}").exists()
 
 
 def make_settings(tls: TlsSettings, listen: str = "127.0.0.1:0", **more: Any) -> DaemonSettings:
