@@ -129,8 +129,12 @@ def test_coordinator_shows_the_trees_of_its_jobs(tmp_path: Path):
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
     lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
-    read = [(each["what"], each["who"]) for each in lines if each.get("method") == "GET / HTTP/1.1"]
-    assert {("call", "r"), ("refused", "k")} <= set(read)
+    read = {
+        (each["what"], each["who"], each["result"])
+        for each in lines
+        if each.get("method") == "GET / HTTP/1.1"
+    }
+    assert {("call", "r", "404"), ("call", "r", "200"), ("refused", "k", "role")} == read
 
 
 @pytest.fixture

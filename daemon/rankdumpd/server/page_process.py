@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from rankdump._core.backoff import RetryBackoff
 from rankdump._http.role_gate import format_request_line, get_caller
@@ -38,6 +38,15 @@ _END_S = 3.0
 _BACKLOG = 256
 _CHUNK_BYTES = 1 << 16
 _MAX_HEAD_BYTES = 1 << 16
+_MAX_ANSWER_S = 120.0
+"""Longest time until a page begins; pages have limits of their own."""
+_NO_ANSWER = (
+    asyncio.TimeoutError,
+    asyncio.IncompleteReadError,
+    asyncio.LimitOverrunError,
+    ValueError,
+    OSError,
+)
 _FORWARDED_HEADERS = ("accept", "hx-request", "if-none-match", "if-modified-since")
 
 _logger = logging.getLogger(__name__)
@@ -89,10 +98,24 @@ class PageProcess:
             self._listening = self._folder = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a request, once it is audited."""
-        if self._audit and not scope["path"].startswith("/static/"):
-            fields = {"method": format_request_line(scope), **get_caller(scope).audit_fields()}
-            await asyncio.to_thread(self._audit.add, "call", fields)
+        """Forward a request, and audit it."""
+        status = "CANCELLED"
+
+        async def send_noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = str(message["status"])
+            await send(message)
+
+        try:
+            await self._forward(scope, receive, send_noted)
+        finally:
+            if self._audit and not scope["path"].startswith("/static/"):
+                who = get_caller(scope).audit_fields()
+                fields = {"method": format_request_line(scope), **who, "result": status}
+                await asyncio.to_thread(self._audit.add, "call", fields)
+
+    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             reader, writer = await asyncio.open_unix_connection(self._path, limit=_MAX_HEAD_BYTES)
         except OSError as error:
@@ -110,7 +133,7 @@ class PageProcess:
             leaving.cancel()
             writer.close()
         if not is_answered and not leaving.done():
-            text = "rankdump: the process of the pages has ended: try again\n"
+            text = "rankdump: the process of pages has ended, or is late: try again\n"
             await PlainTextResponse(text, 503)(scope, receive, send)
 
     @property
@@ -201,8 +224,9 @@ async def _copy_answer(reader: asyncio.StreamReader, send: Send) -> bool:
     One that breaks off is left without its end, so that its connection is closed.
     """
     try:
-        head = parse_head(await reader.readuntil(b"\r\n\r\n"))
-    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError, OSError):
+        text = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _MAX_ANSWER_S)
+        head = parse_head(text)
+    except _NO_ANSWER:
         return False
     start = {"type": "http.response.start", "status": head.status, "headers": head.headers}
     await send(start)
