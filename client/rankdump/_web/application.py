@@ -60,7 +60,8 @@ class WebPages:
         comparisons: ComparisonProcesses,
         job: JobSource | None = None,
     ) -> None:
-        self._sources = tuple(sources)
+        """Trees may be added to `sources` later; their numbers stay."""
+        self._sources = sources
         self._environment = make_environment()
         self.live = (
             LivePages(job, self._environment, self._present, self._answer_safely, self._find_tree)
@@ -152,7 +153,8 @@ class WebPages:
 
     def _choose_source(self, parameters: PageParameters) -> tuple[int, DumpSource]:
         if not self._sources:
-            raise AbsentPageError("no tree is served: rankdump web TREE --job ADDRESS serves both")
+            both = "no tree is served: rankdump web TREE --job ADDRESS serves both"
+            raise AbsentPageError(both if self.live else "there is no tree yet")
         number = parameters.read_number("tree", 0, high=len(self._sources) - 1) or 0
         return number, self._sources[number]
 
@@ -195,7 +197,11 @@ class WebPages:
             trees=[str(source.root) for source in self._sources],
             path=request.url.path,
             twin=_make_twin_address(request),
-            listed=[kind for kind in self.kinds if self._sources and kind.path in _LISTED_PATHS],
+            listed=[
+                kind
+                for kind in self.kinds
+                if kind.path in _LISTED_PATHS and (self._sources or not self.live)
+            ],
             live=self.live,
             **values,
         )

@@ -311,9 +311,7 @@ def _add_fingerprints(
     if not is_joined and all(_have_all_files(side.programs) for side in sides):
         return sides
     return [
-        replace(
-            side, programs=add_fingerprints(side.programs, side.dump.read_fingerprints(notes))
-        )
+        replace(side, programs=add_fingerprints(side.programs, side.dump.read_fingerprints(notes)))
         for side in sides
     ]
 
