@@ -7,34 +7,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from urllib.parse import urlencode, urlsplit
 
-from starlette.datastructures import MutableHeaders, QueryParams
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from rankdump._http.role_gate import is_same_origin
+from rankdump._http.security_headers import send_with_headers
 from rankdump._web.access_tokens import AccessTokens, TokenVerdict
 
 _HOST_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 """Names under which a browser may ask: a name that an attacker points to 127.0.0.1 is not one."""
-SECURITY_HEADERS = {
-    "content-security-policy": (
-        "default-src 'self'; base-uri 'none'; object-src 'none'; form-action 'self'; "
-        "frame-ancestors 'none'"
-    ),
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-}
 
 
 class AccessGate:
-    """Lets requests through that read, name this host, and have the cookie of the server."""
+    """Lets requests through that read, name this host, and have the cookie of the server; to some
+    paths also those that a page of the server sends.
+    """
 
     def __init__(
-        self, inner: ASGIApp, tokens: AccessTokens, read_clock_s: Callable[[], float]
+        self,
+        inner: ASGIApp,
+        tokens: AccessTokens,
+        read_clock_s: Callable[[], float],
+        writing_paths: frozenset[str] = frozenset(),
     ) -> None:
         self._inner, self._tokens, self._read_clock_s = inner, tokens, read_clock_s
+        self._writing_paths = writing_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or hand it on."""
@@ -45,26 +44,21 @@ class AccessGate:
             await send({"type": "websocket.close", "code": 1008})
             return
 
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in SECURITY_HEADERS.items():
-                    headers[name] = value
-                headers.setdefault("cache-control", "no-store")
-            await send(message)
-
         refusal = self._check_request(Request(scope))
-        await (refusal or self._inner)(scope, receive, send_with_headers)
+        await (refusal or self._inner)(scope, receive, send_with_headers(send))
 
     def _check_request(self, request: Request) -> Response | None:
         """Return the answer to a request that goes no further; None for one that may."""
-        if request.method != "GET":
+        writes = request.method == "POST" and request.url.path in self._writing_paths
+        if request.method != "GET" and not writes:
             text = f"method {request.method} is not allowed: the pages only read (GET)"
             return PlainTextResponse(f"rankdump: {text}\n", 405, {"allow": "GET"})
         host = request.headers.get("host", "")
         if not is_own_host(host):
             text = f"host {host[:60]!r} is not allowed; allowed: {', '.join(sorted(_HOST_NAMES))}"
             return PlainTextResponse(f"rankdump: {text}\n", 421)
+        if writes and not is_same_origin(request.headers):
+            return _refuse("this request does not come from a page of this server")
         if "token" in request.query_params:
             return self._exchange_token(request)
         if not self._tokens.admits(request.cookies.get(self._tokens.cookie_name, "")):

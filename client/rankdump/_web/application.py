@@ -11,7 +11,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -20,7 +20,9 @@ from rankdump._web.comparison_process import ComparisonProcesses
 from rankdump._web.diff_page import make_diff_page
 from rankdump._web.dump_source import DumpSource
 from rankdump._web.html_templates import make_environment
-from rankdump._web.json_body import make_body
+from rankdump._web.job_source import JobSource
+from rankdump._web.json_body import make_body, wants_json
+from rankdump._web.live_pages import LIVE_PATH, ORDER_PATH, LivePages
 from rankdump._web.module_page import MODULES
 from rankdump._web.order_page import ORDER
 from rankdump._web.overview_page import OVERVIEW
@@ -32,7 +34,15 @@ from rankdump._web.rank_map import RANK_MAP, draw_rank_map, parse_rank_map
 from rankdump._web.tensor_elements import draw_slice, make_npy
 from rankdump._web.tensor_list import TENSOR_LIST
 from rankdump._web.tensor_page import TENSOR, find_row, name_tensor, parse_tensor
-from rankdump.errors import QueryError, RankdumpError, RetryableError, UnsupportedError
+from rankdump.errors import (
+    ConfigError,
+    ForbiddenError,
+    QueryError,
+    RankdumpError,
+    RejectedError,
+    RetryableError,
+    UnsupportedError,
+)
 
 _STATIC = Path(__file__).parent / "static"
 _logger = logging.getLogger(__name__)
@@ -41,16 +51,23 @@ _LISTED_PATHS = ("/", "/tensors", "/modules", "/ranks", "/order", "/diff", "/bla
 
 
 class WebPages:
-    """Answers requests for the pages of some trees."""
+    """Answers requests for the pages of some trees, and of a running job where one is given."""
 
     def __init__(
         self,
         sources: Sequence[DumpSource],
         queries: QueryProcess,
         comparisons: ComparisonProcesses,
+        job: JobSource | None = None,
     ) -> None:
-        self._sources = tuple(sources)
+        """Trees may be added to `sources` later; their numbers stay."""
+        self._sources = sources
         self._environment = make_environment()
+        self.live = (
+            LivePages(job, self._environment, self._present, self._answer_safely, self._find_tree)
+            if job
+            else None
+        )
         self.kinds: tuple[PageKind[Any], ...] = (
             *(OVERVIEW, TENSOR_LIST, TENSOR, MODULES, RANK_MAP, ORDER),
             make_diff_page(self._sources, comparisons.look),
@@ -58,9 +75,15 @@ class WebPages:
             make_query_page(queries.run),
         )
 
+    @property
+    def writing_paths(self) -> frozenset[str]:
+        """Paths that take the method POST."""
+        return frozenset({ORDER_PATH} if self.live else ())
+
     def make_application(self) -> Starlette:
         """Return the application, without its gate."""
-        routes: list[Route | Mount] = [
+        routes: list[Route | Mount] = list(self.live.make_routes()) if self.live else []
+        routes += [
             Route(path, partial(self._answer_safely, partial(self._answer_page, kind)))
             for kind in self.kinds
             for path in (kind.path, kind.json_path)
@@ -74,7 +97,14 @@ class WebPages:
         routes.append(Mount("/static", StaticFiles(directory=_STATIC)))
         return Starlette(routes=routes, exception_handlers={HTTPException: self._answer_unknown})
 
+    def close(self) -> None:
+        """End streams of events, on the loop that serves them."""
+        if self.live:
+            self.live.feed.close()
+
     def _answer_page(self, kind: PageKind[Any], request: Request) -> Response:
+        if request.url.path == "/" and self.live is not None and not self._sources:
+            return RedirectResponse(LIVE_PATH)
         parameters = PageParameters(request.query_params.multi_items())
         number, source = self._choose_source(parameters)
         asked = kind.parse(parameters)
@@ -86,6 +116,14 @@ class WebPages:
         is_part = bool(kind.fragment) and request.headers.get("hx-request") == "true"
         template = kind.fragment if is_part else kind.template
         return self._render(request, template, number, status, title=kind.title, page=page)
+
+    def _present(self, request: Request, template: str, title: str, page: Any) -> Response:
+        """Return the answer of a page that is about no tree."""
+        if wants_json(request):
+            return JSONResponse(make_body(page))
+        tree = PageParameters(request.query_params.multi_items()).read_number("tree", 0) or 0
+        tree = tree if tree < len(self._sources) else 0
+        return self._render(request, template, tree, 200, title=title, page=page)
 
     def _answer_rank_map(self, request: Request) -> Response:
         parameters = PageParameters(request.query_params.multi_items())
@@ -114,8 +152,17 @@ class WebPages:
         return Response(body, media_type="application/octet-stream", headers=headers)
 
     def _choose_source(self, parameters: PageParameters) -> tuple[int, DumpSource]:
+        if not self._sources:
+            both = "no tree is served: rankdump web TREE --job ADDRESS serves both"
+            raise AbsentPageError(both if self.live else "there is no tree yet")
         number = parameters.read_number("tree", 0, high=len(self._sources) - 1) or 0
         return number, self._sources[number]
+
+    def _find_tree(self, root: str) -> int | None:
+        """Return the number of a tree; None for one that is not served."""
+        wanted = Path(root).resolve()
+        numbers = (n for n, each in enumerate(self._sources) if each.root.resolve() == wanted)
+        return next(numbers, None)
 
     def _answer_safely(self, answer: Callable[[Request], Response], request: Request) -> Response:
         """Return an answer, or the one line of an error."""
@@ -132,7 +179,7 @@ class WebPages:
 
     def _answer_unknown(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        known = ", ".join(_LISTED_PATHS)
+        known = ", ".join((*_LISTED_PATHS, *((LIVE_PATH,) if self.live else ())))
         text = f"no page {request.url.path[:100]!r}; there are {known}"
         return self._answer_error(request, status, text)
 
@@ -150,30 +197,34 @@ class WebPages:
             trees=[str(source.root) for source in self._sources],
             path=request.url.path,
             twin=_make_twin_address(request),
-            listed=[kind for kind in self.kinds if kind.path in _LISTED_PATHS],
+            listed=[
+                kind
+                for kind in self.kinds
+                if kind.path in _LISTED_PATHS and (self._sources or not self.live)
+            ],
+            live=self.live,
             **values,
         )
         return HTMLResponse(html, status)
-
-
-def wants_json(request: Request) -> bool:
-    """Return whether JSON is asked for, by the path or by the header `Accept`."""
-    accepted = request.headers.get("accept", "")
-    return request.url.path.endswith(".json") or accepted.startswith("application/json")
 
 
 def find_status(error: RankdumpError) -> int:
     """Return the status of HTTP for an error of a reader."""
     if isinstance(error, AbsentPageError):
         return 404
-    if isinstance(error, ParameterError | QueryError):
+    if isinstance(error, ParameterError | QueryError | ConfigError):
         return 400
+    if isinstance(error, RejectedError):
+        return 403 if isinstance(error, ForbiddenError) else 409
     if isinstance(error, RetryableError):
         return 503
     return 415 if isinstance(error, UnsupportedError) else 422
 
 
 def _make_twin_address(request: Request) -> str:
+    """Return the address of the JSON twin; empty for an answer to a form."""
+    if request.method != "GET":
+        return ""
     path = request.url.path
     query = f"?{request.url.query}" if request.url.query else ""
     return f"{'/overview' if path == '/' else path}.json{query}"
