@@ -11,7 +11,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -23,6 +23,7 @@ from rankdump._web.html_templates import make_environment
 from rankdump._web.json_body import make_body
 from rankdump._web.module_page import MODULES
 from rankdump._web.order_page import ORDER
+from rankdump._web.order_trace import make_trace, parse_trace
 from rankdump._web.overview_page import OVERVIEW
 from rankdump._web.page_kinds import AbsentPageError, PageKind
 from rankdump._web.page_parameters import PageParameters, ParameterError
@@ -32,6 +33,7 @@ from rankdump._web.rank_map import RANK_MAP, draw_rank_map, parse_rank_map
 from rankdump._web.tensor_elements import draw_slice, make_npy
 from rankdump._web.tensor_list import TENSOR_LIST
 from rankdump._web.tensor_page import TENSOR, find_row, name_tensor, parse_tensor
+from rankdump._web.tree_choice import KEPT_PARAMETERS, TreeChoice, list_choices, parse_choice
 from rankdump.errors import QueryError, RankdumpError, RetryableError, UnsupportedError
 
 _STATIC = Path(__file__).parent / "static"
@@ -69,6 +71,7 @@ class WebPages:
             ("/ranks/map.png", self._answer_rank_map),
             ("/tensor/slice.png", self._answer_slice),
             ("/tensor/elements.npy", self._answer_npy),
+            ("/order/trace.json", self._answer_trace),
         )
         routes += [Route(path, partial(self._answer_safely, answer)) for path, answer in files]
         routes.append(Mount("/static", StaticFiles(directory=_STATIC)))
@@ -76,7 +79,7 @@ class WebPages:
 
     def _answer_page(self, kind: PageKind[Any], request: Request) -> Response:
         parameters = PageParameters(request.query_params.multi_items())
-        number, source = self._choose_source(parameters)
+        choice, source = self._choose_source(parameters)
         asked = kind.parse(parameters)
         parameters.finish()
         page = kind.build(source, asked)
@@ -85,7 +88,10 @@ class WebPages:
             return JSONResponse(make_body(page), status)
         is_part = bool(kind.fragment) and request.headers.get("hx-request") == "true"
         template = kind.fragment if is_part else kind.template
-        return self._render(request, template, number, status, title=kind.title, page=page)
+        attempts = list_choices(choice, source) if kind.has_attempts else ()
+        return self._render(
+            request, template, choice, status, title=kind.title, page=page, attempts=attempts
+        )
 
     def _answer_rank_map(self, request: Request) -> Response:
         parameters = PageParameters(request.query_params.multi_items())
@@ -113,9 +119,19 @@ class WebPages:
         headers = {"content-disposition": name}
         return Response(body, media_type="application/octet-stream", headers=headers)
 
-    def _choose_source(self, parameters: PageParameters) -> tuple[int, DumpSource]:
-        number = parameters.read_number("tree", 0, high=len(self._sources) - 1) or 0
-        return number, self._sources[number]
+    def _answer_trace(self, request: Request) -> Response:
+        parameters = PageParameters(request.query_params.multi_items())
+        _, source = self._choose_source(parameters)
+        asked = parse_trace(parameters)
+        parameters.finish()
+        made = make_trace(source, asked)
+        if made.path is not None:
+            return FileResponse(made.path, filename=made.name, media_type="application/json")
+        headers = {"content-disposition": f'attachment; filename="{made.name}"'}
+        return Response(made.body, media_type="application/json", headers=headers)
+
+    def _choose_source(self, parameters: PageParameters) -> tuple[TreeChoice, DumpSource]:
+        return parse_choice(parameters, self._sources)
 
     def _answer_safely(self, answer: Callable[[Request], Response], request: Request) -> Response:
         """Return an answer, or the one line of an error."""
@@ -140,18 +156,21 @@ class WebPages:
         line = " ".join(text.split())
         if wants_json(request):
             return JSONResponse({"error": line}, status)
-        return self._render(request, "error.html", 0, status, title="Error", text=line)
+        choice = TreeChoice()
+        return self._render(request, "error.html", choice, status, title="Error", text=line)
 
     def _render(
-        self, request: Request, template: str, tree: int, status: int, **values: Any
+        self, request: Request, template: str, tree: TreeChoice, status: int, **values: Any
     ) -> Response:
+        asked = request.query_params
         html = self._environment.get_template(template).render(
             tree=tree,
             trees=[str(source.root) for source in self._sources],
             path=request.url.path,
             twin=_make_twin_address(request),
             listed=[kind for kind in self.kinds if kind.path in _LISTED_PATHS],
-            **values,
+            kept={name: asked[name] for name in KEPT_PARAMETERS if name in asked},
+            **{"attempts": (), **values},
         )
         return HTMLResponse(html, status)
 

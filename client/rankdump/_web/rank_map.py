@@ -164,4 +164,6 @@ def _read_values(source: DumpSource, statistic: str, search: str) -> RankValues:
     return RankValues(tuple(ranks.tolist()), tuple(iterations.tolist()), cells, is_there)
 
 
-RANK_MAP = PageKind("/ranks", "ranks.html", "Ranks", parse_rank_map, build_rank_map)
+RANK_MAP = PageKind(
+    "/ranks", "ranks.html", "Ranks", parse_rank_map, build_rank_map, has_attempts=True
+)

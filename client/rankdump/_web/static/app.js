@@ -5,9 +5,17 @@ const GO = { h: "/", o: "/order", d: "/diff", b: "/blackbox", t: "/tensors", m: 
 const WAIT_MS = 1200;
 let goSince = 0;
 
+const CHOICE = ["tree", "job", "attempt"];
+
+function keep(names, asked) {
+  const known = new URLSearchParams(location.search);
+  for (const name of names) if (known.get(name)) asked.set(name, known.get(name));
+  return asked;
+}
+
 function address(path) {
-  const tree = new URLSearchParams(location.search).get("tree");
-  return tree ? `${path}?tree=${encodeURIComponent(tree)}` : path;
+  const kept = keep(CHOICE, new URLSearchParams()).toString();
+  return kept ? `${path}?${kept}` : path;
 }
 
 function visibleRows() {
