@@ -29,7 +29,7 @@ from rankdump._web.page_kinds import AbsentPageError, PageKind
 from rankdump._web.page_parameters import PageParameters, ParameterError
 from rankdump._web.query_page import make_query_page
 from rankdump._web.query_process import QueryProcess
-from rankdump._web.rank_map import RANK_MAP, draw_rank_map, parse_rank_map
+from rankdump._web.rank_map import draw_rank_map, make_rank_map_page, parse_rank_map
 from rankdump._web.tensor_elements import draw_slice, make_npy
 from rankdump._web.tensor_list import TENSOR_LIST
 from rankdump._web.tensor_page import TENSOR, find_row, name_tensor, parse_tensor
@@ -54,7 +54,7 @@ class WebPages:
         self._sources = tuple(sources)
         self._environment = make_environment()
         self.kinds: tuple[PageKind[Any], ...] = (
-            *(OVERVIEW, TENSOR_LIST, TENSOR, MODULES, RANK_MAP, ORDER),
+            *(OVERVIEW, TENSOR_LIST, TENSOR, MODULES, make_rank_map_page(self._sources), ORDER),
             make_diff_page(self._sources, comparisons.look),
             make_black_box_page(self._sources),
             make_query_page(queries.run),
@@ -96,9 +96,10 @@ class WebPages:
     def _answer_rank_map(self, request: Request) -> Response:
         parameters = PageParameters(request.query_params.multi_items())
         _, source = self._choose_source(parameters)
-        asked = parse_rank_map(parameters)
+        asked = parse_rank_map(parameters, len(self._sources))
         parameters.finish()
-        return Response(draw_rank_map(source, asked), media_type="image/png")
+        drawn = draw_rank_map(source, asked, self._sources)
+        return Response(drawn, media_type="image/png")
 
     def _answer_slice(self, request: Request) -> Response:
         parameters = PageParameters(request.query_params.multi_items())

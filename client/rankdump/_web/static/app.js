@@ -127,10 +127,12 @@ function openMapCell(event) {
   if (!ranks.length || !iterations.length) return;
   const row = Math.floor((event.clientY - box.top) / box.height * ranks.length);
   const column = Math.floor((event.clientX - box.left) / box.width * iterations.length);
-  const known = new URLSearchParams(location.search);
-  const asked = new URLSearchParams({ rank: ranks[row], iteration: iterations[column] });
-  for (const name of ["search", "tree"]) if (known.get(name)) asked.set(name, known.get(name));
-  if (table) location.href = `/tensors?${asked}`;
+  if (!table) return;
+  if (String(ranks[row]) === picture.dataset.base) {
+    location.href = `/tensors?${keep(["search", ...CHOICE], new URLSearchParams({ rank: ranks[row], iteration: iterations[column] }))}`;
+    return;
+  }
+  location.href = picture.dataset.address.replaceAll("RANK", ranks[row]).replaceAll("ITERATION", iterations[column]);
 }
 
 document.addEventListener("keydown", onKey);
