@@ -17,7 +17,7 @@ from starlette.staticfiles import StaticFiles
 
 from rankdump._web.black_box_page import make_black_box_page
 from rankdump._web.comparison_process import ComparisonProcesses
-from rankdump._web.diff_page import make_diff_page
+from rankdump._web.diff_page import make_diff_page, make_mapping_file
 from rankdump._web.dump_source import DumpSource
 from rankdump._web.html_templates import make_environment
 from rankdump._web.json_body import make_body
@@ -72,6 +72,7 @@ class WebPages:
             ("/tensor/slice.png", self._answer_slice),
             ("/tensor/elements.npy", self._answer_npy),
             ("/order/trace.json", self._answer_trace),
+            ("/diff/mapping.json", self._answer_mapping),
         )
         routes += [Route(path, partial(self._answer_safely, answer)) for path, answer in files]
         routes.append(Mount("/static", StaticFiles(directory=_STATIC)))
@@ -130,6 +131,13 @@ class WebPages:
             return FileResponse(made.path, filename=made.name, media_type="application/json")
         headers = {"content-disposition": f'attachment; filename="{made.name}"'}
         return Response(made.body, media_type="application/json", headers=headers)
+
+    def _answer_mapping(self, request: Request) -> Response:
+        parameters = PageParameters(request.query_params.multi_items())
+        self._choose_source(parameters)
+        body = make_mapping_file(parameters, len(self._sources))
+        headers = {"content-disposition": 'attachment; filename="mapping.json"'}
+        return Response(body, media_type="application/json", headers=headers)
 
     def _choose_source(self, parameters: PageParameters) -> tuple[TreeChoice, DumpSource]:
         return parse_choice(parameters, self._sources)

@@ -133,3 +133,23 @@ def test_one_of_several_jobs(tmp_path, open_pages, capsys):
     assert client.get("/overview.json", params={"job": "first"}).json()["jobs"] == ["first"]
     assert run_command_line(["ls", str(root), "--job", "second", "--attempt", "0", "--json"]) == 0
     assert len(rows) == len(json.loads(capsys.readouterr().out)["tensors"])
+
+
+def test_attempts_are_compared_and_linked(pages):
+    asked = {"a": 0, "b": 0, "attempt_a": 1, "attempt_b": 0, "verdicts": "different"}
+    row = pages.get("/diff.json", params=asked).json()["comparison"]["excerpt"]["rows"][0]
+    assert (row["a"]["attempt"], row["b"]["attempt"], row["max_absolute"]) == (1, 0, 1.0)
+    text = pages.get("/diff", params=asked).text.replace("&amp;", "&")
+    assert 'name="attempt_a"' in text
+    links = [part.partition('"')[0] for part in text.split('href="/tensor?')[1:]]
+    assert {parse_qs(link)["attempt"][0] for link in links} == {"0", "1"}
+    for link in links:
+        assert pages.get(f"/tensor?{link}").status_code == 200
+    refused = pages.get("/diff.json", params={"a": 0, "b": 0, "attempt_a": 1, "attempt_b": 1})
+    assert refused.status_code == 400
+
+
+def test_cells_of_an_attempt_lead_to_its_comparison(pages):
+    asked = {"attempt": 1, "statistic": "fingerprint_differences", "tensors": "all"}
+    text = pages.get("/ranks", params=asked).text.replace("&amp;", "&")
+    assert "&attempt_a=1&attempt_b=1" in text
