@@ -10,11 +10,13 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from rankdump._web.address_check import AddressCheck
 from rankdump._web.black_box_page import make_black_box_page
 from rankdump._web.comparison_process import ComparisonProcesses
 from rankdump._web.diff_page import make_diff_page, make_mapping_file
@@ -76,7 +78,11 @@ class WebPages:
         )
         routes += [Route(path, partial(self._answer_safely, answer)) for path, answer in files]
         routes.append(Mount("/static", StaticFiles(directory=_STATIC)))
-        return Starlette(routes=routes, exception_handlers={HTTPException: self._answer_unknown})
+        return Starlette(
+            routes=routes,
+            middleware=[Middleware(AddressCheck)],
+            exception_handlers={HTTPException: self._answer_unknown},
+        )
 
     def _answer_page(self, kind: PageKind[Any], request: Request) -> Response:
         parameters = PageParameters(request.query_params.multi_items())
