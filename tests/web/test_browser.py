@@ -153,7 +153,7 @@ def test_operators_are_paired_by_hand(open_page: PageMaker, renamed_server: WebS
     }
     page.get_by_role("link", name="all", exact=True).click()
     page.get_by_role("button", name="Show both sides").first.click()
-    expect(page.locator("#opened")).to_contain_text("digest")
+    expect(page.locator(".both-sides")).to_contain_text("digest")
     assert list_serious_faults(page) == []
     overhang = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert page.evaluate(overhang) == 0
