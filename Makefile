@@ -12,8 +12,9 @@ KERNEL_SOURCES := hatch_build.py $(wildcard client/rankdump/_kernels/*.[ch])
 # Tests start some thousand processes; each would compile all of rankdump again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-fast test-pythons coverage test-mindspore test-frameworks test-deploy test-web soak deb release check proto \
-  proto-check check-types check-sources schema bench bench-peers peers fuzz clean
+.PHONY: setup demo test test-fast test-pythons coverage test-mindspore test-frameworks test-cuda \
+  test-deploy test-web soak deb release check proto proto-check check-types check-sources schema \
+  bench bench-peers peers fuzz clean
 
 setup: .venv/ready .venv/kernels
 
@@ -212,6 +213,17 @@ build/kubernetes-venv/ready:
 	build/kubernetes-venv/bin/python -m pip install --quiet kubernetes-validate==1.37.0
 	touch $@
 
+# Jobs on an accelerator, with the torch of a Python that sees a CUDA device.
+CUDA_PYTHON ?= $(PYTHON)
+build/cuda-venv/ready: pyproject.toml
+	$(CUDA_PYTHON) -m venv --system-site-packages build/cuda-venv
+	build/cuda-venv/bin/python -m pip install --quiet pytest pytest-timeout hypothesis \
+	  -e '.[daemon]'
+	touch $@
+
+test-cuda: build/cuda-venv/ready
+	CI=true build/cuda-venv/bin/python -m pytest tests/cuda tests/torch/test_device_statistics.py
+
 # What systemd says of the units, and the package installed on a copy of this host; what Kubernetes
 # says of its manifests. It needs root, for mounts of its own; what it installs are Debian's tools.
 test-deploy: setup build/kubernetes-venv/ready
@@ -231,7 +243,7 @@ build/axe/package/axe.min.js:
 build/web-venv/ready: pyproject.toml
 	$(PYTHON) -m venv build/web-venv
 	build/web-venv/bin/python -m pip install --quiet playwright==1.65.2 pytest pytest-timeout \
-	  hypothesis -e '.[cli,web]'
+	  hypothesis -e '.[cli,daemon,web]'
 	touch $@
 
 test-web: build/web-venv/ready build/axe/package/axe.min.js

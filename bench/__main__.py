@@ -26,7 +26,10 @@ NAMES = (
     "blackbox",
     "freeze",
     "web",
+    "device",
 )
+NEEDS_DEVICE = ("device",)
+"""Benchmarks that `all` leaves out, because they need an accelerator."""
 QUICK = ("diff", "reading", "governor", "table", "blackbox", "freeze", "web")
 """Benchmarks with a small version, for tests."""
 
@@ -43,7 +46,8 @@ def main() -> None:
         parser.error(f"--quick is for {', '.join(QUICK)}")
     if chosen.rows and chosen.name not in ("table", "web"):
         parser.error("--rows is for table and web")
-    for name in NAMES if chosen.name == "all" else (chosen.name,):
+    everything = tuple(name for name in NAMES if name not in NEEDS_DEVICE)
+    for name in everything if chosen.name == "all" else (chosen.name,):
         # Imported one by one: a benchmark needs only its own peers.
         measure = importlib.import_module(f"bench.{name}").measure
         own = {"rows": chosen.rows} if chosen.rows else {}

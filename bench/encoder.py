@@ -79,11 +79,11 @@ class Encoder(nn.Module):
         return self.head(x)
 
 
-def encoder_trainer(shape: Shape) -> Trainer:
+def encoder_trainer(shape: Shape, device: str = "cpu") -> Trainer:
     """Return a trainer; equal shapes give equal models."""
     torch.manual_seed(0)
-    model = Encoder(shape)
-    tokens = torch.randint(shape.vocabulary, (2, shape.batch, shape.sequence))
+    model = Encoder(shape).to(device)
+    tokens = torch.randint(shape.vocabulary, (2, shape.batch, shape.sequence), device=device)
 
     def loss() -> Tensor:
         scores = model(tokens[0])

@@ -14,6 +14,7 @@ from collections.abc import Generator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 
@@ -37,11 +38,17 @@ class Host:
     pid: int
 
     def environment(
-        self, name: str, own: Mapping[str, object] | None = None, /, **common: object
+        self,
+        name: str,
+        own: Mapping[str, object] | None = None,
+        /,
+        *,
+        stat_calc_mode: str = "host",
+        **common: object,
     ) -> dict[str, str]:
         """Write the plan of the job `name`, whose tree is its folder; return its variables.
 
-        Keywords change `common_dump_settings`, `own` changes the section `rankdump`.
+        Other keywords change `common_dump_settings`, `own` changes the section `rankdump`.
         """
         settings = {
             "dump_mode": 0,
@@ -54,7 +61,11 @@ class Host:
         }
         body = {
             "common_dump_settings": settings | common,
-            "e2e_dump_settings": {"enable": True, "trans_flag": True},
+            "e2e_dump_settings": {
+                "enable": True,
+                "trans_flag": True,
+                "stat_calc_mode": stat_calc_mode,
+            },
             # Nothing may be lost, however slow the machine is today.
             "rankdump": {"block_timeout_s": 600, **(own or {})},
         }
@@ -67,10 +78,10 @@ class Host:
         }
 
     def session(
-        self, name: str, own: Mapping[str, object] | None = None, /, **common: object
+        self, name: str, own: Mapping[str, object] | None = None, /, **settings: Any
     ) -> rankdump.Session:
         """Open a session of the job `name` in this process; arguments as for `environment`."""
-        session = rankdump.Session.from_environment(self.environment(name, own, **common))
+        session = rankdump.Session.from_environment(self.environment(name, own, **settings))
         if not session.active:
             raise RuntimeError(f"the session {name} is off")
         return session

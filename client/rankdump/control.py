@@ -104,16 +104,18 @@ def carry_out(
     *,
     coordinator: str = "",
     warn: Callable[[str], None] = lambda text: None,
+    order_id: str = "",
 ) -> ControlResult:
     """Carry out an action; `warn` is called with what has a surprising effect.
 
+    An order with the id of an earlier one asks what became of that; without an id it is a new one.
     RejectedError when the job is not known, has ended, or is controlled by somebody else at the
     same time; UnavailableError when no coordinator answers at the address.
     """
     values = tuple(values)
     check_values(action, values, warn)
     address = coordinator or os.environ.get("RANKDUMP_COORDINATOR") or DEFAULT_COORDINATOR_ADDRESS
-    order = ControlOrder(uuid.uuid4().hex, job_id, action, values)
+    order = ControlOrder(order_id or uuid.uuid4().hex, job_id, action, values)
     own = read_credentials(os.environ)
     with open_channel(address, own, _CHANNEL_OPTIONS) as channel:
         try:

@@ -606,6 +606,9 @@ def web(page: DocumentPage, trained: TrainedTrees) -> None:
         page.environ.pop(name, None)
     with page.running("rankdump web /data/dump", r"^http://127\.0\.0\.1:\d+/\?token=\S{40}"):
         pass
+    for command in [command for command in commands(page.path) if " --job " in command]:
+        with page.running(command, r"^http://127\.0\.0\.1:\d+/\?token=\S{40}"):
+            pass
     page.elsewhere("rankdump web TREE", WEB)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import html
 import json
 import os
 import re
@@ -16,21 +17,27 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from starlette.testclient import TestClient
 from support.certificate_authority import CertificateAuthority, variables
 from support.slab_agents import wait_until
 
 import rankdump
 from rankdump._cli import daemon_client
 from rankdump._cli.command_group import run_command_line
+from rankdump._cli.job_connection import JobConnection
 from rankdump._core.job_control import ControlAnswer
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
 from rankdump._core.status import SessionState, SessionStatus
+from rankdump._web.application import WebPages
+from rankdump._web.comparison_process import ComparisonProcesses
+from rankdump._web.query_process import QueryProcess
 from rankdump._wire.channel import TlsCredentials, open_channel
 from rankdump.errors import ConfigError, ForbiddenError, UnavailableError
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, coordinator_pb2, coordinator_pb2_grpc
@@ -178,6 +185,28 @@ def test_wrong_role_is_reported_in_one_line(
         f"rankdump: agent at {running.address}: the certificate of 'rank' has the wrong role: "
         "AgentService/Status is for operator or reader, and its roles are: rank\n"
     )
+
+
+def test_live_page_controls_with_the_role_of_its_server(
+    authority: CertificateAuthority, running: TlsService, shows, tmp_path: Path
+):
+    """A reader sees the job and no button, and the daemon refuses an order all the same."""
+    dump(running.address, tmp_path / "tree", authority.credentials("rank"))
+    for role, has_buttons, status, line in (
+        ("reader", False, 403, "the certificate of 'reader' has the wrong role"),
+        ("operator", True, 409, "has not reported"),
+    ):
+        shows(authority.credentials(role))
+        source = JobConnection(running.address)
+        (job_id,) = {each.job_id for each in source.read_status().sessions}
+        assert bool(source.list_actions()) == has_buttons
+        pages = WebPages((), QueryProcess(), ComparisonProcesses(), source)
+        browser = TestClient(pages.make_application())
+        query = urlencode({"job": job_id, "action": "stop"})
+        order = browser.get(f"/live/confirm.json?{query}").json()["order"]["id"]
+        answer = browser.post("/live/order", content=f"order={order}")
+        assert (answer.status_code, line in html.unescape(answer.text)) == (status, True)
+        assert answer.text.count('role="alert"') == 1
 
 
 def test_revoked_certificate_is_reported_as_such(

@@ -37,10 +37,17 @@ class WebServer:
     address: str = field(init=False)
     """With the token."""
     cookies: list[Any] = field(default_factory=list)
+    options: tuple[str, ...] = ()
+    environ: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         command = [sys.executable, "-m", "rankdump", "web", *map(str, self.roots), "--no-browser"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [*command, *self.options],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | self.environ,
+        )
         assert self.process.stdout is not None
         self.address = self.process.stdout.readline().strip()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from rankdump import reader
-from rankdump._cli.job_status import format_causes
+from rankdump._analysis.reader.job_sentences import format_causes
 from rankdump._cli.live_tree import fetch_live_hints, find_live_job
 from rankdump._cli.options import TREE_PATH, resolve_coordinator_address
 from rankdump._cli.output import (

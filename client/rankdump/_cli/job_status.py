@@ -1,33 +1,24 @@
-"""Status of a job beyond its ranks: iterations, agents, merge, timeout hints and findings, and the
-use and limits of disks, jobs and memory. Pure: no terminal, no daemon.
-"""
+"""Tables of iterations and agents, and what `status` shows below them. Pure: no terminal."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
+from rankdump._analysis.reader.job_sentences import (
+    format_causes,
+    format_findings,
+    format_merge_status,
+    format_timeout_hints,
+)
 from rankdump._analysis.reader.rank_tallies import sum_iterations
 from rankdump._cli.output import TableColumn, format_table, number_columns, without_attempts
 from rankdump._cli.text_format import format_count, format_reasons
-from rankdump._core.events import Finding
-from rankdump._core.status import (
-    AgentStatus,
-    BlackBoxStatus,
-    DiskStatus,
-    IterationStatus,
-    JobUsage,
-    LedgerStatus,
-    MergeStatus,
-    PackBacklog,
-    StatusView,
-)
-from rankdump._core.timeouts import HintLevel, TimeoutHint
-from rankdump._core.units import format_bytes, format_duration, format_percentage
+from rankdump._core.status import AgentStatus, IterationStatus, StatusView
+from rankdump._core.units import format_bytes, format_duration
 
 _MAX_ITERATIONS_SHOWN = 6
 _MAX_AGENTS_SHOWN = 6
-_MAX_FINDINGS_SHOWN = 5
 _ITERATION_COLUMNS = (
     *number_columns("attempt", "iteration", "ranks", "expected", "stored", "linked", "degraded"),
     *number_columns("on disk", "stall"),
@@ -81,74 +72,6 @@ def _format_view_findings(view: StatusView) -> list[str]:
 def _separate_parts(parts: Iterable[list[str]]) -> Iterator[str]:
     for part in parts:
         yield from ("", *part) if part else ()
-
-
-def format_merge_status(merge: MergeStatus, *, named: bool) -> str:
-    """Return the progress of the merged order."""
-    done = format_count(merge.published_iterations, "iteration")
-    text = f"order: {done} published ({format_count(merge.published_events, 'event')})"
-    if merge.pending_iterations:
-        text += (
-            f", {merge.pending_iterations} under way "
-            f"({format_count(merge.pending_events, 'event')}, "
-            f"{merge.lag_s:.1f} s behind)"
-        )
-    return f"job {merge.job_id}, {text}" if named else text
-
-
-def format_timeout_hints(hints: Iterable[TimeoutHint]) -> list[str]:
-    """Return the hints that call for action, or else the widest wait."""
-    hints = tuple(hints)
-    urgent = format_urgent_hints(hints)
-    known = [hint for hint in hints if hint.limit is not None]
-    if urgent or not known:
-        return urgent
-    widest = max(known, key=lambda hint: hint.share)
-    assert widest.limit is not None
-    return [
-        f"timeouts: the widest wait was {format_duration(widest.spread_us)}, "
-        f"{format_percentage(widest.share)} of {format_duration(widest.limit.limit_us)} "
-        f"({widest.limit.name}, group {widest.group!r})"
-    ]
-
-
-def format_causes(hints: Iterable[TimeoutHint], findings: Iterable[Finding]) -> list[str]:
-    """Return a line for each cause that no longer timeout cures, unless a finding states it."""
-    known = {finding.text for finding in findings}
-    causes = dict.fromkeys(hint.cause for hint in hints if hint.cause)
-    return [f"a longer timeout does not help: {cause}" for cause in causes if cause not in known]
-
-
-def format_urgent_hints(hints: Iterable[TimeoutHint]) -> list[str]:
-    """Return the hints that call for action, with the settings to change."""
-    return [
-        line
-        for hint in hints
-        if hint.level is not HintLevel.OK and not hint.cause
-        for line in (
-            f"timeout {hint.level.value}: {hint.reason}",
-            *(f"  set: {setting}" for setting in hint.settings),
-        )
-    ]
-
-
-def format_findings(
-    findings: tuple[Finding, ...], *, where: str = "", attempts: Iterable[int] = ()
-) -> list[str]:
-    """Return the first findings of the merge; `where` is the tree that has the others.
-
-    `attempts` are those of the job; where there are several, each finding names its own.
-    """
-    several = any((*attempts, *(finding.attempt for finding in findings)))
-    shown = [
-        f"{finding.kind.value}{f', attempt {finding.attempt}' if several else ''}: {finding.text}"
-        for finding in findings[:_MAX_FINDINGS_SHOWN]
-    ]
-    more = len(findings) - len(shown)
-    if more > 0:
-        command = f"rankdump order {where} --findings" if where else "rankdump order --findings"
-        shown.append(f"... {format_count(more, 'more finding')}: {command}")
-    return shown
 
 
 def _iteration_table(view: StatusView, width: int) -> list[str]:
@@ -214,89 +137,3 @@ def _agent_row(agent: AgentStatus) -> list[str]:
         f"{agent.held_events:,}",
         f"{agent.lost_events:,}",
     ]
-
-
-def format_freezes(view: StatusView) -> list[str]:
-    """Return a line for each freeze of a black box."""
-    return [
-        f"frozen at iteration {each.iteration}{f' of job {each.job_id}' if several else ''}: "
-        f"{each.text}; {f'rankdump faults {each.root}' if each.root else 'its tree is not written'}"
-        for several in [len({each.job_id for each in view.black_box.freezes}) > 1]
-        for each in view.black_box.freezes
-    ]
-
-
-def _format_black_box(black_box: BlackBoxStatus) -> str:
-    held = format_count(black_box.steps, "step")
-    text = f"black box: {held} of ranks, {format_bytes(black_box.step_bytes)}"
-    counts = ((black_box.dropped_steps, "step"), (black_box.dropped_tensors, "full tensor"))
-    dropped = [format_count(count, f"older {what}") for count, what in counts if count]
-    if not dropped:
-        return text
-    return f"{text}; {' and '.join(dropped)} dropped because memory was short"
-
-
-def format_resource_usage(view: StatusView) -> list[str]:
-    """Return the queue, and the use and limits of memory, disks, ledger and jobs."""
-    load = view.load
-    queued = (
-        f"queued: {format_count(load.queued_records, 'tensor')}, {format_bytes(load.queued_bytes)}"
-    )
-    memory = view.memory
-    if memory.limit_bytes:
-        queued += (
-            f"; memory: {format_bytes(memory.used_bytes)} of {format_bytes(memory.limit_bytes)}"
-        )
-    if not view.disks:
-        queued += (
-            f"; disk: {format_bytes(load.disk_free_bytes)} free of "
-            f"{format_bytes(load.disk_total_bytes)}"
-        )
-    ledger = [_format_ledger(view.ledger)] if view.ledger.folder else []
-    backlog = [_format_backlog(view.backlog)] if view.backlog.waiting_files else []
-    has_steps = view.black_box.steps or view.black_box.dropped_steps
-    backlog += [_format_black_box(view.black_box)] if has_steps else []
-    return [queued, *backlog, *map(_format_disk, view.disks), *ledger, *_format_jobs(view)]
-
-
-def _format_backlog(backlog: PackBacklog) -> str:
-    waiting = format_count(backlog.waiting_files, "file")
-    return f"to be packed: {waiting}, {format_bytes(backlog.waiting_bytes)}"
-
-
-def _format_disk(disk: DiskStatus) -> str:
-    if not disk.total_bytes:
-        return f"disk of {disk.root}: the free space is not known"
-    free = f"{format_bytes(disk.free_bytes)} free of {format_bytes(disk.total_bytes)}"
-    kept = f", {format_bytes(disk.floor_bytes)} of it reserved" if disk.floor_bytes else ""
-    files = f", {disk.free_inodes:,} free inodes" if disk.total_inodes else ""
-    taken = _format_share(disk.used_bytes, disk.limit_bytes)
-    return f"disk of {disk.root}: {free}{kept}{files}; dumps use {taken}"
-
-
-def _format_ledger(ledger: LedgerStatus) -> str:
-    taken = f"ledger in {ledger.folder}: {format_bytes(ledger.used_bytes)}"
-    if not ledger.total_bytes:
-        return taken
-    return f"{taken}; {format_bytes(ledger.free_bytes)} free of {format_bytes(ledger.total_bytes)}"
-
-
-def _format_share(used: int, limit: int) -> str:
-    return f"{format_bytes(used)} of {format_bytes(limit)}" if limit else format_bytes(used)
-
-
-def _format_jobs(view: StatusView) -> Iterator[str]:
-    # The table of ranks already shows the size of a single job without a limit.
-    several = len(view.usage) > 1
-    for job in view.usage:
-        if several or job.limit_bytes or job.pinned or job.retired_iterations:
-            yield _format_job(job)
-
-
-def _format_job(job: JobUsage) -> str:
-    parts = [_format_share(job.bytes_stored, job.limit_bytes)]
-    if job.pinned:
-        parts.append("pinned")
-    if job.retired_iterations:
-        parts.append(f"{format_count(job.retired_iterations, 'manifest')} retired")
-    return f"job {job.job_id}: {', '.join(parts)}"

@@ -18,10 +18,14 @@ from types import FrameType
 import click
 
 from rankdump import reader
+from rankdump._analysis.reader.job_sentences import (
+    format_causes,
+    format_findings,
+    format_urgent_hints,
+)
 from rankdump._analysis.reader.rank_tallies import format_status_sentences, sum_iterations
 from rankdump._cli.daemon_client import drain_agent, fetch_agent_status
 from rankdump._cli.forecast import check_plan_fit
-from rankdump._cli.job_status import format_causes, format_findings, format_urgent_hints
 from rankdump._cli.options import TREE_PATH, parse_iterations_option
 from rankdump._cli.output import measure_width, print_lines, print_table
 from rankdump._cli.rank_status import format_summary_table

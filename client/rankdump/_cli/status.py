@@ -13,13 +13,14 @@ import socket
 import textwrap
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from rankdump import reader
 from rankdump._analysis.black_box.freeze_files import list_freezes
+from rankdump._analysis.reader.job_sentences import format_freezes, format_resource_usage
 from rankdump._analysis.reader.manifests import read_tree_sessions
 from rankdump._analysis.reader.rank_tallies import (
     find_ended_jobs,
@@ -28,13 +29,7 @@ from rankdump._analysis.reader.rank_tallies import (
     tally_ranks,
 )
 from rankdump._analysis.reader.session_ends import mark_ended_sessions
-from rankdump._cli.job_status import (
-    format_freezes,
-    format_job_findings,
-    format_job_status,
-    format_job_tables,
-    format_resource_usage,
-)
+from rankdump._cli.job_status import format_job_findings, format_job_status, format_job_tables
 from rankdump._cli.live_tree import (
     add_tree_rows,
     fetch_live_status,
@@ -45,8 +40,7 @@ from rankdump._cli.output import measure_width, print_lines, print_table
 from rankdump._cli.rank_status import MAX_RANKS_SHOWN, format_status_table
 from rankdump._cli.text_format import format_count
 from rankdump._cli.tree_contents import read_tree
-from rankdump._core.status import StatusView
-from rankdump._core.timeouts import hint_to_json
+from rankdump._core.status import StatusView, view_as_json
 from rankdump.errors import CorruptedError, RankdumpError
 
 
@@ -103,13 +97,6 @@ def status(
         print_lines([*sentences, *format_resource_usage(view)])
         print_lines(f"tree: {root}" for root in view.roots)
     return 1 if any(i.complete and not i.is_balanced for i in view.iterations) else 0
-
-
-def view_as_json(view: StatusView) -> dict[str, object]:
-    """Return the JSON form of a view: the fields of StatusView, and the hints with shares."""
-    fields: dict[str, object] = asdict(view)
-    fields["hints"] = list(map(hint_to_json, view.hints))
-    return fields
 
 
 def _status_source(

@@ -5,11 +5,11 @@ monitoring: sessions, iterations, agents, merges, limits and usage. Pure values.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 
 from rankdump._core.events import EventKind, Finding
-from rankdump._core.timeouts import TimeoutHint
+from rankdump._core.timeouts import TimeoutHint, hint_to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +362,13 @@ class StatusView:
     """From agents only."""
     black_box: BlackBoxStatus = field(default_factory=BlackBoxStatus)
     """From agents, and of a tree the freezes beside it."""
+
+
+def view_as_json(view: StatusView) -> dict[str, object]:
+    """Return the JSON form of a view: the fields of StatusView, and the hints with shares."""
+    fields: dict[str, object] = asdict(view)
+    fields["hints"] = list(map(hint_to_json, view.hints))
+    return fields
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from urllib.parse import quote, urlencode, urlsplit
 
-from starlette.datastructures import MutableHeaders, QueryParams
+from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,19 +22,27 @@ SECURITY_HEADERS = {
         "frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
+    # With `no-referrer` a browser would name no origin when it sends a form.
+    "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
 
 
 class AccessGate:
-    """Lets requests through that read, name this host, and have the cookie of the server."""
+    """Lets requests through that read, name this host, and have the cookie of the server; to some
+    paths also those that a page of the server sends.
+    """
 
     def __init__(
-        self, inner: ASGIApp, tokens: AccessTokens, read_clock_s: Callable[[], float]
+        self,
+        inner: ASGIApp,
+        tokens: AccessTokens,
+        read_clock_s: Callable[[], float],
+        writing_paths: frozenset[str] = frozenset(),
     ) -> None:
         self._inner, self._tokens, self._read_clock_s = inner, tokens, read_clock_s
+        self._writing_paths = writing_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or hand it on."""
@@ -58,13 +66,16 @@ class AccessGate:
 
     def _check_request(self, request: Request) -> Response | None:
         """Return the answer to a request that goes no further; None for one that may."""
-        if request.method != "GET":
+        writes = request.method == "POST" and request.url.path in self._writing_paths
+        if request.method != "GET" and not writes:
             text = f"method {request.method} is not allowed: the pages only read (GET)"
             return PlainTextResponse(f"rankdump: {text}\n", 405, {"allow": "GET"})
         host = request.headers.get("host", "")
         if not is_own_host(host):
             text = f"host {host[:60]!r} is not allowed; allowed: {', '.join(sorted(_HOST_NAMES))}"
             return PlainTextResponse(f"rankdump: {text}\n", 421)
+        if writes and not is_same_origin(request.headers):
+            return _refuse("this request does not come from a page of this server")
         if "token" in request.query_params:
             return self._exchange_token(request)
         if not self._tokens.admits(request.cookies.get(self._tokens.cookie_name, "")):
@@ -97,6 +108,17 @@ def is_own_host(host: str) -> bool:
         return False
     plain = split.hostname is not None and "@" not in host and not (split.path or split.query)
     return plain and split.hostname in _HOST_NAMES
+
+
+def is_same_origin(headers: Headers) -> bool:
+    """Return whether the page that sends a request is of this server, as the browser tells it."""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site not in (None, "same-origin") or (site is None and origin is None):
+        return False
+    if origin is None:
+        return True
+    scheme, _, place = origin.partition("://")
+    return scheme in ("http", "https") and place == headers.get("host")
 
 
 def make_token_query(token: str) -> str:

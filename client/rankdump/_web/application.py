@@ -12,7 +12,13 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Response
+from starlette.responses import (
+    FileResponse,
+    HTMLResponse,
+    JSONResponse,
+    RedirectResponse,
+    Response,
+)
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -22,7 +28,9 @@ from rankdump._web.comparison_process import ComparisonProcesses
 from rankdump._web.diff_page import make_diff_page, make_mapping_file
 from rankdump._web.dump_source import DumpSource
 from rankdump._web.html_templates import make_environment
-from rankdump._web.json_body import make_body
+from rankdump._web.job_source import JobSource
+from rankdump._web.json_body import make_body, wants_json
+from rankdump._web.live_pages import LIVE_PATH, ORDER_PATH, LivePages
 from rankdump._web.module_page import MODULES
 from rankdump._web.order_page import ORDER
 from rankdump._web.order_trace import make_trace, parse_trace
@@ -36,7 +44,15 @@ from rankdump._web.tensor_elements import draw_slice, make_npy
 from rankdump._web.tensor_list import TENSOR_LIST
 from rankdump._web.tensor_page import TENSOR, find_row, name_tensor, parse_tensor
 from rankdump._web.tree_choice import KEPT_PARAMETERS, TreeChoice, list_choices, parse_choice
-from rankdump.errors import QueryError, RankdumpError, RetryableError, UnsupportedError
+from rankdump.errors import (
+    ConfigError,
+    ForbiddenError,
+    QueryError,
+    RankdumpError,
+    RejectedError,
+    RetryableError,
+    UnsupportedError,
+)
 
 _STATIC = Path(__file__).parent / "static"
 _logger = logging.getLogger(__name__)
@@ -45,16 +61,22 @@ _LISTED_PATHS = ("/", "/tensors", "/modules", "/ranks", "/order", "/diff", "/bla
 
 
 class WebPages:
-    """Answers requests for the pages of some trees."""
+    """Answers requests for the pages of some trees, and of a running job where one is given."""
 
     def __init__(
         self,
         sources: Sequence[DumpSource],
         queries: QueryProcess,
         comparisons: ComparisonProcesses,
+        job: JobSource | None = None,
     ) -> None:
         self._sources = tuple(sources)
         self._environment = make_environment()
+        self.live = (
+            LivePages(job, self._environment, self._present, self._answer_safely, self._find_tree)
+            if job
+            else None
+        )
         self.kinds: tuple[PageKind[Any], ...] = (
             *(OVERVIEW, TENSOR_LIST, TENSOR, MODULES, make_rank_map_page(self._sources), ORDER),
             make_diff_page(self._sources, comparisons.look),
@@ -62,9 +84,15 @@ class WebPages:
             make_query_page(queries.run),
         )
 
+    @property
+    def writing_paths(self) -> frozenset[str]:
+        """Paths that take the method POST."""
+        return frozenset({ORDER_PATH} if self.live else ())
+
     def make_application(self) -> Starlette:
         """Return the application, without its gate."""
-        routes: list[Route | Mount] = [
+        routes: list[Route | Mount] = list(self.live.make_routes()) if self.live else []
+        routes += [
             Route(path, partial(self._answer_safely, partial(self._answer_page, kind)))
             for kind in self.kinds
             for path in (kind.path, kind.json_path)
@@ -84,7 +112,14 @@ class WebPages:
             exception_handlers={HTTPException: self._answer_unknown},
         )
 
+    def close(self) -> None:
+        """End streams of events, on the loop that serves them."""
+        if self.live:
+            self.live.feed.close()
+
     def _answer_page(self, kind: PageKind[Any], request: Request) -> Response:
+        if request.url.path == "/" and self.live is not None and not self._sources:
+            return RedirectResponse(LIVE_PATH)
         parameters = PageParameters(request.query_params.multi_items())
         choice, source = self._choose_source(parameters)
         asked = kind.parse(parameters)
@@ -99,6 +134,14 @@ class WebPages:
         return self._render(
             request, template, choice, status, title=kind.title, page=page, attempts=attempts
         )
+
+    def _present(self, request: Request, template: str, title: str, page: Any) -> Response:
+        """Return the answer of a page that is about no tree."""
+        if wants_json(request):
+            return JSONResponse(make_body(page))
+        tree = PageParameters(request.query_params.multi_items()).read_number("tree", 0) or 0
+        choice = TreeChoice(tree if tree < len(self._sources) else 0)
+        return self._render(request, template, choice, 200, title=title, page=page)
 
     def _answer_rank_map(self, request: Request) -> Response:
         parameters = PageParameters(request.query_params.multi_items())
@@ -146,7 +189,15 @@ class WebPages:
         return Response(body, media_type="application/json", headers=headers)
 
     def _choose_source(self, parameters: PageParameters) -> tuple[TreeChoice, DumpSource]:
+        if not self._sources:
+            raise AbsentPageError("no tree is served: rankdump web TREE --job ADDRESS serves both")
         return parse_choice(parameters, self._sources)
+
+    def _find_tree(self, root: str) -> int | None:
+        """Return the number of a tree; None for one that is not served."""
+        wanted = Path(root).resolve()
+        numbers = (n for n, each in enumerate(self._sources) if each.root.resolve() == wanted)
+        return next(numbers, None)
 
     def _answer_safely(self, answer: Callable[[Request], Response], request: Request) -> Response:
         """Return an answer, or the one line of an error."""
@@ -163,7 +214,7 @@ class WebPages:
 
     def _answer_unknown(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        known = ", ".join(_LISTED_PATHS)
+        known = ", ".join((*_LISTED_PATHS, *((LIVE_PATH,) if self.live else ())))
         text = f"no page {request.url.path[:100]!r}; there are {known}"
         return self._answer_error(request, status, text)
 
@@ -183,31 +234,31 @@ class WebPages:
             trees=[str(source.root) for source in self._sources],
             path=request.url.path,
             twin=_make_twin_address(request),
-            listed=[kind for kind in self.kinds if kind.path in _LISTED_PATHS],
+            listed=[kind for kind in self.kinds if self._sources and kind.path in _LISTED_PATHS],
+            live=self.live,
             kept={name: asked[name] for name in KEPT_PARAMETERS if name in asked},
             **{"attempts": (), **values},
         )
         return HTMLResponse(html, status)
 
 
-def wants_json(request: Request) -> bool:
-    """Return whether JSON is asked for, by the path or by the header `Accept`."""
-    accepted = request.headers.get("accept", "")
-    return request.url.path.endswith(".json") or accepted.startswith("application/json")
-
-
 def find_status(error: RankdumpError) -> int:
     """Return the status of HTTP for an error of a reader."""
     if isinstance(error, AbsentPageError):
         return 404
-    if isinstance(error, ParameterError | QueryError):
+    if isinstance(error, ParameterError | QueryError | ConfigError):
         return 400
+    if isinstance(error, RejectedError):
+        return 403 if isinstance(error, ForbiddenError) else 409
     if isinstance(error, RetryableError):
         return 503
     return 415 if isinstance(error, UnsupportedError) else 422
 
 
 def _make_twin_address(request: Request) -> str:
+    """Return the address of the JSON twin; empty for an answer to a form."""
+    if request.method != "GET":
+        return ""
     path = request.url.path
     query = f"?{request.url.query}" if request.url.query else ""
     return f"{'/overview' if path == '/' else path}.json{query}"

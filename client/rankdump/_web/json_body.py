@@ -1,4 +1,4 @@
-"""JSON twins of pages: values of Python as JSON has them. Pure."""
+"""JSON twins of pages: values of Python as JSON has them, and who asks for one. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any, cast
 
 import numpy as np
+from starlette.requests import Request
 
 
 def make_body(value: Any) -> Any:
@@ -34,3 +35,9 @@ def make_body(value: Any) -> Any:
     if isinstance(value, Sequence | set | frozenset):
         return [make_body(each) for each in cast("Sequence[Any]", value)]
     return str(value)
+
+
+def wants_json(request: Request) -> bool:
+    """Return whether JSON is asked for, by the path or by the header `Accept`."""
+    accepted = request.headers.get("accept", "")
+    return request.url.path.endswith(".json") or accepted.startswith("application/json")

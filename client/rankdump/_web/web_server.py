@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import anyio.to_thread
@@ -20,6 +20,7 @@ from rankdump._web.access_tokens import AccessTokens
 from rankdump._web.application import WebPages
 from rankdump._web.comparison_process import ComparisonProcesses
 from rankdump._web.dump_source import DumpSource
+from rankdump._web.job_source import JobSource
 from rankdump._web.query_process import QueryProcess
 from rankdump.errors import UnavailableError
 
@@ -43,12 +44,17 @@ def bind_socket(port: int) -> socket.socket:
     return made
 
 
-def serve_trees(trees: Sequence[Path], *, port: int, opens_browser: bool) -> None:
-    """Serve the pages of trees until a signal comes; CorruptedError for a folder that is none."""
+def serve_trees(
+    trees: Sequence[Path], *, port: int, opens_browser: bool, job: JobSource | None = None
+) -> None:
+    """Serve the pages of trees and of a running job until a signal comes.
+
+    CorruptedError for a folder that is no tree.
+    """
     sources = [DumpSource(tree) for tree in trees]
     queries, comparisons = QueryProcess(), ComparisonProcesses()
     try:
-        pages = WebPages(sources, queries, comparisons)
+        pages = WebPages(sources, queries, comparisons, job)
         _serve_pages(pages, port, opens_browser=opens_browser)
     except KeyboardInterrupt:
         pass  # that is how it is ended
@@ -64,15 +70,32 @@ def _serve_pages(pages: WebPages, port: int, *, opens_browser: bool) -> None:
     tokens = AccessTokens(time.monotonic())
     bound = listening.getsockname()[1]
     address = f"http://{LOOPBACK}:{bound}/?{make_token_query(tokens.token)}"
-    gate = AccessGate(pages.make_application(), tokens, time.monotonic)
+    gate = AccessGate(
+        pages.make_application(), tokens, time.monotonic, writing_paths=pages.writing_paths
+    )
     sys.stdout.write("\n".join(_describe_address(address, bound)) + "\n")
     sys.stdout.flush()
     if opens_browser and has_desktop(os.environ):
         webbrowser.open(address)
-    asyncio.run(_serve(gate, listening))
+    asyncio.run(_serve(gate, listening, pages.close))
 
 
-async def _serve(gate: AccessGate, listening: socket.socket) -> None:
+class PageServer(uvicorn.Server):
+    """Ends streams of events before it waits for requests that are under way."""
+
+    def __init__(self, config: uvicorn.Config, end_streams: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._end_streams = end_streams
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End it."""
+        self._end_streams()
+        await super().shutdown(sockets)
+
+
+async def _serve(
+    gate: AccessGate, listening: socket.socket, end_streams: Callable[[], None]
+) -> None:
     anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
     config = uvicorn.Config(
         gate,
@@ -85,7 +108,7 @@ async def _serve(gate: AccessGate, listening: socket.socket) -> None:
         server_header=False,
         timeout_graceful_shutdown=1,
     )
-    await uvicorn.Server(config).serve(sockets=[listening])
+    await PageServer(config, end_streams).serve(sockets=[listening])
 
 
 def _describe_address(address: str, port: int) -> list[str]:

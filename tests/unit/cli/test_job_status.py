@@ -10,14 +10,10 @@ import jsonschema
 import pytest
 from support.status_schema import schema
 
+from rankdump._analysis.reader.job_sentences import format_freezes, format_resource_usage
 from rankdump._analysis.reader.rank_tallies import format_status_sentences
-from rankdump._cli.job_status import (
-    format_freezes,
-    format_job_status,
-    format_resource_usage,
-)
+from rankdump._cli.job_status import format_job_status
 from rankdump._cli.rank_status import format_status_table
-from rankdump._cli.status import view_as_json
 from rankdump._core.events import Finding, FindingKind
 from rankdump._core.status import (
     AgentLoad,
@@ -30,6 +26,7 @@ from rankdump._core.status import (
     SessionState,
     SessionStatus,
     StatusView,
+    view_as_json,
 )
 from rankdump._core.timeouts import HintLevel, TimeoutHint, TimeoutLimit
 

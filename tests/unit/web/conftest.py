@@ -20,6 +20,7 @@ from rankdump._web.comparison_process import (
 )
 from rankdump._web.comparison_view import RowSelection
 from rankdump._web.dump_source import DumpSource
+from rankdump._web.job_source import JobSource
 from rankdump._web.query_process import QueryAnswer, QueryProcess
 from rankdump.errors import RankdumpError
 
@@ -63,10 +64,14 @@ def open_pages() -> Iterator[ClientMaker]:
     """A function that returns a client of the pages of some trees."""
     sources: list[DumpSource] = []
 
-    def make(*roots: Path, comparisons: ComparisonProcesses | None = None) -> TestClient:
+    def make(
+        *roots: Path,
+        comparisons: ComparisonProcesses | None = None,
+        job: JobSource | None = None,
+    ) -> TestClient:
         own = list(map(DumpSource, roots))
         sources.extend(own)
-        made = WebPages(own, OwnQueries(), comparisons or OwnComparisons())
+        made = WebPages(own, OwnQueries(), comparisons or OwnComparisons(), job)
         return TestClient(made.make_application())
 
     yield make

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
@@ -39,6 +40,15 @@ def tokens(clock) -> AccessTokens:
 def gate(tokens, clock) -> AccessGate:
     inner = Starlette(routes=[Route("/{path:path}", lambda request: PlainTextResponse("inside"))])
     return AccessGate(inner, tokens, clock.read)
+
+
+@pytest.fixture
+def writing_gate(tokens, clock) -> AccessGate:
+    def answer(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("inside")
+
+    inner = Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
+    return AccessGate(inner, tokens, clock.read, writing_paths=frozenset({"/order"}))
 
 
 def browse(gate: AccessGate) -> TestClient:
@@ -125,6 +135,40 @@ def test_only_get_is_allowed(gate, tokens, method):
     browser.get("/", params={"token": tokens.token})
     answer = browser.request(method, "/")
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"origin": "http://127.0.0.1:8000", "sec-fetch-site": "same-origin"}, 200),
+        ({"sec-fetch-site": "same-origin"}, 200),
+        ({"origin": "http://127.0.0.1:8000"}, 200),
+        ({}, 403),
+        ({"origin": "null", "sec-fetch-site": "same-origin"}, 403),
+        ({"origin": "http://127.0.0.1:8001"}, 403),
+        ({"origin": "http://localhost:8000"}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "http://evil.example", "sec-fetch-site": "same-origin"}, 403),
+        ({"origin": "http://127.0.0.1:8000", "sec-fetch-site": "same-site"}, 403),
+        ({"origin": "http://127.0.0.1:8000", "sec-fetch-site": "none"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+    ],
+)
+def test_form_is_taken_from_a_page_of_the_server_alone(writing_gate, tokens, headers, status):
+    browser = browse(writing_gate)
+    browser.get("/", params={"token": tokens.token})
+    answer = browser.post("/order", headers=headers)
+    assert answer.status_code == status, answer.text
+    assert status == 200 or "not come from a page of this server" in answer.text
+
+
+def test_form_needs_the_cookie_and_its_path(writing_gate, tokens):
+    origin = {"origin": "http://127.0.0.1:8000"}
+    assert browse(writing_gate).post("/order", headers=origin).status_code == 403
+    browser = browse(writing_gate)
+    browser.get("/", params={"token": tokens.token})
+    for method, path in (("POST", "/"), ("POST", "/order/x"), ("PUT", "/order")):
+        assert browser.request(method, path, headers=origin).status_code == 405
 
 
 def test_all_answers_have_the_headers(gate, tokens):

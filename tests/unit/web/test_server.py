@@ -18,10 +18,14 @@ from rankdump.errors import CorruptedError, ExhaustedError, QueryError
 
 @pytest.mark.process
 def test_command_serves_until_it_is_interrupted(trees):
+    """Also while a browser watches a job, here one that nobody serves."""
     command = [sys.executable, "-m", "rankdump", "web", str(trees["indexed"]), "--no-browser"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    command += ["--job", "unix:/nowhere/a.sock"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as server:
         assert server.stdout is not None
         address = urlsplit(server.stdout.readline().strip())
+        told = [server.stdout.readline() for _ in range(2)]
         assert address.hostname == "127.0.0.1"
         connection = http.client.HTTPConnection("127.0.0.1", address.port)
         connection.request("GET", f"/?{address.query}")
@@ -32,10 +36,16 @@ def test_command_serves_until_it_is_interrupted(trees):
         cookie = answer.headers["set-cookie"].partition(";")[0]
         connection.request("GET", "/", headers={"cookie": cookie})
         assert b"first value that is not finite" in connection.getresponse().read()
-        connection.close()
+        connection.request("GET", "/live/events", headers={"cookie": cookie})
+        events = connection.getresponse()
+        while b"no daemon answers at unix:/nowhere/a.sock" not in events.readline():
+            pass
         server.send_signal(signal.SIGINT)
-        output, _ = server.communicate()
-    assert f"ssh -L {address.port}:127.0.0.1:{address.port} " in output
+        rest = server.communicate()
+        events.read()
+        connection.close()
+    assert rest == ("", "")
+    assert f"ssh -L {address.port}:127.0.0.1:{address.port} " in told[1]
     assert server.returncode == 0
 
 
@@ -50,6 +60,11 @@ def test_taken_port_is_one_line(trees, capsys):
 def test_folder_that_is_no_tree_is_one_line(tmp_path, capsys):
     assert run_command_line(["web", str(tmp_path), "--no-browser"]) == 1
     assert "not a dump tree" in capsys.readouterr().err
+
+
+def test_job_that_needs_certificates_is_one_line(capsys):
+    assert run_command_line(["web", "--job", "node17:7421", "--no-browser"]) == EXIT_USAGE
+    assert "'node17:7421' is not allowed; allowed: an address of this" in capsys.readouterr().err
 
 
 def test_missing_extra_says_what_to_install(trees, capsys, monkeypatch):

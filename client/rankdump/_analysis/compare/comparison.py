@@ -33,7 +33,7 @@ from rankdump._analysis.compare.origin_search import (
     find_origins,
     resolve_nonfinite_rows,
 )
-from rankdump._analysis.compare.programs import read_programs
+from rankdump._analysis.compare.programs import add_fingerprints, read_programs
 from rankdump._analysis.compare.report import (
     ComparisonReport,
     ComparisonRow,
@@ -221,6 +221,7 @@ def _compare_tables(
         ]
         told = [problem for dump in dumps for problem in dump.problems]
         sides = [_list_side_programs(*each, filed, told) for each in zip(dumps, at, strict=True)]
+        sides = _add_fingerprints(sides, told)
         programs = _pair_sides(sides[0], sides[1], told)
         if any((own.iteration in filed) != (its.iteration in filed) for own, its in programs):
             return None
@@ -295,7 +296,28 @@ def _select_sides(
             unshard = not has_ranks and any(
                 _have_different_layouts(each, sides[1]) for each in others
             )
+        sides = _add_fingerprints(sides, notes, is_joined=unshard)
         return (_join_ranks(sides, notes) if unshard else sides), unshard
+
+
+def _add_fingerprints(
+    sides: list[_DumpSide], notes: list[str], *, is_joined: bool = False
+) -> list[_DumpSide]:
+    """Return the sides with fingerprints, where these can say more than digests: of ranks that are
+    joined, or where a tensor has no file.
+    """
+    if not any(side.dump.has_fingerprints for side in sides):
+        return sides
+    if not is_joined and all(_have_all_files(side.programs) for side in sides):
+        return sides
+    return [
+        replace(side, programs=add_fingerprints(side.programs, side.dump.read_fingerprints(notes)))
+        for side in sides
+    ]
+
+
+def _have_all_files(programs: Iterable[DumpedProgram]) -> bool:
+    return all(tensor.entry for each in programs for call in each.calls for tensor in call.tensors)
 
 
 def _have_different_layouts(a: _DumpSide, b: _DumpSide) -> bool:

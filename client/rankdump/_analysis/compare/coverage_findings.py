@@ -69,14 +69,15 @@ def find_uneven_microbatches(programs: Iterable[DumpedProgram]) -> UnevenMicroba
 
     Passes without a number count as one: a single pass has none.
     """
-    seen: defaultdict[tuple[_PassDirection, int], defaultdict[int, set[int | None]]] = defaultdict(
-        lambda: defaultdict(set)
-    )
+    programs = list(programs)
+    if len({program.rank for program in programs}) < 2:
+        return {}
+    seen: defaultdict[tuple[_PassDirection, int], dict[int, set[int | None]]] = defaultdict(dict)
     for program in programs:
         for call in program.calls:
             if call.op_type != PARAMETER_OP_TYPE:
                 place = _DIRECTIONS[call.backward], program.iteration
-                seen[place][program.rank].add(call.microbatch)
+                seen[place].setdefault(program.rank, set()).add(call.microbatch)
     found = {
         place: {rank: len(numbers - {None}) or 1 for rank, numbers in sorted(of_ranks.items())}
         for place, of_ranks in seen.items()

@@ -13,7 +13,7 @@ from pathlib import Path
 from rankdump._analysis.compare.card_findings import CardFinding, compare_cards
 from rankdump._analysis.compare.compare_pool import compare_pairs
 from rankdump._analysis.compare.origin_search import ComparedDumps, find_origins
-from rankdump._analysis.compare.programs import read_programs
+from rankdump._analysis.compare.programs import add_fingerprints, read_programs
 from rankdump._analysis.compare.report import (
     ComparisonReport,
     ComparisonRow,
@@ -130,7 +130,7 @@ def _have_equal_digests(a: DumpedTensor, b: DumpedTensor) -> bool | None:
 
 def _read_side(dump: Dump, notes: list[str]) -> list[DumpedProgram]:
     notes.extend(dump.problems)
-    return read_programs(dump, notes)
+    return add_fingerprints(read_programs(dump, notes), dump.read_fingerprints(notes))
 
 
 def _make_report(report: ComparisonReport, first: int) -> ExactReport:

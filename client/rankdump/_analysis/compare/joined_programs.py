@@ -43,13 +43,15 @@ def have_same_layout(a: Sequence[DumpedProgram], b: Sequence[DumpedProgram]) -> 
     return all(own[place] == other[place] for place in own.keys() & other.keys())
 
 
-def _list_placements(programs: Sequence[DumpedProgram]) -> dict[tuple[str, str], object]:
-    """Return extents of the mesh and placements by names of call and slot; None for a tensor
-    without a layout.
+def _list_placements(
+    programs: Sequence[DumpedProgram],
+) -> dict[tuple[str, TensorSide, int], object]:
+    """Return extents of the mesh and placements by the name of the call, side and slot; None for a
+    tensor without a layout.
     """
     first = min((program.iteration for program in programs), default=0)
     return {
-        (call.op_name, tensor.slot_name): layout and (layout.mesh.shape, layout.placements)
+        (call.op_name, tensor.side, tensor.slot): layout and (layout.mesh.shape, layout.placements)
         for program in programs
         if program.iteration == first
         for call in program.calls

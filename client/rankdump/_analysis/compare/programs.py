@@ -8,7 +8,8 @@ CONSTANTS_ITERATION.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 from rankdump._analysis.compare.report import (
@@ -47,8 +48,8 @@ def read_programs(dump: Dump, problems: list[str] | None = None) -> list[DumpedP
 
     A tensor with a file and a row of statistics is one tensor. When tables are damaged, statistics
     are ignored and `problems` gets a sentence; without that list, CorruptedError is raised.
+    Fingerprints are not read: see `add_fingerprints`.
     """
-    prints = dump.read_fingerprints(problems if problems is not None else [])
     entries: defaultdict[_RankIteration, list[Entry]] = defaultdict(list)
     rows: defaultdict[_RankIteration, dict[_TensorPlace, Figures]] = defaultdict(dict)
     for row in _read_statistics(dump, problems):
@@ -56,7 +57,37 @@ def read_programs(dump: Dump, problems: list[str] | None = None) -> list[DumpedP
     for entry in dump.tensors():
         entries[_get_rank_iteration(entry.key)].append(entry)
     places = sorted({*entries, *rows})
-    return [_build_program(place, entries[place], rows[place], prints) for place in places]
+    return [_build_program(place, entries[place], rows[place]) for place in places]
+
+
+def add_fingerprints(
+    programs: Sequence[DumpedProgram], prints: FingerprintsByRecord
+) -> list[DumpedProgram]:
+    """Return programs whose tensors have the fingerprints of their records."""
+    if not prints:
+        return list(programs)
+
+    def add(rank: int, tensors: tuple[DumpedTensor, ...]) -> tuple[DumpedTensor, ...]:
+        found = ((each, each.record) for each in tensors)
+        return tuple(
+            [
+                each._replace(fingerprint=prints.get((rank, record))) if record else each
+                for each, record in found
+            ]
+        )
+
+    return [
+        replace(
+            program,
+            calls=tuple(
+                call._replace(
+                    inputs=add(program.rank, call.inputs), outputs=add(program.rank, call.outputs)
+                )
+                for call in program.calls
+            ),
+        )
+        for program in programs
+    ]
 
 
 def _read_statistics(dump: Dump, problems: list[str] | None) -> list[Figures]:
@@ -83,7 +114,6 @@ def _build_program(
     place: _RankIteration,
     entries: list[Entry],
     rows: dict[_TensorPlace, Figures],
-    prints: FingerprintsByRecord,
 ) -> DumpedProgram:
     left = dict(rows)
     named: list[tuple[_NamedTensor, Figures | None]] = [
@@ -92,10 +122,10 @@ def _build_program(
     ]
     named.extend((row, row) for row in left.values())
     named.sort(key=_make_time_key)
-    tensors = (
-        (tensor.key.graph, tensor.op_name, tensor, _build_tensor(tensor, row, seen, prints))
+    tensors = [
+        (tensor.key.graph, tensor.op_name, tensor, _build_tensor(tensor, row, seen))
         for seen, (tensor, row) in enumerate(named)
-    )
+    ]
     return build_program(place, tensors)
 
 
@@ -123,10 +153,10 @@ def build_program(
             calls.append((name, typed, held))
         held[at] = tensor
     rank, iteration = place
-    called = (
+    called = [
         _build_call(at, name, typed.op_type, list(of.values()))
         for at, (name, typed, of) in enumerate(calls)
-    )
+    ]
     return DumpedProgram(rank, iteration, tuple(called))
 
 
@@ -162,9 +192,7 @@ def _split_sides(
     return tuple(inputs), tuple([tensor for tensor in tensors if tensor.side is TensorSide.OUTPUT])
 
 
-def _build_tensor(
-    tensor: _NamedTensor, row: Figures | None, seen: int, prints: FingerprintsByRecord
-) -> DumpedTensor:
+def _build_tensor(tensor: _NamedTensor, row: Figures | None, seen: int) -> DumpedTensor:
     key, record = tensor.key, tensor.record
     if record is not None:
         facts = record.argument, record.dtype, record.shape, record.digest
@@ -172,9 +200,8 @@ def _build_tensor(
         facts = "", *_find_dtype_and_shape(tensor, row), ""
     entry = tensor if isinstance(tensor, Entry) else None
     statistics = _parse_statistics(row) if row is not None else NO_STATISTICS
-    known = prints.get((key.rank, record)) if prints and record is not None else None
     of_row = record if entry is None else None
-    return DumpedTensor(key.side, key.slot, *facts, entry, statistics, seen, (), known, of_row)
+    return DumpedTensor(key.side, key.slot, *facts, entry, statistics, seen, (), None, of_row)
 
 
 def _find_dtype_and_shape(

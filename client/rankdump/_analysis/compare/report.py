@@ -205,7 +205,7 @@ class DumpedTensor(NamedTuple):
     @property
     def microbatch(self) -> int | None:
         """Number of its micro-batch; None where it has none."""
-        record = self.record
+        record = self.entry.record if self.entry is not None else self.row_record
         return record.microbatch if record is not None else None
 
 
@@ -232,8 +232,8 @@ class DumpedCall(NamedTuple):
     @property
     def microbatch(self) -> int | None:
         """Number of its micro-batch; None where tensors have none."""
-        first = next(iter(self.inputs or self.outputs), None)
-        return first.microbatch if first is not None else None
+        tensors = self.inputs or self.outputs
+        return tensors[0].microbatch if tensors else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -320,11 +320,16 @@ class Dump:
             if dump._keeps(row)
         ]
 
+    @property
+    def has_fingerprints(self) -> bool:
+        """Whether a manifest lists fingerprints."""
+        return any(each.fingerprints is not None for each in self._tree.manifests)
+
     def read_fingerprints(self, problems: list[str]) -> FingerprintsByRecord:
         """Return the fingerprints of the ranks and iterations that the filters select; adds a
         problem for each damaged file.
         """
-        if not any(each.fingerprints is not None for each in self._tree.manifests):
+        if not self.has_fingerprints:
             return {}
         return read_fingerprints_of_tree(self.root, self._keeps_place, problems)
 

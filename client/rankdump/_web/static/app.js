@@ -1,7 +1,7 @@
 // Keyboard, plots of tables, and clicks on maps. Pages work without it; nothing is loaded from elsewhere.
 "use strict";
 
-const GO = { h: "/", o: "/order", d: "/diff", b: "/blackbox", t: "/tensors", m: "/modules", r: "/ranks", q: "/query" };
+const GO = { h: "/", o: "/order", d: "/diff", b: "/blackbox", t: "/tensors", m: "/modules", r: "/ranks", q: "/query", l: "/live" };
 const WAIT_MS = 1200;
 let goSince = 0;
 
@@ -57,12 +57,13 @@ function onKey(event) {
   const now = Date.now();
   if (goSince && now - goSince < WAIT_MS && GO[event.key]) {
     goSince = 0;
+    if (event.key === "l" && !document.getElementById("live-link")) return;
     location.href = address(GO[event.key]);
     return;
   }
   goSince = event.key === "g" ? now : 0;
   const actions = {
-    "/": () => document.getElementById("search").focus(),
+    "/": () => document.getElementById("search")?.focus(),
     "?": () => dialog.showModal(),
     j: () => move(1), k: () => move(-1), n: () => followPager("next"), p: () => followPager("prev"),
     d: () => followShortcut("d"), D: () => followShortcut("Shift+D"),
@@ -135,9 +136,39 @@ function openMapCell(event) {
   location.href = picture.dataset.address.replaceAll("RANK", ranks[row]).replaceAll("ITERATION", iterations[column]);
 }
 
+// The part of the page is replaced where it differs, so the focus and the place in a table stay.
+function watchJob(place) {
+  const note = document.getElementById("live-note");
+  let events = null;
+  const open = () => {
+    events = new EventSource(place.dataset.live);
+    events.addEventListener("state", (event) => {
+      note.textContent = "";
+      htmx.swap({ text: event.data, target: place, sourceElement: place, swap: "innerMorph" });
+    });
+    events.addEventListener("time", (event) => {
+      note.textContent = "";
+      document.getElementById("live-time").textContent = event.data;
+    });
+    events.addEventListener("error", () => {
+      note.textContent = events.readyState === EventSource.CLOSED
+        ? "This page is not renewed any more: open it again."
+        : "The server of this page does not answer; it is asked again.";
+    });
+  };
+  // A window that nobody sees needs no connection, of which a browser has six to a server.
+  document.addEventListener("visibilitychange", () => {
+    if (events) events.close();
+    events = null;
+    if (!document.hidden) open();
+  });
+  if (!document.hidden) open();
+}
+
 document.addEventListener("keydown", onKey);
 document.getElementById("help-button").addEventListener("click", () => document.getElementById("help").showModal());
 document.querySelectorAll("table[data-plot]").forEach(drawPlot);
+document.querySelectorAll("[data-live]").forEach(watchJob);
 document.querySelectorAll("img[data-map]").forEach((picture) => picture.addEventListener("click", openMapCell));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   document.querySelectorAll(".plot").forEach((plot) => plot.remove());
