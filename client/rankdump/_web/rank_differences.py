@@ -4,7 +4,7 @@ digests, or by fingerprints where a side has no digest. Nothing but the table is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -14,10 +14,11 @@ from rankdump._core.selection import GRADIENTS_PREFIX
 from rankdump._core.units import format_count
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE
 from rankdump._web.dump_source import DumpSource, JobAttempt
+from rankdump._web.page_parameters import MAX_NUMBER
 from rankdump._web.rank_values import RankValues, arrange_values
 
 _MAX_ROWS = 1 << 17
-"""Rows that are compared at a time, if an iteration has no more."""
+"""Rows that are compared at a time, if a rank has no more in an iteration."""
 COPIES_CONDITION = (
     f"(CAST(op_type AS VARCHAR) = '{PARAMETER_OP_TYPE}' "
     f"OR starts_with(CAST(name AS VARCHAR), '{GRADIENTS_PREFIX}'))"
@@ -29,12 +30,13 @@ _PART = (
 )
 """Which part of a logical tensor it is: mesh dimensions along which ranks have copies are left
 out."""
+_IN_SPAN = "iteration BETWEEN ? AND ? AND rank BETWEEN ? AND ?"
 _STATEMENT = (
     f"SELECT rank, iteration, hash(name, side, slot, microbatch, {_PART}) AS key, "
     "hash(coalesce(nullif(digest, ''), md5)) AS digest, "
     "coalesce(digest, md5, '') <> '' AS digested, "
     "coalesce(fingerprint, 0) AS print, fingerprint IS NOT NULL AS printed FROM tensors "
-    "WHERE iteration BETWEEN ? AND ? AND {} ORDER BY iteration, rank, attempt, position"
+    f"WHERE {_IN_SPAN} AND {{}} ORDER BY iteration, rank, attempt, position"
 )
 _FACTORS = tuple(
     np.uint64(each) for each in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
@@ -52,6 +54,18 @@ class DifferenceRequest(NamedTuple):
     """Whether parameters and gradients alone are compared."""
     search: str
     """Part of the names of the operators."""
+
+
+class _RowSpan(NamedTuple):
+    """Iterations and ranks that are read together."""
+
+    first: int
+    last: int
+    first_rank: int
+    last_rank: int
+
+
+_EVERYTHING = _RowSpan(0, MAX_NUMBER, 0, MAX_NUMBER)
 
 
 class _TensorColumns(NamedTuple):
@@ -75,9 +89,14 @@ def count_differences(
         other = other.select(JobAttempt(*other.attempts[-1]))
     counts: list[npt.NDArray[np.int64]] = []
     total, paired = 0, 0
-    for low, high in _iter_spans(source, request):
-        own = _read_columns(source, request, low, high)
-        base = own if request.base is not None else _read_columns(other, request, low, high)
+    for span in _iter_spans(source, request):
+        own = _read_columns(source, request, span)
+        rank = request.base
+        base = own
+        if rank is None:
+            base = _read_columns(other, request, span)
+        elif not span.first_rank <= rank <= span.last_rank:
+            base = _read_columns(source, request, span._replace(first_rank=rank, last_rank=rank))
         found, is_known = _compare(own, base, request)
         counts.append(_sum_places(own, found, is_known))
         total, paired = total + len(own.key), paired + int(is_known.sum())
@@ -108,29 +127,46 @@ def _make_condition(request: DifferenceRequest) -> tuple[str, list[object]]:
     return " AND ".join(conditions), values
 
 
-def _iter_spans(source: DumpSource, request: DifferenceRequest) -> Iterator[tuple[int, int]]:
-    """Yield the first and the last iteration of each part of the tree that is read at a time."""
+def _iter_spans(source: DumpSource, request: DifferenceRequest) -> Iterator[_RowSpan]:
+    """Yield what is read at a time: some iterations, or some ranks of one."""
+    for first, last in _group_rows(_count_rows(source, request, "iteration", _EVERYTHING)):
+        whole = _RowSpan(first, last, 0, MAX_NUMBER)
+        if first < last:
+            yield whole
+            continue
+        for ranks in _group_rows(_count_rows(source, request, "rank", whole)):
+            yield _RowSpan(first, last, *ranks)
+
+
+def _count_rows(
+    source: DumpSource, request: DifferenceRequest, column: str, span: _RowSpan
+) -> list[tuple[int, int]]:
+    """Return the number of rows for each iteration, or rank, of a span."""
     condition, values = _make_condition(request)
     rows = source.get_rows(
-        f"SELECT iteration, count(*) AS n FROM tensors WHERE {condition} GROUP BY 1 ORDER BY 1",
-        values,
+        f"SELECT {column} AS place, count(*) AS n FROM tensors WHERE {_IN_SPAN} AND {condition} "
+        "GROUP BY 1 ORDER BY 1",
+        (*span, *values),
     )
+    return [(row["place"], row["n"]) for row in rows]
+
+
+def _group_rows(counts: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last place of neighbours with not too many rows together."""
     first, last, held = None, 0, 0
-    for row in rows:
-        if first is not None and held + row["n"] > _MAX_ROWS:
+    for place, count in counts:
+        if first is not None and held + count > _MAX_ROWS:
             yield first, last
             first, held = None, 0
-        first = row["iteration"] if first is None else first
-        last, held = row["iteration"], held + row["n"]
+        first = place if first is None else first
+        last, held = place, held + count
     if first is not None:
         yield first, last
 
 
-def _read_columns(
-    source: DumpSource, request: DifferenceRequest, low: int, high: int
-) -> _TensorColumns:
+def _read_columns(source: DumpSource, request: DifferenceRequest, span: _RowSpan) -> _TensorColumns:
     condition, values = _make_condition(request)
-    table = source.read_table(_STATEMENT.format(condition), (low, high, *values))
+    table = source.read_table(_STATEMENT.format(condition), (*span, *values))
     found = {name: table.column(name).to_numpy() for name in table.column_names}
     rank, iteration = (found[name].astype(np.int64) for name in ("rank", "iteration"))
     key = found["key"] * _FACTORS[0] + iteration.astype(np.uint64) * _FACTORS[1]

@@ -107,7 +107,9 @@ def test_links_keep_the_attempt(pages):
     row = pages.get("/tensors.json").json()["rows"][-1]
     asked = {name: row[name] for name in ("name", "side", "slot", "rank", "iteration", "attempt")}
     assert pages.get("/tensor.json", params=asked).json()["row"]["attempt"] == row["attempt"] == 1
-    assert "attempt=0" in pages.get("/tensors").text
+    listed = pages.get("/tensors").text
+    assert "attempt=0" in listed
+    assert '<th scope="col" class="n">attempt</th>' in listed
 
 
 def test_attempt_that_is_not_there_is_named(pages):

@@ -493,6 +493,8 @@ NAMES = (
     *("first_iteration", "first_rank", "at", "rows", "columns", "joined", "under", "around"),
     *("collectives", "sql", "tree", "x"),
     *("a", "b", "rank_b", "iteration_a", "noise", "verdicts", "row", "freeze"),
+    *("job", "attempt", "base", "against", "tensors", "trace", "first", "last", "opened"),
+    *("pairs", "pick_a", "pick_b", "drop", "rtol", "tolerance", "unshard", "attempt_b"),
 )
 VALUES = st.one_of(
     st.text(max_size=20),
@@ -501,6 +503,7 @@ VALUES = st.one_of(
     st.sampled_from([LINEAR, MARKUP, "input", "output", "l2norm", "0,1", "0-0-0-0", "", "1"]),
     st.sampled_from([str(MAX_NUMBER), f"{MAX_NUMBER}-0-0-0", "\u0663", "1e3", "'; DROP", "\ud800"]),
 )
+FILE_PATHS = (*("/tensor/slice.png", "/ranks/map.png", "/order/trace.json", "/diff/mapping.json"),)
 ALL_PATHS = tuple(
     path
     for kind in WebPages((), QueryProcess(), ComparisonProcesses()).kinds
@@ -510,7 +513,7 @@ ALL_PATHS = tuple(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
-    path=st.sampled_from([*ALL_PATHS, "/tensor/slice.png", "/ranks/map.png"]),
+    path=st.sampled_from([*ALL_PATHS, *FILE_PATHS]),
     items=st.lists(st.tuples(st.sampled_from(NAMES), VALUES), max_size=4),
 )
 @example("/tensor", [("name", LINEAR), ("iteration", str(MAX_NUMBER))])

@@ -123,6 +123,10 @@ def test_trees_are_compared_rank_by_rank(copies, open_pages, tmp_path, monkeypat
     monkeypatch.setattr(rank_differences, "_MAX_ROWS", 1)
     lines, _ = read_map(client, statistic=DIFFERENCES, against=2)
     assert lines == [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]]
+    # Ranks are read one by one, and the base again for each.
+    alone, body = read_map(client, statistic=DIFFERENCES, tree=2)
+    assert alone == [[0.0, 0.0], [1.0, 0.0], [0.0, 0.0]]
+    assert body["note"].startswith("12 of 12 tensors")
     asked = {"statistic": DIFFERENCES, "against": 2, "tree": 1}
     text = client.get("/ranks", params=asked).text.replace("&amp;", "&")
     assert "/diff?a=1&b=2&rank_a=1&rank_b=1&iteration_a=0&iteration_b=0" in text
