@@ -26,6 +26,7 @@ NAMES = (
     "blackbox",
     "freeze",
     "web",
+    "viewers",
     "device",
 )
 NEEDS_DEVICE = ("device",)

@@ -6,14 +6,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rankdump._core import tree_root
 from rankdump._core.daemon_endpoint import DaemonFolder
 from rankdump._core.pandas_blocker import leave_pandas_out
+from rankdump._core.revoked_certificates import RevokedCertificates
+from rankdump._core.watched_files import ignore_reload
 from rankdump._wire.channel import TlsCredentials
 from rankdump.errors import ConfigError, RejectedError
 from rankdumpd.agent.retention.manager import no_op
@@ -31,10 +36,16 @@ from rankdumpd.server.lifecycle import SettingsReader
 from rankdumpd.server.metrics import MetricCounters
 from rankdumpd.server.metrics_page import build_metrics
 from rankdumpd.server.state_files import RequiredFiles
-from rankdumpd.server.tls import RevokedCertificates, ServerCertificates, ignore_reload
+from rankdumpd.server.tls import ServerCertificates
 from rankdumpd.server.worker_pipe import WorkerPipe
 from rankdumpd.settings import AgentSettings, DaemonSettings
 from rankdumpd.workers.supervisor import WorkerSupervisor, reclaim_worker_sessions
+
+if TYPE_CHECKING:
+    from rankdumpd.server.page_process import PageProcess
+
+_PAGE_MODULES = ("starlette", "uvicorn", "jinja2", "pyarrow", "duckdb")
+_logger = logging.getLogger(__name__)
 
 
 def build_ingest_task(settings: AgentSettings, source: Path, tree: Path) -> IngestTask:
@@ -106,7 +117,14 @@ class _DaemonProcess:
         begin_watch: Callable[[], None] = lambda: None,
     ) -> int:
         """Serve until a signal; return the exit status. A folder is ingested by the first part."""
-        metrics, page = build_metrics(self._settings, self._counters, *parts, audit=self._audit)
+        metrics, page = build_metrics(
+            self._settings,
+            self._counters,
+            *parts,
+            audit=self._audit,
+            explain_fault=lambda: server.explain_fault(),
+            pages=self._build_pages(parts),
+        )
         server = self._build_server(address, (*parts, metrics), is_worker=bool(pipe))
         first, *others = parts
         lifecycle.relax_garbage_collector()
@@ -121,6 +139,25 @@ class _DaemonProcess:
                 required=self._required,
                 begin_watch=begin_watch,
             )
+
+    def _build_pages(
+        self, parts: Sequence[DumpAgent | WorkerSupervisor | JobCoordinator]
+    ) -> PageProcess | None:
+        """Return the pages of a coordinator's trees, where settings ask for them."""
+        known = [part.list_trees for part in parts if isinstance(part, JobCoordinator)]
+        if not known or not self._settings.coordinator.pages:
+            return None
+        missing = find_missing_module()
+        if missing:
+            _logger.warning(
+                "module %s is missing, so %s has no pages (pip install 'rankdump[web]')",
+                missing,
+                self._settings.metrics.listen,
+            )
+            return None
+        from rankdumpd.server.page_process import PageProcess
+
+        return PageProcess(known[0], self._audit)
 
     def _build_server(
         self, address: str, services: Sequence[GrpcService], *, is_worker: bool
@@ -193,6 +230,11 @@ def serve_embedded(
     )
     folder.remove_unused(keep_log=status != 0, by_daemon=True)
     return status
+
+
+def find_missing_module() -> str:
+    """Return the name of a module that pages need and that is not installed; empty for none."""
+    return next((name for name in _PAGE_MODULES if importlib.util.find_spec(name) is None), "")
 
 
 def _has_ranks(agent: DumpAgent | WorkerSupervisor) -> bool:

@@ -57,10 +57,10 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """The metrics page."""
+    """Metrics and health over HTTP."""
 
     listen: str = ""
-    """Address of the metrics page for Prometheus, `host:port`; empty: no page."""
+    """Address of /metrics for Prometheus and /health, `host:port`; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +219,8 @@ class CoordinatorSettings:
     """Age at which the state of a finished job is removed; its tree stays."""
     keep_bytes: int = _GIB
     """Size of the state of all jobs beyond which finished ones are removed, oldest first."""
+    pages: bool = False
+    """Whether trees of jobs are shown as pages at metrics.listen; needs [tls] and the extra web."""
 
     def __post_init__(self) -> None:
         _check_required("coordinator.listen", self.listen)
@@ -240,6 +242,11 @@ class DaemonSettings:
     tls: TlsSettings = field(default_factory=TlsSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     log: LogSettings = field(default_factory=LogSettings)
+
+    def __post_init__(self) -> None:
+        if self.coordinator.pages and not (self.metrics.listen and self.tls.on):
+            allowed = "false without metrics.listen and [tls]: pages show tensors"
+            raise ConfigError("settings", "coordinator.pages", "true", allowed)
 
     def lines(self) -> list[str]:
         """Return the resolved settings as the lines of a TOML file."""

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from rankdump._core.caller_roles import AGENT_ROLE
 from rankdump._core.daemon_endpoint import is_socket_address
 from rankdump._wire.channel import (
     TlsCredentials,
@@ -25,7 +26,6 @@ from rankdump._wire.channel import (
 )
 from rankdump.errors import RankdumpError, RetryableError, UnavailableError
 from rankdump.wire.v1 import coordinator_pb2, coordinator_pb2_grpc
-from rankdumpd.server.callers import AGENT_ROLE
 from rankdumpd.server.tls import check_key_pair
 from rankdumpd.settings import TlsSettings
 

@@ -34,6 +34,7 @@ pytestmark = pytest.mark.slow
 RUN = "rankdump run --config data_dump.json --"
 PACKAGE = "tests/deploy/test_package.py::test_package_runs_from_first_start_to_stop"
 WEB = "tests/unit/web/test_server.py::test_command_serves_until_it_is_interrupted"
+WEB_ROLES = "tests/unit/web/test_server.py::test_command_serves_certificates_with_a_role"
 NEEDS_SYSTEMD = (
     "sudo apt-get install -y debhelper gcc python3-dev python3-pip python3-venv",
     "sudo apt-get install -y ./build/deb/rankdump_*.deb",
@@ -610,6 +611,10 @@ def web(page: DocumentPage, trained: TrainedTrees) -> None:
         with page.running(command, r"^http://127\.0\.0\.1:\d+/\?token=\S{40}"):
             pass
     page.elsewhere("rankdump web TREE", WEB)
+    files = "RANKDUMP_TLS_CA=ca.pem RANKDUMP_TLS_CERT=node17.pem RANKDUMP_TLS_KEY=node17.key"
+    page.elsewhere(f"export {files}", WEB_ROLES)
+    listening = "rankdump web /data/dump --listen node17:8443 --revoked revoked"
+    page.elsewhere(listening, WEB_ROLES)
 
 
 def performance(page: DocumentPage, _: TrainedTrees) -> None:

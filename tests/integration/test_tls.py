@@ -34,6 +34,7 @@ from rankdump._cli.command_group import run_command_line
 from rankdump._cli.job_connection import JobConnection
 from rankdump._core.job_control import ControlAnswer
 from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
+from rankdump._core.revoked_certificates import RevokedCertificates, compute_fingerprint
 from rankdump._core.status import SessionState, SessionStatus
 from rankdump._web.application import WebPages
 from rankdump._web.comparison_process import ComparisonProcesses
@@ -47,7 +48,7 @@ from rankdumpd.coordinator.service.coordinator import JobCoordinator
 from rankdumpd.server.audit_log import AuditLog
 from rankdumpd.server.call_gate import CallGate
 from rankdumpd.server.grpc_server import GrpcServer, GrpcService
-from rankdumpd.server.tls import RevokedCertificates, ServerCertificates, compute_fingerprint
+from rankdumpd.server.tls import ServerCertificates
 from rankdumpd.settings import AgentSettings, CoordinatorSettings, TlsSettings
 
 WAIT_S = 300

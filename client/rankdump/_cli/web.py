@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from rankdump._cli.extra_modules import explain_missing_modules
-from rankdump._cli.options import TREE_PATH
+from rankdump._cli.options import TREE_PATH, load_credentials
+
+if TYPE_CHECKING:
+    from rankdump._http.server_guard import HttpsGuard
 
 
 @click.command()
@@ -24,25 +28,68 @@ from rankdump._cli.options import TREE_PATH
     metavar="ADDRESS",
     help="Agent or coordinator of a running job, which is shown and controlled on the page Live.",
 )
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help="Address in place of loopback and --port. With RANKDUMP_TLS_CA, RANKDUMP_TLS_CERT and "
+    "RANKDUMP_TLS_KEY it is served over HTTPS, to certificates with the role reader or operator; "
+    "without them it has to be on loopback.",
+)
+@click.option(
+    "--revoked",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    envvar="RANKDUMP_TLS_REVOKED",
+    help="Revoked certificates, a fingerprint a line; only with certificates. "
+    "[environment: RANKDUMP_TLS_REVOKED]",
+)
 @click.option("--no-browser", is_flag=True, help="Print the address, and open no browser.")
-def web(*, trees: tuple[Path, ...], port: int, job: str | None, no_browser: bool) -> int:
+def web(
+    *,
+    trees: tuple[Path, ...],
+    port: int,
+    job: str | None,
+    listen: str | None,
+    revoked: Path | None,
+    no_browser: bool,
+) -> int:
     """Show trees and a running job as pages in a browser.
 
     Without TREE, the current folder, and with --job alone no tree. ADDRESS is one that
     `rankdump status` takes, and the certificates are those of the environment; to control the job,
-    their role has to be operator. The server listens on this host alone, until Ctrl-C. The printed
-    address has a token that works once. The pages write nothing themselves.
+    their role has to be operator. The server listens on this host alone, until Ctrl-C, and the
+    printed address has a token that works once; another address needs certificates. The pages
+    write nothing themselves.
     """
+    if listen and port:
+        raise click.UsageError("--listen has a port: leave --port out")
     with explain_missing_modules("web"):
-        from rankdump._web.web_server import serve_trees
+        from rankdump._web.web_server import LOOPBACK, serve_trees
     source = None
     if job is not None:
         # Imported on use: trees alone need no gRPC.
         from rankdump._cli.job_connection import JobConnection
 
         source = JobConnection(job)
-        trees = trees or ()
-    else:
-        trees = trees or (Path(),)
-    serve_trees(trees, port=port, opens_browser=not no_browser, job=source)
+    serve_trees(
+        trees or (() if source else (Path(),)),
+        job=source,
+        listen=listen or f"{LOOPBACK}:{port}",
+        guard=_build_guard(revoked) if listen else None,
+        opens_browser=not no_browser,
+    )
     return 0
+
+
+def _build_guard(revoked: Path | None) -> HttpsGuard | None:
+    """Return the access control by the certificates that variables name; None without any."""
+    from rankdump._http.server_guard import HttpsGuard
+    from rankdump._wire.channel import require_files
+
+    own = load_credentials()
+    if not own.has_files:
+        if revoked:
+            raise click.UsageError("--revoked needs certificates: RANKDUMP_TLS_CA and others")
+        return None
+    ca, certificate, key = require_files(own)
+    return HttpsGuard(ca=ca, certificate=certificate, key=key, revoked=str(revoked or ""))

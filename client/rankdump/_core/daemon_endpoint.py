@@ -46,6 +46,18 @@ def is_loopback(address: str) -> bool:
         return False
 
 
+def parse_tcp_address(address: str) -> tuple[str, int] | None:
+    """Return host and port of `HOST:PORT`; None for what is no such address.
+
+    >>> parse_tcp_address("[::1]:7420"), parse_tcp_address("node7")
+    (('::1', 7420), None)
+    """
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    is_port = port.isascii() and port.isdecimal() and int(port) <= 0xFFFF
+    return (host, int(port)) if host and is_port else None
+
+
 _POLL_S = 0.02
 _RELEASE_TIMEOUT_S = 2.0
 """How long a killed process may take to close its files on a busy host."""

@@ -7,26 +7,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from urllib.parse import quote, urlencode, urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders, QueryParams
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from rankdump._http.role_gate import is_same_origin
+from rankdump._http.security_headers import send_with_headers
 from rankdump._web.access_tokens import AccessTokens, TokenVerdict
 
 _HOST_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 """Names under which a browser may ask: a name that an attacker points to 127.0.0.1 is not one."""
-SECURITY_HEADERS = {
-    "content-security-policy": (
-        "default-src 'self'; base-uri 'none'; object-src 'none'; form-action 'self'; "
-        "frame-ancestors 'none'"
-    ),
-    "x-content-type-options": "nosniff",
-    # With `no-referrer` a browser would name no origin when it sends a form.
-    "referrer-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-}
 
 
 class AccessGate:
@@ -53,16 +44,8 @@ class AccessGate:
             await send({"type": "websocket.close", "code": 1008})
             return
 
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in SECURITY_HEADERS.items():
-                    headers[name] = value
-                headers.setdefault("cache-control", "no-store")
-            await send(message)
-
         refusal = self._check_request(Request(scope))
-        await (refusal or self._inner)(scope, receive, send_with_headers)
+        await (refusal or self._inner)(scope, receive, send_with_headers(send))
 
     def _check_request(self, request: Request) -> Response | None:
         """Return the answer to a request that goes no further; None for one that may."""
@@ -108,17 +91,6 @@ def is_own_host(host: str) -> bool:
         return False
     plain = split.hostname is not None and "@" not in host and not (split.path or split.query)
     return plain and split.hostname in _HOST_NAMES
-
-
-def is_same_origin(headers: Headers) -> bool:
-    """Return whether the page that sends a request is of this server, as the browser tells it."""
-    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
-    if site not in (None, "same-origin") or (site is None and origin is None):
-        return False
-    if origin is None:
-        return True
-    scheme, _, place = origin.partition("://")
-    return scheme in ("http", "https") and place == headers.get("host")
 
 
 def make_token_query(token: str) -> str:

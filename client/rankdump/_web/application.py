@@ -70,7 +70,8 @@ class WebPages:
         comparisons: ComparisonProcesses,
         job: JobSource | None = None,
     ) -> None:
-        self._sources = tuple(sources)
+        """Trees may be added to `sources` later; their numbers stay."""
+        self._sources = sources
         self._environment = make_environment()
         self.live = (
             LivePages(job, self._environment, self._present, self._answer_safely, self._find_tree)
@@ -190,7 +191,8 @@ class WebPages:
 
     def _choose_source(self, parameters: PageParameters) -> tuple[TreeChoice, DumpSource]:
         if not self._sources:
-            raise AbsentPageError("no tree is served: rankdump web TREE --job ADDRESS serves both")
+            both = "no tree is served: rankdump web TREE --job ADDRESS serves both"
+            raise AbsentPageError(both if self.live else "there is no tree yet")
         return parse_choice(parameters, self._sources)
 
     def _find_tree(self, root: str) -> int | None:
@@ -234,7 +236,11 @@ class WebPages:
             trees=[str(source.root) for source in self._sources],
             path=request.url.path,
             twin=_make_twin_address(request),
-            listed=[kind for kind in self.kinds if self._sources and kind.path in _LISTED_PATHS],
+            listed=[
+                kind
+                for kind in self.kinds
+                if kind.path in _LISTED_PATHS and (self._sources or not self.live)
+            ],
             live=self.live,
             kept={name: asked[name] for name in KEPT_PARAMETERS if name in asked},
             **{"attempts": (), **values},

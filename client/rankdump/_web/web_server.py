@@ -1,20 +1,29 @@
-"""Server of the pages on the loopback interface: the address that it prints, and its threads."""
+"""Server of the pages: on the loopback interface with the token in the address that it prints, or
+with certificates and roles.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
 import time
 import webbrowser
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-import anyio.to_thread
-import uvicorn
+from starlette.types import ASGIApp
 
+from rankdump._core.caller_roles import CallerIdentity
+from rankdump._core.daemon_endpoint import is_loopback, parse_tcp_address
+from rankdump._core.log_once import LogOnce
+from rankdump._http.http_server import HttpServer, bind_listener
+from rankdump._http.refusal_sink import RefusalSink
+from rankdump._http.role_gate import CONTROL_METHOD, RoleGate
+from rankdump._http.server_guard import HttpsGuard
 from rankdump._web.access_gate import AccessGate, make_token_query
 from rankdump._web.access_tokens import AccessTokens
 from rankdump._web.application import WebPages
@@ -22,100 +31,125 @@ from rankdump._web.comparison_process import ComparisonProcesses
 from rankdump._web.dump_source import DumpSource
 from rankdump._web.job_source import JobSource
 from rankdump._web.query_process import QueryProcess
-from rankdump.errors import UnavailableError
+from rankdump.errors import ConfigError, UnavailableError
 
 LOOPBACK = "127.0.0.1"
-_THREADS = 4
+THREADS = 4
 """Pages that are made at a time: more need more memory, and no page is done earlier."""
-_MAX_WAITING = 64
-"""Connections that are not accepted yet."""
+_MAX_CONNECTIONS = 256
+_ALLOWED_ADDRESSES = (
+    "HOST:PORT on loopback, or any HOST:PORT with certificates "
+    "(RANKDUMP_TLS_CA, RANKDUMP_TLS_CERT, RANKDUMP_TLS_KEY)"
+)
+
+_logger = logging.getLogger(__name__)
 
 
-def bind_socket(port: int) -> socket.socket:
-    """Return a socket that listens on the loopback interface; UnavailableError for a taken port."""
-    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+class LoggedRefusals(RefusalSink):
+    """Logs each refusal of a kind once."""
+
+    def __init__(self) -> None:
+        self._logged = LogOnce(_logger)
+
+    def count(self, reason: str) -> None:
+        """Log that there are too many connections."""
+        self._logged.log(logging.WARNING, f"a connection was refused: {reason}", about=reason)
+
+    def add(self, reason: str, caller: CallerIdentity, request: str, why: str) -> None:
+        """Log a refused request."""
+        text = f"a request of {caller.name or caller.peer} was refused: {why}"
+        self._logged.log(logging.WARNING, text, about=f"{reason} {caller.name}")
+
+
+def bind_socket(address: str) -> socket.socket:
+    """Return a socket that listens; ConfigError for what is no HOST:PORT, and UnavailableError for
+    a taken one.
+    """
+    found = parse_tcp_address(address)
+    if found is None:
+        raise ConfigError("--listen", "", address, "HOST:PORT")
     try:
-        made.bind((LOOPBACK, port))
-        made.listen(_MAX_WAITING)
+        return bind_listener(*found)
     except OSError as error:
-        made.close()
-        raise UnavailableError(f"{LOOPBACK}:{port}: cannot listen: {error.strerror}") from None
-    return made
+        raise UnavailableError(f"{address}: cannot listen: {error.strerror}") from None
 
 
 def serve_trees(
-    trees: Sequence[Path], *, port: int, opens_browser: bool, job: JobSource | None = None
+    trees: Iterable[Path],
+    *,
+    job: JobSource | None = None,
+    listen: str = f"{LOOPBACK}:0",
+    guard: HttpsGuard | None = None,
+    opens_browser: bool,
 ) -> None:
     """Serve the pages of trees and of a running job until a signal comes.
 
-    CorruptedError for a folder that is no tree.
+    CorruptedError for a folder that is no tree, and ConfigError for an address beyond loopback
+    without a guard.
     """
+    if guard is None and not is_loopback(listen):
+        raise ConfigError("--listen", "", listen, _ALLOWED_ADDRESSES)
     sources = [DumpSource(tree) for tree in trees]
-    queries, comparisons = QueryProcess(), ComparisonProcesses()
     try:
-        pages = WebPages(sources, queries, comparisons, job)
-        _serve_pages(pages, port, opens_browser=opens_browser)
-    except KeyboardInterrupt:
-        pass  # that is how it is ended
+        with run_pages(sources, job) as pages:
+            _serve_pages(pages, listen, guard, opens_browser=opens_browser)
     finally:
-        queries.close()
-        comparisons.close()
         for source in sources:
             source.close()
 
 
-def _serve_pages(pages: WebPages, port: int, *, opens_browser: bool) -> None:
-    listening = bind_socket(port)
-    tokens = AccessTokens(time.monotonic())
-    bound = listening.getsockname()[1]
-    address = f"http://{LOOPBACK}:{bound}/?{make_token_query(tokens.token)}"
-    gate = AccessGate(
-        pages.make_application(), tokens, time.monotonic, writing_paths=pages.writing_paths
+@contextmanager
+def run_pages(sources: Sequence[DumpSource], job: JobSource | None = None) -> Generator[WebPages]:
+    """Make the pages of trees and of a job, with the processes that they need."""
+    queries, comparisons = QueryProcess(), ComparisonProcesses()
+    try:
+        yield WebPages(sources, queries, comparisons, job)
+    finally:
+        queries.close()
+        comparisons.close()
+
+
+def _serve_pages(
+    pages: WebPages, listen: str, guard: HttpsGuard | None, *, opens_browser: bool
+) -> None:
+    listening = bind_socket(listen)
+    host, port = listen.rpartition(":")[0], listening.getsockname()[1]
+    refusals, application = LoggedRefusals(), pages.make_application()
+    if guard is None:
+        tokens = AccessTokens(time.monotonic())
+        address = f"http://{host}:{port}/?{make_token_query(tokens.token)}"
+        gate: ASGIApp = AccessGate(application, tokens, time.monotonic, pages.writing_paths)
+        lines = _describe_address(address, host, port)
+    else:
+        address = f"https://{host}:{port}/"
+        gate = RoleGate(
+            application,
+            guard.explain_refusal,
+            refusals,
+            writing=dict.fromkeys(pages.writing_paths, CONTROL_METHOD),
+        )
+        lines = [address, "Browsers need a certificate with the role reader or operator."]
+    server = HttpServer(
+        gate,
+        listening,
+        refusals=refusals,
+        guard=guard,
+        max_connections=_MAX_CONNECTIONS,
+        threads=THREADS,
+        end_streams=pages.close,
     )
-    sys.stdout.write("\n".join(_describe_address(address, bound)) + "\n")
+    sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
     if opens_browser and has_desktop(os.environ):
         webbrowser.open(address)
-    asyncio.run(_serve(gate, listening, pages.close))
+    server.run(signals=(signal.SIGINT, signal.SIGTERM))
 
 
-class PageServer(uvicorn.Server):
-    """Ends streams of events before it waits for requests that are under way."""
-
-    def __init__(self, config: uvicorn.Config, end_streams: Callable[[], None]) -> None:
-        super().__init__(config)
-        self._end_streams = end_streams
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End it."""
-        self._end_streams()
-        await super().shutdown(sockets)
-
-
-async def _serve(
-    gate: AccessGate, listening: socket.socket, end_streams: Callable[[], None]
-) -> None:
-    anyio.to_thread.current_default_thread_limiter().total_tokens = _THREADS
-    config = uvicorn.Config(
-        gate,
-        http="h11",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        log_level=logging.WARNING,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=1,
-    )
-    await PageServer(config, end_streams).serve(sockets=[listening])
-
-
-def _describe_address(address: str, port: int) -> list[str]:
+def _describe_address(address: str, host: str, port: int) -> list[str]:
     return [
         address,
         "The address works once, for ten minutes; Ctrl-C ends the server. From another machine:",
-        f"  ssh -L {port}:{LOOPBACK}:{port} {socket.gethostname()}",
+        f"  ssh -L {port}:{host}:{port} {socket.gethostname()}",
     ]
 
 

@@ -56,6 +56,17 @@ def read_credentials(environ: Mapping[str, str]) -> TlsCredentials:
     return TlsCredentials(*(environ.get(name, "") for name in TLS_VARIABLES))
 
 
+def require_files(credentials: TlsCredentials) -> tuple[str, str, str]:
+    """Return authorities, certificate and key; ConfigError when only some are named."""
+    files = (credentials.ca, credentials.certificate, credentials.key)
+    for name, path in zip(TLS_VARIABLES, files, strict=True):
+        if not path:
+            raise ConfigError(
+                "environment", name, "", f"a file: {', '.join(TLS_VARIABLES)} are set together"
+            )
+    return files
+
+
 def open_channel(
     address: str, credentials: TlsCredentials | None = None, options: ChannelOptions = ()
 ) -> grpc.Channel:
@@ -76,12 +87,7 @@ def open_channel(
             )
             raise ConfigError("address", "", address, allowed)
         return grpc.insecure_channel(address, options=options)
-    files = (credentials.ca, credentials.certificate, credentials.key)
-    for name, path in zip(TLS_VARIABLES, files, strict=True):
-        if not path:
-            raise ConfigError(
-                "environment", name, "", f"a file: {', '.join(TLS_VARIABLES)} are set together"
-            )
+    files = require_files(credentials)
     ca, certificate, key = map(_read_certificate, files)
     shown = grpc.ssl_channel_credentials(ca, key, certificate)
     return grpc.secure_channel(address, shown, options=options)

@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from rankdump._core.caller_roles import ROLE_URI, parse_roles
+from rankdump._core.revoked_certificates import compute_fingerprint
 from rankdump.errors import ConfigError, CorruptedError, UnavailableError
-from rankdumpd.server.callers import ROLE_URI, parse_roles
-from rankdumpd.server.tls import compute_fingerprint
 
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 365

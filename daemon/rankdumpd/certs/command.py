@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from rankdump._core.caller_roles import AGENT_ROLE, ROLES
+from rankdump._core.revoked_certificates import read_revoked_fingerprints
 from rankdump._wire.channel import TLS_VARIABLES
 from rankdump.errors import ConfigError, RankdumpError
-from rankdumpd.server.callers import AGENT_ROLE, ROLES
-from rankdumpd.server.tls import read_revoked_fingerprints
 
 if TYPE_CHECKING:
     from rankdumpd.certs.authority import CertificateStore

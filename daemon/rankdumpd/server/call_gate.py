@@ -17,19 +17,14 @@ from typing import Any
 
 import grpc
 
+from rankdump._core.caller_roles import LOCAL_CALLER, CallerIdentity, explain_refusal, parse_roles
 from rankdump._core.log_once import LogOnce
+from rankdump._core.revoked_certificates import RevokedCertificates, compute_fingerprint
 from rankdumpd.server.audit_log import AuditLog
 from rankdumpd.server.background_thread import BackgroundThread
-from rankdumpd.server.callers import (
-    LOCAL_CALLER,
-    CallerIdentity,
-    describe_answer,
-    describe_request,
-    explain_refusal,
-    parse_roles,
-)
+from rankdumpd.server.call_descriptions import describe_answer, describe_request
 from rankdumpd.server.metrics import MetricCounters
-from rankdumpd.server.tls import RevokedCertificates, ServerCertificates, compute_fingerprint
+from rankdumpd.server.tls import ServerCertificates
 
 REVOCATION_CHECK_INTERVAL_S = 1.0
 """Seconds between two checks of open streams for revoked certificates."""

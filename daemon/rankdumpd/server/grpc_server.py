@@ -35,6 +35,7 @@ _FOLDER_MODE = 0o750
 _PRIVATE_MODE = 0o700
 # Files that other threads create meanwhile only lose write permissions of group and others.
 _BINDING_UMASK = 0o022
+_STOPS = "it stops"
 
 _logger = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class GrpcServer:
         self._threads: futures.ThreadPoolExecutor | None = None
         self._server: grpc.Server | None = None
         self._names: list[str] = []
+        self._fault = "it starts"
 
     def start(self) -> str:
         """Bind and serve; return the address that clients use, with the real port."""
@@ -110,14 +112,21 @@ class GrpcServer:
         self.show(well=True)
         return bound
 
+    def explain_fault(self) -> str:
+        """Return why health checks say that this server is not well; empty when it is."""
+        return self._fault
+
     def show(self, *, well: bool) -> None:
         """Set the status of health checks; calls work in either case."""
+        if self._fault != _STOPS:
+            self._fault = "" if well else "a file that it needs is missing; its log names it"
         states = health_pb2.HealthCheckResponse
         for name in self._names:
             self._health.set(name, states.SERVING if well else states.NOT_SERVING)
 
     def refuse(self) -> None:
         """Report in health checks that this server is about to stop; calls still work."""
+        self._fault = _STOPS
         self._health.enter_graceful_shutdown()
 
     def stop(self, grace_s: float) -> None:

@@ -12,11 +12,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from support.certificate_authority import CertificateAuthority
 
+from rankdump._core.revoked_certificates import RevokedCertificates, compute_fingerprint
 from rankdump._wire.channel import find_credentials_fault
 from rankdump.errors import ConfigError
 from rankdumpd.certs.authority import describe_certificate
 from rankdumpd.certs.command import certs
-from rankdumpd.server.tls import RevokedCertificates, ServerCertificates, compute_fingerprint
+from rankdumpd.server.tls import ServerCertificates
 from rankdumpd.settings import DaemonSettings, TlsSettings, load_settings
 
 

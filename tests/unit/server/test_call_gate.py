@@ -9,17 +9,17 @@ from grpc_reflection.v1alpha import reflection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
-from rankdump.wire.v1 import agent_pb2, coordinator_pb2, metrics_pb2
-from rankdumpd.server.callers import (
+from rankdump._core.caller_roles import (
     LOCAL_CALLER,
     METHOD_ROLES,
     ROLES,
     CallerIdentity,
-    describe_request,
     explain_refusal,
     parse_roles,
 )
+from rankdump._core.plan import DumpPlan, OutputSettings, plan_to_json
+from rankdump.wire.v1 import agent_pb2, coordinator_pb2, metrics_pb2
+from rankdumpd.server.call_descriptions import describe_request
 
 OURS = [
     service.full_name

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from rankdump._core.caller_roles import LOCAL_CALLER, CallerIdentity, build_unknown_caller
 from rankdumpd.server.audit_log import AuditLog
-from rankdumpd.server.callers import LOCAL_CALLER, CallerIdentity, build_unknown_caller
 from rankdumpd.server.metrics import PAGE_REFUSAL_REASONS, MetricCounters
 from rankdumpd.server.metrics_page import AUDIT_INTERVAL_S, PAGE_REFUSALS_METRIC, PageRefusals
 

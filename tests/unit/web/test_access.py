@@ -12,7 +12,8 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
-from rankdump._web.access_gate import SECURITY_HEADERS, AccessGate, is_own_host
+from rankdump._http.security_headers import SECURITY_HEADERS
+from rankdump._web.access_gate import AccessGate, is_own_host
 from rankdump._web.access_tokens import TOKEN_LIFE_S, AccessTokens
 
 

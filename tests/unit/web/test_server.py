@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import http.client
+import os
 import signal
+import ssl
 import subprocess
 import sys
 from urllib.parse import urlsplit
 
 import pytest
+from support.certificate_authority import CertificateAuthority, variables
 
 from rankdump._cli.command_group import EXIT_UNAVAILABLE, EXIT_USAGE, run_command_line
 from rankdump._web.query_process import QueryProcess
@@ -50,7 +53,7 @@ def test_command_serves_until_it_is_interrupted(trees):
 
 
 def test_taken_port_is_one_line(trees, capsys):
-    with bind_socket(0) as taken:
+    with bind_socket("127.0.0.1:0") as taken:
         port = taken.getsockname()[1]
         command = ["web", str(trees["walked"]), "--no-browser", "--port", str(port)]
         assert run_command_line(command) == EXIT_UNAVAILABLE
@@ -68,7 +71,8 @@ def test_job_that_needs_certificates_is_one_line(capsys):
 
 
 def test_missing_extra_says_what_to_install(trees, capsys, monkeypatch):
-    monkeypatch.delitem(sys.modules, "rankdump._web.web_server", raising=False)
+    for name in ("rankdump._web.web_server", "rankdump._http.http_server"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert run_command_line(["web", str(trees["walked"])]) == EXIT_USAGE
     install = "install it with: pip install 'rankdump[web]'"
@@ -104,3 +108,60 @@ def test_statements_of_people_run_in_another_process(trees):
 def test_tree_that_is_gone_is_told(tmp_path, open_pages):
     with pytest.raises(CorruptedError, match="no such folder"):
         open_pages(tmp_path / "nothing")
+
+
+def test_other_address_needs_certificates(trees, capsys, monkeypatch):
+    """One line says what is missing, before anything listens."""
+    tree = str(trees["walked"])
+    for listen in ("0.0.0.0:0", "example.org:1"):
+        assert run_command_line(["web", tree, "--listen", listen]) == EXIT_USAGE
+        assert "on loopback, or any HOST:PORT with certificates" in capsys.readouterr().err
+    monkeypatch.setenv("RANKDUMP_TLS_CA", "/nothing/ca.pem")
+    assert run_command_line(["web", tree, "--listen", "0.0.0.0:0"]) == EXIT_USAGE
+    assert "RANKDUMP_TLS_CERT" in capsys.readouterr().err
+    monkeypatch.setenv("RANKDUMP_TLS_CERT", "/nothing/own.pem")
+    monkeypatch.setenv("RANKDUMP_TLS_KEY", "/nothing/own.key")
+    assert run_command_line(["web", tree, "--listen", "0.0.0.0:0"]) == EXIT_USAGE
+    assert "/nothing/ca.pem" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--listen", "127.0.0.1"], "HOST:PORT"),
+        (["--listen", "127.0.0.1:0", "--port", "1"], "leave --port out"),
+        (["--listen", "127.0.0.1:0", "--revoked", "r"], "--revoked needs certificates"),
+    ],
+)
+def test_options_that_do_not_fit_are_one_line(trees, capsys, options, text):
+    assert run_command_line(["web", str(trees["walked"]), *options]) == EXIT_USAGE
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.process
+def test_command_serves_certificates_with_a_role(trees, tmp_path):
+    authority = CertificateAuthority(tmp_path / "ca")
+    own = authority.issue("own", "reader", hosts=("127.0.0.1",))
+    gone = authority.issue("gone", "reader")
+    authority.revoke("gone")
+    command = [sys.executable, "-m", "rankdump", "web", str(trees["indexed"]), "--no-browser"]
+    command += ["--listen", "127.0.0.1:0", "--revoked", str(authority.store.revoked)]
+    environment = {**os.environ, **variables(own)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        assert server.stdout is not None
+        address = urlsplit(server.stdout.readline().strip())
+        assert (address.scheme, address.query) == ("https", "")
+        statuses: list[int] = []
+        for shown in (own, authority.issue("rank", "rank"), gone):
+            context = ssl.create_default_context(cafile=shown.ca)
+            context.load_cert_chain(shown.certificate, shown.key)
+            asking = http.client.HTTPSConnection("127.0.0.1", address.port, context=context)
+            asking.request("GET", "/")
+            answer = asking.getresponse()
+            answer.read()
+            asking.close()
+            statuses.append(answer.status)
+            assert answer.headers["content-security-policy"].startswith("default-src 'self'")
+        server.send_signal(signal.SIGTERM)
+        server.communicate()
+    assert (statuses, server.returncode) == ([200, 403, 403], 0)

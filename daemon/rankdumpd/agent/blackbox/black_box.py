@@ -610,7 +610,9 @@ class BlackBox:
         return make_loss_cause(ring, self._now_us()) if is_dead else None
 
     def _find_silence(self, ring: StepRing) -> FrozenCause | None:
-        since_s = self._clock() - ring.active_s
+        now_s = self._clock()
+        ring.note_frames(ring.session.acknowledged, now_s)
+        since_s = now_s - ring.active_s
         if ring.session.has_ended or not decisions.is_silent(
             since_s, ring.median_step_s, ring.interval_count, ring.longest_pause_s
         ):

@@ -88,7 +88,9 @@ class StepRing:
         self.finished_s = 0.0
         """When the last finished step arrived."""
         self.active_s = 0.0
-        """When a step last arrived that had come further."""
+        """When a step last arrived that had come further, or a frame was acknowledged."""
+        self._acknowledged = 0
+        """Number of the last frame that was, when `note_frames` was last called."""
         self.longest_pause_s = 0.0
         """Longest time after which one arrived, since there is a median."""
         self._steps: dict[int, tuple[int, StepState]] = {}
@@ -187,6 +189,13 @@ class StepRing:
         if self.interval_count >= MIN_INTERVALS:
             self.longest_pause_s = max(self.longest_pause_s, now_s - self.active_s)
         self.active_s = now_s
+
+    def note_frames(self, acknowledged: int, now_s: float) -> None:
+        """Count a rank whose frames are still being committed as one that comes further: it may
+        wait for the agent, or deliver the rest before it ends its session.
+        """
+        if acknowledged > self._acknowledged:
+            self._acknowledged, self.active_s = acknowledged, now_s
 
     def feed_tensor(self, message: agent_pb2.StepTensor, number: int) -> None:
         """Take a piece of a tensor, and keep the tensor that it completes.

@@ -506,6 +506,12 @@ class ReportStore:
         with self._lock:
             return list(self._jobs)
 
+    def list_roots(self) -> list[str]:
+        """Return the roots of the trees of all jobs, the earliest job first."""
+        with self._lock:
+            found = [root for job in self._jobs.values() for root in job.roots]
+        return list(dict.fromkeys(found))
+
     @property
     def backlog(self) -> int:
         """Number of iterations with events that are not published."""

@@ -5,6 +5,7 @@ order of each job, and answers requests for status, order and hints.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -318,6 +319,17 @@ class JobCoordinator(Component):
     def samples(self) -> list[MetricSample]:
         """Return the metrics of the fleet."""
         return list(collect_fleet_samples(self.build_fleet_view()))
+
+    def list_trees(self) -> tuple[str, ...]:
+        """Return the roots of the trees of all jobs that are in the folders of the settings."""
+        return tuple(filter(self._is_allowed, self._store.list_roots()))
+
+    def _is_allowed(self, root: str) -> bool:
+        try:
+            tree_root.check_root(root, self._roots, resolve=os.path.realpath)
+        except RejectedError:
+            return False
+        return True
 
     def iter_order(self, job_id: str, graph: int | None = None) -> Iterator[OrderEntry | Finding]:
         """Yield the findings and the order of a job, then its unpublished iterations, merged now.

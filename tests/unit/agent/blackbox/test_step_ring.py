@@ -100,6 +100,18 @@ def test_step_that_comes_further_is_no_pause(make_session, kinds):
     assert take(step(11, 0, 0, 0, 0), 1.0).longest_pause_s == 10.0
 
 
+def test_rank_whose_frames_are_being_committed_comes_further(make_session, kinds):
+    """But that is no pause after which it went on."""
+    rings, session = make_rings(), make_session()
+    ring = rings.take_step(session, step_state_to_wire(step(0, 0), kinds, 0))
+    begun_s = ring.active_s
+    ring.note_frames(0, begun_s + 7.0)
+    assert ring.active_s == begun_s
+    ring.note_frames(12, begun_s + 8.0)
+    ring.note_frames(12, begun_s + 9.0)
+    assert (ring.active_s, ring.longest_pause_s) == (begun_s + 8.0, 0.0)
+
+
 def test_finished_step_replaces_the_unfinished_one(make_session, kinds):
     rings, session = make_rings(), make_session()
     for state in (step(0, 0), step(1, unfinished=True, stacks=("a",)), step(1, 0, 1)):

@@ -1,0 +1,210 @@
+"""HTTP server: accepts connections up to a limit, with TLS where there is a guard, and ends those
+whose certificate is revoked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Sequence
+from email.utils import formatdate
+from typing import Any
+
+import anyio.to_thread
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.server import ServerState
+
+from rankdump._core.caller_roles import build_unknown_caller
+from rankdump._http.http_connection import HttpConnection
+from rankdump._http.refusal_sink import RefusalSink
+from rankdump._http.server_guard import HttpsGuard, format_peer
+
+REQUEST_TIMEOUT_S = 10.0
+"""Time for a handshake, for a request to arrive, and for 64 KiB of an answer to be read."""
+_BACKLOG = 64
+"""Connections that are not accepted yet."""
+_TICK_S = 1.0
+"""Pause between two checks for revoked certificates."""
+_ACCEPT_PAUSE_S = 1.0
+"""Pause after a failure to accept, such as too many open files."""
+_END_S = 1.0
+"""Time that answers have at the end of the server."""
+
+_logger = logging.getLogger(__name__)
+
+
+def bind_listener(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; OSError when the address cannot be bound."""
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+        made.listen(_BACKLOG)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+class HttpServer:
+    """Serves an ASGI application on a listening socket, which it closes at its end."""
+
+    def __init__(
+        self,
+        application: ASGIApp,
+        listening: socket.socket,
+        *,
+        refusals: RefusalSink,
+        guard: HttpsGuard | None = None,
+        max_connections: int,
+        threads: int,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        end_streams: Callable[[], None] | None = None,
+    ) -> None:
+        """Functions of the application that wait run in at most so many `threads` at a time.
+
+        `end_streams` ends answers that have no end of their own, on the loop of the server.
+        """
+        self._listening, self._refusals, self._guard = listening, refusals, guard
+        self._max_connections, self._threads = max_connections, threads
+        self._timeout_s, self._end_streams = timeout_s, end_streams
+        self._state = ServerState()
+        self._config = uvicorn.Config(
+            application,
+            interface="asgi3",
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            # Warnings are about what anyone sends.
+            log_level=logging.ERROR,
+            access_log=False,
+            server_header=False,
+            # Clients are known by their certificate or by the mode of a socket.
+            proxy_headers=False,
+        )
+        self._connections: set[HttpConnection] = set()
+        """Also those that are in their handshake."""
+        self._openings: set[asyncio.Task[None]] = set()
+        self._lock = threading.Lock()
+        self._end: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._is_stopping = False
+
+    def run(self, *, signals: Sequence[signal.Signals] = ()) -> None:
+        """Serve until a stop is requested, or one of some signals comes in the main thread."""
+        asyncio.run(self._serve(signals))
+
+    def request_stop(self) -> None:
+        """Have `run` return soon; may be called from any thread, and before `run`."""
+        with self._lock:
+            self._is_stopping = True
+            if self._end is not None:
+                loop, event = self._end
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(event.set)
+
+    async def _serve(self, signals: Sequence[signal.Signals]) -> None:
+        loop, stopping = asyncio.get_running_loop(), asyncio.Event()
+        anyio.to_thread.current_default_thread_limiter().total_tokens = self._threads
+        for each in signals:
+            loop.add_signal_handler(each, stopping.set)
+        with self._lock:
+            self._end = loop, stopping
+            if self._is_stopping:
+                stopping.set()
+        self._listening.setblocking(False)
+        tasks = [loop.create_task(self._accept()), loop.create_task(self._check_connections())]
+        try:
+            await stopping.wait()
+        finally:
+            for task in (*tasks, *self._openings):
+                task.cancel()
+            await asyncio.gather(*tasks, *self._openings, return_exceptions=True)
+            self._listening.close()
+            if self._end_streams is not None:
+                self._end_streams()
+            await self._close_connections()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connected, address = await loop.sock_accept(self._listening)
+            except OSError as error:
+                _logger.warning("no connection can be accepted: %s", error)
+                await asyncio.sleep(_ACCEPT_PAUSE_S)
+                continue
+            if len(self._connections) >= self._max_connections:
+                # Not audited, because all other connections wait meanwhile.
+                self._refusals.count("busy")
+                connected.close()
+                continue
+            made = HttpConnection(
+                self._config,
+                self._state,
+                self._refusals,
+                self._timeout_s,
+                self._connections.discard,
+            )
+            self._connections.add(made)
+            peer = format_peer(address)
+            task = loop.create_task(self._open_connection(connected, made, peer))
+            self._openings.add(task)
+            task.add_done_callback(self._openings.discard)
+
+    async def _open_connection(
+        self, connected: socket.socket, made: HttpConnection, peer: str
+    ) -> None:
+        """Make the handshake of a connection, and hand it to its protocol."""
+        secure: dict[str, Any] = {}
+        if self._guard is not None:
+            context = self._guard.get_context()
+            secure = {"ssl": context, "ssl_handshake_timeout": self._timeout_s}
+        loop, why = asyncio.get_running_loop(), ""
+        try:
+            await loop.connect_accepted_socket(lambda: made, connected, **secure)
+            return
+        except ssl.SSLEOFError:
+            pass  # the client left before it sent anything
+        except ssl.SSLError as error:
+            cause = (error.reason or str(error)).lower().replace("_", " ")
+            why = f"a handshake failed: {cause}"
+        except OSError as error:
+            _logger.debug("a connection from %s failed: %s", peer, error)
+        except BaseException:
+            self._connections.discard(made)
+            raise
+        self._connections.discard(made)
+        if why:
+            caller = build_unknown_caller(peer)
+            await asyncio.to_thread(self._refusals.add, "certificate", caller, "", why)
+
+    async def _check_connections(self) -> None:
+        """Keep the time of answers, and end connections whose certificate was revoked."""
+        while True:
+            date = formatdate(usegmt=True).encode()
+            self._state.default_headers = [(b"date", date)]
+            for each in self._list_connections():
+                if self._guard is not None and self._guard.is_revoked(each.caller):
+                    _logger.warning("a connection of %s is ended: revoked", each.caller.name)
+                    each.transport.abort()
+            await asyncio.sleep(_TICK_S)
+
+    async def _close_connections(self) -> None:
+        for each in self._list_connections():
+            each.shutdown()
+        if self._state.tasks:
+            await asyncio.wait(self._state.tasks, timeout=_END_S)
+        for task in self._state.tasks:
+            task.cancel()
+        for each in self._list_connections():
+            each.transport.abort()
+
+    def _list_connections(self) -> list[HttpConnection]:
+        return [each for each in self._state.connections if isinstance(each, HttpConnection)]

@@ -1,0 +1,121 @@
+"""Gate of a server whose callers are known by their certificates: methods, roles, and requests that
+pages of other sites make. An ASGI application around another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from rankdump._core.caller_roles import LOCAL_CALLER, CallerIdentity
+from rankdump._http.http_connection import CALLER_KEY
+from rankdump._http.refusal_sink import RefusalSink
+from rankdump._http.security_headers import send_with_headers
+
+READ_METHOD = "/rankdump.wire.v1.CoordinatorService/Status"
+"""Method of gRPC whose roles may read pages."""
+CONTROL_METHOD = "/rankdump.wire.v1.CoordinatorService/Control"
+"""Method of gRPC whose roles may control a job."""
+_HTTP_VERSIONS = ("1.0", "1.1")
+
+
+class RoleGate:
+    """Lets requests through that read, and to some paths those that a page of the server sends,
+    whose caller has the role for that.
+    """
+
+    def __init__(
+        self,
+        inner: ASGIApp,
+        explain_refusal: Callable[[str, CallerIdentity], str],
+        refusals: RefusalSink,
+        find_method: Callable[[str], str] = lambda path: READ_METHOD,
+        writing: Mapping[str, str] | None = None,
+    ) -> None:
+        """`find_method` names the method of gRPC whose roles may read a path, and `writing` that
+        whose roles may send a form, by its path. `explain_refusal` says why a caller may not call
+        a method; it returns nothing for one who may.
+        """
+        self._writing = writing or {}
+        self._inner, self._explain_refusal = inner, explain_refusal
+        self._refusals, self._find_method = refusals, find_method
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or hand it on."""
+        if scope["type"] == "lifespan":
+            await self._inner(scope, receive, send)
+            return
+        if scope["type"] != "http":  # the server has no web sockets
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        request = Request(scope)
+        status, reason, why = self._check_request(request)
+        answer: Response | None = None
+        if reason:
+            line = format_request_line(scope)
+            caller = get_caller(scope)
+            # The audit log may wait for a disk.
+            await asyncio.to_thread(self._refusals.add, reason, caller, line, why)
+            headers = {"connection": "close", **({"allow": "GET"} if reason == "method" else {})}
+            answer = PlainTextResponse(f"{why}\n", status, headers)
+        await (answer or self._inner)(scope, receive, send_with_headers(send))
+
+    def _check_request(self, request: Request) -> tuple[int, str, str]:
+        """Return status, reason and sentence of a refusal; an empty reason for what goes on."""
+        if request.scope["http_version"] not in _HTTP_VERSIONS:
+            return 505, "malformed", f"version {request.scope['http_version']} of HTTP is not known"
+        written = self._writing.get(request.url.path) if request.method == "POST" else None
+        if request.method != "GET" and written is None:
+            return 501, "method", f"method {request.method} is not allowed: pages only read (GET)"
+        if is_from_other_site(request):
+            return 403, "role", "a page of another site has made this request"
+        if written is not None and not is_same_origin(request.headers):
+            return 403, "role", "this request does not come from a page of this server"
+        method = written or self._find_method(request.url.path)
+        why = self._explain_refusal(method, get_caller(request.scope))
+        return (403, "role", why) if why else (200, "", "")
+
+
+def admit_local_caller(method: str, caller: CallerIdentity) -> str:
+    """Return no refusal: without TLS every caller is on this host."""
+    return ""
+
+
+def get_caller(scope: Scope) -> CallerIdentity:
+    """Return who made a request."""
+    return scope.get(CALLER_KEY, LOCAL_CALLER)
+
+
+def format_request_line(scope: Scope) -> str:
+    """Return the first line of a request."""
+    query = scope["query_string"].decode("latin-1")
+    path = scope["raw_path"].decode("latin-1") + (f"?{query}" if query else "")
+    return f"{scope['method']} {path} HTTP/{scope['http_version']}"
+
+
+def is_from_other_site(request: Request) -> bool:
+    """Return whether a page of another site made a request, other than by a link.
+
+    Browsers present certificates to everyone who asks: such requests would be in the name of
+    the user.
+    """
+    if request.headers.get("sec-fetch-site", "") not in ("cross-site", "same-site"):
+        return False
+    is_link = request.headers.get("sec-fetch-mode") == "navigate"
+    return not (is_link and request.headers.get("sec-fetch-dest") == "document")
+
+
+def is_same_origin(headers: Headers) -> bool:
+    """Return whether the page that sends a request is of this server, as the browser tells it."""
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site not in (None, "same-origin") or (site is None and origin is None):
+        return False
+    if origin is None:
+        return True
+    scheme, _, place = origin.partition("://")
+    return scheme in ("http", "https") and place == headers.get("host")

@@ -1,0 +1,245 @@
+"""Process of the pages of dump trees: started, told of trees, restarted when it ends, and asked for
+pages over a socket in a private folder. It has an interpreter of its own, so that what a page
+reads does not delay the calls of agents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from rankdump._core.backoff import RetryBackoff
+from rankdump._http.role_gate import format_request_line, get_caller
+from rankdumpd.server.audit_log import AuditLog
+from rankdumpd.server.background_thread import BackgroundThread
+
+_MODULE = "rankdump._web.tree_server"
+_INTERVAL_S = 1.0
+"""Pause between two looks at the trees and at the process."""
+_MAX_RESTART_DELAY_S = 60.0
+_STEADY_RUN_S = 60.0
+_END_S = 3.0
+_BACKLOG = 256
+_CHUNK_BYTES = 1 << 16
+_MAX_HEAD_BYTES = 1 << 16
+_MAX_ANSWER_S = 120.0
+"""Longest time until a page begins; pages have limits of their own."""
+_NO_ANSWER = (
+    asyncio.TimeoutError,
+    asyncio.IncompleteReadError,
+    asyncio.LimitOverrunError,
+    ValueError,
+    OSError,
+)
+_FORWARDED_HEADERS = ("accept", "hx-request", "if-none-match", "if-modified-since")
+
+_logger = logging.getLogger(__name__)
+
+
+class AnswerHead(NamedTuple):
+    """Status and headers of an answer."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+
+
+class PageProcess:
+    """Runs the process, and forwards requests to it as an ASGI application."""
+
+    def __init__(
+        self, list_trees: Callable[[], Sequence[str]], audit: AuditLog | None = None
+    ) -> None:
+        """`list_trees` returns the roots of trees that have pages; it is called every second."""
+        self._list_trees, self._audit = list_trees, audit
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._listening: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started_s = 0.0
+        self._known: tuple[str, ...] | None = None
+        self._thread = BackgroundThread(self._run, "rankdumpd-pages")
+
+    @property
+    def pid(self) -> int | None:
+        """Number of the process; None while there is none."""
+        process = self._process
+        return process.pid if process else None
+
+    def start(self) -> None:
+        """Start the process without waiting for it; requests wait until it answers."""
+        self._folder = tempfile.TemporaryDirectory(prefix="rankdump-pages-")
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listening.bind(self._path)
+        self._listening.listen(_BACKLOG)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the process; may be repeated, and called without `start`."""
+        self._thread.stop(_END_S)
+        self._end_process()
+        if self._listening is not None and self._folder is not None:
+            self._listening.close()
+            self._folder.cleanup()
+            self._listening = self._folder = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward a request, and audit it."""
+        status = "CANCELLED"
+
+        async def send_noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = str(message["status"])
+            await send(message)
+
+        try:
+            await self._forward(scope, receive, send_noted)
+        finally:
+            if self._audit and not scope["path"].startswith("/static/"):
+                who = get_caller(scope).audit_fields()
+                fields = {"method": format_request_line(scope), **who, "result": status}
+                await asyncio.to_thread(self._audit.add, "call", fields)
+
+    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            reader, writer = await asyncio.open_unix_connection(self._path, limit=_MAX_HEAD_BYTES)
+        except OSError as error:
+            text = f"rankdump: the pages do not answer: {error.strerror}; try again\n"
+            await PlainTextResponse(text, 503)(scope, receive, send)
+            return
+        writer.write(make_request(scope))
+        copying = asyncio.ensure_future(_copy_answer(reader, send))
+        leaving = asyncio.ensure_future(_wait_until_gone(receive))
+        try:
+            await asyncio.wait({copying, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            is_answered = copying.done() and copying.result()
+        finally:
+            copying.cancel()
+            leaving.cancel()
+            writer.close()
+        if not is_answered and not leaving.done():
+            text = "rankdump: the process of pages has ended, or is late: try again\n"
+            await PlainTextResponse(text, 503)(scope, receive, send)
+
+    @property
+    def _path(self) -> str:
+        return str(Path(self._folder.name) / "pages.sock") if self._folder else ""
+
+    def _run(self) -> None:
+        backoff = RetryBackoff(_INTERVAL_S, _MAX_RESTART_DELAY_S)
+        while not self._thread.is_stopping:
+            pause_s = _INTERVAL_S
+            try:
+                if self._process is None:
+                    self._start_process()
+                    self._started_s = time.monotonic()
+                elif self._process.poll() is not None:
+                    if time.monotonic() - self._started_s > _STEADY_RUN_S:
+                        backoff.reset()
+                    code = self._process.returncode
+                    _logger.error("the process of pages ended with code %d; it is restarted", code)
+                    self._end_process()
+                    pause_s = backoff.next_pause_s()
+                self._send_trees()
+            except Exception:
+                # The daemon has other work, which this must not end.
+                _logger.exception("the process of pages cannot be started or told of trees")
+                pause_s = backoff.next_pause_s()
+            self._thread.wait(pause_s)
+
+    def _start_process(self) -> None:
+        assert self._listening is not None
+        assert self._folder is not None
+        number = self._listening.fileno()
+        self._known = None
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", _MODULE, str(number)],
+            # `-m` searches this folder first: it must not have modules.
+            cwd=self._folder.name,
+            stdin=subprocess.PIPE,
+            pass_fds=(number,),
+            # Ctrl-C in a terminal goes to this process only.
+            start_new_session=True,
+        )
+
+    def _send_trees(self) -> None:
+        """Tell the process which trees there are, where that has changed."""
+        process, trees = self._process, tuple(self._list_trees())
+        if process is None or process.stdin is None or trees == self._known:
+            return
+        # A line is an object, for more than trees may be told some day, such as live states.
+        line = json.dumps({"trees": trees}).encode() + b"\n"
+        with contextlib.suppress(OSError):  # it has ended, and is told once it was restarted
+            process.stdin.write(line)
+            process.stdin.flush()
+            self._known = trees
+
+    def _end_process(self) -> None:
+        """End the process and those that it has started: it only reads, so nothing is lost."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            process.communicate()
+
+
+def make_request(scope: Scope) -> bytes:
+    """Return a request for the process, of HTTP 1.0: its answer ends with the connection."""
+    target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
+    headers = Headers(scope=scope)
+    kept = [(name, headers[name]) for name in _FORWARDED_HEADERS if name in headers]
+    lines = [b"GET " + target + b" HTTP/1.0", *(f"{n}: {v}".encode("latin-1") for n, v in kept)]
+    return b"\r\n".join((*lines, b"", b""))
+
+
+def parse_head(head: bytes) -> AnswerHead:
+    """Return what the head of an answer says; ValueError when it is none."""
+    first, *lines = head.split(b"\r\n")
+    status = int(first.split(b" ", 2)[1])
+    fields = (line.partition(b":") for line in lines if line)
+    headers = [(name.strip().lower(), value.strip()) for name, _, value in fields]
+    return AnswerHead(status, [each for each in headers if each[0] not in (b"connection", b"date")])
+
+
+async def _copy_answer(reader: asyncio.StreamReader, send: Send) -> bool:
+    """Hand on an answer piece by piece; return whether there was one.
+
+    One that breaks off is left without its end, so that its connection is closed.
+    """
+    try:
+        text = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _MAX_ANSWER_S)
+        head = parse_head(text)
+    except _NO_ANSWER:
+        return False
+    start = {"type": "http.response.start", "status": head.status, "headers": head.headers}
+    await send(start)
+    left = next((int(value) for name, value in head.headers if name == b"content-length"), None)
+    with contextlib.suppress(OSError):
+        while piece := await reader.read(_CHUNK_BYTES):
+            left = None if left is None else left - len(piece)
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        if not left:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+    return True
+
+
+async def _wait_until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
