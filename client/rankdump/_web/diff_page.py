@@ -97,7 +97,7 @@ class DiffPage:
     """None when nothing is compared yet."""
     chips: tuple[VerdictChip, ...]
     has_attempts: bool
-    """Whether a tree has several jobs or attempts."""
+    """Whether a chosen tree has several jobs or attempts."""
 
 
 def make_diff_page(sources: Sequence[DumpSource], look: ComparisonLook) -> PageKind[DiffRequest]:
@@ -108,7 +108,9 @@ def make_diff_page(sources: Sequence[DumpSource], look: ComparisonLook) -> PageK
 
     def build_diff(_: DumpSource, request: DiffRequest) -> DiffPage:
         trees = tuple(str(source.root) for source in sources)
-        has_attempts = any(len(source.attempts) > 1 for source in sources)
+        # Of the chosen trees alone: there may be many, and each holds memory.
+        sides = {request.a, request.b} - {None}
+        has_attempts = any(len(sources[side or 0].attempts) > 1 for side in sides)
         if request.a is None or request.b is None:
             return DiffPage(request, trees, None, (), has_attempts)
         asked = _make_request(request, [source.root for source in sources])
