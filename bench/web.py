@@ -5,17 +5,23 @@ operators. `first_page_s` is from the start of the command to the last byte of t
 `first_page_cpu_s` the processor time of that. `p95_first_byte_ms` is over all pages, each asked for
 at other places, so that hardly anything is kept of an earlier one. `server_peak_mb` is of the
 server, and `query_peak_mb` of the process that runs statements of people.
+
+`diff_s` is from the first request for the comparison of two trees of a million fingerprints each to
+the answer with its rows, `diff_peak_mb` the memory of the process that compares, `diff_page_ms` the
+slowest of pages with rows of other verdicts and places.
 """
 
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
@@ -28,6 +34,7 @@ from rankdump._core.execution_order import (
 )
 from rankdump._core.status import OrderEntry
 
+from .fingerprint_trees import FingerprintTrees, write_trees
 from .host import memory_folder
 from .result import Result, median, quantile
 from .table import ITERATION_WITH_FILES, RANKS, ROWS, write_bench_tree
@@ -51,7 +58,8 @@ def measure(*, quick: bool = False, rows: int = RANKS * 125 * ROWS) -> Result:
         starts = [_time_first_page(root) for _ in range(1 if quick else STARTS)]
         times_ms, sizes, peaks_kb = _ask_all_pages(root, iterations, rounds)
     return Result(
-        figures={
+        figures=_compare_trees(FingerprintTrees(8, 4 if quick else 125))
+        | {
             "rows": float(RANKS * iterations * ROWS),
             "first_page_s": median(taken_s for taken_s, _ in starts),
             "first_page_cpu_s": min(cpu_s for _, cpu_s in starts),
@@ -75,6 +83,37 @@ def _time_first_page(root: Path) -> tuple[float, float]:
         server.stop()
 
 
+def _compare_trees(trees: FingerprintTrees) -> dict[str, float]:
+    """Compare two trees by the page, and ask for pages of their rows."""
+    with memory_folder() as folder:
+        server = PageServer(*write_trees(folder, trees))
+        try:
+            begun = time.perf_counter()
+            while True:
+                _, _, body = server.ask("/diff.json?a=0&b=1")
+                found = json.loads(body)["comparison"]
+                if found["state"] not in ("waiting", "running"):
+                    break
+                time.sleep(0.2)
+            taken_s = time.perf_counter() - begun
+            counts = {each["verdict"]: each["pairs"] for each in found["summary"]["counts"]}
+            if counts != {"same": trees.equal, "different": trees.tensors - trees.equal}:
+                raise RuntimeError(f"the trees were compared wrongly: {counts}")
+            places = product(("different", "same", "same,different"), (0, trees.tensors // 3))
+            pages_ms = [
+                server.get(f"/diff?a=0&b=1&verdicts={verdicts}&row={row}")[0]
+                for verdicts, row in places
+            ]
+            _, peak_kb = server.read_peaks_kb()
+        finally:
+            server.stop()
+    return {
+        "diff_s": taken_s,
+        "diff_peak_mb": peak_kb * 1024 / _MB,
+        "diff_page_ms": max(pages_ms),
+    }
+
+
 def _ask_all_pages(
     root: Path, iterations: int, rounds: int
 ) -> tuple[list[float], list[int], tuple[int, int]]:
@@ -88,7 +127,7 @@ def _ask_all_pages(
             for path in _list_addresses(number, iterations):
                 taken_ms, size = server.get(path)
                 times_ms.append(taken_ms)
-                if not path.startswith("/tensor/elements"):
+                if not path.startswith(("/tensor/elements", "/order/trace")):
                     sizes.append(size)
         return times_ms, sizes, server.read_peaks_kb()
     finally:
@@ -118,6 +157,9 @@ def _list_addresses(number: int, iterations: int) -> Iterator[str]:
     yield f"/modules?under=layers&rank={rank}"
     yield f"/ranks?search=op{operator}"
     yield f"/ranks/map.png?search=op{operator}&statistic=max"
+    yield "/ranks?statistic=time"
+    yield f"/ranks?statistic=fingerprint_differences&tensors=all&base={rank}&search=op{operator}"
+    yield f"/order/trace.json?iteration={at}"
     yield f"/order?iteration={at}"
     yield f"/order?iteration={at}&around={at * _OPERATORS + operator}"
     sql = f"SELECT iteration, max(l2norm) AS norm FROM tensors WHERE rank = {rank} GROUP BY ALL"
@@ -127,8 +169,8 @@ def _list_addresses(number: int, iterations: int) -> Iterator[str]:
 class PageServer:
     """A running `rankdump web`, with its cookie."""
 
-    def __init__(self, root: Path) -> None:
-        command = [sys.executable, "-m", "rankdump", "web", str(root), "--no-browser"]
+    def __init__(self, *roots: Path) -> None:
+        command = [sys.executable, "-m", "rankdump", "web", *map(str, roots), "--no-browser"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         address = urlsplit(self._process.stdout.readline().strip())
@@ -139,7 +181,12 @@ class PageServer:
         self._cookie = answer.headers["set-cookie"].partition(";")[0]
 
     def get(self, path: str) -> tuple[float, int]:
-        """Return milliseconds until the first byte, and the bytes of a page."""
+        """Return milliseconds until the first byte, and the number of bytes of a page."""
+        taken_ms, size, _ = self.ask(path)
+        return taken_ms, size
+
+    def ask(self, path: str) -> tuple[float, int, bytes]:
+        """Return milliseconds until the first byte, the number of bytes, and a page."""
         begun = time.perf_counter()
         self._connection.request("GET", path, headers={"cookie": self._cookie})
         answer = self._connection.getresponse()
@@ -147,7 +194,7 @@ class PageServer:
         body = answer.read()
         if answer.status != 200:
             raise RuntimeError(f"{path}: {answer.status}: {body[:500]!r}")
-        return taken_ms, len(body)
+        return taken_ms, len(body), body
 
     def read_peaks_kb(self) -> tuple[int, int]:
         """Return the peak memory of the server, and of the largest process that it started."""
