@@ -164,7 +164,7 @@ peers: setup build/peers-venv/ready build/msprobe-venv/ready build/troubleshoote
 build/mindspore-venv/ready: pyproject.toml
 	$(PYTHON) -m venv build/mindspore-venv
 	build/mindspore-venv/bin/python -m pip install --quiet mindspore==2.7.0 torch==2.13.0 \
-	  pytest pytest-timeout hypothesis -e '.[daemon]'
+	  pytest pytest-timeout hypothesis -e '.[daemon,web]'
 	touch $@
 
 test-mindspore: build/mindspore-venv/ready
@@ -181,7 +181,7 @@ build/frameworks-venv/ready: pyproject.toml
 	  hypothesis
 	DS_BUILD_OPS=0 build/frameworks-venv/bin/python -m pip install --quiet --no-build-isolation \
 	  deepspeed==0.19.8
-	build/frameworks-venv/bin/python -m pip install --quiet -e '.[daemon]'
+	build/frameworks-venv/bin/python -m pip install --quiet -e '.[daemon,web]'
 	touch $@
 
 test-frameworks: build/frameworks-venv/ready
@@ -257,7 +257,7 @@ TARGET ?= $(notdir $(wildcard tests/fuzz/corpus/*))
 SECONDS ?= 600
 build/fuzz-venv/ready: pyproject.toml
 	$(FUZZ_PYTHON) -m venv build/fuzz-venv
-	build/fuzz-venv/bin/python -m pip install --quiet atheris==3.0.0 -e '.[daemon]'
+	build/fuzz-venv/bin/python -m pip install --quiet atheris==3.0.0 -e '.[daemon,web]'
 	touch $@
 
 fuzz: build/fuzz-venv/ready

@@ -6,6 +6,10 @@ operators. `first_page_s` is from the start of the command to the last byte of t
 at other places, so that hardly anything is kept of an earlier one. `server_peak_mb` is of the
 server, and `query_peak_mb` of the process that runs statements of people.
 
+`diff_s` is from the first request for the comparison of two trees of a million fingerprints each to
+the answer with its rows, `diff_peak_mb` the memory of the process that compares, `diff_page_ms` the
+slowest of pages with rows of other verdicts and places.
+
 `step_with_viewers_vs_alone` is the step of a small job that dumps to an agent on this host, with 50
 people at the pages of that tree and without, in turns.
 """
@@ -13,6 +17,7 @@ people at the pages of that tree and without, in turns.
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import signal
 import subprocess
@@ -20,6 +25,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
@@ -36,6 +42,7 @@ from rankdump._core.execution_order import (
 from rankdump._core.status import OrderEntry
 
 from .arrays import activations, dump, stamp
+from .fingerprint_trees import FingerprintTrees, write_trees
 from .host import Host, memory_folder, running_host
 from .page_viewers import watched
 from .result import Result, median, quantile
@@ -64,7 +71,8 @@ def measure(*, quick: bool = False, rows: int = RANKS * 125 * ROWS) -> Result:
         times_ms, sizes, peaks_kb = _ask_all_pages(root, iterations, rounds)
         beside = _time_job_beside_viewers(root, iterations, turns=1 if quick else TURNS)
     return Result(
-        figures={
+        figures=_compare_trees(FingerprintTrees(8, 4 if quick else 125))
+        | {
             "rows": float(RANKS * iterations * ROWS),
             "first_page_s": median(taken_s for taken_s, _ in starts),
             "first_page_cpu_s": min(cpu_s for _, cpu_s in starts),
@@ -92,6 +100,37 @@ def _time_first_page(root: Path) -> tuple[float, float]:
         server.stop()
 
 
+def _compare_trees(trees: FingerprintTrees) -> dict[str, float]:
+    """Compare two trees by the page, and ask for pages of their rows."""
+    with memory_folder() as folder:
+        server = PageServer(*write_trees(folder, trees))
+        try:
+            begun = time.perf_counter()
+            while True:
+                _, _, body = server.ask("/diff.json?a=0&b=1")
+                found = json.loads(body)["comparison"]
+                if found["state"] not in ("waiting", "running"):
+                    break
+                time.sleep(0.2)
+            taken_s = time.perf_counter() - begun
+            counts = {each["verdict"]: each["pairs"] for each in found["summary"]["counts"]}
+            if counts != {"same": trees.equal, "different": trees.tensors - trees.equal}:
+                raise RuntimeError(f"the trees were compared wrongly: {counts}")
+            places = product(("different", "same", "same,different"), (0, trees.tensors // 3))
+            pages_ms = [
+                server.get(f"/diff?a=0&b=1&verdicts={verdicts}&row={row}")[0]
+                for verdicts, row in places
+            ]
+            _, peak_kb = server.read_peaks_kb()
+        finally:
+            server.stop()
+    return {
+        "diff_s": taken_s,
+        "diff_peak_mb": peak_kb * 1024 / _MB,
+        "diff_page_ms": max(pages_ms),
+    }
+
+
 def _ask_all_pages(
     root: Path, iterations: int, rounds: int
 ) -> tuple[list[float], list[int], tuple[int, int]]:
@@ -105,7 +144,7 @@ def _ask_all_pages(
             for path in _list_addresses(number, iterations):
                 taken_ms, size = server.get(path)
                 times_ms.append(taken_ms)
-                if not path.startswith("/tensor/elements"):
+                if not path.startswith(("/tensor/elements", "/order/trace")):
                     sizes.append(size)
         return times_ms, sizes, server.read_peaks_kb()
     finally:
@@ -192,6 +231,9 @@ def _list_addresses(number: int, iterations: int) -> Iterator[str]:
     yield f"/modules?under=layers&rank={rank}"
     yield f"/ranks?search=op{operator}"
     yield f"/ranks/map.png?search=op{operator}&statistic=max"
+    yield "/ranks?statistic=time"
+    yield f"/ranks?statistic=fingerprint_differences&tensors=all&base={rank}&search=op{operator}"
+    yield f"/order/trace.json?iteration={at}"
     yield f"/order?iteration={at}"
     yield f"/order?iteration={at}&around={at * _OPERATORS + operator}"
     sql = f"SELECT iteration, max(l2norm) AS norm FROM tensors WHERE rank = {rank} GROUP BY ALL"
@@ -201,8 +243,8 @@ def _list_addresses(number: int, iterations: int) -> Iterator[str]:
 class PageServer:
     """A running `rankdump web`, with its cookie."""
 
-    def __init__(self, root: Path) -> None:
-        command = [sys.executable, "-m", "rankdump", "web", str(root), "--no-browser"]
+    def __init__(self, *roots: Path) -> None:
+        command = [sys.executable, "-m", "rankdump", "web", *map(str, roots), "--no-browser"]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         address = urlsplit(self._process.stdout.readline().strip())
@@ -214,7 +256,12 @@ class PageServer:
         self.cookie = answer.headers["set-cookie"].partition(";")[0]
 
     def get(self, path: str) -> tuple[float, int]:
-        """Return milliseconds until the first byte, and the bytes of a page."""
+        """Return milliseconds until the first byte, and the number of bytes of a page."""
+        taken_ms, size, _ = self.ask(path)
+        return taken_ms, size
+
+    def ask(self, path: str) -> tuple[float, int, bytes]:
+        """Return milliseconds until the first byte, the number of bytes, and a page."""
         begun = time.perf_counter()
         self._connection.request("GET", path, headers={"cookie": self.cookie})
         answer = self._connection.getresponse()
@@ -222,7 +269,7 @@ class PageServer:
         body = answer.read()
         if answer.status != 200:
             raise RuntimeError(f"{path}: {answer.status}: {body[:500]!r}")
-        return taken_ms, len(body)
+        return taken_ms, len(body), body
 
     def read_peaks_kb(self) -> tuple[int, int]:
         """Return the peak memory of the server, and of the largest process that it started."""

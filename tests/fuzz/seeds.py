@@ -10,9 +10,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlencode
 
 from fuzz import damaged_rows, samples
 from fuzz.input_pieces import joined
+from fuzz.pages import PATHS
 from fuzz.seeds_of_files import FILES
 from fuzz.streams import PLANS, RING_BYTES
 from fuzz.targets import CORPUS
@@ -22,6 +24,7 @@ from support.black_box_rings import (
     make_step_message,
     make_tensors,
 )
+from support.web_trees import LINEAR
 from xxhash import xxh3_128_digest
 
 from rankdump._core.black_box import RankStep
@@ -85,6 +88,7 @@ def main() -> None:
         "raw_freezes": [*_raw_freezes()],
         "freezes": [format_freeze_record(make_frozen_rings(Path("/trees/a"))[0])],
         "plans": [plan_to_json(plan) for plan in PLANS],
+        "pages": [*_pages()],
         **FILES,
     }
     for name, inputs in made.items():
@@ -92,6 +96,34 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for number, data in enumerate(inputs):
             (folder / f"seed_{number}").write_bytes(data)
+
+
+def _pages() -> Iterator[bytes]:
+    """Yield an address of each page with parameters that it has."""
+    place = f"{urlencode({'name': LINEAR})}&side=input&slot=0&rank=1&iteration=1"
+    addresses = {
+        "/": "job=job&attempt=0",
+        "/tensors": "search=linear&rank=1&iteration=0&side=output&nonfinite=0&after=0-0-0-1&tree=1",
+        "/tensor": f"{place}&statistic=max&rows=2&columns=0&at=0,1,0&joined=0&first_iteration=0",
+        "/modules": "under=encoder%2F0&iteration=1&rank=0",
+        "/ranks": "statistic=fingerprint_differences&base=1&tensors=all&search=op0&first_rank=0",
+        "/ranks.json": "statistic=time&first_iteration=1",
+        "/ranks/map.png": "statistic=fingerprint_differences&against=1",
+        "/order": "iteration=1&around=7&collectives=1&attempt=0",
+        "/order/trace.json": "iteration=1&trace=0&rank=1&first=3&last=9",
+        "/diff": "a=0&b=1&rank_a=1&rank_b=0&verdicts=nan,different&row=2&opened=3&rtol=1e-3&atol=0",
+        "/diff.json": "a=1&b=0&noise=0&unshard=1&tolerance=*norm*%3D1e-3&pick_a=x&pick_b=y&drop=0",
+        "/diff/mapping.json": "pairs=%7B%22a%22%3A%22b%22%7D",
+        "/blackbox": "freeze=0",
+        "/query": "sql=SELECT+1",
+        "/tensor/slice.png": place,
+        "/tensor/elements.npy": place,
+        "/overview.json": "token=abc&tree=1",
+    }
+    for path, query in addresses.items():
+        yield bytes([PATHS.index(path)]) + query.encode()
+    part = next(each for each in range(128, 256) if PATHS[each % len(PATHS)] == "/modules")
+    yield bytes([part]) + b"under=encoder"
 
 
 def _requests() -> Iterator[bytes]:

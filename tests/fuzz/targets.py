@@ -16,6 +16,7 @@ from fuzz import (
     files,
     foreigns,
     naming,
+    pages,
     plans,
     rings,
     streams,
@@ -60,6 +61,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         tables.apis,
         tables.orders,
         tables.graphs,
+        pages.pages,
     )
 }
 

@@ -50,6 +50,8 @@ class TreeBuilder:
     prints: dict[tuple[int, int], list[tuple[int, bytes]]] = field(default_factory=dict)
     """Fingerprints by the number of their record."""
     clock_us: int = 1_700_000_000_000_000
+    attempt: int = 0
+    """One builder writes one attempt; a later one needs a later clock."""
 
     def tensor(
         self,
@@ -217,7 +219,7 @@ class TreeBuilder:
     ) -> Manifest:
         """Write the manifest of what was written for that iteration; `card` is a value of JSON."""
         records = self.records.get((rank, iteration), [])
-        name = session or f"session{rank}"
+        name = session or f"session{rank}{'' if not self.attempt else f'-{self.attempt}'}"
         status = IterationStatus(
             job_id=self.job,
             session_id=name,
@@ -230,6 +232,7 @@ class TreeBuilder:
             dropped=dropped or {},
             bytes_in=sum(record.bytes_in for record in records),
             bytes_stored=sum(record.bytes_stored for record in records),
+            attempt=self.attempt,
         )
         own = self.root / layout.make_rank_folder(rank)
         file, seal = make_manifest_name(iteration, name), None

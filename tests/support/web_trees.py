@@ -65,12 +65,15 @@ def write_order(
     iterations: int,
     names: Sequence[str] = (LINEAR, MARKUP),
     late: str = "iteration 1: events of rank 1 came late <b>",
+    attempt: int = 0,
 ) -> None:
-    """Write an order of some operators a rank and a collective, with a finding."""
+    """Write an order of some operators a rank and a collective, with a finding; attempts begin with
+    the iteration of their number.
+    """
     folder = root / GLOBAL_ORDER_FOLDER
     folder.mkdir(exist_ok=True)
     entries: list[OrderEntry] = []
-    for iteration in range(iterations):
+    for iteration in range(attempt, attempt + iterations):
         for rank in range(ranks):
             for name in names:
                 at = len(entries)
@@ -92,7 +95,7 @@ def write_order(
             )
         )
     text = ORDER_HEADER + "".join(map(format_order_line, entries))
-    (folder / make_order_file_name(0)).write_text(text)
+    (folder / make_order_file_name(0, attempt=attempt)).write_text(text)
     finding = Finding(
         *(FindingKind.LATE, 1, late, (1,)),
         name="Default/AllReduce-op0",

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, Response, sync_playwright
+from support.tree_builder import TreeBuilder
 from support.web_trees import fill_training_tree
 
 from rankdump._analysis.table_index import index_tree
@@ -99,6 +101,23 @@ def pair_server(browser: Browser, training_tree: Path, folder: Path) -> Iterator
     """A server of a run with a fault, and of its reference without."""
     reference = fill_training_tree(folder / "run-0416", has_fault=False)
     made = WebServer((training_tree, reference))
+    log_in(made, browser)
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="session")
+def renamed_server(browser: Browser, folder: Path) -> Iterator[WebServer]:
+    """A server of two trees, which have one operator under other names and types."""
+    roots = folder / "renamed", folder / "original"
+    names = "mlp-Old/GeLU-op0", "ffn-New/QuickGelu-op0"
+    for root, name, shape in zip(roots, names, ((4, 6), (6, 4, 1)), strict=True):
+        tree = TreeBuilder(root)
+        values = np.arange(24, dtype=np.float32).reshape(shape)
+        tree.tensor(0, 0, "Default/network-Net/embed-Linear/Linear-op0", values.reshape(4, 6))
+        tree.tensor(0, 0, f"Default/network-Net/{name}", values)
+        tree.complete(0, 0, world_size=1)
+    made = WebServer(roots)
     log_in(made, browser)
     yield made
     made.stop()

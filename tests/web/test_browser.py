@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -25,6 +27,7 @@ PAGES = {
     "tensor": TENSOR,
     "modules": "/modules",
     "ranks": "/ranks",
+    "differences": "/ranks?statistic=fingerprint_differences&tensors=all",
     "order": "/order",
     "diff": "/diff",
     "black box": "/blackbox",
@@ -125,6 +128,58 @@ def test_walk_through_the_difference_of_two_trees(open_page: PageMaker, pair_ser
     page = open_page(DIFF, at=pair_server, width=1200, height=680)
     expect(page.locator("h2.verdict")).to_be_visible(timeout=60_000)
     take_picture(page, "diff")
+
+
+def test_operators_are_paired_by_hand(open_page: PageMaker, renamed_server: WebServer):
+    """With the keyboard: one operator of each side, then the file; and both sides of a pair."""
+    page = open_page("/diff?a=0&b=1&verdicts=unmatched", at=renamed_server)
+    button = page.get_by_role("button", name="Pair")
+    expect(button.first).to_be_visible(timeout=60_000)
+    button.first.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**pick_*")
+    expect(page.get_by_role("status")).to_contain_text(
+        "is paired with the operator of", timeout=60_000
+    )
+    button.last.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url(lambda address: "pick_a" in address and "pick_b" in address)
+    download = page.get_by_role("link", name="Download mapping.json")
+    expect(download).to_be_visible(timeout=60_000)
+    with page.expect_download() as waiting:
+        download.click()
+    assert json.loads(Path(waiting.value.path()).read_text()) == {
+        "Default/network-Net/mlp-Old/GeLU-op0": "Default/network-Net/ffn-New/QuickGelu-op0"
+    }
+    page.get_by_role("link", name="all", exact=True).click()
+    page.get_by_role("button", name="Show both sides").first.click()
+    expect(page.locator(".both-sides")).to_contain_text("digest")
+    assert list_serious_faults(page) == []
+    overhang = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.evaluate(overhang) == 0
+
+
+def test_way_from_the_map_of_differences_to_the_comparison(
+    open_page: PageMaker, pair_server: WebServer
+):
+    page = open_page("/ranks?statistic=fingerprint_differences&against=1", at=pair_server)
+    box = page.locator("img[data-map]").bounding_box()
+    assert box is not None
+    x = box["x"] + box["width"] * (ITERATION + 0.5) / 16
+    page.mouse.click(x, box["y"] + box["height"] * (RANK + 0.5) / TRAINING_RANKS)
+    page.wait_for_url("**/diff?*")
+    places = f"rank_a={RANK}&rank_b={RANK}&iteration_a={ITERATION}&iteration_b={ITERATION}"
+    assert places in page.url
+    expect(page.locator("h2.verdict")).to_contain_text("NaN or infinity in a", timeout=60_000)
+
+
+def test_trace_of_the_order_is_downloaded(open_page: PageMaker):
+    page = open_page("/order")
+    with page.expect_download() as waiting:
+        page.get_by_role("link", name="the entries below").click()
+    assert waiting.value.suggested_filename.startswith("order_iteration_1_from_")
+    trace = json.loads(Path(waiting.value.path()).read_text())
+    assert {each["ph"] for each in trace["traceEvents"]} == {"M", "X"}
 
 
 def test_first_key_of_tab_skips_to_the_content(open_page: PageMaker):

@@ -29,6 +29,7 @@ from rankdump._analysis.reader.rank_tallies import (
     IterationTotals,
     RankTally,
     format_status_sentences,
+    select_attempt,
     sum_iterations,
     tally_ranks,
 )
@@ -45,7 +46,7 @@ from rankdump._core.units import format_count
 from rankdump.errors import CorruptedError, RankdumpError
 
 _T = TypeVar("_T")
-_MAX_CARD_PLACES = 64
+MAX_CARD_PLACES = 4096
 """Iterations of ranks whose run cards are read for an overview: those of the first iterations."""
 
 
@@ -101,21 +102,32 @@ class TreeOverview:
     has_order: bool
 
 
-def read_overview(root: Path) -> TreeOverview:
-    """Return the overview of a tree; reads balances, and never a tensor.
+def read_overview(root: Path, job_id: str = "", attempt: int | None = None) -> TreeOverview:
+    """Return the overview of a tree, or of a job or attempt in it; reads balances, and never a
+    tensor.
 
     What one reader cannot read becomes a problem, and the others are asked all the same.
     """
-    tree = _walk_balances(root)
+    tree = _walk_balances(root, job_id, attempt)
     # A dump of another tool has no balances, so none of its iterations is incomplete.
-    view = StatusView() if tree.tool else _read_status(root, tree)
+    view = StatusView() if tree.tool else _read_status(root, tree, job_id, attempt)
     problems = list(faults(tree))
-    freezes, damaged = list_freezes(root)
+    freezes, damaged = list_freezes(root, job_id)
     problems += damaged
     fault = _catch(lambda: _read_fault(root), problems, None) if freezes else None
-    order = _catch(lambda: read_order(root), [], None)
-    cards = _catch(lambda: _read_first_cards(root, view), problems, FoundCards((), (), 0))
-    card_findings = compare_ranks(cards) if cards.cards or cards.problems else ()
+    if fault is not None and (
+        job_id not in ("", fault.job_id) or attempt not in (None, fault.attempt)
+    ):
+        fault = None
+    order = _catch(lambda: read_order(root, job_id=job_id), [], None)
+    found = order.findings if order is not None else ()
+    keeps, bound = _choose_cards(view)
+    cards = _catch(
+        lambda: read_run_cards(root, keeps, job_id=job_id, attempt=attempt),
+        problems,
+        FoundCards((), (), 0),
+    )
+    differences, remarks = _compare_cards(cards)
     sentences = () if tree.tool else format_status_sentences(view)
     return TreeOverview(
         jobs=tuple(dict.fromkeys(tally.job_id for tally in tally_ranks(view) if tally.job_id)),
@@ -127,12 +139,19 @@ def read_overview(root: Path) -> TreeOverview:
         missing=tuple(each for each in sentences if each not in problems),
         freezes=freezes,
         fault=fault,
-        findings=order.findings if order is not None else (),
-        hints=_catch(lambda: read_hints(root), [], ()),
-        card_differences=tuple(each.text for each in card_findings if each.is_difference),
-        card_remarks=tuple(each.text for each in card_findings if not each.is_difference),
+        findings=tuple(each for each in found if attempt in (None, each.attempt)),
+        hints=_catch(lambda: read_hints(root, job_id), [], ()),
+        card_differences=differences,
+        card_remarks=(*remarks, *bound),
         has_order=order is not None,
     )
+
+
+def _compare_cards(cards: FoundCards) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return what differs between ranks, and remarks, as `rankdump card` prints them."""
+    found = compare_ranks(cards) if cards.cards or cards.problems else ()
+    differences = tuple(each.text for each in found if each.is_difference)
+    return differences, tuple(each.text for each in found if not each.is_difference)
 
 
 def _list_iterations(tree: Tree, view: StatusView) -> tuple[int, ...]:
@@ -141,24 +160,34 @@ def _list_iterations(tree: Tree, view: StatusView) -> tuple[int, ...]:
     return tuple(sorted(found.union(each.iteration for each in view.iterations)))
 
 
-def _walk_balances(root: Path) -> Tree:
+def _walk_balances(root: Path, job_id: str, attempt: int | None) -> Tree:
     try:
-        return walk(root, balances_only=True)
+        return walk(root, balances_only=True, job_id=job_id, attempt=attempt)
     except CorruptedError:
         if find_foreign_reader(root) is None:
             raise
         return walk(root)
 
 
-def _read_status(root: Path, tree: Tree) -> StatusView:
-    return mark_ended_sessions(status_of(tree), read_tree_sessions(root), socket.gethostname())
+def _read_status(root: Path, tree: Tree, job_id: str, attempt: int | None) -> StatusView:
+    sessions = read_tree_sessions(root, job_id)
+    view = mark_ended_sessions(status_of(tree), sessions, socket.gethostname())
+    return view if attempt is None else select_attempt(view, attempt)
 
 
-def _read_first_cards(root: Path, view: StatusView) -> FoundCards:
-    """Return the cards of the first iterations: a difference later on follows from these."""
+def _choose_cards(view: StatusView) -> tuple[Callable[[int, int], bool], tuple[str, ...]]:
+    """Return which run cards are read, and a sentence where these are not all: a difference later
+    on follows from those in the first iterations.
+    """
     places = sorted({(each.iteration, each.rank) for each in view.iterations})
-    chosen = set(places[:_MAX_CARD_PLACES])
-    return read_run_cards(root, lambda rank, iteration: (iteration, rank) in chosen)
+    if len(places) <= MAX_CARD_PLACES:
+        return lambda rank, iteration: True, ()
+    chosen = set(places[:MAX_CARD_PLACES])
+    text = (
+        f"compared are the first {MAX_CARD_PLACES:,} run cards of {len(places):,}, up to iteration "
+        f"{places[MAX_CARD_PLACES - 1][0]}: rankdump card compares all"
+    )
+    return lambda rank, iteration: (iteration, rank) in chosen, (text,)
 
 
 def _read_fault(root: Path) -> FaultReport:

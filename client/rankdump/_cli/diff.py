@@ -11,8 +11,8 @@ import click
 
 from rankdump._cli.options import DUMP_PATH, add_selection_options
 from rankdump._cli.output import print_lines
+from rankdump._core.tolerance_text import TOLERANCE_FORM, parse_tolerances
 
-_ROUNDING = "rounding"
 _NUMBER_RANGE = click.IntRange(min=0)
 _TOLERANCE_RANGE = click.FloatRange(min=0)
 
@@ -21,24 +21,11 @@ def parse_tolerance_options(
     context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
 ) -> dict[str, float | str]:
     """Return errors, or `rounding`, by patterns; BadParameter for text that is not allowed."""
-    found: dict[str, float | str] = {}
-    for text in texts:
-        pattern, sign, value = text.rpartition("=")
-        try:
-            error = value if value == _ROUNDING else float(value)
-        except ValueError:
-            sign = ""
-        else:
-            found.pop(pattern, None)
-            found[pattern] = error
-        if not sign or not pattern:
-            raise click.BadParameter(
-                f"{text!r} is not allowed; allowed: PATTERN=ERROR, such as '*norm*=1e-3' or "
-                f"'*norm*={_ROUNDING}'",
-                context,
-                parameter,
-            )
-    return found
+    try:
+        return parse_tolerances(texts)
+    except ValueError as error:
+        what = f"{str(error)!r} is not allowed; allowed: {TOLERANCE_FORM}"
+        raise click.BadParameter(what, context, parameter) from None
 
 
 @click.command()

@@ -5,7 +5,7 @@ a browser to load or to send anything elsewhere. An ASGI application around anot
 from __future__ import annotations
 
 from collections.abc import Callable
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
@@ -73,7 +73,9 @@ class AccessGate:
         others = [pair for pair in request.query_params.multi_items() if pair[0] != "token"]
         # Relative: the browser may reach the server through a tunnel with another port.
         query = f"?{urlencode(others)}" if others else ""
-        answer = RedirectResponse(f"/{request.url.path.lstrip('/')}{query}", 303)
+        # Not from `url`, which fails where a query is not UTF-8.
+        path = quote(str(request.scope["path"]).lstrip("/"))
+        answer = RedirectResponse(f"/{path}{query}", 303)
         answer.set_cookie(
             self._tokens.cookie_name, cookie, path="/", httponly=True, samesite="strict"
         )

@@ -10,14 +10,22 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.responses import (
+    FileResponse,
+    HTMLResponse,
+    JSONResponse,
+    RedirectResponse,
+    Response,
+)
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
+from rankdump._web.address_check import AddressCheck
 from rankdump._web.black_box_page import make_black_box_page
 from rankdump._web.comparison_process import ComparisonProcesses
-from rankdump._web.diff_page import make_diff_page
+from rankdump._web.diff_page import make_diff_page, make_mapping_file
 from rankdump._web.dump_source import DumpSource
 from rankdump._web.html_templates import make_environment
 from rankdump._web.job_source import JobSource
@@ -25,15 +33,17 @@ from rankdump._web.json_body import make_body, wants_json
 from rankdump._web.live_pages import LIVE_PATH, ORDER_PATH, LivePages
 from rankdump._web.module_page import MODULES
 from rankdump._web.order_page import ORDER
+from rankdump._web.order_trace import make_trace, parse_trace
 from rankdump._web.overview_page import OVERVIEW
 from rankdump._web.page_kinds import AbsentPageError, PageKind
 from rankdump._web.page_parameters import PageParameters, ParameterError
 from rankdump._web.query_page import make_query_page
 from rankdump._web.query_process import QueryProcess
-from rankdump._web.rank_map import RANK_MAP, draw_rank_map, parse_rank_map
+from rankdump._web.rank_map import draw_rank_map, make_rank_map_page, parse_rank_map
 from rankdump._web.tensor_elements import draw_slice, make_npy
 from rankdump._web.tensor_list import TENSOR_LIST
 from rankdump._web.tensor_page import TENSOR, find_row, name_tensor, parse_tensor
+from rankdump._web.tree_choice import KEPT_PARAMETERS, TreeChoice, list_choices, parse_choice
 from rankdump.errors import (
     ConfigError,
     ForbiddenError,
@@ -69,7 +79,7 @@ class WebPages:
             else None
         )
         self.kinds: tuple[PageKind[Any], ...] = (
-            *(OVERVIEW, TENSOR_LIST, TENSOR, MODULES, RANK_MAP, ORDER),
+            *(OVERVIEW, TENSOR_LIST, TENSOR, MODULES, make_rank_map_page(self._sources), ORDER),
             make_diff_page(self._sources, comparisons.look),
             make_black_box_page(self._sources),
             make_query_page(queries.run),
@@ -92,10 +102,16 @@ class WebPages:
             ("/ranks/map.png", self._answer_rank_map),
             ("/tensor/slice.png", self._answer_slice),
             ("/tensor/elements.npy", self._answer_npy),
+            ("/order/trace.json", self._answer_trace),
+            ("/diff/mapping.json", self._answer_mapping),
         )
         routes += [Route(path, partial(self._answer_safely, answer)) for path, answer in files]
         routes.append(Mount("/static", StaticFiles(directory=_STATIC)))
-        return Starlette(routes=routes, exception_handlers={HTTPException: self._answer_unknown})
+        return Starlette(
+            routes=routes,
+            middleware=[Middleware(AddressCheck)],
+            exception_handlers={HTTPException: self._answer_unknown},
+        )
 
     def close(self) -> None:
         """End streams of events, on the loop that serves them."""
@@ -106,7 +122,7 @@ class WebPages:
         if request.url.path == "/" and self.live is not None and not self._sources:
             return RedirectResponse(LIVE_PATH)
         parameters = PageParameters(request.query_params.multi_items())
-        number, source = self._choose_source(parameters)
+        choice, source = self._choose_source(parameters)
         asked = kind.parse(parameters)
         parameters.finish()
         page = kind.build(source, asked)
@@ -115,22 +131,26 @@ class WebPages:
             return JSONResponse(make_body(page), status)
         is_part = bool(kind.fragment) and request.headers.get("hx-request") == "true"
         template = kind.fragment if is_part else kind.template
-        return self._render(request, template, number, status, title=kind.title, page=page)
+        attempts = list_choices(choice, source) if kind.has_attempts else ()
+        return self._render(
+            request, template, choice, status, title=kind.title, page=page, attempts=attempts
+        )
 
     def _present(self, request: Request, template: str, title: str, page: Any) -> Response:
         """Return the answer of a page that is about no tree."""
         if wants_json(request):
             return JSONResponse(make_body(page))
         tree = PageParameters(request.query_params.multi_items()).read_number("tree", 0) or 0
-        tree = tree if tree < len(self._sources) else 0
-        return self._render(request, template, tree, 200, title=title, page=page)
+        choice = TreeChoice(tree if tree < len(self._sources) else 0)
+        return self._render(request, template, choice, 200, title=title, page=page)
 
     def _answer_rank_map(self, request: Request) -> Response:
         parameters = PageParameters(request.query_params.multi_items())
         _, source = self._choose_source(parameters)
-        asked = parse_rank_map(parameters)
+        asked = parse_rank_map(parameters, len(self._sources))
         parameters.finish()
-        return Response(draw_rank_map(source, asked), media_type="image/png")
+        drawn = draw_rank_map(source, asked, self._sources)
+        return Response(drawn, media_type="image/png")
 
     def _answer_slice(self, request: Request) -> Response:
         parameters = PageParameters(request.query_params.multi_items())
@@ -151,12 +171,29 @@ class WebPages:
         headers = {"content-disposition": name}
         return Response(body, media_type="application/octet-stream", headers=headers)
 
-    def _choose_source(self, parameters: PageParameters) -> tuple[int, DumpSource]:
+    def _answer_trace(self, request: Request) -> Response:
+        parameters = PageParameters(request.query_params.multi_items())
+        _, source = self._choose_source(parameters)
+        asked = parse_trace(parameters)
+        parameters.finish()
+        made = make_trace(source, asked)
+        if made.path is not None:
+            return FileResponse(made.path, filename=made.name, media_type="application/json")
+        headers = {"content-disposition": f'attachment; filename="{made.name}"'}
+        return Response(made.body, media_type="application/json", headers=headers)
+
+    def _answer_mapping(self, request: Request) -> Response:
+        parameters = PageParameters(request.query_params.multi_items())
+        self._choose_source(parameters)
+        body = make_mapping_file(parameters, len(self._sources))
+        headers = {"content-disposition": 'attachment; filename="mapping.json"'}
+        return Response(body, media_type="application/json", headers=headers)
+
+    def _choose_source(self, parameters: PageParameters) -> tuple[TreeChoice, DumpSource]:
         if not self._sources:
             both = "no tree is served: rankdump web TREE --job ADDRESS serves both"
             raise AbsentPageError(both if self.live else "there is no tree yet")
-        number = parameters.read_number("tree", 0, high=len(self._sources) - 1) or 0
-        return number, self._sources[number]
+        return parse_choice(parameters, self._sources)
 
     def _find_tree(self, root: str) -> int | None:
         """Return the number of a tree; None for one that is not served."""
@@ -187,11 +224,13 @@ class WebPages:
         line = " ".join(text.split())
         if wants_json(request):
             return JSONResponse({"error": line}, status)
-        return self._render(request, "error.html", 0, status, title="Error", text=line)
+        choice = TreeChoice()
+        return self._render(request, "error.html", choice, status, title="Error", text=line)
 
     def _render(
-        self, request: Request, template: str, tree: int, status: int, **values: Any
+        self, request: Request, template: str, tree: TreeChoice, status: int, **values: Any
     ) -> Response:
+        asked = request.query_params
         html = self._environment.get_template(template).render(
             tree=tree,
             trees=[str(source.root) for source in self._sources],
@@ -203,7 +242,8 @@ class WebPages:
                 if kind.path in _LISTED_PATHS and (self._sources or not self.live)
             ],
             live=self.live,
-            **values,
+            kept={name: asked[name] for name in KEPT_PARAMETERS if name in asked},
+            **{"attempts": (), **values},
         )
         return HTMLResponse(html, status)
 

@@ -12,18 +12,23 @@ from collections import OrderedDict
 from collections.abc import MutableSequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankdump._core.pandas_blocker import leave_pandas_out
+from rankdump._core.tolerance_text import parse_tolerances
 from rankdump._web.comparison_view import (
     ComparisonSummary,
     ComparisonView,
     RowExcerpt,
     RowSelection,
+    SidePart,
 )
 from rankdump._web.dump_source import read_tree_stamp
 from rankdump._web.limited_process import SPAWN, LimitedProcess, limit_address_space
 from rankdump.errors import RankdumpError
+
+if TYPE_CHECKING:
+    from rankdump._analysis.reader.dump import Dump
 
 TIMEOUT_S = 600.0
 MEMORY_BYTES = 2 << 30
@@ -44,8 +49,20 @@ class ComparisonRequest(NamedTuple):
     rank_b: int | None = None
     iteration_a: int | None = None
     iteration_b: int | None = None
+    attempt_a: int | None = None
+    attempt_b: int | None = None
+    job_a: str = ""
+    job_b: str = ""
     noise: Path | None = None
     """A run that should agree with b; its errors are the tolerances."""
+    rtol: float | None = None
+    atol: float | None = None
+    tolerance: tuple[str, ...] = ()
+    """Largest normal errors by names, as `PATTERN=ERROR`."""
+    mapping: tuple[tuple[str, str], ...] = ()
+    """Names of a with those of b that they are paired with."""
+    unshard: bool | None = None
+    """Whether ranks are joined; None for the default of `compare`."""
 
 
 class ComparisonState(NamedTuple):
@@ -64,6 +81,11 @@ class ComparisonState(NamedTuple):
     excerpt: RowExcerpt | None = None
 
 
+_OWN_SETTINGS = (
+    *("rank_a", "rank_b", "iteration_a", "iteration_b", "attempt_a", "attempt_b"),
+    *("rtol", "atol", "unshard"),
+)
+"""Fields that are arguments of `compare` as they are."""
 _Stamps = tuple[tuple[int, ...], ...]
 
 
@@ -211,16 +233,33 @@ def serve_comparison(
 def compare_request(request: ComparisonRequest, progress: MutableSequence[int]) -> ComparisonView:
     """Return the view of a comparison in this process; raises what `compare` does."""
     from rankdump._analysis.compare.comparison import compare
+    from rankdump._analysis.reader.dump import open_dump
 
     def report_progress(done: int, total: int) -> None:
         progress[0], progress[1] = done, total
 
-    own: dict[str, Any] = {
-        name: getattr(request, name) for name in ("rank_a", "rank_b", "iteration_a", "iteration_b")
-    }
-    noise = () if request.noise is None else (request.noise,)
-    # A process that ends with its server may have none below it.
+    opened = {root: open_dump(root) for root in (request.a, request.b)}
+    a = opened[request.a].of_job(request.job_a)
+    b = opened[request.b].of_job(request.job_b)
+    own: dict[str, Any] = {name: getattr(request, name) for name in _OWN_SETTINGS}
     report = compare(
-        request.a, request.b, **own, noise=noise, processes=1, progress=report_progress
+        *(a, b),
+        **own,
+        mapping=dict(request.mapping) or None,
+        tolerance=parse_tolerances(request.tolerance),
+        noise=() if request.noise is None else (request.noise,),
+        processes=1,  # a process that ends with its server may have none below it
+        progress=report_progress,
     )
-    return ComparisonView(report)
+    parts = (
+        _find_part(a, request.job_a, request.attempt_a),
+        _find_part(b, request.job_b, request.attempt_b),
+    )
+    return ComparisonView(report, parts)
+
+
+def _find_part(dump: Dump, job: str, attempt: int | None) -> SidePart:
+    """Return which attempt `compare` has chosen: the last one, where there are several."""
+    if attempt is None and dump.has_several_attempts:
+        attempt = dump.attempts[-1]
+    return SidePart(job, attempt)

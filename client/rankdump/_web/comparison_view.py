@@ -26,12 +26,16 @@ from rankdump._analysis.compare.report_summary import (
     make_call_key,
     max_absolute,
 )
+from rankdump._analysis.reader.query import ranges
 from rankdump._core.scope_names import format_scope_name
 
 PAGE_ROWS = 100
 _MAX_LINES = 40
 """Sentences of one kind that are shown."""
 _MAX_TEXT = 2000
+_MAX_FILES = 4
+"""Files of a joined tensor that are named."""
+_JUDGED = TensorVerdict.NORMAL, TensorVerdict.DIFFERENT
 _FAULTS = (TensorVerdict.NAN, TensorVerdict.SHAPE, TensorVerdict.DIFFERENT)
 
 
@@ -81,10 +85,29 @@ class TensorPlace(NamedTuple):
     name: str
     side: str
     slot: int
-    rank: int
+    rank: int | None
+    """None where only the tensor of all ranks is known."""
     iteration: int | None
+    job: str
+    attempt: int | None
     layout: str
     """Which part of a logical tensor it is; empty where that is not known."""
+
+
+class SidePart(NamedTuple):
+    """What is compared of one of the trees."""
+
+    job: str = ""
+    attempt: int | None = None
+
+
+class SideFact(NamedTuple):
+    """Something that is known of both tensors of a pair."""
+
+    name: str
+    a: str | float | None
+    """None where it is not known of this side."""
+    b: str | float | None
 
 
 class ComparedRow(NamedTuple):
@@ -97,6 +120,9 @@ class ComparedRow(NamedTuple):
     name: str
     """Both names in full where they differ."""
     short_name: str
+    name_a: str
+    """Name of the call of a, as a mapping has it; empty without one."""
+    name_b: str
     place: str
     verdict: str
     agrees: bool
@@ -106,6 +132,9 @@ class ComparedRow(NamedTuple):
     """Which paired the calls; empty without a partner."""
     dtype_and_shape: str
     error_ratio: float | None
+    judged_by: str
+    """Noise runs, a tolerance or rounding that decided, or which elements count as close; empty
+    where nothing had to be judged."""
     max_absolute: float
     cosine: float | None
     close_share: str
@@ -121,6 +150,8 @@ class RowSelection(NamedTuple):
     verdicts: frozenset[str]
     row: int
     """Number of the first row, if it has one of the verdicts; else the next that has."""
+    opened: int | None = None
+    """Number of the row of which both sides are shown."""
 
 
 class RowExcerpt(NamedTuple):
@@ -133,13 +164,18 @@ class RowExcerpt(NamedTuple):
     next_row: int | None
     previous_difference: int | None
     next_difference: int | None
+    facts: tuple[SideFact, ...]
+    """What is known of both sides of the opened row."""
 
 
 class ComparisonView:
     """A report, ready to be shown in parts."""
 
-    def __init__(self, report: ComparisonReport) -> None:
-        self._report = report
+    def __init__(
+        self, report: ComparisonReport, parts: tuple[SidePart, SidePart] = (SidePart(), SidePart())
+    ) -> None:
+        """`parts` are those of a and b that the report is about."""
+        self._report, self._parts = report, parts
         self._suspects = collect_suspect_keys(report)
         self._verdicts = [row.outcome.verdict.value for row in report.rows]
         self._selected: tuple[frozenset[str], list[int], list[int]] = (frozenset(), [], [])
@@ -185,7 +221,22 @@ class ComparisonView:
             next_row=numbers[end] if end < len(numbers) else None,
             previous_difference=known[before - 1] if before else None,
             next_difference=known[after] if after < len(known) else None,
+            facts=self._list_facts(wanted.opened),
         )
+
+    def _list_facts(self, opened: int | None) -> tuple[SideFact, ...]:
+        if opened is None or opened >= len(self._report.rows):
+            return ()
+        pair = self._report.rows[opened].pair
+        a, b = ({} if side is None else _describe_tensor(side) for side in (pair.a, pair.b))
+        return tuple(SideFact(name, a.get(name), b.get(name)) for name in dict.fromkeys((*a, *b)))
+
+    def _find_judge(self, row: ComparisonRow) -> str:
+        """Return what decided about a pair; empty where nothing had to be judged."""
+        found, settings = row.outcome, self._report.settings.tolerances
+        if found.judged_by or found.verdict not in _JUDGED:
+            return found.judged_by
+        return f"{settings.atol:g} + {settings.rtol:g} * |b|"
 
     def _find_origin_row(self) -> int | None:
         nonfinite, differences = report_text.list_leading_origins(self._report)
@@ -218,6 +269,8 @@ class ComparisonView:
             iteration=_convert_iteration(row.iteration),
             name=report_text.format_call_name(row, str)[:_MAX_TEXT],
             short_name=report_text.format_call_name(row, format_scope_name)[:_MAX_TEXT],
+            name_a=row.name_a,
+            name_b=row.name_b,
             place=row.place_name[:_MAX_TEXT],
             verdict=found.verdict.value,
             agrees=found.verdict.agrees,
@@ -225,31 +278,53 @@ class ComparisonView:
             rule=row.rule,
             dtype_and_shape=report_text.format_dtype_and_shape(row)[:_MAX_TEXT],
             error_ratio=found.error_ratio,
+            judged_by=self._find_judge(row),
             max_absolute=max_absolute(row),
             cosine=None if measures is None else measures.cosine,
             close_share="" if measures is None else report_text.format_share(measures.close_share),
             statistic_differences=report_text.format_statistic_differences(row)[:_MAX_TEXT],
             findings=tuple(text[:_MAX_TEXT] for text in islice(found.findings, _MAX_LINES)),
-            a=_find_place(row, row.pair.a, row.name_a, place),
-            b=_find_place(row, row.pair.b, row.name_b, other),
+            a=self._find_place(row.pair.a, row.name_a, place, self._parts[0]),
+            b=self._find_place(row.pair.b, row.name_b, other, self._parts[1]),
         )
 
+    def _find_place(
+        self, tensor: DumpedTensor | None, name: str, place: ProgramPlace, part: SidePart
+    ) -> TensorPlace | None:
+        """Return where a tensor is: the first of its parts, where it is joined."""
+        if tensor is None:
+            return None
+        # The program of all ranks has the number of the lowest, which need not have the tensor.
+        rank = None if self._report.is_joined else place[0]
+        entry = tensor.entry or next(iter(tensor.parts), None)
+        if entry is not None:
+            name, rank = entry.op_name, entry.key.rank
+        elif tensor.record is not None:
+            name = tensor.record.op_name
+        layout = "" if tensor.layout is None else str(tensor.layout)
+        where = name, tensor.side.value, tensor.slot, rank, _convert_iteration(place[1])
+        return TensorPlace(*where, part.job, part.attempt, layout)
 
-def _find_place(
-    row: ComparisonRow, tensor: DumpedTensor | None, name: str, place: ProgramPlace
-) -> TensorPlace | None:
-    """Return where a tensor is: the first of its parts, where it is joined."""
-    if tensor is None:
-        return None
-    rank, iteration = place
-    entry = tensor.entry or next(iter(tensor.parts), None)
-    if entry is not None:
-        name, rank = entry.op_name, entry.key.rank
-    elif tensor.record is not None:
-        name = tensor.record.op_name
-    layout = "" if tensor.layout is None else str(tensor.layout)
-    side, slot = tensor.side.value, tensor.slot
-    return TensorPlace(name, side, slot, rank, _convert_iteration(iteration), layout)
+
+def _describe_tensor(tensor: DumpedTensor) -> dict[str, str | float]:
+    """Return what a report knows of a tensor, by names."""
+    found: dict[str, str | float] = {"type": tensor.dtype}
+    if tensor.shape is not None:
+        found["shape"] = " x ".join(map(str, tensor.shape)) or "scalar"
+    if tensor.layout is not None:
+        found["part"] = str(tensor.layout)
+    files = (tensor.entry,) if tensor.entry is not None else tensor.parts
+    if files:
+        found["rank"] = ranges(sorted({each.key.rank for each in files}))
+        found["file"] = ", ".join(each.relative for each in files[:_MAX_FILES])
+    if tensor.digest:
+        found["digest"] = tensor.digest
+    found |= tensor.statistics
+    return {
+        name: value[:_MAX_TEXT] if isinstance(value, str) else value
+        for name, value in found.items()
+        if value != ""
+    }
 
 
 def _convert_iteration(number: int) -> int | None:

@@ -4,20 +4,26 @@ pairs of tensors in the order of execution, by verdict.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from rankdump._analysis.compare.report import TensorVerdict
 from rankdump._analysis.compare.report_summary import VERDICTS_BY_SEVERITY
+from rankdump._core.tolerance_text import TOLERANCE_FORM, parse_tolerances
 from rankdump._web.comparison_process import ComparisonRequest, ComparisonState
 from rankdump._web.comparison_view import RowSelection
 from rankdump._web.dump_source import DumpSource
+from rankdump._web.name_pairs import NamePairs, format_mapping_file, format_pairs, parse_pairs
 from rankdump._web.page_kinds import PageKind
 from rankdump._web.page_parameters import PageParameters, ParameterError
 
-_NUMBERS = ("rank_a", "rank_b", "iteration_a", "iteration_b")
+_NUMBERS = (*("rank_a", "rank_b", "iteration_a", "iteration_b", "attempt_a", "attempt_b"),)
 _MAX_ROW = 1 << 40
+_MAX_JOB = 512
+_MAX_TOLERANCES = 1024
 ComparisonLook = Callable[[ComparisonRequest, RowSelection], ComparisonState]
 
 
@@ -31,19 +37,44 @@ class DiffRequest(NamedTuple):
     rank_b: int | None
     iteration_a: int | None
     iteration_b: int | None
+    attempt_a: int | None
+    attempt_b: int | None
+    job_a: str
+    job_b: str
     noise: int | None
+    rtol: float | None
+    atol: float | None
+    tolerance: str
+    """Largest normal errors by names: `PATTERN=ERROR`, one a line."""
+    unshard: str
+    """`1` to join ranks, `0` to compare rank with rank; empty for what fits the jobs."""
+    pairs: NamePairs
+    """Names that are paired by hand."""
+    pick_a: str
+    """Name of a call of a that is to be paired with one of b."""
+    pick_b: str
     verdicts: tuple[str, ...]
     """The worst first; empty for those that do not agree."""
     row: int | None
     """Number of the first row on the page."""
+    opened: int | None
+    """Number of the row of which both sides are shown."""
 
     def get_values(self) -> dict[str, object]:
         """Return the parameters of the comparison, without those of rows."""
+        values = self._asdict() | {"pairs": format_pairs(self.pairs)}
+        own = "verdicts", "row", "opened", "pick_a", "pick_b"
         return {
             name: value
-            for name, value in self._asdict().items()
-            if name not in ("verdicts", "row") and value is not None
+            for name, value in values.items()
+            if name not in own and value not in (None, "")
         }
+
+    def get_row_values(self) -> dict[str, object]:
+        """Return all parameters, for forms that change one of them."""
+        own = {"verdicts": ",".join(self.verdicts), "row": self.row, "pick_a": self.pick_a}
+        named = self.get_values() | own | {"pick_b": self.pick_b}
+        return {name: value for name, value in named.items() if value not in (None, "")}
 
 
 class VerdictChip(NamedTuple):
@@ -65,6 +96,8 @@ class DiffPage:
     comparison: ComparisonState | None
     """None when nothing is compared yet."""
     chips: tuple[VerdictChip, ...]
+    has_attempts: bool
+    """Whether a chosen tree has several jobs or attempts."""
 
 
 def make_diff_page(sources: Sequence[DumpSource], look: ComparisonLook) -> PageKind[DiffRequest]:
@@ -75,29 +108,75 @@ def make_diff_page(sources: Sequence[DumpSource], look: ComparisonLook) -> PageK
 
     def build_diff(_: DumpSource, request: DiffRequest) -> DiffPage:
         trees = tuple(str(source.root) for source in sources)
+        # Of the chosen trees alone: there may be many, and each holds memory.
+        sides = {request.a, request.b} - {None}
+        has_attempts = any(len(sources[side or 0].attempts) > 1 for side in sides)
         if request.a is None or request.b is None:
-            return DiffPage(request, trees, None, ())
-        noise = None if request.noise is None else sources[request.noise].root
-        numbers = {name: getattr(request, name) for name in _NUMBERS}
-        roots = sources[request.a].root, sources[request.b].root
-        asked = ComparisonRequest(*roots, **numbers, noise=noise)
+            return DiffPage(request, trees, None, (), has_attempts)
+        asked = _make_request(request, [source.root for source in sources])
         chosen = frozenset(request.verdicts or _list_disagreeing())
-        found = look(asked, RowSelection(chosen, request.row or 0))
-        return DiffPage(request, trees, found, _make_chips(found, chosen))
+        found = look(asked, RowSelection(chosen, request.row or 0, request.opened))
+        return DiffPage(request, trees, found, _make_chips(found, chosen), has_attempts)
 
     return PageKind("/diff", "diff.html", "Diff", parse_diff, build_diff, fragment="diff_part.html")
 
 
+def make_mapping_file(parameters: PageParameters, trees: int) -> bytes:
+    """Return the mapping of the pairs in an address."""
+    request = _parse_diff(parameters, trees)
+    parameters.finish()
+    return format_mapping_file(request.pairs)
+
+
+def _make_request(request: DiffRequest, roots: Sequence[Path]) -> ComparisonRequest:
+    kept = {name: getattr(request, name) for name in _NUMBERS}
+    kept |= {name: getattr(request, name) for name in ("job_a", "job_b", "rtol", "atol")}
+    return ComparisonRequest(
+        roots[request.a or 0],
+        roots[request.b or 0],
+        **kept,
+        noise=None if request.noise is None else roots[request.noise],
+        tolerance=_split_lines(request.tolerance),
+        mapping=request.pairs,
+        unshard=request.unshard == "1" if request.unshard else None,
+    )
+
+
 def _parse_diff(parameters: PageParameters, trees: int) -> DiffRequest:
-    chosen = {
-        name: parameters.read_number(name, high=max(0, trees - 1)) for name in ("a", "b", "noise")
-    }
+    high = max(0, trees - 1)
+    chosen = {name: parameters.read_number(name, high=high) for name in ("a", "b", "noise")}
     numbers = {name: parameters.read_number(name) for name in _NUMBERS}
-    verdicts = _parse_verdicts(parameters.read_text("verdicts", longest=200))
-    row = parameters.read_number("row", high=_MAX_ROW)
-    request = DiffRequest(**chosen, **numbers, verdicts=verdicts, row=row)
+    request = DiffRequest(
+        **chosen,
+        **numbers,
+        job_a=parameters.read_text("job_a", longest=_MAX_JOB),
+        job_b=parameters.read_text("job_b", longest=_MAX_JOB),
+        rtol=parameters.read_amount("rtol"),
+        atol=parameters.read_amount("atol"),
+        tolerance=_parse_tolerance(parameters.read_text("tolerance", longest=_MAX_TOLERANCES)),
+        unshard=parameters.read_choice("unshard", ("1", "0"), ""),
+        **parse_pairs(parameters)._asdict(),
+        verdicts=_parse_verdicts(parameters.read_text("verdicts", longest=200)),
+        row=parameters.read_number("row", high=_MAX_ROW),
+        opened=parameters.read_number("opened", high=_MAX_ROW),
+    )
     _check_sides(request)
     return request
+
+
+def _split_lines(text: str) -> tuple[str, ...]:
+    return tuple(stripped for line in text.splitlines() if (stripped := line.strip()))
+
+
+def _parse_tolerance(text: str) -> str:
+    try:
+        found = parse_tolerances(_split_lines(text))
+    except ValueError as error:
+        raise ParameterError("tolerance", str(error), f"lines {TOLERANCE_FORM}") from None
+    for pattern, value in found.items():
+        if not isinstance(value, str) and not 0 <= value < math.inf:
+            raise ParameterError("tolerance", f"{pattern}={value}", "an error of 0 or more")
+    return text
 
 
 def _parse_verdicts(text: str) -> tuple[str, ...]:
@@ -115,8 +194,9 @@ def _check_sides(request: DiffRequest) -> None:
     for name in ("a", "b"):
         if getattr(request, name) is None:
             raise ParameterError(name, "", "the number of a tree, as a and b belong together")
-    own = request.a, request.rank_a, request.iteration_a
-    if own == (request.b, request.rank_b, request.iteration_b):
+    own = request.a, request.rank_a, request.iteration_a, request.attempt_a, request.job_a
+    other = request.b, request.rank_b, request.iteration_b, request.attempt_b, request.job_b
+    if own == other:
         allowed = "another tree, rank_b or iteration_b than those of a"
         raise ParameterError("b", str(request.b), allowed)
 

@@ -7,12 +7,17 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from copy import copy
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from rankdump import reader
-from rankdump._analysis.reader.manifests import list_rank_folders
+from rankdump._analysis.reader.manifests import (
+    list_rank_folders,
+    read_first_statuses,
+    read_tree_sessions,
+)
 from rankdump._analysis.reader.table_views import find_views
 from rankdump._analysis.table.table_files import TABLE_FOLDER, list_tensor_files
 from rankdump._analysis.table.table_query import (
@@ -30,6 +35,8 @@ from rankdump.errors import CorruptedError, QueryError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from rankdump._analysis.reader.dump import Dump
+
 _T = TypeVar("_T")
 _MAX_KEPT = 128
 """Values that are kept for a tree; each is at most a page's."""
@@ -38,17 +45,62 @@ PAGE_LIMITS = QueryLimits(timeout_s=20.0, memory_bytes=96 << 20, threads=2)
 _TreeStamp = tuple[int, ...]
 
 
+class JobAttempt(NamedTuple):
+    """A job, or one attempt of it."""
+
+    job: str = ""
+    """Empty for all jobs."""
+    attempt: int | None = None
+    """None for all attempts."""
+
+
+EVERYTHING = JobAttempt()
+
+
+class _TreeState:
+    """What is open and known of a tree, for all its parts."""
+
+    def __init__(self, root: Path) -> None:
+        self.dump = reader.open(root)
+        self.lock = threading.Lock()
+        self.stamp: _TreeStamp = ()
+        self.table: OpenTable | None = None
+        self.kept: OrderedDict[Hashable, Any] = OrderedDict()
+
+
 class DumpSource:
-    """A tree, as pages see it."""
+    """A tree, or one job or attempt of it, as pages see it."""
 
     def __init__(self, root: Path) -> None:
         """CorruptedError when the folder is not a dump."""
         self.root = root
-        self.dump = reader.open(root)
-        self._lock = threading.Lock()
-        self._stamp: _TreeStamp = ()
-        self._table: OpenTable | None = None
-        self._kept: OrderedDict[Hashable, Any] = OrderedDict()
+        self.part = EVERYTHING
+        self._state = _TreeState(root)
+
+    def select(self, part: JobAttempt) -> DumpSource:
+        """Return the same tree with the tensors and iterations of a job or attempt alone."""
+        selected = copy(self)
+        selected.part = part
+        return selected
+
+    @property
+    def dump(self) -> Dump:
+        """The whole tree, as the reader sees it."""
+        return self._state.dump
+
+    @property
+    def attempts(self) -> tuple[JobAttempt, ...]:
+        """The attempts of all jobs in the tree, by job and number; none of another tool's dump."""
+        return self.select(EVERYTHING).keep("attempts", self._find_attempts)
+
+    def _find_attempts(self) -> tuple[JobAttempt, ...]:
+        if self.has_table:
+            columns = "CAST(job AS VARCHAR) AS job, attempt"
+            rows = self.get_rows(f"SELECT DISTINCT {columns} FROM iterations ORDER BY job, attempt")
+            return tuple(JobAttempt(row["job"] or "", row["attempt"]) for row in rows)
+        known = [*read_first_statuses(self.root).values()]
+        known += [each.status for each in read_tree_sessions(self.root)]
+        return tuple(sorted({JobAttempt(each.job_id, each.attempt) for each in known}))
 
     def get_rows(self, sql: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
         """Return the rows of a SELECT over `tensors` and `iterations`.
@@ -60,6 +112,7 @@ class DumpSource:
 
     def read_table(self, sql: str, values: Sequence[object] = ()) -> pa.Table:
         """Return the rows of a SELECT as a table, for many rows; raises what `get_rows` does."""
+        sql, values = _restrict_statement(sql, values, self.part)
         try:
             return self._open_table().run(sql, values)
         except QueryError:
@@ -70,22 +123,24 @@ class DumpSource:
     def keep(self, key: Hashable, make: Callable[[], _T]) -> _T:
         """Return what `make` returned for a key, as long as the tree has not changed since."""
         self._forget_changed()
-        with self._lock:
-            stamp = self._stamp
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return cast("_T", self._kept[key])
+        state, key = self._state, (self.part, key)
+        with state.lock:
+            stamp = state.stamp
+            if key in state.kept:
+                state.kept.move_to_end(key)
+                return cast("_T", state.kept[key])
         made = make()
-        with self._lock:
-            if stamp == self._stamp:
-                self._kept[key] = made
-                while len(self._kept) > _MAX_KEPT:
-                    self._kept.popitem(last=False)
+        with state.lock:
+            if stamp == state.stamp:
+                state.kept[key] = made
+                while len(state.kept) > _MAX_KEPT:
+                    state.kept.popitem(last=False)
         return made
 
     def keep_latest(self, name: str, key: Hashable, make: Callable[[], _T]) -> _T:
         """Return the same as `keep`, but hold no more than one value of a name: a large one."""
-        held = self.keep(("latest", name), _make_holder)
+        held = self.select(EVERYTHING).keep(("latest", name), _make_holder)
+        key = self.part, key
         if key in held:
             return held[key]
         made = make()
@@ -100,38 +155,57 @@ class DumpSource:
 
     def close(self) -> None:
         """Close the table."""
-        with self._lock:
-            table, self._table = self._table, None
+        state = self._state
+        with state.lock:
+            table, state.table = state.table, None
         if table is not None:
             table.close()
 
     def _open_table(self) -> OpenTable:
-        with self._lock:
-            if self._table is None:
-                self._table = OpenTable(self._find_views(), PAGE_LIMITS)
-            return self._table
-
-    def _find_views(self) -> TableViews:
-        views = find_views(
-            self.root,
-            get_tree=cache(lambda: reader.walk(self.root)),
-            make_table=lambda: reader.open(self.root).table(),
-            is_filtered=False,
-        )
-        made = {name: make for name, make in views.made.items() if name in (TENSORS, ITERATIONS)}
-        return TableViews(views.files, made)
+        state = self._state
+        with state.lock:
+            if state.table is None:
+                state.table = OpenTable(find_page_views(self.root), PAGE_LIMITS)
+            return state.table
 
     def _forget_changed(self) -> None:
-        stamp = read_tree_stamp(self.root)
-        with self._lock:
-            if stamp == self._stamp:
+        state, stamp = self._state, read_tree_stamp(self.root)
+        with state.lock:
+            if stamp == state.stamp:
                 return
-            self._stamp = stamp
-            self._kept.clear()
-            self.dump = reader.open(self.root)
-            table, self._table = self._table, None
+            state.stamp = stamp
+            state.kept.clear()
+            state.dump = reader.open(self.root)
+            table, state.table = state.table, None
         if table is not None:
             table.close()
+
+
+def find_page_views(root: Path) -> TableViews:
+    """Return the views `tensors` and `iterations` of a tree."""
+    views = find_views(
+        root,
+        get_tree=cache(lambda: reader.walk(root)),
+        make_table=lambda: reader.open(root).table(),
+        is_filtered=False,
+    )
+    made = {name: make for name, make in views.made.items() if name in (TENSORS, ITERATIONS)}
+    return TableViews(views.files, made)
+
+
+def _restrict_statement(
+    sql: str, values: Sequence[object], part: JobAttempt
+) -> tuple[str, Sequence[object]]:
+    """Return a SELECT over the rows of a job or attempt alone."""
+    named = {"CAST(job AS VARCHAR)": part.job or None, "attempt": part.attempt}
+    chosen = {name: value for name, value in named.items() if value is not None}
+    if not chosen:
+        return sql, values
+    condition = " AND ".join(f"{name} = ?" for name in chosen)
+    views = ", ".join(
+        f"{name} AS (SELECT * FROM main.{name} WHERE {condition})" for name in (TENSORS, ITERATIONS)
+    )
+    return f"WITH {views} {sql}", (*chosen.values(), *chosen.values(), *values)
 
 
 def _make_holder() -> dict[Hashable, Any]:

@@ -8,9 +8,11 @@ from typing import Any
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from rankdump._core.units import format_bytes, format_count
 from rankdump._web.tensor_rows import TensorRow
+from rankdump._web.tree_choice import TreeChoice
 
 _DIGITS = 6
 
@@ -35,7 +37,11 @@ def make_environment() -> Environment:
         "counted": format_count,
     }
     made.filters.update(filters)
-    functions: dict[str, Any] = {"address": make_address, "tensor_values": get_tensor_values}
+    functions: dict[str, Any] = {
+        "address": make_address,
+        "choice_inputs": make_choice_inputs,
+        "tensor_values": get_tensor_values,
+    }
     made.globals.update(functions)
     return made
 
@@ -73,18 +79,30 @@ def format_shape(extents: Iterable[int]) -> str:
 
 
 def make_address(path: str, tree: int, values: Mapping[str, Any] | None = None) -> str:
-    """Return the address of a page with the parameters that have a value."""
+    """Return the address of a page with the parameters that have a value, and of the choice."""
     kept = {
         name: int(value) if isinstance(value, bool) else value
         for name, value in (values or {}).items()
         if value is not None and value != "" and value is not False
     }
-    if tree:
-        kept["tree"] = tree
+    kept |= {name: at for name, at in _get_choice(tree).items() if name not in kept}
     return f"{path}?{urlencode(kept)}" if kept else path
 
 
-def get_tensor_values(row: TensorRow) -> dict[str, Any]:
+def _get_choice(tree: int) -> dict[str, Any]:
+    """Return the parameters that all links of a page have."""
+    return (tree if isinstance(tree, TreeChoice) else TreeChoice(tree)).get_values()
+
+
+def make_choice_inputs(tree: int) -> Markup:
+    """Return the hidden inputs with which a form keeps the choice."""
+    line = Markup('<input type="hidden" name="{}" value="{}">')
+    return Markup("").join(line.format(*each) for each in _get_choice(tree).items())
+
+
+def get_tensor_values(row: TensorRow, tree: int) -> dict[str, Any]:
     """Return the parameters of the page of a tensor at its place."""
     names = ("name", "side", "slot", "rank", "iteration")
-    return {name: getattr(row, name) for name in names}
+    has_attempts = isinstance(tree, TreeChoice) and tree.has_attempts
+    own = ("job", "attempt") if has_attempts else ()
+    return {name: getattr(row, name) for name in (*names, *own)}

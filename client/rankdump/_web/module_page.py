@@ -138,5 +138,11 @@ def _make_tensor(row: dict[str, Any]) -> OperatorTensor:
 
 
 MODULES = PageKind(
-    "/modules", "modules.html", "Modules", parse_modules, build_modules, "modules_part.html"
+    "/modules",
+    "modules.html",
+    "Modules",
+    parse_modules,
+    build_modules,
+    "modules_part.html",
+    has_attempts=True,
 )

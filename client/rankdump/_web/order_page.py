@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from rankdump._analysis.reader.coordinator_files import PublishedOrder, read_hints, read_order
+from rankdump._analysis.reader.coordinator_files import PublishedOrder, read_hints
 from rankdump._analysis.reader.query import ranges
 from rankdump._core.events import EventKind, Finding
 from rankdump._core.plan import IterationSelection
 from rankdump._core.scope_names import format_scope_name
 from rankdump._core.status import OrderEntry
 from rankdump._web.dump_source import DumpSource
+from rankdump._web.order_trace import TraceLink, list_trace_links, open_order
 from rankdump._web.page_kinds import AbsentPageError, PageKind
 from rankdump._web.page_parameters import PageParameters
 from rankdump.errors import CorruptedError
@@ -88,6 +89,8 @@ class OrderPage:
     findings: tuple[Finding, ...]
     late: tuple[str, ...]
     """Who came late, from the hints."""
+    traces: tuple[TraceLink, ...]
+    """Traces of the iteration to download."""
     notes: tuple[str, ...]
 
 
@@ -102,10 +105,10 @@ def parse_order(parameters: PageParameters) -> OrderRequest:
 
 def build_order(source: DumpSource, request: OrderRequest) -> OrderPage:
     """Return a part of the order; AbsentPageError where the tree has none."""
-    order = source.keep("order", lambda: _read_order(source))
+    order = open_order(source)
     iterations = source.keep("order iterations", lambda: _list_iterations(source, order))
-    iteration = _choose_iteration(order, iterations, request)
-    entries = source.keep_latest("order", iteration, lambda: _read_entries(order, iteration))
+    iteration = _choose_iteration(source, order, iterations, request)
+    entries = source.keep_latest("order", iteration, lambda: _read_entries(source, iteration))
     if not entries:
         raise AbsentPageError(f"the order has no iteration {iteration}")
     kept = [each for each in entries if each.kind.is_collective or not request.collectives]
@@ -129,42 +132,43 @@ def build_order(source: DumpSource, request: OrderRequest) -> OrderPage:
         else None,
         previous_iteration=earlier[-1] if earlier else None,
         next_iteration=later[0] if later else None,
-        findings=order.findings[:_MAX_FINDINGS],
+        findings=_list_findings(source, order)[:_MAX_FINDINGS],
         late=_describe_late(source),
+        traces=list_trace_links(source, iteration),
         notes=order.notes,
     )
-
-
-def _read_order(source: DumpSource) -> PublishedOrder:
-    try:
-        return read_order(source.root)
-    except CorruptedError as error:
-        raise AbsentPageError(str(error)) from None
 
 
 def _list_iterations(source: DumpSource, order: PublishedOrder) -> list[int]:
     """Return the iterations that the tree or the end of the order have."""
     rows = source.get_rows("SELECT DISTINCT iteration FROM iterations ORDER BY iteration")
     known = {row["iteration"] for row in rows if row["iteration"] is not None}
-    return sorted(known | {each.iteration for each in order.read_last_entries()})
+    return sorted(known | {each.iteration for each in order.read_last_entries(source.part.attempt)})
+
+
+def _list_findings(source: DumpSource, order: PublishedOrder) -> tuple[Finding, ...]:
+    attempt = source.part.attempt
+    return tuple(each for each in order.findings if attempt in (None, each.attempt))
 
 
 def _choose_iteration(
-    order: PublishedOrder, iterations: Sequence[int], request: OrderRequest
+    source: DumpSource, order: PublishedOrder, iterations: Sequence[int], request: OrderRequest
 ) -> int:
     if request.iteration is not None:
         return request.iteration
-    if order.findings:
-        return order.findings[0].iteration
-    first = next(iter(order.entries()), None)
+    findings = _list_findings(source, order)
+    if findings:
+        return findings[0].iteration
+    first = next(order.entries(attempt=source.part.attempt), None)
     if first is not None:
         return first.iteration
     return iterations[0] if iterations else 0
 
 
-def _read_entries(order: PublishedOrder, iteration: int) -> list[OrderEntry]:
+def _read_entries(source: DumpSource, iteration: int) -> list[OrderEntry]:
     chosen = IterationSelection(str(iteration), ((iteration, iteration),))
-    return list(islice(order.entries(iterations=chosen), _MAX_ENTRIES))
+    entries = open_order(source).entries(iterations=chosen, attempt=source.part.attempt)
+    return list(islice(entries, _MAX_ENTRIES))
 
 
 def _find_middle(
@@ -219,9 +223,10 @@ def _draw_bars(
 
 def _describe_late(source: DumpSource) -> tuple[str, ...]:
     try:
-        return tuple(hint.reason for hint in read_hints(source.root))[:_MAX_FINDINGS]
+        hints = read_hints(source.root, source.part.job)
+        return tuple(hint.reason for hint in hints)[:_MAX_FINDINGS]
     except CorruptedError:
         return ()
 
 
-ORDER = PageKind("/order", "order.html", "Order", parse_order, build_order)
+ORDER = PageKind("/order", "order.html", "Order", parse_order, build_order, has_attempts=True)

@@ -22,7 +22,7 @@ from rankdump._core.freeze_record import describe_absence, describe_cause
 from rankdump._core.scope_names import format_scope_name
 from rankdump._core.timeouts import HintLevel
 from rankdump._core.units import format_duration, format_percentage
-from rankdump._web.dump_source import DumpSource
+from rankdump._web.dump_source import DumpSource, JobAttempt
 from rankdump._web.page_kinds import PageKind
 from rankdump._web.page_parameters import PageParameters
 
@@ -95,6 +95,8 @@ class OverviewPage:
 
     verdict: OverviewVerdict
     jobs: tuple[str, ...]
+    attempts: tuple[JobAttempt, ...]
+    """Those of all jobs in the tree."""
     ranks: str
     rank_count: int
     iterations: str
@@ -129,7 +131,7 @@ def parse_overview(parameters: PageParameters) -> OverviewRequest:
 
 def build_overview(source: DumpSource, request: OverviewRequest) -> OverviewPage:
     """Return what the readers know about the tree."""
-    overview = source.keep("overview", lambda: read_overview(source.root))
+    overview = source.keep("overview", lambda: read_overview(source.root, *source.part))
     counts = source.get_rows(
         "SELECT count(*) AS tensors, count(max) AS measured, "
         f"count(*) FILTER (WHERE {NONFINITE}) AS bad FROM tensors"
@@ -140,6 +142,7 @@ def build_overview(source: DumpSource, request: OverviewRequest) -> OverviewPage
     return OverviewPage(
         verdict=make_verdict(overview, bad, counts["measured"]),
         jobs=overview.jobs,
+        attempts=source.attempts,
         ranks=ranges(overview.ranks),
         rank_count=len(overview.ranks),
         iterations=ranges(overview.iterations),
@@ -232,4 +235,6 @@ def _make_budgets(overview: TreeOverview) -> tuple[TimeoutBudget, ...]:
     return tuple(found)
 
 
-OVERVIEW = PageKind("/", "overview.html", "Overview", parse_overview, build_overview)
+OVERVIEW = PageKind(
+    "/", "overview.html", "Overview", parse_overview, build_overview, has_attempts=True
+)

@@ -30,6 +30,8 @@ class PageKind(Generic[_Request]):
     """Returns what the page shows, a frozen dataclass; raises errors of rankdump."""
     fragment: str = ""
     """Template of the part that htmx asks for."""
+    has_attempts: bool = False
+    """Whether one job or attempt of the tree can be chosen."""
 
     @property
     def json_path(self) -> str:

@@ -4,6 +4,7 @@ does not have, a name that is there twice, and a value that is not allowed are e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 from rankdump.errors import PermanentError
@@ -12,6 +13,7 @@ MAX_TEXT = 4096
 """Longest text in characters; names of operators may be long."""
 MAX_NUMBER = (1 << 63) - 1
 _MAX_SHOWN = 60
+_MAX_DIGITS = 30
 
 
 class ParameterError(PermanentError):
@@ -45,6 +47,19 @@ class PageParameters:
             span = f"of at least {low}" if high == MAX_NUMBER else f"from {low} to {high}"
             raise ParameterError(name, text, f"a whole number {span}")
         return int(text)
+
+    def read_amount(self, name: str) -> float | None:
+        """Return a finite number of 0 or more; None where it is absent or empty."""
+        text = self._take(name)
+        if not text:
+            return None
+        try:
+            number = float(text) if text.isascii() and len(text) <= _MAX_DIGITS else -1.0
+        except ValueError:
+            number = -1.0
+        if not 0 <= number < math.inf:
+            raise ParameterError(name, text, "a number of 0 or more, such as 1e-4")
+        return number
 
     def read_choice(self, name: str, allowed: Sequence[str], default: str) -> str:
         """Return one of some words; the default where it is absent or empty."""

@@ -1,26 +1,34 @@
-"""Map of ranks and iterations: the extreme of a statistic in each, as a picture and as numbers."""
+"""Map of ranks and iterations: the extreme of a statistic in each, its time, or how many tensors
+differ from those of another rank or tree; as a picture and as numbers.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from rankdump._analysis.plot.chart_data import choose_scale
 from rankdump._analysis.plot.tensor_slice import MAX_CELLS, join_cells
 from rankdump._analysis.table.table_schema import NONFINITE, STATISTIC_COLUMNS
-from rankdump._web.dump_source import DumpSource
+from rankdump._web.dump_source import DumpSource, read_tree_stamp
 from rankdump._web.page_kinds import PageKind
 from rankdump._web.page_parameters import PageParameters
 from rankdump._web.png_image import EMPTY_INDEX, color_cells, encode_png
+from rankdump._web.rank_differences import DifferenceRequest, count_differences
+from rankdump._web.rank_times import read_times
+from rankdump._web.rank_values import RankValues, arrange_values
 
 _OF_ITERATIONS = {"dropped": "dropped", "stall": "stall_us / 1e3", "stored": "stored + linked"}
 """Statistics of a rank's iteration itself; the stall is in milliseconds."""
 NONFINITE_COUNT = "nonfinite"
-STATISTICS = (NONFINITE_COUNT, *STATISTIC_COLUMNS.values(), *_OF_ITERATIONS)
+TIME, DIFFERENCES = "time", "fingerprint_differences"
+STATISTICS = (NONFINITE_COUNT, *STATISTIC_COLUMNS.values(), *_OF_ITERATIONS, TIME, DIFFERENCES)
+_TENSOR_SETS = ("copies", "all")
 _MAX_TABLE_RANKS, _MAX_TABLE_ITERATIONS = 32, 24
+_MAX_RANK = (1 << 31) - 1
 _MAX_PLACES = 4096
 """Ranks, and iterations, that a page names so that a click on the picture leads on."""
 
@@ -33,17 +41,22 @@ class RankMapRequest(NamedTuple):
     """Part of the names of the operators."""
     first_rank: int
     first_iteration: int
+    base: int | None
+    """Rank that the others are compared with; None for the lowest one, or another tree."""
+    against: int | None
+    """Number of the tree that is compared with; None for the same one."""
+    tensors: str
+    """`copies` for parameters and gradients alone, `all`; empty for what is useful."""
 
+    @property
+    def only_copies(self) -> bool:
+        """Whether parameters and gradients alone are compared: ranks have the same ones."""
+        return self.tensors == "copies" if self.tensors else self.against is None
 
-@dataclass(frozen=True, slots=True)
-class RankValues:
-    """A statistic in each iteration of each rank."""
-
-    ranks: tuple[int, ...]
-    iterations: tuple[int, ...]
-    values: npt.NDArray[np.float64]
-    """Ranks by iterations; NaN also where there is nothing."""
-    is_there: npt.NDArray[np.bool_]
+    def get_values(self) -> dict[str, object]:
+        """Return the parameters of the map, without those of the listed numbers."""
+        left = "first_rank", "first_iteration"
+        return {name: value for name, value in self._asdict().items() if name not in left}
 
 
 class RankLine(NamedTuple):
@@ -74,21 +87,43 @@ class RankMapPage:
     next_rank: int | None
     next_iteration: int | None
     previous_iteration: int | None
+    title: str
+    note: str
+    """What the numbers are, where the name of the statistic does not say it."""
+    trees: tuple[str, ...]
+    base: int | None
+    """Rank that the others are compared with."""
 
 
-def parse_rank_map(parameters: PageParameters) -> RankMapRequest:
+def parse_rank_map(parameters: PageParameters, trees: int) -> RankMapRequest:
     """Return the request."""
     return RankMapRequest(
         statistic=parameters.read_choice("statistic", STATISTICS, "l2norm"),
         search=parameters.read_text("search", longest=1024),
         first_rank=parameters.read_number("first_rank", 0) or 0,
         first_iteration=parameters.read_number("first_iteration", 0) or 0,
+        base=parameters.read_number("base", high=_MAX_RANK),
+        against=parameters.read_number("against", high=max(0, trees - 1)),
+        tensors=parameters.read_choice("tensors", _TENSOR_SETS, ""),
     )
 
 
-def build_rank_map(source: DumpSource, request: RankMapRequest) -> RankMapPage:
+def make_rank_map_page(sources: Sequence[DumpSource]) -> PageKind[RankMapRequest]:
+    """Return the page; tensors are compared with those of the other sources as well."""
+    return PageKind(
+        *("/ranks", "ranks.html", "Ranks"),
+        lambda parameters: parse_rank_map(parameters, len(sources)),
+        lambda source, request: build_rank_map(source, request, sources),
+        has_attempts=True,
+    )
+
+
+def build_rank_map(
+    source: DumpSource, request: RankMapRequest, sources: Sequence[DumpSource]
+) -> RankMapPage:
     """Return the numbers of a part of the map, and what the picture shows."""
-    found = read_values(source, request)
+    base = _find_base(source, request)
+    found = read_values(source, request, sources)
     finite = found.values[np.isfinite(found.values)]
     ranks = [rank for rank in found.ranks if rank >= request.first_rank]
     shown = ranks[:_MAX_TABLE_RANKS]
@@ -110,7 +145,31 @@ def build_rank_map(source: DumpSource, request: RankMapRequest) -> RankMapPage:
         next_rank=ranks[_MAX_TABLE_RANKS] if len(ranks) > _MAX_TABLE_RANKS else None,
         next_iteration=later[_MAX_TABLE_ITERATIONS] if len(later) > len(columns) else None,
         previous_iteration=earlier[-_MAX_TABLE_ITERATIONS:][0] if earlier else None,
+        title=_make_title(request, base, sources),
+        note=found.note,
+        trees=tuple(str(each.root) for each in sources),
+        base=base,
     )
+
+
+def _find_base(source: DumpSource, request: RankMapRequest) -> int | None:
+    """Return the rank that others are compared with: the lowest one, unless another is named."""
+    if request.statistic != DIFFERENCES or request.against is not None:
+        return None
+    if request.base is not None:
+        return request.base
+    lowest = source.get_rows("SELECT min(rank) AS rank FROM tensors")[0]["rank"]
+    return 0 if lowest is None else lowest
+
+
+def _make_title(request: RankMapRequest, base: int | None, sources: Sequence[DumpSource]) -> str:
+    if request.statistic == TIME:
+        return "Milliseconds of each iteration"
+    if request.statistic != DIFFERENCES:
+        return f"Extreme {request.statistic.replace('_', ' ')}"
+    what = "Parameters and gradients" if request.only_copies else "Tensors"
+    other = f"rank {base}" if request.against is None else str(sources[request.against].root)
+    return f"{what} that differ from those of {other}"
 
 
 def _list_values(found: RankValues, rank: int, columns: list[int]) -> tuple[float | None, ...]:
@@ -119,9 +178,11 @@ def _list_values(found: RankValues, rank: int, columns: list[int]) -> tuple[floa
     return tuple(float(found.values[row, at]) if found.is_there[row, at] else None for at in places)
 
 
-def draw_rank_map(source: DumpSource, request: RankMapRequest) -> bytes:
+def draw_rank_map(
+    source: DumpSource, request: RankMapRequest, sources: Sequence[DumpSource]
+) -> bytes:
     """Return the map as PNG: a row for each rank, a column for each iteration."""
-    found = read_values(source, request)
+    found = read_values(source, request, sources)
     rows, columns = (-(-count // MAX_CELLS) or 1 for count in found.values.shape)
     cells = join_cells(np.where(found.is_there, found.values, 0.0), rows, columns)
     is_there = join_cells(found.is_there.astype(np.int64), rows, columns) > 0
@@ -129,13 +190,27 @@ def draw_rank_map(source: DumpSource, request: RankMapRequest) -> bytes:
     return encode_png(np.where(is_there, colors, EMPTY_INDEX).astype(np.uint8))
 
 
-def read_values(source: DumpSource, request: RankMapRequest) -> RankValues:
-    """Return the extreme of each rank and iteration."""
-    asked = request.statistic, request.search
-    return source.keep_latest("rank map", asked, lambda: _read_values(source, *asked))
+def read_values(
+    source: DumpSource, request: RankMapRequest, sources: Sequence[DumpSource]
+) -> RankValues:
+    """Return the number of each rank and iteration."""
+    statistic, search = request.statistic, request.search
+    if statistic == TIME:
+        return source.keep_latest("rank times", None, lambda: read_times(source))
+    if statistic != DIFFERENCES:
+        asked = statistic, search
+        return source.keep_latest("rank map", asked, lambda: _read_statistic(source, *asked))
+    base = _find_base(source, request)
+    compared = DifferenceRequest(base, request.only_copies, search)
+    other = source if request.against is None else sources[request.against]
+    # The other tree may change while this one does not.
+    key = compared, request.against, read_tree_stamp(other.root)
+    return source.keep_latest(
+        "rank differences", key, lambda: count_differences(source, other, compared)
+    )
 
 
-def _read_values(source: DumpSource, statistic: str, search: str) -> RankValues:
+def _read_statistic(source: DumpSource, statistic: str, search: str) -> RankValues:
     values: list[object] = []
     if statistic in _OF_ITERATIONS:
         measure = f"sum({_OF_ITERATIONS[statistic]})"
@@ -153,15 +228,6 @@ def _read_values(source: DumpSource, statistic: str, search: str) -> RankValues:
         f"WHERE {condition} GROUP BY rank, iteration HAVING value IS NOT NULL",
         values,
     )
-    columns = [rows.column(name).to_numpy() for name in ("rank", "iteration")]
-    (ranks, row_of), (iterations, column_of) = (
-        np.unique(column, return_inverse=True) for column in columns
+    return arrange_values(
+        *(rows.column(name).to_numpy() for name in ("rank", "iteration", "value"))
     )
-    cells = np.full((len(ranks), len(iterations)), np.nan)
-    is_there = np.zeros(cells.shape, np.bool_)
-    cells[row_of, column_of] = rows.column("value").to_numpy()
-    is_there[row_of, column_of] = True
-    return RankValues(tuple(ranks.tolist()), tuple(iterations.tolist()), cells, is_there)
-
-
-RANK_MAP = PageKind("/ranks", "ranks.html", "Ranks", parse_rank_map, build_rank_map)

@@ -123,4 +123,6 @@ def _place_of(row: TensorRow) -> str:
     return str(RowPlace(iteration, row.rank, row.attempt, row.position))
 
 
-TENSOR_LIST = PageKind("/tensors", "tensors.html", "Tensors", parse_tensor_list, build_tensor_list)
+TENSOR_LIST = PageKind(
+    "/tensors", "tensors.html", "Tensors", parse_tensor_list, build_tensor_list, has_attempts=True
+)

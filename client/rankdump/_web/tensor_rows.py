@@ -10,13 +10,16 @@ from rankdump._analysis.table.table_schema import NONFINITE
 from rankdump._core.scope_names import format_scope_name
 
 ROW_COLUMNS = (
-    "rank, attempt, iteration, position, CAST(name AS VARCHAR) AS name, "
+    "CAST(job AS VARCHAR) AS job, rank, attempt, iteration, position, "
+    "CAST(name AS VARCHAR) AS name, "
     "CAST(op_type AS VARCHAR) AS op_type, CAST(side AS VARCHAR) AS side, slot, "
     "CAST(argument AS VARCHAR) AS argument, CAST(dtype AS VARCHAR) AS dtype, shape, "
     "CAST(layout AS VARCHAR) AS layout, bytes, digest, l2norm, max, min, avg, nan_count, path, "
     f"CAST(member AS VARCHAR) AS member, ({NONFINITE}) AS nonfinite"
 )
-_TEXTS = ("name", "op_type", "side", "argument", "dtype", "layout", "digest", "path", "member")
+_TEXTS = (
+    *("job", "name", "op_type", "side", "argument", "dtype", "layout", "digest", "path", "member"),
+)
 _NUMBERS = ("rank", "attempt", "position", "slot", "bytes")
 _STATISTICS = ("l2norm", "max", "min", "avg")
 EXECUTION_ORDER = "iteration NULLS LAST, rank, attempt, position"
@@ -26,6 +29,7 @@ EXECUTION_ORDER = "iteration NULLS LAST, rank, attempt, position"
 class TensorRow:
     """One tensor of a rank in one iteration."""
 
+    job: str
     rank: int
     attempt: int
     iteration: int | None

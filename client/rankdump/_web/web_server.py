@@ -95,6 +95,8 @@ def serve_trees(
     try:
         with run_pages(sources, job) as pages:
             _serve_pages(pages, listen, guard, opens_browser=opens_browser)
+    except KeyboardInterrupt:
+        pass  # that is how it is ended, here before it serves
     finally:
         for source in sources:
             source.close()

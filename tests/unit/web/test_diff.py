@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import multiprocessing
 import os
 import shutil
@@ -16,6 +17,7 @@ from urllib.parse import urlencode
 import numpy as np
 import pytest
 from support.diff_reports import layered, outcome, report, row
+from support.tensor_layouts import shard_rows
 from support.tree_builder import TreeBuilder
 from support.web_trees import LINEAR, MARKUP, fill_tree
 
@@ -287,3 +289,179 @@ def test_tree_that_is_gone_is_one_line(tmp_path, open_pages, processes):
     shutil.rmtree(roots[1])
     answer = client.get("/diff.json", params={"a": 0, "b": 1})
     assert (answer.status_code, "not there any more" in answer.json()["error"]) == (422, True)
+
+
+# -- pairs by hand, tolerances and both sides
+
+
+def fill_renamed(folder: Path) -> tuple[Path, Path]:
+    """Write two trees whose second operator has other names, types and shapes in each."""
+    roots = folder / "run", folder / "reference"
+    for root, name, shape in zip(roots, (RENAMED_A, RENAMED_B), ((4, 6), (6, 4, 1)), strict=True):
+        tree = TreeBuilder(root)
+        for iteration in range(2):
+            values = np.arange(24, dtype=np.float32).reshape(shape)
+            tree.tensor(0, iteration, LINEAR, values.reshape(4, 6), tabled=True)
+            tree.tensor(0, iteration, name, values, tabled=True)
+            tree.complete(0, iteration, world_size=1)
+    return roots
+
+
+RENAMED_A = 'Default/network-Net/mlp-Old, "first"/GeLU-op0'
+RENAMED_B = "Default/network-Net/<i>ffn</i>-New/QuickGelu-op0"
+
+
+@pytest.fixture(scope="module")
+def renamed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return fill_renamed(tmp_path_factory.mktemp("renamed"))
+
+
+def read_counts(body: Any) -> dict[str, int]:
+    return {each["verdict"]: each["pairs"] for each in body["comparison"]["summary"]["counts"]}
+
+
+def test_pairs_chosen_by_hand_are_compared_and_downloaded(renamed, open_pages, tmp_path, capsys):
+    """One operator of each side is picked; the file does the same for the command."""
+    client = open_pages(*renamed)
+    asked: dict[str, Any] = {"a": 0, "b": 1}
+    body = client.get("/diff.json", params=asked).json()
+    assert read_counts(body) == {"unmatched": 4, "same": 2}
+    rows = body["comparison"]["excerpt"]["rows"]
+    names = {row["name_a"] or None for row in rows} - {None}, {row["name_b"] for row in rows} - {""}
+    assert names == ({RENAMED_A}, {RENAMED_B})
+    page = client.get("/diff", params=asked | {"pick_a": RENAMED_A}).text
+    assert f'name="pick_b" value="{html.escape(RENAMED_B, quote=False)}"' in page
+    assert 'name="pick_a" value="Default/network-Net/mlp' in page
+    picked = asked | {"pick_a": RENAMED_A, "pick_b": RENAMED_B}
+    body = client.get("/diff.json", params=picked).json()
+    assert read_counts(body)["same"] == 2
+    assert "unmatched" not in read_counts(body)
+    assert body["request"]["pairs"] == [[RENAMED_A, RENAMED_B]]
+    assert (body["request"]["pick_a"], body["request"]["pick_b"]) == ("", "")
+    page = html.unescape(client.get("/diff", params=picked).text)
+    assert "Paired by hand" in page
+    address = next(
+        part.partition('" download')[0]
+        for part in page.split('href="')
+        if part.startswith("/diff/mapping.json")
+    )
+    answer = client.get(address)
+    assert answer.headers["content-disposition"] == 'attachment; filename="mapping.json"'
+    assert answer.json() == {RENAMED_A: RENAMED_B}
+    # The pairs alone are the same state, and a pair can be taken out again.
+    pairs = answer.text
+    same = client.get("/diff.json", params=asked | {"pairs": pairs}).json()
+    assert read_counts(same) == read_counts(body)
+    without = client.get("/diff.json", params=asked | {"pairs": pairs, "drop": 0}).json()
+    assert read_counts(without) == {"unmatched": 4, "same": 2}
+    (tmp_path / "mapping.json").write_bytes(answer.content)
+    command = ["diff", *map(str, renamed), "--map", str(tmp_path / "mapping.json"), "--json"]
+    run_command_line(command)
+    printed = json.loads(capsys.readouterr().out)["counts"]
+    assert {name: count for name, count in printed.items() if count} == read_counts(body)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"pairs": "{"}, "a JSON object of names of a"),
+        ({"pairs": '{"a": 1}'}, "a JSON object of names of a"),
+        ({"pairs": '{"a": "\\ud800"}'}, "a JSON object of names of a"),
+        ({"pairs": "no comma"}, "lines name_a,name_b"),
+        ({"pick_a": "x" * 2500, "pick_b": "y" * 2500}, "rankdump diff --map"),
+        ({"rtol": "-1"}, "a number of 0 or more"),
+        ({"atol": "nan"}, "a number of 0 or more"),
+        ({"tolerance": "norm"}, "PATTERN=ERROR"),
+        ({"tolerance": "norm=inf"}, "an error of 0 or more"),
+        ({"unshard": "yes"}, "allowed: 1, 0"),
+    ],
+)
+def test_wrong_pairs_and_tolerances_are_one_line(renamed, open_pages, parameters, words):
+    answer = open_pages(*renamed).get("/diff.json", params={"a": 0, "b": 1} | parameters)
+    assert (answer.status_code, words in answer.json()["error"]) == (400, True), answer.text
+
+
+def test_tolerances_are_those_of_the_command(pair, open_pages):
+    """The page says which tolerance decided about each pair."""
+    client = open_pages(*pair)
+
+    def judge(**more: Any) -> tuple[dict[str, int], set[str], str]:
+        asked = {"a": 0, "b": 1, "verdicts": "normal,suspicious,different", **more}
+        body = client.get("/diff.json", params=asked).json()
+        found = body["comparison"]
+        judges = {row["judged_by"] for row in found["excerpt"]["rows"]}
+        return read_counts(body), judges, found["summary"]["settings"]
+
+    counts, judges, settings = judge()
+    assert (counts["different"], judges) == (2, {"0.0001 + 0.0001 * |b|"})
+    counts, judges, settings = judge(rtol="0", atol="0.5")
+    assert (counts["normal"], judges) == (2, {"0.5 + 0 * |b|"})
+    assert "normal is within 0.5 + 0 * |b|" in settings
+    asked = {"a": 0, "b": 1, "tolerance": "*Linear*=1\r\n*nothing-like-it=2"}
+    failed = client.get("/diff.json", params=asked).json()["comparison"]
+    assert (failed["state"], "nothing-like-it" in failed["failure"]) == ("failed", True)
+    counts, judges, settings = judge(tolerance="*Linear*=1")
+    assert (counts["normal"], judges) == (2, {"tolerance 1 for *Linear*"})
+    assert (
+        "by tolerance 1 for *Linear*"
+        in client.get(
+            "/diff", params={"a": 0, "b": 1, "verdicts": "normal", "tolerance": "*Linear*=1"}
+        ).text
+    )
+
+
+def test_both_sides_of_a_pair_are_shown_together(pair, open_pages):
+    client = open_pages(*pair)
+    asked = {"a": 0, "b": 1, "verdicts": "different"}
+    row = client.get("/diff.json", params=asked).json()["comparison"]["excerpt"]["rows"][0]
+    opened = asked | {"opened": row["number"]}
+    facts = client.get("/diff.json", params=opened).json()["comparison"]["excerpt"]["facts"]
+    known = {each["name"]: (each["a"], each["b"]) for each in facts}
+    assert known["shape"] == ("2 x 3 x 4", "2 x 3 x 4")
+    assert known["digest"][0] != known["digest"][1]
+    assert known["max"] == (23.5, 23.0)
+    text = client.get("/diff", params=opened).text
+    assert text.count('id="opened"') == 1
+    assert "Both sides of encoder.0/Linear-op0" in text
+    assert 'id="opened"' not in client.get("/diff", params=asked | {"opened": 10**9}).text
+
+
+# -- links to tensors
+
+
+def fill_layouts(folder: Path, *, has_elements: bool) -> tuple[Path, Path]:
+    """Write a job on two ranks, which have shards, stages and copies, and the same on one rank."""
+    whole = np.arange(12, dtype=np.float32).reshape(4, 3)
+    names = LINEAR, MARKUP, "Default/network-Net/head-Linear/Linear-op0"
+
+    def put(tree: TreeBuilder, rank: int, name: str, values: Any, **more: Any) -> None:
+        (tree.tensor if has_elements else tree.row)(rank, 0, name, values, **more)
+
+    split = TreeBuilder(folder / "split")
+    for rank in (0, 1):
+        shape = shard_rows(rank, 2 * rank, (4, 3))
+        put(split, rank, LINEAR, whole[2 * rank : 2 * rank + 2] + 1, tensor_layout=shape)
+        put(split, rank, MARKUP, whole + 1)
+        if rank == 1:  # a stage that the first rank does not have
+            put(split, rank, names[2], whole + 1)
+        split.complete(rank, 0)
+    alone = TreeBuilder(folder / "alone")
+    for name in names:
+        put(alone, 0, name, whole)
+    alone.complete(0, 0, world_size=1)
+    return split.root, alone.root
+
+
+@pytest.mark.parametrize("has_elements", [True, False])
+@pytest.mark.parametrize("turn", [1, -1])
+def test_links_of_joined_rows_lead_to_tensors(tmp_path, open_pages, has_elements, turn):
+    client = open_pages(*fill_layouts(tmp_path, has_elements=has_elements)[::turn])
+    asked = {"a": 0, "b": 1, "unshard": 1, "verdicts": ",".join(sorted(EVERY))}
+    body = client.get("/diff.json", params=asked).json()["comparison"]
+    assert body["state"] == "ready", body
+    assert len(body["excerpt"]["rows"]) == 3
+    page = html.unescape(client.get("/diff", params=asked).text)
+    links = {part.partition('"')[0] for part in page.split('href="/tensor?')[1:]}
+    assert len(links) >= 6
+    for link in links:
+        assert client.get(f"/tensor?{link}").status_code == 200, link

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 import re
 import shutil
 from html.parser import HTMLParser
@@ -26,9 +27,11 @@ from support.web_trees import (
     fill_tree,
 )
 
+from rankdump._analysis import tree_overview
 from rankdump._analysis.reader import coordinator_files
 from rankdump._analysis.table.table_files import TABLE_FOLDER
 from rankdump._analysis.table_index import index_tree
+from rankdump._cli.command_group import run_command_line
 from rankdump._web import tensor_elements, tensor_list
 from rankdump._web.application import WebPages
 from rankdump._web.comparison_process import ComparisonProcesses
@@ -431,7 +434,7 @@ def test_path_that_leads_out_of_the_tree_is_refused(tmp_path, open_pages, monkey
 
 
 def test_failure_of_a_page_is_one_line_without_a_traceback(indexed, monkeypatch, caplog):
-    def fail(self: object) -> None:
+    def fail(self: object, attempt: int | None) -> None:
         raise RuntimeError("something of ours")
 
     monkeypatch.setattr(coordinator_files.PublishedOrder, "read_last_entries", fail)
@@ -490,6 +493,8 @@ NAMES = (
     *("first_iteration", "first_rank", "at", "rows", "columns", "joined", "under", "around"),
     *("collectives", "sql", "tree", "x"),
     *("a", "b", "rank_b", "iteration_a", "noise", "verdicts", "row", "freeze"),
+    *("job", "attempt", "base", "against", "tensors", "trace", "first", "last", "opened"),
+    *("pairs", "pick_a", "pick_b", "drop", "rtol", "tolerance", "unshard", "attempt_b"),
 )
 VALUES = st.one_of(
     st.text(max_size=20),
@@ -498,6 +503,7 @@ VALUES = st.one_of(
     st.sampled_from([LINEAR, MARKUP, "input", "output", "l2norm", "0,1", "0-0-0-0", "", "1"]),
     st.sampled_from([str(MAX_NUMBER), f"{MAX_NUMBER}-0-0-0", "\u0663", "1e3", "'; DROP", "\ud800"]),
 )
+FILE_PATHS = (*("/tensor/slice.png", "/ranks/map.png", "/order/trace.json", "/diff/mapping.json"),)
 ALL_PATHS = tuple(
     path
     for kind in WebPages((), QueryProcess(), ComparisonProcesses()).kinds
@@ -507,7 +513,7 @@ ALL_PATHS = tuple(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
-    path=st.sampled_from([*ALL_PATHS, "/tensor/slice.png", "/ranks/map.png"]),
+    path=st.sampled_from([*ALL_PATHS, *FILE_PATHS]),
     items=st.lists(st.tuples(st.sampled_from(NAMES), VALUES), max_size=4),
 )
 @example("/tensor", [("name", LINEAR), ("iteration", str(MAX_NUMBER))])
@@ -518,3 +524,37 @@ def test_any_query_is_a_page_or_one_line(indexed, path, items):
     assert answer.status_code == 200 or 400 <= answer.status_code < 500, answer.text
     if answer.status_code != 200 and "json" in answer.headers["content-type"]:
         assert "\n" not in answer.json()["error"]
+
+
+# -- run cards
+
+
+def test_overview_says_of_run_cards_what_the_command_says(tmp_path, open_pages, capsys):
+    """Those of all iterations, also where the difference comes late."""
+    tree = TreeBuilder(tmp_path / "tree")
+    for iteration in range(40):
+        for rank in (0, 1):
+            rate = "0.2" if (rank, iteration) == (1, 39) else "0.1"
+            own = {"version": 1, "numbers": {"learning_rate.0": rate}}
+            tree.row(rank, iteration, LINEAR, np.ones(3, np.float32))
+            tree.complete(rank, iteration, card=own | {"digests": {"batch.0": "ab"}})
+    body = open_pages(tree.root).get("/overview.json").json()
+    assert run_command_line(["card", str(tree.root), "--json"]) == 0
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert len(findings) == 2
+    for part, is_difference in (("card_differences", True), ("card_remarks", False)):
+        texts = [each["text"] for each in findings if each["is_difference"] == is_difference]
+        assert body[part]["shown"] == texts
+    assert "in iteration 39: 0.1 on rank 0, 0.2 on rank 1" in body["verdict"]["text"]
+
+
+def test_overview_says_how_many_run_cards_it_compared(tmp_path, open_pages, monkeypatch):
+    monkeypatch.setattr(tree_overview, "MAX_CARD_PLACES", 4)
+    tree = TreeBuilder(tmp_path / "tree")
+    for iteration in range(3):
+        for rank in (0, 1):
+            tree.row(rank, iteration, LINEAR, np.ones(3, np.float32))
+            tree.complete(rank, iteration, card={"version": 1, "revision": f"{iteration}{rank}"})
+    remarks = open_pages(tree.root).get("/overview.json").json()["card_remarks"]["shown"]
+    expected = "compared are the first 4 run cards of 6, up to iteration 1: rankdump card compares"
+    assert remarks[-1].startswith(expected)

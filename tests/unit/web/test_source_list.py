@@ -33,7 +33,7 @@ def test_tables_of_few_trees_are_open(trees, monkeypatch: pytest.MonkeyPatch):
     found.add([trees["walked"], trees["indexed"]])
     for number in range(len(found)):
         assert found[number].get_rows("SELECT count(*) AS n FROM tensors")[0]["n"] > 0
-    assert [source._table is None for source in found] == [True, False]
+    assert [source._state.table is None for source in found] == [True, False]
     assert found[0].get_rows("SELECT 1 AS one") == [{"one": 1}]
     found.close()
 

@@ -217,9 +217,17 @@ def read_name_mapping(given: Mapping[str, str] | str | PathLike[str]) -> Mapping
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(str(path), "", why, f"a file of {_MAPPING_FORMS}") from None
+    return parse_name_mapping(str(path), text)
+
+
+def parse_name_mapping(file: str, text: str) -> Mapping[str, str]:
+    """Return names of side b by names of side a, from the text of a file: a JSON object, or lines.
+
+    ConfigError names the file and what is not valid.
+    """
     if text.lstrip().startswith("{"):
-        return _parse_json_mapping(str(path), text)
-    return dict(_parse_mapping_lines(str(path), text))
+        return _parse_json_mapping(file, text)
+    return dict(_parse_mapping_lines(file, text))
 
 
 def _parse_json_mapping(file: str, text: str) -> Mapping[str, str]:

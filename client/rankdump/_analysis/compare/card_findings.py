@@ -344,9 +344,16 @@ def _make_parameter_finding(
     )
 
 
+def _group_iterations(cards: Sequence[RankCard]) -> list[tuple[int, list[RankCard]]]:
+    """Return the cards of each iteration, the earliest first."""
+    found: defaultdict[int, list[RankCard]] = defaultdict(list)
+    for each in cards:
+        found[each.iteration].append(each)
+    return sorted(found.items())
+
+
 def _compare_replicas(cards: Sequence[RankCard]) -> Iterator[CardFinding]:
-    for iteration in sorted({each.iteration for each in cards}):
-        own = [each for each in cards if each.iteration == iteration]
+    for iteration, own in _group_iterations(cards):
         merged = merge_parameters(own)
         if merged.unequal:
             names, ranks = [*merged.unequal], sorted(set[int]().union(*merged.unequal.values()))
@@ -494,11 +501,11 @@ def _describe_equal_batches(cards: Sequence[RankCard]) -> Iterator[CardFinding]:
     wrong for those that share the data.
     """
     alike: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-    for iteration in sorted({each.iteration for each in cards}):
+    for iteration, own in _group_iterations(cards):
         ranks: defaultdict[tuple[tuple[str, str], ...], list[int]] = defaultdict(list)
-        for each in cards:
+        for each in own:
             batch = [item for item in each.card.digests.items() if item[0].startswith(BATCH_PREFIX)]
-            if each.iteration == iteration and batch:
+            if batch:
                 ranks[tuple(sorted(batch))].append(each.rank)
         for same in ranks.values():
             if len(same) > 1:

@@ -50,14 +50,13 @@ from rankdump._analysis.reader.manifests import retired_sentences
 from rankdump._analysis.reader.query import Filters, ranges
 from rankdump._analysis.reader.tree_walk import collector_paused
 from rankdump._core.input_perturbation import PERTURB_SETTING
+from rankdump._core.tolerance_text import ROUNDING
 from rankdump.errors import ConfigError, CorruptedError
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 DumpSource: TypeAlias = "str | PathLike[str] | Dump"
-ROUNDING = "rounding"
-"""A tolerance that is the error of rounding."""
 _RowsAndPlaces: TypeAlias = "tuple[list[ComparisonRow], dict[ProgramPlace, ProgramPlace]]"
 MIN_TABLED_TENSORS = 20_000
 """From so many statistics on columns save more time than loading pyarrow takes."""
@@ -155,6 +154,7 @@ def _build_report(
         rank_origins=of_ranks,
         places_of_b=places,
         card_findings=_compare_cards(a, b, rows, places, is_joined=is_joined),
+        is_joined=is_joined,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from rankdump._analysis.compare.report import (
     REPLICA_FINDING_PREFIX,
@@ -21,18 +21,29 @@ from rankdump._analysis.compare.report import (
 )
 from rankdump._analysis.compare.rounding_errors import find_reference_size, find_rounding_errors
 from rankdump._analysis.reader.query import Query
+from rankdump._core.tolerance_text import ROUNDING
 from rankdump.errors import ConfigError
 
 NoisePlace: TypeAlias = "tuple[int, int, str, str]"
 """Rank, iteration, name of the call on side b, and slot."""
-AllowedError: TypeAlias = "tuple[float, str]"
-"""An error that is expected, and what expects it, as in `5 times that of the noise runs`."""
+
+
+class AllowedError(NamedTuple):
+    """An error that is expected."""
+
+    error: float
+    text: str
+    """What expects it, as in `5 times that of the noise runs`."""
+    source: str
+    """The same in a few words, as in `judged by noise runs`."""
+
 
 NORMAL_RATIO = 4.0
 """Largest ratio of a normal error to the one that is expected."""
 SUSPICIOUS_RATIO = 10.0
 """Largest ratio of an error that is suspicious; a larger one is different."""
-_BY_ROUNDING = "that of rounding"
+_BY_ROUNDING = f"that of {ROUNDING}"
+_WITHOUT_RUN = "without a noise run of it"
 _JUDGED = (TensorVerdict.NORMAL, TensorVerdict.DIFFERENT)
 
 
@@ -68,7 +79,7 @@ def judge_rows(
         elif noises:
             judged.append(_judge_row(row, _allow_noise(row, noises, rounding)))
         elif settings.by_rounding:
-            judged.append(_judge_row(row, (rounding, _BY_ROUNDING)))
+            judged.append(_judge_row(row, AllowedError(rounding, _BY_ROUNDING, ROUNDING)))
         else:
             judged.append(row)
     return judged
@@ -92,9 +103,10 @@ def _matches_name(row: ComparisonRow, tolerance: NamedTolerance) -> bool:
 
 def _allow_named(row: ComparisonRow, named: NamedTolerance, rounding: float) -> AllowedError:
     if named.error is None:
-        return rounding, _BY_ROUNDING
-    text = f"a quarter of the tolerance {named.error:g} for {named.pattern}"
-    return named.error / NORMAL_RATIO * find_reference_size(row), text
+        return AllowedError(rounding, _BY_ROUNDING, f"{ROUNDING} for {named.pattern}")
+    source = f"tolerance {named.error:g} for {named.pattern}"
+    allowed = named.error / NORMAL_RATIO * find_reference_size(row)
+    return AllowedError(allowed, f"a quarter of the {source}", source)
 
 
 def _allow_noise(
@@ -102,8 +114,10 @@ def _allow_noise(
 ) -> AllowedError:
     known = [errors[place] for errors in noises if (place := _make_place(row)) in errors]
     if not known:
-        return rounding, f"{_BY_ROUNDING}, without a noise run of it"
-    return max(*known, rounding), "that of the noise runs"
+        return AllowedError(
+            rounding, f"{_BY_ROUNDING}, {_WITHOUT_RUN}", f"{ROUNDING}, {_WITHOUT_RUN}"
+        )
+    return AllowedError(max(*known, rounding), "that of the noise runs", "noise runs")
 
 
 def _judge_row(row: ComparisonRow, allowed: AllowedError) -> ComparisonRow:
@@ -111,16 +125,18 @@ def _judge_row(row: ComparisonRow, allowed: AllowedError) -> ComparisonRow:
     is_drift = any(each.startswith(REPLICA_FINDING_PREFIX) for each in outcome.findings)
     if error is None or is_drift or outcome.verdict not in _JUDGED:
         return row
-    expected, name = allowed
+    expected, name, source = allowed
     ratio = error / expected if expected else math.inf if error else 0.0
     if ratio <= NORMAL_RATIO:
-        judged = replace(outcome, verdict=TensorVerdict.NORMAL, error_ratio=ratio)
+        judged = replace(outcome, verdict=TensorVerdict.NORMAL, error_ratio=ratio, judged_by=source)
         return row._replace(outcome=judged)
     is_suspicious = ratio <= SUSPICIOUS_RATIO
     verdict = TensorVerdict.SUSPICIOUS if is_suspicious else TensorVerdict.DIFFERENT
     times = f"{ratio:.3g} times {name}" if expected else f"not explained by {name}"
     findings = *outcome.findings, f"its error {error:.2g} is {times}"
-    judged = replace(outcome, verdict=verdict, findings=findings, error_ratio=ratio)
+    judged = replace(
+        outcome, verdict=verdict, findings=findings, error_ratio=ratio, judged_by=source
+    )
     return row._replace(outcome=judged)
 
 

@@ -150,6 +150,8 @@ class PairOutcome:
     error_ratio: float | None = None
     """Ratio of the error to the one that noise runs, rounding or a tolerance by name explain; None
     where elements were judged by themselves."""
+    judged_by: str = ""
+    """Which of these it was: `rounding`; empty where elements were judged by themselves."""
 
 
 class DumpedTensor(NamedTuple):
@@ -370,6 +372,8 @@ class ComparisonReport:
     """Rank and iteration of side b by those of side a, where they differ."""
     card_findings: tuple[CardFinding, ...] = ()
     """What differs before the first operator according to run cards, and remarks on these."""
+    is_joined: bool = False
+    """Whether the ranks of each side were joined before."""
 
     @property
     def agrees(self) -> bool:

@@ -86,9 +86,10 @@ class PublishedOrder:
         parts = [_read_entries(path, iterations) for path in paths]
         return heapq.merge(*parts, key=lambda entry: entry.position)
 
-    def read_last_entries(self) -> list[OrderEntry]:
-        """Return the last entry of each graph; reads only the ends of the files."""
-        return [entry for entry in map(_read_last_entry, self.paths) if entry is not None]
+    def read_last_entries(self, attempt: int | None = None) -> list[OrderEntry]:
+        """Return the last entry of each graph and attempt; reads only the ends of the files."""
+        paths = (path for path in self.paths if attempt in (None, _parse_name(path).attempt))
+        return [entry for entry in map(_read_last_entry, paths) if entry is not None]
 
 
 def read_order(root: Path, *, job_id: str = "") -> PublishedOrder:

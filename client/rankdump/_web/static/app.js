@@ -5,9 +5,17 @@ const GO = { h: "/", o: "/order", d: "/diff", b: "/blackbox", t: "/tensors", m: 
 const WAIT_MS = 1200;
 let goSince = 0;
 
+const CHOICE = ["tree", "job", "attempt"];
+
+function keep(names, asked) {
+  const known = new URLSearchParams(location.search);
+  for (const name of names) if (known.get(name)) asked.set(name, known.get(name));
+  return asked;
+}
+
 function address(path) {
-  const tree = new URLSearchParams(location.search).get("tree");
-  return tree ? `${path}?tree=${encodeURIComponent(tree)}` : path;
+  const kept = keep(CHOICE, new URLSearchParams()).toString();
+  return kept ? `${path}?${kept}` : path;
 }
 
 function visibleRows() {
@@ -120,10 +128,12 @@ function openMapCell(event) {
   if (!ranks.length || !iterations.length) return;
   const row = Math.floor((event.clientY - box.top) / box.height * ranks.length);
   const column = Math.floor((event.clientX - box.left) / box.width * iterations.length);
-  const known = new URLSearchParams(location.search);
-  const asked = new URLSearchParams({ rank: ranks[row], iteration: iterations[column] });
-  for (const name of ["search", "tree"]) if (known.get(name)) asked.set(name, known.get(name));
-  if (table) location.href = `/tensors?${asked}`;
+  if (!table) return;
+  if (String(ranks[row]) === picture.dataset.base) {
+    location.href = `/tensors?${keep(["search", ...CHOICE], new URLSearchParams({ rank: ranks[row], iteration: iterations[column] }))}`;
+    return;
+  }
+  location.href = picture.dataset.address.replaceAll("RANK", ranks[row]).replaceAll("ITERATION", iterations[column]);
 }
 
 // The part of the page is replaced where it differs, so the focus and the place in a table stay.
