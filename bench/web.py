@@ -9,6 +9,9 @@ server, and `query_peak_mb` of the process that runs statements of people.
 `diff_s` is from the first request for the comparison of two trees of a million fingerprints each to
 the answer with its rows, `diff_peak_mb` the memory of the process that compares, `diff_page_ms` the
 slowest of pages with rows of other verdicts and places.
+
+`step_with_viewers_vs_alone` is the step of a small job that dumps to an agent on this host, with 50
+people at the pages of that tree and without, in turns.
 """
 
 from __future__ import annotations
@@ -21,10 +24,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
+import numpy as np
+
+import rankdump
 from rankdump._core.events import EventKind
 from rankdump._core.execution_order import (
     GLOBAL_ORDER_FOLDER,
@@ -34,13 +41,18 @@ from rankdump._core.execution_order import (
 )
 from rankdump._core.status import OrderEntry
 
+from .arrays import activations, dump, stamp
 from .fingerprint_trees import FingerprintTrees, write_trees
-from .host import memory_folder
+from .host import Host, memory_folder, running_host
+from .page_viewers import watched
 from .result import Result, median, quantile
 from .table import ITERATION_WITH_FILES, RANKS, ROWS, write_bench_tree
 
 ROUNDS = 12
 STARTS = 3
+TURNS = 5
+STEPS = 60
+"""Steps of the job in a turn."""
 _MB = 1e6
 _OPERATORS = ROWS // 4
 
@@ -57,6 +69,7 @@ def measure(*, quick: bool = False, rows: int = RANKS * 125 * ROWS) -> Result:
         subprocess.run(index, check=True, capture_output=True)
         starts = [_time_first_page(root) for _ in range(1 if quick else STARTS)]
         times_ms, sizes, peaks_kb = _ask_all_pages(root, iterations, rounds)
+        beside = _time_job_beside_viewers(root, iterations, turns=1 if quick else TURNS)
     return Result(
         figures=_compare_trees(FingerprintTrees(8, 4 if quick else 125))
         | {
@@ -68,7 +81,11 @@ def measure(*, quick: bool = False, rows: int = RANKS * 125 * ROWS) -> Result:
             "largest_page_kb": max(sizes) / 1e3,
             "server_peak_mb": peaks_kb[0] * 1024 / _MB,
             "query_peak_mb": peaks_kb[1] * 1024 / _MB,
-        }
+            "step_alone_ms": beside.alone_s * 1e3,
+            "step_with_viewers_ms": beside.watched_s * 1e3,
+            "viewers_pages_per_s": beside.pages_per_s,
+        },
+        ratios={"step_with_viewers_vs_alone": beside.watched_s / beside.alone_s},
     )
 
 
@@ -134,6 +151,63 @@ def _ask_all_pages(
         server.stop()
 
 
+@dataclass(frozen=True, slots=True)
+class StepsBeside:
+    """Steps of a job, alone and while people look at pages, and how many pages these were given."""
+
+    alone_s: float
+    watched_s: float
+    pages_per_s: float
+
+
+def _time_job_beside_viewers(root: Path, iterations: int, *, turns: int) -> StepsBeside:
+    """Serve the pages of a tree beside a job that dumps into another one."""
+    paths = [path for number in range(3) for path in _list_addresses(number, iterations)]
+    alone: list[float] = []
+    seen: list[float] = []
+    rates: list[float] = []
+    server = PageServer(root)
+    try:
+        with running_host(table=False) as host, host.session("web") as session:
+            job = SmallJob(host, session)
+            job.run_steps()
+            for _ in range(turns):
+                alone += job.run_steps()
+                with watched(server.port, server.cookie, paths) as pages:
+                    begun = time.perf_counter()
+                    seen += job.run_steps()
+                    taken_s = time.perf_counter() - begun
+                rates.append(pages[0] / taken_s)
+    finally:
+        server.stop()
+    return StepsBeside(median(alone), median(seen), median(rates))
+
+
+class SmallJob:
+    """Computes and dumps in steps of some milliseconds, on one core."""
+
+    def __init__(self, host: Host, session: rankdump.Session) -> None:
+        self._host, self._session = host, session
+        self._tensors = activations(32, 1 << 12)
+        self._state = activations(1, 1 << 20)
+        self._iteration = 0
+
+    def run_steps(self) -> list[float]:
+        """Return the seconds of each step; all are in the tree afterwards."""
+        times_s: list[float] = []
+        for _ in range(STEPS):
+            begun = time.perf_counter()
+            self._session.step(self._iteration)
+            np.tanh(self._state, out=self._state)
+            stamp(self._tensors, self._iteration)
+            dump(self._session, self._tensors)
+            times_s.append(time.perf_counter() - begun)
+            self._iteration += 1
+        self._session.step(self._iteration)
+        self._host.wait_until_written("web", self._iteration - 1)
+        return times_s
+
+
 def _list_addresses(number: int, iterations: int) -> Iterator[str]:
     """Yield every page, at places that depend on a number."""
     at = number * 7 % iterations
@@ -174,11 +248,12 @@ class PageServer:
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         address = urlsplit(self._process.stdout.readline().strip())
-        self._connection = http.client.HTTPConnection("127.0.0.1", address.port, timeout=60)
+        self.port = address.port or 0
+        self._connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         self._connection.request("GET", f"/?{address.query}")
         answer = self._connection.getresponse()
         answer.read()
-        self._cookie = answer.headers["set-cookie"].partition(";")[0]
+        self.cookie = answer.headers["set-cookie"].partition(";")[0]
 
     def get(self, path: str) -> tuple[float, int]:
         """Return milliseconds until the first byte, and the number of bytes of a page."""
@@ -188,7 +263,7 @@ class PageServer:
     def ask(self, path: str) -> tuple[float, int, bytes]:
         """Return milliseconds until the first byte, the number of bytes, and a page."""
         begun = time.perf_counter()
-        self._connection.request("GET", path, headers={"cookie": self._cookie})
+        self._connection.request("GET", path, headers={"cookie": self.cookie})
         answer = self._connection.getresponse()
         taken_ms = (time.perf_counter() - begun) * 1e3
         body = answer.read()

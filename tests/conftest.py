@@ -23,8 +23,18 @@ settings.register_profile("no deadlines", deadline=None)
 settings.register_profile("fast", deadline=None, max_examples=25)  # for `make test-fast`
 settings.load_profile("no deadlines")
 
-_ON_ANY_DISK = ("RANKDUMPD_AGENT__KEEP_FREE_RATIO", "RANKDUMPD_AGENT__KEEP_FREE_INODES_RATIO")
-"""What daemons of tests do is not to depend on how full the disk of this machine is."""
+_FOR_TESTS = {
+    # What daemons of tests do is not to depend on how full the disk of this machine is.
+    "RANKDUMPD_AGENT__KEEP_FREE_RATIO": "0",
+    "RANKDUMPD_AGENT__KEEP_FREE_INODES_RATIO": "0",
+    # Tests of the table of statistics turn it on: a job of a second would take another for it.
+    "RANKDUMPD_AGENT__TABLE": "false",
+    # Every byte of a slab is written when a session begins, 256 MiB by default.
+    "RANKDUMPD_AGENT__SLAB_BYTES": str(16 << 20),
+    # Several tests run at a time; threads of a pool that wait for work take processors, too.
+    "OMP_NUM_THREADS": "1",
+}
+"""Environment of all tests, and of what they start."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -81,25 +91,23 @@ def socket_folder() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(autouse=True)
-def no_outer_job(no_process_state_leak: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests do not see the rank or the plan of a job they may run inside, nor its terminal."""
+def pytest_configure() -> None:
+    """Set the environment and the signals of all tests, also for what a module shares."""
+    _leave_outer_job()
+    os.environ.update(_FOR_TESTS)
+    # A shell that starts pytest in the background ignores it, and so would what tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave_outer_job() -> None:
+    """Hide the rank and the plan of a job that tests may run inside, and its terminal."""
     families = ("RANKDUMP", "MINDSPORE_DUMP", "MS_DIAGNOSTIC", "SLURM_", "OMPI_", "TORCHELASTIC")
     exact = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "RANK_ID", "RANK_SIZE", "DEVICE_ID")
     exact += ("COLUMNS", "LINES")  # pytest-xdist tells its processes how wide the terminal is
     for name in list(os.environ):
         if name.startswith(families) or name in exact:
-            monkeypatch.delenv(name)
-    for name in _ON_ANY_DISK:
-        monkeypatch.setenv(name, "0")
-    # Tests of the table of statistics turn it on: a job of a second would take another for it.
-    monkeypatch.setenv("RANKDUMPD_AGENT__TABLE", "false")
-
-
-def pytest_configure() -> None:
-    """Let a signal reach what tests start, also where a shell started pytest in the background."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+            del os.environ[name]
 
 
 @pytest.hookimpl(wrapper=True)

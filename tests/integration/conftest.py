@@ -404,7 +404,7 @@ def make_agent(short_dir: Path) -> Iterator:
         def make(**settings) -> EmbeddedAgent:
             # Tests do not depend on how full the disk of this machine is.
             usual = {"encode_threads": 2, "keep_free_ratio": 0.0, "keep_free_inodes_ratio": 0.0}
-            usual["table"] = False
+            usual |= {"table": False, "slab_bytes": 16 << 20}
             folder = settings.pop("folder", short_dir)
             folder.mkdir(exist_ok=True)
             embedded = EmbeddedAgent(folder, **(usual | settings))

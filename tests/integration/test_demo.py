@@ -21,14 +21,10 @@ from rankdump.reader import load, read_order, status, walk
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent.parent
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+LAUNCHER = [sys.executable, str(ROOT / "tests" / "support" / "rank_launcher.py"), "2"]
 EXAMPLE = ROOT / "examples" / "torch_ddp.py"
 CONFIG = ROOT / "examples" / "data_dump.json"
 JOBS = Path(__file__).parent / "jobs"
-
-
-def torchrun(*command) -> list[str]:
-    return [*TORCHRUN, *map(str, command)]
 
 
 def dumped(
@@ -54,8 +50,7 @@ def collected(tmp_path_factory):
     """The tree of one job that computes digests, and the digests of its own hooks."""
     folder = tmp_path_factory.mktemp("digests")
     temp = Path("/tmp")
-    launcher = ROOT / "tests" / "support" / "rank_launcher.py"
-    job = [sys.executable, *map(str, (launcher, 2, JOBS / "ddp_digests.py", folder))]
+    job = [*LAUNCHER, str(JOBS / "ddp_digests.py"), str(folder)]
     done = dumped(folder / "tree", job, temp, JOBS / "ddp_digests.json")
     seen = {rank: json.loads((folder / f"rank_{rank}.json").read_text()) for rank in (0, 1)}
     return folder / "tree", seen, done.stderr
@@ -135,7 +130,7 @@ TUTORIAL = [0, *range(5, 9), *range(100, 121)]
 def test_example_trains_identically_without_dump(socket_folder):
     """`make demo` shows a whole dump, whose tree is complete, and it changes no loss."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    alone = finished(torchrun(EXAMPLE), environ).stdout
+    alone = finished([*LAUNCHER, str(EXAMPLE)], environ).stdout
     demo = finished(["make", "-C", str(ROOT), "demo"], {**environ, "TMPDIR": str(socket_folder)})
     losses = [line for line in demo.stdout.splitlines(keepends=True) if line.startswith("step ")]
     assert "".join(losses) == alone

@@ -102,6 +102,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str]) -
     """Run the command of the README as it is written, then without `rankdump run`."""
     folder = tmp_path_factory.mktemp("trained")
     page = DocumentPage(ROOT / "README.md", folder, environ)
+    page.forks_ranks = False
     write_job(page)
     command = f"{RUN} torchrun --nproc-per-node 2 train.py"
     page.run(command, says=r"all +18/18")
@@ -110,6 +111,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str]) -
     plain(page, command)
     assert operators(folder / "data/dump") == operators(folder / "under_run/dump")
     page.environ |= {"SEED": "1"}
+    page.forks_ranks = True
     (folder / "data").rename(folder / "plain")
     plain(page, command)
     return TrainedTrees(folder / "under_run/dump", folder / "data/dump")

@@ -51,14 +51,9 @@ def run_ranks(short_dir: Path):
             "RANKDUMP_AGENT": address,
             "RANKDUMP_JOB_ID": "crowd",
         }
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, crowd.__file__, str(rank), str(len(finishes)), finish],
-                env=environ,
-            )
-            for rank, finish in enumerate(finishes)
-        ]
-        ended = [rank.wait(WAIT_S) for rank in ranks]
+        job = [sys.executable, crowd.__file__, *finishes]
+        done = subprocess.run(job, env=environ, stdout=subprocess.PIPE, timeout=WAIT_S, check=True)
+        ended = json.loads(done.stdout)
         assert ended == [-signal.SIGKILL if finish == "kill" else 0 for finish in finishes]
         return short_dir / "dump"
 

@@ -34,11 +34,12 @@ print("codes", rankdump.acl.finalize_dump())
 RANKS = """
 import torch, torch.distributed as dist, rankdump
 dist.init_process_group("gloo")
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+model = torch.nn.Linear(4, 4)
 session = rankdump.attach(model)
 for step in range(2):
     session.step(step)
     model(torch.ones(2, 4) * (dist.get_rank() + step)).sum().backward()
+    dist.all_reduce(model.weight.grad)
 session.close()
 dist.destroy_process_group()
 """

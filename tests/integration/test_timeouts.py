@@ -8,14 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
+from support.command_line import run_in_process
 
 JOB = Path(__file__).parent / "jobs" / "four_ranks.py"
+LAUNCHER = Path(__file__).parents[1] / "support" / "rank_launcher.py"
 CONFIG = """{
   "common_dump_settings": {
     "dump_mode": 0, "path": "/tmp/unused", "net_name": "Four", "iteration": "1-3",
@@ -24,12 +26,8 @@ CONFIG = """{
   "e2e_dump_settings": {"enable": true, "trans_flag": true}
 }"""
 PATIENCE_S = 90
+HangingJob: TypeAlias = tuple[Path, "subprocess.Popen[str]"]
 pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.serial]
-
-
-def rankdump(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rankdump", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @contextmanager
@@ -41,9 +39,8 @@ def running(
     """
     config = folder / "data_dump.json"
     config.write_text(CONFIG)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [sys.executable, "-m", "rankdump", "run", "--config", str(config)]
-    command += ["--output", str(folder / "tree"), "--", *launcher, "--nproc-per-node", "4"]
+    command += ["--output", str(folder / "tree"), "--", sys.executable, str(LAUNCHER), "4"]
     command += [str(JOB), case, str(timeout_s), str(folder)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": "/tmp"}
     with (folder / "log").open("w") as log:
@@ -60,7 +57,7 @@ def running(
 
 def hints_of(tree: Path) -> list[dict[str, Any]]:
     """Return the hints in the file of a tree, as `rankdump hints` prints them."""
-    done = rankdump("hints", str(tree), "--json")
+    done = run_in_process("hints", str(tree), "--json")
     assert done.returncode in (0, 1), done.stderr
     return json.loads(done.stdout)["hints"]
 
@@ -85,13 +82,46 @@ def test_hint_names_the_late_rank_and_the_share_of_dumping(tmp_path: Path, case:
     assert late["first_rank"] != culprit
 
 
-def test_warning_is_logged_before_the_timeout(tmp_path: Path):
+@pytest.fixture(scope="module")
+def hanging(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, HangingJob]]:
+    """Two jobs that mostly wait, started at once: folder and process by case.
+
+    What is asked while a job hangs has to be asked first.
+    """
+    with ExitStack() as stack:
+        found: dict[str, HangingJob] = {}
+        for case, timeout_s in (("skips", 25), ("stuck_dump", 20)):
+            folder = tmp_path_factory.mktemp(case)
+            found[case] = folder, stack.enter_context(running(case, folder, timeout_s=timeout_s))
+        yield found
+
+
+def test_rank_that_skips_a_collective_is_named_while_others_hang(hanging: dict[str, HangingJob]):
+    """The finding has rank, group, number, and the last operator that the rank executed."""
+    folder, job = hanging["skips"]
+    missing = named_while_hanging(folder, job)
+    assert job.wait(PATIENCE_S) != 0
+    check_missing(missing)
+    assert missing["provisional"]
+    final = run_in_process("order", str(folder / "tree"), "--findings", "--json")
+    # In the end its launcher has ended the rank.
+    ended = absence_in(final.stdout, "ended_rank")
+    assert ended, (final.stdout, (folder / "log").read_text())
+    check_missing(ended)
+    said = run_in_process("order", str(folder / "tree"), "--findings")
+    assert said.returncode == 1
+    assert "ended_rank: iteration 2: the process of rank 3 ended after 'Default/" in said.stdout
+
+
+def test_warning_is_logged_before_the_timeout(hanging: dict[str, HangingJob]):
     """When half of 20 s is used, waiting ranks log a warning with the line that sets the
     timeout.
     """
-    with running("stuck_dump", tmp_path, timeout_s=20) as job:
-        assert job.wait(PATIENCE_S) != 0
-    log = (tmp_path / "log").read_text()
+    folder, job = hanging["stuck_dump"]
+    assert job.wait(PATIENCE_S) != 0
+    log = (folder / "log").read_text()
     lines = log.splitlines()
     warned = [n for n, line in enumerate(lines) if "rank 1 is late" in line]
     struck = [n for n, line in enumerate(lines) if "timed out" in line.lower()]
@@ -106,23 +136,6 @@ def test_warning_is_logged_before_the_timeout(tmp_path: Path):
     assert "; set init_process_group(..., timeout=timedelta(seconds=" in first.replace(
         "new_group(", "init_process_group("
     )
-
-
-def test_rank_that_skips_a_collective_is_named_while_others_hang(tmp_path: Path):
-    """The finding has rank, group, number, and the last operator that the rank executed."""
-    with running("skips", tmp_path, timeout_s=25) as job:
-        missing = named_while_hanging(tmp_path, job)
-        assert job.wait(PATIENCE_S) != 0
-    check_missing(missing)
-    assert missing["provisional"]
-    final = rankdump("order", str(tmp_path / "tree"), "--findings", "--json")
-    # In the end its launcher has ended the rank.
-    ended = absence_in(final.stdout, "ended_rank")
-    assert ended, (final.stdout, (tmp_path / "log").read_text())
-    check_missing(ended)
-    said = rankdump("order", str(tmp_path / "tree"), "--findings")
-    assert said.returncode == 1
-    assert "ended_rank: iteration 2: the process of rank 3 ended after 'Default/" in said.stdout
 
 
 def check_missing(finding: dict[str, Any]) -> None:
@@ -155,7 +168,7 @@ def named_while_hanging(folder: Path, job: subprocess.Popen[str]) -> dict[str, A
         assert job.poll() is None, (folder / "log").read_text()
         if address.exists() and address.read_text():
             asked = ("order", "--coordinator", address.read_text(), "--findings", "--json")
-            found = absence_in(rankdump(*asked).stdout)
+            found = absence_in(run_in_process(*asked).stdout)
             if found:
                 return found
         time.sleep(0.5)

@@ -1,8 +1,9 @@
 """Ranks of a data-parallel job in which something goes wrong in iteration 37 of 60, on the last but
 one of its ranks.
 
-Run as `black_box_job.py WORLD FOLDER SCENARIO`; each rank writes the bits of its losses to
-`SCENARIO/losses_RANK.txt` of the folder. Nothing is selected to be dumped.
+Run as `black_box_job.py WORLD FOLDER SCENARIO...`; each rank writes the bits of its losses to
+`SCENARIO/losses_RANK.txt` of the folder. Nothing is selected to be dumped, and the scenario `plain`
+is `nan` without a configuration.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Net(nn.Module):
 
 def go_wrong(scenario: str, net: Net, session: rankdump.Session) -> None:
     """Do what the scenario says, on the bad rank in the bad step."""
-    if scenario == "nan":
+    if scenario in ("nan", "plain"):
         net.scale.factor = float("nan")
     elif scenario == "grow":
         net.scale.factor = 1e4
@@ -77,9 +78,7 @@ def train(scenario: str, rank: int, world: int, folder: Path) -> None:
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     torch.manual_seed(rank)
-    session = rankdump.Session.from_environment(
-        os.environ | {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
-    )
+    session = rankdump.Session.from_environment({} if scenario == "plain" else os.environ)
     session.attach(net)
     try:
         run_steps(scenario, rank, world, session, net, model, optimizer, folder)

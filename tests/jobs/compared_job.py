@@ -1,12 +1,14 @@
-"""Small training jobs whose trees are compared: `sharded` (FSDP2), `whole`, `gan`.
+"""Small training jobs whose trees are compared.
 
-Arguments: the number of ranks, the scenario, and the rank that plants a NaN in iteration 1, if any.
+compared_job.py FOLDER NAME...: runs jobs one after the other, their ranks as children. A job has
+the configuration FOLDER/NAME.json. `sharded` and `spoilt` are of two ranks with FSDP2, and rank 1
+of `spoilt` has a NaN in iteration 1; `whole` and `gan` are of one rank.
 """
 
 from __future__ import annotations
 
+import os
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
@@ -112,26 +114,30 @@ def train_gan() -> None:
     session.close()
 
 
-def main() -> None:
-    """Run the scenario, several ranks as children of this process."""
-    world, name, *rest = sys.argv[1:]
+def run_rank(name: str, rank: int, world: int, folder: Path) -> None:
+    """Run a job as one of its ranks."""
+    os.environ["RANKDUMP_CONFIG"] = str(folder / f"{name}.json")
+    os.environ["RANKDUMP_JOB_ID"] = name
     if name == "gan":
         train_gan()
-        return
-    spoiler = int(rest[0]) if rest else -1
-    if world == "1":
-        train(0, 1, name == "sharded", spoiler)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        meeting = f"file://{Path(folder) / 'meeting'}"
+    elif world == 1:
+        train(0, 1, False, -1)
+    else:
+        meeting = f"file://{folder}/{name}.meeting"
+        dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
+        train(rank, world, True, 1 if name == "spoilt" else -1)
+        dist.barrier()
 
-        def run_rank(rank: int) -> None:
-            dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=int(world))
-            train(rank, int(world), name == "sharded", spoiler)
-            dist.barrier()
 
-        code = fork_ranks(int(world), run_rank)
-    sys.exit(code)
+def main() -> None:
+    """Import torch once for all jobs."""
+    folder = Path(sys.argv[1])
+
+    def run_job(name: str) -> int:
+        world = 2 if name in ("sharded", "spoilt") else 1
+        return fork_ranks(world, lambda rank: run_rank(name, rank, world, folder))
+
+    sys.exit(max(map(run_job, sys.argv[2:])))
 
 
 if __name__ == "__main__":

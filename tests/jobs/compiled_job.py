@@ -1,7 +1,8 @@
-"""Job of one rank with a compiled model: losses and what was compiled, as one line of JSON.
+"""Jobs of one rank with a compiled model: losses and what was compiled, as one line of JSON.
 
-Run as a program by the test beside it: backend, `plain`, `boundary`, `inside` or `ddp`, and a
-folder for the process group.
+compiled_job.py BACKEND FOLDER KIND...: forks a job for each kind, `plain`, `boundary`, `inside` or
+`ddp`, one after the other. A job has the configuration FOLDER/KIND/data_dump.json, but for `plain`,
+and writes what it prints and logs to FOLDER/KIND/log.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from rank_processes import fork_ranks
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.parallel import DistributedDataParallel
@@ -33,9 +36,8 @@ def make_model(kind: str, folder: str) -> nn.Module:
     return model
 
 
-def main() -> None:
+def train(backend: str, kind: str, folder: str) -> None:
     """Train with a loop as a script has it, and print what it computed."""
-    backend, kind, folder = sys.argv[1:4]
     torch.set_num_threads(1)
     torch.manual_seed(1)
     plain = make_model(kind, folder)
@@ -57,9 +59,27 @@ def main() -> None:
     if session is not None:
         session.close()
     print(json.dumps({"losses": losses, "compilations": counter.frame_count}), flush=True)
-    if kind == "ddp":
-        # Threads of gloo now and then abort an interpreter that is finishing.
-        os._exit(0)
+
+
+def run_job(backend: str, kind: str, folder: Path) -> None:
+    """Run one job in this process."""
+    with (folder / "log").open("w") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    if kind != "plain":
+        os.environ["RANKDUMP_CONFIG"] = str(folder / "data_dump.json")
+        os.environ["RANKDUMP_JOB_ID"] = kind
+    train(backend, kind, str(folder))
+
+
+def main() -> None:
+    """Import torch once for all jobs."""
+    backend, folder, *kinds = sys.argv[1:]
+
+    def run_in_child(kind: str) -> int:
+        return fork_ranks(1, lambda rank: run_job(backend, kind, Path(folder) / kind))
+
+    sys.exit(max(map(run_in_child, kinds)))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 import traceback
@@ -17,11 +18,22 @@ import torch.distributed as dist
 def run_ranks(run_scenario: Callable[[str, int, int, Path], None]) -> None:
     """Run `run_scenario(name, rank, world_size, folder)` for each name, in a child for each rank.
 
-    The arguments of the script are world size, folder and names; each scenario has a folder of its
-    name in it. The script ends with the worst status of a child.
+    The arguments of the script are world size, folder and names, once or several times; each
+    scenario has a folder of its name in that one. The script ends with the worst status of a child.
     """
-    world, folder, names = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
-    sys.exit(fork_ranks(world, lambda rank: _run_rank(run_scenario, rank, world, folder, names)))
+    jobs: list[list[str]] = []
+    for word in sys.argv[1:]:
+        if word.isdecimal():
+            jobs.append([])
+        jobs[-1].append(word)
+    codes = [_run_job(run_scenario, int(each[0]), Path(each[1]), each[2:]) for each in jobs]
+    sys.exit(max(codes))
+
+
+def _run_job(
+    run_scenario: Callable[[str, int, int, Path], None], world: int, folder: Path, names: list[str]
+) -> int:
+    return fork_ranks(world, lambda rank: _run_rank(run_scenario, rank, world, folder, names))
 
 
 def fork_ranks(world: int, run_rank: Callable[[int], None]) -> int:
@@ -29,6 +41,8 @@ def fork_ranks(world: int, run_rank: Callable[[int], None]) -> int:
 
     Torch is imported once; torchrun and its ranks take longer for that than for all else.
     """
+    # A third of torch: optimizers and DistributedDataParallel would import it in each rank.
+    importlib.import_module("torch._dynamo")
     # Between scenarios garbage is collected, which walks all of torch otherwise.
     gc.freeze()
     codes = [

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.command_line import run_in_process
 
 import rankdump
 
@@ -25,15 +26,15 @@ BAD_STEP = 37
 
 @pytest.fixture
 def run(tmp_path: Path, socket_folder: Path) -> Callable[..., dict[str, Any]]:
-    """Run a scenario with an agent of its own; return the report of the fault."""
+    """Run scenarios with an agent of their own; return the report of the fault."""
 
-    def ran(scenario: str, world: int, *, code: int = 0, **more: object) -> dict[str, Any]:
+    def ran(scenarios: str, world: int, *, code: int = 0, **more: object) -> dict[str, Any]:
         # A step of so small a model takes less than measuring it.
         black_box = {"max_overhead": 1, "post_steps": 1, **more}
         own = {"path": str(tmp_path / "tree"), "blackbox": black_box}
         config = tmp_path / "black_box.json"
         config.write_text(json.dumps({"rankdump": own}))
-        job = [sys.executable, JOB, str(world), tmp_path, scenario]
+        job = [sys.executable, JOB, str(world), tmp_path, *scenarios.split()]
         command = [sys.executable, "-m", "rankdump", "run", "--config", config, "--", *job]
         done = subprocess.run(
             list(map(str, command)),
@@ -51,13 +52,14 @@ def run(tmp_path: Path, socket_folder: Path) -> Callable[..., dict[str, Any]]:
 
 
 def ask(*arguments: object) -> str:
-    command = [sys.executable, "-m", "rankdump", *map(str, arguments)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    done = run_in_process(*arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_first_nan_of_all_ranks_is_named(run, tmp_path):
     """With rank, operator and source; the losses are bit by bit those without rankdump."""
-    report = run("nan", 4)
+    report = run("plain nan", 4)
     bad = report["first_bad_value"]
     assert (bad["rank"], bad["iteration"]) == (2, BAD_STEP)
     assert bad["tensor"]["op_name"] == "Default/network-Net/scale-Scale/Scale-op0"
@@ -72,13 +74,10 @@ def test_first_nan_of_all_ranks_is_named(run, tmp_path):
     assert float(before["loss"]) > 0
     check_frozen_tree(Path(report["root"]), ranks=4)
     check_tensors_in_full(Path(report["root"]))
-    plain = tmp_path / "plain"
-    plain.mkdir()
-    subprocess.run([sys.executable, JOB, "4", plain, "nan"], check=True)
     for rank in range(4):
         losses = (tmp_path / "nan" / f"losses_{rank}.txt").read_text()
         assert losses.count("\n") == STEPS
-        assert losses == (plain / "nan" / f"losses_{rank}.txt").read_text()
+        assert losses == (tmp_path / "plain" / f"losses_{rank}.txt").read_text()
 
 
 def check_frozen_tree(root: Path, *, ranks: int) -> None:

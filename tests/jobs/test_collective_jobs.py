@@ -91,13 +91,18 @@ class CollectiveRun:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_scenarios(JOB, tmp_path_factory.mktemp("two"), 2, TWO_RANKS)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_scenarios(JOB, tmp_path_factory.mktemp("collective"), {2: TWO_RANKS, 4: FOUR_RANKS})
 
 
 @pytest.fixture(scope="module")
-def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_scenarios(JOB, tmp_path_factory.mktemp("four"), 4, FOUR_RANKS)
+def two_ranks(folder: Path) -> Path:
+    return folder / "2"
+
+
+@pytest.fixture(scope="module")
+def four_ranks(folder: Path) -> Path:
+    return folder / "4"
 
 
 def read_run(folder: Path, name: str, world: int) -> CollectiveRun:
@@ -179,7 +184,7 @@ def test_findings_name_only_what_was_not_seen(run: CollectiveRun) -> None:
 
 
 def test_run_ends_with_a_line_about_unseen_collectives(two_ranks: Path) -> None:
-    lines = (two_ranks / "log.txt").read_text().splitlines()
+    lines = (two_ranks.parent / "log.txt").read_text().splitlines()
     said = [line for line in lines if "not in the execution order: 2 collectives" in line]
     assert any(line.startswith("ranks 0-1: ") for line in said)
 

@@ -20,6 +20,7 @@ from rankdump._analysis.compare.report_summary import find_tensor_kind
 from rankdump._core.manifest import Manifest
 
 JOB = Path(__file__).with_name("compared_job.py")
+NAMES = ("sharded", "whole", "spoilt", "gan")
 RUN_S = 500
 pytestmark = [
     pytest.mark.slow,
@@ -28,12 +29,15 @@ pytestmark = [
 ]
 
 
-def run_job(folder: Path, name: str, *arguments: object, world: int = 1) -> Path:
-    """Run a scenario to its end; return its tree."""
-    tree = folder / name
-    config = write_data_dump(folder, tree, name=f"{name}.json")
-    command = [sys.executable, "-m", "rankdump", "run", "--config", config, "--"]
-    command += [sys.executable, JOB, world, *arguments]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The trees of all jobs, by their names."""
+    folder = tmp_path_factory.mktemp("compared")
+    for name in NAMES:
+        write_data_dump(folder, folder / name, name=f"{name}.json")
+    # Each job has a configuration of its own, and all of them one agent.
+    command = [sys.executable, "-m", "rankdump", "run", "--config", folder / f"{NAMES[0]}.json"]
+    command += ["--", sys.executable, JOB, folder, *NAMES]
     done = subprocess.run(
         [str(each) for each in command],
         capture_output=True,
@@ -43,33 +47,28 @@ def run_job(folder: Path, name: str, *arguments: object, world: int = 1) -> Path
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return tree
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("compared")
+    return folder
 
 
 @pytest.fixture(scope="module")
 def sharded(folder) -> Path:
-    return run_job(folder, "sharded", "sharded", world=2)
+    return folder / "sharded"
 
 
 @pytest.fixture(scope="module")
 def whole(folder) -> Path:
-    return run_job(folder, "whole", "whole")
+    return folder / "whole"
 
 
 @pytest.fixture(scope="module")
 def spoilt(folder) -> Path:
     """FSDP2; rank 1 has a NaN in one operator of iteration 1."""
-    return run_job(folder, "spoilt", "sharded", 1, world=2)
+    return folder / "spoilt"
 
 
 @pytest.fixture(scope="module")
 def gan(folder) -> Path:
-    return run_job(folder, "gan", "gan")
+    return folder / "gan"
 
 
 def check_weights(report: ComparisonReport, sharded: Path) -> None:

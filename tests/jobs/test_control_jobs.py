@@ -110,7 +110,7 @@ def read_names(path: Path) -> set[str]:
     return {each[2] for each in parts if len(each) > 3}
 
 
-def test_job_is_retargeted_from_one_iteration_on_twice(job):
+def test_job_is_retargeted_from_one_iteration_on_twice_and_not_after_its_end(job):
     job.wait_for(0)
     first = job.begin("iterations", f"0-{1 << 40}")
     job.wait_for(first + 1)
@@ -151,11 +151,11 @@ def test_job_is_retargeted_from_one_iteration_on_twice(job):
     assert "no problem found" in run_in_process("fsck", job.tree).stdout
     selected = json.loads(run_in_process("status", job.tree, "--json").stdout)["sessions"]
     assert {each["selected"] for each in selected} == {"none"}
+    refuse_finished(job)
 
 
-def test_finished_job_cannot_be_controlled(job):
-    job.wait_for(0)
-    job.end()
+def refuse_finished(job: RunningJob) -> None:
+    """A job that has ended cannot be changed."""
     done = run_in_process("control", job.job_id, "stop", "--tree", job.tree)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.count("\n") == 1

@@ -30,6 +30,7 @@ TORCHRUN = [
     *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
     *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
 ]
+LAUNCHER = [sys.executable, str(SCRIPT.parents[1] / "support" / "rank_launcher.py"), "2"]
 TIMEOUT_S = 120.0
 ENDED = "(?:lost|crashed|killed by SIG[A-Z]+)"
 """State of a killed rank: since Linux 6.15 its signal is known. Its call fails if the other member
@@ -95,7 +96,7 @@ def wait_until(read: Callable[[], str], shows: Callable[[str], bool], log: Path)
 
 
 @contextmanager
-def start_job(folder: Path, case: str, *prefix: str, **environ: str) -> Generator[HangingJob]:
+def start_job(folder: Path, case: str, *launcher: str, **environ: str) -> Generator[HangingJob]:
     """Start a job that dumps into a tree of that folder, and end it by its process id."""
     # A small slab is ready at once, also on a busy disk: a rank waits 2 s for it at most, and
     # without one its last events are missing when it is killed.
@@ -111,7 +112,7 @@ def start_job(folder: Path, case: str, *prefix: str, **environ: str) -> Generato
     log = folder / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [*prefix, *TORCHRUN, str(SCRIPT), case],
+            [*launcher, str(SCRIPT), case],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -126,7 +127,7 @@ def start_job(folder: Path, case: str, *prefix: str, **environ: str) -> Generato
         shutil.rmtree(short, ignore_errors=True)
 
 
-RUN = (sys.executable, "-m", "rankdump", "run", "--")
+RUN = (sys.executable, "-m", "rankdump", "run", "--", *LAUNCHER)
 DEADLOCK = (
     "iteration 2: deadlock: rank 0 waits in group '1' (all_reduce number 3, "
     "jobs/hanging_job.py:{first}) for rank 1, which waits in group '2' (all_reduce number 3, "
@@ -202,7 +203,7 @@ def test_mismatch_that_hangs_is_named_by_a_service_of_the_host(
             lambda text: text == "True",
             Path(os.devnull),
         )
-        with start_job(tmp_path, "mismatch", RANKDUMP_AGENT=address) as job:
+        with start_job(tmp_path, "mismatch", *LAUNCHER, RANKDUMP_AGENT=address) as job:
             job.wait_for(lambda text: "hangs" in text, "status")
             log = job.wait_for_log("a longer timeout does not help")
             order = job.run("order", "--findings")
@@ -231,7 +232,7 @@ def test_mismatch_that_hangs_is_named_by_a_service_of_the_host(
 
 def test_sleeping_rank_is_waited_for_and_no_deadlock_is_claimed(tmp_path: Path) -> None:
     """With plain torchrun the ranks bring the daemon along, and the tree names it too."""
-    with start_job(tmp_path, "sleep") as job:
+    with start_job(tmp_path, "sleep", *TORCHRUN) as job:
         status = job.wait_for(lambda text: "waits" in text, "status")
         order, hints = job.run("order"), job.run("hints")
         job.end()

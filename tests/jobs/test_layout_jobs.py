@@ -48,8 +48,7 @@ JOB = Path(__file__).with_name("layout_job.py")
 def compare(tmp_path_factory: pytest.TempPathFactory):
     """Return the report of a layout against one rank."""
     root = tmp_path_factory.mktemp("layouts")
-    for world, names in {1: ("one", "one_dropout", "fsdp2_bf16"), **LAYOUTS}.items():
-        run_scenarios(JOB, root / str(world), world, names)
+    run_scenarios(JOB, root, {1: ("one", "one_dropout", "fsdp2_bf16"), **LAYOUTS})
     worlds = {name: world for world, names in LAYOUTS.items() for name in names}
 
     def compare_layout(

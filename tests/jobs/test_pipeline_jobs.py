@@ -197,14 +197,12 @@ def test_boundaries_of_compiled_regions_have_the_declared_number(runs, name):
 # -- workers of a data loader
 
 
-@pytest.mark.parametrize(
-    ("start", "stays"), [("fork", "ends"), ("fork", "stays"), ("spawn", "stays")]
-)
-def test_workers_of_a_data_loader_print_nothing_and_dump_nothing(tmp_path, start, stays):
-    """Law: no line of gRPC, and the session of the parent is the only one."""
+@pytest.fixture(scope="module")
+def plain_losses() -> list[str]:
+    """What the job with a data loader prints without a dump, however its workers start."""
     script = Path(__file__).with_name("loader_job.py")
     plain = subprocess.run(
-        [sys.executable, script, start, stays],
+        [sys.executable, script, "fork", "ends"],
         capture_output=True,
         text=True,
         timeout=RUN_S,
@@ -212,8 +210,18 @@ def test_workers_of_a_data_loader_print_nothing_and_dump_nothing(tmp_path, start
         check=True,
     )
     assert plain.stderr == ""
+    return plain.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("start", "stays"), [("fork", "ends"), ("fork", "stays"), ("spawn", "stays")]
+)
+def test_workers_of_a_data_loader_print_nothing_and_dump_nothing(
+    tmp_path, plain_losses, start, stays
+):
+    """Law: no line of gRPC, and the session of the parent is the only one."""
     done = run_command(tmp_path, "tree", "loader_job.py", start, stays)
-    assert re.findall("loss .*", done.stdout) == plain.stdout.splitlines()
+    assert re.findall("loss .*", done.stdout) == plain_losses
     unexpected = [
         line
         for line in done.stderr.splitlines()

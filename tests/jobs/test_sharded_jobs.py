@@ -90,13 +90,18 @@ class ShardedRun:
 
 
 @pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_scenarios(JOB, tmp_path_factory.mktemp("two"), 2, TWO_RANKS)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_scenarios(JOB, tmp_path_factory.mktemp("sharded"), {2: TWO_RANKS, 4: FOUR_RANKS})
 
 
 @pytest.fixture(scope="module")
-def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_scenarios(JOB, tmp_path_factory.mktemp("four"), 4, FOUR_RANKS)
+def two_ranks(folder: Path) -> Path:
+    return folder / "2"
+
+
+@pytest.fixture(scope="module")
+def four_ranks(folder: Path) -> Path:
+    return folder / "4"
 
 
 @pytest.fixture(params=[*((name, 2) for name in TWO_RANKS), *((name, 4) for name in FOUR_RANKS)])

@@ -18,6 +18,9 @@ from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TextIO
+from unittest.mock import patch
+
+from support.command_line import run_in_process
 
 ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "deploy" / "README.md")
@@ -29,6 +32,12 @@ _PROGRAM = (
     r"(?:[A-Z_]+=\S+ )*"
     r"(?:rankdumpd?|make|python|torchrun|pip|sudo|systemctl|export|/usr/\S+)"
 )
+_SIMULATED = re.compile(r"\btorchrun --nproc-per-node (\d+) ")
+_LAUNCHER = f"{sys.executable} {Path(__file__).with_name('rank_launcher.py')}"
+_OWN_PROCESS = {"run", "ingest", "query", "web", "--rebuild"}
+"""Commands of `rankdump` that change their process, or give another one their output; others run in
+that of the tests.
+"""
 _ABSOLUTE = re.compile(r"(?<![\w.}])/(?=(?:data|root|etc|dev|var)/)")
 
 
@@ -73,6 +82,8 @@ class DocumentPage:
         programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.environ = {**os.environ, **environ, "PATH": programs}
         self._left = dict.fromkeys(commands(path))
+        self.forks_ranks = True
+        """Whether `torchrun` is replaced by the launcher of tests/support, which is faster."""
 
     def run(
         self,
@@ -139,6 +150,9 @@ class DocumentPage:
 
     def shell(self, line: str) -> subprocess.CompletedProcess[str]:
         """Run a line in the folder; what it says on both its outputs comes as one."""
+        program, *words = shlex.split(line)
+        if program == "rankdump" and _OWN_PROCESS.isdisjoint(words) and _simple(line):
+            return self._run_here(line, words)
         process = self._started(line)
         try:
             said, _ = process.communicate(timeout=PATIENCE_S)
@@ -146,6 +160,17 @@ class DocumentPage:
             os.killpg(process.pid, signal.SIGKILL)
             raise
         return subprocess.CompletedProcess(line, process.returncode, said)
+
+    def _run_here(self, line: str, words: list[str]) -> subprocess.CompletedProcess[str]:
+        """Run a command of `rankdump` in this process, as if it were in the folder of the page."""
+        before = Path.cwd()
+        os.chdir(self.folder)
+        try:
+            with patch.dict(os.environ, self.environ, clear=True):
+                done = run_in_process(*words)
+        finally:
+            os.chdir(before)
+        return subprocess.CompletedProcess(line, done.returncode, done.stderr + done.stdout)
 
     def here(self, text: str) -> str:
         """Return text with the folders of a host replaced by those in the folder of this page."""
@@ -175,6 +200,8 @@ class DocumentPage:
         return self.here(line)
 
     def _started(self, line: str, output: int = subprocess.PIPE) -> subprocess.Popen[str]:
+        if self.forks_ranks:
+            line = _SIMULATED.sub(rf"{_LAUNCHER} \1 ", line)
         return subprocess.Popen(
             ["sh", "-c", f"exec {line}" if _simple(line) else line],
             cwd=self.folder,
@@ -202,4 +229,4 @@ def _rest(lines: TextIO) -> Iterator[str]:
 
 
 def _simple(line: str) -> bool:
-    return not re.match(r"[A-Z_]+=", line) and not re.search(r"[|&;]", line)
+    return not re.match(r"[A-Z_]+=", line) and not re.search(r"[|&;<>$*]", line)

@@ -42,10 +42,12 @@ model = net = nn.Sequential(encoder, head)
 if "WORLD_SIZE" in os.environ:
     dist.init_process_group("gloo")
     model = nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = batches = [torch.ones(2, 4) * (1 + step) for step in range(9)]
 """
 """A small network, its batches and a step, under the names that the snippets use."""
+
+OPTIMIZER = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)"
+"""Only for snippets that train: a third of torch is imported for it."""
 
 GRAPH = """# IR entry: @kernel_graph0
 subgraph @kernel_graph0() {
@@ -152,4 +154,6 @@ def script(path: Path, *parts: str) -> None:
     """Write a script: the network, then what a document says."""
     call = next(n for n, line in enumerate(NETWORK.splitlines(), 1) if "model(each)" in line)
     end = "if dist.is_initialized():\n    dist.destroy_process_group()\n"
-    path.write_text("\n" * (ASKED_LINE - call) + "\n".join([NETWORK, *parts, end]))
+    trains = any(word in part for part in parts for word in ("optimizer", "train("))
+    network = NETWORK + OPTIMIZER if trains else NETWORK
+    path.write_text("\n" * (ASKED_LINE - call) + "\n".join([network, *parts, end]))

@@ -7,6 +7,7 @@ they do under torchrun.
 
 from __future__ import annotations
 
+import importlib
 import os
 import runpy
 import signal
@@ -15,6 +16,9 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
+
+# A third of torch: optimizers and DistributedDataParallel would import it in each rank.
+importlib.import_module("torch._dynamo")
 
 TIMEOUT = timedelta(seconds=300)
 
@@ -59,16 +63,26 @@ def main() -> None:
 
 
 def wait_for_ranks(left: set[int]) -> int:
-    """Return the worst status; where a rank fails, the others are ended, as by torchrun."""
+    """Return the worst status; where a rank fails, the others are ended, as by torchrun.
+
+    SIGTERM ends all of them, too.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: end_ranks(left))
     worst = 0
     while left:
         child, status = os.wait()
         left.discard(child)
         code = abs(os.waitstatus_to_exitcode(status))
-        for other in left if code else ():
-            os.kill(other, signal.SIGTERM)
+        if code:
+            end_ranks(left)
         worst = max(worst, code)
     return worst
+
+
+def end_ranks(ranks: set[int]) -> None:
+    """Send SIGTERM to processes that have not been waited for."""
+    for rank in ranks:
+        os.kill(rank, signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from support.data_dumps import write_data_dump
@@ -12,20 +12,21 @@ from support.data_dumps import write_data_dump
 _RUN_S = 500
 
 
-def run_scenarios(script: Path, folder: Path, world: int, names: Sequence[str]) -> Path:
-    """Run scenarios with an agent that has everything when the command returns; return the folder,
-    in which `log.txt` has what the command logged.
+def run_scenarios(script: Path, folder: Path, names: Mapping[int, Sequence[str]]) -> Path:
+    """Run scenarios, by the number of their ranks, with an agent that has everything when the
+    command returns.
+
+    Those of so many ranks have a folder of that number in the one that is returned, and `log.txt`
+    has what the command logged.
     """
-    folder.mkdir(exist_ok=True)
-    config = write_data_dump(folder, folder / "unused", devices=range(world))
+    config = write_data_dump(folder, folder / "unused", devices=range(max(names)))
     command = [sys.executable, "-m", "rankdump", "run", "--config", str(config), "--"]
-    done = subprocess.run(
-        [*command, sys.executable, str(script), str(world), str(folder), *names],
-        capture_output=True,
-        text=True,
-        timeout=_RUN_S,
-        check=False,
-    )
+    command += [sys.executable, str(script)]
+    for world, some in names.items():
+        own = folder / str(world)
+        own.mkdir()
+        command += [str(world), str(own), *some]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_RUN_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder / "log.txt").write_text(done.stderr)
     return folder

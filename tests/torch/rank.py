@@ -1,7 +1,7 @@
-"""One rank of a gloo job: runs a scenario and writes its observations as a pickle.
+"""Ranks of a gloo job, children of one process: each runs a scenario and pickles its observations.
 
-Run as a program by the tests beside it: scenario, rank, world size, folder, and the folder of the
-agents' sockets.
+Run as a program by the tests beside it: scenario, world size, folder, and the folder of the agents'
+sockets.
 """
 
 # torch types what stands in a module as `Tensor | Module`, and compiled modules as functions.
@@ -12,7 +12,6 @@ agents' sockets.
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 import time
@@ -38,8 +37,9 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1]))
 from conftest import FakeRecorder
+from jobs.rank_processes import fork_ranks
 
 import rankdump
 from rankdump._core.plan import DumpPlan, OutputSettings
@@ -395,7 +395,7 @@ def raising(rank: int, world: int) -> Result:
 
 def waiting(rank: int, world: int) -> Result:
     """Rank 1 comes to its all-reduce when it is told to."""
-    folder = Path(sys.argv[5])
+    folder = Path(sys.argv[4])
     plan = DumpPlan(output=OutputSettings("/x"))
     agent, identity = f"unix:{folder}/{rank}.sock", RankIdentity(rank, world)
     with rankdump.Session(plan, agent=agent, identity=identity) as session:
@@ -510,8 +510,8 @@ def replays(rank: int, world: int) -> Result:
     return found
 
 
-def main() -> None:
-    scenario, rank, world, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+def run_rank(scenario: str, rank: int, world: int, folder: str) -> None:
+    """Run a scenario as one of the ranks."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -525,8 +525,11 @@ def main() -> None:
     result = run(rank, world)
     dist.destroy_process_group()
     Path(folder, f"{rank}.pickle").write_bytes(pickle.dumps(result))
-    # Threads of gloo now and then abort an interpreter that is finishing, with or without us.
-    os._exit(0)
+
+
+def main() -> None:
+    scenario, world, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    sys.exit(fork_ranks(world, lambda rank: run_rank(scenario, rank, world, folder)))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +34,20 @@ def run(
     sockets: Path | None = None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> list[dict[str, Any]]:
-    """Run every rank of a scenario as a process of its own and return what each saw."""
+    """Run every rank of a scenario in a process of its own and return what each saw."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
-    ranks: list[subprocess.Popen[str]] = []
-    with ExitStack() as stack:
-        for rank in range(world):
-            log = stack.enter_context((folder / f"{rank}.log").open("w"))
-            command = [sys.executable, str(PROGRAM), scenario, str(rank), str(world), str(folder)]
-            command += [] if sockets is None else [str(sockets)]
-            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, text=True)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-            ranks.append(process)
-        meanwhile()
-        codes = [process.wait(timeout=500) for process in ranks]
-    assert not any(codes), [(folder / f"{rank}.log").read_text() for rank in range(world)]
+    command = [sys.executable, str(PROGRAM), scenario, str(world), str(folder)]
+    command += [] if sockets is None else [str(sockets)]
+    log = folder / "log"
+    with (
+        log.open("w") as file,
+        subprocess.Popen(command, env=environment, stdout=file, stderr=file) as process,
+    ):
+        try:
+            meanwhile()
+            assert process.wait(timeout=500) == 0, log.read_text()
+        finally:
+            process.kill()
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(world)]
 
 

@@ -36,6 +36,8 @@ from rankdump.errors import ConfigError, UnavailableError
 LOOPBACK = "127.0.0.1"
 THREADS = 4
 """Pages that are made at a time: more need more memory, and no page is done earlier."""
+_NICE = 10
+"""A host that trains comes first: so much lower is the priority of the server and its processes."""
 _MAX_CONNECTIONS = 256
 _ALLOWED_ADDRESSES = (
     "HOST:PORT on loopback, or any HOST:PORT with certificates "
@@ -115,6 +117,7 @@ def _serve_pages(
     pages: WebPages, listen: str, guard: HttpsGuard | None, *, opens_browser: bool
 ) -> None:
     listening = bind_socket(listen)
+    os.nice(_NICE)
     host, port = listen.rpartition(":")[0], listening.getsockname()[1]
     refusals, application = LoggedRefusals(), pages.make_application()
     if guard is None:

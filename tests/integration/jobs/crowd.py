@@ -1,10 +1,13 @@
-"""Job of one of many ranks, without a framework; on request it kills itself once all is staged.
+"""Job of many ranks, without a framework; on request a rank kills itself once all is staged.
 
-python crowd.py RANK WORLD_SIZE FINISH, where FINISH is `close` or `kill`
+python crowd.py FINISH..., where FINISH is `close` or `kill`, one for each rank. The script prints
+the exit codes of its ranks.
 """
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -28,8 +31,8 @@ def tensors(rank: int, iteration: int) -> Iterator[tuple[str, np.ndarray]]:
         yield f"Default/fc-Linear/Linear-op{number}", np.arange(first, first + length, dtype="f4")
 
 
-def main() -> None:
-    rank, world_size, finish = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+def run_rank(rank: int, world_size: int, finish: str) -> None:
+    """Dump as one of the ranks."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": str(world_size)}
     session = rankdump.Session.from_environment()
     for iteration in range(ITERATIONS):
@@ -39,6 +42,21 @@ def main() -> None:
     if finish == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     session.close()
+
+
+def main() -> None:
+    """Fork all ranks: an interpreter for each would take longer than what they dump."""
+    context = multiprocessing.get_context("fork")
+    finishes = sys.argv[1:]
+    ranks = [
+        context.Process(target=run_rank, args=(rank, len(finishes), finish))
+        for rank, finish in enumerate(finishes)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    print(json.dumps([rank.exitcode for rank in ranks]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Job of four ranks in two groups with one fault: sleepy, slow_dump, stuck_dump or skips.
 
-torchrun --nproc-per-node 4 four_ranks.py CASE TIMEOUT_S FOLDER
+rank_launcher.py 4 four_ranks.py CASE TIMEOUT_S FOLDER
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankdump._layout.device_formats import (
@@ -131,8 +131,13 @@ def same(found, expected):
     assert np.array_equal(found, expected)
 
 
+_of_each_format = settings(max_examples=40)
+"""Formats share what a law is about."""
+
+
 @pytest.mark.parametrize("wanted", FLAT_ORDERS)
 @pytest.mark.parametrize("name", ["NC1HWC0", "FRACTAL_Z"])
+@_of_each_format
 @given(small, channels, small, small, st.sampled_from((8, 16, 32)), dtypes)
 def test_conversion_of_four_axis_formats(name, wanted, n, c, h, w, c0, dtype):
     """Every plain order is made from every format of four axes, and cropped to the
@@ -150,6 +155,7 @@ def test_conversion_of_four_axis_formats(name, wanted, n, c, h, w, c0, dtype):
 
 @pytest.mark.parametrize("wanted", DEEP_ORDERS)
 @pytest.mark.parametrize("name", ["NDC1HWC0", "FRACTAL_Z_3D"])
+@_of_each_format
 @given(small, st.integers(1, 35), small, small, small, st.sampled_from((16, 32)), dtypes)
 def test_conversion_of_five_axis_formats(name, wanted, n, c, d, h, w, c0, dtype):
     """The same holds for formats with a depth."""
@@ -168,6 +174,7 @@ def test_conversion_of_ndc1hwc0_to_nd_is_ncdhw(n, c, d, h, w):
 
 
 @pytest.mark.parametrize("wanted", ["NCHW", "NHWC", "ND"])
+@_of_each_format
 @given(
     st.lists(st.integers(1, 3), max_size=2),
     st.integers(1, 40),
@@ -195,6 +202,7 @@ def test_conversion_of_a_fractal_nz_vector(length, c0):
 
 
 @pytest.mark.parametrize("wanted", ["NCHW", "HWCN"])
+@_of_each_format
 @given(
     st.integers(2, 9),
     st.integers(1, 20),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.layout_laws import HOSTILE_NAMES, LayoutLaws, inherited, keys, names
 
@@ -93,6 +93,7 @@ class TestCannOpStep(in_layout("cann-op-step")):
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
+@settings(max_examples=40)  # of each layout
 @given(key=keys, net=names, started=names)
 def test_model_name_never_leaves_the_root(name: str, key: TensorKey, net: str, started: str):
     """This holds for any name of a model and any start time of a session."""

@@ -30,6 +30,8 @@ def test_command_serves_until_it_is_interrupted(trees):
         address = urlsplit(server.stdout.readline().strip())
         told = [server.stdout.readline() for _ in range(2)]
         assert address.hostname == "127.0.0.1"
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, server.pid) == min(own + 10, 19)
         connection = http.client.HTTPConnection("127.0.0.1", address.port)
         connection.request("GET", f"/?{address.query}")
         answer = connection.getresponse()

@@ -9,7 +9,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
@@ -142,6 +142,7 @@ tolerances = st.builds(
 
 
 @pytest.mark.parametrize("dtype", PLAIN)
+@settings(max_examples=40)  # of each type
 @given(data=st.data())
 def test_measures_of_every_type_equal_those_in_float64(dtype, data):
     a, b = data.draw(pairs(dtype, dtype))
