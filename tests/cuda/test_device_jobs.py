@@ -1,7 +1,7 @@
 """Jobs on a real accelerator, in processes of their own: what is in the tree is what the job itself
 saw, and the job computes what it computes without rankdump.
 
-`make test-cuda`. With RANKDUMP_TEST_DEVICE=cpu, what needs no accelerator can be tried without one.
+`make test-cuda`. With TEST_DEVICE=cpu, what needs no accelerator can be tried without one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import rankdump
 from rankdump import reader
 
 JOB = Path(__file__).parent / "jobs" / "device_job.py"
-DEVICE = os.environ.get("RANKDUMP_TEST_DEVICE", "cuda")
+DEVICE = os.environ.get("TEST_DEVICE", "cuda")
 RUN_S = 300
 BAD_STEP = 12
 
