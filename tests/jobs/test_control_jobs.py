@@ -47,8 +47,16 @@ class RunningJob:
         return int((self.folder / "reached").read_text() or 0)
 
     def control(self, *words: str) -> dict[str, Any]:
-        """Change the job; return what the command says."""
-        done = run_in_process("control", self.job_id, *words, "--tree", self.tree, "--json")
+        """Change the job, once the coordinator knows it; return what the command says."""
+        answers: list[subprocess.CompletedProcess[str]] = []
+
+        def is_known() -> bool:
+            answer = run_in_process("control", self.job_id, *words, "--tree", self.tree, "--json")
+            answers.append(answer)
+            return "has not reported" not in answer.stderr
+
+        self.wait_until(is_known)
+        done = answers[-1]
         assert done.returncode == 0, done.stderr + done.stdout
         return json.loads(done.stdout)
 
