@@ -178,9 +178,11 @@ def test_selection_of_a_controlled_job_is_a_line_for_its_ranks():
         replace(changed, rank=3, selected="none"),
         replace(changed, rank=4, state=SessionState.CLOSED),
         replace(changed, rank=5, selected="all"),
+        replace(changed, rank=6, selected="all", operators="all"),
     )
     assert list(format_status_sentences(StatusView(sessions))) == [
         "ranks 1-2: since iteration 12 it dumps iterations 5-8 of operators conv, fc, as full",
         "rank 3: since iteration 12 it dumps nothing, for no iteration is selected",
         "rank 5: since iteration 12 it dumps every iteration of operators conv, fc, as full",
+        "rank 6: since iteration 12 it dumps every iteration of all operators, as full",
     ]

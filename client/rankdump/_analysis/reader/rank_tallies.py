@@ -279,7 +279,9 @@ def _describe_changed_plan(session: SessionStatus) -> str:
     if session.selected == NO_ITERATIONS.text:
         return f"{since} it dumps nothing, for no iteration is selected"
     which = "every iteration" if session.selected == "all" else f"iterations {session.selected}"
-    return f"{since} it dumps {which} of operators {session.operators}, as {session.saved_data}"
+    what = session.operators
+    operators = "all operators" if what == "all" else f"operators {what}"
+    return f"{since} it dumps {which} of {operators}, as {session.saved_data}"
 
 
 def _rank_sentences(tally: RankTally) -> list[str]:
