@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from rankdump._cli.extra_modules import explain_missing_modules
 from rankdump._cli.options import TREE_PATH, load_credentials
@@ -63,6 +64,9 @@ def web(
     """
     if listen and port:
         raise click.UsageError("--listen has a port: leave --port out")
+    given = click.get_current_context().get_parameter_source("revoked")
+    if given is ParameterSource.COMMANDLINE and not listen:
+        raise click.UsageError("--revoked needs --listen, and certificates")
     with explain_missing_modules("web"):
         from rankdump._web.web_server import LOOPBACK, serve_trees
     source = None

@@ -133,6 +133,7 @@ def test_other_address_needs_certificates(trees, capsys, monkeypatch):
         (["--listen", "127.0.0.1"], "HOST:PORT"),
         (["--listen", "127.0.0.1:0", "--port", "1"], "leave --port out"),
         (["--listen", "127.0.0.1:0", "--revoked", "r"], "--revoked needs certificates"),
+        (["--revoked", "r"], "--revoked needs --listen"),
     ],
 )
 def test_options_that_do_not_fit_are_one_line(trees, capsys, options, text):
