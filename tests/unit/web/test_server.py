@@ -143,28 +143,35 @@ def test_options_that_do_not_fit_are_one_line(trees, capsys, options, text):
 
 @pytest.mark.process
 def test_command_serves_certificates_with_a_role(trees, tmp_path):
+    """Readers read; an order to a job is for operators, whatever the certificate of the server."""
     authority = CertificateAuthority(tmp_path / "ca")
-    own = authority.issue("own", "reader", hosts=("127.0.0.1",))
-    gone = authority.issue("gone", "reader")
+    own = authority.issue("own", "operator", hosts=("127.0.0.1",))
+    callers = {role: authority.issue(role, role) for role in ("reader", "operator", "rank")}
+    callers["gone"] = authority.issue("gone", "operator")
     authority.revoke("gone")
     command = [sys.executable, "-m", "rankdump", "web", str(trees["indexed"]), "--no-browser"]
     command += ["--listen", "127.0.0.1:0", "--revoked", str(authority.store.revoked)]
+    command += ["--job", "unix:/nowhere/a.sock"]
     environment = {**os.environ, **variables(own)}
+    statuses: dict[str, list[int]] = {}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stdout is not None
         address = urlsplit(server.stdout.readline().strip())
         assert (address.scheme, address.query) == ("https", "")
-        statuses: list[int] = []
-        for shown in (own, authority.issue("rank", "rank"), gone):
+        for name, shown in callers.items():
             context = ssl.create_default_context(cafile=shown.ca)
             context.load_cert_chain(shown.certificate, shown.key)
-            asking = http.client.HTTPSConnection("127.0.0.1", address.port, context=context)
-            asking.request("GET", "/")
-            answer = asking.getresponse()
-            answer.read()
-            asking.close()
-            statuses.append(answer.status)
-            assert answer.headers["content-security-policy"].startswith("default-src 'self'")
+            for method, path in (("GET", "/"), ("POST", "/live/order")):
+                asking = http.client.HTTPSConnection("127.0.0.1", address.port, context=context)
+                asking.request(method, path, headers={"sec-fetch-site": "same-origin"})
+                answer = asking.getresponse()
+                answer.read()
+                asking.close()
+                statuses.setdefault(name, []).append(answer.status)
+                assert answer.headers["content-security-policy"].startswith("default-src 'self'")
         server.send_signal(signal.SIGTERM)
         server.communicate()
-    assert (statuses, server.returncode) == ([200, 403, 403], 0)
+    assert server.returncode == 0
+    # An operator's order is refused because no page has shown it.
+    expected = {"reader": [200, 403], "operator": [200, 409], "rank": [403, 403]}
+    assert statuses == {**expected, "gone": [403, 403]}
