@@ -29,6 +29,8 @@ from rankdump._embedded.daemon_lease import is_daemon_serving
 from rankdump.errors import RankdumpError
 
 _PATIENCE_S = 60.0
+_RETRIED = "the ledger keeps it and it is retried"
+"""End of the findings about manifests and tables that could not be written yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ def _finish(
         code = rank.end(_PATIENCE_S)
         if code != 0:
             ending.complaints.append(f"rank {rank.role.rank} ended with {code}")
-    ending.complaints += [*_not_well(deployment), *_drained(deployment)]
+    ending.complaints += [*_not_well(deployment), *_retried(deployment), *_drained(deployment)]
     _hear(deployment.coordinator.address, ending)
     ending.sizes = _sizes(deployment)
     monitor.close()
@@ -233,6 +235,20 @@ def _not_well(deployment: FaultDeployment) -> list[str]:
         for each in last
         if each is not None and not each.closed
     ]
+
+
+def _retried(deployment: FaultDeployment) -> list[str]:
+    """Wait until what failed before all was healed is written at last; return what is not."""
+    until_s = time.monotonic() + _PATIENCE_S
+    while True:
+        found: list[str] = []
+        for agent in deployment.agents:
+            with contextlib.suppress(RankdumpError):  # the next step complains of its agent
+                findings = fetch_agent_status(agent.address).findings
+                found += [each for each in findings if each.endswith(_RETRIED)]
+        if not found or time.monotonic() > until_s:
+            return found
+        time.sleep(LOOK_S)
 
 
 def _drained(deployment: FaultDeployment) -> list[str]:
