@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from support import armed_iteration
+from support.process_groups import end_group
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
@@ -348,7 +349,7 @@ def alone(tmp_path: Path) -> Generator[None]:
     where = f"file://{tmp_path}/store"
     dist.init_process_group("gloo", init_method=where, rank=0, world_size=1)
     yield
-    dist.destroy_process_group()
+    end_group()
 
 
 @pytest.mark.parametrize("wrap", [DistributedDataParallel, fully_shard])

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from support.process_groups import end_group
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -41,7 +42,7 @@ def alone(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
     group = dist.group.WORLD
     assert group is not None
     yield group
-    dist.destroy_process_group()
+    end_group()
 
 
 @pytest.fixture

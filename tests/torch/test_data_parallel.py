@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from support.process_groups import end_group
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -31,7 +32,7 @@ def group() -> Iterator[None]:
         "gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1
     )
     yield
-    dist.destroy_process_group()
+    end_group()
 
 
 def finish(tensor: Tensor) -> torch.futures.Future[Tensor]:

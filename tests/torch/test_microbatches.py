@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from support.process_groups import end_group
 from torch import Tensor, nn
 from torch.distributed.pipelining import schedules, stage
 from torch.utils.checkpoint import checkpoint
@@ -259,7 +260,7 @@ def group() -> Iterator[None]:
         "gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1
     )
     yield
-    dist.destroy_process_group()
+    end_group()
 
 
 def accumulate(model: nn.Module, deferred: Callable[[bool], object], count: int = 3) -> None:

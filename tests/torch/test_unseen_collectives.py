@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.process_groups import end_group
 from torch.nn.parallel import DistributedDataParallel
 
 from rankdump._core.events import UnseenReason
@@ -41,7 +42,7 @@ def make_group(kind: Any) -> dist.ProcessGroup:
 def alone(tmp_path: Path):
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield dist.group.WORLD
-    dist.destroy_process_group()
+    end_group()
 
 
 def test_group_of_python_is_recognised(alone) -> None:
