@@ -28,7 +28,8 @@ from rankdump._analysis.tree_overview import find_budget_share
 from rankdump._core.events import Finding
 from rankdump._core.status import AgentStatus, SessionState, StatusView
 from rankdump._core.timeouts import HintLevel, TimeoutHint
-from rankdump._core.units import format_count, format_duration, format_percentage
+from rankdump._core.units import format_count
+from rankdump._web.timeout_budgets import TimeoutBudget, make_budgets
 
 MAX_RANKS_LISTED = 128
 """Ranks of a job that are listed: the part is sent to every browser when it changes."""
@@ -86,20 +87,6 @@ class LiveJobState(NamedTuple):
     total: LiveRank
 
 
-class LiveBudget(NamedTuple):
-    """How much of the timeout of a group is used."""
-
-    group: str
-    level: HintLevel
-    share: float
-    """From 0 to 1."""
-    percentage: str
-    limit: str
-    """Duration; empty when none is known."""
-    reason: str
-    settings: tuple[str, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class LiveContent:
     """Content of the part that is renewed."""
@@ -112,7 +99,7 @@ class LiveContent:
     findings: tuple[Finding, ...]
     finding_count: int
     freezes: tuple[str, ...]
-    budgets: tuple[LiveBudget, ...]
+    budgets: tuple[TimeoutBudget, ...]
     agents: tuple[AgentStatus, ...]
     agent_count: int
     resources: tuple[str, ...]
@@ -139,7 +126,7 @@ def make_live_content(view: StatusView | None, problem: str) -> LiveContent:
         findings=known.order_findings[-_MAX_LISTED:],
         finding_count=len(known.order_findings),
         freezes=tuple(format_freezes(known)[-_MAX_LISTED:]),
-        budgets=tuple(map(_make_budget, _sort_hints(known.hints)[:_MAX_LISTED])),
+        budgets=make_budgets(_sort_hints(known.hints)[:_MAX_LISTED]),
         agents=tuple(urgent[:_MAX_LISTED]),
         agent_count=len(urgent),
         resources=_make_resources(known) if view is not None else (),
@@ -237,12 +224,3 @@ def _make_resources(view: StatusView) -> tuple[str, ...]:
 
 def _sort_hints(hints: Iterable[TimeoutHint]) -> list[TimeoutHint]:
     return sorted(hints, key=lambda hint: (-find_budget_share(hint), hint.job_id, hint.group))
-
-
-def _make_budget(hint: TimeoutHint) -> LiveBudget:
-    share = find_budget_share(hint)
-    limit = format_duration(hint.limit.limit_us) if hint.limit is not None else ""
-    return LiveBudget(
-        *(hint.group, hint.level, share, format_percentage(share), limit),
-        *(hint.reason, hint.settings),
-    )

@@ -13,18 +13,16 @@ from rankdump._analysis.tree_overview import (
     BadTensor,
     OverviewVerdict,
     TreeOverview,
-    find_budget_share,
     make_verdict,
     read_overview,
 )
 from rankdump._core.events import Finding
 from rankdump._core.freeze_record import describe_absence, describe_cause
 from rankdump._core.scope_names import format_scope_name
-from rankdump._core.timeouts import HintLevel
-from rankdump._core.units import format_duration, format_percentage
 from rankdump._web.dump_source import DumpSource, JobAttempt
 from rankdump._web.page_kinds import PageKind
 from rankdump._web.page_parameters import PageParameters
+from rankdump._web.timeout_budgets import TimeoutBudget, make_budgets
 
 _MAX_LISTED = 50
 """Sentences, findings and ranks of one part."""
@@ -63,20 +61,6 @@ class RankBalance(NamedTuple):
     dropped: int
     bytes_in: int
     bytes_stored: int
-
-
-class TimeoutBudget(NamedTuple):
-    """How much of the timeout of a group is used."""
-
-    group: str
-    level: HintLevel
-    share: float
-    """From 0 to 1."""
-    percentage: str
-    limit: str
-    """Duration; empty when none is known."""
-    reason: str
-    settings: tuple[str, ...]
 
 
 class FaultSummary(NamedTuple):
@@ -158,7 +142,7 @@ def build_overview(source: DumpSource, request: OverviewRequest) -> OverviewPage
         missing=_list(overview.missing),
         card_differences=_list(overview.card_differences),
         card_remarks=_list(overview.card_remarks),
-        budgets=_make_budgets(overview),
+        budgets=make_budgets(overview.hints[:_MAX_LISTED]),
         balances=balances[:_MAX_LISTED],
         balance_count=len(balances),
         total=RankBalance(
@@ -216,20 +200,6 @@ def _make_balances(overview: TreeOverview) -> tuple[RankBalance, ...]:
                 *(tally.iterations_complete, tally.iterations_seen),
                 *(sums.expected, sums.stored, sums.linked, sums.degraded, sums.dropped),
                 *(sums.bytes_in, sums.bytes_stored),
-            )
-        )
-    return tuple(found)
-
-
-def _make_budgets(overview: TreeOverview) -> tuple[TimeoutBudget, ...]:
-    found: list[TimeoutBudget] = []
-    for hint in overview.hints[:_MAX_LISTED]:
-        share = find_budget_share(hint)
-        limit = format_duration(hint.limit.limit_us) if hint.limit is not None else ""
-        found.append(
-            TimeoutBudget(
-                *(hint.group, hint.level, share, format_percentage(share), limit),
-                *(hint.reason, hint.settings),
             )
         )
     return tuple(found)
