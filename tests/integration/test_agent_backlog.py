@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,8 +24,10 @@ from rankdump._codec.zstd_frames import is_stored_frame
 from rankdump._core.manifest import Manifest
 from rankdumpd.agent.backlog.backlog_packer import BacklogPacker
 from rankdumpd.agent.backlog.pack_process import PackProcess
+from rankdumpd.agent.commit import post_commit
 from rankdumpd.agent.ledger.unpacked_files import UnpackedFiles
 from rankdumpd.agent.service import DumpAgent
+from rankdumpd.agent.storage import rank_files
 from rankdumpd.rebuild import rebuild_ledger
 from rankdumpd.server.grpc_server import GrpcServer
 
@@ -387,14 +390,44 @@ def test_agent_that_is_killed_while_it_packs_loses_nothing(make_daemon, make_ran
     assert not list(rank.root.rglob(".*.tmp"))
 
 
-def test_embedded_agent_packs_before_it_ends(make_agent, make_rank, frames):
-    """No process follows that could."""
-    agent = make_agent(**BUSY)
+def start_embedded(agent) -> str:
+    """Replace an agent by one that ends with its job; return its address."""
     agent.stop()
     agent.agent = DumpAgent(agent._settings, ends_with_job=True)
     agent.server = GrpcServer(agent._settings.listen, (agent.agent,))
     agent.agent.start()
-    rank = make_rank(agent.server.start())
+    return agent.server.start()
+
+
+def test_embedded_agent_writes_deferred_manifests_before_it_ends(
+    make_agent, make_rank, frames, monkeypatch
+):
+    """Whatever the pause before the next attempt is."""
+    for name in ("FIRST_RETRY_S", "LAST_RETRY_S"):
+        monkeypatch.setattr(post_commit, name, 3600.0)
+    write, failed = rank_files.write_manifest, threading.Event()
+
+    def fail_once(*args, **keywords):
+        if not failed.is_set():
+            failed.set()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(*args, **keywords)
+
+    monkeypatch.setattr(rank_files, "write_manifest", fail_once)
+    agent = make_agent()
+    rank = make_rank(start_embedded(agent))
+    rank.open()
+    send_step(rank, frames, TENSORS)
+    assert failed.wait(WAIT_S)
+    assert not list(rank.root.rglob("iteration_*.json"))
+    assert agent.agent.drain(WAIT_S) == 0
+    assert list(rank.root.rglob("iteration_*.json"))
+
+
+def test_embedded_agent_packs_before_it_ends(make_agent, make_rank, frames):
+    """No process follows that could."""
+    agent = make_agent(**BUSY)
+    rank = make_rank(start_embedded(agent))
     rank.open()
     send_step(rank, frames, TENSORS)
     assert agent.agent.drain(WAIT_S) == 0

@@ -360,6 +360,8 @@ class DumpAgent(Component):
         # The coordinator may stop before this process; nothing is left to report.
         self._reporter.stop()
         if self._ends_with_job:
+            # The ledger ends with this process, so nobody could write later what is deferred.
+            self._committer.finish(max(0.0, deadline - time.monotonic()) / 2)
             self._backlog.finish(max(0.0, deadline - time.monotonic()))
             self._table.finish(max(0.0, deadline - time.monotonic()))
         return left

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import queue
 import sqlite3
+import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -241,6 +242,9 @@ class FrameCommitter:
         self._thread = BackgroundThread(self._run, "rankdumpd-committer", daemon=False)
         self._batch_committer = BatchCommitter(ledger, registry, self._thread, counters)
         self._checked_s = clock()
+        self._is_finishing = False
+        self._is_finished = threading.Event()
+        """Set when nothing is deferred any more, once it finishes."""
 
     def start(self) -> None:
         """Start the thread."""
@@ -264,6 +268,20 @@ class FrameCommitter:
         """Return that the thread has ended, or an empty text."""
         return self._thread.fault()
 
+    def finish(self, timeout_s: float) -> None:
+        """Retry what was deferred until it is written, for at most that time; log what is left."""
+        self._is_finishing = True
+        self._done.put(((), 0))
+        if self._thread.is_running and self._is_finished.wait(timeout_s):
+            return
+        for request in [s.request for s in self._registry.list_sessions() if _is_deferred(s)]:
+            _logger.error(
+                "rank %d: deferred manifests or tables are not written, and will not be: the agent "
+                "ends with its job",
+                request.rank,
+                extra=build_log_fields(request),
+            )
+
     def stop(self, timeout_s: float = 60.0) -> bool:
         """Commit submitted frames, without retries; return whether the thread ended in time."""
         self._thread.request_stop()
@@ -280,7 +298,8 @@ class FrameCommitter:
             if running and self._unfinished:
                 self._unfinished.rotate(-1)
                 self._apply(self._unfinished[-1])
-            if running and self._clock() - self._checked_s >= CHECK_INTERVAL_S:
+            is_due = self._is_finishing or self._clock() - self._checked_s >= CHECK_INTERVAL_S
+            if running and is_due:
                 self._check()
                 self._checked_s = self._clock()
 
@@ -360,8 +379,10 @@ class FrameCommitter:
     def _check(self) -> None:
         """Retry failed actions, and fold old rows of the ledger while nothing else is queued."""
         sessions = self._registry.list_sessions()
-        for session in self._actions.list_retries(sessions):
+        for session in self._actions.list_retries(sessions, at_once=self._is_finishing):
             self._apply(session)
+        if self._is_finishing and not self._unfinished and not any(map(_is_deferred, sessions)):
+            self._is_finished.set()
         self._registry.release_trees()
         try:
             if self._ledger.problem:
@@ -373,3 +394,7 @@ class FrameCommitter:
                 pass
         except (sqlite3.Error, UnavailableError) as error:
             _logger.warning("the ledger cannot be compacted at present: %s", error)
+
+
+def _is_deferred(session: RankSession) -> bool:
+    return not (session.pending.is_complete and session.has_metadata)

@@ -263,12 +263,18 @@ class PostCommitActions:
         session.acknowledge()
         return done
 
-    def list_retries(self, sessions: Iterable[RankSession]) -> list[RankSession]:
-        """Return the sessions for which `apply_due` must be called although no frame arrived."""
+    def list_retries(
+        self, sessions: Iterable[RankSession], *, at_once: bool = False
+    ) -> list[RankSession]:
+        """Return the sessions for which `apply_due` must be called although no frame arrived.
+
+        With `at_once` also those whose pause is not over.
+        """
         due = set(self._retries.list_due(now_s=self._clock()))
         found: list[RankSession] = []
         for session in sessions:
-            if session.pending.is_suspended and session.request.session_id in due:
+            is_due = at_once or session.request.session_id in due
+            if session.pending.is_suspended and is_due:
                 session.pending.resume()
                 found.append(session)
             elif not session.has_metadata and not session.pending.is_suspended:
