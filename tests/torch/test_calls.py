@@ -70,6 +70,31 @@ def test_module_calls_have_inputs_and_outputs(recorder, observed) -> None:
     assert recorder.one(linear, "input").op_type == "Linear"
 
 
+@pytest.mark.parametrize("again", [0, 3, 7])
+def test_module_calls_are_numbered_from_0_after_iterations_without_a_dump(recorder, again) -> None:
+    """Iteration 0 is dumped, and a later one, which may have its number, after its first call."""
+    model, x = Net(), torch.ones(2, 4)
+    hook = attach_model(model, recorder, graph=0)
+
+    def run(iteration: int, *, armed: bool) -> list[str]:
+        recorder.armed = armed
+        hook.iteration_begins(iteration, armed)
+        before = len(recorder.events)
+        with torch.no_grad():
+            model(x)
+        return [event.name for event in recorder.events[before:]]
+
+    first = run(0, armed=True)
+    hook.iteration_ends(0, armed=True)
+    for iteration in (1, 2, 3):
+        assert run(iteration, armed=False) == []
+        hook.iteration_ends(iteration, armed=False)
+    assert run(again, armed=False) == []
+    assert run(again, armed=True) == first
+    assert len(first) == 7
+    hook.detach()
+
+
 class Pair(NamedTuple):
     hidden: Tensor
     cell: Tensor

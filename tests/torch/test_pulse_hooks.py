@@ -251,9 +251,9 @@ def test_parameters_get_hooks_only_where_all_are_measured(x, monkeypatch):
 
 
 def test_gradients_are_measured_as_they_arrive_where_no_optimizer_uses_them(x):
-    """The first step shows that there is none; what is there at its end is measured."""
+    """Two steps show that there is none; what is there at their end is measured."""
     training = Training(Net(), fingerprints=False)
-    for expected in (False, True):
+    for expected in (False, False, True):
         training.begin()
         assert all(has_hook(training)) is expected
         training.model(x).sum().backward()
@@ -261,6 +261,22 @@ def test_gradients_are_measured_as_they_arrive_where_no_optimizer_uses_them(x):
             training.model.zero_grad()
         training.hook.iteration_ends(0, armed=False)
         assert set(GRADIENTS) <= set(training.end())
+
+
+def test_parameters_get_no_hooks_after_steps_in_which_nothing_ran_or_one_evaluation(x):
+    """As where a script goes on from a checkpoint: torch would call them in every step."""
+    training = Training(Net(), fingerprints=False)
+    for _ in range(4):
+        training.begin()
+        training.hook.iteration_ends(0, armed=False)
+        training.side.recorder.end_step(ran=False)
+    for _ in range(2):
+        training.run_step(x)
+        training.begin()
+        training.model(x)
+        training.hook.iteration_ends(0, armed=False)
+        training.end()
+    assert all(each._post_accumulate_grad_hooks is None for each in training.model.parameters())
 
 
 def test_part_of_the_modules_is_measured_in_turn(x):

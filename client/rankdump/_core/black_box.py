@@ -98,8 +98,7 @@ class StepCause:
     """`batch.0`, `random.cpu`: xxh3-64 in hexadecimal digits."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepState:
+class StepState(NamedTuple):
     """What the black box keeps of one step of a rank."""
 
     iteration: int
@@ -108,7 +107,7 @@ class StepState:
     """Microseconds since the epoch on the rank's clock."""
     rows: bytes
     """Elements of `PULSE_ROW` in the order in which they were measured."""
-    cause: StepCause = field(default_factory=StepCause)
+    cause: StepCause = StepCause()
     skipped: int = 0
     """Tensors that were not measured, because of the budget."""
     unfinished: bool = False

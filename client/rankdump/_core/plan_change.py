@@ -139,6 +139,9 @@ class PlanSchedule:
         """Make this the running iteration; return its plan."""
         with self._lock:
             self._running = iteration
+            if not self._waiting and not self._passing:
+                self.plan = self._lasting
+                return IterationPlan(self.plan)
             due = [each for each in self._waiting if each.begin <= iteration]
             self._waiting = [each for each in self._waiting if each.begin > iteration]
             self._lasting = _apply_all(self._lasting, due)

@@ -13,7 +13,6 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from rankdump._core.black_box import (
     MAX_STEP_DETAILS,
@@ -65,6 +64,8 @@ PROGRESS_NS = 3_000_000_000
 """Time after which a step that goes on is sent: less than the shortest silence of `no_step`."""
 _MAX_NOTED_NUMBERS = 64
 _MAX_HISTORIES = 4096
+UNMATCHED_STEPS = 16
+"""Steps after which a watch rule that holds for no tensor is logged: a job may run for weeks."""
 MAX_LOGGED_NOTES = 64
 """Notes of watch rules that a rank logs."""
 
@@ -108,7 +109,7 @@ class BlackBoxRecorder:
         self._rows: list[bytes] = []
         self._noted: dict[str, float] = {}
         self._digests: dict[str, str] = {}
-        self._iteration: int = 0
+        self._iteration = self._ended_steps = 0
         self._started_us = self._begun_ns = 0
         self._spent_ns = self._skipped = 0
         self._progress_ns = self._progress_tensors = 0
@@ -164,6 +165,10 @@ class BlackBoxRecorder:
         spent_ns = self._spent_ns + now_ns - begun_ns + _STEP_NS
         self._judge_cost(now_ns - self._begun_ns, spent_ns)
         self._is_running = False
+        self._ended_steps += 1
+        if self._ended_steps == UNMATCHED_STEPS:
+            for text in self.list_unmatched_rules():
+                self._warn(f"rank {self._rank}, in its first {UNMATCHED_STEPS} steps: {text}")
 
     def note(self, numbers: Mapping[str, float]) -> None:
         """Keep numbers of the step, such as its loss."""
@@ -329,8 +334,7 @@ class BlackBoxRecorder:
             for row in rows
             for match in self._watch.judge(row.number, iteration, row.moments)
         ]
-        self._last = replace(
-            self._last,
+        self._last = self._last._replace(
             rows=self._last.rows + b"".join(packed[:most]),
             notes=(*self._last.notes, *notes)[:MAX_STEP_NOTES],
         )

@@ -16,7 +16,7 @@ from rankdump._core.recorder_protocol import LateRow, TurnSpending
 from rankdump._core.watch_rule import WatchRule
 from rankdump._frameworks.arrays import ArraySource
 from rankdump._kernels.kernel_functions import FoundMoments
-from rankdump._recorder.black_box_recorder import PROGRESS_NS
+from rankdump._recorder.black_box_recorder import PROGRESS_NS, UNMATCHED_STEPS
 from rankdump._wire import black_box_messages
 
 STEP_NS = 100_000_000
@@ -335,11 +335,15 @@ def test_rule_that_cannot_dump_says_why():
 def test_rule_that_matched_nothing_is_named():
     side = watching(when="jump", operators=("layer?", "*Conv"))
     assert not side.recorder.list_unmatched_rules()
-    run_pulses(side, 0, other=moments())
-    assert side.recorder.list_unmatched_rules() == [
+    unmatched = (
         "rankdump.blackbox.watch[1] (jump) matched nothing: the black box measured no tensor of "
         "the operators layer?, *Conv"
-    ]
+    )
+    for iteration in range(2 * UNMATCHED_STEPS):
+        has_run = iteration >= UNMATCHED_STEPS
+        assert side.warnings == [f"rank 3, in its first 16 steps: {unmatched}"] * has_run
+        run_pulses(side, iteration, other=moments())
+    assert side.recorder.list_unmatched_rules() == [unmatched]
 
 
 def test_rule_judges_what_accelerators_bring_later():

@@ -457,14 +457,17 @@ class ProcessGroupPatch:
                     setattr(dist.ProcessGroup, name, ours)
             self._operators.install()
 
-    def report_unseen(self) -> None:
-        """Report the collectives of this iteration that were not seen."""
-        if self._replaced:
-            for (group, reason), count in self._unseen.take().items():
-                collective_recorder.report_unseen(group, reason, count)
+    @property
+    def is_installed(self) -> bool:
+        """Whether collectives are observed."""
+        return bool(self._replaced)
 
     def end_iteration(self) -> None:
-        """Count tensors for which nobody waited in this iteration."""
+        """Report the collectives of this iteration that were not seen, and count tensors for which
+        nobody waited.
+        """
+        for (group, reason), count in self._unseen.take().items():
+            collective_recorder.report_unseen(group, reason, count)
         self._work_watcher.open_tensors.end_all()
 
     def _restore(self) -> None:
@@ -520,13 +523,13 @@ class CollectiveSubscription:
         """Observe torch.distributed if it has come into use, and number names from 0."""
         if self._is_subscribed:
             collective_recorder.begin_iteration(self._observer.recorder, iteration)
-            run_shielded(process_group_patch.install, self._observer.report_failure)
+            if not process_group_patch.is_installed:
+                run_shielded(process_group_patch.install, self._observer.report_failure)
 
     def end_iteration(self) -> None:
         """Report the collectives of this iteration that were not seen, and lost tensors."""
-        if self._is_subscribed:
+        if self._is_subscribed and process_group_patch.is_installed:
             run_shielded(process_group_patch.end_iteration, self._observer.report_failure)
-            run_shielded(process_group_patch.report_unseen, self._observer.report_failure)
 
     def set_recorder(self, recorder: Recorder) -> None:
         """Report to this recorder from now on."""

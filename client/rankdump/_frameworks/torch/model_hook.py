@@ -536,6 +536,8 @@ class TorchModelHook:
         self._installed: ModuleHooks | None = None
         self._structure: list[object] | None = None
         self._iteration = -1
+        self._is_idle = False
+        """Whether nothing is installed or waits, because the iteration before was not armed."""
         self._collectives = CollectiveSubscription(self._observer, wanted=collectives)
 
     def iteration_begins(self, iteration: int, armed: bool) -> None:
@@ -543,21 +545,18 @@ class TorchModelHook:
 
         An iteration may be armed and disarmed several times: its call numbers continue.
         """
-        if iteration != self._iteration:
-            self._iteration = iteration
-            self._call_log.restart()
-            self._pass_finder.restart()
-            self._parameters.restart()
-            if self._card is not None:
-                self._card.begin_step(iteration)
-            if self._regions is not None:
-                self._regions.restart()
+        self._is_idle = self._is_idle and not armed
+        if not self._is_idle and iteration != self._iteration:
+            self._restart(iteration)
         self._collectives.begin_iteration(iteration)
-        run_shielded(self._arm if armed else self._disarm, self._observer.report_failure)
+        if not self._is_idle:
+            run_shielded(self._arm if armed else self._disarm, self._observer.report_failure)
 
     def iteration_ends(self, iteration: int, armed: bool) -> None:
         """Record parameters, buffers, and gradients that no optimizer used."""
         self._collectives.end_iteration()
+        if self._is_idle:
+            return
         if armed:
             run_shielded(self._mark_reporter.report_changed_marks, self._observer.report_failure)
             run_shielded(self._parameters.record_all, self._observer.report_failure)
@@ -566,6 +565,20 @@ class TorchModelHook:
             run_shielded(self._check_compiled_code, self._observer.report_failure)
         self._describer.clear()
         run_shielded(self._gradients.remove_leaf_hooks, self._observer.report_failure)
+        self._is_idle = not armed and self._installed is None
+        if self._is_idle:
+            self._iteration = -1
+
+    def _restart(self, iteration: int) -> None:
+        """Forget what was counted in the iteration before."""
+        self._iteration = iteration
+        self._call_log.restart()
+        self._pass_finder.restart()
+        self._parameters.restart()
+        if self._card is not None:
+            self._card.begin_step(iteration)
+        if self._regions is not None:
+            self._regions.restart()
 
     def _check_compiled_code(self) -> None:
         """Warn of compiled code that runs modules of the model unseen."""

@@ -82,6 +82,9 @@ _TREE_CHECK_STEPS = 16
 _SETTLE_STEPS = 16
 """Steps after which it is known how much of a model can be measured."""
 
+_UNUSED_STEPS = 2
+"""Steps in a row without an optimizer after which gradients are measured as they arrive."""
+
 _measure = KERNELS.functions.measure_elements
 _clock_ns = time.perf_counter_ns
 
@@ -171,8 +174,10 @@ class TorchPulseHook:
         self._iteration = 0
         self._stepped_in = -1
         """Last iteration in which an optimizer used gradients of the model."""
-        self._has_optimizer = self._is_stepped = True
-        """Whether an optimizer used them in the step before, and in this one."""
+        self._is_stepped = False
+        """Whether an optimizer used them in this step."""
+        self._unused_steps = 0
+        """Latest steps that called the model without an optimizer that used them."""
         self._handles: list[RemovableHandle] = []
         self._fixed: list[RemovableHandle] = []
         self._left_out = 0
@@ -206,9 +211,13 @@ class TorchPulseHook:
 
     def _end_step(self) -> None:
         begun_ns = _clock_ns()
-        if self._has_optimizer and not self._is_stepped and not self._installed[2]:
-            # No step of an optimizer, as where gradients of several are added up.
-            self._measure_gradients([hook for hook in self._wanted if not hook.is_named])
+        if self._is_stepped:
+            self._unused_steps = 0
+        else:
+            self._unused_steps += self._causes.is_called
+            if not self._installed[2]:
+                # No step of an optimizer, as where gradients of several are added up.
+                self._measure_gradients([hook for hook in self._wanted if not hook.is_named])
         self._add_late_step(self._device.end_step(self._iteration))
         self._pulses.add_time(_clock_ns() - begun_ns, 0)
 
@@ -248,7 +257,7 @@ class TorchPulseHook:
         self._turns.add_measured(self._watched)
         self._turns.add_measured(self._wanted)
         self._due = self._turns.choose_due(self._pulses)
-        self._has_optimizer, self._is_stepped = self._is_stepped, False
+        self._is_stepped = False
         wanted = self._pulses.stride, self._pulses.part, self._is_arrival_measured()
         if wanted != self._installed:
             self._install(*wanted)
@@ -295,10 +304,11 @@ class TorchPulseHook:
 
         Where they arrive, clipping has not yet made all of them NaN. But torch calls a parameter's
         hooks in every step from the first one on, removed or not, so parameters have none while
-        only a part of the model can be measured.
+        only a part of the model can be measured. A loop without an optimizer of torch may release
+        gradients before a step ends; a single step without one may be an evaluation.
         """
         is_whole = self._pulses.stride == 1 and self._steps > _SETTLE_STEPS
-        return is_whole or not self._has_optimizer
+        return is_whole or self._unused_steps >= _UNUSED_STEPS
 
     def _install(self, stride: int, part: int, arrival: bool) -> None:
         self._remove_hooks()
@@ -326,7 +336,8 @@ class TorchPulseHook:
 
     @exclude_from_compilation
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not is_tracing() and not self._observer.is_hidden:
+        # torch.jit traces no step of an optimizer, and to ask it takes as long as all else here.
+        if not torch.compiler.is_compiling() and not self._observer.is_hidden:
             run_shielded(self._measure_used_gradients, self._observer.report_failure, optimizer)
 
     def _measure_used_gradients(self, optimizer: Optimizer) -> None:

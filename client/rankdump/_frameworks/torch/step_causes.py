@@ -37,6 +37,11 @@ class StepCauseObserver:
         self._causes = causes
         self._batch = BatchDigests()
 
+    @property
+    def is_called(self) -> bool:
+        """Whether the model was called in this step."""
+        return self._batch.is_called
+
     def begin_step(self, iteration: int) -> None:
         """Begin a step; an iteration that is begun again goes on."""
         self._batch.begin_step(iteration)

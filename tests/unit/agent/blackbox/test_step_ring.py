@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -153,7 +152,7 @@ def test_median_is_of_times_between_finished_steps(make_session, kinds):
     """By the clock of the rank, as short steps arrive together; one that goes back counts as 0."""
     rings, session = make_rings(), make_session()
     for iteration, ended_s in enumerate((10, 11, 13, 22, 21)):
-        state = replace(step(iteration, 0), ended_us=ended_s * 1_000_000)
+        state = step(iteration, 0)._replace(ended_us=ended_s * 1_000_000)
         rings.take_step(session, step_state_to_wire(state, kinds, 0))
         rings.take_step(session, step_state_to_wire(step(iteration + 1, unfinished=True), (), 0))
     ring = rings.find(session.request.session_id)
