@@ -30,7 +30,9 @@ FLAGS = (
     *("-std=gnu11", "-O3", "-fPIC", "-fvisibility=hidden", "-Wno-psabi"),
     *("-fno-fast-math", "-ffp-contract=off"),
 )
-VARIANTS = {"plain": (), "avx2": ("-mavx2", "-mfma", "-mf16c")}
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
+VARIANTS = {"plain": (), "avx2": _AVX2, "avx512": (*_AVX2, *_AVX512)}
 
 
 class KernelBuildError(Exception):
@@ -98,11 +100,10 @@ def digest_sources() -> str:
 
 def _list_units() -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Yield each file to compile, the name of its object, and its flags."""
-    variants = dict(VARIANTS)
-    if platform.machine() not in {"x86_64", "AMD64"}:
-        del variants["avx2"]
+    is_x86 = platform.machine() in {"x86_64", "AMD64"}
+    variants = VARIANTS if is_x86 else {"plain": ()}
     digest = f'-DSOURCE_DIGEST="{digest_sources()}"'
-    yield "native.c", "native", (digest, *(("-DHAS_AVX2",) if "avx2" in variants else ()))
+    yield "native.c", "native", (digest, *(("-DHAS_X86_VARIANTS",) if is_x86 else ()))
     yield "small_file.c", "small_file", ()
     for variant, flags in variants.items():
         for source in KERNELS:

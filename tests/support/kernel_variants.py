@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import rankdump._kernels._native as native
 from rankdump._kernels.element_moments import ELEMENT_CODES
 
-VARIANTS = [name for name in ("plain", "avx2") if native.select_variant(name)]
+VARIANTS = [name for name in ("plain", "avx2", "avx512") if native.select_variant(name)]
 """Variants that run here; the last one is in use, as it is after loading."""
 FLOAT_NAMES = tuple(name for name in ELEMENT_CODES if "float" in name)
 _SPECIALS = (0.0, -0.0, np.nan, -np.nan, np.inf, -np.inf, 1.0, -1.0, 1e-45, -1e-45, 3e38, 6e-8)

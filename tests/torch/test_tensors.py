@@ -95,11 +95,17 @@ def test_tensor_source_rejects_a_target_of_another_size(count: int) -> None:
         source.copy_into(memoryview(bytes(4 * count)))
 
 
-def test_tensor_source_reads_large_tensors() -> None:
-    """Tensors above the size from which torch copies have the same bytes."""
+@pytest.mark.parametrize("threads", [1, 3])
+def test_tensor_source_reads_large_tensors(threads: int, monkeypatch) -> None:
+    """One thread streams what is packed, torch copies the rest, and all with more threads."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     tensor = torch.randn(300, 700)
-    assert read(tensor) == tensor.numpy().tobytes()
-    assert read(tensor.t()) == tensor.t().contiguous().numpy().tobytes()
+    for each in (tensor, tensor.t(), tensor[1:], tensor[:, 1:], tensor.bfloat16(), tensor > 0):
+        expected = each.contiguous().view(torch.uint8).numpy().tobytes()
+        assert read(each) == expected
+    imaginary = torch.complex(tensor, tensor).conj().imag
+    assert imaginary.is_neg()
+    assert read(imaginary) == (-tensor).numpy().tobytes()
 
 
 def freed() -> Tensor:

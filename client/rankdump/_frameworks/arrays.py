@@ -35,6 +35,8 @@ from rankdump._core.selection import extract_op_type
 from rankdump._core.tensor_layout import TensorLayout
 from rankdump._frameworks.model_observer import capture_source_lines
 from rankdump._frameworks.operator_names import PARAMETER_TYPE, is_gradient
+from rankdump._kernels.array_kernels import MIN_STREAMED_BYTES, stream_memory
+from rankdump._kernels.array_memory import find_address
 from rankdump.errors import UnsupportedError
 
 _MAX_SMALL_BYTES = 1 << 14
@@ -62,8 +64,11 @@ class ArraySource:
 
     def copy_into(self, target: memoryview) -> None:
         """Write the elements, C order, little endian."""
-        if self.byte_count > _MAX_SMALL_BYTES:
-            np.copyto(np.frombuffer(target, self._little).reshape(self.shape), self._array)
+        array = self._array
+        if target.nbytes == self.byte_count >= MIN_STREAMED_BYTES and self._is_packed():
+            stream_memory(target, find_address(array))
+        elif self.byte_count > _MAX_SMALL_BYTES:
+            np.copyto(np.frombuffer(target, self._little).reshape(self.shape), array)
         else:
             # A second copy within the cache costs less than an array over the target.
             target[:] = self.copy_elements()
@@ -74,8 +79,10 @@ class ArraySource:
 
     def elements(self) -> memoryview | None:
         """Return the elements in place; None if they are not packed."""
-        packed = self._array.flags.c_contiguous and self._array.dtype == self._little
-        return self._array.reshape(-1).view(np.uint8).data if packed else None
+        return self._array.reshape(-1).view(np.uint8).data if self._is_packed() else None
+
+    def _is_packed(self) -> bool:
+        return self._array.flags.c_contiguous and self._array.dtype == self._little
 
     def unordered(self) -> memoryview | None:
         """Return the elements in place, in C or Fortran order; None for any other order."""

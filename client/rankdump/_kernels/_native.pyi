@@ -18,6 +18,7 @@ def fingerprint_shard(
     first: int,
     /,
 ) -> FoundFingerprint: ...
+def stream_memory(target: int, source: int, byte_count: int, /) -> None: ...
 def copy_strided(
     target: int,
     source: int,

@@ -16,6 +16,8 @@ from rankdump._kernels.element_moments import (
 )
 from rankdump._kernels.kernel_functions import KERNELS
 
+MIN_STREAMED_BYTES = 1 << 16
+"""Size from which a copy past the caches is faster, its target being shared memory."""
 _BLOCK_ELEMENTS = 1 << 16
 """Elements copied at a time where they are not contiguous, or of another type."""
 
@@ -60,3 +62,13 @@ def copy_array(target: npt.NDArray[Any], source: npt.NDArray[Any]) -> None:
         target.strides or (0,),
         source.strides or (0,),
     )
+
+
+def stream_memory(target: memoryview, address: int) -> None:
+    """Fill writable bytes with as many at an address, past the caches: the processor does not read
+    what it overwrites, and the job keeps what it has in them. ValueError for a read-only target.
+    """
+    if target.readonly:
+        raise ValueError("the target is read-only")
+    placed = find_address(np.frombuffer(target, np.uint8))
+    KERNELS.functions.stream_memory(placed, address, target.nbytes)

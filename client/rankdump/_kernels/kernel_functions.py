@@ -1,6 +1,7 @@
 """The kernels in use: the compiled ones where the installation has them, else those of numpy.
 
-The variable RANKDUMP_KERNELS chooses: `numpy`, or a variant of the compiled ones (`plain`, `avx2`).
+The variable RANKDUMP_KERNELS chooses: `numpy`, or a variant of the compiled ones (`plain`, `avx2`,
+`avx512`).
 Functions take addresses and sizes, so that measuring a small tensor makes no objects; callers keep
 the memory alive, and as large as they say.
 """
@@ -68,6 +69,12 @@ class KernelFunctions(Protocol):
         /,
     ) -> None:
         """Copy elements between arrays that do not overlap; strides are in bytes."""
+        ...
+
+    def stream_memory(self, target: int, source: int, byte_count: int, /) -> None:
+        """Copy bytes between addresses past the caches, which is faster for a large target that is
+        not in them, and slower where somebody reads it at once; ValueError below 0.
+        """
         ...
 
     def read_memory(self, address: int, byte_count: int, /) -> bytes:

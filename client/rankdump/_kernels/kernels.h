@@ -68,10 +68,12 @@ struct strided_copy {
     void fingerprint_shard_##name(const unsigned char *data, const struct shard *shard, int code,  \
                                   struct fingerprint *found);                                      \
     void copy_strided_##name(unsigned char *target, const unsigned char *source,                   \
-                             const struct strided_copy *plan);
+                             const struct strided_copy *plan);                                     \
+    void stream_memory_##name(unsigned char *target, const unsigned char *source, int64_t bytes);
 
 DECLARE_VARIANT(plain)
 DECLARE_VARIANT(avx2)
+DECLARE_VARIANT(avx512)
 
 #define VARIANT_JOIN(name, variant) name##_##variant
 #define VARIANT_EXPAND(name, variant) VARIANT_JOIN(name, variant)

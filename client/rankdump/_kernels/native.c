@@ -11,36 +11,44 @@
 #include "kernels.h"
 #include "small_file.h"
 
-#ifdef HAS_AVX2
+#ifdef HAS_X86_VARIANTS
 #include <cpuid.h>
 #endif
 
 /* Below this the lock is kept: another thread may keep it for longer than the kernel runs. */
 #define RELEASED_BYTES (1 << 18)
 
-#define RUN_KERNEL(bytes, call)                                                                    \
-    if ((bytes) < RELEASED_BYTES) {                                                                \
-        call;                                                                                      \
-    } else {                                                                                       \
+/* A copy of fewer bytes takes a tenth of a millisecond, and to get the lock back may take longer. */
+#define RELEASED_COPY_BYTES (1 << 21)
+
+#define RUN_RELEASED(is_released, call)                                                            \
+    if (is_released) {                                                                             \
         Py_BEGIN_ALLOW_THREADS call;                                                               \
         Py_END_ALLOW_THREADS                                                                       \
+    } else {                                                                                       \
+        call;                                                                                      \
     }
+
+#define RUN_KERNEL(bytes, call) RUN_RELEASED((bytes) >= RELEASED_BYTES, call)
 
 struct variant {
     const char *name;
     void (*measure)(const unsigned char *, int64_t, int, int, unsigned char *, struct moments *);
     void (*fingerprint)(const unsigned char *, const struct shard *, int, struct fingerprint *);
     void (*copy)(unsigned char *, const unsigned char *, const struct strided_copy *);
+    void (*stream)(unsigned char *, const unsigned char *, int64_t);
 };
 
 #define VARIANT_OF(name)                                                                           \
-    {#name, measure_elements_##name, fingerprint_shard_##name, copy_strided_##name}
+    {#name, measure_elements_##name, fingerprint_shard_##name, copy_strided_##name,                \
+     stream_memory_##name}
 
 /* The first one runs everywhere, the last one is the fastest. */
 static const struct variant variants[] = {
     VARIANT_OF(plain),
-#ifdef HAS_AVX2
+#ifdef HAS_X86_VARIANTS
     VARIANT_OF(avx2),
+    VARIANT_OF(avx512),
 #endif
 };
 
@@ -52,11 +60,15 @@ static int can_run(int number)
 {
     if (number == 0)
         return 1;
-#ifdef HAS_AVX2
+#ifdef HAS_X86_VARIANTS
     unsigned eax, ebx, ecx, edx;
     __builtin_cpu_init();
-    return __builtin_cpu_supports("avx2") && __get_cpuid(1, &eax, &ebx, &ecx, &edx)
-           && (ecx & bit_FMA) && (ecx & bit_F16C);
+    if (!__builtin_cpu_supports("avx2") || !__get_cpuid(1, &eax, &ebx, &ecx, &edx)
+        || !(ecx & bit_FMA) || !(ecx & bit_F16C))
+        return 0;
+    return number == 1
+           || (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
+               && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"));
 #else
     return 0;
 #endif
@@ -258,6 +270,22 @@ static PyObject *copy_strided(PyObject *self, PyObject *const *arguments, Py_ssi
     Py_RETURN_NONE;
 }
 
+static PyObject *stream_memory(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    (void)self;
+    if (!check_count(given, 3))
+        return NULL;
+    unsigned char *target = PyLong_AsVoidPtr(arguments[0]);
+    const unsigned char *source = PyLong_AsVoidPtr(arguments[1]);
+    const int64_t bytes = PyLong_AsLongLong(arguments[2]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (bytes < 0)
+        return PyErr_Format(PyExc_ValueError, "%lld bytes are not allowed", (long long)bytes);
+    RUN_RELEASED(bytes >= RELEASED_COPY_BYTES, chosen->stream(target, source, bytes))
+    Py_RETURN_NONE;
+}
+
 static PyObject *read_memory(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
     (void)self;
@@ -442,6 +470,8 @@ static const char fingerprint_shard_doc[] =
 static const char copy_strided_doc[] =
     "copy_strided(target, source, item_bytes, extents, target_strides, source_strides)\n--\n\n"
     "Copy elements between axes in two orders.";
+static const char stream_memory_doc[] =
+    "stream_memory(target, source, byte_count)\n--\n\nCopy bytes past the caches.";
 static const char read_memory_doc[] =
     "read_memory(address, byte_count)\n--\n\nReturn a copy of a few bytes.";
 static const char read_strided_doc[] =
@@ -458,6 +488,7 @@ static PyMethodDef functions[] = {
     FAST(widen_bfloat16),
     FAST(fingerprint_shard),
     FAST(copy_strided),
+    FAST(stream_memory),
     FAST(read_memory),
     FAST(read_strided),
     FAST(write_small_files),

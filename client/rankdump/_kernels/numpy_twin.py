@@ -282,6 +282,15 @@ def copy_strided(
         np.copyto(placed[(*piece, ...)], found[(*piece, ...)])
 
 
+def stream_memory(target: int, source: int, byte_count: int) -> None:
+    """Copy bytes between addresses; ValueError below 0."""
+    if byte_count < 0:
+        raise ValueError(f"{byte_count} bytes are not allowed")
+    np.copyto(
+        view_memory(target, np.uint8, (byte_count,)), view_memory(source, np.uint8, (byte_count,))
+    )
+
+
 def _split_copy(source: npt.NDArray[Any]) -> Iterator[tuple[slice, ...]]:
     """Yield parts of a copy so small that each line stays in the cache until its last use.
 

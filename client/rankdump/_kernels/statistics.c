@@ -6,6 +6,7 @@
    ordered as the numbers are: NaN beyond the infinities, -0.0 below 0.0. So extremes of any width are
    integer extremes, and they show by themselves whether a block has a NaN or an infinity at all. */
 
+#include "streamed_copy.h"
 #include "widening.h"
 
 typedef int8_t byte32 __attribute__((vector_size(32)));
@@ -30,12 +31,25 @@ INLINE double4 add_exact_square(double4 sum, double4 value)
 
 INLINE double4 add_square(double4 sum, double4 value) { return sum + value * value; }
 
+/* A sum by multiplication with one is the same number. Some processors convert where they add, and
+   multiply elsewhere at the same time. */
+INLINE double4 add_value(double4 sum, double4 value)
+{
+#ifdef __FMA__
+    double4 one = {1, 1, 1, 1};
+    __asm__("" : "+x"(one)); /* otherwise the compiler finds the addition */
+    return (double4)_mm256_fmadd_pd((__m256d)value, (__m256d)one, (__m256d)sum);
+#else
+    return sum + value;
+#endif
+}
+
 #define DEFINE_LANES(name, bytes, ADD_SQUARE)                                                      \
     INLINE void add_lanes_##name(const unsigned char *at, lane_sums *sums)                         \
     {                                                                                              \
         for (int i = 0; i < 4; i++) {                                                              \
             double4 values = widen_##name(at + 4 * (bytes) * i);                                   \
-            sums->totals[i] += values;                                                             \
+            sums->totals[i] = add_value(sums->totals[i], values);                                  \
             sums->squares[i] = ADD_SQUARE(sums->squares[i], values);                               \
         }                                                                                          \
     }
@@ -48,18 +62,40 @@ DEFINE_LANES(uint64, 8, add_square)
 DEFINE_LANES(int32, 4, add_square)
 DEFINE_LANES(uint32, 4, add_square)
 
-/* The lower and the upper halves of words are float32 after a shift, and after a mask. */
+/* The lower and the upper halves of words are float32 after a shift, and after a mask: lanes 0 to 7, and
+   8 to 15. */
+#ifdef __AVX512F__
+INLINE void add_eight(double4 *totals, double4 *squares, __m256i words)
+{
+    __m512d values = _mm512_cvtps_pd((__m256)words);
+    _mm512_storeu_pd(totals, _mm512_loadu_pd(totals) + values);
+    _mm512_storeu_pd(squares, _mm512_fmadd_pd(values, values, _mm512_loadu_pd(squares)));
+}
+
 INLINE void add_lanes_bfloat16(const unsigned char *at, lane_sums *sums)
 {
-    for (int i = 0; i < 4; i += 2) {
-        uint4 words = LOAD(uint4, at + 8 * i);
-        double4 even = widen_floats((float4)(words << 16));
-        double4 odd = widen_floats((float4)(words & 0xffff0000));
-        sums->totals[i] += even, sums->totals[i + 1] += odd;
-        sums->squares[i] = add_exact_square(sums->squares[i], even);
-        sums->squares[i + 1] = add_exact_square(sums->squares[i + 1], odd);
+    __m256i words = LOAD(__m256i, at);
+    add_eight(sums->totals, sums->squares, _mm256_slli_epi32(words, 16));
+    words = _mm256_and_si256(words, _mm256_set1_epi32((int)0xffff0000));
+    add_eight(sums->totals + 2, sums->squares + 2, words);
+}
+#else
+INLINE void add_four(double4 *total, double4 *squares, double4 values)
+{
+    *total = add_value(*total, values);
+    *squares = add_exact_square(*squares, values);
+}
+
+INLINE void add_lanes_bfloat16(const unsigned char *at, lane_sums *sums)
+{
+    for (int i = 0; i < 2; i++) {
+        uint4 words = LOAD(uint4, at + 16 * i);
+        add_four(&sums->totals[i], &sums->squares[i], widen_floats((float4)(words << 16)));
+        words &= 0xffff0000;
+        add_four(&sums->totals[i + 2], &sums->squares[i + 2], widen_floats((float4)words));
     }
 }
+#endif
 
 /* The sums of a block take longer than its elements to arrive from memory. A hint about an address
    behind the last element reads nothing. */
@@ -342,26 +378,8 @@ void VARIANT(measure_block)(const unsigned char *data, int64_t count, int code, 
     block_measures[code](data, (int)count, parts, found);
 }
 
-/* Copies that do not fit into the cache go past it: they need not read the lines that they overwrite,
-   which then take nothing's place. */
+/* Copies that do not fit into the cache go past it. */
 #define STREAMED_BYTES (4 << 20)
-
-static void copy_block(unsigned char *target, const unsigned char *block, int64_t bytes, int streams)
-{
-#ifdef __SSE2__
-    if (streams) {
-        int64_t at = -(intptr_t)target & 15;
-        at = at < bytes ? at : bytes;
-        memcpy(target, block, (size_t)at);
-        for (; at + 16 <= bytes; at += 16)
-            _mm_stream_si128((__m128i *)(target + at), _mm_loadu_si128((const void *)(block + at)));
-        memcpy(target + at, block + at, (size_t)(bytes - at));
-        return;
-    }
-#endif
-    (void)streams;
-    memcpy(target, block, (size_t)bytes);
-}
 
 /* Finds the moments of `count` elements, and copies them where `copy` is not NULL, block by block: what
    a loop has just read is copied from the cache. */
@@ -377,13 +395,13 @@ void VARIANT(measure_elements)(const unsigned char *data, int64_t count, int cod
         const int64_t size = count - at < BLOCK_ELEMENTS ? count - at : BLOCK_ELEMENTS;
         const unsigned char *block = data + at * bytes;
         measure(block, (int)size, parts, found);
-        if (copy)
-            copy_block(copy + at * bytes, block, size * bytes, streams);
+        if (copy && streams)
+            stream_bytes(copy + at * bytes, block, size * bytes);
+        else if (copy)
+            memcpy(copy + at * bytes, block, (size_t)(size * bytes));
     }
-#ifdef __SSE2__
     if (copy && streams)
-        _mm_sfence(); /* who is told of the copy now sees it */
-#endif
+        end_streams();
     restore_mode(mode);
     if (parts & PART_COUNTS)
         found->zeros = count - found->positives - found->negatives - found->nans;

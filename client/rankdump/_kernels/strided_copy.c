@@ -6,7 +6,7 @@
    target, another one in the source. A plane is copied in tiles of which every cache line is read and
    written as a whole, because lines of a tile often share a set of the cache. */
 
-#include "kernels.h"
+#include "streamed_copy.h"
 
 /* Tiles are rows of one register; AVX2 has two tiles beside each other in one. */
 #if defined(__AVX2__)
@@ -323,4 +323,12 @@ void VARIANT(copy_strided)(unsigned char *target, const unsigned char *source,
         if (axis < 0)
             return;
     }
+}
+
+/* -- bytes that lie alike on both sides ------------------------------------------------------------ */
+
+void VARIANT(stream_memory)(unsigned char *target, const unsigned char *source, int64_t bytes)
+{
+    stream_bytes(target, source, bytes);
+    end_streams();
 }

@@ -24,6 +24,9 @@ KINDS = st.sampled_from(["f2", "f4", "f8", ">f4", "c8", "c16"])
         np.array([1 + 2j], dtype="c8"),
         np.broadcast_to(np.float16(3), (2, 2)),
         np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.arange(70_000).reshape(70, 1000),
+        np.arange(70_000).reshape(70, 1000).T,
+        np.arange(70_000, dtype=">i4"),
     ],
 )
 def test_array_source_copies_any_memory_order_as_little_endian_c_order(array):
@@ -38,6 +41,18 @@ def test_array_source_copies_any_memory_order_as_little_endian_c_order(array):
         head.copy_into(memoryview(first))
         assert head.shape == (min(count, array.size),)
         assert first == data[: len(first)]
+
+
+@pytest.mark.parametrize("array", [np.zeros(70_000, "u1"), np.zeros(70_000, ">i2"), np.zeros(3)])
+def test_array_source_refuses_a_target_of_another_size_or_one_that_is_read_only(array):
+    source = ArraySource(array)
+    for size in (source.byte_count - 1, source.byte_count + 1):
+        target = bytearray(size)
+        with pytest.raises(ValueError, match=r"reshape|size|structure"):
+            source.copy_into(memoryview(target))
+        assert not any(target)
+    with pytest.raises((TypeError, ValueError)):
+        source.copy_into(memoryview(bytes(source.byte_count)))
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ for variant in VARIANTS:
                     native.measure_elements(a, size, code, 7)
                     native.copy_and_measure(b, a, size, code, 7)
                     native.fingerprint_shard(a, code, (size,), (3,), 5)
+                    native.stream_memory(b, a, used)
         for rows in sizes[:40]:
             for columns in (1, 3, 8, 15, 16, 17, 31, 32, 33, 64, 65):
                 for width in (1, 2, 4, 8, 24, 32):

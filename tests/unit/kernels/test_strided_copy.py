@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.kernel_variants import VARIANTS, using
 
+import rankdump._kernels._native as native
 from rankdump._kernels import array_kernels, numpy_twin
 from rankdump._kernels.array_kernels import copy_array
 from rankdump._kernels.array_memory import find_address
@@ -89,3 +90,37 @@ def test_copy_rejects_arrays_that_do_not_match():
     with pytest.raises(ValueError, match="read-only"):
         copy_array(target, np.ones((2, 3), "f4"))
     assert array_kernels.copy_array is copy_array
+
+
+@given(
+    size=st.integers(0, 400) | st.integers(0, 300_000),
+    shifts=st.tuples(st.integers(0, 63), st.integers(0, 63)),
+)
+@settings(max_examples=60)
+def test_streamed_copy_has_the_bytes_and_writes_nothing_else(size: int, shifts: tuple[int, int]):
+    """It writes whole lines past the caches, and the rest of the first and the last line by words.
+
+    Three mebibytes are copied without the interpreter's lock."""
+    for byte_count in (size, (3 << 20) + size):
+        source = np.arange(byte_count + 64, dtype=np.uint8) % 251
+        for variant in (*VARIANTS, "numpy"):
+            target = np.full(byte_count + 128, 77, np.uint8)
+            plan = find_address(target) + shifts[0], find_address(source) + shifts[1], byte_count
+            if variant == "numpy":
+                numpy_twin.stream_memory(*plan)
+            else:
+                with using(variant):
+                    native.stream_memory(*plan)
+            end = shifts[0] + byte_count
+            assert np.array_equal(target[shifts[0] : end], source[shifts[1] :][:byte_count])
+            assert (target[: shifts[0]] == 77).all()
+            assert (target[end:] == 77).all()
+
+
+def test_streamed_copy_refuses_a_size_below_0_and_a_target_that_is_read_only():
+    data = bytearray(8)
+    for module in (native, numpy_twin):
+        with pytest.raises(ValueError, match="-1 bytes are not allowed"):
+            module.stream_memory(0, 0, -1)
+    with pytest.raises(ValueError, match="read-only"):
+        array_kernels.stream_memory(memoryview(bytes(8)), find_address(np.frombuffer(data, "u1")))

@@ -38,11 +38,14 @@ from rankdump._frameworks.torch.internals import (
 )
 from rankdump._frameworks.torch.layouts import LayoutFinder, find_local_shard
 from rankdump._frameworks.torch.model_parallel import select_partition
+from rankdump._kernels.array_kernels import MIN_STREAMED_BYTES, stream_memory
 from rankdump._kernels.kernel_functions import KERNELS
 from rankdump.errors import ProtocolError
 
 MAX_SMALL_BYTES = 1 << 16
 """Size below which a plain copy is faster than torch's, which may start threads."""
+_MAX_STREAMED_THREADS = 2
+"""Threads of torch with which its copy takes as long as one that streams (docs/performance.md)."""
 _read_memory = KERNELS.functions.read_memory
 _read_strided = KERNELS.functions.read_strided
 _MAX_KERNEL_DIMENSIONS = 32
@@ -122,6 +125,9 @@ class TorchTensor:
             if data is not None:
                 # A second copy within the cache: the address of the target would cost more.
                 target[:] = data
+                return
+            if self._is_streamed():
+                stream_memory(target, self.tensor.data_ptr())
                 return
             with disable_observation():
                 elements = torch.frombuffer(target, dtype=torch.uint8).view(self.tensor.dtype)
@@ -230,6 +236,13 @@ class TorchTensor:
             return None
         # torch's and numpy's overhead for a call is most of their time for so few elements.
         return _read_strided(tensor.data_ptr(), tensor.element_size(), extents, tensor.stride())
+
+    def _is_streamed(self) -> bool:
+        """Return whether one thread that streams is faster than torch's copy, by all of its."""
+        is_large = self.byte_count >= MIN_STREAMED_BYTES
+        return (
+            is_large and torch.get_num_threads() <= _MAX_STREAMED_THREADS and is_packed(self.tensor)
+        )
 
     def _memory(self) -> memoryview:
         buffer = (ctypes.c_char * self.byte_count).from_address(self.tensor.data_ptr())
