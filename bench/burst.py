@@ -21,7 +21,8 @@ TENSORS = 1_000
 """Tensors in an iteration, each of another operator."""
 ELEMENTS = 256
 """1 KiB of float32."""
-ITERATIONS = 8
+ITERATIONS = 40
+"""Some seconds: the first names and the end of a session take 0.15 s."""
 
 
 def burst_s(host: Host, name: str, ranks: int) -> float:

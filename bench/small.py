@@ -19,7 +19,7 @@ from .result import Result, median
 from .timing import seconds
 from .trees import check_complete
 
-ROW_ITERATIONS = 40
+ROW_ITERATIONS = 200
 TABLE_ITERATIONS = 300
 """Of the runs with and without a table of statistics: more rows than two of its windows have."""
 TABLE_REPEATS = 3

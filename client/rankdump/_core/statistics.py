@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
@@ -164,6 +164,20 @@ def compute_statistic_row(
     found = found or measure_statistics(place, count, dtype, form.parts)
     # Of bfloat16, the digest is that of two bytes an element, as the framework held them.
     return form.write(found, _compute_md5(data) if MD5_ITEM in items else "")
+
+
+def compute_statistic_rows(
+    items: tuple[str, ...], dtype: str, tensors: Sequence[bytes], *, exact: bool = False
+) -> list[str]:
+    """Return `compute_statistic_row` of each of many small tensors of that type."""
+    code, form = ELEMENT_CODES.get(dtype), make_statistics_form(items, exact=exact)
+    picks = [pick for pick in form.picks if pick is not None]
+    if code is None or len(picks) < len(items):
+        return [compute_statistic_row(items, dtype, data, exact=exact) for data in tensors]
+    measure, parts, text = KERNELS.functions.measure_elements, form.parts, form.text
+    width = element_types.get_element_type(dtype).item_bytes
+    found = [measure(data, len(data) // width, code, parts) for data in tensors]
+    return [text % tuple([pick(moments) for pick in picks]) for moments in found]
 
 
 def compute_statistic_texts(

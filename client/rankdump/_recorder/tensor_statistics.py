@@ -24,6 +24,7 @@ from rankdump._core.recorder_protocol import DeferredStatistics, TensorSource, T
 from rankdump._core.statistics import (
     MD5_ITEM,
     compute_statistic_row,
+    compute_statistic_rows,
     has_statistics,
 )
 from rankdump._core.tensor_fingerprint import (
@@ -202,21 +203,26 @@ class StatisticsCalculator:
         taken: list[tuple[TensorKind, StatisticsResult]],
     ) -> Sequence[_ReadResult]:
         if isinstance(sort, str):
-            # An operator often reads what the last one wrote.
-            places = [
-                (each, self._find_placement(kind))
-                for kind, each in taken
-                if isinstance(each, bytes)
-            ]
-            found = {each: self._measure(sort, *each) for each in dict.fromkeys(places)}
-            return [found[each] for each in places]
+            some = [(kind, each) for kind, each in taken if isinstance(each, bytes)]
+            return self._measure_small(sort, some)
         promised = [each for _, each in taken if not isinstance(each, (str, tuple, bytes))]
         return [",".join(row) for row in promised[0].read(promised)]
 
-    def _find_placement(self, kind: TensorKind) -> FingerprintPlacement | None:
+    def _measure_small(
+        self, dtype: str, tensors: Sequence[tuple[TensorKind, bytes]]
+    ) -> Sequence[_ReadResult]:
+        """Measure equal ones once: an operator often reads what the last one wrote."""
         if not self._fingerprints:
-            return None
-        return place_fingerprint(kind.dtype, kind.shape, kind.layout)
+            raw = [data for _, data in tensors]
+            distinct = list(dict.fromkeys(raw))
+            rows = compute_statistic_rows(self._items, dtype, distinct, exact=self._exact)
+            by_data = dict(zip(distinct, rows, strict=True))
+            return [by_data[data] for data in raw]
+        places = [
+            (data, place_fingerprint(kind.dtype, kind.shape, kind.layout)) for kind, data in tensors
+        ]
+        found = {each: self._measure(dtype, *each) for each in dict.fromkeys(places)}
+        return [found[each] for each in places]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rankdump._core import element_types, statistics
-from rankdump._core.statistics import STATISTIC_TITLES, compute_statistic_texts
+from rankdump._core.statistics import (
+    STATISTIC_TITLES,
+    compute_statistic_rows,
+    compute_statistic_texts,
+)
 from rankdump.errors import UnsupportedError
 
 ALL = tuple(STATISTIC_TITLES)
@@ -158,6 +162,16 @@ def test_statistic_row_is_the_texts_joined_by_commas():
     assert compute_statistic_texts((), "float32", data) == ()
     assert statistics.compute_statistic_row((), "float32", data) == ""
     assert compute_statistic_texts(("count", "max"), "float32", bytes(data)) == ("3", "2")
+
+
+@pytest.mark.parametrize("items", [(), ("max", "l2norm"), ALL])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int16", "bool", "float8_e4m3fn"])
+def test_statistic_rows_of_many_tensors_are_those_of_each(name: str, items: tuple[str, ...]):
+    tensors = [bytes(range(4 * count)) for count in (0, 1, 5, 5, 60)]
+    for exact in (False, True):
+        assert compute_statistic_rows(items, name, tensors, exact=exact) == [
+            statistics.compute_statistic_row(items, name, data, exact=exact) for data in tensors
+        ]
 
 
 def test_statistics_of_an_empty_tensor_are_defined():
