@@ -17,7 +17,7 @@ from rankdump._wire.session_messages import kind_from_wire
 from rankdump.errors import CorruptedError
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.blackbox.freeze_state import make_fault_cause
-from rankdumpd.agent.blackbox.frozen_tensors import place_tensors
+from rankdumpd.agent.blackbox.frozen_tree import place_tensors
 from rankdumpd.agent.blackbox.pulse_rows import (
     iter_table_rows,
     list_timestamps,

@@ -17,8 +17,7 @@ from fuzz.input_pieces import chosen
 from starlette.types import ASGIApp
 from support.web_trees import fill_tree
 
-from rankdump._web.access_gate import AccessGate
-from rankdump._web.access_tokens import AccessTokens
+from rankdump._web.access_gate import AccessGate, AccessTokens
 from rankdump._web.application import WebPages
 from rankdump._web.comparison_process import (
     ComparisonProcesses,

@@ -16,8 +16,12 @@ from support.tree_builder import TreeBuilder
 from torch.nn import functional
 
 import rankdump
-from rankdump._analysis.replay.replayed_calls import replay_calls
-from rankdump._analysis.replay.result_bounds import FLOAT_FORMATS, find_inner_unit, judge_result
+from rankdump._analysis.replay.replayed_calls import (
+    FLOAT_FORMATS,
+    find_inner_unit,
+    judge_result,
+    replay_calls,
+)
 from rankdump._cli.command_group import run_command_line
 from rankdump._core.record import TensorSide
 from rankdump._frameworks.torch.replayed_apis import (

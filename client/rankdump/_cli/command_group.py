@@ -46,7 +46,7 @@ COMMAND_NAMES = (
     "web",
 )
 """Each is a module of this package, but for those in `_MODULE_OF_COMMAND`."""
-_MODULE_OF_COMMAND = {"unpin": "pin"}
+_MODULE_OF_COMMAND = {"freeze": "control", "unpin": "pin"}
 
 
 class _LazyCommandGroup(click.Group):

@@ -1,4 +1,6 @@
-"""Command `rankdump control`: changes what a running job dumps, or freezes its black boxes."""
+"""Commands `rankdump control`, which changes what a running job dumps or freezes its black boxes,
+and `rankdump freeze`, which freezes those of a job by its agent.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,9 @@ from pathlib import Path
 import click
 
 from rankdump._analysis.reader.control_sentences import format_result
+from rankdump._cli import daemon_client
 from rankdump._cli.live_tree import find_live_job
-from rankdump._cli.options import TREE_PATH, resolve_coordinator_address
+from rankdump._cli.options import TREE_PATH, resolve_agent_address, resolve_coordinator_address
 from rankdump._cli.output import print_lines
 from rankdump._core.job_control import ControlAction
 from rankdump.errors import RejectedError
@@ -75,3 +78,24 @@ def _find_coordinator(tree: Path, job_id: str) -> str:
             "in agent.coordinator"
         )
     return job.coordinator
+
+
+@click.command()
+@click.argument("job_id", metavar="JOB", default="")
+@click.option("--agent", metavar="ADDRESS", help="Agent to ask; default: RANKDUMP_AGENT.")
+@click.option("--reason", metavar="TEXT", default="", help="Why, for the report.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
+def freeze(job_id: str, agent: str | None, reason: str, as_json: bool) -> int:
+    """Freeze the black box of JOB.
+
+    The latest steps of all its ranks become a frozen tree, whose folder on the host of the agent is
+    printed; `rankdump faults` reads it. With a coordinator the agents of all hosts freeze theirs,
+    else that of this host alone. JOB may be left out when one job only has a black box. Exit code 1
+    when nothing is frozen.
+    """
+    found = daemon_client.freeze_job(resolve_agent_address(agent), job_id, reason)
+    if as_json:
+        click.echo(json.dumps({"trees": found.trees, "notes": found.notes}))
+    else:
+        print_lines([*(f"frozen tree: {tree}" for tree in found.trees), *found.notes])
+    return 0

@@ -1,10 +1,16 @@
 """Gate in front of all pages: methods, host names, tokens and cookies, and the headers that forbid
 a browser to load or to send anything elsewhere. An ASGI application around another.
+
+A token is used once, and exchanged for a cookie. Times are seconds of a monotonic clock that the
+caller reads.
 """
 
 from __future__ import annotations
 
+import hmac
+import secrets
 from collections.abc import Callable
+from enum import Enum
 from urllib.parse import quote, urlencode, urlsplit
 
 from starlette.datastructures import QueryParams
@@ -14,7 +20,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rankdump._http.role_gate import is_same_origin
 from rankdump._http.security_headers import send_with_headers
-from rankdump._web.access_tokens import AccessTokens, TokenVerdict
 
 _HOST_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 """Names under which a browser may ask: a name that an attacker points to 127.0.0.1 is not one."""
@@ -100,3 +105,46 @@ def make_token_query(token: str) -> str:
 
 def _refuse(text: str) -> Response:
     return PlainTextResponse(f"rankdump: {text}\n", 403)
+
+
+TOKEN_LIFE_S = 600.0
+"""How long the printed address works."""
+_TOKEN_BYTES = 32
+
+
+class TokenVerdict(Enum):
+    """What becomes of a token; the value is the sentence for people."""
+
+    ACCEPTED = "the token is accepted"
+    WRONG = "this token is not that of the running server: open the address that it printed"
+    REUSED = "this token was used already: it works once; start rankdump web again for another"
+    EXPIRED = "this token has expired: start rankdump web again for another"
+
+
+class AccessTokens:
+    """Token and cookie of one server."""
+
+    def __init__(self, started_s: float) -> None:
+        self.token = secrets.token_urlsafe(_TOKEN_BYTES)
+        self._cookie = secrets.token_urlsafe(_TOKEN_BYTES)
+        # Cookies do not know ports: two servers behind tunnels must not overwrite each other's.
+        self.cookie_name = f"rankdump_{secrets.token_hex(4)}"
+        self._expires_s = started_s + TOKEN_LIFE_S
+        self._is_used = False
+
+    def exchange(self, token: str, now_s: float) -> tuple[TokenVerdict, str]:
+        """Return what becomes of a token, and the value of the cookie where it is accepted."""
+        if not hmac.compare_digest(token.encode(errors="replace"), self.token.encode()):
+            return TokenVerdict.WRONG, ""
+        if self._is_used:
+            return TokenVerdict.REUSED, ""
+        if now_s >= self._expires_s:
+            return TokenVerdict.EXPIRED, ""
+        self._is_used = True
+        return TokenVerdict.ACCEPTED, self._cookie
+
+    def admits(self, cookie: str) -> bool:
+        """Return whether a cookie is the one that the token was exchanged for."""
+        if not self._is_used:
+            return False
+        return hmac.compare_digest(cookie.encode(errors="replace"), self._cookie.encode())

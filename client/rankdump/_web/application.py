@@ -16,13 +16,14 @@ from starlette.responses import (
     FileResponse,
     HTMLResponse,
     JSONResponse,
+    PlainTextResponse,
     RedirectResponse,
     Response,
 )
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rankdump._web.address_check import AddressCheck
 from rankdump._web.black_box_page import make_black_box_page
 from rankdump._web.comparison_process import ComparisonProcesses
 from rankdump._web.diff_page import make_diff_page, make_mapping_file
@@ -268,3 +269,19 @@ def _make_twin_address(request: Request) -> str:
     path = request.url.path
     query = f"?{request.url.query}" if request.url.query else ""
     return f"{'/overview' if path == '/' else path}.json{query}"
+
+
+class AddressCheck:
+    """Hands requests on whose query is ASCII, and answers others with one line."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._inner = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or hand it on."""
+        query: bytes = scope.get("query_string", b"")
+        if query.isascii():
+            await self._inner(scope, receive, send)
+            return
+        text = f"query {query[:60]!r} is not allowed; allowed: ASCII, other characters as %C3%A9"
+        await PlainTextResponse(f"rankdump: {text}\n", 400)(scope, receive, send)

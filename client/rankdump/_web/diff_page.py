@@ -1,24 +1,27 @@
 """Comparison of two trees, or of two ranks or iterations of one: where a difference starts, and the
-pairs of tensors in the order of execution, by verdict.
+pairs of tensors in the order of execution, by verdict. Pairs of names that a person chose to be one
+are in the address, and in the file that `rankdump diff --map` reads.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+from rankdump._analysis.compare.call_names import parse_name_mapping
 from rankdump._analysis.compare.report import TensorVerdict
 from rankdump._analysis.compare.report_summary import VERDICTS_BY_SEVERITY
 from rankdump._core.tolerance_text import TOLERANCE_FORM, parse_tolerances
 from rankdump._web.comparison_process import ComparisonRequest, ComparisonState
 from rankdump._web.comparison_view import RowSelection
 from rankdump._web.dump_source import DumpSource
-from rankdump._web.name_pairs import NamePairs, format_mapping_file, format_pairs, parse_pairs
 from rankdump._web.page_kinds import PageKind
-from rankdump._web.page_parameters import PageParameters, ParameterError
+from rankdump._web.page_parameters import MAX_TEXT, PageParameters, ParameterError
+from rankdump.errors import ConfigError
 
 _NUMBERS = (*("rank_a", "rank_b", "iteration_a", "iteration_b", "attempt_a", "attempt_b"),)
 _MAX_ROW = 1 << 40
@@ -218,3 +221,55 @@ def _make_chips(found: ComparisonState, chosen: frozenset[str]) -> tuple[Verdict
         )
         for each in found.summary.counts
     )
+
+
+NamePairs: TypeAlias = "tuple[tuple[str, str], ...]"
+"""Names of a with those of b."""
+_FORM = "a JSON object of names of a with names of b, or lines name_a,name_b"
+_FULL = (
+    f"pairs of together {MAX_TEXT:,} characters: download the mapping, and use rankdump diff --map"
+)
+
+
+class PairChoice(NamedTuple):
+    """Pairs, and the name of one side that has no partner yet."""
+
+    pairs: NamePairs
+    pick_a: str
+    pick_b: str
+
+
+def parse_pairs(parameters: PageParameters) -> PairChoice:
+    """Return the choice of an address: names that are picked on both sides are a pair, and `drop`
+    is the number of a pair that is not one any more.
+    """
+    pairs = _parse_text(parameters.read_text("pairs"))
+    pick_a, pick_b = parameters.read_text("pick_a"), parameters.read_text("pick_b")
+    dropped = parameters.read_number("drop", high=MAX_TEXT)
+    pairs = tuple(pair for at, pair in enumerate(pairs) if at != dropped)
+    if not (pick_a and pick_b):
+        return PairChoice(pairs, pick_a, pick_b)
+    others = (pair for pair in pairs if pair[0] != pick_a and pair[1] != pick_b)
+    pairs = (*others, (pick_a, pick_b))
+    if len(format_pairs(pairs)) > MAX_TEXT:
+        raise ParameterError("pick_a", pick_a, _FULL)
+    return PairChoice(pairs, "", "")
+
+
+def _parse_text(text: str) -> NamePairs:
+    try:
+        found = parse_name_mapping("pairs", text)
+        _ = [name.encode() for pair in found.items() for name in pair]  # JSON has surrogates
+        return tuple(found.items())
+    except (ConfigError, UnicodeEncodeError):
+        raise ParameterError("pairs", text, _FORM) from None
+
+
+def format_pairs(pairs: Sequence[tuple[str, str]]) -> str:
+    """Return the pairs for an address; empty for none."""
+    return json.dumps(dict(pairs), separators=(",", ":")) if pairs else ""
+
+
+def format_mapping_file(pairs: Sequence[tuple[str, str]]) -> bytes:
+    """Return the file that `rankdump diff --map` reads."""
+    return f"{json.dumps(dict(pairs), indent=1)}\n".encode()

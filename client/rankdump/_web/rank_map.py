@@ -18,8 +18,7 @@ from rankdump._web.page_kinds import PageKind
 from rankdump._web.page_parameters import PageParameters
 from rankdump._web.png_image import EMPTY_INDEX, color_cells, encode_png
 from rankdump._web.rank_differences import DifferenceRequest, count_differences
-from rankdump._web.rank_times import read_times
-from rankdump._web.rank_values import RankValues, arrange_values
+from rankdump._web.rank_values import RankValues, arrange_values, read_times
 
 _OF_ITERATIONS = {"dropped": "dropped", "stall": "stall_us / 1e3", "stored": "stored + linked"}
 """Statistics of a rank's iteration itself; the stall is in milliseconds."""

@@ -24,8 +24,7 @@ from rankdump._http.http_server import HttpServer, bind_listener
 from rankdump._http.refusal_sink import RefusalSink
 from rankdump._http.role_gate import CONTROL_METHOD, RoleGate
 from rankdump._http.server_guard import HttpsGuard
-from rankdump._web.access_gate import AccessGate, make_token_query
-from rankdump._web.access_tokens import AccessTokens
+from rankdump._web.access_gate import AccessGate, AccessTokens, make_token_query
 from rankdump._web.application import WebPages
 from rankdump._web.comparison_process import ComparisonProcesses
 from rankdump._web.dump_source import DumpSource

@@ -13,8 +13,7 @@ from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from rankdump._http.security_headers import SECURITY_HEADERS
-from rankdump._web.access_gate import AccessGate, is_own_host
-from rankdump._web.access_tokens import TOKEN_LIFE_S, AccessTokens
+from rankdump._web.access_gate import TOKEN_LIFE_S, AccessGate, AccessTokens, is_own_host
 
 
 class HandClock:

@@ -16,7 +16,7 @@ from rankdump._analysis.reader.coordinator_files import read_order
 from rankdump._analysis.reader.order_times import read_rank_times
 from rankdump._analysis.table_index import index_tree
 from rankdump._core.execution_order import GLOBAL_ORDER_FOLDER
-from rankdump._web import rank_differences, rank_times
+from rankdump._web import rank_differences, rank_values
 from rankdump.errors import CorruptedError
 
 DIFFERENCES = "fingerprint_differences"
@@ -46,7 +46,7 @@ def test_time_is_that_of_the_order(pages):
 def test_time_is_that_of_the_tensors_without_an_order(tmp_path, open_pages, monkeypatch):
     root = fill_tree(tmp_path / "tree")
     client = open_pages(root)
-    monkeypatch.setattr(rank_times, "_MAX_ORDER_BYTES", 10)
+    monkeypatch.setattr(rank_values, "_MAX_ORDER_BYTES", 10)
     lines, body = read_map(client, statistic="time")
     # The clock of the builder goes on by 10 us with each of five tensors.
     assert (lines, "clock of the rank" in body["note"]) == ([[0.04] * 3] * 2, True)

@@ -1,11 +1,17 @@
 """Check of a tree from beginning to end, with its files read and checked on several threads within
 a memory budget. Reading, unpacking and hashing let other threads run.
+
+Of the table of statistics every page of its files is checked, remains of killed writers, and
+whether its rows are those of the manifests as they are now. pyarrow is imported only for a tree
+with a table.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +30,6 @@ from rankdump._analysis.fsck.manifest_check import (
     read_retired_places,
     read_stored_manifests,
 )
-from rankdump._analysis.fsck.table_check import check_statistics_table
 from rankdump._analysis.fsck.tree_scan import (
     check_long_names,
     check_unlisted_files,
@@ -35,6 +40,7 @@ from rankdump._analysis.fsck.tree_scan import (
 from rankdump._analysis.reader.baseline_files import describe_baselines
 from rankdump._analysis.reader.manifests import retired_sentences
 from rankdump._core.bounded_executor import execute_bounded
+from rankdump._core.tree_root import STATE_FOLDER
 from rankdump._layout.dump_folders import ROOT_FORMS
 from rankdump.errors import CorruptedError
 
@@ -141,3 +147,54 @@ def _unchecked_sentences(
         text = f"{undecided} tensors: their manifests have no digest that could be compared"
         sentences.append(text)
     return sentences
+
+
+_ADVICE = "it can be removed, and `rankdump index` makes it again"
+
+
+def check_statistics_table(root: Path) -> tuple[list[FileDamage], list[str]]:
+    """Return the damage to the files of a table, and sentences about what it lacks."""
+    if not (root / STATE_FOLDER / "table").is_dir():
+        return [], []
+    try:
+        from rankdump._analysis.table_index import compare_with_tree
+    except ModuleNotFoundError:
+        return [], ["the table of statistics was not checked: pip install 'rankdump[table]'"]
+    damages = [*_list_remains(root), *_list_damaged(root)]
+    lag = str(compare_with_tree(root))
+    return damages, [f"the table {lag}: run rankdump index {root}"] if lag else []
+
+
+def _list_remains(root: Path) -> Iterator[FileDamage]:
+    """Yield what killed writers left; nothing while another process writes the table."""
+    from rankdump._analysis.table.table_files import list_table, lock_table
+    from rankdump._analysis.table.tree_access import LocalTree
+    from rankdump.errors import UnavailableError
+
+    access = LocalTree(root)
+    with suppress(UnavailableError, OSError), lock_table(access, patience_s=0):
+        for path in list_table(access, [], now_s=time.time()).remains:
+            text = "a writer of the table of statistics died, and its rows are in other files"
+            yield FileDamage(DamageKind.LEFTOVER, path, text, mendable=True)
+
+
+def _list_damaged(root: Path) -> Iterator[FileDamage]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from rankdump._analysis.table.table_files import list_table
+    from rankdump._analysis.table.tree_access import LocalTree
+
+    listing = list_table(LocalTree(root), problems := [])
+    for file, problem in zip(listing.damaged, problems, strict=True):
+        text = problem.removeprefix(f"{root / file.paths[0]}: ")
+        yield FileDamage(DamageKind.TORN, file.paths[0], f"{text}; {_ADVICE}", mendable=True)
+    for path in (path for file in listing.files for path in file.paths):
+        try:
+            with pq.ParquetFile(root / path, page_checksum_verification=True) as opened:
+                for group in range(opened.num_row_groups):
+                    opened.read_row_group(group)
+        except (OSError, pa.ArrowException) as error:
+            reason = str(error).partition("\n")[0]
+            text = f"a page cannot be read: {reason}; {_ADVICE}"
+            yield FileDamage(DamageKind.TORN, path, text, mendable=True)

@@ -1,5 +1,9 @@
 """Files that the coordinator published in a tree: the merged execution order with its findings, and
 the timeout hints. Reads only these; the entries of an order are read while they are iterated.
+
+A long order has a Parquet table for each iteration, with its first and last position; lines are
+sorted by position, so the places of an iteration follow. The lines are read from the order file,
+which alone is the order. pyarrow is imported on use.
 """
 
 from __future__ import annotations
@@ -10,9 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 from rankdump._analysis.reader.foreign_dumps import read_foreign_order
-from rankdump._analysis.reader.order_spans import LineSpan, find_iteration_spans
 from rankdump._core.events import Finding
 from rankdump._core.execution_order import (
     FINDINGS_FILE,
@@ -23,6 +27,7 @@ from rankdump._core.execution_order import (
     add_job_tag,
     make_job_tag,
     make_order_file_name,
+    make_parquet_file_name,
     parse_finding_line,
     parse_order_file_name,
     parse_order_line,
@@ -235,3 +240,109 @@ def read_hints(root: Path, job_id: str = "") -> tuple[TimeoutHint, ...]:
         )
     wanted = job_id or (jobs[-1] if jobs else "")
     return tuple(hint for hint in hints if hint.job_id == wanted)
+
+
+_MIN_BYTES = 64 << 20
+"""Of a shorter file, reading all of it takes no longer than loading pyarrow."""
+_MAX_ITERATIONS = 256
+"""Of more iterations than that, most of the file is read anyway."""
+
+
+class LineSpan(NamedTuple):
+    """Lines that follow each other in a file, in bytes."""
+
+    start: int
+    end: int
+
+
+class _PositionRange(NamedTuple):
+    first: int
+    last: int
+
+
+def find_iteration_spans(path: Path, iterations: IterationSelection) -> list[LineSpan] | None:
+    """Return where the lines of iterations are in an order file, in the order of the file.
+
+    None where all lines have to be looked at: an iteration has no table, or one of another order.
+    """
+    spans = iterations.spans
+    if spans is None or sum(high - low + 1 for low, high in spans) > _MAX_ITERATIONS:
+        return None
+    found: list[LineSpan] = []
+    try:
+        if path.stat().st_size < _MIN_BYTES:
+            return None
+        with path.open("rb") as file:
+            for iteration in {at for low, high in spans for at in range(low, high + 1)}:
+                name = make_parquet_file_name(iteration)
+                positions = _read_positions(path.with_suffix(".parquet") / name)
+                span = _find_span(file, iteration, positions) if positions is not None else None
+                if span is None:
+                    return None
+                found.append(span)
+    except (OSError, ValueError):
+        return None
+    return sorted(found)
+
+
+def _read_positions(path: Path) -> _PositionRange | None:
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ModuleNotFoundError:
+        return None
+    try:
+        with path.open("rb") as file:
+            facts = pq.read_metadata(file)
+    except (OSError, pa.ArrowException):
+        return None
+    at = facts.schema.names.index("position")
+    groups = [facts.row_group(number).column(at) for number in range(facts.num_row_groups)]
+    known = [each.statistics for each in groups if each.statistics is not None]
+    if not known or len(known) < len(groups):
+        return None
+    return _PositionRange(min(each.min for each in known), max(each.max for each in known))
+
+
+def _find_span(file: BinaryIO, iteration: int, positions: _PositionRange) -> LineSpan | None:
+    """Return the lines of an iteration; None where the positions are not those of its lines."""
+    start, last = (_find_line(file, position) for position in positions)
+    for place, position in ((start, positions.first), (last, positions.last)):
+        if _read_numbers(file, place) != (position, iteration):
+            return None
+    return LineSpan(start, last + len(_read_line(file, last)))
+
+
+def _find_line(file: BinaryIO, position: int) -> int:
+    """Return where the first line begins that has at least a position; ValueError for another
+    file.
+    """
+    file.seek(0)
+    low, high = len(file.readline()), file.seek(0, os.SEEK_END)
+    while low < high:
+        middle = (low + high) // 2
+        # The first line that begins behind the middle; there may be none before the end.
+        file.seek(middle)
+        begin = middle + len(file.readline())
+        numbers = _read_numbers(file, begin) if begin < high else None
+        if numbers is None or numbers[0] >= position:
+            high = middle
+        else:
+            low = begin
+    # All lines that begin behind it have the position, or a later one.
+    line = _read_numbers(file, low)
+    return low if line is None or line[0] >= position else low + len(_read_line(file, low))
+
+
+def _read_numbers(file: BinaryIO, place: int) -> tuple[int, int] | None:
+    """Return position and iteration of a line; None where no whole line is."""
+    line = _read_line(file, place)
+    if not line.endswith(b"\n"):
+        return None
+    position, iteration, _ = line.split(b",", 2)
+    return int(position), int(iteration)
+
+
+def _read_line(file: BinaryIO, place: int) -> bytes:
+    file.seek(place)
+    return file.readline()

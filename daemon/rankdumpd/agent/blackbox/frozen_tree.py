@@ -15,8 +15,9 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple, cast
 
-from rankdump._core.black_box import PULSE_ROW, StepState
+from rankdump._core.black_box import PULSE_ROW, StepState, StepTensor
 from rankdump._core.freeze_record import (
     BLACK_BOX_FOLDER,
     FreezeRecord,
@@ -27,26 +28,34 @@ from rankdump._core.freeze_record import (
     parse_freeze_record,
 )
 from rankdump._core.manifest import Manifest, ManifestRecord, make_manifest_name
-from rankdump._core.plan import ContentSettings, DumpPlan, OutputSettings, plan_to_json
+from rankdump._core.plan import (
+    UNNAMED_MODEL,
+    ContentSettings,
+    DumpPlan,
+    OutputSettings,
+    plan_to_json,
+)
 from rankdump._core.record import STEP_OVERHEAD, TensorKind
-from rankdump._core.session_protocol import SessionEnd
+from rankdump._core.session_protocol import RecordHead, SessionEnd
 from rankdump._core.status import IterationStatus, SessionState
 from rankdump._core.tree_root import STATE_FOLDER
 from rankdump._layout.tree_paths import MANIFEST_FOLDER
 from rankdump.errors import CorruptedError
 from rankdumpd.agent.blackbox.freeze_decision import compute_tree_bytes
-from rankdumpd.agent.blackbox.frozen_tensors import PlacedTensors, place_tensors, write_tensors
 from rankdumpd.agent.blackbox.pulse_rows import (
     FROZEN_STATISTICS,
     iter_table_rows,
     list_timestamps,
     read_details,
+    read_pulses,
     summarize_step,
 )
 from rankdumpd.agent.blackbox.raw_freeze import RawRing, read_raw_record, read_raw_ring
+from rankdumpd.agent.records import FrameId, ReceivedRecord, RecordOutcome, RecordStatus
 from rankdumpd.agent.session.rank_session import RankSession, prepare_tree
 from rankdumpd.agent.session.registry import read_checked_plan
 from rankdumpd.agent.storage import rank_files
+from rankdumpd.agent.storage.record_formats import examine_record
 from rankdumpd.agent.storage.statistic_tables import make_row_record
 from rankdumpd.agent.storage.tree import DumpTree
 
@@ -302,3 +311,83 @@ def _close_session(
         )
         closed = dataclasses.replace(closed, status=lost)
     rank_files.replace_session_file(session.storage.tree, closed)
+
+
+class PlacedTensors(NamedTuple):
+    """The tensors in full of a step."""
+
+    measured: dict[int, StepTensor]
+    """Those that have a row in the step, by its number."""
+    others: list[StepTensor]
+
+    def __len__(self) -> int:
+        return len(self.measured) + len(self.others)
+
+
+def place_tensors(
+    state: StepState, kinds: Sequence[TensorKind], tensors: Sequence[StepTensor]
+) -> PlacedTensors:
+    """Return the tensors by their rows; one whose row is that of another kind has none."""
+    numbers = cast("list[int]", read_pulses(state)["kind"].tolist())
+    placed = PlacedTensors({}, [])
+    for tensor in tensors:
+        row = tensor.row
+        has_row = row is not None and row < len(numbers) and kinds[numbers[row]] == tensor.kind
+        if row is not None and has_row and row not in placed.measured:
+            placed.measured[row] = tensor
+        else:
+            placed.others.append(tensor)
+    return placed
+
+
+def write_tensors(
+    session: RankSession, tensors: Sequence[StepTensor], timestamps_us: Sequence[int]
+) -> list[ManifestRecord]:
+    """Write the files of the tensors of a step, unless they exist; return their records.
+
+    OSError when one cannot be written.
+    """
+    storage = session.storage
+    received = [
+        examine_record(_make_received(session, tensor, at_us), None)
+        for tensor, at_us in zip(tensors, timestamps_us, strict=True)
+    ]
+    # In no order.
+    outcomes = {each.head.timestamp_us: each for each in storage.writer.write(received)}
+    for outcome in outcomes.values():
+        if outcome.status is RecordStatus.DROPPED:
+            text = f"a tensor of the black box cannot be written ({outcome.reason})"
+            raise OSError(errno.EIO, text, str(storage.tree.root))
+    return [
+        _make_record(tensor.kind, outcomes[at_us])
+        for tensor, at_us in zip(tensors, timestamps_us, strict=True)
+    ]
+
+
+def _make_received(session: RankSession, tensor: StepTensor, timestamp_us: int) -> ReceivedRecord:
+    request, kind = session.request, tensor.kind
+    model = session.plan.output.net_name or kind.model or UNNAMED_MODEL
+    named = kind._replace(model=model)
+    head = RecordHead(named, tensor.iteration, timestamp_us, request.rank)
+    # Times differ between all tensors of a rank, as numbers of frames do.
+    frame_id = FrameId(request.session_id, timestamp_us)
+    return ReceivedRecord(frame_id, head, memoryview(tensor.data))
+
+
+def _make_record(kind: TensorKind, outcome: RecordOutcome) -> ManifestRecord:
+    return ManifestRecord(
+        outcome.path,
+        outcome.head.timestamp_us,
+        kind.op_type,
+        kind.op_name,
+        kind.argument,
+        kind.dtype,
+        kind.shape,
+        kind.byte_count,
+        outcome.bytes_stored,
+        outcome.digest,
+        "",
+        kind.microbatch,
+        kind.phase,
+        kind.layout,
+    )

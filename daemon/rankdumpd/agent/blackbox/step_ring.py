@@ -2,7 +2,9 @@
 rank, whether it ends, hangs or is killed.
 
 All rings together stay within what the agent's other parts leave of its memory: beyond that, the
-oldest tensors in full of all ranks are dropped, then their oldest steps, and both are counted.
+oldest tensors in full of all ranks are dropped, then their oldest steps, and both are counted. The
+plan of a session allows its ring so many bytes of tensors in full: the oldest ones leave first, and
+those about a fault after all others.
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from rankdump._core.black_box import PULSE_ROW, RankStep, StepState, StepTensor
+from rankdump._core.black_box import (
+    PULSE_ROW,
+    RankStep,
+    StepState,
+    StepTensor,
+    compute_tensor_bytes,
+)
 from rankdump._wire.black_box_messages import check_new_kinds, step_state_from_wire
 from rankdump._wire.freeze_messages import MAX_STEP_NUMBERS
 from rankdump._wire.session_messages import kind_from_wire
@@ -21,7 +29,6 @@ from rankdump._wire.step_tensor_messages import StepTensorAssembler
 from rankdump.errors import ProtocolError
 from rankdump.wire.v1 import agent_pb2
 from rankdumpd.agent.blackbox.freeze_decision import MIN_INTERVALS
-from rankdumpd.agent.blackbox.held_tensors import HeldTensors
 from rankdumpd.agent.session.rank_session import RankSession
 
 MAX_KINDS_BYTES = 32 << 20
@@ -399,3 +406,65 @@ def _make_rank_step(session: RankSession, state: StepState) -> RankStep:
     names = sorted(numbers)[:MAX_STEP_NUMBERS]
     chosen = {name: numbers[name] for name in names}
     return RankStep(request.job_id, request.rank, request.attempt, state.iteration, chosen)
+
+
+class HeldTensors:
+    """The tensors of one session; `StepRings` guards them with a lock."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.byte_count = 0
+        """With what each takes besides its elements."""
+        self._ranked: dict[bool, dict[int, deque[tuple[int, StepTensor]]]] = {False: {}, True: {}}
+        """By whether they are about a fault, and by iteration, in the order of their arrival; each
+        with the number of its arrival."""
+
+    def __len__(self) -> int:
+        return sum(len(held) for steps in self._ranked.values() for held in steps.values())
+
+    @property
+    def element_bytes(self) -> int:
+        """Of their elements alone."""
+        return self.byte_count - compute_tensor_bytes(0) * len(self)
+
+    @property
+    def oldest(self) -> tuple[bool, int] | None:
+        """What orders the tensor that leaves next among those of all rings; None without any."""
+        for about_fault, steps in self._ranked.items():
+            for held in steps.values():
+                return about_fault, held[0][0]
+        return None
+
+    def put(self, tensor: StepTensor, number: int) -> None:
+        """Add a tensor of a step that is held, and that arrived as so manyth."""
+        steps = self._ranked[tensor.about_fault]
+        steps.setdefault(tensor.iteration, deque()).append((number, tensor))
+        self.byte_count += compute_tensor_bytes(len(tensor.data))
+        while self.byte_count > self._max_bytes:
+            self.drop_oldest()
+
+    def drop_oldest(self) -> None:
+        """Drop the tensor that leaves next."""
+        for steps in self._ranked.values():
+            for iteration, held in steps.items():
+                self._count_off(held.popleft()[1])
+                if not held:
+                    del steps[iteration]
+                return
+
+    def remove_step(self, iteration: int) -> int:
+        """Remove the tensors of a step; return how many there were."""
+        removed = [
+            tensor for steps in self._ranked.values() for _, tensor in steps.pop(iteration, ())
+        ]
+        for tensor in removed:
+            self._count_off(tensor)
+        return len(removed)
+
+    def list_step(self, iteration: int) -> tuple[StepTensor, ...]:
+        """Return the tensors of a step, in the order of their arrival."""
+        found = [each for steps in self._ranked.values() for each in steps.get(iteration, ())]
+        return tuple(tensor for _, tensor in sorted(found, key=lambda each: each[0]))
+
+    def _count_off(self, tensor: StepTensor) -> None:
+        self.byte_count -= compute_tensor_bytes(len(tensor.data))

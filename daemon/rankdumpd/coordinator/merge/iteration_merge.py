@@ -15,6 +15,10 @@ The order follows these rules, and time where they leave it open:
 
 Rule 4 is exact: where the time of an entry is the latest among itself and all that must
 precede it, the entries are sorted by that time; operators of one time by (rank, position).
+
+A rank may have ended before it ended its session: findings say where in its program, and what it
+did not take part in. Where its last events may be missing, nothing is stated about the calls
+behind them.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from rankdump._core.collective_calls import describe_ranks
 from rankdump._core.events import (
     OPEN_END_POSITION,
     UNSEEN_REASON_TEXTS,
+    CallOutcome,
     EventColumn,
     EventColumns,
     EventKind,
@@ -40,12 +45,15 @@ from rankdumpd.coordinator.execution_order import GlobalOrder, OrderedCalls
 from rankdumpd.coordinator.fleet_views import IterationView
 from rankdumpd.coordinator.merge.absence_findings import (
     CallAbsences,
+    CallDescription,
     build_absence_findings,
     build_cycle_findings,
     build_deadlock_findings,
     build_gap_findings,
+    describe_call,
     find_event_gaps,
     find_missing_members,
+    list_ended_ranks,
 )
 from rankdumpd.coordinator.merge.call_order import (
     CallMatch,
@@ -59,7 +67,6 @@ from rankdumpd.coordinator.merge.difference_findings import (
     build_difference_findings,
     build_program_findings,
 )
-from rankdumpd.coordinator.merge.ended_ranks import build_ended_findings
 from rankdumpd.coordinator.merge.event_table import NEVER_ENDED, EventTable, build_event_table
 
 _STRETCH_ELEMENTS = 1 << 17
@@ -335,3 +342,110 @@ def _collect_cases(events: Mapping[int, Sequence[EventColumns]]) -> _RanksByCase
         for (group, reason), count in counts.items():
             cases.setdefault((group, reason, count), []).append(rank)
     return cases
+
+
+def build_ended_findings(
+    table: EventTable, match: CallMatch, absence: CallAbsences, view: IterationView
+) -> Iterator[Finding]:
+    """Yield a finding for each rank that ended within the iteration or is missing because of it.
+
+    The rank that ended first comes first.
+    """
+    missed = collect_missed_calls(absence, view)
+    ended = [
+        rank
+        for rank in list_ended_ranks(view)
+        if rank in table.ranks or rank in missed or _is_expected(table, view, rank)
+    ]
+    for rank in sorted(ended, key=lambda rank: (_find_last_time(table, rank), rank)):
+        calls = missed.get(rank, ())
+        first = find_first_missed(calls, absence) if calls else None
+        described = None if first is None else describe_call(table, match, first)
+        where, name, position = _describe_end(table, match, rank)
+        if view.lost[rank]:
+            text = f"the process of rank {rank} ended {where}, without ending its session"
+        else:
+            text = (
+                f"the session of rank {rank} was lost {where} or later: its last events may be "
+                "missing, and no absence is reported behind those that arrived"
+            )
+        if described is not None:
+            others = f" and {len(calls) - 1} more after it" if len(calls) > 1 else ""
+            failed = "" if first is None else _describe_failure(table, match, first)
+            text += f"; it never arrived at {described.text}{others}{failed}"
+        yield _make_finding(rank, text, described, (name, position))
+
+
+def collect_missed_calls(absence: CallAbsences, view: IterationView) -> Mapping[int, Sequence[int]]:
+    """Return the calls that each rank that ended did not arrive at, in their order."""
+    ended = set(list_ended_ranks(view))
+    missed: dict[int, list[int]] = {}
+    for call, ranks in absence.missing.items():
+        for rank in ended.intersection(ranks):
+            missed.setdefault(rank, []).append(call)
+    return missed
+
+
+def find_first_missed(calls: Sequence[int], absence: CallAbsences) -> int:
+    """Return the first of a rank's missed calls that it would have executed.
+
+    A call comes behind another one in which a member waits that it misses as well: that member
+    executes both, in the same order. Times of arrival do not tell it, as members of the later call
+    may arrive there first.
+    """
+    for call in calls:
+        before = {absence.waiting.get(rank, call) for rank in absence.missing[call]} - {call}
+        if before.isdisjoint(calls):
+            return call
+    return calls[0]
+
+
+def _is_expected(table: EventTable, view: IterationView, rank: int) -> bool:
+    """Return whether others called a rank of which it is not known what it did last."""
+    return not view.lost[rank] and any(rank in group.ranks for group in table.groups)
+
+
+def _find_last_time(table: EventTable, rank: int) -> int:
+    """Return the start of the last event of a rank; 0 for one that ended before."""
+    return int(table["time_us"][table.ranks[rank].stop - 1]) if rank in table.ranks else 0
+
+
+def _describe_end(table: EventTable, match: CallMatch, rank: int) -> tuple[str, str, int]:
+    """Return where a rank ended, with name and position of its last event."""
+    if rank not in table.ranks:
+        return "before this iteration", "", -1
+    row = table.ranks[rank].stop - 1
+    name, position = table.name(row), int(table["position"][row])
+    within = "within" if table["end_position"][row] == NEVER_ENDED else "after"
+    if int(table["kind"][row]) == int(EventKind.OPERATOR):
+        return f"{within} {name!r} at position {position}", name, position
+    member = table.member_ranks[rank].stop - 1
+    call = int(map_members_to_calls(match)[member])
+    if table.members["outcome"][member] == CallOutcome.FAILED:
+        within = "after the failure of"
+    return f"{within} {describe_call(table, match, call).text}", name, position
+
+
+def _describe_failure(table: EventTable, match: CallMatch, call: int) -> str:
+    """Return on which members a call failed, as the end of a sentence; empty for none."""
+    members = match.list_members(call)
+    failed = [m for m in members if table.members["outcome"][m] == CallOutcome.FAILED]
+    if not failed:
+        return ""
+    return f", which failed on {describe_ranks(table.members['rank'][failed].tolist())}"
+
+
+def _make_finding(
+    rank: int, text: str, missed: CallDescription | None, last: tuple[str, int]
+) -> Finding:
+    name, position = last
+    return Finding(
+        kind=FindingKind.ENDED_RANK,
+        iteration=0,
+        text=text,
+        ranks=(rank,),
+        group="" if missed is None else missed.group.name,
+        sequence=-1 if missed is None else missed.sequence,
+        name=name,
+        position=position,
+    )

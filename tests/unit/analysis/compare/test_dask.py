@@ -11,11 +11,11 @@ from distributed import KilledWorker, LocalCluster
 from support.tensor_pairs import pair, path_of
 
 from rankdump._analysis.compare import pair_comparison
-from rankdump._analysis.compare.compare_pool import compare_pairs
-from rankdump._analysis.compare.dask_cluster import (
+from rankdump._analysis.compare.compare_pool import (
     _WORKER_REQUIREMENTS,
     _explain_missing_file,
     _get_task_outcomes,
+    compare_pairs,
 )
 from rankdump._analysis.compare.report import (
     ComparisonSettings,
@@ -69,7 +69,7 @@ def _from_here(tensor):
 
 
 def test_cluster_without_a_scheduler_is_unavailable(pairs, monkeypatch):
-    monkeypatch.setattr("rankdump._analysis.compare.dask_cluster._CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("rankdump._analysis.compare.compare_pool._CONNECT_TIMEOUT_S", 0.2)
     with pytest.raises(UnavailableError, match="no Dask scheduler answers at tcp"):
         compare_pairs(pairs, SETTINGS, dask="tcp://127.0.0.1:1")
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rankdump._analysis.compare.error_tolerance import find_rounding_errors, find_unit
 from rankdump._analysis.compare.report import (
     ComparisonRow,
     DumpedTensor,
@@ -15,7 +16,6 @@ from rankdump._analysis.compare.report import (
     TensorPair,
     TensorVerdict,
 )
-from rankdump._analysis.compare.rounding_errors import find_rounding_errors, find_unit
 from rankdump._analysis.compare.tensor_measures import measure_difference
 from rankdump._core.record import TensorSide
 from rankdump._layout.tree_paths import PARAMETER_OP_TYPE

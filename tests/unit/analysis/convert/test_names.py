@@ -8,7 +8,7 @@ import uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankdump._analysis.convert.tensor_file import hash_name, shorten_name
+from rankdump._analysis.convert.conversion import hash_name, shorten_name
 
 
 def test_hash_name_of_a_known_name():

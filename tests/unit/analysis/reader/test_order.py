@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from rankdump._analysis.reader import order_spans
+from rankdump._analysis.reader import coordinator_files
 from rankdump._core.events import EventKind, Finding, FindingKind
 from rankdump._core.execution_order import (
     GLOBAL_ORDER_FOLDER,
@@ -132,7 +132,7 @@ def write_tables(root, *iterations):
 
 def test_iteration_is_read_at_the_place_that_its_table_has(tmp_path, monkeypatch):
     """Lines of other iterations are not looked at, as long as the tables are of this order."""
-    monkeypatch.setattr(order_spans, "_MIN_BYTES", 0)
+    monkeypatch.setattr(coordinator_files, "_MIN_BYTES", 0)
     entries, path = write_tables(tmp_path, 2, 0, 1, 5)
     for text, wanted in (("1", {1}), ("0|5", {0, 5}), ("1-2", {1, 2}), ("7", set())):
         found = list(read_order(tmp_path).entries(iterations=parse_iterations(text)))
@@ -148,7 +148,7 @@ def test_iteration_is_read_at_the_place_that_its_table_has(tmp_path, monkeypatch
 @pytest.mark.parametrize("table", ["removed", "stale", "damaged", "foreign"])
 def test_tables_of_another_order_are_not_used(tmp_path, monkeypatch, table):
     """The lines are looked for then."""
-    monkeypatch.setattr(order_spans, "_MIN_BYTES", 0)
+    monkeypatch.setattr(coordinator_files, "_MIN_BYTES", 0)
     entries, path = write_tables(tmp_path, 2, 0, 1)
     beside = path.with_suffix(".parquet") / "iteration_0.parquet"
     if table == "removed":
