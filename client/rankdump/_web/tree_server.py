@@ -25,50 +25,6 @@ from rankdump._web.dump_source import DumpSource
 from rankdump._web.web_server import THREADS, LoggedRefusals, run_pages
 from rankdump.errors import RankdumpError
 
-_NICE = 10
-_OOM_SCORE = "800"
-_MAX_CONNECTIONS = 512
-"""More than its coordinator opens."""
-
-
-def serve_coordinator(number: int, lines: Iterable[str]) -> None:
-    """Serve pages on a listening socket until the lines end."""
-    leave_pandas_out()
-    listening = socket.socket(fileno=number)
-    sources = SourceList()
-    with run_pages(sources) as pages:
-        server = HttpServer(
-            pages.make_application(),
-            listening,
-            refusals=LoggedRefusals(),
-            max_connections=_MAX_CONNECTIONS,
-            threads=THREADS,
-        )
-
-        def follow() -> None:
-            for line in lines:
-                sources.add(map(Path, json.loads(line)["trees"]))
-            server.request_stop()
-
-        threading.Thread(target=follow, name="rankdump-trees", daemon=True).start()
-        server.run()
-    sources.close()
-
-
-def _give_way() -> None:
-    """Let the coordinator have processor and memory first."""
-    os.nice(_NICE)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    _give_way()
-    serve_coordinator(int(sys.argv[1]), sys.stdin)
-
-
 MAX_OPEN = 8
 """Trees whose tables are open: each holds memory."""
 
@@ -130,3 +86,47 @@ class SourceList(Sequence[DumpSource]):
             except (RankdumpError, OSError):
                 still.append(root)
         self._waiting = still
+
+
+_NICE = 10
+_OOM_SCORE = "800"
+_MAX_CONNECTIONS = 512
+"""More than its coordinator opens."""
+
+
+def serve_coordinator(number: int, lines: Iterable[str]) -> None:
+    """Serve pages on a listening socket until the lines end."""
+    leave_pandas_out()
+    listening = socket.socket(fileno=number)
+    sources = SourceList()
+    with run_pages(sources) as pages:
+        server = HttpServer(
+            pages.make_application(),
+            listening,
+            refusals=LoggedRefusals(),
+            max_connections=_MAX_CONNECTIONS,
+            threads=THREADS,
+        )
+
+        def follow() -> None:
+            for line in lines:
+                sources.add(map(Path, json.loads(line)["trees"]))
+            server.request_stop()
+
+        threading.Thread(target=follow, name="rankdump-trees", daemon=True).start()
+        server.run()
+    sources.close()
+
+
+def _give_way() -> None:
+    """Let the coordinator have processor and memory first."""
+    os.nice(_NICE)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    _give_way()
+    serve_coordinator(int(sys.argv[1]), sys.stdin)
