@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -77,6 +78,9 @@ def no_process_state_leak() -> Iterator[None]:
         os.environ.update(environ)
     os.chdir(folder)
     gc.set_threshold(*thresholds)
+    # A daemon in this process keeps pandas out of it.
+    blocker = "rankdump._core.pandas_blocker"
+    sys.meta_path[:] = [each for each in sys.meta_path if type(each).__module__ != blocker]
     for number, handler in handlers.items():
         if signal.getsignal(number) != handler:
             signal.signal(number, handler)

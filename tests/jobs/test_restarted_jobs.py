@@ -165,7 +165,8 @@ def test_order_merges_each_attempt_by_itself(job):
             names = [(*entry["ranks"], entry["name"]) for entry in operators]
             assert len(names) == len(set(names)) == 2 * 8
     found = {(finding["kind"], finding["attempt"]) for finding in order["findings"]}
-    assert found == {("missing_member", 0)}
+    # torchrun may end rank 0, whose collective has failed, before that has ended its session.
+    assert found - {("ended_rank", 0)} == {("missing_member", 0)}
     assert "missing_member, attempt 0: iteration 2: rank 1" in job.run("order")
     assert "the merge has no findings" in job.run("order", "--attempt", 1)
 

@@ -256,8 +256,6 @@ def compare_pairs(
             decided.append((place, outcome))
     done(decided)
     if dask:
-        from rankdump._analysis.compare.compare_pool import compare_on_cluster
-
         compare_on_cluster(dask, unread, settings, done)
     elif unread:
         workers = _choose_worker_count([pair for _, pair in unread], processes)

@@ -1,7 +1,6 @@
 """Disk space, files and time of the iterations of a tree, from its manifests and from the sizes of
 other files, and the free space of a disk. The input of a forecast; reads no tensor. Rows of the
-table of a tree stand for the manifests that it has as they are, which needs pyarrow; one file of
-the table is held at a time.
+table of a tree stand for the manifests that it has as they are.
 """
 
 from __future__ import annotations
@@ -14,21 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING
 
 from rankdump._analysis.reader.fingerprints import find_fingerprint_path
-from rankdump._analysis.reader.indexed_manifests import IndexedFile, find_indexed_files
+from rankdump._analysis.reader.indexed_manifests import find_indexed_files
 from rankdump._analysis.reader.manifests import list_manifest_files, read_manifests
 from rankdump._analysis.reader.tree import Table
 from rankdump._analysis.reader.tree_files import FolderIndex
 from rankdump._analysis.reader.tree_walk import collect_tables
-from rankdump._analysis.table.table_schema import ITERATION_SCHEMA, TENSOR_SCHEMA
 from rankdump._core.forecast import (
     DiskCapacity,
     DumpSize,
@@ -44,7 +36,7 @@ from rankdump._layout.tree_paths import EXECUTION_ORDER_FOLDER, GRAPH_FOLDER, ME
 from rankdump.errors import CorruptedError
 
 if TYPE_CHECKING:
-    from rankdump._analysis.reader.tree_usage import PlaceSizes
+    from rankdump._analysis.reader.indexed_rows import PlaceSizes
 
 _FOLDER_BYTES = 4096
 _MAX_CACHED_FOLDERS = 1 << 10
@@ -135,7 +127,7 @@ class _UsageObserver:
         if not files:
             return set()
         # Imported on use: it loads pyarrow, and there is none without a table.
-        from rankdump._analysis.reader.tree_usage import read_place_sizes
+        from rankdump._analysis.reader.indexed_rows import read_place_sizes
 
         counted: set[Path] = set()
         for file in files:
@@ -279,94 +271,3 @@ def _is_constant_folder(path: str) -> bool:
 def _has_iteration(path: str) -> bool:
     folder = find_folder(path)
     return folder is not None and folder.iteration is not None
-
-
-_PLACE = ["iteration", "rank"]
-
-
-def _check_places(file: IndexedFile, places: Iterable[tuple[int, int]]) -> None:
-    for rank, iteration in places:
-        if (rank, iteration) not in file.manifests:
-            raise CorruptedError(
-                f"{file.tensors}: has rows of rank {rank}, iteration {iteration}, "
-                "which none of its sources has"
-            )
-
-
-def _read(path: Path, schema: pa.Schema, columns: list[str]) -> Any:
-    try:
-        rows = pq.read_table(
-            path, columns=columns, use_threads=False, page_checksum_verification=True
-        )
-        return rows.cast(pa.schema([schema.field(name) for name in columns]))
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise CorruptedError(f"{path}: cannot be read: {error}") from None
-
-
-def _sort_by_place(rows: pa.Table) -> pa.Table:
-    keys = [rows.column(name).to_numpy() for name in reversed(_PLACE)]
-    order = np.lexsort(keys)
-    return rows if (order[1:] > order[:-1]).all() else rows.take(pa.array(order))
-
-
-def _split_places(rows: pa.Table) -> Iterator[tuple[tuple[int, int], int, int]]:
-    """Yield rank and iteration, and the first and the end of their rows."""
-    iterations, ranks = (rows.column(name).to_numpy() for name in _PLACE)
-    changes = (iterations[1:] != iterations[:-1]) | (ranks[1:] != ranks[:-1])
-    starts = [*([0] if len(rows) else []), *(np.flatnonzero(changes) + 1).tolist()]
-    for start, end in zip(starts, [*starts[1:], len(rows)], strict=True):
-        yield (int(ranks[start]), int(iterations[start])), start, end
-
-
-class PlaceSizes(NamedTuple):
-    """Sizes of the tensors of one iteration of a rank."""
-
-    rank: int
-    iteration: int | None
-    """None for constants of a graph."""
-    stall_us: int
-    paths: list[str]
-    """Of files; fewer than tensors, because rows of statistics have none."""
-    stored_bytes: list[int]
-    """Of each path."""
-    bytes_in: int
-    """Of all tensors."""
-    stamps_us: npt.NDArray[np.int64]
-    """Of each tensor."""
-
-
-def read_place_sizes(file: IndexedFile) -> Iterator[PlaceSizes]:
-    """Yield the sizes of the tensors of each place of a file of the table.
-
-    CorruptedError, before anything else, when the file is damaged or was removed.
-    """
-    columns = ["path", "bytes", "stored_bytes", "timestamp_us"]
-    rows = _read(file.tensors, TENSOR_SCHEMA, [*_PLACE, *columns])
-    iterations = _read(file.iterations, ITERATION_SCHEMA, [*_PLACE, "stall_us"])
-    stalls = {
-        (each["rank"], each["iteration"]): each["stall_us"] for each in iterations.to_pylist()
-    }
-    _check_places(file, stalls)
-    is_dated = pc.is_valid(rows.column("iteration"))
-    constants = rows.filter(pc.invert(is_dated))
-    for rank in pc.unique(constants.column("rank")).to_pylist():
-        own = constants.filter(pc.equal(constants.column("rank"), rank))
-        yield _sum_sizes(own, rank, None, 0)
-    dated = _sort_by_place(rows.filter(is_dated))
-    parts = {place: (start, end) for place, start, end in _split_places(dated)}
-    for (rank, iteration), stall_us in stalls.items():
-        start, end = parts.get((rank, iteration), (0, 0))
-        yield _sum_sizes(dated.slice(start, end - start), rank, iteration, stall_us)
-
-
-def _sum_sizes(rows: Any, rank: int, iteration: int | None, stall_us: int) -> PlaceSizes:
-    filed = rows.filter(pc.not_equal(rows.column("path"), ""))
-    return PlaceSizes(
-        rank=rank,
-        iteration=iteration,
-        stall_us=stall_us,
-        paths=filed.column("path").to_pylist(),
-        stored_bytes=filed.column("stored_bytes").to_pylist(),
-        bytes_in=pc.sum(rows.column("bytes")).as_py() or 0,
-        stamps_us=rows.column("timestamp_us").to_numpy(),
-    )
