@@ -45,7 +45,7 @@ from rankdump.errors import ProtocolError
 MAX_SMALL_BYTES = 1 << 16
 """Size below which a plain copy is faster than torch's, which may start threads."""
 _MAX_STREAMED_THREADS = 2
-"""Threads of torch with which its copy takes as long as one that streams (docs/performance.md)."""
+"""With more threads torch's copy is faster than one past the caches by a single thread."""
 _read_memory = KERNELS.functions.read_memory
 _read_strided = KERNELS.functions.read_strided
 _MAX_KERNEL_DIMENSIONS = 32
@@ -238,7 +238,7 @@ class TorchTensor:
         return _read_strided(tensor.data_ptr(), tensor.element_size(), extents, tensor.stride())
 
     def _is_streamed(self) -> bool:
-        """Return whether one thread that streams is faster than torch's copy, by all of its."""
+        """Return whether this thread copies alone, past the caches; torch copies by all of its."""
         is_large = self.byte_count >= MIN_STREAMED_BYTES
         return (
             is_large and torch.get_num_threads() <= _MAX_STREAMED_THREADS and is_packed(self.tensor)
