@@ -92,16 +92,26 @@ class HttpServer:
         self._connections: set[HttpConnection] = set()
         """Also those that are in their handshake."""
         self._openings: set[asyncio.Task[None]] = set()
-        self._lock = threading.Lock()
+        # A signal may come in the thread that has the lock.
+        self._lock = threading.RLock()
         self._end: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._is_stopping = False
 
     def run(self, *, signals: Sequence[signal.Signals] = ()) -> None:
-        """Serve until a stop is requested, or one of some signals comes in the main thread."""
-        asyncio.run(self._serve(signals))
+        """Serve until a stop is requested, or one of some signals comes in the main thread.
+
+        They are handled from the start: the handler of asyncio.run forgets an interrupt that comes
+        while it is installed, and the server would end with an error.
+        """
+        before = {each: signal.signal(each, lambda *_: self.request_stop()) for each in signals}
+        try:
+            asyncio.run(self._serve())
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
 
     def request_stop(self) -> None:
-        """Have `run` return soon; may be called from any thread, and before `run`."""
+        """Have `run` return soon; from any thread or handler of a signal, also before `run`."""
         with self._lock:
             self._is_stopping = True
             if self._end is not None:
@@ -109,11 +119,9 @@ class HttpServer:
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(event.set)
 
-    async def _serve(self, signals: Sequence[signal.Signals]) -> None:
+    async def _serve(self) -> None:
         loop, stopping = asyncio.get_running_loop(), asyncio.Event()
         anyio.to_thread.current_default_thread_limiter().total_tokens = self._threads
-        for each in signals:
-            loop.add_signal_handler(each, stopping.set)
         with self._lock:
             self._end = loop, stopping
             if self._is_stopping:

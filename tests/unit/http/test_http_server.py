@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http.client
+import signal
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -277,17 +278,33 @@ def test_connections_beyond_the_limit_are_closed_and_counted(host_of):
     assert host.get() == (200, "xxx")
 
 
-def test_server_may_be_stopped_before_it_runs():
-    server = HttpServer(
+def make_server() -> HttpServer:
+    return HttpServer(
         PlainTextResponse("a"),
         bind_listener("127.0.0.1", 0),
         refusals=CountedRefusals(),
         max_connections=1,
         threads=1,
     )
+
+
+def test_server_may_be_stopped_before_it_runs():
+    server = make_server()
     server.request_stop()
     server.run()
     server.request_stop()
+
+
+def test_signal_before_the_loop_runs_ends_the_server(monkeypatch):
+    run, handler = asyncio.run, signal.getsignal(signal.SIGINT)
+
+    def run_after_signal(serving: Coroutine[None, None, None]) -> None:
+        signal.raise_signal(signal.SIGINT)
+        run(serving)
+
+    monkeypatch.setattr(asyncio, "run", run_after_signal)
+    make_server().run(signals=(signal.SIGINT,))
+    assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_stop_ends_answers_that_do_not_end(host_of):
