@@ -71,6 +71,13 @@ class TensorSource(Protocol):
         """Return a copy of the elements, C order, little endian."""
         ...
 
+    def locate_elements(self) -> int | bytes:
+        """Return the address of the elements, C order, little endian, or a copy of them.
+
+        The address is valid as long as the view of `elements`.
+        """
+        ...
+
     def make_head_source(self, count: int) -> TensorSource:
         """Return the first elements in C order, as a tensor of one dimension."""
         ...

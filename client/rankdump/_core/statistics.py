@@ -23,6 +23,7 @@ from rankdump._kernels.element_moments import (
     COUNTS,
     ELEMENT_CODES,
     EXTREMES,
+    PACKED_MOMENTS,
     SUMS,
     ElementMoments,
     merge_moments,
@@ -166,18 +167,16 @@ def compute_statistic_row(
     return form.write(found, _compute_md5(data) if MD5_ITEM in items else "")
 
 
-def compute_statistic_rows(
-    items: tuple[str, ...], dtype: str, tensors: Sequence[bytes], *, exact: bool = False
-) -> list[str]:
-    """Return `compute_statistic_row` of each of many small tensors of that type."""
-    code, form = ELEMENT_CODES.get(dtype), make_statistics_form(items, exact=exact)
+def write_statistic_rows(form: StatisticsForm, packed: Sequence[bytes]) -> list[str]:
+    """Return the rows of many moments as `PACKED_MOMENTS` packs them; no item may be MD5."""
+    text, unpack = form.text, PACKED_MOMENTS.unpack
     picks = [pick for pick in form.picks if pick is not None]
-    if code is None or len(picks) < len(items):
-        return [compute_statistic_row(items, dtype, data, exact=exact) for data in tensors]
-    measure, parts, text = KERNELS.functions.measure_elements, form.parts, form.text
-    width = element_types.get_element_type(dtype).item_bytes
-    found = [measure(data, len(data) // width, code, parts) for data in tensors]
-    return [text % tuple([pick(moments) for pick in picks]) for moments in found]
+    # Equal ones are written once: an operator often reads what the last one wrote.
+    rows = dict.fromkeys(packed, "")
+    for each in rows:
+        found = unpack(each)
+        rows[each] = text % tuple([pick(found) for pick in picks])
+    return [rows[each] for each in packed]
 
 
 def compute_statistic_texts(

@@ -102,6 +102,10 @@ class ArraySource:
             array = array.astype(self._little, copy=False)
         return array.tobytes()
 
+    def locate_elements(self) -> int | bytes:
+        """Return the address of the elements, or a copy if they are not packed."""
+        return find_address(self._array) if self._is_packed() else self.copy_elements()
+
     def make_head_source(self, count: int) -> ArraySource:
         """Return a copy of the first elements in C order, as an array of one dimension."""
         return ArraySource(cast("npt.NDArray[Any]", self._array.flat[:count]), self.dtype)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from struct import Struct
 from typing import NamedTuple
 
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -62,6 +63,10 @@ class ElementMoments(NamedTuple):
     def merge_with(self, other: ElementMoments) -> ElementMoments:
         """Return the moments of both sets of elements together."""
         return merge_moments((self, other))
+
+
+PACKED_MOMENTS = Struct("=q4d6q")
+"""The fields of `ElementMoments` in order, as `kernels.h` lays them out."""
 
 
 def merge_moments(parts: Sequence[ElementMoments]) -> ElementMoments:

@@ -30,6 +30,12 @@ class KernelFunctions(Protocol):
         """Return the moments of elements at an address, or in a bytes object."""
         ...
 
+    def pack_moments(self, data: int | bytes, count: int, code: int, parts: int, /) -> bytes:
+        """Return the moments of elements as `PACKED_MOMENTS` packs them: one object for a tensor,
+        which the garbage collector does not visit.
+        """
+        ...
+
     def copy_and_measure(
         self, target: int, data: int | bytes, count: int, code: int, parts: int, /
     ) -> FoundMoments:

@@ -173,26 +173,41 @@ static PyObject *build_moments(int64_t count, const struct moments *m)
     return NULL;
 }
 
-static PyObject *run_measure(PyObject *const *arguments, unsigned char *copy)
+static int run_measure(PyObject *const *arguments, unsigned char *copy, int64_t *count,
+                       struct moments *found)
 {
     const unsigned char *elements;
-    int64_t count;
     int code;
-    struct moments found;
-    if (!read_elements(arguments[0], arguments[1], arguments[2], &elements, &count, &code))
-        return NULL;
+    if (!read_elements(arguments[0], arguments[1], arguments[2], &elements, count, &code))
+        return 0;
     const long parts = PyLong_AsLong(arguments[3]);
     if (PyErr_Occurred())
-        return NULL;
-    RUN_KERNEL(count * element_bytes[code],
-               chosen->measure(elements, count, code, (int)parts, copy, &found))
-    return build_moments(count, &found);
+        return 0;
+    RUN_KERNEL(*count * element_bytes[code],
+               chosen->measure(elements, *count, code, (int)parts, copy, found))
+    return 1;
 }
 
 static PyObject *measure_elements(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
 {
+    int64_t count;
+    struct moments found;
     (void)self;
-    return check_count(given, 4) ? run_measure(arguments, NULL) : NULL;
+    if (!check_count(given, 4) || !run_measure(arguments, NULL, &count, &found))
+        return NULL;
+    return build_moments(count, &found);
+}
+
+static PyObject *pack_moments(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    struct {
+        int64_t count;
+        struct moments found;
+    } packed;
+    (void)self;
+    if (!check_count(given, 4) || !run_measure(arguments, NULL, &packed.count, &packed.found))
+        return NULL;
+    return PyBytes_FromStringAndSize((const char *)&packed, (Py_ssize_t)sizeof packed);
 }
 
 static PyObject *copy_and_measure(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
@@ -201,7 +216,11 @@ static PyObject *copy_and_measure(PyObject *self, PyObject *const *arguments, Py
     if (!check_count(given, 5))
         return NULL;
     unsigned char *copy = PyLong_AsVoidPtr(arguments[0]);
-    return PyErr_Occurred() ? NULL : run_measure(arguments + 1, copy);
+    int64_t count;
+    struct moments found;
+    if (PyErr_Occurred() || !run_measure(arguments + 1, copy, &count, &found))
+        return NULL;
+    return build_moments(count, &found);
 }
 
 static void widen_elements(uint32_t *restrict target, const word16 *restrict source, int64_t count)
@@ -459,6 +478,9 @@ static PyObject *get_variant(PyObject *self, PyObject *none)
 static const char measure_elements_doc[] =
     "measure_elements(data, count, code, parts)\n--\n\n"
     "Return moments of elements at an address, or in a bytes object.";
+static const char pack_moments_doc[] =
+    "pack_moments(data, count, code, parts)\n--\n\n"
+    "Return the moments that measure_elements returns, packed.";
 static const char copy_and_measure_doc[] =
     "copy_and_measure(target, data, count, code, parts)\n--\n\n"
     "Copy elements to an address, and return their moments.";
@@ -484,6 +506,7 @@ static const char write_small_files_doc[] =
 
 static PyMethodDef functions[] = {
     FAST(measure_elements),
+    FAST(pack_moments),
     FAST(copy_and_measure),
     FAST(widen_bfloat16),
     FAST(fingerprint_shard),

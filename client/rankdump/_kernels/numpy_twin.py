@@ -20,6 +20,7 @@ from rankdump._kernels.element_moments import (
     COUNTS,
     ELEMENT_CODES,
     EXTREMES,
+    PACKED_MOMENTS,
     SUMS,
     ElementMoments,
     merge_moments,
@@ -44,6 +45,11 @@ _DTYPES = [np.dtype("u2" if name == "bfloat16" else name) for name in _NAMES]
 def measure_elements(data: int | bytes, count: int, code: int, parts: int) -> FoundMoments:
     """Return the moments of elements at an address, or in a bytes object."""
     return _measure_blocks(_view_elements(data, count, code), code, parts)
+
+
+def pack_moments(data: int | bytes, count: int, code: int, parts: int) -> bytes:
+    """Return the moments of elements, packed."""
+    return PACKED_MOMENTS.pack(*measure_elements(data, count, code, parts))
 
 
 def copy_and_measure(

@@ -46,6 +46,7 @@ from rankdump._recorder.overhead_governor import RecordForm
 from rankdump._recorder.plan_settings import ROW_BYTES, SAMPLE_ELEMENTS, is_statistics_only
 from rankdump._recorder.step_overhead import StepOverhead
 from rankdump._recorder.tensor_statistics import (
+    SMALL_TENSOR_BYTES,
     RowBatch,
     StatisticsCalculator,
     TensorStatisticsRow,
@@ -356,14 +357,19 @@ class RecordBuilder:
 
     def build_record(self, observation: TensorObservation) -> BuildResult:
         """Copy or measure a tensor now."""
-        self._stalls.begin()
+        source = observation.tensor
+        # The row of a small tensor delays nothing: a step has thousands of them.
+        is_delay = not self._no_elements or source.byte_count > SMALL_TENSOR_BYTES
+        if is_delay:
+            self._stalls.begin()
         try:
-            return self._build(observation)
+            return self._build(observation, source)
         except Exception:  # a tensor that cannot be read must not end the training
             _logger.debug("copy failed", exc_info=True)
             return self.make_loss(observation.op_name, COPY_FAILED)
         finally:
-            self._stalls.end()
+            if is_delay:
+                self._stalls.end()
 
     def rebuild_record(self, observation: TensorObservation) -> BuildResult:
         """Copy or measure a tensor that was kept by reference, as it is now."""
@@ -380,8 +386,7 @@ class RecordBuilder:
         """Return the loss of a tensor of the running iteration."""
         return LostTensor(self._iteration_state.iteration, op_name, reason)
 
-    def _build(self, observation: TensorObservation) -> BuildResult:
-        source = observation.tensor
+    def _build(self, observation: TensorObservation, source: TensorSource) -> BuildResult:
         if source.dtype not in ELEMENT_TYPES:
             return self.make_loss(observation.op_name, UNSUPPORTED_DTYPE)
         if self._sample_elements:
@@ -425,12 +430,13 @@ class RecordBuilder:
         self, kind: TensorKind, source: TensorSource, *, degraded: str = ""
     ) -> TensorStatisticsRow | None:
         """Return the tensor's statistics; None if the plan keeps none, or its type has none."""
-        if self._calculator is None or not self._calculator.can_measure(kind.dtype):
+        calculator = self._calculator
+        if calculator is None or kind.dtype not in calculator.measured_types:
             return None
         state = self._iteration_state
         iteration, switched = state.iteration, state.switched
         stamp_us = self._namer.stamp(kind, iteration)
-        statistics = self._calculator.measure_tensor(source, kind.layout)
+        statistics = calculator.measure_tensor(source, kind.layout)
         # As `TensorStatisticsRow(...)`, in a third of the time.
         fields = kind, stamp_us, statistics, iteration, switched, degraded
         return tuple.__new__(TensorStatisticsRow, fields)

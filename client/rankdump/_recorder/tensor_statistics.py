@@ -1,8 +1,8 @@
 """Statistics of tensors, computed on the tensor's device, their fingerprints where the plan asks
 for them, and the rows that wait for both.
 
-Results of an accelerator are read back once for many tensors; small tensors in host memory are
-copied first and measured together. Never sends anything.
+Results of an accelerator are read back once for many tensors, and the rows of small tensors in host
+memory are written together. Never sends anything.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, compress, islice
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 from weakref import ReferenceType, ref
 
 import numpy as np
 
 from rankdump._core.bounded_cache import remember
+from rankdump._core.element_types import ELEMENT_TYPES, get_element_type
 from rankdump._core.plan import StatisticPrecision
 from rankdump._core.record import MAX_FRAME_ROWS, StatisticRows, TensorKind
 from rankdump._core.recorder_protocol import DeferredStatistics, TensorSource, TensorVersion
 from rankdump._core.statistics import (
     MD5_ITEM,
     compute_statistic_row,
-    compute_statistic_rows,
     has_statistics,
+    make_statistics_form,
+    write_statistic_rows,
 )
 from rankdump._core.tensor_fingerprint import (
     FingerprintPlacement,
@@ -34,12 +36,14 @@ from rankdump._core.tensor_fingerprint import (
     place_fingerprint,
 )
 from rankdump._core.tensor_layout import TensorLayout
+from rankdump._kernels.element_moments import ELEMENT_CODES
+from rankdump._kernels.kernel_functions import KERNELS
 
 MAX_WAITING_ROWS = 2048
 """Limit for a loop without steps."""
 MAX_WAITING_BYTES = 1 << 23
 SMALL_TENSOR_BYTES = 1 << 14
-"""Size below which a copy, measured with many others, costs less than a separate measurement."""
+"""Size below which a tensor is measured at once, and its row is written with many others."""
 
 _MAX_CACHED_TENSORS = 1024
 _SAMPLE_WORDS = 64
@@ -48,11 +52,17 @@ _MemoryRange = tuple[int, str, int, int, FingerprintPlacement | None]
 """Identity of an object, element type, address in memory or 0 for a copy, bytes, and how the
 fingerprint is computed."""
 
+_pack_moments = KERNELS.functions.pack_moments
+_KERNEL_TYPES = {
+    name: (code, get_element_type(name).item_bytes) for name, code in ELEMENT_CODES.items()
+}
+"""Code and bytes of an element of each type that kernels read."""
+
 _logger = logging.getLogger(__name__)
 
 StatisticsResult: TypeAlias = "str | MeasuredTensor | bytes | DeferredStatistics"
-"""Texts joined by commas, or these with a fingerprint, or a copy of a small tensor, or statistics
-still being computed."""
+"""Texts joined by commas, or these with a fingerprint, or of a small tensor its packed moments, its
+elements where these are needed in order, or statistics still being computed."""
 _ReadResult: TypeAlias = "str | MeasuredTensor"
 
 
@@ -132,11 +142,12 @@ class StatisticsCalculator:
         self._exact = exact
         self._fingerprints = fingerprints
         self._ordered = MD5_ITEM in items or fingerprints
+        self._form = make_statistics_form(items, exact=exact)
         self._recent = StatisticsCache()
-
-    def can_measure(self, dtype: str) -> bool:
-        """Return whether a tensor of that element type has the plan's statistics."""
-        return not self._items or has_statistics(dtype)
+        self.measured_types = frozenset(
+            name for name in ELEMENT_TYPES if not items or has_statistics(name)
+        )
+        """Element types of which a tensor has the plan's statistics."""
 
     def measure_tensor(
         self, source: TensorSource, layout: TensorLayout | None = None
@@ -151,17 +162,22 @@ class StatisticsCalculator:
             promised = source.start_statistics(self._items, self._precision)
             if promised is not None:
                 return promised
-        if 0 < source.byte_count <= SMALL_TENSOR_BYTES:
-            return source.copy_elements()
+        size = source.byte_count
+        if 0 < size <= SMALL_TENSOR_BYTES:
+            if self._ordered:
+                return source.copy_elements()
+            known = _KERNEL_TYPES.get(source.dtype)
+            if known is not None:
+                code, width = known
+                place, parts = source.locate_elements(), self._form.parts
+                return _pack_moments(place, size // width, code, parts)
         data = source.elements() if self._ordered else source.unordered()
         lent = data is not None
         if data is None:
-            data = memoryview(bytearray(source.byte_count))
+            data = memoryview(bytearray(size))
             source.copy_into(data)
         elements, dtype = data, source.dtype
-        placement = None
-        if self._fingerprints:
-            placement = place_fingerprint(dtype, tuple(source.shape), layout)
+        placement = self._place(dtype, tuple(source.shape), layout)
 
         def measured() -> _ReadResult:
             return self._measure(dtype, elements, placement)
@@ -169,6 +185,11 @@ class StatisticsCalculator:
         return self._recent.get_result(
             source.get_version(), dtype, elements, measured, lent=lent, placement=placement
         )
+
+    def _place(
+        self, dtype: str, shape: tuple[int, ...], layout: TensorLayout | None
+    ) -> FingerprintPlacement | None:
+        return place_fingerprint(dtype, shape, layout) if self._fingerprints else None
 
     def _measure(
         self, dtype: str, data: bytes | memoryview, placement: FingerprintPlacement | None
@@ -181,6 +202,9 @@ class StatisticsCalculator:
         self, kinds: Sequence[TensorKind], taken: Sequence[StatisticsResult]
     ) -> list[_ReadResult | None]:
         """Return what was measured, each sort read at once; None where that failed."""
+        if not self._ordered and set(map(type, taken)) == {bytes}:
+            # As nearly always on a host without an accelerator.
+            return [*write_statistic_rows(self._form, cast("Sequence[bytes]", taken))]
         found = [each if isinstance(each, (str, MeasuredTensor)) else None for each in taken]
         sorts: dict[str | type[DeferredStatistics], list[int]] = {}
         for at, each in enumerate(taken):
@@ -212,15 +236,9 @@ class StatisticsCalculator:
         self, dtype: str, tensors: Sequence[tuple[TensorKind, bytes]]
     ) -> Sequence[_ReadResult]:
         """Measure equal ones once: an operator often reads what the last one wrote."""
-        if not self._fingerprints:
-            raw = [data for _, data in tensors]
-            distinct = list(dict.fromkeys(raw))
-            rows = compute_statistic_rows(self._items, dtype, distinct, exact=self._exact)
-            by_data = dict(zip(distinct, rows, strict=True))
-            return [by_data[data] for data in raw]
-        places = [
-            (data, place_fingerprint(kind.dtype, kind.shape, kind.layout)) for kind, data in tensors
-        ]
+        if not self._ordered:
+            return write_statistic_rows(self._form, [moments for _, moments in tensors])
+        places = [(data, self._place(dtype, kind.shape, kind.layout)) for kind, data in tensors]
         found = {each: self._measure(dtype, *each) for each in dict.fromkeys(places)}
         return [found[each] for each in places]
 

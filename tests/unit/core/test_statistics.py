@@ -13,14 +13,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rankdump._core import element_types, statistics
+from rankdump._core.element_types import get_element_type
 from rankdump._core.statistics import (
     STATISTIC_TITLES,
-    compute_statistic_rows,
     compute_statistic_texts,
 )
+from rankdump._kernels import numpy_twin
+from rankdump._kernels.element_moments import ELEMENT_CODES
+from rankdump._kernels.kernel_functions import KERNELS, KernelFunctions
 from rankdump.errors import UnsupportedError
 
 ALL = tuple(STATISTIC_TITLES)
+COUNTABLE = tuple(item for item in ALL if item != "md5")
 TEN = tuple(item for item in STATISTIC_TITLES if item not in ("md5", "l2norm"))
 INF, NAN = math.inf, math.nan
 
@@ -164,12 +168,21 @@ def test_statistic_row_is_the_texts_joined_by_commas():
     assert compute_statistic_texts(("count", "max"), "float32", bytes(data)) == ("3", "2")
 
 
-@pytest.mark.parametrize("items", [(), ("max", "l2norm"), ALL])
-@pytest.mark.parametrize("name", ["float32", "bfloat16", "int16", "bool", "float8_e4m3fn"])
-def test_statistic_rows_of_many_tensors_are_those_of_each(name: str, items: tuple[str, ...]):
+@pytest.mark.parametrize("items", [(), ("max", "l2norm"), COUNTABLE])
+@pytest.mark.parametrize("kernels", [KERNELS.functions, numpy_twin])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "int16", "bool"])
+def test_statistic_rows_of_packed_moments_are_those_of_each_tensor(
+    name: str, kernels: KernelFunctions, items: tuple[str, ...]
+):
     tensors = [bytes(range(4 * count)) for count in (0, 1, 5, 5, 60)]
+    width = get_element_type(name).item_bytes
     for exact in (False, True):
-        assert compute_statistic_rows(items, name, tensors, exact=exact) == [
+        form = statistics.make_statistics_form(items, exact=exact)
+        packed = [
+            kernels.pack_moments(data, len(data) // width, ELEMENT_CODES[name], form.parts)
+            for data in tensors
+        ]
+        assert statistics.write_statistic_rows(form, packed) == [
             statistics.compute_statistic_row(items, name, data, exact=exact) for data in tensors
         ]
 

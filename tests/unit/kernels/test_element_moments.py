@@ -29,6 +29,7 @@ from rankdump._kernels.element_moments import (
     COUNTS,
     ELEMENT_CODES,
     EXTREMES,
+    PACKED_MOMENTS,
     SUMS,
     ElementMoments,
 )
@@ -94,6 +95,9 @@ def test_moments_of_a_large_tensor_are_equal(name: str):
     check_sums(found, widen_elements(name, elements), 70 + 1000)
     bytes_found = native.measure_elements(elements.tobytes(), elements.size, code, ALL_PARTS)
     assert repr(bytes_found) == repr(tuple(found))
+    for module, expected in ((native, found), (numpy_twin, twin)):
+        packed = module.pack_moments(address, elements.size, code, ALL_PARTS)
+        assert repr(PACKED_MOMENTS.unpack(packed)) == repr(tuple(expected))
 
 
 @pytest.mark.parametrize("parts", [EXTREMES, SUMS, COUNTS, EXTREMES | SUMS, EXTREMES | COUNTS])

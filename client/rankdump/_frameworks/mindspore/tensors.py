@@ -70,6 +70,10 @@ class MindSporeTensor:
         """Return a copy of the elements, C order, little endian."""
         return self._array.copy_elements()
 
+    def locate_elements(self) -> int | bytes:
+        """Return the address of the elements in host memory, or a copy if they are not packed."""
+        return self._array.locate_elements()
+
     def make_head_source(self, count: int) -> ArraySource:
         """Return a copy of the first elements in C order, as an array of one dimension."""
         return self._array.make_head_source(count)

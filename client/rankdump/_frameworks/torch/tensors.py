@@ -168,6 +168,16 @@ class TorchTensor:
         self.copy_into(memoryview(buffer))
         return bytes(buffer)
 
+    def locate_elements(self) -> int | bytes:
+        """Return the address of the elements in host memory, or a copy if they are not packed."""
+        tensor = self.tensor
+        with disable_function_modes():
+            # As `is_packed`; only complex numbers can be conjugated lazily.
+            is_packed = tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
+            if is_packed and self.dtype not in _COMPLEX_TYPES:
+                return tensor.data_ptr()
+        return self.copy_elements()
+
     def make_head_source(self, count: int) -> TorchTensor:
         """Return the first elements in C order, as a tensor of one dimension.
 
