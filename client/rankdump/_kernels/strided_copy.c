@@ -62,7 +62,8 @@ typedef uint8x16_t row;
 /* Bytes of a row of the source that one pass over a plane takes: few enough rows of the target. */
 #define PASS_BYTES 512
 
-/* A plane: `rows` neighbours in the target, `columns` neighbours in the source. */
+/* A plane: `rows` neighbours in the target, `columns` neighbours in the source. It is passed as a
+   value: no byte of a target can be a part of it then, so that it stays in registers. */
 struct plane {
     int64_t rows, columns;
     int64_t row_step;    /* bytes from row to row in the source */
@@ -75,13 +76,13 @@ struct plane {
 /* Interleaving the first and the second half of the rows, log2(side) times, transposes them. */
 #define DEFINE_TILE(width)                                                                         \
     static inline __attribute__((always_inline)) void transpose_tile_##width(                      \
-        unsigned char *target, const unsigned char *source, const struct plane *plane)             \
+        unsigned char *target, const unsigned char *source, struct plane plane)                    \
     {                                                                                              \
         enum { SIDE = 128 / width };                                                               \
         row rows[SIDE], zipped[SIDE];                                                              \
         _Pragma("GCC unroll 16")                                                                   \
         for (int i = 0; i < SIDE; i++)                                                             \
-            rows[i] = LOAD_ROW(source + i * plane->row_step);                                      \
+            rows[i] = LOAD_ROW(source + i * plane.row_step);                                       \
         _Pragma("GCC unroll 4")                                                                    \
         for (int stage = SIDE; stage > 1; stage /= 2) {                                            \
             _Pragma("GCC unroll 8")                                                                \
@@ -95,15 +96,15 @@ struct plane {
         }                                                                                          \
         _Pragma("GCC unroll 16")                                                                   \
         for (int i = 0; i < SIDE; i++)                                                             \
-            STORE_ROW(target + i * plane->column_step,                                             \
-                      target + (i + SIDE) * plane->column_step, rows[i]);                          \
+            STORE_ROW(target + i * plane.column_step,                                              \
+                      target + (i + SIDE) * plane.column_step, rows[i]);                           \
     }
 #define SIDE_OF(width) (128 / (width))
 #else
 #define TILES 1
 #define DEFINE_TILE(width)                                                                         \
     static inline void transpose_tile_##width(unsigned char *target, const unsigned char *source,  \
-                                              const struct plane *plane)                           \
+                                              struct plane plane)                                  \
     {                                                                                              \
         (void)plane;                                                                               \
         memcpy(target, source, width / 8);                                                         \
@@ -115,39 +116,39 @@ struct plane {
 #define DEFINE_PLANE(width)                                                                        \
     DEFINE_TILE(width)                                                                             \
     static void copy_elements_##width(unsigned char *target, const unsigned char *source,          \
-                                      const struct plane *plane, int64_t rows, int64_t first,      \
+                                      struct plane plane, int64_t rows, int64_t first,             \
                                       int64_t last)                                                \
     {                                                                                              \
         for (int64_t column = first; column < last; column++)                                      \
             for (int64_t i = 0; i < rows; i++)                                                     \
-                memcpy(target + column * plane->column_step + i * (width / 8),                     \
-                       source + i * plane->row_step + column * (width / 8), width / 8);            \
+                memcpy(target + column * plane.column_step + i * (width / 8),                      \
+                       source + i * plane.row_step + column * (width / 8), width / 8);             \
     }                                                                                              \
     static void transpose_line_##width(unsigned char *target, const unsigned char *source,         \
-                                       const struct plane *plane, int64_t rows, int64_t first,     \
+                                       struct plane plane, int64_t rows, int64_t first,            \
                                        int64_t last)                                               \
     {                                                                                              \
         enum { SIDE = SIDE_OF(width) };                                                            \
         const int64_t whole = rows / SIDE * SIDE;                                                  \
         int64_t column = first;                                                                    \
-        for (; column + TILES * SIDE <= last; column += TILES * SIDE)                                              \
+        for (; column + TILES * SIDE <= last; column += TILES * SIDE)                              \
             for (int64_t i = 0; i < whole; i += SIDE)                                              \
                 transpose_tile_##width(                                                            \
-                    target + column * plane->column_step + i * (width / 8),                        \
-                    source + i * plane->row_step + column * (width / 8), plane);                   \
+                    target + column * plane.column_step + i * (width / 8),                         \
+                    source + i * plane.row_step + column * (width / 8), plane);                    \
         copy_elements_##width(target, source, plane, whole, column, last);                         \
-        copy_elements_##width(target + whole * (width / 8), source + whole * plane->row_step,      \
+        copy_elements_##width(target + whole * (width / 8), source + whole * plane.row_step,       \
                               plane, rows - whole, first, last);                                   \
     }                                                                                              \
     static void transpose_plane_##width(unsigned char *target, const unsigned char *source,        \
-                                        const struct plane *plane)                                 \
+                                        struct plane plane)                                        \
     {                                                                                              \
         enum { LINE = CACHE_LINE_BYTES * 8 / width, PASS = PASS_BYTES * 8 / width };               \
-        for (int64_t first = 0; first < plane->columns; first += PASS) {                           \
-            const int64_t last = first + PASS < plane->columns ? first + PASS : plane->columns;    \
-            for (int64_t at = 0; at < plane->rows; at += LINE) {                                   \
-                const int64_t rows = plane->rows - at < LINE ? plane->rows - at : LINE;            \
-                transpose_line_##width(target + at * (width / 8), source + at * plane->row_step,   \
+        for (int64_t first = 0; first < plane.columns; first += PASS) {                            \
+            const int64_t last = first + PASS < plane.columns ? first + PASS : plane.columns;      \
+            for (int64_t at = 0; at < plane.rows; at += LINE) {                                    \
+                const int64_t rows = plane.rows - at < LINE ? plane.rows - at : LINE;              \
+                transpose_line_##width(target + at * (width / 8), source + at * plane.row_step,    \
                                        plane, rows, first, last);                                  \
             }                                                                                      \
         }                                                                                          \
@@ -163,6 +164,7 @@ DEFINE_PLANE(64)
 /* Lines of the side on which neighbours are farther apart, often by a power of two, share a set of the
    cache, which holds few: a tile has few of those, and long rows of the other side. */
 #define NEAR_BYTES (4 * CACHE_LINE_BYTES)
+#define FAR_BYTES (16 * CACHE_LINE_BYTES)
 
 #define COPY_TILES(outer, outer_extent, outer_size, inner, inner_extent, inner_size)               \
     for (int64_t outer##_at = 0; outer##_at < (outer_extent); outer##_at += (outer_size)) {        \
@@ -171,8 +173,8 @@ DEFINE_PLANE(64)
             const int64_t inner##_end = smaller(inner##_at + (inner_size), inner_extent);          \
             for (int64_t outer = outer##_at; outer < outer##_end; outer++)                         \
                 for (int64_t inner = inner##_at; inner < inner##_end; inner++)                     \
-                    memcpy(target + column * plane->column_step + row * bytes,                     \
-                           source + row * plane->row_step + column * bytes, (size_t)bytes);        \
+                    memcpy(target + column * plane.column_step + row * bytes,                      \
+                           source + row * plane.row_step + column * bytes, (size_t)bytes);         \
         }                                                                                          \
     }
 
@@ -181,18 +183,18 @@ static inline int64_t absolute(int64_t number) { return number < 0 ? -number : n
 static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static inline __attribute__((always_inline)) void copy_large_plane(
-    unsigned char *target, const unsigned char *source, const struct plane *plane, int64_t bytes)
+    unsigned char *target, const unsigned char *source, struct plane plane, int64_t bytes)
 {
     const int64_t few = bytes < NEAR_BYTES ? NEAR_BYTES / bytes : 1;
-    const int64_t many = bytes < PASS_BYTES ? PASS_BYTES / bytes : 1;
-    if (absolute(plane->column_step) > absolute(plane->row_step))
-        COPY_TILES(row, plane->rows, many, column, plane->columns, few)
+    const int64_t many = bytes < FAR_BYTES ? FAR_BYTES / bytes : 1;
+    if (absolute(plane.column_step) > absolute(plane.row_step))
+        COPY_TILES(row, plane.rows, many, column, plane.columns, few)
     else
-        COPY_TILES(column, plane->columns, many, row, plane->rows, few)
+        COPY_TILES(column, plane.columns, many, row, plane.rows, few)
 }
 
 static void copy_plane(unsigned char *target, const unsigned char *source,
-                       const struct plane *plane, int64_t bytes)
+                       struct plane plane, int64_t bytes)
 {
     switch (bytes) { /* with a constant size, memcpy is a few instructions */
     case 1: transpose_plane_8(target, source, plane); return;
@@ -205,6 +207,55 @@ static void copy_plane(unsigned char *target, const unsigned char *source,
     case 128: copy_large_plane(target, source, plane, 128); return;
     default: copy_large_plane(target, source, plane, bytes); return;
     }
+}
+
+/* -- planes of a large copy, past the caches ------------------------------------------------------ */
+
+/* From here on the target does not stay in the caches. Its lines are written past them, as a whole, so
+   that they are not read first; one that is written in two parts costs more than that saves. */
+#define STREAMED_BYTES (1 << 22)
+/* Bytes that follow each other in the target. */
+#define MIN_RUN_BYTES 256
+#define MAX_RUN_BYTES 512
+/* Bytes that follow each other in the source, and the runs to which they go, both at most. */
+#define READ_BYTES 256
+#define MAX_RUNS 64
+/* A block stays in the nearest cache, where its runs lie in different sets. */
+#define RUN_GAP_BYTES CACHE_LINE_BYTES
+#define BLOCK_BYTES (MAX_RUNS * (MIN_RUN_BYTES + RUN_GAP_BYTES))
+
+/* Whether lines of the cache begin at the same rows in all columns of the target. */
+static int is_plane_streamed(const unsigned char *target, struct plane plane, int64_t bytes)
+{
+#ifndef STREAM
+    return 0;
+#endif
+    const int64_t over = (intptr_t)target & (CACHE_LINE_BYTES - 1);
+    return bytes <= CACHE_LINE_BYTES && plane.rows * bytes >= MIN_RUN_BYTES
+           && plane.column_step % CACHE_LINE_BYTES == 0 && over % bytes == 0;
+}
+
+static void stream_plane(unsigned char *target, const unsigned char *source,
+                         struct plane plane, int64_t bytes)
+{
+    unsigned char block[BLOCK_BYTES] __attribute__((aligned(CACHE_LINE_BYTES)));
+    const int64_t runs = smaller(smaller(READ_BYTES / bytes, MAX_RUNS), plane.columns);
+    const int64_t run_bytes = smaller(BLOCK_BYTES / runs - RUN_GAP_BYTES, MAX_RUN_BYTES);
+    const int64_t most = run_bytes / bytes, step = run_bytes + RUN_GAP_BYTES;
+    for (int64_t at = 0, rows; at < plane.rows; at += rows) {
+        /* Runs end where a line of the cache does. */
+        const int64_t over = (intptr_t)(target + at * bytes) & (CACHE_LINE_BYTES - 1);
+        rows = smaller(most - over / bytes, plane.rows - at);
+        for (int64_t first = 0; first < plane.columns; first += runs) {
+            const struct plane part = {rows, smaller(runs, plane.columns - first),
+                                       plane.row_step, step};
+            copy_plane(block, source + at * plane.row_step + first * bytes, part, bytes);
+            for (int64_t run = 0; run < part.columns; run++)
+                stream_bytes(target + (first + run) * plane.column_step + at * bytes,
+                             block + run * step, part.rows * bytes);
+        }
+    }
+    end_streams();
 }
 
 /* -- what a copy is made of ---------------------------------------------------------------------- */
@@ -246,6 +297,14 @@ static struct strided_copy simplify(const struct strided_copy *plan)
         && made.source_strides[kept - 1] == made.item_bytes)
         made.item_bytes *= made.extents[--*count];
     return made;
+}
+
+static int64_t count_bytes(const struct strided_copy *plan)
+{
+    int64_t bytes = plan->item_bytes;
+    for (int axis = 0; axis < plan->dimensions; axis++)
+        bytes *= plan->extents[axis];
+    return bytes;
 }
 
 static void remove_axis(struct strided_copy *plan, int axis)
@@ -305,10 +364,14 @@ void VARIANT(copy_strided)(unsigned char *target, const unsigned char *source,
             remove_axis(&plan, inner);
         }
     }
+    const int is_streamed = is_plane_streamed(target, plane, bytes)
+                            && count_bytes(wanted) >= STREAMED_BYTES;
     int64_t indices[MAX_DIMENSIONS] = {0}, target_at = 0, source_at = 0;
     for (;;) {
-        if (plane.rows)
-            copy_plane(target + target_at, source + source_at, &plane, bytes);
+        if (is_streamed)
+            stream_plane(target + target_at, source + source_at, plane, bytes);
+        else if (plane.rows)
+            copy_plane(target + target_at, source + source_at, plane, bytes);
         else
             copy_row(target + target_at, source + source_at, count, target_step, source_step, bytes);
         int axis = plan.dimensions - 1;

@@ -26,6 +26,7 @@ def make_room(pages):
     return held, first + PAGE, first + (pages + 1) * PAGE
 
 kept = make_room(4), make_room(4)
+large = make_room(1100), make_room(1100)
 (_, source, source_end), (_, target, target_end) = kept
 sizes = [*range(70), 127, 1023, 1024, 1025, 2047]
 for variant in VARIANTS:
@@ -52,6 +53,15 @@ for variant in VARIANTS:
                             (width, columns * width),
                         )
                         native.read_strided(a, width, (columns, rows), (1, columns))
+        for width in (1, 2, 4, 8, 16, 24, 32, 64):
+            rows = 640
+            columns = (4 << 20) // (rows * width) + 5
+            size = rows * columns * width
+            (_, source, source_end), (_, target, target_end) = large
+            for a, b in ((source, target), (source_end - size, target_end - size)):
+                native.copy_strided(
+                    b, a, width, (columns, rows), (rows * width, width), (width, columns * width)
+                )
 print("kept within bounds")
 '''
 

@@ -75,6 +75,26 @@ def test_transposition_of_large_planes_is_numpys(size: int):
             assert (target == source.T).all()
 
 
+@pytest.mark.parametrize("item", [*ITEMS.values(), "V24", "V32", "V48", "V64"])
+def test_planes_of_a_copy_past_the_caches_are_numpys(item: str):
+    """Blocks and their rests, wherever the lines of the cache begin; nothing else is written."""
+    width = np.dtype(item).itemsize
+    rows = -(-600 // width) * 64
+    columns = (9 << 19) // (rows * width) + 3
+    source = np.random.default_rng(0).integers(0, 255, (rows, columns * width), "u1").view(item)
+    size = source.nbytes
+    for variant in VARIANTS:
+        for begin in (0, width, 3 * width, 7):
+            held = np.full(size + 256, 77, "u1")
+            begin += -find_address(held) % 64
+            target = held[begin : begin + size].view(item).reshape(columns, rows)
+            with using(variant):
+                copy_array(target, source.T)
+            assert (target.view("u1") == np.ascontiguousarray(source.T).view("u1")).all()
+            assert (held[:begin] == 77).all()
+            assert (held[begin + size :] == 77).all()
+
+
 def test_broadcast_source_is_repeated():
     target = np.zeros((5, 7), "f4")
     copy_array(target, np.broadcast_to(np.arange(7, dtype="f4"), (5, 7)))
