@@ -170,6 +170,9 @@ class FakeRecorder:
             self.open[begun.position] = begun
             return begun
 
+    def record_event(self, *, graph: int, name: str) -> None:
+        self.finish_event(self.start_event(graph=graph, name=name))
+
     def finish_event(
         self,
         begun: StartedEvent,

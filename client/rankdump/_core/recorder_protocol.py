@@ -340,6 +340,10 @@ class Recorder(Protocol):
         """Advance the rank's program by one event, which must be finished in any case."""
         ...
 
+    def record_event(self, *, graph: int, name: str) -> None:
+        """Advance the rank's program by one event without a duration."""
+        ...
+
     def finish_event(
         self,
         begun: StartedEvent,

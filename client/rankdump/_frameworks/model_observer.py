@@ -56,7 +56,7 @@ class ModelObserver:
 
     def record_event(self, op_name: str) -> None:
         """Record an event without duration."""
-        self.recorder.finish_event(self.start_event(op_name))
+        self.recorder.record_event(graph=self.graph, name=op_name)
 
     def end_call(self, op_name: str, *, raised: bool = False) -> None:
         """Report the end of one call of an operator."""

@@ -103,6 +103,8 @@ class EventTrace:
             journal.add_event(begun, self._find_iteration(begun))
         # After the starts: an event that ends meanwhile is in this list.
         for begun, end, end_us, name, call, outcome in self._ended[:]:
+            # One without a duration is in this list alone.
+            journal.add_event(begun, self._find_iteration(begun))
             if name != begun.name or call is not begun.collective:
                 journal.rename_event(begun, name, call)
             journal.end_event(begun, end, end_us, outcome)
@@ -136,6 +138,20 @@ class EventTrace:
             if journal is not None:
                 journal.add_event(begun, self._running)
         return begun
+
+    def record_event(self, *, graph: int, name: str) -> bool:
+        """Record an event without a duration; return whether enough events wait to be sent."""
+        position = self._position = next(self._positions)
+        if not self._keeps:
+            return False
+        now_us = self._clock_us()
+        begun = StartedEvent(position, now_us, graph, name, None, 0)
+        self._ended.append((begun, position, now_us, name, None, CallOutcome.UNKNOWN))
+        journal = self._journal
+        if journal is not None:
+            journal.add_event(begun, self._running)
+            journal.end_event(begun, position, now_us)
+        return len(self._ended) >= FLUSH_EVENTS
 
     def finish_event(
         self,

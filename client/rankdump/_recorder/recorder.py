@@ -202,6 +202,14 @@ class DumpRecorder:
             name = self._resolve_name(name)
         return self._trace.start_event(graph=graph, name=name, collective=collective)
 
+    def record_event(self, *, graph: int, name: str) -> None:
+        """Record an event without a duration."""
+        self._iteration_state.active = True
+        if self._aliases is not None:
+            name = self._resolve_name(name)
+        if self._trace.record_event(graph=graph, name=name):
+            self._on_events()
+
     def finish_event(
         self,
         begun: StartedEvent,

@@ -118,6 +118,9 @@ class Recorder:
         self.open.append(name)
         return StartedEvent(0, 0, graph, name, collective, 0)
 
+    def record_event(self, *, graph: int, name: str) -> None:
+        self.events.append(name)
+
     def finish_event(
         self, begun: StartedEvent, *, name: str = "", collective: Any = None, outcome: int = 0
     ) -> None:

@@ -328,6 +328,7 @@ def test_journal_has_every_event_as_it_is_sent_later(slab):
     trace.begin_iteration(2)
     early = trace.start_event(graph=0, name="before the journal")
     trace.finish_event(trace.start_event(graph=0, name="complete before"))
+    trace.record_event(graph=0, name="without duration")
     trace.use_journal(EventJournal(slab[-JOURNAL_BYTES:]))
     call = CollectiveCall(EventKind.ALL_REDUCE, ProcessGroup("world", (0, 1)), 0, 8, "float32")
     done = trace.start_event(graph=0, name="AllReduce", collective=call)
@@ -336,13 +337,17 @@ def test_journal_has_every_event_as_it_is_sent_later(slab):
     late = trace.start_event(graph=1, name="Recv from any", collective=message)
     trace.finish_event(late, name="Recv", collective=replace(message, peer=1, sequence=3))
     trace.finish_event(early)
+    trace.record_event(graph=1, name="without duration")
     written = read_events(slab)
     trace.end_iteration()
     sent = trace.take_events()
     assert sent is not None
     assert written == sorted(sent.to_events(), key=lambda event: event.position)
-    assert written[2].outcome == CallOutcome.COMPLETE
-    assert (written[3].name, written[3].peer, written[3].sequence) == ("Recv", 1, 3)
+    assert written[3].outcome == CallOutcome.COMPLETE
+    assert (written[4].name, written[4].peer, written[4].sequence) == ("Recv", 1, 3)
+    for at in (2, 5):
+        assert written[at].name == "without duration"
+        assert (written[at].end_position, written[at].end_us) == (at + 1, written[at].start_us)
 
 
 def test_journal_has_open_events(slab):
