@@ -291,9 +291,9 @@ def test_forward_inside_a_backward_without_checkpoint_is_a_new_call(recorder, ob
 
 def call(position: int, repeated: int = 0, **began_in) -> TorchOperatorCall:
     surroundings = ForwardContext(thread=1, **began_in)
-    return TorchOperatorCall(
-        OperatorScope("network-Net", "Net"), position, position, surroundings, None, repeated
-    )
+    scope = OperatorScope("network-Net", "Net")
+    names = scope.call_names(position)
+    return TorchOperatorCall(scope, position, surroundings, names, None, repeated)
 
 
 @pytest.mark.parametrize(

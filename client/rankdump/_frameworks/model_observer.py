@@ -116,7 +116,7 @@ class ModelObserver:
                 state=state,
                 constant=constant,
             )
-            self.end_call(name)
+            self.recorder.end_call(self.graph, name)
 
     def report_failure(self, error: Exception) -> None:
         """Report an error in a hook."""

@@ -13,6 +13,7 @@ import ssl
 import threading
 from collections.abc import Callable, Sequence
 from email.utils import formatdate
+from types import FrameType
 from typing import Any
 
 import anyio.to_thread
@@ -103,7 +104,7 @@ class HttpServer:
         They are handled from the start: the handler of asyncio.run forgets an interrupt that comes
         while it is installed, and the server would end with an error.
         """
-        before = {each: signal.signal(each, lambda *_: self.request_stop()) for each in signals}
+        before = {each: signal.signal(each, self._handle_signal) for each in signals}
         try:
             asyncio.run(self._serve())
         finally:
@@ -118,6 +119,9 @@ class HttpServer:
                 loop, event = self._end
                 with contextlib.suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(event.set)
+
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
+        self.request_stop()
 
     async def _serve(self) -> None:
         loop, stopping = asyncio.get_running_loop(), asyncio.Event()

@@ -127,6 +127,8 @@ class RecordNamer:
         self._net_name = net_name
         self._unknown_id = layout.unknown_id
         self._stamps = TimestampAllocator(clock_us, shared=layout.shares_timestamps)
+        self.needs_call_ends = layout.shares_timestamps
+        """Whether tensors of a call share a time, so that its end has to be known."""
         # In an API dump each call has its own name, so no name repeats.
         self._remembers = layout.api_files is None
         self.stamp = self._stamps.allocate
@@ -167,7 +169,7 @@ class RecordNamer:
 
     def end_call(self, graph: int, op_name: str) -> None:
         """End a call: the next one of its name gets a new time."""
-        if self._stamps.shared:
+        if self.needs_call_ends:
             self._stamps.end_call(graph, op_name)
 
     def make_head(
@@ -344,6 +346,8 @@ class RecordBuilder:
         self._namer = namer
         self.end_call = namer.end_call
         """Ends a call: later tensors of its name belong to another call."""
+        self.needs_call_ends = namer.needs_call_ends
+        """Whether that makes a difference."""
         self._staging = staging
         self._stalls = stalls
         self.use_plan(plan, calculator)

@@ -55,6 +55,7 @@ class DumpRecorder:
         self._iteration_state = iteration_state
         self._filter = selection
         self._trigger = trigger
+        self._needs_call_ends = trigger.needs_call_ends
         self._ranges = ranges
         self._trace = trace
         self._graph_builder = graph_builder
@@ -137,7 +138,7 @@ class DumpRecorder:
 
     def end_call(self, graph: int, op_name: str, *, raised: bool = False) -> None:
         """Report the end of one call of an operator, after its tensors."""
-        if self._iteration_state.armed:
+        if self._needs_call_ends and self._iteration_state.armed:
             name = op_name if self._aliases is None else self._resolve_name(op_name)
             self._trigger.end_call(graph, name, raised=raised)
 

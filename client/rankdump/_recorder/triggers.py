@@ -39,6 +39,8 @@ class _WatchedOutputs:
 class WatchTrigger:
     """Keeps outputs of watched operators, and again after each other layer of their model."""
 
+    needs_call_ends = True
+
     def __init__(
         self,
         watched: WatchedOperators,
@@ -190,6 +192,9 @@ CHANGED_IN_PLACE = "changed_in_place"
 class DumpTrigger(Protocol):
     """Decides which operators are kept, some only after they ended."""
 
+    needs_call_ends: bool
+    """Whether it has to know when a call ends."""
+
     def is_wanted(self, op_name: str, side: TensorSide, graph: int) -> bool:
         """Return whether tensors of an operator's side are to be passed to the trigger."""
         ...
@@ -225,6 +230,7 @@ class AlwaysTrigger:
         self._record_builder = record_builder
         self._record_sender = record_sender
         self._iteration_state = iteration_state
+        self.needs_call_ends = record_builder.needs_call_ends
 
     def is_wanted(self, op_name: str, side: TensorSide, graph: int) -> bool:
         """Return whether the plan selects that side of the operator."""
@@ -254,6 +260,8 @@ class OverflowTrigger:
 
     Tensors are copied where they are observed, because operators may write in place.
     """
+
+    needs_call_ends = True
 
     def __init__(
         self,
@@ -339,6 +347,8 @@ class ExceptionTrigger:
     Until then inputs are only referred to, so operators that do not raise cost no copy; a tensor
     that is known to have changed since is lost.
     """
+
+    needs_call_ends = True
 
     def __init__(
         self,

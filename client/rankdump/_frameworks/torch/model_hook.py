@@ -115,7 +115,7 @@ class ModuleGradientObserver:
         `compiled` means that compiled code computed it.
         """
         observer, name = self._observer, call.names.gradient
-        if not observer.armed:
+        if not observer.recorder.armed:
             return
         arrivals = call.arrivals
         if arrivals.begins_run(side, leaf.slot):
@@ -186,7 +186,8 @@ class TensorHookRegistry:
 
 def is_hookable(tensor: Tensor) -> bool:
     """Return whether a hook on the tensor will see a gradient that nothing else records."""
-    if not tensor.requires_grad or isinstance(tensor, Parameter):
+    # Of the class itself, torch asks a method in Python whether it is a parameter.
+    if not tensor.requires_grad or (type(tensor) is not Tensor and isinstance(tensor, Parameter)):
         return False
     # Inside torch.func a hook would become part of the function that is transformed.
     return not is_wrapped(tensor)
@@ -259,7 +260,7 @@ class ModuleCallObserver:
         self, operator: ModuleOperator, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> None:
         """Open a call and record its arguments."""
-        if self._observer.armed:
+        if self._observer.recorder.armed:
             leaves = list_call_leaves(args, kwargs)
             self.open_call(operator, leaves, has_grad=is_grad_enabled())
 

@@ -148,20 +148,16 @@ class TorchOperatorCall:
     """One forward call of one operator."""
 
     scope: OperatorScope
-    number: int
     position: int
     """Position among all forward calls of the iteration."""
     context: ForwardContext
+    names: OperatorCallNames
+    """Names of the call, its recomputation and its backward."""
     fingerprint: TensorFingerprint | None = None
     repeat_count: int = 0
     arrivals: GradientArrivals = field(default_factory=GradientArrivals)
     forward_pass: ForwardPass = UNDIVIDED_PASS
     """Pass of the call, its recomputation and its gradients."""
-
-    @property
-    def names(self) -> OperatorCallNames:
-        """Names of the call, its recomputation and its backward."""
-        return self.scope.call_names(self.number)
 
 
 def find_region_start(program: Sequence[TorchOperatorCall], step: BackwardStep) -> int | None:
@@ -204,7 +200,7 @@ class ForwardCallLog:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._by_scope: dict[OperatorScope, list[TorchOperatorCall]] = {}
+        self._by_path: dict[str, list[TorchOperatorCall]] = {}
         self._by_thread: dict[int, list[TorchOperatorCall]] = {}
         self._position = 0
         self._last_repeated: dict[int, tuple[BackwardStep, int]] = {}
@@ -214,7 +210,7 @@ class ForwardCallLog:
     def restart(self) -> None:
         """Forget all calls, because an iteration begins."""
         with self._lock:
-            self._by_scope.clear()
+            self._by_path.clear()
             self._by_thread.clear()
             self._last_repeated.clear()
             self._position = 0
@@ -223,12 +219,13 @@ class ForwardCallLog:
         """Return a new call, numbered from 0 within its operator; `first` is its first tensor."""
         fingerprint = compute_fingerprint(first)
         with self._lock:
-            calls = self._by_scope.get(scope)
+            calls = self._by_path.get(scope.path)
             if calls is None:
-                calls = self._by_scope[scope] = []
+                calls = self._by_path[scope.path] = []
             self._position += 1
             context = self._read_context()
-            call = TorchOperatorCall(scope, len(calls), self._position, context, fingerprint)
+            names = scope.call_names(len(calls))
+            call = TorchOperatorCall(scope, self._position, context, names, fingerprint)
             calls.append(call)
             in_thread = self._by_thread.get(context.thread)
             if in_thread is None:
@@ -239,7 +236,7 @@ class ForwardCallLog:
     def has_calls(self, scope: OperatorScope) -> bool:
         """Return whether an operator was called in this iteration."""
         with self._lock:
-            return scope in self._by_scope
+            return scope.path in self._by_path
 
     def find_repeated_call(
         self, scope: OperatorScope, first: Tensor | None, step: BackwardStep
@@ -253,7 +250,7 @@ class ForwardCallLog:
             return known is not None and now is not None and known.same_as(now)
 
         with self._lock:
-            calls: Sequence[TorchOperatorCall] = self._by_scope.get(scope, ())
+            calls: Sequence[TorchOperatorCall] = self._by_path.get(scope.path, ())
             # An accelerator's backward runs in other threads: any call may be the repeated one.
             if thread in self._by_thread:
                 calls = [call for call in calls if call.context.thread == thread]
