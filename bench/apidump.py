@@ -29,6 +29,7 @@ CASES = {
     "statistics": Case("standard", "statistics"),
     "stack": Case("standard", "stack"),
     "many_small_no_hook": Case("many_small"),
+    "many_small_minimal_hooks": Case("many_small", apidump_steps.MINIMAL_HOOKS),
     "many_small_all": Case("many_small", "all"),
     "many_small_statistics": Case("many_small", "statistics"),
 }
@@ -82,6 +83,7 @@ def _ratios(step_s: dict[str, float]) -> dict[str, float]:
         "stack_step_vs_no_hook": step_s["stack"] / plain,
         "many_small_all_vs_no_hook": step_s["many_small_all"] / small,
         "many_small_statistics_vs_no_hook": step_s["many_small_statistics"] / small,
+        "many_small_minimal_hooks_vs_no_hook": step_s["many_small_minimal_hooks"] / small,
         "own_agent_first_step_vs_running_agent": step_s["own_agent_first"] / step_s["first"],
     }
 

@@ -16,10 +16,14 @@ import torch
 import rankdump
 from rankdump import migrator
 
+from . import minimal_hooks
 from .encoder import SHAPES, encoder_trainer
 from .peer import asked
 from .timing import seconds
 from .training import step_times
+
+MINIMAL_HOOKS = "minimal_hooks"
+"""In place of a dump: a mode of torch that only looks at tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,9 @@ def main(shape: str, dump_type: str, steps: str, tree: str) -> dict[str, object]
     trainer = encoder_trainer(SHAPES[shape])
     if not dump_type:
         return asdict(DumpTimes(step_times(lambda _: trainer.step(), int(steps))))
+    if dump_type == MINIMAL_HOOKS:
+        bare = minimal_hooks.observe_functions(trainer)
+        return asdict(DumpTimes(step_times(lambda _: bare(), int(steps))))
     logging.getLogger("rankdump").setLevel(logging.WARNING)
     init_s = seconds(lambda: migrator.api_dump_init(trainer.model, tree, retain_backward=True))
     start_s = seconds(lambda: migrator.api_dump_start(dump_type=dump_type))

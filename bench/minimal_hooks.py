@@ -1,5 +1,5 @@
-"""Hooks in Python on all that rankdump observes of a model, which only look at each tensor: what torch
-and the interpreter take for any tool of this kind, before it measures or keeps anything.
+"""Hooks in Python on all that rankdump observes of a model, which only look at each tensor: what
+torch and the interpreter take for any tool of this kind, before it measures or keeps anything.
 """
 
 from __future__ import annotations

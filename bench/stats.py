@@ -15,7 +15,7 @@ from collections import defaultdict
 
 import torch
 
-from . import msprobe_steps
+from . import minimal_hooks, msprobe_steps
 from .encoder import SHAPES, encoder_trainer
 from .host import Host, running_host
 from .result import Result, median
@@ -39,6 +39,8 @@ CASES = {
     "statistic_without_card": Case("standard", "statistic", card=False),
     "many_small_statistic_without_card": Case("many_small", "statistic", card=False),
 }
+MINIMAL = "many_small_minimal_hooks"
+"""Result of hooks that only look at tensors: what no tool of this kind can be faster than."""
 UNTABLED = ("statistic", "many_small_statistic")
 """Cases that are also run with an agent that writes no table."""
 MSPROBE = {
@@ -76,6 +78,7 @@ def measure() -> Result:
                 times[name] += taken[WARMUP_STEPS:STEPS]
                 # None but the full-tensor case goes on that long.
                 times[f"{name}_sustained"] += taken[BUFFER_FULL_STEP:]
+            times[MINIMAL] += _minimal_steps()[WARMUP_STEPS:]
             if python:
                 _measure_msprobe(host, python, repetition, times)
         growth = _growth(host)
@@ -87,6 +90,7 @@ def measure() -> Result:
             "full_step_vs_no_hook": step_s["full_sustained"] / step_s["no_hook"],
             "full_burst_vs_no_hook": step_s["full"] / step_s["no_hook"],
             "many_small_vs_no_hook": step_s["many_small_statistic"] / step_s["many_small_no_hook"],
+            f"{MINIMAL}_vs_no_hook": step_s[MINIMAL] / step_s["many_small_no_hook"],
             "fingerprint_step_vs_statistic": step_s["fingerprint"] / step_s["statistic"],
             "many_small_fingerprint_vs_statistic": step_s["many_small_fingerprint"]
             / step_s["many_small_statistic"],
@@ -124,6 +128,12 @@ def _steps(host: Host, name: str, case: Case) -> list[float]:
     check_complete(host.tree(name))
     host.remove_tensors(name)
     return times
+
+
+def _minimal_steps() -> list[float]:
+    """Return the seconds of the steps of a model with many small calls under minimal hooks."""
+    step = minimal_hooks.observe_modules(encoder_trainer(SHAPES["many_small"]))
+    return step_times(lambda _: step())
 
 
 def _growth(host: Host) -> float:

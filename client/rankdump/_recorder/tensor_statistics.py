@@ -202,15 +202,18 @@ class StatisticsCalculator:
         self, kinds: Sequence[TensorKind], taken: Sequence[StatisticsResult]
     ) -> list[_ReadResult | None]:
         """Return what was measured, each sort read at once; None where that failed."""
-        if not self._ordered and set(map(type, taken)) == {bytes}:
-            # As nearly always on a host without an accelerator.
-            return [*write_statistic_rows(self._form, cast("Sequence[bytes]", taken))]
         found = [each if isinstance(each, (str, MeasuredTensor)) else None for each in taken]
+        if not self._ordered:
+            # Nearly all, where the tensors are small and in host memory.
+            places = [at for at, each in enumerate(taken) if type(each) is bytes]
+            packed = cast("list[bytes]", [taken[at] for at in places])
+            for at, row in zip(places, write_statistic_rows(self._form, packed), strict=True):
+                found[at] = row
         sorts: dict[str | type[DeferredStatistics], list[int]] = {}
-        for at, each in enumerate(taken):
-            if not isinstance(each, (str, MeasuredTensor)):
-                sort = kinds[at].dtype if isinstance(each, bytes) else type(each)
-                sorts.setdefault(sort, []).append(at)
+        for at in (at for at, read in enumerate(found) if read is None):
+            each = cast("bytes | DeferredStatistics", taken[at])
+            sort = kinds[at].dtype if isinstance(each, bytes) else type(each)
+            sorts.setdefault(sort, []).append(at)
         for sort, places in sorts.items():
             try:
                 some = [(kinds[at], taken[at]) for at in places]
@@ -236,8 +239,6 @@ class StatisticsCalculator:
         self, dtype: str, tensors: Sequence[tuple[TensorKind, bytes]]
     ) -> Sequence[_ReadResult]:
         """Measure equal ones once: an operator often reads what the last one wrote."""
-        if not self._ordered:
-            return write_statistic_rows(self._form, [moments for _, moments in tensors])
         places = [(data, self._place(dtype, kind.shape, kind.layout)) for kind, data in tensors]
         found = {each: self._measure(dtype, *each) for each in dict.fromkeys(places)}
         return [found[each] for each in places]
