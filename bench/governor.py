@@ -34,7 +34,9 @@ DUMPED_STEPS = 16
 """A block with a dump: most cycles of a level fit into it."""
 PLAIN_STEPS = 6
 QUIET_STEPS = 2
-"""Steps before a block without a dump, in which the agent still writes; they are not timed."""
+"""Steps before a block without a dump, after which the agent is waited for; they are not timed."""
+LEAD_STEPS = 8
+"""Steps before a block with a dump, in which the agent gets as busy as it stays."""
 QUICK_ROUNDS = 2
 
 
@@ -91,8 +93,10 @@ def _run(host: Host, name: str, share: float, *, quick: bool) -> GovernedRun:
     for _ in range(QUICK_ROUNDS if short else ROUNDS):
         session.dump_stop()
         run_block(QUIET_STEPS)
+        host.wait_until_packed()
         plain_s = run_block(PLAIN_STEPS)
         session.dump_start()
+        run_block(LEAD_STEPS)
         ratios.append(run_block(PLAIN_STEPS if short else DUMPED_STEPS) / plain_s)
     session.close()
     forms = Counter(

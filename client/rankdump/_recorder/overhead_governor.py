@@ -199,18 +199,19 @@ class OverheadGovernor:
 
     def _judge(self, state: GovernorState, share: float) -> GovernorDecision:
         """Return the decision at the end of a window."""
-        level = state.level
+        level, base = state.level, state.shares[state.level.base]
         if share > self.allowed:
             if level.every > 1 and not self._is_base_over(state):
-                return self._turn(state, self._compute_every(state, share), share)
+                return self._turn(state, self._compute_every(state, share, base), share)
             if level.every == 1 and state.rose:
                 # It was tried because a cycle with few iterations between left room.
-                cycle = make_cycle_level(level.form, 2, level.between)
+                every = min(2.0, self._compute_every(state, share, state.shares[level.between]))
+                cycle = make_cycle_level(level.form, every, level.between)
                 return _change_level(state, cycle, LevelReason.OVER, share)
             return self._lower(state, level.base, LevelReason.OVER, share)
         if share < ROOM_SHARE * self.allowed and not state.waits:
             if level.every > 1:
-                return self._turn(state, self._compute_every(state, share), share)
+                return self._turn(state, self._compute_every(state, share, base), share)
             return self._raise(state, share)
         return GovernorDecision(_restart_window(state), share=share)
 
@@ -219,9 +220,11 @@ class OverheadGovernor:
         is_settled = state.level.every >= _LEAST_SETTLED_EVERY
         return is_settled and state.shares[state.level.base] > self.allowed
 
-    def _compute_every(self, state: GovernorState, share: float) -> float:
-        """Return the cycle that is needed, given the share that the present one took."""
-        every, base = state.level.every, state.shares[state.level.base]
+    def _compute_every(self, state: GovernorState, share: float, base: float) -> float:
+        """Return the cycle that is needed, given the shares that the present one and the
+        iterations between took.
+        """
+        every = state.level.every
         target = _TARGET_SHARE * self.allowed
         most, least = 4 * every, every / 2
         if base >= target:

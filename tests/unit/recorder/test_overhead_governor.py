@@ -112,6 +112,18 @@ def test_richer_level_returns_when_there_is_room():
     assert LevelReason.ROOM in {each.reason for each in decisions}
 
 
+def test_trial_that_costs_a_little_too_much_gives_up_few_iterations():
+    """As many keep the richer form as the share allows, not one in two."""
+    governor = OverheadGovernor(0.2, tuple(RecordForm))
+    state, _, _ = play(governor, lambda form: (1.0, 0.03, 0.03, 0.001)[form], 300)
+    state, _, _ = play(governor, lambda form: (0.1, 0.03, 0.03, 0.001)[form], 400, state)
+    assert state.level.is_full
+    assert state.rose
+    _, _, decisions = play(governor, lambda form: (0.22, 0.03, 0.03, 0.001)[form], 8, state)
+    level = next(each.state.level for each in decisions if each.reason is LevelReason.OVER)
+    assert (level.form, level.turns, level.cycle) == (FULL, 4, 5)
+
+
 def test_trial_that_fails_again_is_made_less_often():
     """A form whose cost explodes only when every iteration has it, as with a full ring."""
     governor, state, failures = OverheadGovernor(0.5, tuple(RecordForm)), GovernorState(), []
