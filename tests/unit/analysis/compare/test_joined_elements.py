@@ -308,7 +308,8 @@ def test_memory_is_bounded_and_results_do_not_depend_on_it(
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert report.rows == expected.rows
+    # As texts: one measure is NaN, which equals itself in no dataclass from Python 3.13 on.
+    assert repr(report.rows) == repr(expected.rows)
     (row,) = report.rows
     assert row.outcome.verdict is TensorVerdict.DIFFERENT
     assert row.outcome.measures is not None
