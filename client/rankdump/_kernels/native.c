@@ -1,6 +1,9 @@
 /* The compiled kernels as a Python module of the limited API: its functions take addresses and sizes as
    whole numbers, choose the variant for this processor, and release the interpreter's lock for large
-   inputs. Callers keep the memory alive. numpy_twin.py has the same functions. */
+   inputs. Callers keep the memory alive. numpy_twin.py has the same functions.
+
+   A module that is built with a new Python is used with older ones as well. There Py_RETURN_NONE and its
+   like take no reference, and formats with a size are other functions: neither is used. */
 
 #define Py_LIMITED_API 0x030a0000
 #define PY_SSIZE_T_CLEAN
@@ -241,7 +244,7 @@ static PyObject *widen_bfloat16(PyObject *self, PyObject *const *arguments, Py_s
     if (PyErr_Occurred())
         return NULL;
     RUN_KERNEL(count * 2, widen_elements(target, source, count))
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 static PyObject *fingerprint_shard(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
@@ -265,8 +268,9 @@ static PyObject *fingerprint_shard(PyObject *self, PyObject *const *arguments, P
     const int64_t count = multiply_extents(shard.extents, shard.dimensions);
     RUN_KERNEL(count * element_bytes[code],
                chosen->fingerprint(elements, &shard, (int)code, &found))
-    return Py_BuildValue("Ky#N", (unsigned long long)found.digest, (const char *)found.sketch,
-                         (Py_ssize_t)sizeof found.sketch, build_moments(count, &found.moments));
+    PyObject *sketch = PyBytes_FromStringAndSize((const char *)found.sketch, sizeof found.sketch);
+    return Py_BuildValue("KNN", (unsigned long long)found.digest, sketch,
+                         build_moments(count, &found.moments));
 }
 
 static PyObject *copy_strided(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
@@ -286,7 +290,7 @@ static PyObject *copy_strided(PyObject *self, PyObject *const *arguments, Py_ssi
         return NULL;
     RUN_KERNEL(multiply_extents(plan.extents, plan.dimensions) * plan.item_bytes,
                chosen->copy(target, source, &plan))
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 static PyObject *stream_memory(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
@@ -302,7 +306,7 @@ static PyObject *stream_memory(PyObject *self, PyObject *const *arguments, Py_ss
     if (bytes < 0)
         return PyErr_Format(PyExc_ValueError, "%lld bytes are not allowed", (long long)bytes);
     RUN_RELEASED(bytes >= RELEASED_COPY_BYTES, chosen->stream(target, source, bytes))
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 static PyObject *read_memory(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
@@ -460,9 +464,9 @@ static PyObject *select_variant(PyObject *self, PyObject *name)
             found = i;
     Py_DECREF(encoded);
     if (found < 0)
-        Py_RETURN_FALSE;
+        return Py_NewRef(Py_False);
     chosen = &variants[found];
-    Py_RETURN_TRUE;
+    return Py_NewRef(Py_True);
 }
 
 static PyObject *get_variant(PyObject *self, PyObject *none)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -68,3 +69,13 @@ def test_python_without_headers_is_reported(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
     with pytest.raises(KernelBuildError, match="headers are not in"):
         compile_kernels(tmp_path / "made.so")
+
+
+def test_sources_use_nothing_that_differs_between_pythons():
+    """What a new Python makes of it would break the references of an older one, or be refused."""
+    sources = list((ROOT / "client/rankdump/_kernels").glob("*.c"))
+    assert sources
+    for source in sources:
+        text = source.read_text()
+        assert not re.search(r'Py_BuildValue\("[^"]*#', text)
+        assert not re.search(r"Py_RETURN_(NONE|TRUE|FALSE);", text)
