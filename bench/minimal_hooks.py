@@ -4,7 +4,7 @@ torch and the interpreter take for any tool of this kind, before it measures or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -48,13 +48,7 @@ class FunctionGlance(TorchFunctionMode):
         self._glance = glance
         self._catalogue = TorchApiCatalogue()
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run a call."""
         if self._catalogue[func] is None:
             return func(*args, **(kwargs or {}))

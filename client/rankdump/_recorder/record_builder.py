@@ -362,9 +362,9 @@ class RecordBuilder:
     def build_record(self, observation: TensorObservation) -> BuildResult:
         """Copy or measure a tensor now."""
         source = observation.tensor
-        # The row of a small tensor delays nothing: a step has thousands of them.
-        is_delay = not self._no_elements or source.byte_count > SMALL_TENSOR_BYTES
-        if is_delay:
+        # The row of a small tensor never waits, and to note its time would take as long as it does.
+        is_timed = not self._no_elements or source.byte_count > SMALL_TENSOR_BYTES
+        if is_timed:
             self._stalls.begin()
         try:
             return self._build(observation, source)
@@ -372,7 +372,7 @@ class RecordBuilder:
             _logger.debug("copy failed", exc_info=True)
             return self.make_loss(observation.op_name, COPY_FAILED)
         finally:
-            if is_delay:
+            if is_timed:
                 self._stalls.end()
 
     def rebuild_record(self, observation: TensorObservation) -> BuildResult:

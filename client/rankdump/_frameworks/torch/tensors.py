@@ -172,9 +172,13 @@ class TorchTensor:
         """Return the address of the elements in host memory, or a copy if they are not packed."""
         tensor = self.tensor
         with disable_function_modes():
-            # As `is_packed`; only complex numbers can be conjugated lazily.
-            is_packed = tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
-            if is_packed and self.dtype not in _COMPLEX_TYPES:
+            # As `is_packed` in fewer calls; only complex numbers can be conjugated lazily.
+            if (
+                self.dtype not in _COMPLEX_TYPES
+                and tensor.is_cpu
+                and tensor.is_contiguous()
+                and not tensor.is_neg()
+            ):
                 return tensor.data_ptr()
         return self.copy_elements()
 
