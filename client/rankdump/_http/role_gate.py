@@ -69,14 +69,14 @@ class RoleGate:
         """Return status, reason and sentence of a refusal; an empty reason for what goes on."""
         if request.scope["http_version"] not in _HTTP_VERSIONS:
             return 505, "malformed", f"version {request.scope['http_version']} of HTTP is not known"
-        written = self._writing.get(request.url.path) if request.method == "POST" else None
+        written = self._writing.get(request.scope["path"]) if request.method == "POST" else None
         if request.method != "GET" and written is None:
             return 501, "method", f"method {request.method} is not allowed: pages only read (GET)"
         if is_from_other_site(request):
             return 403, "role", "a page of another site has made this request"
         if written is not None and not is_same_origin(request.headers):
             return 403, "role", "this request does not come from a page of this server"
-        method = written or self._find_method(request.url.path)
+        method = written or self._find_method(request.scope["path"])
         why = self._explain_refusal(method, get_caller(request.scope))
         return (403, "role", why) if why else (200, "", "")
 

@@ -12,8 +12,10 @@ from starlette.websockets import WebSocketDisconnect
 
 from rankdump._core.caller_roles import CallerIdentity, explain_refusal
 from rankdump._http.http_connection import CALLER_KEY
-from rankdump._http.role_gate import CONTROL_METHOD, RoleGate
+from rankdump._http.role_gate import CONTROL_METHOD, READ_METHOD, RoleGate
 from rankdump._http.security_headers import SECURITY_HEADERS
+
+HEALTH_METHOD = "/grpc.health.v1.Health/Check"
 
 
 def explain(method: str, caller: CallerIdentity) -> str:
@@ -42,7 +44,13 @@ class GateRig:
         methods = ["GET", "POST"]
         route = Route("/{path:path}", lambda request: PlainTextResponse("in"), methods=methods)
         writing = {"/order": CONTROL_METHOD}
-        self.gate = RoleGate(Starlette(routes=[route]), explain, self.refusals, writing=writing)
+        self.gate = RoleGate(
+            Starlette(routes=[route]),
+            explain,
+            self.refusals,
+            lambda path: HEALTH_METHOD if path == "/health" else READ_METHOD,
+            writing=writing,
+        )
 
     def browse(self, *roles: str, fingerprint: str = "f", version: str = "1.1") -> TestClient:
         caller = CallerIdentity("ann", frozenset(roles), fingerprint)
@@ -70,6 +78,13 @@ def test_pages_are_for_those_who_may_read_the_status(rig, role, status):
     assert answer.headers["cache-control"] == "no-store"
     refused = [("role", "GET /tensors?rank=1 HTTP/1.1")]
     assert rig.refusals.added == (refused if status == 403 else [])
+
+
+@pytest.mark.parametrize("host", ["host/health?", "host/health#"])
+def test_host_of_a_request_does_not_decide_about_its_path(rig, host):
+    """Health is for all roles, so a path that is read from the address would open every page."""
+    assert rig.browse("rank").get("/health").status_code == 200
+    assert rig.browse("rank").get("/tensors", headers={"host": host}).status_code == 403
 
 
 def test_certificate_without_a_role_and_revoked_certificate_read_nothing(rig):
