@@ -16,9 +16,17 @@ def package() -> Path:
 
 
 @pytest.fixture(scope="session")
-def host(package: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostCopy]:
+def pages() -> Path:
+    (package,) = (ROOT / "build" / "deb").glob("rankdump-web_*.deb")
+    return package
+
+
+@pytest.fixture(scope="session")
+def host(
+    package: Path, pages: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[HostCopy]:
     at = tmp_path_factory.mktemp("host")
-    with copied(at, package) as holder:
+    with copied(at, package, pages) as holder:
         try:
             host = HostCopy(holder, at)
             # A service that is installed is not to be started: nothing here is process 1.

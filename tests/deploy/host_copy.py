@@ -17,14 +17,15 @@ mount -t tmpfs run {at}/root/run
 mount -t tmpfs tmp {at}/root/tmp
 mount --rbind /dev {at}/root/dev
 cp {package} {at}/root/tmp/rankdump.deb
+cp {pages} {at}/root/tmp/rankdump-web.deb
 echo ready
 exec sleep infinity
 """
 
 
-def copied(at: Path, package: Path) -> subprocess.Popen[str]:
-    """Return a process that holds a copy with a package in its /tmp."""
-    script = _COPY.format(at=at, package=package)
+def copied(at: Path, package: Path, pages: Path) -> subprocess.Popen[str]:
+    """Return a process that holds a copy with the package, and that of pages, in its /tmp."""
+    script = _COPY.format(at=at, package=package, pages=pages)
     command = ["unshare", "--mount", "--propagation=private", "sh", "-c", script]
     holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None

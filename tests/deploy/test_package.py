@@ -150,6 +150,19 @@ def test_package_runs_from_first_start_to_stop(booted: HostCopy):
     assert folder[0].endswith("0")
 
 
+def test_package_of_pages_has_what_pages_need(booted: HostCopy):
+    """And nothing that the other package has: they are installed into one folder."""
+    find = "from rankdumpd.composition import find_missing_module as find; print(find() or 'none')"
+    ask = [PYTHON, "-P", "-c", find]
+    assert booted.run(*ask).strip() != "none"
+    booted.run("dpkg", "--install", "/tmp/rankdump-web.deb")
+    assert booted.run(*ask).strip() == "none"
+    first_dump_rows = "SELECT count(*) AS tensors FROM tensors"
+    assert "tensors" in booted.run("rankdump", "query", "/var/dump/first", first_dump_rows)
+    booted.run("dpkg", "--remove", "rankdump-web")
+    assert booted.run(*ask).strip() != "none"
+
+
 def test_package_removal_leaves_only_settings_and_dumps(booted: HostCopy):
     """Removed, it takes its files with it; settings and dumps stay."""
     booted.run("dpkg", "--remove", "rankdump")
