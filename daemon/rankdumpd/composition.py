@@ -143,21 +143,22 @@ class _DaemonProcess:
     def _build_pages(
         self, parts: Sequence[DumpAgent | WorkerSupervisor | JobCoordinator]
     ) -> PageProcess | None:
-        """Return the pages of a coordinator's trees, where settings ask for them."""
-        known = [part.list_trees for part in parts if isinstance(part, JobCoordinator)]
+        """Return the pages of a coordinator's trees and jobs, where settings ask for them."""
+        known = [part for part in parts if isinstance(part, JobCoordinator)]
         if not known or not self._settings.coordinator.pages:
             return None
         missing = find_missing_module()
         if missing:
             _logger.warning(
-                "module %s is missing, so %s has no pages (pip install 'rankdump[web]')",
+                "module %s is missing, so %s has no pages (pip install 'rankdump[web]', or the "
+                "Debian package rankdump-web)",
                 missing,
                 self._settings.metrics.listen,
             )
             return None
         from rankdumpd.server.page_process import PageProcess
 
-        return PageProcess(known[0], self._audit)
+        return PageProcess(known[0].list_trees, known[0].build_status, self._audit)
 
     def _build_server(
         self, address: str, services: Sequence[GrpcService], *, is_worker: bool

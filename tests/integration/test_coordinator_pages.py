@@ -22,6 +22,7 @@ from support.reporting_agent import PATIENCE_S, ReportedJob, ReportingAgent
 from support.slab_agents import wait_until
 from support.web_trees import fill_tree
 
+from rankdump._core.status import StatusView
 from rankdump._wire.channel import TlsCredentials, open_channel
 from rankdump.errors import ConfigError
 from rankdump.wire.v1.coordinator_pb2_grpc import CoordinatorServiceStub
@@ -49,6 +50,10 @@ class HttpsReader:
     def get(
         self, path: str, shown: TlsCredentials | None = None
     ) -> tuple[int, dict[str, str], bytes]:
+        with self.open(path, shown) as answer:
+            return answer.status, dict(answer.headers), answer.read()
+
+    def open(self, path: str, shown: TlsCredentials | None = None) -> http.client.HTTPResponse:
         if self.tls is None:
             asking = http.client.HTTPConnection(self.address, timeout=PATIENCE_S)
         else:
@@ -56,10 +61,8 @@ class HttpsReader:
             if shown:
                 context.load_cert_chain(shown.certificate, shown.key)
             asking = http.client.HTTPSConnection(self.address, timeout=PATIENCE_S, context=context)
-        with contextlib.closing(asking):
-            asking.request("GET", path)
-            answer = asking.getresponse()
-            return answer.status, dict(answer.headers), answer.read()
+        asking.request("GET", path, headers={"connection": "close"})
+        return asking.getresponse()
 
 
 def start_coordinator(folder: Path, tls: TlsSettings) -> subprocess.Popen[str]:
@@ -98,6 +101,11 @@ def read_addresses(process: subprocess.Popen[str]) -> tuple[str, str]:
     raise AssertionError(found)
 
 
+def find_live_jobs(site: HttpsReader, reader: TlsCredentials) -> set[str]:
+    live = json.loads(site.get("/live.json", reader)[2])
+    return {each["job_id"] for each in live["sessions"]}
+
+
 def test_coordinator_shows_the_trees_of_its_jobs(tmp_path: Path):
     """An agent names a tree, and those who may read the status read its pages."""
     authority = CertificateAuthority(tmp_path / "ca")
@@ -107,7 +115,9 @@ def test_coordinator_shows_the_trees_of_its_jobs(tmp_path: Path):
     with start_coordinator(tmp_path, tls) as process, ended(process):
         pages, calls = read_addresses(process)
         site = HttpsReader(pages, tls)
-        assert site.get("/", reader)[0] == 404  # no job has reported yet
+        # No job has reported yet.
+        assert site.get("/", reader)[0] == 307
+        assert find_live_jobs(site, reader) == set()
         with open_channel(calls, authority.issue("a", "agent")) as channel:
             agent = ReportingAgent("a1")
             agent.session(job.session(0), job.root)
@@ -120,21 +130,31 @@ def test_coordinator_shows_the_trees_of_its_jobs(tmp_path: Path):
         assert headers["content-security-policy"].startswith("default-src 'self'")
         assert str(tree).encode() in site.get("/", reader)[2]
         assert b"/elsewhere" not in site.get("/", reader)[2]
+        wait_until(lambda: find_live_jobs(site, reader) == {JOB, "other"})
+        assert b"/live/control" not in site.get("/live", reader)[2]
+        assert (
+            b"These pages may not control jobs" in site.get(f"/live/control?job={JOB}", reader)[2]
+        )
         assert site.get("/health", rank)[::2] == (200, b"SERVING\n")
         assert b"rankdump_coordinator_jobs 2.0" in site.get("/metrics", reader)[2]
-        for path in ("/", "/metrics", "/tensors"):
+        for path in ("/", "/metrics", "/tensors", "/live", "/live/events"):
             assert site.get(path, rank)[0] == 403
+        watching = site.open("/live/events", reader)
+        while JOB.encode() not in watching.readline():
+            pass
         authority.revoke("r")
         assert site.get("/tensors", reader)[0] == 403
+        # Whoever watches does not delay the end.
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
+        watching.close()
     lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     read = {
         (each["what"], each["who"], each["result"])
         for each in lines
         if each.get("method") == "GET / HTTP/1.1"
     }
-    assert {("call", "r", "404"), ("call", "r", "200"), ("refused", "k", "role")} == read
+    assert {("call", "r", "307"), ("call", "r", "200"), ("refused", "k", "role")} == read
 
 
 @pytest.fixture
@@ -145,7 +165,7 @@ def tree(tmp_path: Path) -> Path:
 @pytest.fixture
 def mounted(tree: Path) -> Iterator[tuple[PageProcess, HttpsReader]]:
     """Pages beside the metrics of this process, in the clear."""
-    pages = PageProcess(lambda: [str(tree)])
+    pages = PageProcess(lambda: [str(tree)], StatusView)
     endpoint = MetricsEndpoint("127.0.0.1:0", ProcessMetrics(()), TlsSettings(), pages=pages)
     endpoint.start()
     yield pages, HttpsReader(endpoint.address)
@@ -171,7 +191,7 @@ def test_process_of_pages_is_restarted(mounted):
 
 def test_process_of_pages_ends_with_its_daemon(tree):
     """When that stops, and also when it is killed, which ends the pipe."""
-    pages = PageProcess(lambda: [str(tree)])
+    pages = PageProcess(lambda: [str(tree)], StatusView)
     pages.start()
     wait_until(lambda: pages.pid is not None)
     process = pages._process

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("trees", metavar="[TREE]...", type=TREE_PATH, nargs=-1)
+@click.argument(
+    "trees", metavar="[TREE]...", type=click.Path(file_okay=False, path_type=Path), nargs=-1
+)
 @click.option(
     "--port",
     type=click.IntRange(min=0, max=65535),
@@ -58,9 +61,9 @@ def web(
 
     Without TREE, the current folder, and with --job alone no tree. ADDRESS is one that
     `rankdump status` takes, and the certificates are those of the environment; to control the job,
-    their role has to be operator. The server listens on this host alone, until Ctrl-C, and the
-    printed address has a token that works once; another address needs certificates. The pages
-    write nothing themselves.
+    their role has to be operator. With --job, a TREE may be one that the job has not begun yet.
+    The server listens on this host alone, until Ctrl-C, and the printed address has a token that
+    works once; another address needs certificates. The pages write nothing themselves.
     """
     if listen and port:
         raise click.UsageError("--listen has a port: leave --port out")
@@ -70,7 +73,9 @@ def web(
     with explain_missing_modules("web"):
         from rankdump._web.web_server import LOOPBACK, serve_trees
     source = None
-    if job is not None:
+    if job is None:
+        _require_folders(trees)
+    else:
         # Imported on use: trees alone need no gRPC.
         from rankdump._cli.job_connection import JobConnection
 
@@ -83,6 +88,13 @@ def web(
         opens_browser=not no_browser,
     )
     return 0
+
+
+def _require_folders(trees: Iterable[Path]) -> None:
+    context = click.get_current_context()
+    argument = next(each for each in context.command.params if each.name == "trees")
+    for tree in trees:
+        TREE_PATH.convert(tree, argument, context)
 
 
 def _build_guard(revoked: Path | None) -> HttpsGuard | None:

@@ -54,7 +54,7 @@ class AccessGate:
 
     def _check_request(self, request: Request) -> Response | None:
         """Return the answer to a request that goes no further; None for one that may."""
-        writes = request.method == "POST" and request.url.path in self._writing_paths
+        writes = request.method == "POST" and request.scope["path"] in self._writing_paths
         if request.method != "GET" and not writes:
             text = f"method {request.method} is not allowed: the pages only read (GET)"
             return PlainTextResponse(f"rankdump: {text}\n", 405, {"allow": "GET"})

@@ -120,7 +120,7 @@ class WebPages:
             self.live.feed.close()
 
     def _answer_page(self, kind: PageKind[Any], request: Request) -> Response:
-        if request.url.path == "/" and self.live is not None and not self._sources:
+        if request.scope["path"] == "/" and self.live is not None and not self._sources:
             return RedirectResponse(LIVE_PATH)
         parameters = PageParameters(request.query_params.multi_items())
         choice, source = self._choose_source(parameters)
@@ -192,8 +192,9 @@ class WebPages:
 
     def _choose_source(self, parameters: PageParameters) -> tuple[TreeChoice, DumpSource]:
         if not self._sources:
-            both = "no tree is served: rankdump web TREE --job ADDRESS serves both"
-            raise AbsentPageError(both if self.live else "there is no tree yet")
+            raise AbsentPageError(
+                "there is no tree yet: it comes when its job begins, or is named to rankdump web"
+            )
         return parse_choice(parameters, self._sources)
 
     def _find_tree(self, root: str) -> int | None:
@@ -211,14 +212,14 @@ class WebPages:
         except OSError as error:
             return self._answer_error(request, 500, f"cannot be read: {error}")
         except Exception:
-            _logger.exception("page %s", request.url.path)
+            _logger.exception("page %s", request.scope["path"])
             text = "this page failed; the terminal of rankdump web has the reason"
             return self._answer_error(request, 500, text)
 
     def _answer_unknown(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         known = ", ".join((*_LISTED_PATHS, *((LIVE_PATH,) if self.live else ())))
-        text = f"no page {request.url.path[:100]!r}; there are {known}"
+        text = f"no page {request.scope['path'][:100]!r}; there are {known}"
         return self._answer_error(request, status, text)
 
     def _answer_error(self, request: Request, status: int, text: str) -> Response:
@@ -235,7 +236,7 @@ class WebPages:
         html = self._environment.get_template(template).render(
             tree=tree,
             trees=[str(source.root) for source in self._sources],
-            path=request.url.path,
+            path=request.scope["path"],
             twin=_make_twin_address(request),
             listed=[
                 kind
@@ -266,7 +267,7 @@ def _make_twin_address(request: Request) -> str:
     """Return the address of the JSON twin; empty for an answer to a form."""
     if request.method != "GET":
         return ""
-    path = request.url.path
+    path = request.scope["path"]
     query = f"?{request.url.query}" if request.url.query else ""
     return f"{'/overview' if path == '/' else path}.json{query}"
 

@@ -40,4 +40,4 @@ def make_body(value: Any) -> Any:
 def wants_json(request: Request) -> bool:
     """Return whether JSON is asked for, by the path or by the header `Accept`."""
     accepted = request.headers.get("accept", "")
-    return request.url.path.endswith(".json") or accepted.startswith("application/json")
+    return request.scope["path"].endswith(".json") or accepted.startswith("application/json")

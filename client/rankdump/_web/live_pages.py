@@ -24,8 +24,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from rankdump._core.caller_roles import explain_refusal
 from rankdump._core.job_control import ControlAction, ControlOrder
 from rankdump._core.status import StatusView, view_as_json
+from rankdump._http.role_gate import CONTROL_METHOD, get_caller
 from rankdump._web.control_preview import (
     OrderPreview,
     describe_plans,
@@ -37,7 +39,7 @@ from rankdump._web.json_body import make_body, wants_json
 from rankdump._web.live_stream import EventStream, LiveFeed, LiveState
 from rankdump._web.live_view import LiveContent, make_live_content
 from rankdump._web.page_parameters import PageParameters, ParameterError
-from rankdump.errors import RejectedError, UnavailableError
+from rankdump.errors import ForbiddenError, RejectedError, UnavailableError
 
 LIVE_PATH, EVENTS_PATH = "/live", "/live/events"
 CONTROL_PATH, CONFIRM_PATH, ORDER_PATH = "/live/control", "/live/confirm", "/live/order"
@@ -46,6 +48,10 @@ _ORDER_LIFE_S = 600.0
 _MAX_ORDERS = 256
 _MAX_BODY_BYTES = 4096
 _ACTIONS = tuple(each.value for each in ControlAction)
+_NO_ACTIONS = (
+    "These pages may not control jobs: that needs rankdump control, or rankdump web --job, with a "
+    "certificate of the role operator."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,8 @@ class ControlPage:
 
     job_id: str
     actions: tuple[ControlAction, ...]
+    refusal: str
+    """Why nothing can be asked; empty when something can."""
     plans: tuple[str, ...]
     """What is dumped now."""
 
@@ -208,10 +216,14 @@ class LivePages:
         job_id = parameters.read_text("job")
         parameters.finish()
         plans = describe_plans(select_job(_get_view(state), job_id))
-        page = ControlPage(job_id, self._source.list_actions(), plans)
+        actions = self._source.list_actions()
+        refusal = _explain_refusal(request) or ("" if actions else _NO_ACTIONS)
+        page = ControlPage(job_id, () if refusal else actions, refusal, plans)
         return self._present(request, "control.html", "Control", page)
 
     def _answer_confirm(self, state: LiveState, request: Request) -> Response:
+        if refusal := _explain_refusal(request):
+            raise ForbiddenError(refusal)
         order = read_order(PageParameters(request.query_params.multi_items()))
         page = ConfirmPage(order, preview_order(_get_view(state), order))
         self._desk.offer(order, time.monotonic())
@@ -245,6 +257,11 @@ def read_order(parameters: PageParameters) -> ControlOrder:
     lines = text.splitlines() if action is ControlAction.OPERATORS else [text]
     values = tuple(line.strip() for line in lines if line.strip())
     return ControlOrder(uuid.uuid4().hex, job_id, action, values)
+
+
+def _explain_refusal(request: Request) -> str:
+    """Return why a caller may not control a job; empty when they may, as far as the gate says."""
+    return explain_refusal(CONTROL_METHOD, get_caller(request.scope), revoked=frozenset())
 
 
 def _get_view(state: LiveState) -> StatusView:

@@ -1,7 +1,6 @@
 """Process that serves pages to the coordinator that started it: `python -m` with the number of a
-listening socket. Lines of its standard input name the trees, and its end ends the process.
-
-Trees may come while it runs, in an order that stays: pages name a tree by its number.
+listening socket and the path of the one at which the coordinator tells the status of its jobs.
+Lines of its standard input name the trees, and its end ends the process.
 """
 
 from __future__ import annotations
@@ -14,78 +13,61 @@ import signal
 import socket
 import sys
 import threading
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import overload
 
+from rankdump._core.job_control import ControlAction, ControlOrder
 from rankdump._core.pandas_blocker import leave_pandas_out
+from rankdump._core.status import StatusView
 from rankdump._http.http_server import HttpServer
-from rankdump._web.dump_source import DumpSource
+from rankdump._web.job_source import ControlOutcome
+from rankdump._web.source_list import SourceList
 from rankdump._web.web_server import THREADS, LoggedRefusals, run_pages
-from rankdump.errors import RankdumpError
+from rankdump._wire.status_messages import view_from_wire
+from rankdump.errors import ForbiddenError, UnavailableError
+from rankdump.wire.v1.status_pb2 import StatusView as StatusMessage
 
-MAX_OPEN = 8
-"""Trees whose tables are open: each holds memory."""
+_STATUS_TIMEOUT_S = 5.0
+_CHUNK_BYTES = 1 << 16
 
 
-class SourceList(Sequence[DumpSource]):
-    """The trees that could be opened so far; safe to use from several threads."""
+class CoordinatorStates:
+    """The jobs of the coordinator that started this process, which are not controlled here."""
 
-    def __init__(self) -> None:
-        self._sources: list[DumpSource] = []
-        self._waiting: list[Path] = []
-        self._known: set[Path] = set()
-        self._latest: OrderedDict[int, None] = OrderedDict()
-        self._lock = threading.Lock()
+    def __init__(self, path: str) -> None:
+        """`path` is that of a socket that answers each connection with a status."""
+        self._path = path
 
-    def add(self, roots: Iterable[Path]) -> None:
-        """Add the trees that are not known; those that do not exist yet follow when they do."""
-        with self._lock:
-            new = [root for root in dict.fromkeys(roots) if root not in self._known]
-            self._known.update(new)
-            self._waiting += new
+    @property
+    def address(self) -> str:
+        """Whom it asks, for people."""
+        return f"coordinator on {socket.gethostname()}"
 
-    def close(self) -> None:
-        """Close all tables."""
-        for source in tuple(self):
-            source.close()
+    def read_status(self) -> StatusView:
+        """Return the status of all jobs; UnavailableError when the coordinator does not answer."""
+        pieces: list[bytes] = []
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+                asking.settimeout(_STATUS_TIMEOUT_S)
+                asking.connect(self._path)
+                while piece := asking.recv(_CHUNK_BYTES):
+                    pieces.append(piece)
+        except OSError as error:
+            raise UnavailableError(f"the coordinator does not tell its status: {error}") from None
+        if not pieces:
+            raise UnavailableError("the coordinator cannot tell its status: its log says why")
+        return view_from_wire(StatusMessage.FromString(b"".join(pieces)))
 
-    def __len__(self) -> int:
-        with self._lock:
-            self._open_waiting()
-            return len(self._sources)
+    def list_actions(self) -> tuple[ControlAction, ...]:
+        """Return nothing: pages of a coordinator read alone."""
+        return ()
 
-    def __iter__(self) -> Iterator[DumpSource]:
-        with self._lock:
-            return iter(tuple(self._sources))
-
-    @overload
-    def __getitem__(self, index: int) -> DumpSource: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[DumpSource]: ...
-    def __getitem__(self, index: int | slice) -> DumpSource | Sequence[DumpSource]:
-        with self._lock:
-            found = self._sources[index]
-            if isinstance(index, slice):
-                return found
-            self._latest[index] = None
-            self._latest.move_to_end(index)
-            over = len(self._latest) - MAX_OPEN
-            late = [self._latest.popitem(last=False)[0] for _ in range(over)]
-            closed = [self._sources[number] for number in late]
-        for source in closed:
-            source.close()
-        return found
-
-    def _open_waiting(self) -> None:
-        still: list[Path] = []
-        for root in self._waiting:
-            try:
-                self._sources.append(DumpSource(root))
-            except (RankdumpError, OSError):
-                still.append(root)
-        self._waiting = still
+    def send_control(self, order: ControlOrder) -> ControlOutcome:
+        """Refuse an order."""
+        raise ForbiddenError(
+            "the pages of a coordinator do not control jobs: use rankdump control, or rankdump web "
+            "--job"
+        )
 
 
 _NICE = 10
@@ -94,12 +76,12 @@ _MAX_CONNECTIONS = 512
 """More than its coordinator opens."""
 
 
-def serve_coordinator(number: int, lines: Iterable[str]) -> None:
+def serve_coordinator(number: int, status_path: str, lines: Iterable[str]) -> None:
     """Serve pages on a listening socket until the lines end."""
     leave_pandas_out()
     listening = socket.socket(fileno=number)
     sources = SourceList()
-    with run_pages(sources) as pages:
+    with run_pages(sources, CoordinatorStates(status_path)) as pages:
         server = HttpServer(
             pages.make_application(),
             listening,
@@ -129,4 +111,4 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     _give_way()
-    serve_coordinator(int(sys.argv[1]), sys.stdin)
+    serve_coordinator(int(sys.argv[1]), sys.argv[2], sys.stdin)

@@ -30,6 +30,7 @@ from rankdump._web.comparison_process import ComparisonProcesses
 from rankdump._web.dump_source import DumpSource
 from rankdump._web.job_source import JobSource
 from rankdump._web.query_process import QueryProcess
+from rankdump._web.source_list import SourceList
 from rankdump.errors import ConfigError, UnavailableError
 
 LOOPBACK = "127.0.0.1"
@@ -85,12 +86,16 @@ def serve_trees(
 ) -> None:
     """Serve the pages of trees and of a running job until a signal comes.
 
-    CorruptedError for a folder that is no tree, and ConfigError for an address beyond loopback
-    without a guard.
+    CorruptedError for a folder that is no tree, unless a job may still begin it, and ConfigError
+    for an address beyond loopback without a guard.
     """
     if guard is None and not is_loopback(listen):
         raise ConfigError("--listen", "", listen, _ALLOWED_ADDRESSES)
-    sources = [DumpSource(tree) for tree in trees]
+    sources: Sequence[DumpSource]
+    if job is None:
+        sources = [DumpSource(tree) for tree in trees]
+    else:
+        sources = open_begun_trees(trees)
     try:
         with run_pages(sources, job) as pages:
             _serve_pages(pages, listen, guard, opens_browser=opens_browser)
@@ -99,6 +104,15 @@ def serve_trees(
     finally:
         for source in sources:
             source.close()
+
+
+def open_begun_trees(trees: Iterable[Path]) -> SourceList:
+    """Return the trees, and say of those that have not begun that they follow."""
+    sources = SourceList()
+    sources.add(trees)
+    for tree in sources.list_waiting():
+        sys.stdout.write(f"{tree} is no dump yet: its pages are there once the job has begun it\n")
+    return sources
 
 
 @contextmanager

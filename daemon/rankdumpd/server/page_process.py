@@ -1,6 +1,6 @@
-"""Process of the pages of dump trees: started, told of trees, restarted when it ends, and asked for
-pages over a socket in a private folder. It has an interpreter of its own, so that what a page
-reads does not delay the calls of agents.
+"""Process of the pages of dump trees and running jobs: started, told of trees and of the status,
+restarted when it ends, and asked for pages over a socket in a private folder. It has an interpreter
+of its own, so that what a page reads does not delay the calls of agents.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from rankdump._core.backoff import RetryBackoff
+from rankdump._core.status import StatusView
 from rankdump._http.role_gate import format_request_line, get_caller
 from rankdumpd.server.audit_log import AuditLog
 from rankdumpd.server.background_thread import BackgroundThread
+from rankdumpd.server.status_socket import StatusSocket
 
 _MODULE = "rankdump._web.tree_server"
+_PAGES, _STATUS = "pages.sock", "status.sock"
 _INTERVAL_S = 1.0
 """Pause between two looks at the trees and at the process."""
 _MAX_RESTART_DELAY_S = 60.0
@@ -63,10 +66,16 @@ class PageProcess:
     """Runs the process, and forwards requests to it as an ASGI application."""
 
     def __init__(
-        self, list_trees: Callable[[], Sequence[str]], audit: AuditLog | None = None
+        self,
+        list_trees: Callable[[], Sequence[str]],
+        build_status: Callable[[], StatusView],
+        audit: AuditLog | None = None,
     ) -> None:
-        """`list_trees` returns the roots of trees that have pages; it is called every second."""
+        """`list_trees` returns the roots of trees that have pages; it is called every second.
+        `build_status` returns the status of all jobs; it is called while somebody watches them.
+        """
         self._list_trees, self._audit = list_trees, audit
+        self._status = StatusSocket(build_status)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._listening: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -84,14 +93,16 @@ class PageProcess:
         """Start the process without waiting for it; requests wait until it answers."""
         self._folder = tempfile.TemporaryDirectory(prefix="rankdump-pages-")
         self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listening.bind(self._path)
+        self._listening.bind(self._find_path(_PAGES))
         self._listening.listen(_BACKLOG)
+        self._status.start(self._find_path(_STATUS))
         self._thread.start()
 
     def stop(self) -> None:
         """End the process; may be repeated, and called without `start`."""
         self._thread.stop(_END_S)
         self._end_process()
+        self._status.stop()
         if self._listening is not None and self._folder is not None:
             self._listening.close()
             self._folder.cleanup()
@@ -117,7 +128,9 @@ class PageProcess:
 
     async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            reader, writer = await asyncio.open_unix_connection(self._path, limit=_MAX_HEAD_BYTES)
+            reader, writer = await asyncio.open_unix_connection(
+                self._find_path(_PAGES), limit=_MAX_HEAD_BYTES
+            )
         except OSError as error:
             text = f"rankdump: the pages do not answer: {error.strerror}; try again\n"
             await PlainTextResponse(text, 503)(scope, receive, send)
@@ -136,9 +149,8 @@ class PageProcess:
             text = "rankdump: the process of pages has ended, or is late: try again\n"
             await PlainTextResponse(text, 503)(scope, receive, send)
 
-    @property
-    def _path(self) -> str:
-        return str(Path(self._folder.name) / "pages.sock") if self._folder else ""
+    def _find_path(self, name: str) -> str:
+        return str(Path(self._folder.name) / name) if self._folder else ""
 
     def _run(self) -> None:
         backoff = RetryBackoff(_INTERVAL_S, _MAX_RESTART_DELAY_S)
@@ -168,7 +180,7 @@ class PageProcess:
         number = self._listening.fileno()
         self._known = None
         self._process = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, str(number)],
+            [sys.executable, "-m", _MODULE, str(number), self._find_path(_STATUS)],
             # `-m` searches this folder first: it must not have modules.
             cwd=self._folder.name,
             stdin=subprocess.PIPE,
@@ -182,7 +194,6 @@ class PageProcess:
         process, trees = self._process, tuple(self._list_trees())
         if process is None or process.stdin is None or trees == self._known:
             return
-        # A line is an object, for more than trees may be told some day, such as live states.
         line = json.dumps({"trees": trees}).encode() + b"\n"
         with contextlib.suppress(OSError):  # it has ended, and is told once it was restarted
             process.stdin.write(line)

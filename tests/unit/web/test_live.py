@@ -12,8 +12,10 @@ from urllib.parse import urlencode
 
 import pytest
 from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 from support.job_sources import HOSTILE_JOB, ScriptedSource, make_view
 
+from rankdump._core.caller_roles import READER_ROLE, CallerIdentity
 from rankdump._core.events import Finding, FindingKind
 from rankdump._core.job_control import ControlAction
 from rankdump._core.status import (
@@ -25,6 +27,7 @@ from rankdump._core.status import (
     view_as_json,
 )
 from rankdump._core.timeouts import HintLevel, TimeoutHint, TimeoutLimit
+from rankdump._http.http_connection import CALLER_KEY
 from rankdump._web import live_pages, live_stream
 from rankdump._web.live_stream import EventStream, LiveFeed, LiveState, format_event, iter_events
 from rankdump._web.live_view import MAX_RANKS_LISTED, StateLevel, make_live_content
@@ -151,7 +154,7 @@ def test_job_alone_leads_to_its_page(open_pages, source):
     client = open_pages(job=source)
     assert read(client, "/").text.count("job train runs") == 1
     answer = client.get("/tensors")
-    assert (answer.status_code, "no tree is served" in answer.text) == (404, True)
+    assert (answer.status_code, "there is no tree yet" in answer.text) == (404, True)
     assert client.get("/live?tree=0").status_code == 200
     wrong = client.get("/live.json?job=x")
     assert (wrong.status_code, "no such parameter" in wrong.json()["error"]) == (400, True)
@@ -533,7 +536,22 @@ def test_buttons_are_those_of_the_role(live, source):
     assert find_forms() == ["freeze"]
     source.actions = ()
     assert find_forms() == []
-    assert "has not the role operator" in live.get("/live/control?job=train").text
+    assert "These pages may not control jobs" in live.get("/live/control?job=train").text
+
+
+def test_reader_gets_the_reason_in_place_of_buttons(live):
+    """Whatever the certificate of the server may do: an order would be refused."""
+
+    async def ask_as_reader(scope: Scope, receive: Receive, send: Send) -> None:
+        caller = CallerIdentity("ann", frozenset({READER_ROLE}), "ab")
+        await live.app({**scope, CALLER_KEY: caller}, receive, send)
+
+    reader = TestClient(ask_as_reader)
+    page = reader.get("/live/control.json?job=train").json()
+    assert (page["actions"], "Control is for operator" in page["refusal"]) == ([], True)
+    assert "Control is for operator" in read(reader, "/live/control?job=train").text
+    answer = reader.get("/live/confirm.json?job=train&action=stop")
+    assert (answer.status_code, answer.json()["error"]) == (403, page["refusal"])
 
 
 @pytest.mark.parametrize(

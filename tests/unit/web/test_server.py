@@ -54,6 +54,46 @@ def test_command_serves_until_it_is_interrupted(trees):
     assert server.returncode == 0
 
 
+@pytest.mark.process
+def test_tree_that_its_job_has_not_begun_follows(trees, tmp_path):
+    """Pages may be opened before the job starts; without a job that is an error."""
+    later = tmp_path / "later"
+    command = [sys.executable, "-m", "rankdump", "web", str(later), "--no-browser"]
+    command += ["--job", "unix:/nowhere/a.sock"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        said = server.stdout.readline()
+        address = urlsplit(server.stdout.readline().strip())
+        connection = http.client.HTTPConnection("127.0.0.1", address.port)
+
+        def get(target: str, **headers: str) -> http.client.HTTPResponse:
+            connection.request("GET", target, headers=headers)
+            answer = connection.getresponse()
+            answer.read()
+            return answer
+
+        cookie = get(f"/?{address.query}").headers["set-cookie"].partition(";")[0]
+        first = get("/", cookie=cookie)
+        later.symlink_to(trees["indexed"])
+        second = get("/", cookie=cookie)
+        connection.close()
+        server.send_signal(signal.SIGINT)
+        server.communicate()
+    assert said == f"{later} is no dump yet: its pages are there once the job has begun it\n"
+    assert (first.status, first.headers["location"]) == (307, "/live")
+    assert second.status == 200
+
+
+def test_file_is_no_tree_of_a_job(tmp_path, capsys):
+    path = tmp_path / "file"
+    path.touch()
+    command = ["web", str(path), "--job", "unix:/nowhere/a.sock", "--no-browser"]
+    assert run_command_line(command) == EXIT_USAGE
+    assert "is a file" in capsys.readouterr().err
+    assert run_command_line(["web", str(tmp_path / "none"), "--no-browser"]) == EXIT_USAGE
+    assert "'[TREE]...': Directory" in capsys.readouterr().err
+
+
 def test_taken_port_is_one_line(trees, capsys):
     with bind_socket("127.0.0.1:0") as taken:
         port = taken.getsockname()[1]

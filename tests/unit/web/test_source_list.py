@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from rankdump._web import tree_server
+from rankdump._web import source_list
 from rankdump._web.application import WebPages
 from rankdump._web.comparison_process import ComparisonProcesses
 from rankdump._web.query_process import QueryProcess
-from rankdump._web.tree_server import SourceList
+from rankdump._web.source_list import SourceList
 
 
 def test_tree_that_does_not_exist_yet_follows_when_it_does(trees, tmp_path: Path):
@@ -28,7 +28,7 @@ def test_tree_that_does_not_exist_yet_follows_when_it_does(trees, tmp_path: Path
 
 
 def test_tables_of_few_trees_are_open(trees, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tree_server, "MAX_OPEN", 1)
+    monkeypatch.setattr(source_list, "MAX_OPEN", 1)
     found = SourceList()
     found.add([trees["walked"], trees["indexed"]])
     for number in range(len(found)):
@@ -43,7 +43,8 @@ def test_pages_without_a_tree_say_so(trees):
     pages = WebPages(sources, QueryProcess(), ComparisonProcesses())
     client = TestClient(pages.make_application())
     answer = client.get("/overview.json")
-    assert (answer.status_code, answer.json()) == (404, {"error": "there is no tree yet"})
+    assert answer.status_code == 404
+    assert answer.json()["error"].startswith("there is no tree yet: it comes when its job begins")
     assert "there is no tree yet" in client.get("/").text
     sources.add([trees["indexed"]])
     assert client.get("/").status_code == 200

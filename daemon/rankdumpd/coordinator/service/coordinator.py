@@ -19,7 +19,7 @@ from rankdump._core.black_box import FaultKind
 from rankdump._core.events import Finding
 from rankdump._core.freeze_record import NO_FREEZE_REASON, FreezeReach, FrozenCause, JobFreeze
 from rankdump._core.job_control import ControlOrder, ControlResult
-from rankdump._core.status import MetricSample, OrderEntry
+from rankdump._core.status import MetricSample, OrderEntry, StatusView
 from rankdump._wire.control_messages import (
     control_request_from_wire,
     order_to_wire,
@@ -95,10 +95,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     ) -> pb.CoordinatorStatusResponse:
         """Return the status of one job, or of all."""
         with abort_on_error(context, self._counters):
-            fleet = self._coordinator.build_fleet_view()
-            view = build_status_view(
-                fleet, select_jobs(fleet, request.job_id), self._coordinator.problem
-            )
+            view = self._coordinator.build_status(request.job_id)
             return pb.CoordinatorStatusResponse(view=view_to_wire(view))
 
     def Order(  # noqa: N802 - the name is the generated base class's
@@ -315,6 +312,11 @@ class JobCoordinator(Component):
     def build_fleet_view(self) -> FleetView:
         """Return a snapshot of all jobs and agents."""
         return self._store.build_fleet_view(now_s=time.monotonic())
+
+    def build_status(self, job_id: str = "") -> StatusView:
+        """Return the status of one job, or of all; RejectedError for one that is not known."""
+        fleet = self.build_fleet_view()
+        return build_status_view(fleet, select_jobs(fleet, job_id), self.problem)
 
     def samples(self) -> list[MetricSample]:
         """Return the metrics of the fleet."""
