@@ -14,10 +14,10 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
@@ -33,6 +33,7 @@ FLAGS = (
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512")
 VARIANTS = {"plain": (), "avx2": _AVX2, "avx512": (*_AVX2, *_AVX512)}
+"""Flags of each variant, which needs the processor and the compiler of those before it."""
 
 
 class KernelBuildError(Exception):
@@ -49,15 +50,18 @@ class KernelBuildHook(BuildHookInterface):  # pyright: ignore[reportMissingTypeA
         self._folder = tempfile.TemporaryDirectory()
         editable = version == "editable"
         made = (SOURCES if editable else Path(self._folder.name)) / MODULE_NAME
+        is_required = os.environ.get("RANKDUMP_REQUIRE_KERNELS") == "1"
         try:
-            compile_kernels(made)
+            missing = compile_kernels(made, needs_all=is_required)
         except KernelBuildError as error:
             self._folder.cleanup()
-            if os.environ.get("RANKDUMP_REQUIRE_KERNELS") == "1":
+            if is_required:
                 raise
             self.app.display_warning(f"without compiled kernels: {error}")
             made.unlink(missing_ok=True)
             return
+        if missing:
+            self.app.display_warning(f"without kernels for {' and '.join(missing)}: old compiler")
         if not editable:
             build_data["force_include"][str(made)] = f"rankdump/_kernels/{MODULE_NAME}"
         build_data["pure_python"] = False
@@ -70,26 +74,62 @@ class KernelBuildHook(BuildHookInterface):  # pyright: ignore[reportMissingTypeA
             self._folder.cleanup()
 
 
-def compile_kernels(target: Path) -> None:
-    """Compile the module for this machine and put it at a path, at once."""
+def compile_kernels(target: Path, *, needs_all: bool = False) -> tuple[str, ...]:
+    """Compile the module for this machine and put it at a path, at once.
+
+    Return the variants that the compiler is too old for; KernelBuildError with `needs_all`.
+    """
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         raise KernelBuildError("the limited API does not cover Python without its lock")
     headers = Path(sysconfig.get_path("include"))
     if not (headers / "Python.h").is_file():
         raise KernelBuildError(f"Python's headers are not in {headers}")
-    compiler = [*_find_compiler(), *shlex.split(os.environ.get("CFLAGS", "")), *FLAGS]
+    flags = [*shlex.split(os.environ.get("CFLAGS", "")), *FLAGS, f"-I{headers}"]
     with tempfile.TemporaryDirectory() as folder:
-        objects: list[str] = []
-        commands: list[list[str]] = []
-        for source, name, flags in _list_units():
-            objects.append(str(Path(folder) / f"{name}.o"))
-            unit = ("-c", str(SOURCES / source), "-o", objects[-1])
-            commands.append([*compiler, *flags, f"-I{headers}", *unit])
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            list(pool.map(_run, commands))
+        compiler = _Compiler([*_find_compiler(), *flags], Path(folder))
+        variants = _list_variants()
+        made = _compile_variants(compiler, variants, needs_all=needs_all)
+        has = (f"-DHAS_{variant.upper()}" for variant in made)
+        digest = f'-DSOURCE_DIGEST="{digest_sources()}"'
+        objects = [each for several in made.values() for each in several]
+        objects.append(compiler.compile("native.c", "native", digest, *has))
+        objects.append(compiler.compile("small_file.c", "small_file"))
         linked = target.with_name(f".{target.name}-{os.getpid()}")
-        _run([*compiler, "-shared", "-s", *objects, "-o", str(linked)])
+        _run([*compiler.command, "-shared", "-s", *objects, "-o", str(linked)])
         linked.replace(target)
+    return tuple(name for name in variants if name not in made)
+
+
+class _Compiler(NamedTuple):
+    command: list[str]
+    folder: Path
+
+    def compile(self, source: str, name: str, *flags: str) -> str:
+        """Return the object that is made of a file."""
+        made = str(self.folder / f"{name}.o")
+        _run([*self.command, *flags, "-c", str(SOURCES / source), "-o", made])
+        return made
+
+
+def _compile_variants(
+    compiler: _Compiler, variants: Mapping[str, tuple[str, ...]], *, needs_all: bool
+) -> dict[str, list[str]]:
+    """Return the objects of each variant, up to the first that cannot be compiled."""
+
+    def compile_variant(variant: str) -> list[str]:
+        flags = variants[variant]
+        return [compiler.compile(each, f"{Path(each).stem}-{variant}", *flags) for each in KERNELS]
+
+    made: dict[str, list[str]] = {}
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for variant, compiling in [(each, pool.submit(compile_variant, each)) for each in variants]:
+            try:
+                made[variant] = compiling.result()
+            except KernelBuildError:
+                if needs_all or not made:
+                    raise
+                break
+    return made
 
 
 def digest_sources() -> str:
@@ -98,17 +138,11 @@ def digest_sources() -> str:
     return hashlib.sha256(b"".join(texts)).hexdigest()
 
 
-def _list_units() -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Yield each file to compile, the name of its object, and its flags."""
+def _list_variants() -> dict[str, tuple[str, ...]]:
+    """Return the variants of this machine's processors, with their flags."""
     is_x86 = platform.machine() in {"x86_64", "AMD64"}
     variants = VARIANTS if is_x86 else {"plain": ()}
-    digest = f'-DSOURCE_DIGEST="{digest_sources()}"'
-    yield "native.c", "native", (digest, *(("-DHAS_X86_VARIANTS",) if is_x86 else ()))
-    yield "small_file.c", "small_file", ()
-    for variant, flags in variants.items():
-        for source in KERNELS:
-            name = f"{Path(source).stem}-{variant}"
-            yield source, name, (f"-DKERNEL_VARIANT={variant}", *flags)
+    return {name: (f"-DKERNEL_VARIANT={name}", *flags) for name, flags in variants.items()}
 
 
 def _find_compiler() -> list[str]:

@@ -14,7 +14,7 @@
 #include "kernels.h"
 #include "small_file.h"
 
-#ifdef HAS_X86_VARIANTS
+#ifdef HAS_AVX2
 #include <cpuid.h>
 #endif
 
@@ -49,8 +49,10 @@ struct variant {
 /* The first one runs everywhere, the last one is the fastest. */
 static const struct variant variants[] = {
     VARIANT_OF(plain),
-#ifdef HAS_X86_VARIANTS
+#ifdef HAS_AVX2
     VARIANT_OF(avx2),
+#endif
+#ifdef HAS_AVX512
     VARIANT_OF(avx512),
 #endif
 };
@@ -63,15 +65,18 @@ static int can_run(int number)
 {
     if (number == 0)
         return 1;
-#ifdef HAS_X86_VARIANTS
+#ifdef HAS_AVX2
     unsigned eax, ebx, ecx, edx;
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("avx2") || !__get_cpuid(1, &eax, &ebx, &ecx, &edx)
         || !(ecx & bit_FMA) || !(ecx & bit_F16C))
         return 0;
-    return number == 1
-           || (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
-               && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"));
+    if (number == 1)
+        return 1;
+#endif
+#ifdef HAS_AVX512
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")
+           && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 #else
     return 0;
 #endif

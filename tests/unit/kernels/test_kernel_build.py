@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import re
+import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -51,11 +54,37 @@ def test_wheel_without_a_compiler_is_one_for_any_machine(monkeypatch: pytest.Mon
 
 
 def test_wheel_with_kernels_names_interface_and_machine(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(hatch_build, "compile_kernels", lambda made: made.touch())
+    monkeypatch.setattr(hatch_build, "compile_kernels", lambda made, **_: made.touch() or ())
     data, warnings = run_hook("standard")
     assert list(data["force_include"].values()) == ["rankdump/_kernels/_native.abi3.so"]
     machine = sysconfig.get_platform().replace("-", "_").replace(".", "_")
     assert (data["tag"], data["pure_python"], warnings) == (f"cp310-abi3-{machine}", False, [])
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="one variant elsewhere")
+@pytest.mark.parametrize(
+    ("unknown", "missing"),
+    [("-mprefer-vector-width=512", ["avx512"]), ("-mavx2", ["avx2", "avx512"])],
+)
+def test_variants_that_an_old_compiler_does_not_know_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, unknown: str, missing: list[str]
+):
+    """GCC 7 knows AVX-512 without a preferred width."""
+    old = tmp_path / "old-cc"
+    old.write_text(f"""#!/bin/sh
+case " $* " in *" {unknown} "*) echo "unrecognized option {unknown}" >&2; exit 1;; esac
+exec cc "$@"
+""")
+    old.chmod(0o755)
+    monkeypatch.setenv("CC", str(old))
+    made = tmp_path / "_native.abi3.so"
+    with pytest.raises(KernelBuildError, match=f"unrecognized option {unknown}"):
+        compile_kernels(made, needs_all=True)
+    assert list(compile_kernels(made)) == missing
+    ask = f"import _native; print(*map(_native.select_variant, {[*missing, 'plain']}))"
+    run = [sys.executable, "-c", ask]
+    found = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert found.split() == ["False"] * len(missing) + ["True"]
 
 
 def test_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
