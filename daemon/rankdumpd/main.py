@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from rankdump._cli.version_option import add_version_option
-from rankdump._core.daemon_endpoint import DaemonFolder
+from rankdump._core.daemon_endpoint import DaemonFolder, parse_tcp_address
 from rankdump._wire.channel import TlsCredentials
 from rankdump.errors import ConfigError, RankdumpError
 from rankdumpd.certs.command import certs
@@ -114,6 +114,9 @@ def standalone(
         agent = _with_workers(settings.agent, workers)
         listen = f"unix:{socket.absolute()}" if socket else agent.listen
         state = str(state_dir.absolute()) if state_dir else agent.state_dir
+        if (parse_tcp_address(listen) or ("", -1))[1] == 0:
+            allowed = "a port: the agent reports to the coordinator at this address"
+            raise ConfigError("settings", "agent.listen", listen, allowed)
         coordinator_address = agent.coordinator if no_coordinator else listen
         agent = dataclasses.replace(
             agent, listen=listen, coordinator=coordinator_address, state_dir=state

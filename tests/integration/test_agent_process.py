@@ -209,6 +209,7 @@ class TestCommand:
         [
             ("agent", "[agent]\nworker = 1\n", "nearest: workers"),
             ("agent", '[agent]\nlisten = "0.0.0.0:7420"\n', "with certificates"),
+            ("standalone", '[agent]\nlisten = "127.0.0.1:0"\n', "the agent reports to"),
             ("coordinator", '[coordinator]\nlisten = "10.0.0.1:1"\n', "with certificates"),
             ("coordinator", '[coordinator]\nlisten = "unix:relative"\n', "absolute"),
         ],
@@ -217,7 +218,8 @@ class TestCommand:
         """An error in the settings is one line on stderr, with exit code 2."""
         path = tmp_path / "rankdumpd.toml"
         path.write_text(text)
-        environ = {f"RANKDUMPD_{command.upper()}__STATE_DIR": str(tmp_path / "state")}
+        section = "COORDINATOR" if command == "coordinator" else "AGENT"
+        environ = {f"RANKDUMPD_{section}__STATE_DIR": str(tmp_path / "state")}
         done = rankdumpd(command, "--config", str(path), **environ)
         assert done.returncode == 2
         assert says in done.stderr
