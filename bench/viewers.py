@@ -180,7 +180,7 @@ def _serve(way: str, folder: Path, root: Path) -> None:
     coordinator = JobCoordinator(settings)
     server = GrpcServer(f"unix:{folder}/c.sock", (coordinator,))
     with contextlib.ExitStack() as stack:
-        pages: Any = PageProcess(lambda: [str(root)])
+        pages: Any = PageProcess(lambda: [str(root)], coordinator.build_status)
         if way == "inside":
             sources = SourceList()
             sources.add([root])
