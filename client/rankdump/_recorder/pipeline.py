@@ -202,7 +202,7 @@ class DumpPipeline:
             return
         iteration = self._iteration_state.iteration
         self._trigger.end_all_calls()
-        self._flush(iteration)
+        self._flush()
         span = self._trace.end_iteration()
         if self.black_box is not None:
             self.black_box.end_step(ran=ran)
@@ -325,7 +325,7 @@ class DumpPipeline:
             return
         self._iteration_state.disable()
         self._trigger.end_all_calls()
-        self._flush(self._iteration_state.iteration)
+        self._flush()
         self._trace.end_iteration()
         self._metadata_sender.send_events()
         if self.black_box is not None:
@@ -378,9 +378,9 @@ class DumpPipeline:
             return self.lost_tensors
         return self._counters.losses_by_reason.get(NOT_TAKEN_BY_AGENT, 0)
 
-    def _flush(self, iteration: int) -> None:
+    def _flush(self) -> None:
         """Send the items that waited for the end of the iteration."""
-        self._record_sender.flush(iteration)
+        self._record_sender.flush()
         if self._stack_sender is not None:
             self._stack_sender.flush()
 
@@ -507,6 +507,7 @@ class DumpPipeline:
 
     def _make_record_sender(self, plan: DumpPlan) -> RecordSender:
         return RecordSender(
+            iteration_state=self._iteration_state,
             counters=self._counters,
             stalls=self._stalls,
             staging=self._staging,
@@ -541,7 +542,7 @@ class DumpPipeline:
             self._filter,
             self._record_builder,
             self._record_sender,
-            self._iteration_state,
+            on_limit=self._iteration_state.stop_after_current,
             warn=self._session_logger.warn_once,
         )
 

@@ -462,6 +462,7 @@ class RecordSender:
     def __init__(
         self,
         *,
+        iteration_state: IterationState,
         counters: IterationCounters,
         stalls: StallTimer,
         staging: StagingBuffer,
@@ -471,7 +472,7 @@ class RecordSender:
         batch_rows: int,
     ) -> None:
         """Rows wait for the end of the iteration, or until `batch_rows` wait."""
-        self._counters = counters
+        self._iteration_state, self._counters = iteration_state, counters
         self._stalls = stalls
         self._staging = staging
         self._send_buffer = send_buffer
@@ -486,7 +487,7 @@ class RecordSender:
         self._calculator = calculator
         self._batch = RowBatch(batch_rows)
 
-    def send(self, item: OperatorItem, iteration: int) -> None:
+    def send(self, item: OperatorItem) -> None:
         """Send an item of an operator of the running iteration."""
         if isinstance(item, TensorStatisticsRow):
             if self._batch.add(item):
@@ -499,7 +500,7 @@ class RecordSender:
         elif isinstance(item, LostTensor):
             self._count_loss(item)
         else:
-            self._add_arguments(item, iteration)
+            self._add_arguments(item)
 
     def release_items(self, items: Iterable[object]) -> None:
         """Release the staged space of records that are not sent."""
@@ -507,11 +508,11 @@ class RecordSender:
             if isinstance(item, StagedRecord):
                 self._staging.release(item)
 
-    def flush(self, iteration: int) -> None:
+    def flush(self) -> None:
         """Send the items that waited for the end of the iteration."""
         self._send_rows()
         with self._lock:
-            self._send_arguments(iteration)
+            self._send_arguments()
 
     def _send_rows(self) -> None:
         if self._calculator is None:
@@ -534,13 +535,14 @@ class RecordSender:
         self._counters.count_lost(lost.iteration, lost.reason)
         self._on_lost(lost.reason, lost.op_name)
 
-    def _add_arguments(self, arguments: OperatorArguments, iteration: int) -> None:
+    def _add_arguments(self, arguments: OperatorArguments) -> None:
         with self._lock:
             self._arguments.append(arguments)
             if len(self._arguments) >= _MAX_ARGUMENTS_AT_ONCE:
-                self._send_arguments(iteration)
+                self._send_arguments()
 
-    def _send_arguments(self, iteration: int) -> None:
+    def _send_arguments(self) -> None:
         operators, self._arguments = tuple(self._arguments), []
         if operators:
+            iteration = self._iteration_state.iteration
             self._send_buffer.submit(KernelArguments(iteration, operators))
