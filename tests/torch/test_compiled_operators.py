@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rankdump._core.record import TensorSide
 from rankdump._frameworks.operator_names import list_call_leaves
-from rankdump._frameworks.torch.compiled_operators import (
+from rankdump._frameworks.torch.compiled_regions import (
     TracedLeaf,
     TracedSide,
     compiled_call_receivers,

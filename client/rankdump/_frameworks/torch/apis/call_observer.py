@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -55,31 +55,15 @@ from rankdump._frameworks.torch.tensors import TorchObserver
 from rankdump._layout.api_tree import ApiCall
 
 
-class ApiCallHandler(Protocol):
-    """Runs the calls that a function mode intercepts."""
-
-    def handle_call(
-        self,
-        found: TorchApi,
-        function: Callable[..., Any],
-        types: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        frame: FrameType | None,
-    ) -> Any:
-        """Run an API call made by a frame; return or raise what it does."""
-        ...
-
-
 class ApiMode(TorchFunctionMode):
     """Function mode that intercepts calls in the threads in which it is installed.
 
     Calls inside a call are not intercepted: torch removes a mode from the stack while it runs.
     """
 
-    def __init__(self, handler: ApiCallHandler) -> None:
+    def __init__(self, handler: TorchApiCallObserver) -> None:
         super().__init__()
-        self._handler: ApiCallHandler | None = handler
+        self._handler: TorchApiCallObserver | None = handler
         self._catalogue = TorchApiCatalogue()
 
     @exclude_from_compilation
@@ -216,7 +200,9 @@ class TorchApiCallObserver:
         kwargs: Mapping[str, Any],
         frame: FrameType | None,
     ) -> Any:
-        """Run a call of a function, and record it if it counts."""
+        """Run a call of a function, made by a frame, and record it if it counts; return or raise
+        what it does.
+        """
         # A tensor subclass must receive an operator as a whole.
         if found.is_composite and (not found.kind or set(types) <= {Tensor}):
             return self._call_composite(function, types, args, kwargs)
