@@ -39,7 +39,6 @@ from rankdump._recorder.pulse_decisions import (
     HISTORY_STEPS,
     MAX_PACE,
     MAX_STRIDE,
-    StrideReason,
     choose_part,
     choose_stride,
     has_jumped,
@@ -515,8 +514,8 @@ class BlackBoxRecorder:
         self._shares = []
         allowed = self._settings.max_overhead
         most = min(max(1, self._tensors * MAX_PACE), MAX_STRIDE)
-        self.stride, reason = choose_stride(self.stride, share, allowed, most)
-        was_over, self._is_over = self._is_over, reason is StrideReason.LIMIT
+        was_over = self._is_over
+        self.stride, self._is_over = choose_stride(self.stride, share, allowed, most)
         # The steps at the beginning of a job, and a step now and then, are no reason for a warning.
         if was_over and self._is_over and not self._has_warned:
             self._has_warned = True

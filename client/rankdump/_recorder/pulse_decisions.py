@@ -5,7 +5,6 @@ norm has jumped. Pure: no clock, no disk, no network.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
 from math import ceil
 from typing import NamedTuple
 
@@ -24,21 +23,12 @@ MIN_HISTORY = 12
 """Fewest of them."""
 
 
-class StrideReason(Enum):
-    """Why the stride is what it is."""
-
-    STAY = "stay"
-    COST = "cost"
-    ROOM = "room"
-    LIMIT = "limit"
-    """It cannot be higher, and measuring takes more than is allowed."""
-
-
 class StrideDecision(NamedTuple):
     """Stride of the next steps: one of so many parts of the modules is measured in each."""
 
     stride: int
-    reason: StrideReason
+    is_over: bool = False
+    """Whether measuring takes more than is allowed, and the stride cannot be higher."""
 
 
 def choose_stride(
@@ -47,18 +37,18 @@ def choose_stride(
     """Return the stride, at most `most`, after steps of which measuring took a share.
 
     >>> choose_stride(1, 0.05, 0.01)
-    StrideDecision(stride=7, reason=<StrideReason.COST: 'cost'>)
+    StrideDecision(stride=7, is_over=False)
     >>> choose_stride(7, 0.002, 0.01)
-    StrideDecision(stride=2, reason=<StrideReason.ROOM: 'room'>)
+    StrideDecision(stride=2, is_over=False)
     """
     wanted = ceil(stride * share / (allowed * _TARGET_SHARE)) if allowed > 0 else MAX_STRIDE
     if share > allowed:
         if stride >= most:
-            return StrideDecision(stride, StrideReason.LIMIT)
-        return StrideDecision(min(max(wanted, stride + 1), most), StrideReason.COST)
+            return StrideDecision(stride, is_over=True)
+        return StrideDecision(min(max(wanted, stride + 1), most))
     if share < allowed * _ROOM_SHARE and stride > 1:
-        return StrideDecision(min(max(wanted, 1), stride - 1), StrideReason.ROOM)
-    return StrideDecision(stride, StrideReason.STAY)
+        return StrideDecision(min(max(wanted, 1), stride - 1))
+    return StrideDecision(stride)
 
 
 def choose_part(iteration: int, stride: int, tensors: int) -> int:

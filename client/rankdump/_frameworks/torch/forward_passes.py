@@ -32,40 +32,23 @@ from rankdump._frameworks.torch.module_tree import ModuleOperator, ModuleTree, u
 
 def choose_microbatch(
     *, declared: int | None, chunk: int | None, accumulated: int | None
-) -> tuple[int | None, str]:
-    """Return the number of the micro-batch that begins, and the reason for it."""
-    if declared is not None:
-        return declared, "declared by the script"
-    if chunk is not None:
-        return chunk, "chunk of a pipeline schedule"
-    if accumulated is not None:
-        return accumulated, "pass of an accumulation"
-    return None, "not divided"
+) -> int | None:
+    """Return the number of the micro-batch that begins: the script knows best, then a schedule."""
+    known = (number for number in (declared, chunk, accumulated) if number is not None)
+    return next(known, None)
 
 
-def decide_phase(*, is_eval: bool, has_grad: bool, in_function: bool) -> tuple[str, str]:
-    """Return the phase of a call, and the reason for it.
-
-    `in_function` tells whether the call begins in the forward of an autograd function, where torch
-    switches gradients off and the function itself computes them.
-    """
+def find_phase(*, is_eval: bool, has_grad: bool) -> str:
+    """Return the phase of a call of an outermost module that is in eval mode or not."""
     if is_eval:
-        return "eval", "the outermost module is in eval mode"
-    if has_grad:
-        return "", "gradients are on"
-    if in_function:
-        return "", "an autograd function computes the gradients"
-    return "no_grad", "gradients are off"
+        return "eval"
+    # The forward of an autograd function has no gradients: the function computes them itself.
+    return "" if has_grad or is_inside_function() else "no_grad"
 
 
 def continue_pass(around: ForwardPass, *, has_grad: bool) -> ForwardPass:
     """Return the pass of a call inside one of another gradient mode."""
-    is_eval = around.phase == "eval"
-    phase, _ = decide_phase(
-        is_eval=is_eval,
-        has_grad=has_grad,
-        in_function=not (is_eval or has_grad) and is_inside_function(),
-    )
+    phase = find_phase(is_eval=around.phase == "eval", has_grad=has_grad)
     return around if phase == around.phase else around._replace(phase=phase)
 
 
@@ -123,15 +106,11 @@ class ForwardPassFinder:
     ) -> ForwardPass:
         """Return the pass of an outermost call."""
         is_eval = not unwrap_module(operator.module).training
-        phase, _ = decide_phase(
-            is_eval=is_eval,
-            has_grad=has_grad,
-            in_function=not (is_eval or has_grad) and is_inside_function(),
-        )
+        phase = find_phase(is_eval=is_eval, has_grad=has_grad)
         # The script may have imported torch's pipelines since the iteration began.
         pipeline_stage_patch.install_methods()
         chunk = pipeline_stage_patch.running_chunk
-        number, _ = choose_microbatch(
+        number = choose_microbatch(
             declared=recorder.declared_pass.microbatch,
             chunk=chunk,
             accumulated=self._count_pass(operator) if chunk is None and not phase else None,

@@ -59,7 +59,11 @@ from rankdump._frameworks.torch.module_tree import (
     read_module_arguments,
 )
 from rankdump._frameworks.torch.parameters import ModuleMarkReporter, TorchParameterObserver
-from rankdump._frameworks.torch.recomputation import BackwardStep, ForwardCallLog, TorchOperatorCall
+from rankdump._frameworks.torch.recomputation import (
+    ForwardCallLog,
+    TorchOperatorCall,
+    find_first_tensor,
+)
 from rankdump._frameworks.torch.tensors import TorchObserver, make_compiled_source
 
 if TYPE_CHECKING:
@@ -449,20 +453,12 @@ class ModuleCallObserver:
     def _number_call(
         self, operator: ModuleOperator, leaves: Sequence[CallLeaf]
     ) -> tuple[TorchOperatorCall, bool]:
-        first = _find_first_tensor(leaves)
-        step = find_backward_step()
+        first, step = find_first_tensor(leaves), find_backward_step()
         if step is not None:
-            repeated = self._call_log.find_repeated_call(operator.scope, first, BackwardStep(*step))
+            repeated = self._call_log.find_repeated_call(operator.scope, first, step)
             if repeated is not None:
                 return repeated, True
         return self._call_log.add_forward_call(operator.scope, first), False
-
-
-def _find_first_tensor(leaves: Sequence[CallLeaf]) -> Tensor | None:
-    for leaf in leaves:
-        if isinstance(leaf.value, Tensor):
-            return leaf.value
-    return None
 
 
 def _is_inside_boundary(outer: ModuleOperator, inner: ModuleOperator) -> bool:

@@ -32,7 +32,11 @@ from rankdump._frameworks.torch.apis.call_sites import CallSites
 from rankdump._frameworks.torch.internals import find_backward_step, find_saving_hook, is_tracing
 from rankdump._frameworks.torch.model_hook import TensorHookRegistry, is_hookable
 from rankdump._frameworks.torch.module_hooks import exclude_from_compilation, run_shielded
-from rankdump._frameworks.torch.recomputation import BackwardStep, ForwardCallLog, TorchOperatorCall
+from rankdump._frameworks.torch.recomputation import (
+    ForwardCallLog,
+    TorchOperatorCall,
+    find_first_tensor,
+)
 from rankdump._frameworks.torch.tensors import TorchObserver
 from rankdump._layout.api_tree import ApiCall, parse_place
 
@@ -129,10 +133,10 @@ class ApiRepeatFinder:
                 self._add_call(call, leaves)
             return None
         # An autograd function written in Python computes its own gradient without gradients.
-        if not watched and not (step[2] and grad):
+        if not watched and not (step.function and grad):
             return None
         found = self._call_log.find_repeated_call(
-            _make_call_scope(call), _find_first_tensor(leaves), BackwardStep(*step)
+            _make_call_scope(call), find_first_tensor(leaves), step
         )
         original = None if found is None else self._originals.get(found)
         return RepeatedApiCall(original, has_gradients=not watched)
@@ -140,17 +144,12 @@ class ApiRepeatFinder:
     def _add_call(self, call: ApiCall, leaves: Iterable[ApiLeaf]) -> None:
         if len(self._originals) >= _MAX_REMEMBERED_CALLS:
             self.restart()
-        self._originals[
-            self._call_log.add_forward_call(_make_call_scope(call), _find_first_tensor(leaves))
-        ] = call
+        first = find_first_tensor(leaves)
+        self._originals[self._call_log.add_forward_call(_make_call_scope(call), first)] = call
 
 
 def _make_call_scope(call: ApiCall) -> OperatorScope:
     return OperatorScope(call.op_type, call.op_type)
-
-
-def _find_first_tensor(leaves: Iterable[ApiLeaf]) -> Tensor | None:
-    return next((leaf.value for leaf in leaves if isinstance(leaf.value, Tensor)), None)
 
 
 # torch's stubs leave hooks and handles untyped.
