@@ -185,9 +185,7 @@ class CompiledRegionObserver:
 
     def receive_side(self, traced: TracedSide, tensors: Sequence[Tensor]) -> int:
         """Record one side of a call; return the ticket of its gradients, 0 for none."""
-        found: list[int] = []
-        run_shielded(self._record_side, self._observer.report_failure, traced, tensors, found)
-        return found[0] if found else 0
+        return run_shielded(self._record_side, self._observer.report_failure, traced, tensors) or 0
 
     def receive_gradient(self, ticket: int, leaf: CallLeaf) -> bool:
         """Record a gradient; return whether the ticket is one of this model."""
@@ -226,17 +224,18 @@ class CompiledRegionObserver:
                     "torch.compiler.reset() after attaching"
                 )
 
-    def _record_side(self, traced: TracedSide, tensors: Sequence[Tensor], found: list[int]) -> None:
+    def _record_side(self, traced: TracedSide, tensors: Sequence[Tensor]) -> int:
         operator = self._operators.get(traced.path)
         if operator is None:
-            return
+            return 0
         leaves = pair_leaves(traced, tensors)
         if traced.side is TensorSide.INPUT:
             frame = self._calls.open_call(operator, leaves, has_grad=traced.has_grad, compiled=True)
         else:
             frame = self._calls.close_compiled_call(operator, leaves)
-        if frame is not None and frame.call is not None:
-            found.append(self._expect_gradients(frame.call, traced, leaves))
+        if frame is None or frame.call is None:
+            return 0
+        return self._expect_gradients(frame.call, traced, leaves)
 
     def _expect_gradients(
         self, call: TorchOperatorCall, traced: TracedSide, leaves: Sequence[CallLeaf]
