@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from rankdump._frameworks.attribute_patch import AttributePatch
 from rankdump._frameworks.mindspore.framework import (
     BYTECODE_CAPTURE,
     COMPILED_CALLS,
@@ -149,43 +150,25 @@ def _copy_attributes(owner: Any) -> dict[str, Any]:
     return found
 
 
-_INHERITED_ATTRIBUTE = object()
-"""Marks an attribute that the owner did not have itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class _AttributePatch:
-    owner: Any
-    name: str
-    own: object
-    ours: Callable[..., Any]
-
-
 class AttributePatches:
     """Replaced attributes of modules and classes, which can be restored."""
 
     def __init__(self) -> None:
-        self._planned: dict[tuple[int, str], _AttributePatch] = {}
+        self._planned: dict[tuple[int, str], AttributePatch] = {}
 
     def plan(self, owner: Any, name: str, ours: Callable[..., Any]) -> None:
         """Replace an attribute from the next `install` on; the first plan for it counts."""
-        own = _read_attributes(owner).get(name, _INHERITED_ATTRIBUTE)
-        self._planned.setdefault((id(owner), name), _AttributePatch(owner, name, own, ours))
+        self._planned.setdefault((id(owner), name), AttributePatch(owner, name, ours))
 
     def install(self) -> None:
         """Replace all planned attributes."""
         for planned in self._planned.values():
-            setattr(planned.owner, planned.name, planned.ours)
+            planned.install()
 
     def remove(self) -> None:
         """Restore the attributes, except those that other code has replaced meanwhile."""
         for planned in self._planned.values():
-            if _read_attributes(planned.owner).get(planned.name) is not planned.ours:
-                continue
-            if planned.own is _INHERITED_ATTRIBUTE:
-                delattr(planned.owner, planned.name)
-            else:
-                setattr(planned.owner, planned.name, planned.own)
+            planned.remove()
 
 
 class CallInterceptor(Protocol):
@@ -325,8 +308,3 @@ def _wrap_compiled(caller: CallInterceptor, function: Callable[..., Any]) -> Cal
         return caller.run_compiled(function, args, kwargs)
 
     return running
-
-
-def _read_attributes(owner: Any) -> Mapping[str, object]:
-    found: Mapping[str, object] = owner.__dict__
-    return found

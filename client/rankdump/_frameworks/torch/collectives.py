@@ -23,6 +23,7 @@ from torch import Tensor
 
 from rankdump._core.events import CallOutcome, EventKind, UnseenReason
 from rankdump._core.recorder_protocol import Recorder
+from rankdump._frameworks.attribute_patch import AttributePatch
 from rankdump._frameworks.torch.collective_operators import (
     CollectiveOperator,
     CollectiveOperatorPatch,
@@ -66,7 +67,7 @@ class WorkWatcher:
         self._pending: dict[int, PendingCollective] = {}
         self._by_memory: dict[int, PendingCollective] = {}
         """Works of C++ without a future, by the memory of their tensor."""
-        self._replaced: tuple[object, object] | None = None
+        self._patch: AttributePatch | None = None
         self.open_tensors = OpenTensorCalls(collective_recorder.report_failure)
         """Selected tensors of works that were not waited for yet."""
 
@@ -86,15 +87,14 @@ class WorkWatcher:
             watcher.end_wait(work)
             return result
 
-        # The attribute in the class dict binds; `original`, read from the class, does not.
-        self._replaced = (vars(_work_class)["wait"], wait)
-        _work_class.wait = wait
+        self._patch = AttributePatch(_work_class, "wait", wait)
+        self._patch.install()
 
     def remove(self) -> None:
         """Restore the method; works still running end when they are released."""
-        if self._replaced is not None and vars(_work_class)["wait"] is self._replaced[1]:
-            _work_class.wait = self._replaced[0]
-        self._replaced = None
+        if self._patch is not None:
+            self._patch.remove()
+            self._patch = None
         for memory in list(self._by_memory):
             collective_recorder.end(self._by_memory.pop(memory, None))
         self.open_tensors.end_all()
@@ -421,7 +421,7 @@ class ProcessGroupPatch:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._replaced: dict[str, tuple[object, object]] = {}
+        self._patches: list[AttributePatch] = []
         self._work_watcher = WorkWatcher()
         self._unseen = UnseenCollectiveCounter()
         self._observer = ProcessGroupObserver(self._work_watcher, self._unseen)
@@ -444,23 +444,21 @@ class ProcessGroupPatch:
         if not (dist.is_available() and dist.is_initialized()):
             return
         with self._lock:
-            if self._replaced:
+            if self._patches:
                 return
             self._unseen.restart()
             self._work_watcher.install()
             for name in WORK_METHODS:
-                # The attribute in the class dict binds; the one read from the class does not.
-                original = vars(dist.ProcessGroup).get(name)
-                if original is not None:
+                if name in vars(dist.ProcessGroup):
                     ours = self._wrap_method(getattr(dist.ProcessGroup, name))
-                    self._replaced[name] = (original, ours)
-                    setattr(dist.ProcessGroup, name, ours)
+                    self._patches.append(AttributePatch(dist.ProcessGroup, name, ours))
+                    self._patches[-1].install()
             self._operators.install()
 
     @property
     def is_installed(self) -> bool:
         """Whether collectives are observed."""
-        return bool(self._replaced)
+        return bool(self._patches)
 
     def end_iteration(self) -> None:
         """Report the collectives of this iteration that were not seen, and count tensors for which
@@ -472,11 +470,10 @@ class ProcessGroupPatch:
 
     def _restore(self) -> None:
         self._operators.remove()
-        for name, (original, ours) in self._replaced.items():
-            # Code that replaced ours keeps calling it: without kernels it does nothing.
-            if vars(dist.ProcessGroup).get(name) is ours:
-                setattr(dist.ProcessGroup, name, original)
-        self._replaced.clear()
+        # Code that replaced ours keeps calling it: without kernels it does nothing.
+        for patch in self._patches:
+            patch.remove()
+        self._patches.clear()
         self._work_watcher.remove()
 
     def _wrap_method(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -38,6 +38,7 @@ from torch.utils.hooks import RemovableHandle
 
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import Recorder, TensorNameFinder
+from rankdump._frameworks.attribute_patch import AttributePatch
 from rankdump._frameworks.operator_names import PARAMETER_TYPE, make_gradient_name
 from rankdump._frameworks.torch.fsdp import iterate_fsdp1_handles, iterate_fsdp2_groups
 from rankdump._frameworks.torch.internals import (
@@ -138,7 +139,7 @@ class FsdpStagePatch:
 
     def __init__(self, recorder: StageRecorder) -> None:
         self._recorder = recorder
-        self._replaced: list[tuple[Any, str, object]] = []
+        self._patches: list[AttributePatch] = []
 
     def install(self, model: Module) -> int:
         """Replace the methods; return how many groups and handles the model has."""
@@ -152,10 +153,9 @@ class FsdpStagePatch:
 
     def restore(self) -> None:
         """Restore the methods."""
-        replaced, self._replaced = self._replaced, []
-        for group, method, ours in replaced:
-            if vars(group).get(method) is ours:
-                delattr(group, method)
+        patches, self._patches = self._patches, []
+        for patch in patches:
+            patch.remove()
 
     def _replace(
         self,
@@ -176,8 +176,8 @@ class FsdpStagePatch:
                 run_shielded(after, failed, group)
             return result
 
-        setattr(group, method, observed)
-        self._replaced.append((group, method, observed))
+        self._patches.append(AttributePatch(group, method, observed))
+        self._patches[-1].install()
 
     def _record_parameters(self, group: Any) -> None:
         for each in group.fsdp_params:

@@ -20,6 +20,7 @@ from typing import Any
 from torch.nn import Module
 
 from rankdump._core.recorder_protocol import UNDIVIDED_PASS, ForwardPass, Recorder
+from rankdump._frameworks.attribute_patch import AttributePatch
 from rankdump._frameworks.operator_names import OperatorScope
 from rankdump._frameworks.torch.internals import (
     find_running_ddp,
@@ -170,14 +171,6 @@ class _RunningChunk(threading.local):
     """Whether the stage gets what another stage has computed."""
 
 
-@dataclass(frozen=True, slots=True)
-class _ReplacedMethod:
-    owner: type
-    name: str
-    original: object
-    ours: object
-
-
 class PipelineStagePatch:
     """Patch of the methods of torch's pipelines that run one chunk, in place while it has users.
 
@@ -190,7 +183,7 @@ class PipelineStagePatch:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running = _RunningChunk()
-        self._replaced: dict[ChunkMethod, _ReplacedMethod] = {}
+        self._replaced: dict[ChunkMethod, AttributePatch] = {}
         self._users: weakref.WeakSet[object] = weakref.WeakSet()
 
     @property
@@ -225,14 +218,13 @@ class PipelineStagePatch:
                 original = vars(owner).get(method.name) if isinstance(owner, type) else None
                 if owner is not None and callable(original) and method not in self._replaced:
                     ours = self._wrap_method(original, method.parameter)
-                    self._replaced[method] = _ReplacedMethod(owner, method.name, original, ours)
-                    setattr(owner, method.name, ours)
+                    self._replaced[method] = AttributePatch(owner, method.name, ours)
+                    self._replaced[method].install()
 
     def _restore(self) -> None:
+        # Code that replaced ours keeps calling it, which sets a number that nobody reads.
         for replaced in self._replaced.values():
-            # Code that replaced ours keeps calling it, which sets a number that nobody reads.
-            if vars(replaced.owner).get(replaced.name) is replaced.ours:
-                setattr(replaced.owner, replaced.name, replaced.original)
+            replaced.remove()
         self._replaced.clear()
 
     def _wrap_method(self, original: Callable[..., Any], parameter: str) -> Callable[..., Any]:
