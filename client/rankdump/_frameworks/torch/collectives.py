@@ -34,6 +34,7 @@ from rankdump._frameworks.torch.collective_tensors import (
     CollectiveTensorCall,
     OpenTensorCalls,
     choose_operands,
+    find_memory,
 )
 from rankdump._frameworks.torch.communication import (
     ANY_SOURCE,
@@ -130,11 +131,11 @@ class WorkWatcher:
         if pending.request.kind.is_collective or not tensors:
             collective_recorder.end(pending)
         else:
-            self._by_memory[_find_memory(tensors[0])] = pending
+            self._by_memory[find_memory(tensors[0])] = pending
 
     def fail_wait(self, work: dist.Work) -> None:
         """Note that a wait for the work has failed."""
-        collective_recorder.fail(self._pending.pop(id(work), None))
+        collective_recorder.end(self._pending.pop(id(work), None), outcome=CallOutcome.FAILED)
         self.open_tensors.end_wait(work, raised=True)
 
     def end_wait(self, work: dist.Work) -> None:
@@ -158,7 +159,7 @@ class WorkWatcher:
     def end_tensor_wait(self, tensor: Tensor, *, raised: bool) -> None:
         """Note that a wait for the work of a tensor has returned, or has failed."""
         if self._by_memory:
-            collective_recorder.end(self._by_memory.pop(_find_memory(tensor), None))
+            collective_recorder.end(self._by_memory.pop(find_memory(tensor), None))
         self.open_tensors.end_tensor_wait(tensor, raised=raised)
 
     def _watch_tensors(
@@ -207,7 +208,7 @@ class WorkWatcher:
             try:
                 ended.value()
             except Exception:
-                collective_recorder.fail(pending)
+                collective_recorder.end(pending, outcome=CallOutcome.FAILED)
             else:
                 collective_recorder.end(pending, outcome=CallOutcome.COMPLETE)
             if self._pending.get(identity) is pending:
@@ -219,10 +220,6 @@ class WorkWatcher:
 
 def _return_true() -> bool:
     return True
-
-
-def _find_memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _find_sender(work: Any, pending: PendingCollective) -> int | None:
@@ -287,7 +284,7 @@ class ProcessGroupObserver:
         try:
             self._unseen.skip(begun.group)
             if begun.pending is not None and raised:
-                collective_recorder.fail(begun.pending)
+                collective_recorder.end(begun.pending, outcome=CallOutcome.FAILED)
                 self._end_tensors(begun.pending, CollectiveTensorCall.fail)
             elif begun.pending is not None:
                 self._watch_work(begun, begun.pending, result)
