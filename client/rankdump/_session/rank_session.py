@@ -58,9 +58,9 @@ from rankdump._session.framework_adapters import (
     make_optimizer_hook,
     make_perturbation_hook,
     make_pulse_hook,
+    make_step_replay,
 )
 from rankdump._session.plan_source import PlanSource, load_session_config_or_log, resolve_plan
-from rankdump._session.step_replay import StepReplay, make_step_replay
 from rankdump.errors import ExhaustedError, RankdumpError
 
 if TYPE_CHECKING:
@@ -424,12 +424,8 @@ class Session:
             pipeline.recorder.warn_once("replay ran a step once: no torch model is attached")
             return run()
         others = cast("Sequence[object]", also if isinstance(also, (list, tuple)) else (also,))
-        replay = StepReplay(
-            make_step_replay(torch_models, others),
-            run,
-            self._hide,
-            iteration=pipeline.iteration,
-            rank=self._rank,
+        replay = make_step_replay(
+            torch_models, others, run, self._hide, iteration=pipeline.iteration, rank=self._rank
         )
         self._is_replaying = True
         try:
