@@ -21,7 +21,7 @@ import itertools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -193,7 +193,8 @@ class CompiledRegionObserver:
             known = self._tickets.get(ticket)
         if known is None:
             return False
-        run_shielded(self._record_gradient, self._observer.report_failure, *known, leaf)
+        failed = self._observer.report_failure
+        run_shielded(partial(self._gradients.record_gradient, compiled=True), failed, *known, leaf)
         return True
 
     def report_scope(self, path: str, scope: str) -> None:
@@ -260,9 +261,6 @@ class CompiledRegionObserver:
         with self._lock:
             self._tickets[ticket] = (call, side)
         return ticket
-
-    def _record_gradient(self, call: TorchOperatorCall, side: TensorSide, leaf: CallLeaf) -> None:
-        self._gradients.record_gradient(call, side, leaf, compiled=True)
 
 
 # Below: functions that Dynamo traces. They use plain loops and types that it knows, and change

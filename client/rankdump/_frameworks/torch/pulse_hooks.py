@@ -450,8 +450,8 @@ class _PulseHook(CopyableHook):
 
     def _keep(self, number: int, kind: TensorKind, tensor: Tensor) -> None:
         self.is_kept = False
-        source = find_host_source(tensor)
-        if source is None or source.byte_count != kind.byte_count:
+        source = find_host_source(tensor, kind)
+        if source is None:
             self._pulses.count_left_out()
         else:
             self._pulses.keep_tensor(kind, number, source)
@@ -469,8 +469,8 @@ class _PulseHook(CopyableHook):
                 place = kind.op_type, kind.op_name, slot, argument, value, TensorSide.INPUT
                 tensors.append((self._make_kind(*place), value))
         for about, value in tensors:
-            source = find_host_source(value)
-            if source is None or source.byte_count != about.byte_count:
+            source = find_host_source(value, about)
+            if source is None:
                 self._pulses.count_left_out()
             else:
                 found.append((about, source))
@@ -613,12 +613,14 @@ class _BatchHook(CopyableHook):
         self._pulses.add_time(_clock_ns() - begun_ns)
 
 
-def find_host_source(tensor: Tensor) -> TensorSource | None:
-    """Return a tensor in host memory as a source; None for another, or one that is unreadable."""
+def find_host_source(tensor: Tensor, kind: TensorKind) -> TensorSource | None:
+    """Return a tensor of that kind in host memory as a source; None for another, or one that is
+    unreadable.
+    """
     source = make_torch_source(tensor)
     if source is None or isinstance(source, str) or not source.tensor.is_cpu:
         return None
-    return source
+    return source if source.byte_count == kind.byte_count else None
 
 
 def has_finite_elements(value: object) -> bool:
