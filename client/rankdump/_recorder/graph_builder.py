@@ -91,19 +91,12 @@ class GraphBuilder:
 
 def split_graph(graph: OperatorGraph) -> Iterator[GraphPart]:
     """Yield a graph in parts that each fit into a message; a graph without nodes is one part."""
-    pieces = list(
-        zip_longest(_split_nodes(graph.nodes), _split_parameters(graph.parameters), fillvalue=())
-    )
-    for at, (nodes, parameters) in enumerate(pieces or [((), ())]):
-        piece = OperatorGraph(graph.number, nodes, parameters, graph.compiled)
+    named, most = graph.parameters, MAX_PART_NODES
+    parameters = (named[at : at + most] for at in range(0, len(named), most))
+    pieces = list(zip_longest(_split_nodes(graph.nodes), parameters, fillvalue=()))
+    for at, (nodes, some) in enumerate(pieces or [((), ())]):
+        piece = OperatorGraph(graph.number, nodes, some, graph.compiled)
         yield GraphPart(piece, first=at == 0, last=at >= len(pieces) - 1)
-
-
-def _split_parameters(
-    parameters: tuple[GraphParameter, ...],
-) -> Iterator[tuple[GraphParameter, ...]]:
-    for at in range(0, len(parameters), MAX_PART_NODES):
-        yield parameters[at : at + MAX_PART_NODES]
 
 
 def _split_nodes(nodes: Sequence[GraphNode]) -> Iterator[tuple[GraphNode, ...]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, compress, islice
 from typing import Any, NamedTuple, TypeAlias, cast
 from weakref import ReferenceType, ref
@@ -252,29 +252,13 @@ class UnreadRow:
     op_name: str
 
 
-@dataclass(slots=True)
-class _RowRun:
+class _RowRun(NamedTuple):
     """Rows that may share a frame, apart from their number."""
 
     mark: tuple[Any, ...]
     """Iteration, switched on, degraded: the common values."""
-    fields: list[Any] = field(default_factory=list[Any])
+    fields: list[Any]
     """Kind, time and statistics of each row in turn: no object is kept for a row."""
-
-    @property
-    def kinds(self) -> list[TensorKind]:
-        """Kinds of the rows."""
-        return self.fields[::3]
-
-    @property
-    def stamps_us(self) -> list[int]:
-        """Times of the rows."""
-        return self.fields[1::3]
-
-    @property
-    def statistics(self) -> list[StatisticsResult]:
-        """Statistics of the rows, or what they are read from."""
-        return self.fields[2::3]
 
 
 class RowBatch:
@@ -292,7 +276,7 @@ class RowBatch:
         with self._lock:
             runs = self._runs
             if not runs or runs[-1].mark != mark:
-                runs.append(_RowRun(mark))
+                runs.append(_RowRun(mark, []))
             runs[-1].fields.extend(fields)
             self._rows += 1
             if type(fields[2]) is bytes:
@@ -306,8 +290,8 @@ class RowBatch:
             self._rows = self._bytes = 0
         if not runs:
             return
-        kinds = list(chain.from_iterable(run.kinds for run in runs))
-        taken = list(chain.from_iterable(run.statistics for run in runs))
+        kinds = list(chain.from_iterable(run.fields[::3] for run in runs))
+        taken = list(chain.from_iterable(run.fields[2::3] for run in runs))
         results = iter(calculator.read_results(kinds, taken))
         for run in runs:
             yield from _make_row_frames(run, list(islice(results, len(run.fields) // 3)))
@@ -317,7 +301,7 @@ def _make_row_frames(
     run: _RowRun, results: Sequence[_ReadResult | None]
 ) -> Iterator[StatisticRows | UnreadRow]:
     iteration, switched_on, degraded = run.mark
-    kinds, stamps_us = run.kinds, run.stamps_us
+    kinds, stamps_us = run.fields[::3], run.fields[1::3]
     measured = [each for each in results if each is not None]
     if len(measured) < len(results):
         read = [each is not None for each in results]

@@ -109,12 +109,6 @@ def iterate_parameters(model: Module) -> Iterator[tuple[str, Parameter]]:
         yield name, parameter
 
 
-def iterate_buffers(model: Module) -> Iterator[tuple[str, Tensor, bool]]:
-    """Yield each buffer once, with its dotted name and whether it is part of the state."""
-    for place in iterate_buffer_locations(model):
-        yield place.name, place.buffer, place.persistent
-
-
 @dataclass(frozen=True, slots=True)
 class BufferLocation:
     """Location of a buffer, which may hold another tensor after every step."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -112,8 +113,11 @@ def build_observed_tree(model: Module) -> ModuleTree:
     Modules inside a compiled region are part of it and left out.
     """
     tree = build_module_tree(model)
-    compiled = set(_iterate_inner_ids(each for each in tree.operators if each.boundary))
-    bounded = {id(each.module) for each in tree.operators if each.boundary}
+    boundaries = [each.module for each in tree.operators if each.boundary]
+    bounded = set(map(id, boundaries))
+    compiled = {
+        id(inner) for module in boundaries for inner in module.modules() if inner is not module
+    }
     operators = [
         each
         for each in (*tree.operators, *tree.fused)
@@ -129,13 +133,6 @@ def find_module_role(operator: ModuleOperator) -> ModuleRole:
     layer = ".".join(each.rpartition("-")[0] for each in components)
     called = find_module_api(operator.module)
     return ModuleRole(layer, called, called is not None or operator.boundary)
-
-
-def _iterate_inner_ids(boundaries: Iterable[ModuleOperator]) -> Iterator[int]:
-    for boundary in boundaries:
-        for module in boundary.module.modules():
-            if module is not boundary.module:
-                yield id(module)
 
 
 @dataclass(slots=True, eq=False)
@@ -215,7 +212,8 @@ class TorchApiCallObserver:
             result = function(*args, **kwargs)
         except BaseException:
             if open_call is not None:
-                run_shielded(self._end_raised, self.report_failure, open_call)
+                end_raised = partial(self._recorder.end_call, raised=True)
+                run_shielded(end_raised, self.report_failure, open_call, None)
             raise
         finally:
             thread.running -= 1
@@ -230,7 +228,8 @@ class TorchApiCallObserver:
         thread, frames = self._thread, self._frames()
         if thread.running:
             return
-        self._enter_thread()
+        if not thread.is_known:  # a thread is observed from its first call of a module on
+            self._install_mode()
         role = self._find_role(operator)
         frame = OpenApiModuleCall(operator, role, find_handled_error())
         frames.append(frame)
@@ -335,18 +334,10 @@ class TorchApiCallObserver:
             return make_torch_api("Functional", function)
         return make_torch_api("Tensor", operator) if operator else found
 
-    def _enter_thread(self) -> None:
-        """Start observing a thread at its first call of a module."""
-        if not self._thread.is_known:
-            self._install_mode()
-
     def _install_mode(self) -> None:
         self._thread.is_known = True
         if not has_mode(self.mode):
             push_mode(self.mode)
-
-    def _end_raised(self, open_call: OpenTorchApiCall) -> None:
-        self._recorder.end_call(open_call, None, raised=True)
 
     def _find_role(self, operator: ModuleOperator) -> ModuleRole:
         role = self._roles.get(operator)
