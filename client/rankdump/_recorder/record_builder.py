@@ -12,7 +12,6 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from rankdump._core.bounded_cache import remember
@@ -41,7 +40,12 @@ from rankdump._core.session_protocol import (
 )
 from rankdump._core.tensor_layout import TensorLayout, make_sample_layout
 from rankdump._layout.tree_layouts import DEFAULT_LAYOUT, Layout
-from rankdump._recorder.iteration_state import IterationCounters, IterationState, StallTimer
+from rankdump._recorder.iteration_state import (
+    IterationCounters,
+    IterationState,
+    LostTensor,
+    StallTimer,
+)
 from rankdump._recorder.overhead_governor import RecordForm
 from rankdump._recorder.plan_settings import ROW_BYTES, SAMPLE_ELEMENTS, is_statistics_only
 from rankdump._recorder.step_overhead import StepOverhead
@@ -50,7 +54,6 @@ from rankdump._recorder.tensor_statistics import (
     RowBatch,
     StatisticsCalculator,
     TensorStatisticsRow,
-    UnreadRow,
 )
 from rankdump._transport.send_buffer import SendBuffer
 from rankdump._wire.session_messages import remember_kind
@@ -313,15 +316,6 @@ NO_STATISTICS = "no_statistics"
 UNSUPPORTED_DTYPE = "unsupported_dtype"
 
 
-@dataclass(frozen=True, slots=True)
-class LostTensor:
-    """A selected tensor that was not recorded, with the reason."""
-
-    iteration: int
-    op_name: str
-    reason: str
-
-
 BuildResult: TypeAlias = "RecordHead | StagedRecord | TensorStatisticsRow | LostTensor"
 """Result of an observation; a head alone is of a record in shared memory."""
 
@@ -449,7 +443,6 @@ class RecordBuilder:
         return source.make_head_source(count) if count < math.prod(source.shape) else source
 
 
-STATISTICS_FAILED = "figures_failed"
 _MAX_ARGUMENTS_AT_ONCE = 500
 
 OperatorItem: TypeAlias = "BuildResult | OperatorArguments"
@@ -500,7 +493,10 @@ class RecordSender:
         elif isinstance(item, LostTensor):
             self._count_loss(item)
         else:
-            self._add_arguments(item)
+            with self._lock:
+                self._arguments.append(item)
+                if len(self._arguments) >= _MAX_ARGUMENTS_AT_ONCE:
+                    self._send_arguments()
 
     def release_items(self, items: Iterable[object]) -> None:
         """Release the staged space of records that are not sent."""
@@ -519,27 +515,18 @@ class RecordSender:
             return
         with self._stalls.measure_stall(), self._in_turn:
             for rows in self._batch.drain_rows(self._calculator):
-                if isinstance(rows, UnreadRow):
-                    self._count_loss(LostTensor(rows.iteration, rows.op_name, STATISTICS_FAILED))
+                if isinstance(rows, LostTensor):
+                    self._count_loss(rows)
                 elif self._staging.admit(rows):
                     self._counters.count_sent(rows.iteration, len(rows))
                     self._send_buffer.submit(rows)
                 else:
-                    self._count_lost_rows(rows)
-
-    def _count_lost_rows(self, rows: StatisticRows) -> None:
-        self._counters.count_lost(rows.iteration, BUFFER_FULL, len(rows))
-        self._on_lost(BUFFER_FULL, rows.kinds[0].op_name)
+                    self._counters.count_lost(rows.iteration, BUFFER_FULL, len(rows))
+                    self._on_lost(BUFFER_FULL, rows.kinds[0].op_name)
 
     def _count_loss(self, lost: LostTensor) -> None:
         self._counters.count_lost(lost.iteration, lost.reason)
         self._on_lost(lost.reason, lost.op_name)
-
-    def _add_arguments(self, arguments: OperatorArguments) -> None:
-        with self._lock:
-            self._arguments.append(arguments)
-            if len(self._arguments) >= _MAX_ARGUMENTS_AT_ONCE:
-                self._send_arguments()
 
     def _send_arguments(self) -> None:
         operators, self._arguments = tuple(self._arguments), []

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain, compress, islice
 from typing import Any, NamedTuple, TypeAlias, cast
 from weakref import ReferenceType, ref
@@ -38,7 +37,9 @@ from rankdump._core.tensor_fingerprint import (
 from rankdump._core.tensor_layout import TensorLayout
 from rankdump._kernels.element_moments import ELEMENT_CODES
 from rankdump._kernels.kernel_functions import KERNELS
+from rankdump._recorder.iteration_state import LostTensor
 
+STATISTICS_FAILED = "figures_failed"
 MAX_WAITING_ROWS = 2048
 """Limit for a loop without steps."""
 MAX_WAITING_BYTES = 1 << 23
@@ -244,14 +245,6 @@ class StatisticsCalculator:
         return [found[each] for each in places]
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadRow:
-    """A row whose statistics could not be read back."""
-
-    iteration: int
-    op_name: str
-
-
 class _RowRun(NamedTuple):
     """Rows that may share a frame, apart from their number."""
 
@@ -283,7 +276,7 @@ class RowBatch:
                 self._bytes += len(fields[2])
             return self._rows >= self._limit or self._bytes >= MAX_WAITING_BYTES
 
-    def drain_rows(self, calculator: StatisticsCalculator) -> Iterator[StatisticRows | UnreadRow]:
+    def drain_rows(self, calculator: StatisticsCalculator) -> Iterator[StatisticRows | LostTensor]:
         """Remove all rows and yield them as frames, each sort of statistics read back at once."""
         with self._lock:
             runs, self._runs = self._runs, []
@@ -299,14 +292,14 @@ class RowBatch:
 
 def _make_row_frames(
     run: _RowRun, results: Sequence[_ReadResult | None]
-) -> Iterator[StatisticRows | UnreadRow]:
+) -> Iterator[StatisticRows | LostTensor]:
     iteration, switched_on, degraded = run.mark
     kinds, stamps_us = run.fields[::3], run.fields[1::3]
     measured = [each for each in results if each is not None]
     if len(measured) < len(results):
         read = [each is not None for each in results]
         unread = [kind for kind, each in zip(kinds, results, strict=True) if each is None]
-        yield from (UnreadRow(iteration, kind.op_name) for kind in unread)
+        yield from (LostTensor(iteration, kind.op_name, STATISTICS_FAILED) for kind in unread)
         kinds, stamps_us = list(compress(kinds, read)), list(compress(stamps_us, read))
     statistics = [each if isinstance(each, str) else each.statistics for each in measured]
     fingerprints = [b"" if isinstance(each, str) else each.fingerprint for each in measured]

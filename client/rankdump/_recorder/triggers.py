@@ -21,7 +21,8 @@ from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import TensorObservation
 from rankdump._core.selection import is_named_in, make_watch_name
 from rankdump._core.session_protocol import OperatorArguments
-from rankdump._recorder.record_builder import LostTensor, OperatorItem, RecordBuilder, RecordSender
+from rankdump._recorder.iteration_state import LostTensor
+from rankdump._recorder.record_builder import OperatorItem, RecordBuilder, RecordSender
 from rankdump._recorder.record_filter import RecordFilter
 
 _logger = logging.getLogger(__name__)
