@@ -39,12 +39,12 @@ from rankdump._recorder.pulse_decisions import (
     HISTORY_STEPS,
     MAX_PACE,
     MAX_STRIDE,
+    TurnCredit,
     choose_part,
     choose_stride,
     has_jumped,
 )
 from rankdump._recorder.rule_watch import MAX_WATCHED_TENSORS, RuleMatch, RuleWatch
-from rankdump._recorder.turn_credit import TurnCredit
 from rankdump._transport.step_outbox import StepOutbox
 from rankdump._wire.black_box_messages import MAX_KINDS
 from rankdump._wire.session_messages import kind_to_wire

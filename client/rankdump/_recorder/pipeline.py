@@ -55,8 +55,7 @@ from rankdump._recorder.step_overhead import StepOverhead
 from rankdump._recorder.triggers import make_trigger
 from rankdump._shm.slab_format import JOURNAL_SLAB_VERSION
 from rankdump._transport.agent_client import AgentClient
-from rankdump._transport.connection import LinkState
-from rankdump._transport.send_buffer import SendBuffer
+from rankdump._transport.send_buffer import LinkState, SendBuffer
 from rankdump._transport.step_outbox import StepOutbox
 from rankdump._wire.channel import TlsCredentials
 

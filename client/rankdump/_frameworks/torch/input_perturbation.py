@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from rankdump._core.input_perturbation import ONE_ULP, PERTURB_SETTING
 from rankdump._core.recorder_protocol import Recorder
-from rankdump._frameworks.batch_digests import name_batch_tensor
+from rankdump._frameworks.card_digests import name_batch_tensor
 from rankdump._frameworks.model_observer import ModelObserver
 from rankdump._frameworks.operator_names import CallLeaf, list_call_leaves, list_result_leaves
 from rankdump._frameworks.torch.forward_passes import pipeline_stage_patch
