@@ -476,21 +476,16 @@ class DumpPipeline:
         left = self._client.close(plan.delivery.block_timeout_s)
         if left:
             self._counters.count_undelivered(left, NOT_TAKEN_BY_AGENT)
-        self.undelivered = self._undelivered()
+        losses = self._counters.losses_by_reason
+        # Without a session no agent has taken any of them.
+        is_opened = self._client.link not in _UNOPENED_LINKS
+        self.undelivered = losses.get(NOT_TAKEN_BY_AGENT, 0) if is_opened else self.lost_tensors
         self._session_logger.log_summary(summary.warnings, summary.remarks)
         self._session_logger.warn_unwritten_tensors(self._client.left_in_slab, self._client.link)
-        self._session_logger.warn_losses(
-            self._counters.losses_by_reason, self._client.lost_metadata
-        )
+        self._session_logger.warn_losses(losses, self._client.lost_metadata)
         if self._stack_sender is not None:
             self._session_logger.warn_lost_stacks(self._stack_sender.lost_calls)
         self._session_logger.close()
-
-    def _undelivered(self) -> int:
-        """Return the number of selected tensors that no agent has taken."""
-        if self._client.link in _UNOPENED_LINKS:
-            return self.lost_tensors
-        return self._counters.losses_by_reason.get(NOT_TAKEN_BY_AGENT, 0)
 
     def _flush(self) -> None:
         """Send the items that waited for the end of the iteration."""

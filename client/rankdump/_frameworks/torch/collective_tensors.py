@@ -173,7 +173,8 @@ class OpenTensorCalls:
     def add(self, call: CollectiveTensorCall) -> None:
         """Add a call that has begun."""
         self._calls[id(call)] = call
-        self._end_released()
+        while self._released:
+            self.end(self._released.pop(), CollectiveTensorCall.settle)
 
     def add_work(self, work: Any, call: CollectiveTensorCall) -> None:
         """Let a call end with the wait for its work; a work that is released was not waited for."""
@@ -256,10 +257,6 @@ class OpenTensorCalls:
         call = self._by_work.pop(identity, None)
         if call is not None:
             self._released.append(call)
-
-    def _end_released(self) -> None:
-        while self._released:
-            self.end(self._released.pop(), CollectiveTensorCall.settle)
 
 
 def find_memory(tensor: Tensor) -> int:

@@ -182,7 +182,7 @@ class WorkWatcher:
             if pending.request.scope:
                 # On an accelerator the reducer has let the stream wait by then.
                 is_queued = pending.request.on_device
-                is_done = _return_true if is_queued else work.get_future().done
+                is_done = (lambda: True) if is_queued else work.get_future().done
                 self.open_tensors.end_with_backward(tensors, is_done)
         except Exception as error:
             collective_recorder.report_failure(error)
@@ -216,10 +216,6 @@ class WorkWatcher:
 
         future.add_done_callback(done)
         return True
-
-
-def _return_true() -> bool:
-    return True
 
 
 def _find_sender(work: Any, pending: PendingCollective) -> int | None:
@@ -285,7 +281,8 @@ class ProcessGroupObserver:
             self._unseen.skip(begun.group)
             if begun.pending is not None and raised:
                 collective_recorder.end(begun.pending, outcome=CallOutcome.FAILED)
-                self._end_tensors(begun.pending, CollectiveTensorCall.fail)
+                open_tensors = self._work_watcher.open_tensors
+                open_tensors.end(begun.pending.tensors, CollectiveTensorCall.fail)
             elif begun.pending is not None:
                 self._watch_work(begun, begun.pending, result)
         except Exception as error:
@@ -307,15 +304,11 @@ class ProcessGroupObserver:
         last = result[-1] if isinstance(result, (tuple, list)) else result
         if last is None:
             collective_recorder.end(pending)
-            self._end_tensors(pending, CollectiveTensorCall.record_outputs)
+            open_tensors = self._work_watcher.open_tensors
+            open_tensors.end(pending.tensors, CollectiveTensorCall.record_outputs)
         else:
             work = dist.Work.unbox(last)  # pyright: ignore[reportArgumentType]
             self._work_watcher.watch_native_work(work, pending, call.tensors)
-
-    def _end_tensors(
-        self, pending: PendingCollective, how: Callable[[CollectiveTensorCall], None]
-    ) -> None:
-        self._work_watcher.open_tensors.end(pending.tensors, how)
 
     def _begin(
         self,

@@ -124,13 +124,9 @@ class ForwardPassFinder:
         """Count a pass of the model itself; return its number if gradients are accumulated."""
         if operator.scope != self._root:
             return None
-        return self._counter.count_pass(deferred=self._is_sync_deferred())
-
-    def _is_sync_deferred(self) -> bool:
         outer = find_running_ddp()
-        if outer is not None and has_deferred_sync(outer):
-            return True
-        return any(map(has_deferred_sync, self._syncing))
+        syncing = self._syncing if outer is None else (outer, *self._syncing)
+        return self._counter.count_pass(deferred=any(map(has_deferred_sync, syncing)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from rankdump._core.input_perturbation import ONE_ULP, PERTURB_SETTING
 from rankdump._core.recorder_protocol import Recorder
 from rankdump._frameworks.card_digests import name_batch_tensor
 from rankdump._frameworks.model_observer import ModelObserver
-from rankdump._frameworks.operator_names import CallLeaf, list_call_leaves, list_result_leaves
+from rankdump._frameworks.operator_names import list_call_leaves, list_result_leaves
 from rankdump._frameworks.torch.forward_passes import pipeline_stage_patch
 from rankdump._frameworks.torch.internals import (
     disable_observation,
@@ -183,7 +183,9 @@ class TorchInputPerturbation:
         if found is None:
             self._own.handle = register_module_forward_hook(self._make_result_hook(model))
             return None
-        self._record(_name_argument(leaves, found))
+        # As the digests of batches name it.
+        names = (name_batch_tensor(leaf) for leaf in leaves if leaf.value is found)
+        self._record(next(names, "an input"))
         return new_args, new_kwargs
 
     def end_call(self) -> None:
@@ -235,12 +237,6 @@ class TorchInputPerturbation:
     @property
     def _depth(self) -> int:
         return getattr(self._own, "depth", 0)
-
-
-def _name_argument(leaves: list[CallLeaf], tensor: Tensor) -> str:
-    """Return the name of an argument as the digests of batches have it."""
-    leaf = next((each for each in leaves if each.value is tensor), None)
-    return "an input" if leaf is None else name_batch_tensor(leaf)
 
 
 class _PerturbationHook(CopyableHook):

@@ -283,8 +283,12 @@ class ModuleCallObserver:
             # Nearly all calls inherit their pass, so this is not left to a function.
             if around is not None and around.has_grad is has_grad:
                 call.forward_pass = around.forward_pass
+            elif around is not None:
+                call.forward_pass = continue_pass(around.forward_pass, has_grad=has_grad)
             else:
-                call.forward_pass = self._find_pass(operator, around, has_grad)
+                recorder = self._observer.recorder
+                begin_pass = self._pass_finder.begin_pass
+                call.forward_pass = begin_pass(operator, recorder, has_grad=has_grad)
         names = call.names
         name = names.recomputation if again else names.forward
         frame = OpenModuleCall(
@@ -420,14 +424,6 @@ class ModuleCallObserver:
         for frame in reversed(frames):
             if frame.begun is not None:
                 self._observer.recorder.finish_event(frame.begun)
-
-    def _find_pass(
-        self, operator: ModuleOperator, around: OpenModuleCall | None, has_grad: bool
-    ) -> ForwardPass:
-        if around is None:
-            recorder = self._observer.recorder
-            return self._pass_finder.begin_pass(operator, recorder, has_grad=has_grad)
-        return continue_pass(around.forward_pass, has_grad=has_grad)
 
     def _number_call(
         self, operator: ModuleOperator, leaves: Sequence[CallLeaf]
