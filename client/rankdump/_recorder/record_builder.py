@@ -205,7 +205,8 @@ class StagingBudget:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._held_bytes = 0
+        self.held_bytes = 0
+        """Bytes held now."""
         self._freed = threading.Condition()
 
     def resize(self, limit_bytes: int) -> None:
@@ -214,27 +215,22 @@ class StagingBudget:
             self._limit_bytes = limit_bytes
             self._freed.notify_all()
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes held now."""
-        return self._held_bytes
-
     def acquire(self, byte_count: int, compute_remaining_s: Callable[[], float]) -> bool:
         """Hold the bytes, waiting for space as long as allowed; False if time ran out."""
         with self._freed:
-            while self._held_bytes and self._held_bytes + byte_count > self._limit_bytes:
+            while self.held_bytes and self.held_bytes + byte_count > self._limit_bytes:
                 left_s = compute_remaining_s()
                 if left_s <= 0:
                     return False
                 # The remaining time is extended whenever the agent makes progress.
                 self._freed.wait(min(left_s, 1.0))
-            self._held_bytes += byte_count
+            self.held_bytes += byte_count
             return True
 
     def release(self, byte_count: int) -> None:
         """Release bytes, and wake waiting threads."""
         with self._freed:
-            self._held_bytes -= byte_count
+            self.held_bytes -= byte_count
             self._freed.notify_all()
 
 

@@ -24,8 +24,7 @@ iteration ends.
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -68,12 +67,15 @@ class StageRecorder:
         self._recorder = recorder
         self._list_models = list_models
         self._names: dict[int, tuple[int, str]] = {}
-        self._recorded: Counter[tuple[int, str]] = Counter()
-        self._lock = threading.Lock()
+        self._counts: dict[tuple[int, str], Iterator[int]] = {}
+        self.warn_once = recorder.warn_once
+        """Logs a warning the first time."""
+        self.report_failure = TorchObserver(recorder, 0).report_failure
+        """Reports that a hook could not do its work."""
 
     def restart(self) -> None:
         """Forget what was recorded, because an iteration begins."""
-        self._recorded.clear()
+        self._counts.clear()
 
     def read_names(self) -> None:
         """Read the names of the parameters of attached models."""
@@ -110,20 +112,10 @@ class StageRecorder:
             name = make_gradient_name(name)
             self._record(graph, name, self._count((graph, name)), "unreduced", gradient)
 
-    def warn_once(self, message: str) -> None:
-        """Log a warning the first time."""
-        self._recorder.warn_once(message)
-
-    def report_failure(self, error: Exception) -> None:
-        """Report that a hook could not do its work."""
-        TorchObserver(self._recorder, 0).report_failure(error)
-
     def _count(self, place: tuple[int, str]) -> int:
         """Return how often a tensor was recorded before in this iteration, and count it."""
-        with self._lock:  # gradients arrive in a thread of each device
-            before = self._recorded[place]
-            self._recorded[place] = before + 1
-            return before
+        # Both steps are atomic: gradients arrive in a thread of each device.
+        return next(self._counts.setdefault(place, itertools.count()))
 
     def _record(self, graph: int, name: str, slot: int, argument: str, tensor: Tensor) -> None:
         observer = TorchObserver(self._recorder, graph)
