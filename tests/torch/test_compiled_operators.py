@@ -289,7 +289,7 @@ def test_unarmed_iterations_record_nothing(recorder):
     loss.backward()
     assert not recorder.taken
     hook.detach()
-    assert compiled_call_receivers.find(0) is None
+    assert compiled_call_receivers.get(0) is None
 
 
 @pytest.mark.parametrize("kind", [Checkpointed, Vectorized, Branching])

@@ -335,7 +335,9 @@ class OperatorRanges:
         with self._lock:
             ranges = self._graphs.get(graph)
             if ranges is None:
-                ranges = self._graphs[graph] = self._get_ranges(graph)
+                operators = self._selection.get_operators(self._model_of(graph))
+                ranges = [_RangeProgress(first, last) for first, last in operators.ranges]
+                self._graphs[graph] = ranges
             # A list: every range must advance, so `any` must not stop early.
             within = [self._advance(each, op_name) for each in ranges]
             if True in within:
@@ -345,10 +347,6 @@ class OperatorRanges:
         """Return whether an operator of the running iteration is in a range."""
         inside = self._inside
         return (graph, op_name) in inside or (graph, strip_scope_prefix(op_name)) in inside
-
-    def _get_ranges(self, graph: int) -> list[_RangeProgress]:
-        operators = self._selection.get_operators(self._model_of(graph))
-        return [_RangeProgress(first, last) for first, last in operators.ranges]
 
     def _advance(self, progress: _RangeProgress, op_name: str) -> bool:
         before = progress.position

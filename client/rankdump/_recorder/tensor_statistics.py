@@ -216,31 +216,28 @@ class StatisticsCalculator:
             sort = kinds[at].dtype if isinstance(each, bytes) else type(each)
             sorts.setdefault(sort, []).append(at)
         for sort, places in sorts.items():
+            some = [taken[at] for at in places]
             try:
-                some = [(kinds[at], taken[at]) for at in places]
-                rows = self._read_sort(sort, some)
+                if isinstance(sort, str):
+                    data = cast("list[bytes]", some)
+                    rows = self._measure_small(sort, [kinds[at] for at in places], data)
+                else:
+                    promised = cast("list[DeferredStatistics]", some)
+                    rows = [",".join(row) for row in promised[0].read(promised)]
                 for at, row in zip(places, rows, strict=True):
                     found[at] = row
             except Exception:  # a device that failed must not end the training
                 _logger.debug("statistics could not be read back", exc_info=True)
         return found
 
-    def _read_sort(
-        self,
-        sort: str | type[DeferredStatistics],
-        taken: list[tuple[TensorKind, StatisticsResult]],
-    ) -> Sequence[_ReadResult]:
-        if isinstance(sort, str):
-            some = [(kind, each) for kind, each in taken if isinstance(each, bytes)]
-            return self._measure_small(sort, some)
-        promised = [each for _, each in taken if not isinstance(each, (str, tuple, bytes))]
-        return [",".join(row) for row in promised[0].read(promised)]
-
     def _measure_small(
-        self, dtype: str, tensors: Sequence[tuple[TensorKind, bytes]]
+        self, dtype: str, kinds: Sequence[TensorKind], elements: Sequence[bytes]
     ) -> Sequence[_ReadResult]:
         """Measure equal ones once: an operator often reads what the last one wrote."""
-        places = [(data, self._place(dtype, kind.shape, kind.layout)) for kind, data in tensors]
+        places = [
+            (data, self._place(dtype, kind.shape, kind.layout))
+            for kind, data in zip(kinds, elements, strict=True)
+        ]
         found = {each: self._measure(dtype, *each) for each in dict.fromkeys(places)}
         return [found[each] for each in places]
 

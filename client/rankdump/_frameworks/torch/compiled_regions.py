@@ -66,34 +66,8 @@ class TracedSide:
     leaves: tuple[TracedLeaf, ...]
 
 
-class CompiledCallReceivers:
-    """Receivers of this process by the number of their model; the last one added counts."""
-
-    def __init__(self) -> None:
-        self._by_graph: dict[int, CompiledRegionObserver] = {}
-        self._lock = threading.Lock()
-
-    def add(self, graph: int, receiver: CompiledRegionObserver) -> None:
-        """Add the receiver of a model."""
-        with self._lock:
-            self._by_graph[graph] = receiver
-
-    def remove(self, graph: int, receiver: CompiledRegionObserver) -> None:
-        """Remove a receiver, unless another one has taken its place."""
-        with self._lock:
-            if self._by_graph.get(graph) is receiver:
-                del self._by_graph[graph]
-
-    def find(self, graph: int) -> CompiledRegionObserver | None:
-        """Return the receiver of a model."""
-        return self._by_graph.get(graph)
-
-    def list_armed(self) -> list[CompiledRegionObserver]:
-        """Return the receivers that record now."""
-        return [receiver for receiver in tuple(self._by_graph.values()) if receiver.armed]
-
-
-compiled_call_receivers = CompiledCallReceivers()
+compiled_call_receivers: dict[int, CompiledRegionObserver] = {}
+"""Observers of this process by the number of their model; the last one added counts."""
 ticket_numbers = itertools.count(1)
 """Tickets of this process; none is used twice."""
 
@@ -156,7 +130,7 @@ class CompiledRegionObserver:
         self._tickets: dict[int, tuple[TorchOperatorCall, TensorSide]] = {}
         self._lock = threading.Lock()
         self._unseen_scopes: set[str] = set()
-        compiled_call_receivers.add(observer.graph, self)
+        compiled_call_receivers[observer.graph] = self
 
     @property
     def armed(self) -> bool:
@@ -180,7 +154,8 @@ class CompiledRegionObserver:
 
     def detach(self) -> None:
         """Receive nothing any more; compiled code runs on."""
-        compiled_call_receivers.remove(self._observer.graph, self)
+        if compiled_call_receivers.get(self._observer.graph) is self:
+            del compiled_call_receivers[self._observer.graph]
         self.restart()
 
     def receive_side(self, traced: TracedSide, tensors: Sequence[Tensor]) -> int:
@@ -355,7 +330,7 @@ def _may_insert(graph: int, path: str) -> bool:
         scope = f"code that cannot be examined ({type(error).__name__}: {error})"
     if not scope:
         return True
-    receiver = compiled_call_receivers.find(graph)
+    receiver = compiled_call_receivers.get(graph)
     if receiver is not None:
         receiver.report_scope(path, scope)
     return False
@@ -377,17 +352,22 @@ def _watch_gradient(tensor: Tensor, ticket: Tensor, slot: int, argument: str) ->
 _NO_TICKET = torch.zeros((), dtype=torch.int64, device="cpu")
 
 
+def _list_armed() -> list[CompiledRegionObserver]:
+    # A copy: another thread may attach a model.
+    return [receiver for receiver in tuple(compiled_call_receivers.values()) if receiver.armed]
+
+
 def _observe(tensors: Sequence[Tensor], text: str) -> Tensor:
-    if not compiled_call_receivers.list_armed():
+    if not _list_armed():
         return _NO_TICKET.clone()
     traced = parse_side(text)
-    receiver = compiled_call_receivers.find(traced.graph)
+    receiver = compiled_call_receivers.get(traced.graph)
     ticket = 0 if receiver is None or not receiver.armed else receiver.receive_side(traced, tensors)
     return torch.tensor(ticket, dtype=torch.int64, device="cpu")
 
 
 def _observe_gradient(gradient: Tensor, ticket: Tensor, slot: int, argument: str) -> None:
-    armed = compiled_call_receivers.list_armed()
+    armed = _list_armed()
     if not armed:
         return
     number = int(ticket.item())
