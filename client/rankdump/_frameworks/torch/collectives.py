@@ -1,15 +1,18 @@
 """Collectives and messages of this process: each call of torch's operators becomes an event, which
 ends with its work, and a model subscribes to them.
 
-Arguments, results and errors are passed through unchanged. The future of a work reports its end.
-A work without a future (messages, with gloo) ends when it is waited for, or at the latest when
-the script releases it; it is never kept alive. A script has the work from a method of its process
-group, and these methods are patched to see it; works of C++ end with their futures, or with
-the wait for their tensor.
+Every collective and message of a process group passes through these operators: those called from
+Python, those of functional collectives and DTensors, those of compiled regions, and those that C++
+starts itself, such as the gradient buckets of DistributedDataParallel. Arguments, results and
+errors are passed through unchanged. The future of a work reports its end. A work without a future
+(messages, with gloo) ends when it is waited for, or at the latest when the script releases it; it
+is never kept alive. A script has the work from a method of its process group, and these methods are
+patched to see it; works of C++ end with their futures, or with the wait for their tensor.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,6 +21,7 @@ from functools import partial, wraps
 from types import FrameType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -25,9 +29,8 @@ from rankdump._core.events import CallOutcome, EventKind, UnseenReason
 from rankdump._core.recorder_protocol import Recorder
 from rankdump._frameworks.attribute_patch import AttributePatch
 from rankdump._frameworks.torch.collective_operators import (
+    COLLECTIVE_OPERATORS,
     CollectiveOperator,
-    CollectiveOperatorPatch,
-    hide_frame,
 )
 from rankdump._frameworks.torch.collective_tensors import (
     CollectiveOperands,
@@ -49,13 +52,23 @@ from rankdump._frameworks.torch.communication import (
     list_tensors,
     read_group_timeout,
 )
-from rankdump._frameworks.torch.internals import disable_function_modes
+from rankdump._frameworks.torch.internals import disable_function_modes, skip_compilation
 from rankdump._frameworks.torch.module_hooks import run_shielded
 from rankdump._frameworks.torch.tensors import TorchObserver
 
-# The work and the process group are C++ classes whose stubs are partial.
+# Work, process group and dispatcher are of C++; stubs, where there are any, are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false, reportAttributeAccessIssue=false
+
+
+def hide_frame(error: BaseException) -> None:
+    """Remove the calling function, which caught the error first, from the error's traceback.
+
+    The caller raises it again with a bare `raise`, which since Python 3.11 does not add it again.
+    """
+    traceback = error.__traceback__
+    if traceback is not None:
+        error.__traceback__ = traceback.tb_next
 
 
 _work_class: Any = getattr(dist, "Work", None)
@@ -246,7 +259,7 @@ class CallState(threading.local):
 
 
 class ProcessGroupObserver:
-    """Makes events of the calls of operators; implements `OperatorListener`."""
+    """Makes events of the calls of operators; what kernels call never raises."""
 
     def __init__(self, work_watcher: WorkWatcher, unseen: UnseenCollectiveCounter) -> None:
         self._work_watcher = work_watcher
@@ -257,7 +270,10 @@ class ProcessGroupObserver:
     def begin_operator(
         self, operator: CollectiveOperator, arguments: Sequence[Any], caller: FrameType | None
     ) -> OperatorCall | None:
-        """Begin the event of a call; None inside another one."""
+        """Begin the event of an operator that is about to be executed; None inside another one.
+
+        `caller` is the Python frame that runs now; None in a thread of C++.
+        """
         self.calls.depth += 1
         if self.calls.depth > 1:
             return None
@@ -273,7 +289,7 @@ class ProcessGroupObserver:
     def end_operator(
         self, begun: OperatorCall | None, result: object, *, raised: bool = False
     ) -> None:
-        """Let the work of a call end its event."""
+        """Let the work of an operator that has returned end its event; or one that has raised."""
         self.calls.depth -= 1
         if begun is None or begun.group is None:
             return
@@ -374,6 +390,102 @@ def _read_operands(
     )
     is_root = operator.root is None or int(arguments[operator.root]) == group.rank()
     return choose_operands(operator.kind, inputs, outputs, is_root=is_root)
+
+
+class CollectiveOperatorPatch:
+    """Kernels of ours for the operators of collectives, registered while somebody listens.
+
+    A kernel is registered for the dispatch key BackendSelect, the last one before the kernel of the
+    backend. It reports the call and passes it on with unchanged arguments; tracing, fake tensors
+    and functionalization come before it, so it receives only calls that are executed. Removing the
+    registration restores torch.
+    """
+
+    def __init__(self, listener: ProcessGroupObserver) -> None:
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._libraries: list[torch.library.Library] = []
+        self._running: list[None] = []
+        """An element for each call that is inside a kernel: appending and removing are atomic."""
+        self._listening = False
+
+    def install(self) -> None:
+        """Register the kernels of all operators that this torch has."""
+        with self._lock:
+            self._listening = True
+            if self._libraries:
+                return
+            key = torch._C.DispatchKey.BackendSelect
+            below = torch._C._dispatch_keyset_full_after(key)
+            collectives = torch.library.Library("c10d", "IMPL")
+            self._libraries.append(collectives)
+            for name, operator in COLLECTIVE_OPERATORS.items():
+                if hasattr(torch.ops.c10d, name):
+                    kernel = self._make_kernel(getattr(torch.ops.c10d, name), operator, below)
+                    collectives.impl(name, kernel, key.name, with_keyset=True)
+            if hasattr(torch.ops._c10d_functional, "wait_tensor"):
+                waits = torch.library.Library("_c10d_functional", "IMPL")
+                self._libraries.append(waits)
+                kernel = self._make_wait_kernel(torch.ops._c10d_functional.wait_tensor, below)
+                waits.impl("wait_tensor", kernel, key.name, with_keyset=True)
+
+    def remove(self) -> None:
+        """Stop reporting, and remove the kernels.
+
+        A kernel must not be destroyed while another thread is inside it: then all stay, pass calls
+        on, and are removed by the next call of this method.
+        """
+        with self._lock:
+            self._listening = False
+            if not self._running:
+                libraries, self._libraries = self._libraries, []
+                for library in libraries:
+                    library._destroy()
+
+    def _make_kernel(
+        self, packet: Any, operator: CollectiveOperator, below: Any
+    ) -> Callable[..., Any]:
+        redispatch = packet.default._handle.redispatch_boxed
+
+        def run_collective(keyset: Any, *arguments: Any) -> Any:
+            self._running.append(None)
+            begun = None
+            try:
+                if self._listening:
+                    caller = sys._getframe().f_back
+                    begun = self._listener.begin_operator(operator, arguments, caller)
+                result = redispatch(keyset & below, *arguments)
+            except BaseException as error:
+                self._listener.end_operator(begun, None, raised=True)
+                hide_frame(error)
+                raise
+            finally:
+                self._running.pop()
+            self._listener.end_operator(begun, result)
+            return result
+
+        skip_compilation(run_collective)
+        return run_collective
+
+    def _make_wait_kernel(self, packet: Any, below: Any) -> Callable[..., Any]:
+        redispatch = packet.default._handle.redispatch_boxed
+
+        def run_wait(keyset: Any, tensor: Tensor) -> Any:
+            self._running.append(None)
+            raised = True
+            try:
+                result = redispatch(keyset & below, tensor)
+                raised = False
+                return result
+            except BaseException as error:
+                hide_frame(error)
+                raise
+            finally:
+                self._running.pop()
+                self._listener.end_tensor_wait(tensor, raised=raised)
+
+        skip_compilation(run_wait)
+        return run_wait
 
 
 WORK_METHODS = (

@@ -222,9 +222,6 @@ class ModuleMarks:
         self.changes = 0
         """Number of times that a mark was set."""
 
-    def __len__(self) -> int:
-        return len(self._by_module)
-
     def set_mark(self, module: Module, enabled: bool) -> None:
         """Mark a module and all modules inside it, or remove their marks."""
         for inside in module.modules():
