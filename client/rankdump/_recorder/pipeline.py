@@ -39,7 +39,6 @@ from rankdump._recorder.plan_settings import (
     select_profile,
 )
 from rankdump._recorder.record_builder import (
-    COPY_FAILED,
     RecordBuilder,
     RecordNamer,
     RecordSender,
@@ -55,6 +54,7 @@ from rankdump._recorder.step_overhead import StepOverhead
 from rankdump._recorder.triggers import make_trigger
 from rankdump._shm.slab_format import JOURNAL_SLAB_VERSION
 from rankdump._transport.agent_client import AgentClient
+from rankdump._transport.frame_queue import COPY_FAILED, NOT_TAKEN_BY_AGENT
 from rankdump._transport.send_buffer import LinkState, SendBuffer
 from rankdump._transport.step_outbox import StepOutbox
 from rankdump._wire.channel import TlsCredentials
@@ -72,7 +72,6 @@ def call_in_forked_children(method: Callable[[], None]) -> None:
     os.register_at_fork(after_in_child=call)
 
 
-NOT_TAKEN_BY_AGENT = "not_taken_by_agent"
 _UNOPENED_LINKS = (
     LinkState.STARTING,
     LinkState.ABSENT,

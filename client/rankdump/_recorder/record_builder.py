@@ -55,6 +55,7 @@ from rankdump._recorder.tensor_statistics import (
     StatisticsCalculator,
     TensorStatisticsRow,
 )
+from rankdump._transport.frame_queue import COPY_FAILED
 from rankdump._transport.send_buffer import SendBuffer
 from rankdump._wire.session_messages import remember_kind
 
@@ -307,7 +308,6 @@ def _compute_row_charge(rows: StatisticRows) -> int:
     return len(rows) * ROW_BYTES + sum(map(len, rows.fingerprints))
 
 
-COPY_FAILED = "copy_failed"
 NO_STATISTICS = "no_statistics"
 UNSUPPORTED_DTYPE = "unsupported_dtype"
 
