@@ -123,7 +123,7 @@ class DumpPipeline:
         self._make_buffers(plan)
         self.black_box: BlackBoxRecorder | None = None
         """The black box; None without one."""
-        self._connect_parts(plan, request, address, credentials, is_starting)
+        self._make_client(plan, request, address, credentials, is_starting)
         self._make_senders(plan, request.rank, variables or {})
         self._replays, self._replayed_in = ReplayTally(), -1
         self.undelivered = 0
@@ -156,7 +156,7 @@ class DumpPipeline:
             copies_directly=is_copied_directly(plan),
         )
 
-    def _connect_parts(
+    def _make_client(
         self,
         plan: DumpPlan,
         request: SessionRequest,
@@ -164,7 +164,7 @@ class DumpPipeline:
         credentials: TlsCredentials | None,
         is_starting: Callable[[], bool] | None,
     ) -> None:
-        """Make the client of the agent, and what it asks on its thread."""
+        """Make the client of the agent, the black box that it sends, and what answers orders."""
         settings, outbox = plan.black_box, None
         if settings.steps:
             outbox = StepOutbox(settings.steps, settings.tensor_bytes)

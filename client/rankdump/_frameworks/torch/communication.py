@@ -206,7 +206,7 @@ class CollectiveRecorder:
         return any(recorder.armed for recorder, _ in self._listeners)
 
     def count_collective(self, group: ProcessGroup, kind: EventKind) -> tuple[int, int]:
-        """Return the numbers of a collective in its group, and among those of its kind there."""
+        """Count a collective; return its number in its group, and among those of its kind there."""
         number = self._sequences.next_number(group.name)
         self._latest[group.name] = time.time_ns() // 1000, kind, group, number
         return number, self._sequences.next_number(group.name, int(kind))
