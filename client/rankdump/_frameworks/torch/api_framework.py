@@ -16,7 +16,6 @@ from typing import Any
 from weakref import ref
 
 import torch
-from torch.amp.grad_scaler import GradScaler
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -52,7 +51,7 @@ class TorchStepWatch(ApiStepWatch):
         self._outermost.watch(model)
         self._handle = register_optimizer_step_post_hook(self._after_step)
         self._is_removed = False
-        self._scaler_patch = AttributePatch(GradScaler, "step", self._wrap_scaler_step())
+        self._scaler_patch = AttributePatch(torch.amp.GradScaler, "step", self._wrap_scaler_step())
         self._scaler_patch.install()
 
     def remove(self) -> None:
@@ -67,7 +66,7 @@ class TorchStepWatch(ApiStepWatch):
         """Return `GradScaler.step` with a report also of steps that it skips, because gradients
         overflowed.
         """
-        before: Callable[..., Any] = GradScaler.step
+        before: Callable[..., Any] = torch.amp.GradScaler.step
 
         @wraps(before)
         def step(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
