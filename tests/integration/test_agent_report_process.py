@@ -14,7 +14,7 @@ from support.worker_host import WAIT_S, WorkerHost
 from rankdump._core.events import EventColumns, EventKind, RankEvent
 from rankdump._core.manifest import Manifest
 from rankdump._core.session_protocol import IterationEnd, SessionEnd
-from rankdump._transport.connection import resolve_redirect
+from rankdump._transport.agent_client import resolve_redirect
 from rankdump._wire.frames import make_metadata_frame
 from rankdumpd.workers.session_migration import select_worker
 

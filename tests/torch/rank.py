@@ -46,7 +46,7 @@ from rankdump._core.plan import DumpPlan, OutputSettings
 from rankdump._core.rank_identity import RankIdentity
 from rankdump._frameworks.torch.input_perturbation import TorchInputPerturbation
 from rankdump._frameworks.torch.model_hook import attach_model
-from rankdump._session.step_replay import StepReplay, make_step_replay
+from rankdump._session.framework_adapters import make_step_replay
 
 Result = dict[str, object]
 
@@ -452,8 +452,7 @@ def train_replayed(
     for iteration in range(2):
         hook.iteration_begins(iteration, True)
         if twice:
-            framework = make_step_replay([model], also)
-            replay = StepReplay(framework, step, nullcontext, iteration=iteration, rank=0)
+            replay = make_step_replay([model], also, step, nullcontext, iteration=iteration, rank=0)
             losses.append(replay.run())
             reports.append(str(replay.report))
         else:

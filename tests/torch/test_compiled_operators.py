@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rankdump._core.record import TensorSide
 from rankdump._frameworks.operator_names import list_call_leaves
-from rankdump._frameworks.torch.compiled_operators import (
+from rankdump._frameworks.torch.compiled_regions import (
     TracedLeaf,
     TracedSide,
     compiled_call_receivers,
@@ -289,7 +289,7 @@ def test_unarmed_iterations_record_nothing(recorder):
     loss.backward()
     assert not recorder.taken
     hook.detach()
-    assert compiled_call_receivers.find(0) is None
+    assert compiled_call_receivers.get(0) is None
 
 
 @pytest.mark.parametrize("kind", [Checkpointed, Vectorized, Branching])

@@ -5,10 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rankdump._frameworks.torch.device_tensors import CudaCopier, CudaTensor, find_accelerator
+from rankdump._frameworks.torch.device_tensors import (
+    CudaCopier,
+    CudaTensor,
+    TorchCudaRuntime,
+    find_accelerator,
+)
 
 
-class FakeCuda:
+class FakeCuda(TorchCudaRuntime):
     """Streams as a list of requests; a copy happens when the test runs it."""
 
     def __init__(self, *, registers: bool = True) -> None:

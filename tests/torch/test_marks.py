@@ -141,10 +141,10 @@ def test_set_dump_accepts_only_true_and_false(enabled) -> None:
 
 def test_marks_keep_no_module_alive() -> None:
     """The marks of a freed model are removed."""
-    before = len(module_marks)
+    before = len(module_marks._by_module)
     model = Net()
     set_dump(model)
-    assert len(module_marks) > before
+    assert len(module_marks._by_module) > before
     del model
     gc.collect()
-    assert len(module_marks) == before
+    assert len(module_marks._by_module) == before

@@ -19,11 +19,12 @@ from torch.distributed.pipelining import schedules, stage
 from torch.utils.checkpoint import checkpoint
 
 from rankdump._core.recorder_protocol import ForwardPass
+from rankdump._frameworks.torch import forward_passes
 from rankdump._frameworks.torch.forward_passes import (
     CHUNK_METHODS,
     AccumulationCounter,
     choose_microbatch,
-    decide_phase,
+    find_phase,
     pipeline_stage_patch,
 )
 from rankdump._frameworks.torch.internals import has_deferred_sync, is_syncing_module
@@ -73,34 +74,34 @@ def run(model: nn.Module, *, count: int = 1) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("declared", "chunk", "accumulated", "expected", "reason"),
+    ("declared", "chunk", "accumulated", "expected"),
     [
-        (7, 2, 1, 7, "declared by the script"),
-        (None, 2, 1, 2, "chunk of a pipeline schedule"),
-        (None, 0, None, 0, "chunk of a pipeline schedule"),
-        (None, None, 0, 0, "pass of an accumulation"),
-        (None, None, None, None, "not divided"),
+        (7, 2, 1, 7),
+        (None, 2, 1, 2),
+        (None, 0, None, 0),
+        (None, None, 0, 0),
+        (None, None, None, None),
     ],
 )
-def test_microbatch_is_chosen_by_who_knows_best(declared, chunk, accumulated, expected, reason):
+def test_microbatch_is_chosen_by_who_knows_best(declared, chunk, accumulated, expected):
     found = choose_microbatch(declared=declared, chunk=chunk, accumulated=accumulated)
-    assert found == (expected, reason)
+    assert found == expected
 
 
 @pytest.mark.parametrize("has_grad", [True, False])
 @pytest.mark.parametrize("in_function", [True, False])
-def test_eval_wins_over_every_gradient_mode(has_grad, in_function):
-    found = decide_phase(is_eval=True, has_grad=has_grad, in_function=in_function)
-    assert found[0] == "eval"
+def test_eval_wins_over_every_gradient_mode(monkeypatch, has_grad, in_function):
+    monkeypatch.setattr(forward_passes, "is_inside_function", lambda: in_function)
+    assert find_phase(is_eval=True, has_grad=has_grad) == "eval"
 
 
 @pytest.mark.parametrize(
     ("has_grad", "in_function", "expected"),
     [(True, False, ""), (True, True, ""), (False, True, ""), (False, False, "no_grad")],
 )
-def test_phase_of_training_mode(has_grad, in_function, expected):
-    found = decide_phase(is_eval=False, has_grad=has_grad, in_function=in_function)
-    assert found[0] == expected
+def test_phase_of_training_mode(monkeypatch, has_grad, in_function, expected):
+    monkeypatch.setattr(forward_passes, "is_inside_function", lambda: in_function)
+    assert find_phase(is_eval=False, has_grad=has_grad) == expected
 
 
 def test_accumulation_is_counted_from_its_first_deferred_pass_to_the_end_of_the_iteration():

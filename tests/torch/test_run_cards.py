@@ -16,8 +16,8 @@ from rankdump._core.layout_declaration import LayoutDeclaration, declare_layout
 from rankdump._core.record import TensorSide
 from rankdump._core.run_card import ParameterDigest, RunCard, parse_card, parse_parameter
 from rankdump._core.tensor_layout import TensorLayout
-from rankdump._frameworks import parameter_digests
-from rankdump._frameworks.parameter_digests import HEAD_ELEMENTS, TURN_ITERATIONS
+from rankdump._frameworks import card_digests
+from rankdump._frameworks.card_digests import HEAD_ELEMENTS, TURN_ITERATIONS
 from rankdump._frameworks.torch.model_hook import attach_model
 from rankdump._frameworks.torch.tensors import make_torch_source
 from rankdump._recorder.declared_layouts import DeclaredLayouts
@@ -42,7 +42,7 @@ def digest_head(tensor: Tensor, layout: TensorLayout | None) -> ParameterDigest 
     source = make_torch_source(tensor)
     if source is None or isinstance(source, str):
         return None
-    return parameter_digests.digest_head(source, layout)
+    return card_digests.digest_head(source, layout)
 
 
 @dataclass

@@ -19,10 +19,10 @@ from torch.optim.lr_scheduler import StepLR
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from rankdump._core.replay_report import ReplayReport
-from rankdump._frameworks.torch import job_state
+from rankdump._frameworks.torch import job_state, step_replay
 from rankdump._frameworks.torch.job_state import JobState
 from rankdump._frameworks.torch.model_hook import TorchModelHook
-from rankdump._session.step_replay import StepReplay, make_step_replay
+from rankdump._session.framework_adapters import make_step_replay
 
 
 class Net(nn.Module):
@@ -82,7 +82,7 @@ def read_numpy_state() -> bytes:
 def replay(
     step: Callable[[], Any], *models: nn.Module, also: tuple[object, ...] = ()
 ) -> tuple[Any, ReplayReport]:
-    found = StepReplay(make_step_replay(models, also), step, nullcontext, iteration=3, rank=0)
+    found = make_step_replay(models, also, step, nullcontext, iteration=3, rank=0)
     return found.run(), found.report
 
 
@@ -283,25 +283,23 @@ def test_second_copy_that_fails_leaves_the_state_of_the_first_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = nn.Linear(2, 2)
-    framework, copies = make_step_replay([model], ()), list[JobState]()
-    copy_state = framework.copy_state
+    copies = list[JobState]()
 
-    def copy_once(known: JobState | None = None) -> JobState:
+    def copy_once(*about: Any) -> JobState:
         if copies:
             raise MemoryError("no memory")
-        copies.append(copy_state(known))
+        copies.append(JobState(*about))
         return copies[0]
 
-    monkeypatch.setattr(framework, "copy_state", copy_once)
+    monkeypatch.setattr(step_replay, "JobState", copy_once)
 
     def step() -> None:
         with torch.no_grad():
             model.weight.add_(1)
 
     before = model.weight.detach().clone()
-    found = StepReplay(framework, step, nullcontext, iteration=0, rank=0)
-    found.run()
-    assert "MemoryError" in found.report.skipped
+    _, report = replay(step, model)
+    assert "MemoryError" in report.skipped
     assert torch.equal(model.weight, before + 1)
 
 
@@ -312,7 +310,7 @@ def test_equal_storages_are_copied_once() -> None:
     second = JobState([model], known=first)
     shared = {id(each.saved) for each in first._storages.values()}
     assert {id(each.saved) for each in second._storages.values()} == shared
-    assert first.byte_count >= 64 * 65 * 4
+    assert sum(each.saved.nbytes for each in first._storages.values()) >= 64 * 65 * 4
     with torch.no_grad():
         model.bias.add_(1)
     third = JobState([model], known=first)
@@ -339,23 +337,21 @@ def test_model_that_cannot_be_observed_lets_the_step_run_once(
     assert not any(model._forward_hooks for model in models)
 
 
-def test_copies_are_freed_when_the_first_run_fails() -> None:
+def test_copies_are_freed_when_the_first_run_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     model, kept = nn.Linear(2, 2), list[weakref.ref[JobState]]()
-    framework = make_step_replay([model], ())
-    copy_state = framework.copy_state
 
-    def copy_once(known: JobState | None = None) -> JobState:
-        state = copy_state(known)
+    def copy_once(*about: Any) -> JobState:
+        state = JobState(*about)
         kept.append(weakref.ref(state))
         return state
 
-    framework.copy_state = copy_once  # type: ignore[method-assign]
+    monkeypatch.setattr(step_replay, "JobState", copy_once)
 
     def step() -> None:
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        StepReplay(framework, step, nullcontext, iteration=0, rank=0).run()
+        replay(step, model)
     assert kept[0]() is None
 
 

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import itertools
 import linecache
-import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -24,6 +22,7 @@ import numpy as np
 
 from rankdump._core.bounded_cache import remember
 from rankdump._core.record import TensorSide
+from rankdump._frameworks.model_observer import RANKDUMP_FOLDER
 from rankdump._frameworks.operator_names import list_parts, list_result_leaves
 from rankdump._layout.api_tree import LAYER_KIND, ApiCall, ApiPlace
 
@@ -225,7 +224,6 @@ _MAX_FRAMES = 400
 _MAX_LINE_CHARACTERS = 1000
 _MAX_CACHED_ITEMS = 1 << 14
 """Limit for code that is created anew in every step."""
-_RANKDUMP_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
 _FROZEN_PREFIX = "<frozen "
 """Begins the file names of the interpreter's own start."""
 
@@ -236,7 +234,7 @@ class CallStackCache:
     def __init__(self, *foreign: str, users_only: bool) -> None:
         """`foreign` are prefixes of files that are not the user's; rankdump's are never shown."""
         self._hidden = (
-            (_RANKDUMP_FOLDER, _FROZEN_PREFIX, *foreign) if users_only else (_RANKDUMP_FOLDER,)
+            (RANKDUMP_FOLDER, _FROZEN_PREFIX, *foreign) if users_only else (RANKDUMP_FOLDER,)
         )
         # Code objects are keyed by identity, which hashes fastest, and kept alive.
         self._shown: dict[int, tuple[CodeType, bool]] = {}

@@ -8,9 +8,9 @@ import inspect
 import linecache
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from rankdump._core.graph import SourceLine
 from rankdump._core.record import TensorSide
@@ -144,10 +144,29 @@ def check_mark_state(enabled: object) -> bool:
     return enabled
 
 
+_MAX_ARGUMENT_CHARACTERS = 1024
+_MAX_CONTAINER_PARTS = 64
+
+
+def is_plain_value(
+    value: object, types: tuple[type, ...], containers: tuple[type, ...], depth: int = 2
+) -> bool:
+    """Return whether an argument of a module prints the same in every run: a short text, a value of
+    these types, or a small container of such.
+    """
+    if isinstance(value, str):
+        return len(value) <= _MAX_ARGUMENT_CHARACTERS
+    if not isinstance(value, containers):
+        return isinstance(value, types)
+    parts = cast("Sequence[object]", value)
+    is_small = depth > 0 and len(parts) <= _MAX_CONTAINER_PARTS
+    return is_small and all(is_plain_value(part, types, containers, depth - 1) for part in parts)
+
+
 MAX_SOURCE_LINES = 30
 """Frames kept, the innermost ones."""
 _MAX_LINE_CHARACTERS = 1000
-_RANKDUMP_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
+RANKDUMP_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def find_script_line(*, besides: tuple[str, ...] = ()) -> str:
@@ -155,7 +174,7 @@ def find_script_line(*, besides: tuple[str, ...] = ()) -> str:
 
     Frames are left out as `capture_source_lines` does. No file is read.
     """
-    left_out = (_RANKDUMP_FOLDER, "<", *besides)
+    left_out = (RANKDUMP_FOLDER, "<", *besides)
     frame = inspect.currentframe()
     while frame is not None:
         file = frame.f_code.co_filename
@@ -170,7 +189,7 @@ def capture_source_lines(*, besides: tuple[str, ...] = ()) -> tuple[SourceLine, 
 
     Frames of rankdump are left out, and those of files whose path begins with one of `besides`.
     """
-    left_out = (_RANKDUMP_FOLDER, *besides)
+    left_out = (RANKDUMP_FOLDER, *besides)
     found: list[SourceLine] = []
     frame = inspect.currentframe()
     while frame is not None and len(found) < MAX_SOURCE_LINES:

@@ -39,14 +39,6 @@ class OperatorScope:
         """Return the name of a forward call."""
         return self.call_names(number).forward
 
-    def recomputation_name(self, number: int) -> str:
-        """Return the name of a forward call repeated within the backward."""
-        return self.call_names(number).recomputation
-
-    def gradient_name(self, number: int) -> str:
-        """Return the name of the backward of a forward call."""
-        return self.call_names(number).gradient
-
 
 class OperatorCallNames(NamedTuple):
     """Names of one call of an operator."""

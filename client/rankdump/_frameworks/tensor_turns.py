@@ -7,6 +7,7 @@ other tensors are kept with what these leave.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -80,33 +81,28 @@ class _PlannedSpending:
         self._planned = TurnSpending()
 
     def add_fingerprint(self, hook: TurnHook) -> bool | None:
-        size, (fingerprinted, count, *copies) = hook.byte_count, self._planned
-        if self._pulses.is_too_much(TurnSpending(size, 1)):
-            return None
-        return self._plan(TurnSpending(fingerprinted + size, count + 1, *copies))
+        return self._add(TurnSpending(hook.byte_count, 1))
 
     def add_named(self, hook: TurnHook) -> bool | None:
         # Twice, so that they have half.
-        size, (_, _, copied, count) = hook.byte_count, self._planned
-        if self._pulses.is_too_much(TurnSpending(copied_bytes=2 * size, copies=2)):
-            return None
-        doubled = TurnSpending(0, 0, 2 * (copied + size), 2 * (count + 1))
-        if not self._pulses.can_afford(doubled):
-            return False
-        self._planned = TurnSpending(0, 0, copied + size, count + 1)
-        return True
+        return self._add(TurnSpending(copied_bytes=hook.byte_count, copies=1), factor=2)
 
     def add_other(self, hook: TurnHook) -> bool | None:
-        size, (fingerprinted, fingerprints, copied, count) = hook.byte_count, self._planned
-        if self._pulses.is_too_much(TurnSpending(copied_bytes=size, copies=1)):
-            return None
-        return self._plan(TurnSpending(fingerprinted, fingerprints, copied + size, count + 1))
+        return self._add(TurnSpending(copied_bytes=hook.byte_count, copies=1))
 
-    def _plan(self, planned: TurnSpending) -> bool:
-        if not self._pulses.can_afford(planned):
+    def _add(self, spending: TurnSpending, factor: int = 1) -> bool | None:
+        """Add spending where so many times of it, and of all that is planned, can be afforded."""
+        if self._pulses.is_too_much(_multiply(spending, factor)):
+            return None
+        planned = TurnSpending(*map(operator.add, self._planned, spending))
+        if not self._pulses.can_afford(_multiply(planned, factor)):
             return False
         self._planned = planned
         return True
+
+
+def _multiply(spending: TurnSpending, factor: int) -> TurnSpending:
+    return spending if factor == 1 else TurnSpending(*(factor * each for each in spending))
 
 
 class _HookCycle:

@@ -39,13 +39,12 @@ from rankdump._recorder.pulse_decisions import (
     HISTORY_STEPS,
     MAX_PACE,
     MAX_STRIDE,
-    StrideReason,
+    TurnCredit,
     choose_part,
     choose_stride,
     has_jumped,
 )
 from rankdump._recorder.rule_watch import MAX_WATCHED_TENSORS, RuleMatch, RuleWatch
-from rankdump._recorder.turn_credit import TurnCredit
 from rankdump._transport.step_outbox import StepOutbox
 from rankdump._wire.black_box_messages import MAX_KINDS
 from rankdump._wire.session_messages import kind_to_wire
@@ -160,7 +159,9 @@ class BlackBoxRecorder:
         self._outbox.add_state(self._last)
         self._kept.send_waiting()
         self._judge_gradients(self._gradient_squares, self._largest_gradient[1], self._iteration)
-        self._judge_loss()
+        loss = self._noted.get("loss")
+        if loss is not None and self._judge_number("loss", 0, abs(loss)):
+            self.report_fault(FaultKind.JUMP, f"the loss jumped to {loss:g}")
         now_ns = self._clock_ns()
         spent_ns = self._spent_ns + now_ns - begun_ns + _STEP_NS
         self._judge_cost(now_ns - self._begun_ns, spent_ns)
@@ -209,7 +210,12 @@ class BlackBoxRecorder:
                 self._warn("the black box has seen too many kinds of tensors, and skips new ones")
                 return -1
             number = self._numbers[kind] = self._outbox.add_kind(kind_to_wire(kind))
-            self._watch_kind(number, kind)
+            self._watch.add_tensor(number, kind)
+            if self._watch.is_full:
+                self._warn(
+                    f"rankdump.blackbox.watch: the rules hold for {MAX_WATCHED_TENSORS} tensors; "
+                    "further ones are not watched"
+                )
         return number
 
     def is_watched(self, op_type: str, op_name: str) -> bool:
@@ -438,14 +444,6 @@ class BlackBoxRecorder:
             self._outbox.add_fault(notice)
         return is_new
 
-    def _watch_kind(self, number: int, kind: TensorKind) -> None:
-        self._watch.add_tensor(number, kind)
-        if self._watch.is_full:
-            self._warn(
-                f"rankdump.blackbox.watch: the rules hold for {MAX_WATCHED_TENSORS} tensors; "
-                "further ones are not watched"
-            )
-
     def _act_on(self, match: RuleMatch, find_source: Callable[[], str]) -> str:
         """Do what a rule says; return the note for the step."""
         note = match.describe()
@@ -488,11 +486,6 @@ class BlackBoxRecorder:
             text = f"the norm of the gradients jumped to {norm:g}"
             self.report_fault(FaultKind.JUMP, text, largest, iteration=iteration)
 
-    def _judge_loss(self) -> None:
-        loss = self._noted.get("loss")
-        if loss is not None and self._judge_number("loss", 0, abs(loss)):
-            self.report_fault(FaultKind.JUMP, f"the loss jumped to {loss:g}")
-
     def _judge_number(self, name: str, part: int, number: float) -> bool:
         key = name, part
         history = self._histories.get(key)
@@ -515,8 +508,8 @@ class BlackBoxRecorder:
         self._shares = []
         allowed = self._settings.max_overhead
         most = min(max(1, self._tensors * MAX_PACE), MAX_STRIDE)
-        self.stride, reason = choose_stride(self.stride, share, allowed, most)
-        was_over, self._is_over = self._is_over, reason is StrideReason.LIMIT
+        was_over = self._is_over
+        self.stride, self._is_over = choose_stride(self.stride, share, allowed, most)
         # The steps at the beginning of a job, and a step now and then, are no reason for a warning.
         if was_over and self._is_over and not self._has_warned:
             self._has_warned = True

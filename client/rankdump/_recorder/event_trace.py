@@ -55,10 +55,6 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
-def _get_no_stall() -> int:
-    return 0
-
-
 class EventTrace:
     """Events of one rank; safe to use from several threads. Without `keeps` it only counts.
 
@@ -71,7 +67,7 @@ class EventTrace:
         self,
         clock_us: Callable[[], int] = now_us,
         *,
-        stalled_us: Callable[[], int] = _get_no_stall,
+        stalled_us: Callable[[], int] = lambda: 0,
         keeps: bool = True,
     ) -> None:
         """`stalled_us` returns how long dumping has delayed the rank so far."""

@@ -52,19 +52,19 @@ class GraphBuilder:
     def add(self, graph: int, node: GraphNode) -> bool:
         """Add an operator; return False if the graph has no space for it."""
         with self._lock:
-            drawing = self._graphs.setdefault(graph, _GraphDraft())
-            if len(drawing.nodes) >= MAX_NODES and node.name not in drawing.nodes:
+            draft = self._graphs.setdefault(graph, _GraphDraft())
+            if len(draft.nodes) >= MAX_NODES and node.name not in draft.nodes:
                 return False
-            drawing.add(node)
+            draft.add(node)
             return True
 
     def add_parameter(self, graph: int, parameter: GraphParameter) -> None:
         """Add a weight or constant."""
         with self._lock:
-            drawing = self._graphs.setdefault(graph, _GraphDraft())
-            if parameter.name not in drawing.parameters:
-                drawing.parameters[parameter.name] = parameter
-                drawing.grown = True
+            draft = self._graphs.setdefault(graph, _GraphDraft())
+            if parameter.name not in draft.parameters:
+                draft.parameters[parameter.name] = parameter
+                draft.grown = True
 
     def set_compiled_order(self, graph: int, nodes: Sequence[GraphNode]) -> None:
         """Set the framework's own order of a graph; descriptions of its nodes complete it."""
@@ -74,36 +74,29 @@ class GraphBuilder:
     def take_parts(self) -> list[GraphPart]:
         """Return every graph that grew since the last call, whole, in parts."""
         with self._lock:
-            grown = [(n, drawing) for n, drawing in self._graphs.items() if drawing.grown]
+            grown = [(n, draft) for n, draft in self._graphs.items() if draft.grown]
             graphs = [
                 OperatorGraph(
                     number=number,
-                    nodes=tuple(drawing.nodes.values()),
-                    parameters=tuple(drawing.parameters.values()),
-                    compiled=drawing.compiled,
+                    nodes=tuple(draft.nodes.values()),
+                    parameters=tuple(draft.parameters.values()),
+                    compiled=draft.compiled,
                 )
-                for number, drawing in grown
+                for number, draft in grown
             ]
-            for _, drawing in grown:
-                drawing.grown = False
+            for _, draft in grown:
+                draft.grown = False
         return [part for graph in graphs for part in split_graph(graph)]
 
 
 def split_graph(graph: OperatorGraph) -> Iterator[GraphPart]:
     """Yield a graph in parts that each fit into a message; a graph without nodes is one part."""
-    pieces = list(
-        zip_longest(_split_nodes(graph.nodes), _split_parameters(graph.parameters), fillvalue=())
-    )
-    for at, (nodes, parameters) in enumerate(pieces or [((), ())]):
-        piece = OperatorGraph(graph.number, nodes, parameters, graph.compiled)
+    named, most = graph.parameters, MAX_PART_NODES
+    parameters = (named[at : at + most] for at in range(0, len(named), most))
+    pieces = list(zip_longest(_split_nodes(graph.nodes), parameters, fillvalue=()))
+    for at, (nodes, some) in enumerate(pieces or [((), ())]):
+        piece = OperatorGraph(graph.number, nodes, some, graph.compiled)
         yield GraphPart(piece, first=at == 0, last=at >= len(pieces) - 1)
-
-
-def _split_parameters(
-    parameters: tuple[GraphParameter, ...],
-) -> Iterator[tuple[GraphParameter, ...]]:
-    for at in range(0, len(parameters), MAX_PART_NODES):
-        yield parameters[at : at + MAX_PART_NODES]
 
 
 def _split_nodes(nodes: Sequence[GraphNode]) -> Iterator[tuple[GraphNode, ...]]:

@@ -32,7 +32,8 @@ class IterationState:
         self._is_hidden = False
         self._overrides_switch = False
         self._described = False
-        self._touched = False  # armed at some time in the running iteration
+        self.was_armed = False
+        """Whether the running iteration was dumped at some time."""
         self.iteration = plan.selection.initial_iteration
         """The iteration that runs now."""
         self.declared_pass = UNDIVIDED_PASS
@@ -53,11 +54,6 @@ class IterationState:
         """Last iteration to be dumped, once the plan's limit is reached."""
 
     @property
-    def was_armed(self) -> bool:
-        """Whether the running iteration was dumped at some time."""
-        return self._touched
-
-    @property
     def is_describing(self) -> bool:
         """Whether operators are to be described now."""
         return self.armed and not self._described
@@ -65,7 +61,7 @@ class IterationState:
     def begin(self, iteration: int) -> None:
         """Make this the running iteration."""
         self.iteration = iteration
-        self.active = self._touched = False
+        self.active = self.was_armed = False
         self.declared_pass = UNDIVIDED_PASS
         self._arm()
 
@@ -74,9 +70,9 @@ class IterationState:
         if not (ran or self.active):
             return False
         self.iterations_seen += 1
-        self.iterations_armed += self._touched
-        self._described = self._described or self._touched
-        return self._touched
+        self.iterations_armed += self.was_armed
+        self._described = self._described or self.was_armed
+        return self.was_armed
 
     def set_microbatch(self, index: int) -> None:
         """Give what the script runs from now on in this iteration the number of a micro-batch."""
@@ -117,8 +113,17 @@ class IterationState:
             wanted = decide_iteration(self._plan, self.iteration).accepted
         over = self.retired_in is not None and self.retired_in != self.iteration
         self.armed = self._here and wanted and not over and not self._is_hidden
-        self._touched = self._touched or self.armed
+        self.was_armed = self.was_armed or self.armed
         self.ever_armed = self.ever_armed or self.armed
+
+
+@dataclass(frozen=True, slots=True)
+class LostTensor:
+    """A selected tensor that was not recorded, with the reason."""
+
+    iteration: int
+    op_name: str
+    reason: str
 
 
 _MAX_UNSUMMED_STALLS = 1024
@@ -140,12 +145,8 @@ class IterationCounters:
         self._lock = threading.Lock()
         self._tallies: dict[int, IterationBalance] = {}
         self._lost: Counter[str] = Counter()
-        self._kept = 0
-
-    @property
-    def kept_tensors(self) -> int:
+        self.kept_tensors = 0
         """Tensors kept in the whole run, as records or as statistics."""
-        return self._kept
 
     @property
     def losses_by_reason(self) -> Mapping[str, int]:
@@ -158,7 +159,7 @@ class IterationCounters:
         with self._lock:
             tally = self._tallies.get(iteration) or self._get_balance(iteration)
             tally.expected += count
-            self._kept += count
+            self.kept_tensors += count
 
     def count_lost(self, iteration: int, reason: str, count: int = 1) -> None:
         """Count selected tensors that were lost."""

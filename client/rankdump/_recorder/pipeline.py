@@ -39,7 +39,6 @@ from rankdump._recorder.plan_settings import (
     select_profile,
 )
 from rankdump._recorder.record_builder import (
-    COPY_FAILED,
     RecordBuilder,
     RecordNamer,
     RecordSender,
@@ -52,11 +51,11 @@ from rankdump._recorder.run_card_recorder import RunCardRecorder
 from rankdump._recorder.run_summary import make_run_facts, summarize_run
 from rankdump._recorder.session_logger import SessionLogger
 from rankdump._recorder.step_overhead import StepOverhead
-from rankdump._recorder.triggers import DumpTrigger, make_trigger
+from rankdump._recorder.triggers import make_trigger
 from rankdump._shm.slab_format import JOURNAL_SLAB_VERSION
 from rankdump._transport.agent_client import AgentClient
-from rankdump._transport.connection import LinkState
-from rankdump._transport.send_buffer import SendBuffer
+from rankdump._transport.frame_queue import COPY_FAILED, NOT_TAKEN_BY_AGENT
+from rankdump._transport.send_buffer import LinkState, SendBuffer
 from rankdump._transport.step_outbox import StepOutbox
 from rankdump._wire.channel import TlsCredentials
 
@@ -73,7 +72,6 @@ def call_in_forked_children(method: Callable[[], None]) -> None:
     os.register_at_fork(after_in_child=call)
 
 
-NOT_TAKEN_BY_AGENT = "not_taken_by_agent"
 _UNOPENED_LINKS = (
     LinkState.STARTING,
     LinkState.ABSENT,
@@ -109,21 +107,99 @@ class DumpPipeline:
             request, address, plan.delivery.buffer_bytes, missing=missing
         )
         self._counters, self._stalls = IterationCounters(), StallTimer()
-        self._namer = self._make_namer(plan, request.rank)
+        # The events of one rank alone would look like a job in which all others are missing.
+        self._trace = EventTrace(stalled_us=self._stalls.total_us, keeps=not self._quiet)
+        self._graph_builder = GraphBuilder()
+        self._namer = RecordNamer(
+            rank=request.rank,
+            net_name=plan.output.net_name,
+            clock_us=now_us,
+            layout=select_layout(plan),
+        )
         self._ranges = OperatorRanges(
             plan.selection, self._namer.get_model_name, self._session_logger.warn_once
         )
         self._filter = RecordFilter(plan, self._namer.get_model_name, self._ranges.is_in_range)
-        # The events of one rank alone would look like a job in which all others are missing.
-        self._trace = EventTrace(stalled_us=self._stalls.total_us, keeps=not self._quiet)
-        self._graph_builder, self._send_buffer = GraphBuilder(), self._make_send_buffer(plan)
-        self._staging = self._make_staging(plan)
-        self._calculator = make_statistics_calculator(plan)
-        self._outbox = self._make_outbox(plan)
-        self.black_box = self._make_black_box(plan, request.rank)
+        self._make_buffers(plan)
+        self.black_box: BlackBoxRecorder | None = None
         """The black box; None without one."""
-        self._responder = self._make_responder()
-        self._client = self._make_client(request, address, credentials, is_starting)
+        self._make_client(plan, request, address, credentials, is_starting)
+        self._make_senders(plan, request.rank, variables or {})
+        self._replays, self._replayed_in = ReplayTally(), -1
+        self.undelivered = 0
+        """Tensors that had not reached an agent when `close` returned."""
+        self.refused = False
+        """Whether the agent had rejected this rank when `close` returned."""
+        self.recorder = self._make_recorder(plan)
+        """Recorder for adapters."""
+        self.card: RunCardRecorder | None = None
+        """The run card; None where the plan has none."""
+        if plan.content.run_card:
+            layouts, warn = self.recorder.declared_layouts, self._session_logger.warn_once
+            self.card = RunCardRecorder(layouts, self.black_box, warn=warn)
+        self.recorder.card = self.card
+
+    # -- wiring
+
+    def _make_buffers(self, plan: DumpPlan) -> None:
+        """Make what holds tensors until they are sent."""
+        self._send_buffer = SendBuffer(
+            on_release=lambda item: self._staging.release(item),
+            on_copy_failed=self._count_failed_copy,
+            wait_policy=make_wait_policy(plan),
+            on_journal=self._trace.use_journal,
+        )
+        self._staging: StagingBuffer = StagingBuffer(
+            self._send_buffer,
+            records=StagingBudget(plan.delivery.buffer_bytes),
+            rows=StagingBudget(compute_row_buffer_bytes(plan)),
+            copies_directly=is_copied_directly(plan),
+        )
+
+    def _make_client(
+        self,
+        plan: DumpPlan,
+        request: SessionRequest,
+        address: str,
+        credentials: TlsCredentials | None,
+        is_starting: Callable[[], bool] | None,
+    ) -> None:
+        """Make the client of the agent, the black box that it sends, and what answers orders."""
+        settings, outbox = plan.black_box, None
+        if settings.steps:
+            outbox = StepOutbox(settings.steps, settings.tensor_bytes)
+            self.black_box = BlackBoxRecorder(
+                settings,
+                outbox,
+                rank=request.rank,
+                warn=self._session_logger.warn_once,
+                dump=self._dump_operators,
+            )
+        self._responder = OrderResponder(
+            self._schedule, self._find_change_fault, self.change_plan, self._find_change_note
+        )
+        self._client = AgentClient(
+            replace(
+                request,
+                wants_slab=is_shared_memory_wanted(plan, address),
+                slab_version=JOURNAL_SLAB_VERSION,
+                takes_orders=True,
+            ),
+            self._send_buffer,
+            address,
+            credentials,
+            outbox=outbox,
+            on_freeze=self._answer_freeze,
+            on_order=self._responder.answer,
+            on_tick=self._send_pending,
+            on_warning=self._session_logger.warn_once,
+            on_link_change=self._link_changed,
+            on_slab_unused=self._session_logger.warn_no_shared_memory,
+            is_starting=is_starting,
+        )
+
+    def _make_senders(self, plan: DumpPlan, rank: int, variables: Mapping[str, str]) -> None:
+        """Make what builds records and metadata, and sends them."""
         self._metadata_sender = MetadataSender(
             trace=self._trace,
             graph_builder=self._graph_builder,
@@ -131,23 +207,63 @@ class DumpPipeline:
             stalls=self._stalls,
             send_buffer=self._send_buffer,
         )
-        self._timeout_reporter = self._make_timeout_reporter(variables or {})
-        self._overhead = self._make_overhead(plan, request.rank) if is_governed(plan) else None
-        self._record_sender = self._make_record_sender(plan)
+        warn_once = self._session_logger.warn_once
+        self._timeout_reporter = TimeoutReporter(variables, self._send_buffer, warn_once)
+        self._overhead: StepOverhead | None = None
+        if is_governed(plan):
+            self._overhead = StepOverhead(
+                plan,
+                rank=rank,
+                find_timeout_us=self._timeout_reporter.find_tightest_us,
+                warn=lambda text, about: warn_once(text, about=about),
+            )
+        self._calculator = make_statistics_calculator(plan)
+        self._record_sender = RecordSender(
+            iteration_state=self._iteration_state,
+            counters=self._counters,
+            stalls=self._stalls,
+            staging=self._staging,
+            calculator=self._calculator,
+            send_buffer=self._send_buffer,
+            on_lost=self._session_logger.warn_lost_tensor,
+            batch_rows=compute_batch_rows(plan),
+        )
         self._stack_sender = (
             CallStackSender(self._staging, self._send_buffer) if has_call_stacks(plan) else None
         )
-        self._record_builder = self._make_record_builder(plan)
-        self._trigger = self._make_trigger(plan)
-        self._replays, self._replayed_in = ReplayTally(), -1
-        self.undelivered = 0
-        """Tensors that had not reached an agent when `close` returned."""
-        self.refused = False
-        """Whether the agent had rejected this rank when `close` returned."""
-        self.recorder: DumpRecorder = self._make_recorder(plan)
-        """Recorder for adapters."""
-        self.card = self.recorder.card = self._make_card(plan)
-        """The run card; None where the plan has none."""
+        self._record_builder = RecordBuilder(
+            plan,
+            self._iteration_state,
+            namer=self._namer,
+            staging=self._staging,
+            calculator=self._calculator,
+            stalls=self._stalls,
+            overhead=self._overhead,
+        )
+
+    def _make_recorder(self, plan: DumpPlan) -> DumpRecorder:
+        self._trigger = make_trigger(
+            plan,
+            self._filter,
+            self._record_builder,
+            self._record_sender,
+            on_limit=self._iteration_state.stop_after_current,
+            warn=self._session_logger.warn_once,
+        )
+        return DumpRecorder(
+            self._iteration_state,
+            self._filter,
+            self._trigger,
+            self._ranges,
+            trace=self._trace,
+            graph_builder=self._graph_builder,
+            aliases=OperatorAliases() if select_profile(plan).short_names else None,
+            stack_sender=self._stack_sender,
+            keeps_arguments=plan.content.kernel_arguments,
+            session_logger=self._session_logger,
+            on_events=self._metadata_sender.send_events,
+            on_limit=self._timeout_reporter.add_group,
+        )
 
     def start(self) -> None:
         """Connect to the agent and begin the plan's first iteration."""
@@ -202,7 +318,7 @@ class DumpPipeline:
             return
         iteration = self._iteration_state.iteration
         self._trigger.end_all_calls()
-        self._flush(iteration)
+        self._flush()
         span = self._trace.end_iteration()
         if self.black_box is not None:
             self.black_box.end_step(ran=ran)
@@ -325,7 +441,7 @@ class DumpPipeline:
             return
         self._iteration_state.disable()
         self._trigger.end_all_calls()
-        self._flush(self._iteration_state.iteration)
+        self._flush()
         self._trace.end_iteration()
         self._metadata_sender.send_events()
         if self.black_box is not None:
@@ -333,54 +449,46 @@ class DumpPipeline:
         if self._iteration_state.ever_armed and (self._counters.kept_tensors or not self._quiet):
             self._metadata_sender.send_graphs()
         self.refused = self._client.link is LinkState.REJECTED
-        counters = self._counters
+        state, plan = self._iteration_state, self._schedule.plan
         run = make_run_facts(
             self._device,
-            self._iteration_state,
+            state,
             self._filter,
-            counters,
+            self._counters,
             refused=self.refused,
             unseen_collectives=dict(self._trace.unseen_count),
         )
         if self._overhead is not None:
             self._overhead.stop()
-        retired_in = self._iteration_state.retired_in
-        plan = self._schedule.plan
         summary = summarize_run(
             plan,
             run,
             self._filter.unmatched,
-            retired_in=retired_in,
+            retired_in=state.retired_in,
             overhead="" if self._overhead is None else self._overhead.summarize(),
             unmatched_rules=self.black_box.list_unmatched_rules() if self.black_box else (),
             rule_notes=self.black_box.list_notes() if self.black_box else (),
             replay_notes=self._replays.list_notes(),
         )
-        state = self._iteration_state
         raised_in = state.iteration if raised else None
         self._send_buffer.submit(SessionEnd(state.iterations_seen, summary.notes, raised_in))
         left = self._client.close(plan.delivery.block_timeout_s)
         if left:
             self._counters.count_undelivered(left, NOT_TAKEN_BY_AGENT)
-        self.undelivered = self._undelivered()
+        losses = self._counters.losses_by_reason
+        # Without a session no agent has taken any of them.
+        is_opened = self._client.link not in _UNOPENED_LINKS
+        self.undelivered = losses.get(NOT_TAKEN_BY_AGENT, 0) if is_opened else self.lost_tensors
         self._session_logger.log_summary(summary.warnings, summary.remarks)
         self._session_logger.warn_unwritten_tensors(self._client.left_in_slab, self._client.link)
-        self._session_logger.warn_losses(
-            self._counters.losses_by_reason, self._client.lost_metadata
-        )
+        self._session_logger.warn_losses(losses, self._client.lost_metadata)
         if self._stack_sender is not None:
             self._session_logger.warn_lost_stacks(self._stack_sender.lost_calls)
         self._session_logger.close()
 
-    def _undelivered(self) -> int:
-        """Return the number of selected tensors that no agent has taken."""
-        if self._client.link in _UNOPENED_LINKS:
-            return self.lost_tensors
-        return self._counters.losses_by_reason.get(NOT_TAKEN_BY_AGENT, 0)
-
-    def _flush(self, iteration: int) -> None:
+    def _flush(self) -> None:
         """Send the items that waited for the end of the iteration."""
-        self._record_sender.flush(iteration)
+        self._record_sender.flush()
         if self._stack_sender is not None:
             self._stack_sender.flush()
 
@@ -414,149 +522,8 @@ class DumpPipeline:
         if self.black_box is not None:
             self.black_box.answer_freeze(notice)
 
-    # -- wiring
-
-    def _make_namer(self, plan: DumpPlan, rank: int) -> RecordNamer:
-        net_name, layout = plan.output.net_name, select_layout(plan)
-        return RecordNamer(rank=rank, net_name=net_name, clock_us=now_us, layout=layout)
-
-    def _make_responder(self) -> OrderResponder:
-        return OrderResponder(
-            self._schedule,
-            self._find_change_fault,
-            self.change_plan,
-            self._find_change_note,
-        )
-
-    def _make_staging(self, plan: DumpPlan) -> StagingBuffer:
-        return StagingBuffer(
-            self._send_buffer,
-            records=StagingBudget(plan.delivery.buffer_bytes),
-            rows=StagingBudget(compute_row_buffer_bytes(plan)),
-            copies_directly=is_copied_directly(plan),
-        )
-
-    def _make_send_buffer(self, plan: DumpPlan) -> SendBuffer:
-        return SendBuffer(
-            on_release=lambda item: self._staging.release(item),
-            on_copy_failed=self._count_failed_copy,
-            wait_policy=make_wait_policy(plan),
-            on_journal=self._trace.use_journal,
-        )
-
-    def _make_client(
-        self,
-        request: SessionRequest,
-        address: str,
-        credentials: TlsCredentials | None,
-        is_starting: Callable[[], bool] | None,
-    ) -> AgentClient:
-        return AgentClient(
-            replace(
-                request,
-                wants_slab=is_shared_memory_wanted(self._schedule.plan, address),
-                slab_version=JOURNAL_SLAB_VERSION,
-                takes_orders=True,
-            ),
-            self._send_buffer,
-            address,
-            credentials,
-            outbox=self._outbox,
-            on_freeze=self._answer_freeze,
-            on_order=self._responder.answer,
-            on_tick=self._send_pending,
-            on_warning=self._session_logger.warn_once,
-            on_link_change=self._link_changed,
-            on_slab_unused=self._session_logger.warn_no_shared_memory,
-            is_starting=is_starting,
-        )
-
     def _send_pending(self) -> None:
         """Send what no tensor has taken along, on the thread of the connection."""
         self._metadata_sender.send_events()
         if self.black_box is not None:
             self.black_box.report_progress()
-
-    @staticmethod
-    def _make_outbox(plan: DumpPlan) -> StepOutbox | None:
-        settings = plan.black_box
-        return StepOutbox(settings.steps, settings.tensor_bytes) if settings.steps else None
-
-    def _make_black_box(self, plan: DumpPlan, rank: int) -> BlackBoxRecorder | None:
-        if self._outbox is None:
-            return None
-        return BlackBoxRecorder(
-            plan.black_box,
-            self._outbox,
-            rank=rank,
-            warn=self._session_logger.warn_once,
-            dump=self._dump_operators,
-        )
-
-    def _make_timeout_reporter(self, variables: Mapping[str, str]) -> TimeoutReporter:
-        return TimeoutReporter(variables, self._send_buffer, self._session_logger.warn_once)
-
-    def _make_card(self, plan: DumpPlan) -> RunCardRecorder | None:
-        if not plan.content.run_card:
-            return None
-        return RunCardRecorder(
-            self.recorder.declared_layouts,
-            self.black_box,
-            warn=self._session_logger.warn_once,
-        )
-
-    def _make_record_sender(self, plan: DumpPlan) -> RecordSender:
-        return RecordSender(
-            counters=self._counters,
-            stalls=self._stalls,
-            staging=self._staging,
-            calculator=self._calculator,
-            send_buffer=self._send_buffer,
-            on_lost=self._session_logger.warn_lost_tensor,
-            batch_rows=compute_batch_rows(plan),
-        )
-
-    def _make_overhead(self, plan: DumpPlan, rank: int) -> StepOverhead:
-        return StepOverhead(
-            plan,
-            rank=rank,
-            find_timeout_us=self._timeout_reporter.find_tightest_us,
-            warn=lambda text, about: self._session_logger.warn_once(text, about=about),
-        )
-
-    def _make_record_builder(self, plan: DumpPlan) -> RecordBuilder:
-        return RecordBuilder(
-            plan,
-            self._iteration_state,
-            namer=self._namer,
-            staging=self._staging,
-            calculator=self._calculator,
-            stalls=self._stalls,
-            overhead=self._overhead,
-        )
-
-    def _make_trigger(self, plan: DumpPlan) -> DumpTrigger:
-        return make_trigger(
-            plan,
-            self._filter,
-            self._record_builder,
-            self._record_sender,
-            self._iteration_state,
-            warn=self._session_logger.warn_once,
-        )
-
-    def _make_recorder(self, plan: DumpPlan) -> DumpRecorder:
-        return DumpRecorder(
-            self._iteration_state,
-            self._filter,
-            self._trigger,
-            self._ranges,
-            trace=self._trace,
-            graph_builder=self._graph_builder,
-            aliases=OperatorAliases() if select_profile(plan).short_names else None,
-            stack_sender=self._stack_sender,
-            keeps_arguments=plan.content.kernel_arguments,
-            session_logger=self._session_logger,
-            on_events=self._metadata_sender.send_events,
-            on_limit=self._timeout_reporter.add_group,
-        )

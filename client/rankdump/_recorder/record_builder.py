@@ -12,7 +12,6 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from rankdump._core.bounded_cache import remember
@@ -41,7 +40,12 @@ from rankdump._core.session_protocol import (
 )
 from rankdump._core.tensor_layout import TensorLayout, make_sample_layout
 from rankdump._layout.tree_layouts import DEFAULT_LAYOUT, Layout
-from rankdump._recorder.iteration_state import IterationCounters, IterationState, StallTimer
+from rankdump._recorder.iteration_state import (
+    IterationCounters,
+    IterationState,
+    LostTensor,
+    StallTimer,
+)
 from rankdump._recorder.overhead_governor import RecordForm
 from rankdump._recorder.plan_settings import ROW_BYTES, SAMPLE_ELEMENTS, is_statistics_only
 from rankdump._recorder.step_overhead import StepOverhead
@@ -50,8 +54,8 @@ from rankdump._recorder.tensor_statistics import (
     RowBatch,
     StatisticsCalculator,
     TensorStatisticsRow,
-    UnreadRow,
 )
+from rankdump._transport.frame_queue import COPY_FAILED
 from rankdump._transport.send_buffer import SendBuffer
 from rankdump._wire.session_messages import remember_kind
 
@@ -202,7 +206,8 @@ class StagingBudget:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._held_bytes = 0
+        self.held_bytes = 0
+        """Bytes held now."""
         self._freed = threading.Condition()
 
     def resize(self, limit_bytes: int) -> None:
@@ -211,27 +216,22 @@ class StagingBudget:
             self._limit_bytes = limit_bytes
             self._freed.notify_all()
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes held now."""
-        return self._held_bytes
-
     def acquire(self, byte_count: int, compute_remaining_s: Callable[[], float]) -> bool:
         """Hold the bytes, waiting for space as long as allowed; False if time ran out."""
         with self._freed:
-            while self._held_bytes and self._held_bytes + byte_count > self._limit_bytes:
+            while self.held_bytes and self.held_bytes + byte_count > self._limit_bytes:
                 left_s = compute_remaining_s()
                 if left_s <= 0:
                     return False
                 # The remaining time is extended whenever the agent makes progress.
                 self._freed.wait(min(left_s, 1.0))
-            self._held_bytes += byte_count
+            self.held_bytes += byte_count
             return True
 
     def release(self, byte_count: int) -> None:
         """Release bytes, and wake waiting threads."""
         with self._freed:
-            self._held_bytes -= byte_count
+            self.held_bytes -= byte_count
             self._freed.notify_all()
 
 
@@ -308,18 +308,8 @@ def _compute_row_charge(rows: StatisticRows) -> int:
     return len(rows) * ROW_BYTES + sum(map(len, rows.fingerprints))
 
 
-COPY_FAILED = "copy_failed"
 NO_STATISTICS = "no_statistics"
 UNSUPPORTED_DTYPE = "unsupported_dtype"
-
-
-@dataclass(frozen=True, slots=True)
-class LostTensor:
-    """A selected tensor that was not recorded, with the reason."""
-
-    iteration: int
-    op_name: str
-    reason: str
 
 
 BuildResult: TypeAlias = "RecordHead | StagedRecord | TensorStatisticsRow | LostTensor"
@@ -449,7 +439,6 @@ class RecordBuilder:
         return source.make_head_source(count) if count < math.prod(source.shape) else source
 
 
-STATISTICS_FAILED = "figures_failed"
 _MAX_ARGUMENTS_AT_ONCE = 500
 
 OperatorItem: TypeAlias = "BuildResult | OperatorArguments"
@@ -462,6 +451,7 @@ class RecordSender:
     def __init__(
         self,
         *,
+        iteration_state: IterationState,
         counters: IterationCounters,
         stalls: StallTimer,
         staging: StagingBuffer,
@@ -471,7 +461,7 @@ class RecordSender:
         batch_rows: int,
     ) -> None:
         """Rows wait for the end of the iteration, or until `batch_rows` wait."""
-        self._counters = counters
+        self._iteration_state, self._counters = iteration_state, counters
         self._stalls = stalls
         self._staging = staging
         self._send_buffer = send_buffer
@@ -486,7 +476,7 @@ class RecordSender:
         self._calculator = calculator
         self._batch = RowBatch(batch_rows)
 
-    def send(self, item: OperatorItem, iteration: int) -> None:
+    def send(self, item: OperatorItem) -> None:
         """Send an item of an operator of the running iteration."""
         if isinstance(item, TensorStatisticsRow):
             if self._batch.add(item):
@@ -499,7 +489,10 @@ class RecordSender:
         elif isinstance(item, LostTensor):
             self._count_loss(item)
         else:
-            self._add_arguments(item, iteration)
+            with self._lock:
+                self._arguments.append(item)
+                if len(self._arguments) >= _MAX_ARGUMENTS_AT_ONCE:
+                    self._send_arguments()
 
     def release_items(self, items: Iterable[object]) -> None:
         """Release the staged space of records that are not sent."""
@@ -507,40 +500,32 @@ class RecordSender:
             if isinstance(item, StagedRecord):
                 self._staging.release(item)
 
-    def flush(self, iteration: int) -> None:
+    def flush(self) -> None:
         """Send the items that waited for the end of the iteration."""
         self._send_rows()
         with self._lock:
-            self._send_arguments(iteration)
+            self._send_arguments()
 
     def _send_rows(self) -> None:
         if self._calculator is None:
             return
         with self._stalls.measure_stall(), self._in_turn:
             for rows in self._batch.drain_rows(self._calculator):
-                if isinstance(rows, UnreadRow):
-                    self._count_loss(LostTensor(rows.iteration, rows.op_name, STATISTICS_FAILED))
+                if isinstance(rows, LostTensor):
+                    self._count_loss(rows)
                 elif self._staging.admit(rows):
                     self._counters.count_sent(rows.iteration, len(rows))
                     self._send_buffer.submit(rows)
                 else:
-                    self._count_lost_rows(rows)
-
-    def _count_lost_rows(self, rows: StatisticRows) -> None:
-        self._counters.count_lost(rows.iteration, BUFFER_FULL, len(rows))
-        self._on_lost(BUFFER_FULL, rows.kinds[0].op_name)
+                    self._counters.count_lost(rows.iteration, BUFFER_FULL, len(rows))
+                    self._on_lost(BUFFER_FULL, rows.kinds[0].op_name)
 
     def _count_loss(self, lost: LostTensor) -> None:
         self._counters.count_lost(lost.iteration, lost.reason)
         self._on_lost(lost.reason, lost.op_name)
 
-    def _add_arguments(self, arguments: OperatorArguments, iteration: int) -> None:
-        with self._lock:
-            self._arguments.append(arguments)
-            if len(self._arguments) >= _MAX_ARGUMENTS_AT_ONCE:
-                self._send_arguments(iteration)
-
-    def _send_arguments(self, iteration: int) -> None:
+    def _send_arguments(self) -> None:
         operators, self._arguments = tuple(self._arguments), []
         if operators:
+            iteration = self._iteration_state.iteration
             self._send_buffer.submit(KernelArguments(iteration, operators))

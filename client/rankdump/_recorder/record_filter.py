@@ -77,7 +77,12 @@ class RecordFilter:
         """`model_of` names a graph; `in_range` returns whether an operator is in a range."""
         self._model_of, self._in_range = model_of, in_range
         self._marks: dict[int, frozenset[str]] = {}
-        self._has_decided = self._has_selected = self._has_excluded = False
+        self.has_decided = False
+        """Whether a decision on any operator was made."""
+        self.has_selected = False
+        """Whether any operator was selected, with at least one side."""
+        self.has_excluded = False
+        """Whether any tensor of a selected operator was left out."""
         self.use_plan(plan)
 
     def use_plan(self, plan: DumpPlan) -> None:
@@ -99,21 +104,6 @@ class RecordFilter:
         self._decided = {side: {} for side in TensorSide}
         self._excluded: dict[TensorSlot, bool] = {}
         self._names: dict[int, bool] = {}
-
-    @property
-    def has_decided(self) -> bool:
-        """Whether a decision on any operator was made."""
-        return self._has_decided
-
-    @property
-    def has_selected(self) -> bool:
-        """Whether any operator was selected, with at least one side."""
-        return self._has_selected
-
-    @property
-    def has_excluded(self) -> bool:
-        """Whether any tensor of a selected operator was left out."""
-        return self._has_excluded
 
     @property
     def has_marks(self) -> bool:
@@ -153,7 +143,7 @@ class RecordFilter:
         if decision is None:
             decision = remember(known, place, self._decide(op_name, side, graph), _MAX_CACHED_NAMES)
         if decision is _BY_RANGE and self._in_range(graph, op_name):
-            self._has_selected = True
+            self.has_selected = True
             return KEEP_DECISION
         return decision
 
@@ -176,11 +166,11 @@ class RecordFilter:
             operators = self._selection.get_operators(self._model_of(graph))
             verdict = decide_exclusion(operators, op_type, op_name, side, slot)
             excluded = remember(self._excluded, place, not verdict.accepted, _MAX_CACHED_NAMES)
-        self._has_excluded = self._has_excluded or excluded
+        self.has_excluded = self.has_excluded or excluded
         return excluded
 
     def _decide(self, op_name: str, side: TensorSide, graph: int) -> TensorDecision:
-        self._has_decided = True
+        self.has_decided = True
         model = self._model_of(graph) if self._by_graph else ""
         operators = self._selection.get_operators(model)
         self._match(op_name, "" if operators is self._selection.operators else model)
@@ -188,7 +178,7 @@ class RecordFilter:
         accepted = verdict.accepted
         if accepted or operators.ranges:
             verdict = decide_side(self._plan, side)
-        self._has_selected = self._has_selected or (accepted and verdict.accepted)
+        self.has_selected = self.has_selected or (accepted and verdict.accepted)
         if not verdict.accepted:
             return TensorDecision(False, verdict.reason)
         return KEEP_DECISION if accepted else _BY_RANGE
@@ -345,7 +335,9 @@ class OperatorRanges:
         with self._lock:
             ranges = self._graphs.get(graph)
             if ranges is None:
-                ranges = self._graphs[graph] = self._get_ranges(graph)
+                operators = self._selection.get_operators(self._model_of(graph))
+                ranges = [_RangeProgress(first, last) for first, last in operators.ranges]
+                self._graphs[graph] = ranges
             # A list: every range must advance, so `any` must not stop early.
             within = [self._advance(each, op_name) for each in ranges]
             if True in within:
@@ -355,10 +347,6 @@ class OperatorRanges:
         """Return whether an operator of the running iteration is in a range."""
         inside = self._inside
         return (graph, op_name) in inside or (graph, strip_scope_prefix(op_name)) in inside
-
-    def _get_ranges(self, graph: int) -> list[_RangeProgress]:
-        operators = self._selection.get_operators(self._model_of(graph))
-        return [_RangeProgress(first, last) for first, last in operators.ranges]
 
     def _advance(self, progress: _RangeProgress, op_name: str) -> bool:
         before = progress.position

@@ -76,11 +76,9 @@ class WatchedTensor:
         self._met_in = iteration
         if self._met_steps != self._needed:
             return None
-        return RuleMatch(self._rule, self.number, self.kind, iteration, self._describe(found))
-
-    def _describe(self, found: str) -> str:
         again = f" in {self._rule.steps} steps in a row" if self._rule.steps > 1 else ""
-        return f"{describe_rule(self._rule, self.number)}: {found}{again}"
+        text = f"{describe_rule(self._rule, self.number)}: {found}{again}"
+        return RuleMatch(self._rule, self.number, self.kind, iteration, text)
 
 
 class RuleWatch:

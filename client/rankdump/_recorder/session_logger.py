@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from rankdump._core.drop_reasons import explain_drop
 from rankdump._core.log_once import LogOnce
 from rankdump._core.session_protocol import SessionRequest
-from rankdump._transport.connection import LinkState
+from rankdump._transport.send_buffer import LinkState
 
 _MAX_CLAIMS = 64
 """Limit to claims, each of which is a descriptor; later messages are logged unclaimed."""

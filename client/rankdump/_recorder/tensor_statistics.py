@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import chain, compress, islice
 from typing import Any, NamedTuple, TypeAlias, cast
 from weakref import ReferenceType, ref
@@ -38,7 +37,9 @@ from rankdump._core.tensor_fingerprint import (
 from rankdump._core.tensor_layout import TensorLayout
 from rankdump._kernels.element_moments import ELEMENT_CODES
 from rankdump._kernels.kernel_functions import KERNELS
+from rankdump._recorder.iteration_state import LostTensor
 
+STATISTICS_FAILED = "figures_failed"
 MAX_WAITING_ROWS = 2048
 """Limit for a loop without steps."""
 MAX_WAITING_BYTES = 1 << 23
@@ -215,66 +216,39 @@ class StatisticsCalculator:
             sort = kinds[at].dtype if isinstance(each, bytes) else type(each)
             sorts.setdefault(sort, []).append(at)
         for sort, places in sorts.items():
+            some = [taken[at] for at in places]
             try:
-                some = [(kinds[at], taken[at]) for at in places]
-                rows = self._read_sort(sort, some)
+                if isinstance(sort, str):
+                    data = cast("list[bytes]", some)
+                    rows = self._measure_small(sort, [kinds[at] for at in places], data)
+                else:
+                    promised = cast("list[DeferredStatistics]", some)
+                    rows = [",".join(row) for row in promised[0].read(promised)]
                 for at, row in zip(places, rows, strict=True):
                     found[at] = row
             except Exception:  # a device that failed must not end the training
                 _logger.debug("statistics could not be read back", exc_info=True)
         return found
 
-    def _read_sort(
-        self,
-        sort: str | type[DeferredStatistics],
-        taken: list[tuple[TensorKind, StatisticsResult]],
-    ) -> Sequence[_ReadResult]:
-        if isinstance(sort, str):
-            some = [(kind, each) for kind, each in taken if isinstance(each, bytes)]
-            return self._measure_small(sort, some)
-        promised = [each for _, each in taken if not isinstance(each, (str, tuple, bytes))]
-        return [",".join(row) for row in promised[0].read(promised)]
-
     def _measure_small(
-        self, dtype: str, tensors: Sequence[tuple[TensorKind, bytes]]
+        self, dtype: str, kinds: Sequence[TensorKind], elements: Sequence[bytes]
     ) -> Sequence[_ReadResult]:
         """Measure equal ones once: an operator often reads what the last one wrote."""
-        places = [(data, self._place(dtype, kind.shape, kind.layout)) for kind, data in tensors]
+        places = [
+            (data, self._place(dtype, kind.shape, kind.layout))
+            for kind, data in zip(kinds, elements, strict=True)
+        ]
         found = {each: self._measure(dtype, *each) for each in dict.fromkeys(places)}
         return [found[each] for each in places]
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadRow:
-    """A row whose statistics could not be read back."""
-
-    iteration: int
-    op_name: str
-
-
-@dataclass(slots=True)
-class _RowRun:
+class _RowRun(NamedTuple):
     """Rows that may share a frame, apart from their number."""
 
     mark: tuple[Any, ...]
     """Iteration, switched on, degraded: the common values."""
-    fields: list[Any] = field(default_factory=list[Any])
+    fields: list[Any]
     """Kind, time and statistics of each row in turn: no object is kept for a row."""
-
-    @property
-    def kinds(self) -> list[TensorKind]:
-        """Kinds of the rows."""
-        return self.fields[::3]
-
-    @property
-    def stamps_us(self) -> list[int]:
-        """Times of the rows."""
-        return self.fields[1::3]
-
-    @property
-    def statistics(self) -> list[StatisticsResult]:
-        """Statistics of the rows, or what they are read from."""
-        return self.fields[2::3]
 
 
 class RowBatch:
@@ -292,22 +266,22 @@ class RowBatch:
         with self._lock:
             runs = self._runs
             if not runs or runs[-1].mark != mark:
-                runs.append(_RowRun(mark))
+                runs.append(_RowRun(mark, []))
             runs[-1].fields.extend(fields)
             self._rows += 1
             if type(fields[2]) is bytes:
                 self._bytes += len(fields[2])
             return self._rows >= self._limit or self._bytes >= MAX_WAITING_BYTES
 
-    def drain_rows(self, calculator: StatisticsCalculator) -> Iterator[StatisticRows | UnreadRow]:
+    def drain_rows(self, calculator: StatisticsCalculator) -> Iterator[StatisticRows | LostTensor]:
         """Remove all rows and yield them as frames, each sort of statistics read back at once."""
         with self._lock:
             runs, self._runs = self._runs, []
             self._rows = self._bytes = 0
         if not runs:
             return
-        kinds = list(chain.from_iterable(run.kinds for run in runs))
-        taken = list(chain.from_iterable(run.statistics for run in runs))
+        kinds = list(chain.from_iterable(run.fields[::3] for run in runs))
+        taken = list(chain.from_iterable(run.fields[2::3] for run in runs))
         results = iter(calculator.read_results(kinds, taken))
         for run in runs:
             yield from _make_row_frames(run, list(islice(results, len(run.fields) // 3)))
@@ -315,14 +289,14 @@ class RowBatch:
 
 def _make_row_frames(
     run: _RowRun, results: Sequence[_ReadResult | None]
-) -> Iterator[StatisticRows | UnreadRow]:
+) -> Iterator[StatisticRows | LostTensor]:
     iteration, switched_on, degraded = run.mark
-    kinds, stamps_us = run.kinds, run.stamps_us
+    kinds, stamps_us = run.fields[::3], run.fields[1::3]
     measured = [each for each in results if each is not None]
     if len(measured) < len(results):
         read = [each is not None for each in results]
         unread = [kind for kind, each in zip(kinds, results, strict=True) if each is None]
-        yield from (UnreadRow(iteration, kind.op_name) for kind in unread)
+        yield from (LostTensor(iteration, kind.op_name, STATISTICS_FAILED) for kind in unread)
         kinds, stamps_us = list(compress(kinds, read)), list(compress(stamps_us, read))
     statistics = [each if isinstance(each, str) else each.statistics for each in measured]
     fingerprints = [b"" if isinstance(each, str) else each.fingerprint for each in measured]

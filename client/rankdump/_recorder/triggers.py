@@ -11,18 +11,77 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from rankdump._core.plan import DumpPlan, WatchedOperators
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import TensorObservation
 from rankdump._core.selection import is_named_in, make_watch_name
 from rankdump._core.session_protocol import OperatorArguments
-from rankdump._recorder.iteration_state import IterationState
-from rankdump._recorder.record_builder import LostTensor, OperatorItem, RecordBuilder, RecordSender
+from rankdump._recorder.iteration_state import LostTensor
+from rankdump._recorder.record_builder import OperatorItem, RecordBuilder, RecordSender
 from rankdump._recorder.record_filter import RecordFilter
+
+_logger = logging.getLogger(__name__)
+
+CHANGED_IN_PLACE = "changed_in_place"
+
+
+class DumpTrigger(ABC):
+    """Decides which operators are kept, some only after they ended."""
+
+    def __init__(
+        self, selection: RecordFilter, record_builder: RecordBuilder, record_sender: RecordSender
+    ) -> None:
+        self._filter = selection
+        self._record_builder = record_builder
+        self._record_sender = record_sender
+        self.needs_call_ends = True
+        """Whether it has to know when a call ends."""
+
+    def is_wanted(self, op_name: str, side: TensorSide, graph: int) -> bool:
+        """Return whether tensors of an operator's side are to be passed to the trigger: by default
+        those that the plan selects.
+        """
+        return self._filter.decide(op_name, side, graph).is_kept
+
+    @abstractmethod
+    def handle_tensor(self, observation: TensorObservation) -> None:
+        """Handle a tensor of a wanted side."""
+
+    def handle_item(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
+        """Handle a loss or the arguments of a wanted operator."""
+        self._record_sender.send(item)
+
+    def end_call(self, graph: int, op_name: str, *, raised: bool) -> None:
+        """End a call of an operator."""
+        self._record_builder.end_call(graph, op_name)
+
+    @abstractmethod
+    def end_all_calls(self) -> None:
+        """End every open call."""
+
+
+class AlwaysTrigger(DumpTrigger):
+    """Keeps what the plan selects."""
+
+    def __init__(
+        self, selection: RecordFilter, record_builder: RecordBuilder, record_sender: RecordSender
+    ) -> None:
+        super().__init__(selection, record_builder, record_sender)
+        self.needs_call_ends = record_builder.needs_call_ends
+
+    def handle_tensor(self, observation: TensorObservation) -> None:
+        """Read the tensor and send it."""
+        if not (self._filter.excludes and self._filter.is_excluded(observation[:5])):
+            self._record_sender.send(self._record_builder.build_record(observation))
+
+    def end_all_calls(self) -> None:
+        """Do nothing: all tensors were sent already."""
+
 
 _MAX_WATCHED_OPERATORS = 1 << 12
 """Limit for a loop without steps: every call number makes a name."""
@@ -36,10 +95,8 @@ class _WatchedOutputs:
     lost: list[LostTensor] = field(default_factory=list[LostTensor])
 
 
-class WatchTrigger:
+class WatchTrigger(DumpTrigger):
     """Keeps outputs of watched operators, and again after each other layer of their model."""
-
-    needs_call_ends = True
 
     def __init__(
         self,
@@ -47,27 +104,17 @@ class WatchTrigger:
         selection: RecordFilter,
         record_builder: RecordBuilder,
         record_sender: RecordSender,
-        iteration_state: IterationState,
     ) -> None:
+        super().__init__(selection, record_builder, record_sender)
         self._layers = watched.layers
-        self._filter = selection
-        self._record_builder = record_builder
-        self._record_sender = record_sender
-        self._iteration_state = iteration_state
         self._lock = threading.Lock()
         self._ran: dict[tuple[int, str], _WatchedOutputs] = {}
-
-    def is_wanted(self, op_name: str, side: TensorSide, graph: int) -> bool:
-        """Return whether it is the output side of a watched operator."""
-        return self._filter.decide(op_name, side, graph).is_kept
 
     def handle_tensor(self, observation: TensorObservation) -> None:
         """Read the tensor and send it, and refer to it until the iteration is over."""
         if self._filter.is_excluded(observation[:5]):
             return
-        self._record_sender.send(
-            self._record_builder.build_record(observation), self._iteration_state.iteration
-        )
+        self._record_sender.send(self._record_builder.build_record(observation))
         lasting = observation._replace(tensor=observation.tensor.make_memory_source())
         with self._lock:
             outputs = self._get_outputs(observation.graph, observation.op_name).outputs
@@ -76,7 +123,7 @@ class WatchTrigger:
     def handle_item(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
         """Send the loss of an output, and repeat it after every layer."""
         if isinstance(item, LostTensor):
-            self._record_sender.send(item, self._iteration_state.iteration)
+            self._record_sender.send(item)
             with self._lock:
                 self._get_outputs(graph, op_name).lost.append(item)
 
@@ -95,12 +142,9 @@ class WatchTrigger:
             again = make_watch_name(op_name, name)
             for output in outputs:
                 item = self._record_builder.rebuild_record(output._replace(op_name=again))
-                self._record_sender.send(item, self._iteration_state.iteration)
+                self._record_sender.send(item)
             for item in lost:
-                self._record_sender.send(
-                    self._record_builder.make_loss(again, item.reason),
-                    self._iteration_state.iteration,
-                )
+                self._record_sender.send(self._record_builder.make_loss(again, item.reason))
             self._record_builder.end_call(graph, again)
 
     def end_all_calls(self) -> None:
@@ -184,100 +228,25 @@ class DeferredItems(Generic[ItemT]):
         return [item for operator in waiting.values() for item in operator.items]
 
 
-_logger = logging.getLogger(__name__)
-
-CHANGED_IN_PLACE = "changed_in_place"
-
-
-class DumpTrigger(Protocol):
-    """Decides which operators are kept, some only after they ended."""
-
-    needs_call_ends: bool
-    """Whether it has to know when a call ends."""
-
-    def is_wanted(self, op_name: str, side: TensorSide, graph: int) -> bool:
-        """Return whether tensors of an operator's side are to be passed to the trigger."""
-        ...
-
-    def handle_tensor(self, observation: TensorObservation) -> None:
-        """Handle a tensor of a wanted side."""
-        ...
-
-    def handle_item(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
-        """Handle a loss or the arguments of a wanted operator."""
-        ...
-
-    def end_call(self, graph: int, op_name: str, *, raised: bool) -> None:
-        """End a call of an operator."""
-        ...
-
-    def end_all_calls(self) -> None:
-        """End every open call."""
-        ...
-
-
-class AlwaysTrigger:
-    """Keeps what the plan selects."""
-
-    def __init__(
-        self,
-        selection: RecordFilter,
-        record_builder: RecordBuilder,
-        record_sender: RecordSender,
-        iteration_state: IterationState,
-    ) -> None:
-        self._filter = selection
-        self._record_builder = record_builder
-        self._record_sender = record_sender
-        self._iteration_state = iteration_state
-        self.needs_call_ends = record_builder.needs_call_ends
-
-    def is_wanted(self, op_name: str, side: TensorSide, graph: int) -> bool:
-        """Return whether the plan selects that side of the operator."""
-        return self._filter.decide(op_name, side, graph).is_kept
-
-    def handle_tensor(self, observation: TensorObservation) -> None:
-        """Read the tensor and send it."""
-        if not (self._filter.excludes and self._filter.is_excluded(observation[:5])):
-            self._record_sender.send(
-                self._record_builder.build_record(observation), self._iteration_state.iteration
-            )
-
-    def handle_item(self, graph: int, op_name: str, item: LostTensor | OperatorArguments) -> None:
-        """Send it."""
-        self._record_sender.send(item, self._iteration_state.iteration)
-
-    def end_call(self, graph: int, op_name: str, *, raised: bool) -> None:
-        """End the call; its tensors were sent already."""
-        self._record_builder.end_call(graph, op_name)
-
-    def end_all_calls(self) -> None:
-        """Do nothing: all tensors were sent already."""
-
-
-class OverflowTrigger:
+class OverflowTrigger(DumpTrigger):
     """Keeps operators with an output that is not finite, with copies of their inputs.
 
     Tensors are copied where they are observed, because operators may write in place.
     """
 
-    needs_call_ends = True
-
     def __init__(
         self,
         selection: RecordFilter,
         record_builder: RecordBuilder,
         record_sender: RecordSender,
-        iteration_state: IterationState,
         *,
         limit: int,
+        on_limit: Callable[[], None],
         warn: Callable[[str], None],
     ) -> None:
-        self._filter = selection
-        self._record_builder = record_builder
-        self._record_sender = record_sender
-        self._iteration_state = iteration_state
-        self._warn = warn
+        """`on_limit` is called when the limit of kept operators is reached."""
+        super().__init__(selection, record_builder, record_sender)
+        self._on_limit, self._warn = on_limit, warn
         self._held: DeferredItems[OperatorItem] = DeferredItems(limit)
 
     def is_wanted(self, op_name: str, side: TensorSide, graph: int) -> bool:
@@ -320,17 +289,17 @@ class OverflowTrigger:
         """Release the items of every operator that has not overflowed."""
         self._record_sender.release_items(self._held.end_all_operators())
 
-    def _hold_item(self, call: tuple[int, str], item: OperatorItem) -> None:
+    def _hold_item(self, call: OperatorCallKey, item: OperatorItem) -> None:
         if self._held.is_kept(call):
-            self._record_sender.send(item, self._iteration_state.iteration)
+            self._record_sender.send(item)
         else:
             self._record_sender.release_items(self._held.add_item(call, item))
 
-    def _keep_operator(self, call: tuple[int, str]) -> None:
+    def _keep_operator(self, call: OperatorCallKey) -> None:
         for item in self._held.keep_operator(call):
-            self._record_sender.send(item, self._iteration_state.iteration)
+            self._record_sender.send(item)
         if self._held.full:
-            self._iteration_state.stop_after_current()
+            self._on_limit()
 
     def _is_finite(self, observation: TensorObservation) -> bool:
         try:
@@ -341,29 +310,19 @@ class OverflowTrigger:
             return True
 
 
-class ExceptionTrigger:
+class ExceptionTrigger(DumpTrigger):
     """Keeps the inputs of the operator that raised, read when it raised.
 
     Until then inputs are only referred to, so operators that do not raise cost no copy; a tensor
     that is known to have changed since is lost.
     """
 
-    needs_call_ends = True
-
     def __init__(
-        self,
-        selection: RecordFilter,
-        record_builder: RecordBuilder,
-        record_sender: RecordSender,
-        iteration_state: IterationState,
+        self, selection: RecordFilter, record_builder: RecordBuilder, record_sender: RecordSender
     ) -> None:
-        self._filter = selection
-        self._record_builder = record_builder
-        self._record_sender = record_sender
-        self._iteration_state = iteration_state
-        self._held: DeferredItems[TensorObservation | LostTensor | OperatorArguments] = (
-            DeferredItems()
-        )
+        super().__init__(selection, record_builder, record_sender)
+        self._held: DeferredItems[TensorObservation | LostTensor | OperatorArguments]
+        self._held = DeferredItems()
 
     def is_wanted(self, op_name: str, side: TensorSide, graph: int) -> bool:
         """Return whether it is a selected input side: an operator that raised has no outputs."""
@@ -382,7 +341,7 @@ class ExceptionTrigger:
         """Send the inputs of an operator that raised; release those of any other."""
         for item in self._held.end_operator((graph, op_name)):
             if raised:
-                self._record_sender.send(self._build_item(item), self._iteration_state.iteration)
+                self._record_sender.send(self._build_item(item))
         self._record_builder.end_call(graph, op_name)
 
     def end_all_calls(self) -> None:
@@ -405,20 +364,17 @@ def make_trigger(
     selection: RecordFilter,
     record_builder: RecordBuilder,
     record_sender: RecordSender,
-    iteration_state: IterationState,
     *,
+    on_limit: Callable[[], None],
     warn: Callable[[str], None],
 ) -> DumpTrigger:
-    """Return the plan's trigger."""
+    """Return the plan's trigger; `on_limit` is called when it has kept as much as it may."""
+    parts = selection, record_builder, record_sender
     if plan.selection.watched is not None:
-        return WatchTrigger(
-            plan.selection.watched, selection, record_builder, record_sender, iteration_state
-        )
+        return WatchTrigger(plan.selection.watched, *parts)
     if plan.selection.trigger == "overflow":
         limit = plan.selection.overflow_limit
-        return OverflowTrigger(
-            selection, record_builder, record_sender, iteration_state, limit=limit, warn=warn
-        )
-    if plan.selection.trigger == "exception":
-        return ExceptionTrigger(selection, record_builder, record_sender, iteration_state)
-    return AlwaysTrigger(selection, record_builder, record_sender, iteration_state)
+        return OverflowTrigger(*parts, limit=limit, on_limit=on_limit, warn=warn)
+    return (
+        ExceptionTrigger(*parts) if plan.selection.trigger == "exception" else AlwaysTrigger(*parts)
+    )

@@ -87,21 +87,21 @@ def attach(
 
     All calls of a process without an explicit session share one.
     """
-    session = session or _get_session()
+    session = session or open_default_session()
     session.attach(model, name, inside_compiled=inside_compiled)
     return session
 
 
 def step(iteration: int | None = None) -> None:
     """Begin an iteration, by default the next one, also of an API dump."""
-    _get_session().step(iteration)
+    open_default_session().step(iteration)
     if _step_listener is not None:
         _step_listener(iteration)
 
 
 def microbatch(index: SupportsIndex) -> None:
     """Begin a micro-batch of the running iteration; `step` ends the last one."""
-    _get_session().microbatch(index)
+    open_default_session().microbatch(index)
 
 
 def dump_start() -> None:
@@ -109,17 +109,17 @@ def dump_start() -> None:
 
     After the first call of `dump_start` or `dump_stop`, the two alone decide when to dump.
     """
-    _get_session().dump_start()
+    open_default_session().dump_start()
 
 
 def dump_stop() -> None:
     """Dump nothing until `dump_start` is called."""
-    _get_session().dump_stop()
+    open_default_session().dump_stop()
 
 
 def limit(name: str, seconds: float) -> None:
     """Declare a timeout of communication that no environment variable sets; 0 for no limit."""
-    _get_session().limit(name, seconds)
+    open_default_session().limit(name, seconds)
 
 
 def layout(target: object, **declared: Any) -> None:
@@ -127,12 +127,12 @@ def layout(target: object, **declared: Any) -> None:
 
     `target` is a parameter or buffer of an attached model, or a name.
     """
-    _get_session().layout(target, **declared)
+    open_default_session().layout(target, **declared)
 
 
 def note(**numbers: float) -> None:
     """Keep numbers of the running iteration in the black box, such as its loss."""
-    _get_session().note(**numbers)
+    open_default_session().note(**numbers)
 
 
 def set_dump(target: object, enabled: bool = True) -> None:
@@ -156,17 +156,13 @@ def set_step_listener(begins: Callable[[int | None], None]) -> None:
     _step_listener = begins
 
 
-def open_default_session() -> Session:
-    """Return the default session; it is opened if it is not open yet, or was closed."""
-    return _get_session()
-
-
 def is_environment_session_active() -> bool:
     """Return whether the session that the environment configures is open."""
     return _default is not None and _default.active
 
 
-def _get_session() -> Session:
+def open_default_session() -> Session:
+    """Return the default session; it is opened if it is not open yet, or was closed."""
     global _default
     if _replacement is not None:
         return _replacement()

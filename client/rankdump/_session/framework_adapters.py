@@ -5,10 +5,11 @@ imported only when one of its models is used.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from rankdump._core.recorder_protocol import (
     IterationHook,
@@ -20,6 +21,10 @@ from rankdump._core.recorder_protocol import (
 from rankdump._frameworks.api_calls import ApiOptions, StepListener
 from rankdump._frameworks.arrays import ArraySource
 from rankdump._frameworks.model_observer import format_type, make_mark_target_error
+from rankdump._recorder.process_facts import read_random_states
+
+if TYPE_CHECKING:
+    from rankdump._frameworks.torch.step_replay import StepReplay
 
 MODEL_TYPES = "torch.nn.Module, mindspore.nn.Cell"
 """Classes of models that can be observed, for messages."""
@@ -116,6 +121,23 @@ def make_perturbation_hook(model: Any, recorder: Recorder, *, graph: int) -> Ite
     from rankdump._frameworks.torch.input_perturbation import TorchInputPerturbation
 
     return TorchInputPerturbation(model, recorder, graph=graph)
+
+
+def make_step_replay(
+    models: Sequence[Any],
+    others: Iterable[object],
+    step: Callable[[], Any],
+    hide: Callable[[], AbstractContextManager[None]],
+    *,
+    iteration: int,
+    rank: int,
+) -> StepReplay:
+    """Return the replay of a step of attached models of torch."""
+    from rankdump._frameworks.torch.step_replay import StepReplay
+
+    return StepReplay(
+        models, others, step, hide, read_random_states, iteration=iteration, rank=rank
+    )
 
 
 class HookFactory(Protocol):

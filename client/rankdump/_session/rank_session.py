@@ -33,7 +33,6 @@ from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import (
     HiddenHook,
     IterationHook,
-    PulseRecorder,
     TensorNameFinder,
 )
 from rankdump._core.replay_report import ReplayReport
@@ -58,9 +57,9 @@ from rankdump._session.framework_adapters import (
     make_optimizer_hook,
     make_perturbation_hook,
     make_pulse_hook,
+    make_step_replay,
 )
 from rankdump._session.plan_source import PlanSource, load_session_config_or_log, resolve_plan
-from rankdump._session.step_replay import StepReplay, make_step_replay
 from rankdump.errors import ExhaustedError, RankdumpError
 
 if TYPE_CHECKING:
@@ -352,30 +351,25 @@ class Session:
 
     def _add_model_hooks(self, pipeline: DumpPipeline, model: object) -> None:
         """Add what a model has beside the hook that records it."""
-        if pipeline.black_box is not None:
-            self._measure_pulses(pipeline, pipeline.black_box, model)
+        graph, recorder, pulses = len(self.models) - 1, pipeline.recorder, pipeline.black_box
+        if pulses is not None:
+            hook = make_pulse_hook(model, recorder, pulses, graph=graph, name=self.models[graph])
+            self._add_hook(pipeline, hook, "the black box measures models of torch only")
         if self._perturbation:
-            graph = len(self.models) - 1
-            hook = make_perturbation_hook(model, pipeline.recorder, graph=graph)
-            if hook is None:
-                pipeline.recorder.warn_once("the inputs of models of torch alone can be moved")
-            else:
-                self._hooks.add(hook, pipeline.iteration, pipeline.armed)
+            hook = make_perturbation_hook(model, recorder, graph=graph)
+            self._add_hook(pipeline, hook, "the inputs of models of torch alone can be moved")
+
+    def _add_hook(self, pipeline: DumpPipeline, hook: IterationHook | None, refusal: str) -> None:
+        """Add a hook; without one, warn of what is not allowed."""
+        if hook is None:
+            pipeline.recorder.warn_once(refusal)
+        else:
+            self._hooks.add(hook, pipeline.iteration, pipeline.armed)
 
     def _report_perturbation(self, environ: Mapping[str, str]) -> None:
         pipeline, fault = self._pipeline, find_perturbation_fault(environ)
         if pipeline is not None and self._rank == 0 and (fault or self._perturbation):
             pipeline.recorder.warn_once(fault or PERTURB_WARNING)
-
-    def _measure_pulses(self, pipeline: DumpPipeline, pulses: PulseRecorder, model: object) -> None:
-        graph = len(self.models) - 1
-        hook = make_pulse_hook(
-            model, pipeline.recorder, pulses, graph=graph, name=self.models[graph]
-        )
-        if hook is None:
-            pipeline.recorder.warn_once("the black box measures models of torch only")
-        else:
-            self._hooks.add(hook, pipeline.iteration, pipeline.armed)
 
     @never_raises
     def note(self, **numbers: float) -> None:
@@ -424,12 +418,8 @@ class Session:
             pipeline.recorder.warn_once("replay ran a step once: no torch model is attached")
             return run()
         others = cast("Sequence[object]", also if isinstance(also, (list, tuple)) else (also,))
-        replay = StepReplay(
-            make_step_replay(torch_models, others),
-            run,
-            self._hide,
-            iteration=pipeline.iteration,
-            rank=self._rank,
+        replay = make_step_replay(
+            torch_models, others, run, self._hide, iteration=pipeline.iteration, rank=self._rank
         )
         self._is_replaying = True
         try:
@@ -524,12 +514,8 @@ class Session:
         if pipeline is None:
             return
         hook = make_data_parallel_hook(model, pipeline.recorder, self._hooks.list_models)
-        if hook is None:
-            pipeline.recorder.warn_once(
-                f"data_parallel({format_type(model)}) is not allowed; allowed: torch.nn.Module"
-            )
-        else:
-            self._hooks.add(hook, pipeline.iteration, pipeline.armed)
+        refusal = f"data_parallel({format_type(model)}) is not allowed; allowed: torch.nn.Module"
+        self._add_hook(pipeline, hook, refusal)
 
     @never_raises
     def layout(
@@ -612,9 +598,10 @@ class Session:
         from rankdump._recorder.pipeline import DumpPipeline
         from rankdump._wire.channel import read_credentials
 
-        if isinstance(agent, str):
-            found = AgentAddress(agent) if agent else None
-            agent = found or default_agent_finder.find(environ, embedded=plan.delivery.embedded)
+        if not agent:
+            agent = default_agent_finder.find(environ, embedded=plan.delivery.embedded)
+        elif isinstance(agent, str):
+            agent = AgentAddress(agent)
         self._pipeline = DumpPipeline(
             plan,
             request,
@@ -682,8 +669,6 @@ class Session:
 
     def _raise_losses(self, pipeline: DumpPipeline) -> None:
         if self._strict and pipeline.lost_tensors > self._reported_losses:
-            lost, self._reported_losses = (
-                pipeline.lost_tensors - self._reported_losses,
-                pipeline.lost_tensors,
-            )
+            lost = pipeline.lost_tensors - self._reported_losses
+            self._reported_losses += lost
             raise ExhaustedError(f"{lost} tensors were lost and the plan is strict")

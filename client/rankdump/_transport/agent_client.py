@@ -20,20 +20,9 @@ from rankdump._core.backoff import RetryBackoff
 from rankdump._core.black_box import FreezeNotice
 from rankdump._core.job_control import ControlAnswer, ControlOrder
 from rankdump._core.session_protocol import SessionGrant, SessionRequest, SlabPlace
-from rankdump._transport.connection import (
-    CHANNEL_OPTIONS,
-    EXIT_PAUSE_S,
-    LEAVE_TIMEOUT_S,
-    MAX_PAUSE_S,
-    MIN_PAUSE_S,
-    OPEN_TIMEOUT_S,
-    RETURN_AT_EXIT_TIMEOUT_S,
-    LinkState,
-    resolve_redirect,
-)
 from rankdump._transport.frame_queue import make_loss_frames
 from rankdump._transport.push_stream import FrameTooLargeError, PushStream
-from rankdump._transport.send_buffer import SendBuffer
+from rankdump._transport.send_buffer import LinkState, SendBuffer
 from rankdump._transport.send_ring import SendRing
 from rankdump._transport.step_outbox import StepOutbox
 from rankdump._wire.black_box_messages import freeze_notice_from_wire
@@ -51,6 +40,23 @@ from rankdump.errors import (
 from rankdump.wire.v1 import agent_pb2, agent_pb2_grpc, control_pb2
 
 _logger = logging.getLogger(__name__)
+
+OPEN_TIMEOUT_S = 10.0
+LEAVE_TIMEOUT_S = 2.0
+MIN_PAUSE_S = 0.05
+MAX_PAUSE_S = 5.0
+"""Pauses between attempts to connect, which double."""
+EXIT_PAUSE_S = 0.5
+"""The longest such pause once the session is closing."""
+# An agent that restarts is back by then; a job should not hang at its end for one that is gone.
+RETURN_AT_EXIT_TIMEOUT_S = 10.0
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", 8 << 20),
+    ("grpc.enable_http_proxy", 0),
+    # A stream that gRPC itself repeats on another connection can end up without any answer; what
+    # is resent is decided here.
+    ("grpc.enable_retries", 0),
+)
 
 
 class TransportSelector:
@@ -130,6 +136,30 @@ def resolve_slab_place(place: SlabPlace, address: str) -> SlabPlace:
         if beside.exists():
             return replace(place, path=str(beside))
     return place
+
+
+def resolve_redirect(address: str, redirect: str) -> str:
+    """Return the address after a redirect; ProtocolError when it is not beside the first one.
+
+    A redirect is relative, because a container may have another path to the folder of the socket.
+
+    >>> resolve_redirect("unix:/run/rankdump/agent.sock", "agent.sock.1")
+    'unix:/run/rankdump/agent.sock.1'
+    >>> resolve_redirect("localhost:7420", "41321")
+    'localhost:41321'
+    """
+    if address.startswith("unix:"):
+        legal = "/" not in redirect and redirect not in (".", "..")
+        folder, slash, _ = address.removeprefix("unix:").rpartition("/")
+        found = f"unix:{folder}{slash}{redirect}"
+    else:
+        legal = redirect.isascii() and redirect.isdecimal() and 0 < int(redirect) <= 0xFFFF
+        found = f"{address.rpartition(':')[0]}:{redirect}"
+    if not legal:
+        raise ProtocolError(
+            f"agent {address} redirects to {redirect!r}, which is not beside its own address"
+        )
+    return found
 
 
 class _SessionOpeningError(RankdumpError):

@@ -195,7 +195,8 @@ class FrameQueue:
         again = {each.sequence: each for each in (*carried, *self.in_flight, *self.numbered)}
         lost = [assigned for assigned in self._assigned if assigned[0] not in again]
         for sequence, tensors, iteration in lost:
-            again[sequence] = _make_lost_item(sequence, tensors, iteration)
+            frame = make_lost_frame(sequence, iteration, tensors, CORRUPTED)
+            again[sequence] = NumberedItem(sequence, RecoveredEntry(frame, _NO_DATA, True, tensors))
         for number in range(self.acknowledged + 1, self.last_sequence + 1):
             if number not in again:
                 self.lost_metadata += 1
@@ -206,12 +207,6 @@ class FrameQueue:
         self.in_flight.clear()
         self.numbered = deque(sorted(again.values(), key=lambda each: each.sequence))
         return sum(tensors for _, tensors, _ in lost)
-
-
-def _make_lost_item(sequence: int, tensors: int, iteration: int) -> NumberedItem:
-    """Return the item that reports the loss of the tensors of a number."""
-    frame = make_lost_frame(sequence, iteration, tensors, CORRUPTED)
-    return NumberedItem(sequence, RecoveredEntry(frame, _NO_DATA, True, tensors))
 
 
 def make_loss_frames(items: Iterable[StagedRecord | MetadataItem]) -> list[agent_pb2.Frame]:

@@ -265,7 +265,9 @@ class PushStream:
         buffer = self._buffer
         while True:
             self._tick()
-            self._load(stream, ring)
+            for _ in range(BATCH_ENTRIES):
+                if self._stream != stream or not self._loader.load(ring):
+                    break
             buffer.publish_finished_copies()
             with buffer.changed:
                 if self._stream != stream or buffer.ring is not ring:
@@ -306,11 +308,6 @@ class PushStream:
         if now_s - self._ticked_s >= TICK_S:
             self._ticked_s = now_s
             self._on_tick()
-
-    def _load(self, stream: int, ring: SendRing) -> None:
-        for _ in range(BATCH_ENTRIES):
-            if self._stream != stream or not self._loader.load(ring):
-                return
 
 
 def make_frames(each: NumberedItem) -> Iterator[agent_pb2.Frame]:

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 from rankdump._core.recorder_protocol import (
     DeviceTransfer,
@@ -24,7 +25,6 @@ from rankdump._core.recorder_protocol import (
 from rankdump._core.session_protocol import ChangedPlan, MetadataItem, RecordHead
 from rankdump._shm.event_journal import EventJournal
 from rankdump._shm.slab_writer import SlabReservation
-from rankdump._transport.connection import LinkState
 from rankdump._transport.frame_queue import BufferedItem, FrameQueue, NumberedItem
 from rankdump._transport.send_ring import SendRing
 from rankdump._wire.frames import add_sequence, serialize_record_body
@@ -35,9 +35,30 @@ BATCH_TIMEOUT_S = 0.01
 """Each doorbell takes the interpreter's lock from the training several times."""
 _ALREADY_WOKEN = 1 << 62
 """More entries than any that a sender waits for."""
-_LIVE_LINKS = (LinkState.UP, LinkState.AWAY, LinkState.OPENING, LinkState.STARTING)
-
 _logger = logging.getLogger(__name__)
+
+
+class LinkState(Enum):
+    """State of the connection."""
+
+    CONNECTING = "connecting"
+    """The first attempt is not over."""
+    STARTING = "starting"
+    """The agent that the job brought along does not serve yet."""
+    ABSENT = "absent"
+    """No agent has answered so far."""
+    UNRESPONSIVE = "unresponsive"
+    """No agent has answered in time so far: one may be there, on a busy host."""
+    OPENING = "opening"
+    """The agent has answered and not opened the session yet: a disk is busy."""
+    UP = "up"
+    AWAY = "away"
+    """The connection was lost."""
+    REJECTED = "rejected"
+    """The agent rejected the session for good."""
+
+
+_LIVE_LINKS = (LinkState.UP, LinkState.AWAY, LinkState.OPENING, LinkState.STARTING)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,26 +32,25 @@ def check_owner(caller: str, owner: Any, members: Sequence[str], allowed: str) -
         )
 
 
-def notify_before(owner: Any, name: str, notify: Callable[[], None]) -> None:
-    """Let a method of one object call `notify` before it does its work."""
+def notify_around(
+    owner: Any,
+    name: str,
+    *,
+    before: Callable[[], None] | None = None,
+    after: Callable[[], None] | None = None,
+) -> None:
+    """Let a method of one object call `before` ahead of its work, and `after` when it has done that
+    without an error.
+    """
     method = getattr(owner, name)
 
     @wraps(method)
     def notifying(*args: Any, **kwargs: Any) -> Any:
-        notify()
-        return method(*args, **kwargs)
-
-    setattr(owner, name, notifying)
-
-
-def notify_after(owner: Any, name: str, notify: Callable[[], None]) -> None:
-    """Let a method of one object call `notify` after it has done its work without an error."""
-    method = getattr(owner, name)
-
-    @wraps(method)
-    def notifying(*args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            before()
         result = method(*args, **kwargs)
-        notify()
+        if after is not None:
+            after()
         return result
 
     setattr(owner, name, notifying)

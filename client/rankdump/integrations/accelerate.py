@@ -14,12 +14,7 @@ from typing import Any
 
 from rankdump._session import Session
 from rankdump.integrations._loop_session import shield
-from rankdump.integrations._object_checks import (
-    check_models,
-    check_owner,
-    notify_after,
-    notify_before,
-)
+from rankdump.integrations._object_checks import check_models, check_owner, notify_around
 from rankdump.integrations._watched_loop import WatchedLoop
 
 __all__ = ["attach"]
@@ -52,7 +47,7 @@ def attach(
             # The flag is that of the micro-batch before, until `accumulate` is entered.
             loop.begin_entry(ends_step=accelerator.sync_gradients)
 
-        notify_before(accelerator, "accumulate", begin_entry)
-        notify_after(accelerator, "backward", loop.end_backward)
-        notify_before(accelerator, "end_training", loop.end)
+        notify_around(accelerator, "accumulate", before=begin_entry)
+        notify_around(accelerator, "backward", after=loop.end_backward)
+        notify_around(accelerator, "end_training", before=loop.end)
     return loop.session

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from rankdump._session import Session
-from rankdump.integrations._object_checks import check_models, check_owner, notify_after
+from rankdump.integrations._object_checks import check_models, check_owner, notify_around
 from rankdump.integrations._watched_loop import WatchedLoop
 
 __all__ = ["attach"]
@@ -34,5 +34,5 @@ def attach(
     loop = WatchedLoop(__name__, session, first_step=first_step, accumulates=True)
     loop.begin(observed, models)
     if loop.session.active:
-        notify_after(fabric, "backward", loop.end_backward)
+        notify_around(fabric, "backward", after=loop.end_backward)
     return loop.session

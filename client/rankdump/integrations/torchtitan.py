@@ -15,7 +15,7 @@ from typing import Any
 
 from rankdump._session import Session
 from rankdump.integrations._loop_session import LoopSession, shield
-from rankdump.integrations._object_checks import check_models, check_owner, notify_before
+from rankdump.integrations._object_checks import check_models, check_owner, notify_around
 
 __all__ = ["attach"]
 
@@ -37,9 +37,9 @@ class TitanLoop:
     @shield
     def watch(self) -> None:
         """Find steps from calls of the trainer's methods, from now on."""
-        notify_before(self._trainer, "train_step", self.begin_step)
-        notify_before(self._trainer, "forward_backward_step", self.begin_microbatch)
-        notify_before(self._trainer, "close", self.end)
+        notify_around(self._trainer, "train_step", before=self.begin_step)
+        notify_around(self._trainer, "forward_backward_step", before=self.begin_microbatch)
+        notify_around(self._trainer, "close", before=self.end)
 
     @shield
     def begin_step(self) -> None:

@@ -49,7 +49,7 @@ def write(tmp_path: Path) -> Write:
 
 def current() -> rankdump.Session:
     """The session that `attach` would use."""
-    return default_session._get_session()
+    return default_session.open_default_session()
 
 
 def test_codes_are_those_of_cann():

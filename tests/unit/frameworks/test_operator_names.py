@@ -57,8 +57,8 @@ def test_scope_makes_names_of_calls(parts: list[tuple[str, str]], name: str) -> 
     """A name has every module from the root down, then the class and the call's number."""
     scope = make_scope(parts)
     assert scope.forward_name(3) == name
-    assert scope.gradient_name(3) == "Gradients/" + name
-    assert scope.recomputation_name(3) == "Recompute/" + name
+    assert scope.call_names(3).gradient == "Gradients/" + name
+    assert scope.call_names(3).recomputation == "Recompute/" + name
 
 
 def test_scope_is_hashable_by_value() -> None:

@@ -29,7 +29,7 @@ from rankdump._recorder.plan_settings import (
     make_wait_policy,
 )
 from rankdump._recorder.tensor_statistics import MAX_WAITING_ROWS
-from rankdump._transport.connection import LinkState
+from rankdump._transport.send_buffer import LinkState
 
 
 def plan(*, trigger: TriggerMode = "always", **delivery) -> DumpPlan:

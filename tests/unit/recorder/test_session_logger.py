@@ -10,7 +10,7 @@ from rankdump._core.drop_reasons import DROP_EXPLANATIONS
 from rankdump._core.rank_identity import RankIdentity, make_session_request
 from rankdump._core.session_protocol import SessionRequest
 from rankdump._recorder.session_logger import SessionLogger
-from rankdump._transport.connection import LinkState
+from rankdump._transport.send_buffer import LinkState
 
 
 @pytest.fixture

@@ -27,14 +27,15 @@ from rankdump._core.tensor_layout import (
 )
 from rankdump._frameworks.arrays import ArraySource
 from rankdump._recorder import tensor_statistics as module
+from rankdump._recorder.iteration_state import LostTensor
 from rankdump._recorder.tensor_statistics import (
     MAX_WAITING_ROWS,
     SMALL_TENSOR_BYTES,
+    STATISTICS_FAILED,
     RowBatch,
     StatisticsCalculator,
     StatisticsResult,
     TensorStatisticsRow,
-    UnreadRow,
 )
 
 KIND = TensorKind(0, "Add", "a", TensorSide.OUTPUT, 0, "float32", (2, 3), 24)
@@ -180,7 +181,7 @@ def test_failing_device_loses_only_its_own_statistics():
     ):
         batch.add(row(promise, number))
     assert list(batch.drain_rows(measure())) == [
-        UnreadRow(0, "a"),
+        LostTensor(0, "a", STATISTICS_FAILED),
         StatisticRows(0, (KIND, KIND), (0, 2), ("a", "c")),
     ]
 

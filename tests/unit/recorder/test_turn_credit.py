@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankdump._core.recorder_protocol import TurnSpending
-from rankdump._recorder.turn_credit import TurnCredit
+from rankdump._recorder.pulse_decisions import TurnCredit
 
 STEP_NS = 100_000_000
 

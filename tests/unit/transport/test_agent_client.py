@@ -16,9 +16,8 @@ from rankdump._core.record import TensorKey, TensorKind, TensorSide
 from rankdump._core.recorder_protocol import StagedRecord
 from rankdump._core.session_protocol import IterationEnd, SessionEnd
 from rankdump._transport.agent_client import AgentClient
-from rankdump._transport.connection import LinkState
 from rankdump._transport.frame_queue import BufferedItem
-from rankdump._transport.send_buffer import SendBuffer
+from rankdump._transport.send_buffer import LinkState, SendBuffer
 from rankdump._transport.step_outbox import StepOutbox
 from rankdump._wire.frames import MAX_CHUNK_BYTES
 from rankdump._wire.step_tensor_messages import PIECE_BYTES

@@ -12,9 +12,8 @@ from support.record_heads import head_of
 
 from rankdump._core.record import TensorKey, TensorSide
 from rankdump._core.recorder_protocol import StagedRecord
-from rankdump._transport.agent_client import AgentClient
-from rankdump._transport.connection import LinkState, resolve_redirect
-from rankdump._transport.send_buffer import SendBuffer
+from rankdump._transport.agent_client import AgentClient, resolve_redirect
+from rankdump._transport.send_buffer import LinkState, SendBuffer
 from rankdump.errors import ProtocolError
 
 

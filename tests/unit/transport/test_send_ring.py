@@ -30,10 +30,9 @@ from rankdump._shm.slab_format import (
     make_slab_header,
 )
 from rankdump._transport.agent_client import AgentClient
-from rankdump._transport.connection import LinkState
 from rankdump._transport.frame_queue import BufferedItem
 from rankdump._transport.push_stream import make_frames
-from rankdump._transport.send_buffer import SendBuffer, WaitPolicy
+from rankdump._transport.send_buffer import LinkState, SendBuffer, WaitPolicy
 from rankdump._transport.send_ring import SendRing
 from rankdump.errors import CorruptedError
 from rankdump.wire.v1 import agent_pb2

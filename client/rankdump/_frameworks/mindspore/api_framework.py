@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from rankdump._frameworks.api_calls import (
     make_layer_value,
 )
 from rankdump._frameworks.arrays import ArraySource
-from rankdump._frameworks.mindspore.api_patches import MindSporeApi
+from rankdump._frameworks.mindspore.api_locations import MindSporeApi
 from rankdump._frameworks.mindspore.backward import MindSporeGradientObserver, RecomputedRegions
 from rankdump._frameworks.mindspore.cell_hook import MindSporeOutermostWatch
 from rankdump._frameworks.mindspore.cell_tree import COMPILED_APIS_WARNING, CompiledCall
@@ -183,20 +184,11 @@ class MindSporeApiRecorder:
             return
         for leaf in leaves:
             if is_tensor(leaf.value) and self._is_recorded(leaf.value):
-                self._gradients.watch_gradient(
-                    leaf.value, self._make_gradient_callback(open_call, leaf)
-                )
-
-    def _make_gradient_callback(
-        self, open_call: OpenMindSporeApiCall, leaf: ApiLeaf
-    ) -> Callable[[Any], None]:
-        """Return the callback for a gradient; it holds no tensor of the forward."""
-        slot, argument = leaf.slot, format_api_argument(TensorSide.INPUT, leaf.path, leaf.word)
-
-        def take(gradient: Any) -> None:
-            self.observer.run_shielded(self._record_gradient, open_call, slot, argument, gradient)
-
-        return take
+                # The callback holds no tensor of the forward.
+                argument = format_api_argument(TensorSide.INPUT, leaf.path, leaf.word)
+                place = open_call, leaf.slot, argument
+                take = partial(self.observer.run_shielded, self._record_gradient, *place)
+                self._gradients.watch_gradient(leaf.value, take)
 
     def _record_stack(self, name: str) -> None:
         stack = self._stacks.read_stack(inspect.currentframe())

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from rankdump._frameworks.mindspore.framework import Parameter, is_recording_gradients
@@ -36,7 +37,7 @@ class MindSporeGradientObserver:
     def __init__(self) -> None:
         self._hooks: list[GradientHook] = []
 
-    def watch_gradient(self, tensor: Any, take: Callable[[Any], None]) -> None:
+    def watch_gradient(self, tensor: Any, take: Callable[[Any], object]) -> None:
         """Call `take`, which must not raise, with the gradient of a tensor when it arrives.
 
         Parameters are skipped: their gradients belong to the whole step, not to a call.
@@ -54,7 +55,7 @@ class MindSporeGradientObserver:
             GRADIENT_HOOKS.remove(hook)
 
 
-def hook_tensor(tensor: Any, take: Callable[[Any], None]) -> GradientHook:
+def hook_tensor(tensor: Any, take: Callable[[Any], object]) -> GradientHook:
     """Call `take` with each gradient of a tensor until the hook is removed."""
 
     # MindSpore accepts only a function, no other callable.
@@ -86,7 +87,8 @@ class MindSporeParameterObserver:
         self.stop()
         for parameter in self._model.trainable_params():
             name = self._names[id(parameter)] = make_gradient_name(parameter.name)
-            self._hooks.append(hook_tensor(parameter, self._make_gradient_callback(name)))
+            take = partial(self._observer.run_shielded, self._record_gradient, name)
+            self._hooks.append(hook_tensor(parameter, take))
 
     def stop(self) -> None:
         """Remove the hooks."""
@@ -108,12 +110,6 @@ class MindSporeParameterObserver:
             self._observer.record_parameter(
                 parameter.name, "parameter", make_mindspore_source, parameter, state=True
             )
-
-    def _make_gradient_callback(self, name: str) -> Callable[[Any], None]:
-        def take(gradient: Any) -> None:
-            self._observer.run_shielded(self._record_gradient, name, gradient)
-
-        return take
 
     def _record_gradient(self, name: str, gradient: Any) -> None:
         if self._observer.armed:

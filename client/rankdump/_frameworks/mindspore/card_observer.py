@@ -12,20 +12,18 @@ import xxhash
 
 from rankdump._core.recorder_protocol import CardRecorder
 from rankdump._core.run_card import LEARNING_RATE_PREFIX, RANDOM_PREFIX, ParameterDigest
-from rankdump._frameworks.batch_digests import (
+from rankdump._frameworks.card_digests import (
     MAX_BATCH_TENSORS,
     MAX_DIGEST_BYTES,
     BatchDigests,
-)
-from rankdump._frameworks.mindspore.framework import read_generator_state, read_settings
-from rankdump._frameworks.mindspore.tensors import is_tensor, make_mindspore_source
-from rankdump._frameworks.operator_names import CallLeaf
-from rankdump._frameworks.parameter_digests import (
     LogicalParameter,
     digest_head,
     is_parameter_due,
     summarize_parameters,
 )
+from rankdump._frameworks.mindspore.framework import read_generator_state, read_settings
+from rankdump._frameworks.mindspore.tensors import is_tensor, make_mindspore_source
+from rankdump._frameworks.operator_names import CallLeaf
 
 
 class MindSporeCardObserver:

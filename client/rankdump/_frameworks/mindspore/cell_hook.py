@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 from rankdump._core.graph import GraphNode, SourceLine
@@ -382,31 +383,23 @@ class MindSporeCellHook(MindSporeCallListener):
     ) -> None:
         for leaf in leaves:
             if is_tensor(leaf.value):
-                self._gradients.watch_gradient(
-                    leaf.value, self._make_gradient_callback(call, side, leaf)
-                )
+                # The callback holds no tensor of the forward.
+                place = call, side, leaf.slot, leaf.argument
+                take = partial(self._observer.run_shielded, self._record_gradient, *place)
+                self._gradients.watch_gradient(leaf.value, take)
 
-    def _make_gradient_callback(
-        self, call: MindSporeCellCall, side: TensorSide, leaf: CallLeaf
-    ) -> Callable[[Any], None]:
-        slot, argument = leaf.slot, leaf.argument
-
-        def take(gradient: Any) -> None:
-            self._observer.run_shielded(
-                self._record_gradient, call, side, CallLeaf(slot, argument, gradient)
-            )
-
-        return take
-
-    def _record_gradient(self, call: MindSporeCellCall, side: TensorSide, leaf: CallLeaf) -> None:
+    def _record_gradient(
+        self, call: MindSporeCellCall, side: TensorSide, slot: int, argument: str, gradient: Any
+    ) -> None:
         """Record a gradient; those of a recomputed call once, as its forward's."""
-        place = (side, leaf.slot)
+        place = (side, slot)
         if not self._observer.armed or place in call.arrived_slots:
             return
         name = call.names.gradient
         if not call.arrived_slots:
             self._observer.record_event(name)
         call.arrived_slots.add(place)
+        leaf = CallLeaf(slot, argument, gradient)
         self._record_tensors(call, name, BACKWARD_SIDE[side], [leaf])
         self._observer.end_call(name)
 

@@ -29,6 +29,7 @@ from rankdump._frameworks.mindspore.framework import (
     read_closure,
     read_flags,
 )
+from rankdump._frameworks.model_observer import is_plain_value
 from rankdump._frameworks.operator_names import OperatorScope, make_scope
 
 
@@ -66,8 +67,6 @@ def _make_cell_scope(path: str, classes: dict[str, str]) -> OperatorScope:
     return make_scope(parts)
 
 
-_MAX_ARGUMENT_CHARACTERS = 1024
-_MAX_SEQUENCE_PARTS = 64
 _IGNORED_ATTRIBUTES = frozenset(("input_names", "output_names", "dump"))
 """Attributes of primitives that name inputs and outputs, or control dumps."""
 
@@ -94,17 +93,8 @@ def read_cell_arguments(cell: Any) -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _is_plain(value: object, depth: int = 2) -> bool:
-    if isinstance(value, str):
-        return len(value) <= _MAX_ARGUMENT_CHARACTERS
-    if isinstance(value, (tuple, list)):
-        parts = cast("tuple[Any, ...]", value)
-        return (
-            depth > 0
-            and len(parts) <= _MAX_SEQUENCE_PARTS
-            and all(_is_plain(p, depth - 1) for p in parts)
-        )
-    return isinstance(value, PLAIN_TYPES)
+def _is_plain(value: object) -> bool:
+    return is_plain_value(value, PLAIN_TYPES, (tuple, list))
 
 
 _NATIVE_DUMP_HINT = (

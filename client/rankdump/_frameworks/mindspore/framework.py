@@ -137,9 +137,9 @@ def read_flags(cell: Any) -> dict[str, Any]:
     return flags
 
 
-def read_attributes(cell: Any) -> dict[str, Any]:
-    """Return the attributes of a cell's own dictionary."""
-    attributes: dict[str, Any] = cell.__dict__
+def read_attributes(owner: Any) -> dict[str, Any]:
+    """Return the own dictionary of a cell, a class or a module."""
+    attributes: dict[str, Any] = owner.__dict__
     return attributes
 
 

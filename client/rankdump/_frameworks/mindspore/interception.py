@@ -14,21 +14,27 @@ without it.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-from rankdump._frameworks.mindspore.api_patches import (
-    AttributePatches,
+from rankdump._frameworks.attribute_patch import AttributePatch
+from rankdump._frameworks.mindspore.api_locations import (
     MindSporeApi,
-    make_call_patches,
-    make_compiler_patches,
+    find_primitive_api,
+    iterate_api_locations,
 )
 from rankdump._frameworks.mindspore.cell_tree import CompiledCall
 from rankdump._frameworks.mindspore.framework import (
+    BYTECODE_CAPTURE,
+    COMPILED_CALLS,
+    COMPILERS,
+    Cell,
     Parameter,
+    RecomputedCell,
     add_hook,
     find_recomputed_cell,
     is_graph_mode,
@@ -154,6 +160,27 @@ class GradientHookRegistry:
 
 GRADIENT_HOOKS = GradientHookRegistry()
 """Hooks of this process."""
+
+
+class AttributePatches:
+    """Replaced attributes of modules and classes, which can be restored."""
+
+    def __init__(self) -> None:
+        self._planned: dict[tuple[int, str], AttributePatch] = {}
+
+    def plan(self, owner: Any, name: str, ours: Callable[..., Any]) -> None:
+        """Replace an attribute from the next `install` on; the first plan for it counts."""
+        self._planned.setdefault((id(owner), name), AttributePatch(owner, name, ours))
+
+    def install(self) -> None:
+        """Replace all planned attributes."""
+        for planned in self._planned.values():
+            planned.install()
+
+    def remove(self) -> None:
+        """Restore the attributes, except those that other code has replaced meanwhile."""
+        for planned in self._planned.values():
+            planned.remove()
 
 
 _logger = logging.getLogger(__name__)
@@ -363,6 +390,105 @@ def _suspend_hooks(args: PositionalArguments, kwargs: KeywordArguments) -> Remov
     except Exception as error:  # the job continues, if necessary without our hooks
         _logger.debug("hooks could not be removed before a compilation", exc_info=error)
         return []
+
+
+def make_call_patches(caller: CallInterception) -> AttributePatches:
+    """Return the patches that intercept the program's calls."""
+    found = AttributePatches()
+    for place in iterate_api_locations():
+        of_primitive = place.name == "__call__"
+        wrap = _wrap_primitive if of_primitive else _wrap_function
+        found.plan(place.owner, place.name, wrap(caller, place.api, place.function))
+    call = Cell.__call__
+
+    @functools.wraps(call)
+    def of_cell(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return caller.call_cell(call, self, args, kwargs)
+
+    found.plan(Cell, "__call__", of_cell)
+    for name, again in (("construct", False), ("bprop", True)):
+        ours = _wrap_region(caller, getattr(RecomputedCell, name), again=again)
+        found.plan(RecomputedCell, name, ours)
+    return found
+
+
+def _wrap_function(
+    caller: CallInterception, api: MindSporeApi, function: Callable[..., Any]
+) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def observed(*args: Any, **kwargs: Any) -> Any:
+        return caller.make_call(api, function, args, kwargs)
+
+    return observed
+
+
+def _wrap_primitive(
+    caller: CallInterception, _: MindSporeApi, function: Callable[..., Any]
+) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def observed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        api = find_primitive_api(self)
+        if api is None:
+            return function(self, *args, **kwargs)
+        return caller.make_call(api, functools.partial(function, self), args, kwargs)
+
+    return observed
+
+
+def _wrap_region(
+    caller: CallInterception, function: Callable[..., Any], *, again: bool
+) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def observed(*args: Any, **kwargs: Any) -> Any:
+        return caller.run_region(function, args, kwargs, again=again)
+
+    return observed
+
+
+def make_compiler_patches(caller: CallInterception) -> AttributePatches:
+    """Return the patches that remove the others while the program is compiled."""
+    found = AttributePatches()
+    for owner, name in COMPILERS:
+        found.plan(owner, name, _wrap_compiler(caller, getattr(owner, name)))
+    for owner, name in COMPILED_CALLS:
+        found.plan(owner, name, _wrap_compiled(caller, getattr(owner, name)))
+    enter, leave = BYTECODE_CAPTURE.__enter__, BYTECODE_CAPTURE.__exit__
+
+    @functools.wraps(enter)
+    def entered(self: Any) -> Any:
+        caller.capture_begins(self)
+        return enter(self)
+
+    @functools.wraps(leave)
+    def left(self: Any, *error: Any) -> Any:
+        try:
+            return leave(self, *error)
+        finally:
+            caller.capture_ends(self, raised=error[0] is not None)
+
+    found.plan(BYTECODE_CAPTURE, "__enter__", entered)
+    found.plan(BYTECODE_CAPTURE, "__exit__", left)
+    return found
+
+
+def _wrap_compiler(caller: CallInterception, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def compiling(*args: Any, **kwargs: Any) -> Any:
+        caller.pause(args, kwargs)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            caller.resume()
+
+    return compiling
+
+
+def _wrap_compiled(caller: CallInterception, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def running(*args: Any, **kwargs: Any) -> Any:
+        return caller.run_compiled(function, args, kwargs)
+
+    return running
 
 
 CALL_INTERCEPTION = CallInterception()

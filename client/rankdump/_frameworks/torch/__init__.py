@@ -4,17 +4,14 @@ code that must work without torch may not import this package.
 
 from __future__ import annotations
 
-from rankdump._frameworks.torch.model_hook import TorchModelHook, attach_model
+from rankdump._frameworks.torch.model_hook import attach_model
 from rankdump._frameworks.torch.module_hooks import TorchOutermostWatch
 from rankdump._frameworks.torch.module_tree import find_class_name
 from rankdump._frameworks.torch.parameters import set_dump
-from rankdump._frameworks.torch.tensors import make_torch_source
 
 __all__ = [
-    "TorchModelHook",
     "TorchOutermostWatch",
     "attach_model",
     "find_class_name",
-    "make_torch_source",
     "set_dump",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from rankdump._core.recorder_protocol import Recorder
 from rankdump._frameworks.api_calls import ApiOptions, ApiStepWatch, StepListener
+from rankdump._frameworks.attribute_patch import AttributePatch
 from rankdump._frameworks.torch.apis.api_hook import TorchApiHook
 from rankdump._frameworks.torch.apis.function_patches import without_dropout
 from rankdump._frameworks.torch.internals import find_backward_step
@@ -49,13 +50,32 @@ class TorchStepWatch(ApiStepWatch):
         self._outermost = TorchOutermostWatch(self._model_called)
         self._outermost.watch(model)
         self._handle = register_optimizer_step_post_hook(self._after_step)
-        self._scaler_patch = _ScalerStepPatch(self._note_step)
+        self._is_removed = False
+        self._scaler_patch = AttributePatch(torch.amp.GradScaler, "step", self._wrap_scaler_step())
+        self._scaler_patch.install()
 
     def remove(self) -> None:
         """Restore the model and torch."""
         self._outermost.remove()
         self._handle.remove()
+        # A later patch by others still calls ours, which must then report nothing.
+        self._is_removed = True
         self._scaler_patch.remove()
+
+    def _wrap_scaler_step(self) -> Callable[..., Any]:
+        """Return `GradScaler.step` with a report also of steps that it skips, because gradients
+        overflowed.
+        """
+        before: Callable[..., Any] = torch.amp.GradScaler.step
+
+        @wraps(before)
+        def step(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            result = before(scaler, optimizer, *args, **kwargs)
+            if not self._is_removed:
+                self._note_step(optimizer)
+            return result
+
+        return step
 
     def _model_called(self, number: int) -> None:
         if find_backward_step() is not None:  # a checkpoint is recomputed
@@ -92,31 +112,6 @@ class TorchStepWatch(ApiStepWatch):
         alive = {at: each for at, each in self._known_optimizers.items() if each[0]() is not None}
         self._known_optimizers = {**alive, id(optimizer): (ref(optimizer), counts)}
         return counts
-
-
-class _ScalerStepPatch:
-    """Observes `GradScaler.step`, which skips the optimizer's step if gradients overflowed."""
-
-    def __init__(self, stepped: Any) -> None:
-        kind: Any = torch.amp.GradScaler
-        before = kind.step
-
-        @wraps(before)
-        def step(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            result = before(scaler, optimizer, *args, **kwargs)
-            if ours.listens:
-                stepped(optimizer)
-            return result
-
-        ours, self.listens = self, True
-        self._kind, self._before, self._step = kind, before, step
-        kind.step = step
-
-    def remove(self) -> None:
-        # A later patch by others still calls ours, which must then report nothing.
-        self.listens = False
-        if self._kind.step is self._step:
-            self._kind.step = self._before
 
 
 def _iterate_optimizers() -> Iterator[Optimizer]:

@@ -14,14 +14,14 @@ from torch.nn.parameter import is_lazy
 
 from rankdump._core.recorder_protocol import CardRecorder
 from rankdump._core.run_card import RANDOM_PREFIX, ModelSummary, ParameterDigest
-from rankdump._frameworks.model_observer import ModelObserver
-from rankdump._frameworks.operator_names import CallLeaf
-from rankdump._frameworks.parameter_digests import (
+from rankdump._frameworks.card_digests import (
     LogicalParameter,
     digest_head,
     is_parameter_due,
     summarize_parameters,
 )
+from rankdump._frameworks.model_observer import ModelObserver
+from rankdump._frameworks.operator_names import CallLeaf
 from rankdump._frameworks.torch.layouts import strip_distribution
 from rankdump._frameworks.torch.parameters import PlacedParameter, TorchParameterObserver
 from rankdump._frameworks.torch.step_causes import StepCauseObserver, digest_elements

@@ -173,7 +173,8 @@ class OpenTensorCalls:
     def add(self, call: CollectiveTensorCall) -> None:
         """Add a call that has begun."""
         self._calls[id(call)] = call
-        self._end_released()
+        while self._released:
+            self.end(self._released.pop(), CollectiveTensorCall.settle)
 
     def add_work(self, work: Any, call: CollectiveTensorCall) -> None:
         """Let a call end with the wait for its work; a work that is released was not waited for."""
@@ -182,7 +183,7 @@ class OpenTensorCalls:
 
     def add_memory(self, call: CollectiveTensorCall) -> None:
         """Let a call end with the wait for any of its tensors, which share one work."""
-        for memory in {_find_memory(each) for each in call.outputs if each.numel()}:
+        for memory in {find_memory(each) for each in call.outputs if each.numel()}:
             earlier = self._by_memory.get(memory)
             if earlier is not None and earlier is not call:
                 # Nobody waited for what is overwritten now.
@@ -197,7 +198,7 @@ class OpenTensorCalls:
     def end_tensor_wait(self, tensor: Tensor, *, raised: bool = False) -> None:
         """End the call of a tensor that was waited for."""
         if self._by_memory:
-            self._end_waited(self._by_memory.get(_find_memory(tensor)), raised=raised)
+            self._end_waited(self._by_memory.get(find_memory(tensor)), raised=raised)
 
     def end_with_backward(self, call: CollectiveTensorCall, is_done: Callable[[], bool]) -> None:
         """Let a call of C++ end with the backward that runs, if it is complete then.
@@ -257,10 +258,7 @@ class OpenTensorCalls:
         if call is not None:
             self._released.append(call)
 
-    def _end_released(self) -> None:
-        while self._released:
-            self.end(self._released.pop(), CollectiveTensorCall.settle)
 
-
-def _find_memory(tensor: Tensor) -> int:
+def find_memory(tensor: Tensor) -> int:
+    """Return the address of the memory of a tensor, by which a later use of it is recognised."""
     return tensor.untyped_storage().data_ptr()

@@ -1,15 +1,18 @@
 """Collectives and messages of this process: each call of torch's operators becomes an event, which
 ends with its work, and a model subscribes to them.
 
-Arguments, results and errors are passed through unchanged. The future of a work reports its end.
-A work without a future (messages, with gloo) ends when it is waited for, or at the latest when
-the script releases it; it is never kept alive. A script has the work from a method of its process
-group, and these methods are patched to see it; works of C++ end with their futures, or with
-the wait for their tensor.
+Every collective and message of a process group passes through these operators: those called from
+Python, those of functional collectives and DTensors, those of compiled regions, and those that C++
+starts itself, such as the gradient buckets of DistributedDataParallel. Arguments, results and
+errors are passed through unchanged. The future of a work reports its end. A work without a future
+(messages, with gloo) ends when it is waited for, or at the latest when the script releases it; it
+is never kept alive. A script has the work from a method of its process group, and these methods are
+patched to see it; works of C++ end with their futures, or with the wait for their tensor.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,21 +21,23 @@ from functools import partial, wraps
 from types import FrameType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from rankdump._core.events import CallOutcome, EventKind, UnseenReason
 from rankdump._core.recorder_protocol import Recorder
+from rankdump._frameworks.attribute_patch import AttributePatch
 from rankdump._frameworks.torch.collective_operators import (
+    COLLECTIVE_OPERATORS,
     CollectiveOperator,
-    CollectiveOperatorPatch,
-    hide_frame,
 )
 from rankdump._frameworks.torch.collective_tensors import (
     CollectiveOperands,
     CollectiveTensorCall,
     OpenTensorCalls,
     choose_operands,
+    find_memory,
 )
 from rankdump._frameworks.torch.communication import (
     ANY_SOURCE,
@@ -47,13 +52,23 @@ from rankdump._frameworks.torch.communication import (
     list_tensors,
     read_group_timeout,
 )
-from rankdump._frameworks.torch.internals import disable_function_modes
+from rankdump._frameworks.torch.internals import disable_function_modes, skip_compilation
 from rankdump._frameworks.torch.module_hooks import run_shielded
 from rankdump._frameworks.torch.tensors import TorchObserver
 
-# The work and the process group are C++ classes whose stubs are partial.
+# Work, process group and dispatcher are of C++; stubs, where there are any, are partial.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
+# pyright: reportUnknownArgumentType=false, reportPrivateUsage=false, reportAttributeAccessIssue=false
+
+
+def hide_frame(error: BaseException) -> None:
+    """Remove the calling function, which caught the error first, from the error's traceback.
+
+    The caller raises it again with a bare `raise`, which since Python 3.11 does not add it again.
+    """
+    traceback = error.__traceback__
+    if traceback is not None:
+        error.__traceback__ = traceback.tb_next
 
 
 _work_class: Any = getattr(dist, "Work", None)
@@ -66,7 +81,7 @@ class WorkWatcher:
         self._pending: dict[int, PendingCollective] = {}
         self._by_memory: dict[int, PendingCollective] = {}
         """Works of C++ without a future, by the memory of their tensor."""
-        self._replaced: tuple[object, object] | None = None
+        self._patch: AttributePatch | None = None
         self.open_tensors = OpenTensorCalls(collective_recorder.report_failure)
         """Selected tensors of works that were not waited for yet."""
 
@@ -86,15 +101,14 @@ class WorkWatcher:
             watcher.end_wait(work)
             return result
 
-        # The attribute in the class dict binds; `original`, read from the class, does not.
-        self._replaced = (vars(_work_class)["wait"], wait)
-        _work_class.wait = wait
+        self._patch = AttributePatch(_work_class, "wait", wait)
+        self._patch.install()
 
     def remove(self) -> None:
         """Restore the method; works still running end when they are released."""
-        if self._replaced is not None and vars(_work_class)["wait"] is self._replaced[1]:
-            _work_class.wait = self._replaced[0]
-        self._replaced = None
+        if self._patch is not None:
+            self._patch.remove()
+            self._patch = None
         for memory in list(self._by_memory):
             collective_recorder.end(self._by_memory.pop(memory, None))
         self.open_tensors.end_all()
@@ -130,11 +144,11 @@ class WorkWatcher:
         if pending.request.kind.is_collective or not tensors:
             collective_recorder.end(pending)
         else:
-            self._by_memory[_find_memory(tensors[0])] = pending
+            self._by_memory[find_memory(tensors[0])] = pending
 
     def fail_wait(self, work: dist.Work) -> None:
         """Note that a wait for the work has failed."""
-        collective_recorder.fail(self._pending.pop(id(work), None))
+        collective_recorder.end(self._pending.pop(id(work), None), outcome=CallOutcome.FAILED)
         self.open_tensors.end_wait(work, raised=True)
 
     def end_wait(self, work: dist.Work) -> None:
@@ -158,7 +172,7 @@ class WorkWatcher:
     def end_tensor_wait(self, tensor: Tensor, *, raised: bool) -> None:
         """Note that a wait for the work of a tensor has returned, or has failed."""
         if self._by_memory:
-            collective_recorder.end(self._by_memory.pop(_find_memory(tensor), None))
+            collective_recorder.end(self._by_memory.pop(find_memory(tensor), None))
         self.open_tensors.end_tensor_wait(tensor, raised=raised)
 
     def _watch_tensors(
@@ -181,7 +195,7 @@ class WorkWatcher:
             if pending.request.scope:
                 # On an accelerator the reducer has let the stream wait by then.
                 is_queued = pending.request.on_device
-                is_done = _return_true if is_queued else work.get_future().done
+                is_done = (lambda: True) if is_queued else work.get_future().done
                 self.open_tensors.end_with_backward(tensors, is_done)
         except Exception as error:
             collective_recorder.report_failure(error)
@@ -207,7 +221,7 @@ class WorkWatcher:
             try:
                 ended.value()
             except Exception:
-                collective_recorder.fail(pending)
+                collective_recorder.end(pending, outcome=CallOutcome.FAILED)
             else:
                 collective_recorder.end(pending, outcome=CallOutcome.COMPLETE)
             if self._pending.get(identity) is pending:
@@ -215,14 +229,6 @@ class WorkWatcher:
 
         future.add_done_callback(done)
         return True
-
-
-def _return_true() -> bool:
-    return True
-
-
-def _find_memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _find_sender(work: Any, pending: PendingCollective) -> int | None:
@@ -253,7 +259,7 @@ class CallState(threading.local):
 
 
 class ProcessGroupObserver:
-    """Makes events of the calls of operators; implements `OperatorListener`."""
+    """Makes events of the calls of operators; what kernels call never raises."""
 
     def __init__(self, work_watcher: WorkWatcher, unseen: UnseenCollectiveCounter) -> None:
         self._work_watcher = work_watcher
@@ -264,7 +270,10 @@ class ProcessGroupObserver:
     def begin_operator(
         self, operator: CollectiveOperator, arguments: Sequence[Any], caller: FrameType | None
     ) -> OperatorCall | None:
-        """Begin the event of a call; None inside another one."""
+        """Begin the event of an operator that is about to be executed; None inside another one.
+
+        `caller` is the Python frame that runs now; None in a thread of C++.
+        """
         self.calls.depth += 1
         if self.calls.depth > 1:
             return None
@@ -280,15 +289,16 @@ class ProcessGroupObserver:
     def end_operator(
         self, begun: OperatorCall | None, result: object, *, raised: bool = False
     ) -> None:
-        """Let the work of a call end its event."""
+        """Let the work of an operator that has returned end its event; or one that has raised."""
         self.calls.depth -= 1
         if begun is None or begun.group is None:
             return
         try:
             self._unseen.skip(begun.group)
             if begun.pending is not None and raised:
-                collective_recorder.fail(begun.pending)
-                self._end_tensors(begun.pending, CollectiveTensorCall.fail)
+                collective_recorder.end(begun.pending, outcome=CallOutcome.FAILED)
+                open_tensors = self._work_watcher.open_tensors
+                open_tensors.end(begun.pending.tensors, CollectiveTensorCall.fail)
             elif begun.pending is not None:
                 self._watch_work(begun, begun.pending, result)
         except Exception as error:
@@ -310,15 +320,11 @@ class ProcessGroupObserver:
         last = result[-1] if isinstance(result, (tuple, list)) else result
         if last is None:
             collective_recorder.end(pending)
-            self._end_tensors(pending, CollectiveTensorCall.record_outputs)
+            open_tensors = self._work_watcher.open_tensors
+            open_tensors.end(pending.tensors, CollectiveTensorCall.record_outputs)
         else:
             work = dist.Work.unbox(last)  # pyright: ignore[reportArgumentType]
             self._work_watcher.watch_native_work(work, pending, call.tensors)
-
-    def _end_tensors(
-        self, pending: PendingCollective, how: Callable[[CollectiveTensorCall], None]
-    ) -> None:
-        self._work_watcher.open_tensors.end(pending.tensors, how)
 
     def _begin(
         self,
@@ -386,6 +392,102 @@ def _read_operands(
     return choose_operands(operator.kind, inputs, outputs, is_root=is_root)
 
 
+class CollectiveOperatorPatch:
+    """Kernels of ours for the operators of collectives, registered while somebody listens.
+
+    A kernel is registered for the dispatch key BackendSelect, the last one before the kernel of the
+    backend. It reports the call and passes it on with unchanged arguments; tracing, fake tensors
+    and functionalization come before it, so it receives only calls that are executed. Removing the
+    registration restores torch.
+    """
+
+    def __init__(self, listener: ProcessGroupObserver) -> None:
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._libraries: list[torch.library.Library] = []
+        self._running: list[None] = []
+        """An element for each call that is inside a kernel: appending and removing are atomic."""
+        self._listening = False
+
+    def install(self) -> None:
+        """Register the kernels of all operators that this torch has."""
+        with self._lock:
+            self._listening = True
+            if self._libraries:
+                return
+            key = torch._C.DispatchKey.BackendSelect
+            below = torch._C._dispatch_keyset_full_after(key)
+            collectives = torch.library.Library("c10d", "IMPL")
+            self._libraries.append(collectives)
+            for name, operator in COLLECTIVE_OPERATORS.items():
+                if hasattr(torch.ops.c10d, name):
+                    kernel = self._make_kernel(getattr(torch.ops.c10d, name), operator, below)
+                    collectives.impl(name, kernel, key.name, with_keyset=True)
+            if hasattr(torch.ops._c10d_functional, "wait_tensor"):
+                waits = torch.library.Library("_c10d_functional", "IMPL")
+                self._libraries.append(waits)
+                kernel = self._make_wait_kernel(torch.ops._c10d_functional.wait_tensor, below)
+                waits.impl("wait_tensor", kernel, key.name, with_keyset=True)
+
+    def remove(self) -> None:
+        """Stop reporting, and remove the kernels.
+
+        A kernel must not be destroyed while another thread is inside it: then all stay, pass calls
+        on, and are removed by the next call of this method.
+        """
+        with self._lock:
+            self._listening = False
+            if not self._running:
+                libraries, self._libraries = self._libraries, []
+                for library in libraries:
+                    library._destroy()
+
+    def _make_kernel(
+        self, packet: Any, operator: CollectiveOperator, below: Any
+    ) -> Callable[..., Any]:
+        redispatch = packet.default._handle.redispatch_boxed
+
+        def run_collective(keyset: Any, *arguments: Any) -> Any:
+            self._running.append(None)
+            begun = None
+            try:
+                if self._listening:
+                    caller = sys._getframe().f_back
+                    begun = self._listener.begin_operator(operator, arguments, caller)
+                result = redispatch(keyset & below, *arguments)
+            except BaseException as error:
+                self._listener.end_operator(begun, None, raised=True)
+                hide_frame(error)
+                raise
+            finally:
+                self._running.pop()
+            self._listener.end_operator(begun, result)
+            return result
+
+        skip_compilation(run_collective)
+        return run_collective
+
+    def _make_wait_kernel(self, packet: Any, below: Any) -> Callable[..., Any]:
+        redispatch = packet.default._handle.redispatch_boxed
+
+        def run_wait(keyset: Any, tensor: Tensor) -> Any:
+            self._running.append(None)
+            raised = True
+            try:
+                result = redispatch(keyset & below, tensor)
+                raised = False
+                return result
+            except BaseException as error:
+                hide_frame(error)
+                raise
+            finally:
+                self._running.pop()
+                self._listener.end_tensor_wait(tensor, raised=raised)
+
+        skip_compilation(run_wait)
+        return run_wait
+
+
 WORK_METHODS = (
     "allreduce",
     "allreduce_coalesced",
@@ -421,7 +523,7 @@ class ProcessGroupPatch:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._replaced: dict[str, tuple[object, object]] = {}
+        self._patches: list[AttributePatch] = []
         self._work_watcher = WorkWatcher()
         self._unseen = UnseenCollectiveCounter()
         self._observer = ProcessGroupObserver(self._work_watcher, self._unseen)
@@ -444,23 +546,21 @@ class ProcessGroupPatch:
         if not (dist.is_available() and dist.is_initialized()):
             return
         with self._lock:
-            if self._replaced:
+            if self._patches:
                 return
             self._unseen.restart()
             self._work_watcher.install()
             for name in WORK_METHODS:
-                # The attribute in the class dict binds; the one read from the class does not.
-                original = vars(dist.ProcessGroup).get(name)
-                if original is not None:
+                if name in vars(dist.ProcessGroup):
                     ours = self._wrap_method(getattr(dist.ProcessGroup, name))
-                    self._replaced[name] = (original, ours)
-                    setattr(dist.ProcessGroup, name, ours)
+                    self._patches.append(AttributePatch(dist.ProcessGroup, name, ours))
+                    self._patches[-1].install()
             self._operators.install()
 
     @property
     def is_installed(self) -> bool:
         """Whether collectives are observed."""
-        return bool(self._replaced)
+        return bool(self._patches)
 
     def end_iteration(self) -> None:
         """Report the collectives of this iteration that were not seen, and count tensors for which
@@ -472,11 +572,10 @@ class ProcessGroupPatch:
 
     def _restore(self) -> None:
         self._operators.remove()
-        for name, (original, ours) in self._replaced.items():
-            # Code that replaced ours keeps calling it: without kernels it does nothing.
-            if vars(dist.ProcessGroup).get(name) is ours:
-                setattr(dist.ProcessGroup, name, original)
-        self._replaced.clear()
+        # Code that replaced ours keeps calling it: without kernels it does nothing.
+        for patch in self._patches:
+            patch.remove()
+        self._patches.clear()
         self._work_watcher.remove()
 
     def _wrap_method(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -135,31 +135,26 @@ class PendingCollective:
     def record_end(
         self, peer: int | None = None, outcome: CallOutcome = CallOutcome.UNKNOWN
     ) -> None:
-        """Record the end; `peer` is the sender if it was unknown until then."""
+        """Record the end; `peer` is the sender if it was unknown until then.
+
+        A call that has failed is not complete on any member.
+        """
         try:
             self._open.pop()
         except IndexError:
             return
-        if self.sequence is not None:
+        if self.sequence is not None or outcome is CallOutcome.FAILED:
             for recorder, begun, _ in self.begun:
                 recorder.finish_event(begun, outcome=outcome)
             return
         peer = self.request.peer if peer is None else peer
-        sequence = _next_message_number(self.sequences, self.request, peer)
+        key = _find_name_key(self.request, peer)
+        sequence = self.sequences.next_number(*key)
         what = _make_collective(self.request, peer, sequence)
         for recorder, begun, start in self.begun:
-            number = start.number_within(sequence, *_find_name_key(self.request, peer))
+            number = start.number_within(sequence, *key)
             name = format_collective_name(self.request, peer, number)
             recorder.finish_event(begun, name=name, collective=what, outcome=outcome)
-
-    def record_failure(self) -> None:
-        """Record that the call has failed; it is not complete on any member."""
-        try:
-            self._open.pop()
-        except IndexError:
-            return
-        for recorder, begun, _ in self.begun:
-            recorder.finish_event(begun, outcome=CallOutcome.FAILED)
 
 
 _NamedCall: TypeAlias = "tuple[Recorder, int, str, IterationStart]"
@@ -210,10 +205,11 @@ class CollectiveRecorder:
         """Whether a recorder keeps events now."""
         return any(recorder.armed for recorder, _ in self._listeners)
 
-    def count_collective(self, group: ProcessGroup, kind: EventKind) -> None:
-        """Number a collective of an iteration in which no recorder keeps it."""
-        self._number_collective(group, kind)
-        self._sequences.next_number(group.name, int(kind))
+    def count_collective(self, group: ProcessGroup, kind: EventKind) -> tuple[int, int]:
+        """Count a collective; return its number in its group, and among those of its kind there."""
+        number = self._sequences.next_number(group.name)
+        self._latest[group.name] = time.time_ns() // 1000, kind, group, number
+        return number, self._sequences.next_number(group.name, int(kind))
 
     def list_calls(self, *, members: bool) -> tuple[GroupCalls, ...]:
         """Return how far this rank has come in each group, the one used last first; on any thread.
@@ -229,11 +225,6 @@ class CollectiveRecorder:
             for called_us, kind, group, number in latest[:MAX_GROUP_CALLS]
         )
 
-    def _number_collective(self, group: ProcessGroup, kind: EventKind) -> int:
-        number = self._sequences.next_number(group.name)
-        self._latest[group.name] = time.time_ns() // 1000, kind, group, number
-        return number
-
     def begin(
         self, request: CollectiveRequest, read_operands: Callable[[], CollectiveOperands]
     ) -> PendingCollective:
@@ -241,15 +232,15 @@ class CollectiveRecorder:
 
         `read_operands` is called only if a plan may select the call.
         """
-        if any(recorder.armed for recorder, _ in self._listeners):
+        if self.is_armed:
             request = replace(request, source=find_script_line(besides=_TORCH_FOLDERS))
         if request.kind.is_collective:
-            number = self._number_collective(request.group, request.kind)
-            name_number = self._sequences.next_number(request.group.name, int(request.kind))
+            number, name_number = self.count_collective(request.group, request.kind)
         elif request.peer == ANY_SOURCE:
             number = name_number = None
         else:
-            number = name_number = _next_message_number(self._sequences, request, request.peer)
+            key = _find_name_key(request, request.peer)
+            number = name_number = self._sequences.next_number(*key)
         named = self._name_call(request, name_number)
         tensors = self._begin_tensors(named, read_operands)
         begun = self._start_events(named, request, number)
@@ -261,18 +252,10 @@ class CollectiveRecorder:
         peer: int | None = None,
         outcome: CallOutcome = CallOutcome.UNKNOWN,
     ) -> None:
-        """Record the end of a request that was begun; never raises."""
+        """Record the end or failure of a request that was begun; never raises."""
         try:
             if pending is not None:
                 pending.record_end(peer, outcome)
-        except Exception as error:
-            self.report_failure(error)
-
-    def fail(self, pending: PendingCollective | None) -> None:
-        """Record the failure of a request that was begun; never raises."""
-        try:
-            if pending is not None:
-                pending.record_failure()
         except Exception as error:
             self.report_failure(error)
 
@@ -370,12 +353,6 @@ def _make_collective(request: CollectiveRequest, peer: int, sequence: int | None
         peer=peer,
         source=request.source,
     )
-
-
-def _next_message_number(
-    sequences: CollectiveCounter, request: CollectiveRequest, peer: int
-) -> int:
-    return sequences.next_number(*_find_name_key(request, peer))
 
 
 def _find_name_key(request: CollectiveRequest, peer: int) -> CounterKey:

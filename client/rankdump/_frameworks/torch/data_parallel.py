@@ -24,8 +24,7 @@ iteration ends.
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -38,6 +37,7 @@ from torch.utils.hooks import RemovableHandle
 
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import Recorder, TensorNameFinder
+from rankdump._frameworks.attribute_patch import AttributePatch
 from rankdump._frameworks.operator_names import PARAMETER_TYPE, make_gradient_name
 from rankdump._frameworks.torch.fsdp import iterate_fsdp1_handles, iterate_fsdp2_groups
 from rankdump._frameworks.torch.internals import (
@@ -67,12 +67,15 @@ class StageRecorder:
         self._recorder = recorder
         self._list_models = list_models
         self._names: dict[int, tuple[int, str]] = {}
-        self._recorded: Counter[tuple[int, str]] = Counter()
-        self._lock = threading.Lock()
+        self._counts: dict[tuple[int, str], Iterator[int]] = {}
+        self.warn_once = recorder.warn_once
+        """Logs a warning the first time."""
+        self.report_failure = TorchObserver(recorder, 0).report_failure
+        """Reports that a hook could not do its work."""
 
     def restart(self) -> None:
         """Forget what was recorded, because an iteration begins."""
-        self._recorded.clear()
+        self._counts.clear()
 
     def read_names(self) -> None:
         """Read the names of the parameters of attached models."""
@@ -109,20 +112,10 @@ class StageRecorder:
             name = make_gradient_name(name)
             self._record(graph, name, self._count((graph, name)), "unreduced", gradient)
 
-    def warn_once(self, message: str) -> None:
-        """Log a warning the first time."""
-        self._recorder.warn_once(message)
-
-    def report_failure(self, error: Exception) -> None:
-        """Report that a hook could not do its work."""
-        TorchObserver(self._recorder, 0).report_failure(error)
-
     def _count(self, place: tuple[int, str]) -> int:
         """Return how often a tensor was recorded before in this iteration, and count it."""
-        with self._lock:  # gradients arrive in a thread of each device
-            before = self._recorded[place]
-            self._recorded[place] = before + 1
-            return before
+        # Both steps are atomic: gradients arrive in a thread of each device.
+        return next(self._counts.setdefault(place, itertools.count()))
 
     def _record(self, graph: int, name: str, slot: int, argument: str, tensor: Tensor) -> None:
         observer = TorchObserver(self._recorder, graph)
@@ -138,7 +131,7 @@ class FsdpStagePatch:
 
     def __init__(self, recorder: StageRecorder) -> None:
         self._recorder = recorder
-        self._replaced: list[tuple[Any, str, object]] = []
+        self._patches: list[AttributePatch] = []
 
     def install(self, model: Module) -> int:
         """Replace the methods; return how many groups and handles the model has."""
@@ -152,10 +145,9 @@ class FsdpStagePatch:
 
     def restore(self) -> None:
         """Restore the methods."""
-        replaced, self._replaced = self._replaced, []
-        for group, method, ours in replaced:
-            if vars(group).get(method) is ours:
-                delattr(group, method)
+        patches, self._patches = self._patches, []
+        for patch in patches:
+            patch.remove()
 
     def _replace(
         self,
@@ -176,8 +168,8 @@ class FsdpStagePatch:
                 run_shielded(after, failed, group)
             return result
 
-        setattr(group, method, observed)
-        self._replaced.append((group, method, observed))
+        self._patches.append(AttributePatch(group, method, observed))
+        self._patches[-1].install()
 
     def _record_parameters(self, group: Any) -> None:
         for each in group.fsdp_params:

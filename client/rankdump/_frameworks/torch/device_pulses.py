@@ -34,18 +34,11 @@ class PulsePlace(NamedTuple):
     """The kind again, of the gradient of a parameter; else None."""
 
 
-class LatePulse(NamedTuple):
-    """Pulse that was read back."""
-
-    place: PulsePlace
-    moments: FoundMoments
-
-
 class LateStep(NamedTuple):
     """Pulses of an earlier step, in the order in which they were measured."""
 
     iteration: int
-    pulses: tuple[LatePulse, ...]
+    pulses: tuple[tuple[PulsePlace, FoundMoments], ...]
 
 
 class _PendingReadback(NamedTuple):
@@ -94,7 +87,7 @@ class DevicePulses:
             return None
         rows = [_wait_for_copy(*each) for each in pending.numbers]
         moments = [_make_moments(*rows[device][index]) for device, index in pending.order]
-        return LateStep(pending.iteration, tuple(map(LatePulse, pending.places, moments)))
+        return LateStep(pending.iteration, tuple(zip(pending.places, moments, strict=True)))
 
 
 def is_measurable(tensor: Tensor) -> bool:

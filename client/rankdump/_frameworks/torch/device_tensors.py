@@ -18,6 +18,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, Protocol, cast
 
 import torch
@@ -40,26 +41,6 @@ class CudaEvent(Protocol):
 
     def query(self) -> bool:
         """Return whether all earlier work is done; raise if the device failed."""
-        ...
-
-
-class CudaRuntime(Protocol):
-    """Functions of CUDA that copies use."""
-
-    def register(self, address: int, byte_count: int) -> bool:
-        """Pin host memory; return whether that worked."""
-        ...
-
-    def unregister(self, address: int) -> None:
-        """Release pinned host memory."""
-        ...
-
-    def copy(self, tensor: Tensor, target: Tensor) -> CudaEvent:
-        """Begin to copy in the order of the job's stream; return what marks the end."""
-        ...
-
-    def copy_aside(self, tensor: Tensor, target: Tensor) -> CudaEvent:
-        """Begin to copy the tensor as it is now, beside the job's stream."""
         ...
 
 
@@ -108,7 +89,7 @@ class TorchCudaRuntime:
 class CudaCopier:
     """Starts the copies of one process and counts their bytes in flight."""
 
-    def __init__(self, runtime: CudaRuntime, max_bytes: int = MAX_IN_FLIGHT_BYTES) -> None:
+    def __init__(self, runtime: TorchCudaRuntime, max_bytes: int = MAX_IN_FLIGHT_BYTES) -> None:
         self._runtime, self._max_bytes = runtime, max_bytes
         self._lock = threading.Lock()
         self._in_flight_bytes = 0
@@ -230,9 +211,8 @@ class DeviceStatistics:
             by_device.setdefault(other.row.device, []).append((index, other))
         for device, found in by_device.items():
             numbers = iter(_fetch_numbers(device, [statistics for _, statistics in found]))
-            texts.update(
-                (index, _format_numbers(statistics.kinds, numbers)) for index, statistics in found
-            )
+            for index, statistics in found:
+                texts[index] = tuple(_format_item(kind, numbers) for kind in statistics.kinds)
         return [texts[index] for index in range(len(others))]
 
 
@@ -248,11 +228,16 @@ def start_statistics(
         wide = _select_widest_dtype(tensor.device)
         kinds: list[StatisticKind] = []
         numbers: list[Tensor] = []
-        compute = _StatisticsComputation(tensor, precision)
+        computations = _list_computations(tensor, precision)
         for item in items:
-            found = compute.item(item)
-            kinds.append(NULL_STATISTIC if found is None else _find_kind(found))
-            numbers += [] if found is None else [found.to(wide)]
+            try:
+                found = computations[item]()
+            except (KeyError, NotImplementedError):
+                # It is not available, or the device has no such function for that type.
+                kinds.append(NULL_STATISTIC)
+                continue
+            kinds.append("truth" if found.dtype is torch.bool else "number")
+            numbers.append(found.to(wide))
         row = torch.stack(numbers) if numbers else torch.empty(0, dtype=wide, device=tensor.device)
     return DeviceStatistics(row, tuple(kinds), _find_current_stream(tensor.device))
 
@@ -270,55 +255,31 @@ def convert_to_comparable(tensor: Tensor) -> Tensor:
     return tensor if kind is None else tensor.to(kind)
 
 
-class _StatisticsComputation:
-    """Computes the items of one tensor; maximum and minimum together in one pass."""
-
-    def __init__(self, tensor: Tensor, precision: StatisticPrecision) -> None:
-        self._complex = tensor.is_complex()
-        self._elements = convert_to_comparable(tensor)
-        self._type = _select_accumulator(self._elements, precision)
-        self._extremes: tuple[Tensor, Tensor] | None = None
-        self._by_item: dict[str, Callable[[], Tensor]] = dict(
-            zip(DEVICE_STATISTICS, (self._max, self._min, self._mean, self._norm), strict=True)
-        )
-
-    def item(self, name: str) -> Tensor | None:
-        """Return the item as a scalar; None if it is not available for this type or device."""
-        compute = self._by_item.get(name)
-        if compute is None or self._complex:
-            return None
-        try:
-            return compute()
-        except NotImplementedError:
-            # The device has no such function for that type.
-            return None
-
-    def _max(self) -> Tensor:
-        return self._find_extremes()[1]
-
-    def _min(self) -> Tensor:
-        return self._find_extremes()[0]
-
-    def _find_extremes(self) -> tuple[Tensor, Tensor]:
-        if self._extremes is None:
-            low, high = torch.aminmax(self._elements)
-            self._extremes = (low, high)
-        return self._extremes
-
-    def _mean(self) -> Tensor:
-        return torch.mean(self._elements, dtype=self._type)
-
-    def _norm(self) -> Tensor:
-        if self._elements.is_floating_point():
-            return _compute_norm(self._elements, self._type)
-        flat = self._elements.reshape(-1)
-        blocks = (flat[at : at + _BLOCK_ELEMENTS] for at in range(0, flat.numel(), _BLOCK_ELEMENTS))
-        norms = [_compute_norm(block.to(self._type), self._type) for block in blocks]
-        return _compute_norm(torch.stack(norms), self._type)
+def _list_computations(
+    tensor: Tensor, precision: StatisticPrecision
+) -> dict[str, Callable[[], Tensor]]:
+    """Return what computes each item of a tensor as a scalar; a complex one has no items."""
+    if tensor.is_complex():
+        return {}
+    elements = convert_to_comparable(tensor)
+    accumulator = _select_accumulator(elements, precision)
+    # Maximum and minimum together in one pass.
+    find_extremes = cache(lambda: torch.aminmax(elements))
+    computations = (
+        lambda: find_extremes()[1],
+        lambda: find_extremes()[0],
+        lambda: torch.mean(elements, dtype=accumulator),
+        lambda: _compute_norm(elements, accumulator),
+    )
+    return dict(zip(DEVICE_STATISTICS, computations, strict=True))
 
 
 def _compute_norm(elements: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.linalg.vector_norm(elements, dtype=dtype)
+    norm = torch.linalg.vector_norm
+    if elements.is_floating_point():
+        return norm(elements, dtype=dtype)
+    blocks = elements.reshape(-1).split(_BLOCK_ELEMENTS)
+    return norm(torch.stack([norm(block.to(dtype), dtype=dtype) for block in blocks]), dtype=dtype)
 
 
 def _select_accumulator(elements: Tensor, precision: StatisticPrecision) -> torch.dtype:
@@ -334,18 +295,10 @@ def _select_widest_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def _find_kind(found: Tensor) -> StatisticKind:
-    return "truth" if found.dtype is torch.bool else "number"
-
-
-def _format_numbers(kinds: Sequence[StatisticKind], numbers: Iterator[float]) -> tuple[str, ...]:
-    return tuple(
-        NULL_STATISTIC if kind == NULL_STATISTIC else _format_number(kind, next(numbers))
-        for kind in kinds
-    )
-
-
-def _format_number(kind: StatisticKind, value: float) -> str:
+def _format_item(kind: StatisticKind, numbers: Iterator[float]) -> str:
+    if kind == NULL_STATISTIC:
+        return NULL_STATISTIC
+    value = next(numbers)
     return str(bool(value)) if kind == "truth" else format_statistic_number(value)
 
 

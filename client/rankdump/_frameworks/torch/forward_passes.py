@@ -20,6 +20,7 @@ from typing import Any
 from torch.nn import Module
 
 from rankdump._core.recorder_protocol import UNDIVIDED_PASS, ForwardPass, Recorder
+from rankdump._frameworks.attribute_patch import AttributePatch
 from rankdump._frameworks.operator_names import OperatorScope
 from rankdump._frameworks.torch.internals import (
     find_running_ddp,
@@ -32,40 +33,23 @@ from rankdump._frameworks.torch.module_tree import ModuleOperator, ModuleTree, u
 
 def choose_microbatch(
     *, declared: int | None, chunk: int | None, accumulated: int | None
-) -> tuple[int | None, str]:
-    """Return the number of the micro-batch that begins, and the reason for it."""
-    if declared is not None:
-        return declared, "declared by the script"
-    if chunk is not None:
-        return chunk, "chunk of a pipeline schedule"
-    if accumulated is not None:
-        return accumulated, "pass of an accumulation"
-    return None, "not divided"
+) -> int | None:
+    """Return the number of the micro-batch that begins: the script knows best, then a schedule."""
+    known = (number for number in (declared, chunk, accumulated) if number is not None)
+    return next(known, None)
 
 
-def decide_phase(*, is_eval: bool, has_grad: bool, in_function: bool) -> tuple[str, str]:
-    """Return the phase of a call, and the reason for it.
-
-    `in_function` tells whether the call begins in the forward of an autograd function, where torch
-    switches gradients off and the function itself computes them.
-    """
+def find_phase(*, is_eval: bool, has_grad: bool) -> str:
+    """Return the phase of a call of an outermost module that is in eval mode or not."""
     if is_eval:
-        return "eval", "the outermost module is in eval mode"
-    if has_grad:
-        return "", "gradients are on"
-    if in_function:
-        return "", "an autograd function computes the gradients"
-    return "no_grad", "gradients are off"
+        return "eval"
+    # The forward of an autograd function has no gradients: the function computes them itself.
+    return "" if has_grad or is_inside_function() else "no_grad"
 
 
 def continue_pass(around: ForwardPass, *, has_grad: bool) -> ForwardPass:
     """Return the pass of a call inside one of another gradient mode."""
-    is_eval = around.phase == "eval"
-    phase, _ = decide_phase(
-        is_eval=is_eval,
-        has_grad=has_grad,
-        in_function=not (is_eval or has_grad) and is_inside_function(),
-    )
+    phase = find_phase(is_eval=around.phase == "eval", has_grad=has_grad)
     return around if phase == around.phase else around._replace(phase=phase)
 
 
@@ -123,15 +107,11 @@ class ForwardPassFinder:
     ) -> ForwardPass:
         """Return the pass of an outermost call."""
         is_eval = not unwrap_module(operator.module).training
-        phase, _ = decide_phase(
-            is_eval=is_eval,
-            has_grad=has_grad,
-            in_function=not (is_eval or has_grad) and is_inside_function(),
-        )
+        phase = find_phase(is_eval=is_eval, has_grad=has_grad)
         # The script may have imported torch's pipelines since the iteration began.
         pipeline_stage_patch.install_methods()
         chunk = pipeline_stage_patch.running_chunk
-        number, _ = choose_microbatch(
+        number = choose_microbatch(
             declared=recorder.declared_pass.microbatch,
             chunk=chunk,
             accumulated=self._count_pass(operator) if chunk is None and not phase else None,
@@ -144,13 +124,9 @@ class ForwardPassFinder:
         """Count a pass of the model itself; return its number if gradients are accumulated."""
         if operator.scope != self._root:
             return None
-        return self._counter.count_pass(deferred=self._is_sync_deferred())
-
-    def _is_sync_deferred(self) -> bool:
         outer = find_running_ddp()
-        if outer is not None and has_deferred_sync(outer):
-            return True
-        return any(map(has_deferred_sync, self._syncing))
+        syncing = self._syncing if outer is None else (outer, *self._syncing)
+        return self._counter.count_pass(deferred=any(map(has_deferred_sync, syncing)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +167,6 @@ class _RunningChunk(threading.local):
     """Whether the stage gets what another stage has computed."""
 
 
-@dataclass(frozen=True, slots=True)
-class _ReplacedMethod:
-    owner: type
-    name: str
-    original: object
-    ours: object
-
-
 class PipelineStagePatch:
     """Patch of the methods of torch's pipelines that run one chunk, in place while it has users.
 
@@ -211,7 +179,7 @@ class PipelineStagePatch:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running = _RunningChunk()
-        self._replaced: dict[ChunkMethod, _ReplacedMethod] = {}
+        self._replaced: dict[ChunkMethod, AttributePatch] = {}
         self._users: weakref.WeakSet[object] = weakref.WeakSet()
 
     @property
@@ -246,14 +214,13 @@ class PipelineStagePatch:
                 original = vars(owner).get(method.name) if isinstance(owner, type) else None
                 if owner is not None and callable(original) and method not in self._replaced:
                     ours = self._wrap_method(original, method.parameter)
-                    self._replaced[method] = _ReplacedMethod(owner, method.name, original, ours)
-                    setattr(owner, method.name, ours)
+                    self._replaced[method] = AttributePatch(owner, method.name, ours)
+                    self._replaced[method].install()
 
     def _restore(self) -> None:
+        # Code that replaced ours keeps calling it, which sets a number that nobody reads.
         for replaced in self._replaced.values():
-            # Code that replaced ours keeps calling it, which sets a number that nobody reads.
-            if vars(replaced.owner).get(replaced.name) is replaced.ours:
-                setattr(replaced.owner, replaced.name, replaced.original)
+            replaced.remove()
         self._replaced.clear()
 
     def _wrap_method(self, original: Callable[..., Any], parameter: str) -> Callable[..., Any]:

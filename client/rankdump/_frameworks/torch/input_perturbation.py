@@ -26,9 +26,9 @@ from torch.utils.hooks import RemovableHandle
 
 from rankdump._core.input_perturbation import ONE_ULP, PERTURB_SETTING
 from rankdump._core.recorder_protocol import Recorder
-from rankdump._frameworks.batch_digests import name_batch_tensor
+from rankdump._frameworks.card_digests import name_batch_tensor
 from rankdump._frameworks.model_observer import ModelObserver
-from rankdump._frameworks.operator_names import CallLeaf, list_call_leaves, list_result_leaves
+from rankdump._frameworks.operator_names import list_call_leaves, list_result_leaves
 from rankdump._frameworks.torch.forward_passes import pipeline_stage_patch
 from rankdump._frameworks.torch.internals import (
     disable_observation,
@@ -38,9 +38,8 @@ from rankdump._frameworks.torch.internals import (
 )
 from rankdump._frameworks.torch.layouts import find_local_shard, strip_distribution
 from rankdump._frameworks.torch.module_hooks import (
-    do_nothing,
+    CopyableHook,
     exclude_from_compilation,
-    make_inert_hook,
     run_shielded,
 )
 
@@ -184,7 +183,9 @@ class TorchInputPerturbation:
         if found is None:
             self._own.handle = register_module_forward_hook(self._make_result_hook(model))
             return None
-        self._record(_name_argument(leaves, found))
+        # As the digests of batches name it.
+        names = (name_batch_tensor(leaf) for leaf in leaves if leaf.value is found)
+        self._record(next(names, "an input"))
         return new_args, new_kwargs
 
     def end_call(self) -> None:
@@ -207,21 +208,20 @@ class TorchInputPerturbation:
         def after_call(module: Module, args: Any, result: Any) -> Any:
             if module is model or threading.get_ident() != thread or is_tracing():
                 return None
-            found: list[Any] = []
-            run_shielded(self._move_result, self.report_failure, module, result, found)
-            return found[0] if found else None
+            return run_shielded(self._move_result, self.report_failure, module, result)
 
         return after_call
 
-    def _move_result(self, module: Module, result: Any, found: list[Any]) -> None:
+    def _move_result(self, module: Module, result: Any) -> Any:
+        """Return what a module returns instead; None for the result that is given."""
         replaced, tensor = replace_first(result, move_by_ulp)
         if tensor is None:
-            return
+            return None
         self._remove_result_hook()
         leaves = list_result_leaves(result)
         slot = next((leaf.slot for leaf in leaves if leaf.value is tensor), 0)
         self._record(f"output.{slot} of the first {type(module).__name__}")
-        found.append(replaced)
+        return replaced
 
     def _remove_result_hook(self) -> bool:
         handle: RemovableHandle | None = getattr(self._own, "handle", None)
@@ -239,35 +239,18 @@ class TorchInputPerturbation:
         return getattr(self._own, "depth", 0)
 
 
-def _name_argument(leaves: list[CallLeaf], tensor: Tensor) -> str:
-    """Return the name of an argument as the digests of batches have it."""
-    leaf = next((each for each in leaves if each.value is tensor), None)
-    return "an input" if leaf is None else name_batch_tensor(leaf)
-
-
-class _PerturbationHook:
-    """Base of the hooks on a model; a copy of the model gets a hook that does nothing."""
+class _PerturbationHook(CopyableHook):
+    """Base of the hooks on a model."""
 
     def __init__(self, perturbation: TorchInputPerturbation) -> None:
         self._perturbation = perturbation
-
-    def __deepcopy__(self, memo: object) -> Callable[..., None]:
-        return do_nothing
-
-    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
-        return make_inert_hook, ()
 
 
 class _CallHook(_PerturbationHook):
     @exclude_from_compilation
     def __call__(self, module: Module, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        found: list[tuple[Any, Any] | None] = []
-
-        def begin() -> None:
-            found.append(self._perturbation.begin_call(module, args, kwargs))
-
-        run_shielded(begin, self._perturbation.report_failure)
-        return found[0] if found else None
+        own = self._perturbation
+        return run_shielded(own.begin_call, own.report_failure, module, args, kwargs)
 
 
 class _CallEndHook(_PerturbationHook):

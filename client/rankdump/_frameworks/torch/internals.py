@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -377,8 +377,18 @@ def find_running_node() -> object | None:
     return _C._current_autograd_node() if hasattr(_C, "_current_autograd_node") else None
 
 
-def find_backward_step() -> tuple[int, int, bool] | None:
-    """Return the running task of autograd, its node's number, and whether Python wrote the node.
+class BackwardStep(NamedTuple):
+    """A step of the backward: one node of one run through the graph."""
+
+    task: int
+    node: int
+    """Number of the node, in the order in which its thread made nodes."""
+    function: bool
+    """Whether it is an autograd function written in Python."""
+
+
+def find_backward_step() -> BackwardStep | None:
+    """Return the step of the backward that this thread runs.
 
     None outside a backward, and always with a torch too old to report it.
     """
@@ -389,6 +399,6 @@ def find_backward_step() -> tuple[int, int, bool] | None:
         return None
     node: Any = find_running_node()
     if node is None:
-        return task, -1, False
+        return BackwardStep(task, -1, False)
     function = isinstance(node, torch.autograd.function.BackwardCFunction)
-    return task, node._sequence_nr(), function
+    return BackwardStep(task, node._sequence_nr(), function)

@@ -93,11 +93,6 @@ class JobState:
         self._restorers += [*_save_generators(parameters), *map(_save_other, others)]
         self._known = {}
 
-    @property
-    def byte_count(self) -> int:
-        """Bytes of host memory; those of equal copies count for both."""
-        return sum(each.saved.nbytes for each in self._storages.values())
-
     def restore(self) -> None:
         """Go back to the state; for once, because the job goes on with the restored objects."""
         _synchronize()

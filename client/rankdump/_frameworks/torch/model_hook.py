@@ -59,7 +59,11 @@ from rankdump._frameworks.torch.module_tree import (
     read_module_arguments,
 )
 from rankdump._frameworks.torch.parameters import ModuleMarkReporter, TorchParameterObserver
-from rankdump._frameworks.torch.recomputation import BackwardStep, ForwardCallLog, TorchOperatorCall
+from rankdump._frameworks.torch.recomputation import (
+    ForwardCallLog,
+    TorchOperatorCall,
+    find_first_tensor,
+)
 from rankdump._frameworks.torch.tensors import TorchObserver, make_compiled_source
 
 if TYPE_CHECKING:
@@ -73,7 +77,7 @@ class ModuleGradientObserver:
     """Places the gradient hooks of one attached model."""
 
     def __init__(self, observer: TorchObserver, describer: GraphDescriber) -> None:
-        self._observer = observer
+        self.observer = observer
         self._describer = describer
         self._hooks = TensorHookRegistry()
 
@@ -93,7 +97,7 @@ class ModuleGradientObserver:
             if not isinstance(tensor, Tensor) or not is_hookable(tensor):
                 continue
             if not is_watched:
-                is_watched = self._observer.is_selected(call.names.gradient, TensorSide.OUTPUT)
+                is_watched = self.observer.is_selected(call.names.gradient, TensorSide.OUTPUT)
                 if not is_watched:
                     return
             if not again:
@@ -114,24 +118,20 @@ class ModuleGradientObserver:
 
         `compiled` means that compiled code computed it.
         """
-        observer, name = self._observer, call.names.gradient
+        observer, name = self.observer, call.names.gradient
         if not observer.recorder.armed:
             return
         arrivals = call.arrivals
         if arrivals.begins_run(side, leaf.slot):
             observer.record_event(name)
             if self._describer.is_active:
-                run_shielded(self._describer.describe_gradient, self.report_failure, call)
+                run_shielded(self._describer.describe_gradient, observer.report_failure, call)
         backward_side = BACKWARD_SIDE[side]
         op_type, forward_pass = call.scope.op_type, call.forward_pass
         read = make_compiled_source if compiled else None
         observer.record_tensors(op_type, name, backward_side, [leaf], forward_pass, read)
         if arrivals.is_complete:
             observer.end_call(name)
-
-    def report_failure(self, error: Exception) -> None:
-        """Report that a hook could not do its work."""
-        self._observer.report_failure(error)
 
 
 class _ModuleGradientHook:
@@ -155,14 +155,9 @@ class _ModuleGradientHook:
     @exclude_from_compilation
     def __call__(self, gradient: Tensor) -> None:
         if not is_tracing():
-            leaf = CallLeaf(self._slot, self._argument, gradient)
-            run_shielded(
-                self._gradients.record_gradient,
-                self._gradients.report_failure,
-                self._call,
-                self._side,
-                leaf,
-            )
+            leaf, gradients = CallLeaf(self._slot, self._argument, gradient), self._gradients
+            failed = gradients.observer.report_failure
+            run_shielded(gradients.record_gradient, failed, self._call, self._side, leaf)
 
 
 class TensorHookRegistry:
@@ -288,8 +283,12 @@ class ModuleCallObserver:
             # Nearly all calls inherit their pass, so this is not left to a function.
             if around is not None and around.has_grad is has_grad:
                 call.forward_pass = around.forward_pass
+            elif around is not None:
+                call.forward_pass = continue_pass(around.forward_pass, has_grad=has_grad)
             else:
-                call.forward_pass = self._find_pass(operator, around, has_grad)
+                recorder = self._observer.recorder
+                begin_pass = self._pass_finder.begin_pass
+                call.forward_pass = begin_pass(operator, recorder, has_grad=has_grad)
         names = call.names
         name = names.recomputation if again else names.forward
         frame = OpenModuleCall(
@@ -322,16 +321,23 @@ class ModuleCallObserver:
         return frame
 
     def _close_inner(self, operator: ModuleOperator) -> OpenModuleCall | None:
-        """Remove the operator's innermost call, and end the calls inside it."""
+        """Remove the operator's innermost call, and end the calls inside it that never returned."""
         frames = self._frames()
-        if frames and frames[-1].operator is operator:
+        if frames and frames[-1].operator is operator:  # nearly always
             frame = frames.pop()
-            self._finish_event(frame)
+            self._finish_events((frame,))
             return frame
-        closing = self._close_frames(operator)
+        at = len(frames) - 1
+        while at >= 0 and frames[at].operator is not operator:
+            at -= 1
+        if at < 0:
+            return None
+        closing = frames[at:]
+        del frames[at:]
+        self._finish_events(closing)
         for frame in reversed(closing[1:]):
             self._end_frame(frame, [], raised=False)
-        return closing[0] if closing else None
+        return closing[0]
 
     def _close_call(
         self, frame: OpenModuleCall, find: Callable[[], Sequence[CallLeaf]], *, raised: bool
@@ -339,7 +345,8 @@ class ModuleCallObserver:
         leaves: Sequence[CallLeaf] = []
         try:
             leaves = find()
-            self._record_outputs(frame, leaves)
+            if frame.call is not None:
+                self._record_side(frame, frame.call, TensorSide.OUTPUT, leaves)
         finally:
             self._end_frame(frame, leaves, raised=raised)
 
@@ -365,10 +372,6 @@ class ModuleCallObserver:
             values = read_module_arguments(frame.operator.module)
             recorder.record_arguments(self._observer.graph, op_type, frame.name, values)
         self._record_side(frame, call, TensorSide.INPUT, leaves)
-
-    def _record_outputs(self, frame: OpenModuleCall, leaves: Sequence[CallLeaf]) -> None:
-        if frame.call is not None:
-            self._record_side(frame, frame.call, TensorSide.OUTPUT, leaves)
 
     def _record_side(
         self,
@@ -417,52 +420,20 @@ class ModuleCallObserver:
             )
         return own
 
-    def _close_frames(self, operator: ModuleOperator) -> list[OpenModuleCall]:
-        """Remove the operator's innermost call, and the calls inside it that never returned."""
-        frames = self._frames()
-        at = len(frames) - 1
-        while at >= 0 and frames[at].operator is not operator:
-            at -= 1
-        if at < 0:
-            return []
-        closing = frames[at:]
-        del frames[at:]
-        self._finish_events(closing)
-        return closing
-
     def _finish_events(self, frames: Sequence[OpenModuleCall]) -> None:
         for frame in reversed(frames):
-            self._finish_event(frame)
-
-    def _finish_event(self, frame: OpenModuleCall) -> None:
-        if frame.begun is not None:
-            self._observer.recorder.finish_event(frame.begun)
-
-    def _find_pass(
-        self, operator: ModuleOperator, around: OpenModuleCall | None, has_grad: bool
-    ) -> ForwardPass:
-        if around is None:
-            recorder = self._observer.recorder
-            return self._pass_finder.begin_pass(operator, recorder, has_grad=has_grad)
-        return continue_pass(around.forward_pass, has_grad=has_grad)
+            if frame.begun is not None:
+                self._observer.recorder.finish_event(frame.begun)
 
     def _number_call(
         self, operator: ModuleOperator, leaves: Sequence[CallLeaf]
     ) -> tuple[TorchOperatorCall, bool]:
-        first = _find_first_tensor(leaves)
-        step = find_backward_step()
+        first, step = find_first_tensor(leaves), find_backward_step()
         if step is not None:
-            repeated = self._call_log.find_repeated_call(operator.scope, first, BackwardStep(*step))
+            repeated = self._call_log.find_repeated_call(operator.scope, first, step)
             if repeated is not None:
                 return repeated, True
         return self._call_log.add_forward_call(operator.scope, first), False
-
-
-def _find_first_tensor(leaves: Sequence[CallLeaf]) -> Tensor | None:
-    for leaf in leaves:
-        if isinstance(leaf.value, Tensor):
-            return leaf.value
-    return None
 
 
 def _is_inside_boundary(outer: ModuleOperator, inner: ModuleOperator) -> bool:

@@ -40,6 +40,7 @@ from rankdump._frameworks.torch.module_tree import ModuleOperator, ModuleTree
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])
+_ResultT = TypeVar("_ResultT")
 
 
 def exclude_from_compilation(function: _FunctionT) -> _FunctionT:
@@ -52,15 +53,16 @@ def exclude_from_compilation(function: _FunctionT) -> _FunctionT:
 
 
 def run_shielded(
-    body: Callable[..., None], failed: Callable[[Exception], None], *args: Any
-) -> None:
-    """Run a hook's body; an error goes to `failed`, an interrupt passes through."""
+    body: Callable[..., _ResultT], failed: Callable[[Exception], None], *args: Any
+) -> _ResultT | None:
+    """Run a hook's body; None after an error, which goes to `failed`. Interrupts pass through."""
     is_measured = HOOK_METER.is_on and HOOK_METER.begin()
     try:
         with disable_function_modes():
-            body(*args)
+            return body(*args)
     except Exception as error:
         failed(error)
+        return None
     finally:
         if is_measured:
             HOOK_METER.end()
@@ -115,6 +117,28 @@ def is_caused_by(error: BaseException, fault: ErrorFingerprint | None) -> bool:
             return True
         found = found.__cause__ or found.__context__
     return False
+
+
+class CopyableHook:
+    """Base of hooks on modules: a copied or pickled module gets a hook that does nothing."""
+
+    def __deepcopy__(self, memo: object) -> Callable[..., None]:
+        return do_nothing
+
+    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
+        return make_inert_hook, ()
+
+
+# Both names are in the files of modules that a script pickled.
+
+
+def do_nothing(*args: object) -> None:
+    """Replace a hook in a copied or pickled module."""
+
+
+def make_inert_hook() -> Callable[..., None]:
+    """Return the replacement of a hook in an unpickled module."""
+    return do_nothing
 
 
 class ModuleCallListener(Protocol):
@@ -197,8 +221,8 @@ class ModuleHooks:
         self._boundaries.append((operator.module, boundary, before))
 
 
-class _OperatorHook:
-    """Base of the hooks on a module; a copy of the module gets a hook that does nothing."""
+class _OperatorHook(CopyableHook):
+    """Base of the hooks on an observed module."""
 
     def __init__(
         self,
@@ -209,12 +233,6 @@ class _OperatorHook:
         self._operator = operator
         self._calls = calls
         self._tracer = tracer
-
-    def __deepcopy__(self, memo: object) -> Callable[..., None]:
-        return do_nothing
-
-    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
-        return make_inert_hook, ()
 
 
 class _OperatorPreHook(_OperatorHook):
@@ -262,15 +280,6 @@ class _BoundaryCall(_OperatorHook):
         return result
 
 
-def do_nothing(*args: object) -> None:
-    """Replace a hook in a copied or pickled module."""
-
-
-def make_inert_hook() -> Callable[..., None]:
-    """Return the replacement of a hook in an unpickled module."""
-    return do_nothing
-
-
 class TorchOutermostWatch:
     """Watches models until `remove`; calls inside another model's call do not count."""
 
@@ -313,24 +322,9 @@ class TorchOutermostWatch:
         return getattr(self._open, "depth", 0)
 
 
-class _ModelHook:
-    """Base of the hooks on a model; a copy of the model gets a hook that does nothing."""
-
-    def __init__(self, outermost: TorchOutermostWatch, model: Module) -> None:
-        self._outermost = outermost
-        self._model = model
-
-    def __deepcopy__(self, memo: object) -> Callable[..., None]:
-        return do_nothing
-
-    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
-        return make_inert_hook, ()
-
-
-class _ModelPreHook(_ModelHook):
+class _ModelPreHook(CopyableHook):
     def __init__(self, outermost: TorchOutermostWatch, model: Module, number: int) -> None:
-        super().__init__(outermost, model)
-        self._number = number
+        self._outermost, self._model, self._number = outermost, model, number
 
     @exclude_from_compilation
     def __call__(self, module: Module, args: Any, kwargs: Any) -> None:
@@ -345,7 +339,10 @@ class _ModelPreHook(_ModelHook):
                     hook(module, args, kwargs)
 
 
-class _ModelPostHook(_ModelHook):
+class _ModelPostHook(CopyableHook):
+    def __init__(self, outermost: TorchOutermostWatch, model: Module) -> None:
+        self._outermost, self._model = outermost, model
+
     @exclude_from_compilation
     def __call__(self, module: Module, args: Any, result: Any) -> None:
         if module is self._model and not is_tracing():

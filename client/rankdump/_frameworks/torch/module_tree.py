@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
+from rankdump._frameworks.model_observer import is_plain_value
 from rankdump._frameworks.operator_names import OperatorScope, make_scope
 from rankdump._frameworks.torch.internals import find_compiled_call, is_persistent
 
@@ -107,12 +108,6 @@ def iterate_parameters(model: Module) -> Iterator[tuple[str, Parameter]]:
         model, lambda module: module.named_parameters(recurse=False)
     ):
         yield name, parameter
-
-
-def iterate_buffers(model: Module) -> Iterator[tuple[str, Tensor, bool]]:
-    """Yield each buffer once, with its dotted name and whether it is part of the state."""
-    for place in iterate_buffer_locations(model):
-        yield place.name, place.buffer, place.persistent
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,8 +281,6 @@ _PLAIN_TYPES = (bool, int, float, str, torch.dtype, torch.device, type(None))
 _STATE_ATTRIBUTES = frozenset(("training", "call_super_init", "dump_patches"))
 """Attributes of every module, which are not arguments."""
 _NO_ATTRIBUTE = object()
-_MAX_ARGUMENT_CHARACTERS = 1024
-_MAX_TUPLE_PARTS = 64
 
 
 def read_module_arguments(module: Module) -> dict[str, str]:
@@ -298,22 +291,11 @@ def read_module_arguments(module: Module) -> dict[str, str]:
     found = {
         name: str(value)
         for name, value in vars(module).items()
-        if not name.startswith("_") and name not in _STATE_ATTRIBUTES and _is_plain(value)
+        if not name.startswith("_")
+        and name not in _STATE_ATTRIBUTES
+        and is_plain_value(value, _PLAIN_TYPES, (tuple,))
     }
     bias = getattr(module, "bias", _NO_ATTRIBUTE)
     if bias is None or isinstance(bias, Tensor):
         found.setdefault("bias", str(bias is not None))
     return dict(sorted(found.items()))
-
-
-def _is_plain(value: object, depth: int = 2) -> bool:
-    if isinstance(value, str):
-        return len(value) <= _MAX_ARGUMENT_CHARACTERS
-    if isinstance(value, tuple):
-        parts = cast("tuple[Any, ...]", value)
-        return (
-            depth > 0
-            and len(parts) <= _MAX_TUPLE_PARTS
-            and all(_is_plain(p, depth - 1) for p in parts)
-        )
-    return isinstance(value, _PLAIN_TYPES)

@@ -115,7 +115,10 @@ class TorchOptimizerHook:
         observer = TorchObserver(self._recorder, place.graph)
         for key, value in states.items():
             name = f"{OPTIMIZER_PREFIX}{place.name}.{key}"
-            _record_state(observer, name, key, value, parameter, place.find_layout)
+            # Some are smaller than their parameter, such as the rows of a factored moment.
+            find_layout = place.find_layout if value.shape == parameter.shape else None
+            if observer.is_selected(name, TensorSide.OUTPUT):
+                observer.record_value(OPTIMIZER_STATE_TYPE, name, key, value, find_layout)
 
     def _find_places(self) -> dict[int, _ParameterPlace]:
         return {
@@ -167,21 +170,6 @@ def _list_states(optimizer: Any, parameter: Tensor, *, with_master: bool) -> dic
         if isinstance(value, Tensor) and key != _COUNTER
     }
     return states | {"master": parameter} if with_master else states
-
-
-def _record_state(
-    observer: TorchObserver,
-    name: str,
-    key: str,
-    value: Tensor,
-    parameter: Tensor,
-    find_layout: LayoutFinder | None,
-) -> None:
-    # Some states are smaller than their parameter, such as the rows of a factored moment.
-    if value.shape != parameter.shape:
-        find_layout = None
-    if observer.is_selected(name, TensorSide.OUTPUT):
-        observer.record_value(OPTIMIZER_STATE_TYPE, name, key, value, find_layout)
 
 
 def _is_optimizer(value: object) -> bool:

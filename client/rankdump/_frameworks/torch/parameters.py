@@ -50,7 +50,6 @@ from rankdump._frameworks.torch.module_tree import (
     ModuleTree,
     build_module_tree,
     iterate_buffer_locations,
-    iterate_buffers,
     iterate_chosen_names,
     iterate_parameters,
 )
@@ -125,8 +124,8 @@ class TorchParameterObserver:
     def iterate_named(self) -> Iterator[tuple[str, Tensor]]:
         """Yield parameters, then buffers, each once with its dotted name."""
         yield from iterate_sharded_parameters(self._model)
-        for name, buffer, _ in iterate_buffers(self._model):
-            yield name, buffer
+        for place in iterate_buffer_locations(self._model):
+            yield place.name, place.buffer
 
     def find_layout(self, parameter: object) -> LayoutFinder | None:
         """Return the function that finds the layout of a plain parameter that is a part."""
@@ -223,9 +222,6 @@ class ModuleMarks:
         self.changes = 0
         """Number of times that a mark was set."""
 
-    def __len__(self) -> int:
-        return len(self._by_module)
-
     def set_mark(self, module: Module, enabled: bool) -> None:
         """Mark a module and all modules inside it, or remove their marks."""
         for inside in module.modules():
@@ -297,10 +293,8 @@ def find_parameter_layouts(
 
     Of several descriptions of a parameter the one that knows most counts.
     """
-    found: dict[int, LayoutFinder] = {}
-    for tensor, find_layout in _iterate_layouts(model, named):
-        found[id(tensor)] = CheckedLayout(find_layout)
-    return found
+    layouts = _iterate_layouts(model, named)
+    return {id(tensor): CheckedLayout(find_layout) for tensor, find_layout in layouts}
 
 
 def _iterate_layouts(

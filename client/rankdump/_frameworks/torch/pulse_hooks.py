@@ -10,7 +10,7 @@ it: where a loss scale was too high, `GradScaler` skips the step.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -51,9 +51,8 @@ from rankdump._frameworks.torch.graph_description import FOREIGN_FILES
 from rankdump._frameworks.torch.internals import is_tracing, is_wrapped
 from rankdump._frameworks.torch.layouts import find_distribution, strip_distribution
 from rankdump._frameworks.torch.module_hooks import (
-    do_nothing,
+    CopyableHook,
     exclude_from_compilation,
-    make_inert_hook,
     run_shielded,
 )
 from rankdump._frameworks.torch.module_tree import (
@@ -379,8 +378,8 @@ def is_innermost(operator: ModuleOperator) -> bool:
     return operator.boundary or next(operator.module.children(), None) is None
 
 
-class _PulseHook:
-    """Base of the hooks; a copy of a module gets a hook that does nothing."""
+class _PulseHook(CopyableHook):
+    """Base of the hooks that measure tensors."""
 
     def __init__(self, context: PulsedModel, op_type: str, op_name: str) -> None:
         """`op_name` is the name of a tensor of the hook, for the rules that name operators."""
@@ -395,12 +394,6 @@ class _PulseHook:
         """Whether its next tensor is kept in full."""
         self.is_named = self._pulses.is_watched(op_type, op_name)
         """Whether a watch rule names it."""
-
-    def __deepcopy__(self, memo: object) -> Callable[..., None]:
-        return do_nothing
-
-    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
-        return make_inert_hook, ()
 
     def _add_kind(
         self, key: object, op_type: str, op_name: str, slot: int, argument: str, tensor: Tensor
@@ -457,8 +450,8 @@ class _PulseHook:
 
     def _keep(self, number: int, kind: TensorKind, tensor: Tensor) -> None:
         self.is_kept = False
-        source = find_host_source(tensor)
-        if source is None or source.byte_count != kind.byte_count:
+        source = find_host_source(tensor, kind)
+        if source is None:
             self._pulses.count_left_out()
         else:
             self._pulses.keep_tensor(kind, number, source)
@@ -476,8 +469,8 @@ class _PulseHook:
                 place = kind.op_type, kind.op_name, slot, argument, value, TensorSide.INPUT
                 tensors.append((self._make_kind(*place), value))
         for about, value in tensors:
-            source = find_host_source(value)
-            if source is None or source.byte_count != about.byte_count:
+            source = find_host_source(value, about)
+            if source is None:
                 self._pulses.count_left_out()
             else:
                 found.append((about, source))
@@ -601,18 +594,12 @@ class _GradientPulseHook(_PulseHook):
         self._pulses.report_fault(FaultKind.NON_FINITE, text, self._bad_kind)
 
 
-class _BatchHook:
+class _BatchHook(CopyableHook):
     """Hook before each call of the attached model, for the causes of the step."""
 
     def __init__(self, context: PulsedModel, causes: StepCauseObserver) -> None:
         self._pulses, self._observer = context.pulses, context.observer
         self._causes = causes
-
-    def __deepcopy__(self, memo: object) -> Callable[..., None]:
-        return do_nothing
-
-    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
-        return make_inert_hook, ()
 
     @exclude_from_compilation
     def __call__(self, module: Module, args: Any, kwargs: Any = None) -> None:
@@ -626,12 +613,14 @@ class _BatchHook:
         self._pulses.add_time(_clock_ns() - begun_ns)
 
 
-def find_host_source(tensor: Tensor) -> TensorSource | None:
-    """Return a tensor in host memory as a source; None for another, or one that is unreadable."""
+def find_host_source(tensor: Tensor, kind: TensorKind) -> TensorSource | None:
+    """Return a tensor of that kind in host memory as a source; None for another, or one that is
+    unreadable.
+    """
     source = make_torch_source(tensor)
     if source is None or isinstance(source, str) or not source.tensor.is_cpu:
         return None
-    return source
+    return source if source.byte_count == kind.byte_count else None
 
 
 def has_finite_elements(value: object) -> bool:

@@ -13,7 +13,7 @@ import itertools
 import threading
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,8 +22,10 @@ from torch import Tensor, strided
 
 from rankdump._core.record import TensorSide
 from rankdump._core.recorder_protocol import UNDIVIDED_PASS, ForwardPass
-from rankdump._frameworks.operator_names import OperatorCallNames, OperatorScope
+from rankdump._frameworks.api_calls import ApiLeaf
+from rankdump._frameworks.operator_names import CallLeaf, OperatorCallNames, OperatorScope
 from rankdump._frameworks.torch.internals import (
+    BackwardStep,
     find_saving_hook,
     find_thread_number,
     has_own_elements,
@@ -70,15 +72,12 @@ def compute_fingerprint(tensor: Tensor | None) -> TensorFingerprint | None:
     return tuple.__new__(TensorFingerprint, fields)
 
 
-@dataclass(frozen=True, slots=True)
-class BackwardStep:
-    """A step of the backward: one node of one run through the graph."""
-
-    task: int
-    node: int
-    """Number of the node, in the order in which its thread made nodes."""
-    function: bool
-    """Whether it is an autograd function written in Python."""
+def find_first_tensor(leaves: Iterable[CallLeaf] | Iterable[ApiLeaf]) -> Tensor | None:
+    """Return the first tensor among the arguments of a call, by which its repetition is found."""
+    for leaf in leaves:
+        if isinstance(leaf.value, Tensor):
+            return leaf.value
+    return None
 
 
 class ForwardContext(NamedTuple):
@@ -179,20 +178,19 @@ def choose_repeated_call(
     *,
     after: int | None,
     same_data: Callable[[TorchOperatorCall], bool],
-) -> tuple[TorchOperatorCall | None, str]:
-    """Return the repeated call and the reason for the choice; `calls` are one operator's, in order.
+) -> TorchOperatorCall | None:
+    """Return the repeated call; `calls` are one operator's, in order.
 
     `after` is the position after which the region continues, None if unknown.
     """
     if not calls:
-        return None, "never called before"
+        return None
     following = [call for call in calls if after is not None and call.position > after]
     if following:
-        return following[0], "next in the region"
+        return following[0]
     same = [call for call in calls if same_data(call)]
     # Regions are repeated in reverse order: of the least repeated calls, the last one.
-    last = min(same or calls, key=lambda call: (call.repeat_count, -call.position))
-    return last, "same data" if same else "last one not repeated"
+    return min(same or calls, key=lambda call: (call.repeat_count, -call.position))
 
 
 class ForwardCallLog:
@@ -255,7 +253,7 @@ class ForwardCallLog:
             if thread in self._by_thread:
                 calls = [call for call in calls if call.context.thread == thread]
             after = self._find_position(thread, step)
-            call, _ = choose_repeated_call(calls, after=after, same_data=same_data)
+            call = choose_repeated_call(calls, after=after, same_data=same_data)
             if call is not None:
                 call.repeat_count += 1
                 self._last_repeated[thread] = (step, call.position)

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from rankdump._core.recorder_protocol import CauseRecorder
 from rankdump._core.run_card import LEARNING_RATE_PREFIX, RANDOM_PREFIX
-from rankdump._frameworks.batch_digests import (
+from rankdump._frameworks.card_digests import (
     MAX_BATCH_TENSORS,
     MAX_DIGEST_BYTES,
     BatchDigests,

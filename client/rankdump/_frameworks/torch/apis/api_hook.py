@@ -7,7 +7,7 @@ the frames show whose call it is.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -35,22 +35,10 @@ from rankdump._frameworks.torch.tensors import TorchObserver
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 
-class PausableObserver(Protocol):
-    """An observer that can be paused in one thread."""
-
-    def pause(self) -> None:
-        """Stop observing in this thread until `resume`."""
-        ...
-
-    def resume(self) -> None:
-        """Continue observing in this thread."""
-        ...
-
-
 class OptimizerPause:
     """Pauses an observer during the steps of all optimizers of the process, until `remove`."""
 
-    def __init__(self, calls: PausableObserver) -> None:
+    def __init__(self, calls: TorchApiCallObserver) -> None:
         self._calls = calls
         self._handles = (
             register_optimizer_step_pre_hook(self._before_step),

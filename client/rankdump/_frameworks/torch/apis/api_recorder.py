@@ -32,50 +32,17 @@ from rankdump._frameworks.torch.apis.call_sites import CallSites
 from rankdump._frameworks.torch.internals import find_backward_step, find_saving_hook, is_tracing
 from rankdump._frameworks.torch.model_hook import TensorHookRegistry, is_hookable
 from rankdump._frameworks.torch.module_hooks import exclude_from_compilation, run_shielded
-from rankdump._frameworks.torch.recomputation import BackwardStep, ForwardCallLog, TorchOperatorCall
+from rankdump._frameworks.torch.recomputation import (
+    ForwardCallLog,
+    TorchOperatorCall,
+    find_first_tensor,
+)
 from rankdump._frameworks.torch.tensors import TorchObserver
 from rankdump._layout.api_tree import ApiCall, parse_place
 
 _SCALAR_DTYPES = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}
 _HIDDEN_PREFIX = "_"
 """Prefix of arguments that torch's functions pass each other, such as a warning's depth."""
-
-
-class ApiTensorRecorder:
-    """Records the tensors and numbers among the leaves of a call."""
-
-    def __init__(self, observer: TorchObserver, *, filtered: bool) -> None:
-        """With `filtered` only floating-point tensors with a shape and elements are recorded."""
-        self._observer = observer
-        self._filtered = filtered
-
-    def record_leaves(
-        self,
-        op_type: str,
-        name: str,
-        side: TensorSide,
-        leaves: Iterable[ApiLeaf],
-        *,
-        recomputed: bool,
-    ) -> list[CallLeaf]:
-        """Record one side of a call; return the recorded leaves, as tensors."""
-        kept: list[CallLeaf] = []
-        for leaf in leaves:
-            value, scalar = leaf.value, ""
-            if not isinstance(value, Tensor):
-                hidden = side is TensorSide.INPUT and leaf.word.startswith(_HIDDEN_PREFIX)
-                if self._filtered or hidden:
-                    continue
-                scalar = find_scalar_type(value)
-                value = _make_scalar_tensor(value, scalar)
-            elif self._filtered and not _is_float_data(value):
-                continue
-            if value is not None:
-                place = format_api_argument(side, leaf.path, leaf.word, scalar, recomputed)
-                # As `CallLeaf(...)`, in a third of the time: there is one for each tensor.
-                kept.append(tuple.__new__(CallLeaf, (leaf.slot, place, value)))
-        self._observer.record_tensors(op_type, name, side, kept)
-        return kept
 
 
 def _is_float_data(tensor: Tensor) -> bool:
@@ -129,10 +96,10 @@ class ApiRepeatFinder:
                 self._add_call(call, leaves)
             return None
         # An autograd function written in Python computes its own gradient without gradients.
-        if not watched and not (step[2] and grad):
+        if not watched and not (step.function and grad):
             return None
         found = self._call_log.find_repeated_call(
-            _make_call_scope(call), _find_first_tensor(leaves), BackwardStep(*step)
+            _make_call_scope(call), find_first_tensor(leaves), step
         )
         original = None if found is None else self._originals.get(found)
         return RepeatedApiCall(original, has_gradients=not watched)
@@ -140,17 +107,12 @@ class ApiRepeatFinder:
     def _add_call(self, call: ApiCall, leaves: Iterable[ApiLeaf]) -> None:
         if len(self._originals) >= _MAX_REMEMBERED_CALLS:
             self.restart()
-        self._originals[
-            self._call_log.add_forward_call(_make_call_scope(call), _find_first_tensor(leaves))
-        ] = call
+        first = find_first_tensor(leaves)
+        self._originals[self._call_log.add_forward_call(_make_call_scope(call), first)] = call
 
 
 def _make_call_scope(call: ApiCall) -> OperatorScope:
     return OperatorScope(call.op_type, call.op_type)
-
-
-def _find_first_tensor(leaves: Iterable[ApiLeaf]) -> Tensor | None:
-    return next((leaf.value for leaf in leaves if isinstance(leaf.value, Tensor)), None)
 
 
 # torch's stubs leave hooks and handles untyped.
@@ -164,38 +126,18 @@ REPEATED_BACKWARD_WARNING = (
 )
 
 
-class ApiGradientObserver:
-    """Places the gradient hooks of one attached model."""
-
-    def __init__(self, observer: TorchObserver) -> None:
-        self._observer = observer
-        self._hooks = TensorHookRegistry()
-
-    def watch_gradients(self, call: ApiCall, results: Iterable[CallLeaf]) -> None:
-        """Hook the results of a forward call, to record their gradients."""
-        backward = ApiBackward(self._observer, call)
-        for leaf in results:
-            tensor = leaf.value
-            if isinstance(tensor, Tensor) and is_hookable(tensor):
-                self._hooks.add_hook(tensor, _ApiGradientHook(backward, leaf.slot, leaf.argument))
-
-    def remove_leaf_hooks(self) -> None:
-        """Remove the hooks from tensors that may outlive the iteration."""
-        self._hooks.remove_leaf_hooks()
-
-
 class ApiBackward:
     """Backward of one call, which may run several times."""
 
     def __init__(self, observer: TorchObserver, call: ApiCall) -> None:
-        self._observer = observer
+        self.observer = observer
         self._op_type = call.op_type
         self._name = f"{call.stem}_backward"
         self._seen: set[int] = set()
 
     def record_gradient(self, leaf: CallLeaf) -> None:
         """Record a gradient that has arrived."""
-        observer = self._observer
+        observer = self.observer
         if not observer.armed:
             return
         again = leaf.slot in self._seen
@@ -207,10 +149,6 @@ class ApiBackward:
         self._seen.add(leaf.slot)
         observer.record_tensors(self._op_type, self._name, TensorSide.INPUT, (leaf,))
         observer.end_call(self._name)
-
-    def report_failure(self, error: Exception) -> None:
-        """Report that a hook could not do its work."""
-        self._observer.report_failure(error)
 
 
 class _ApiGradientHook:
@@ -226,8 +164,8 @@ class _ApiGradientHook:
     @exclude_from_compilation
     def __call__(self, gradient: Tensor) -> None:
         if not is_tracing():
-            leaf = CallLeaf(self._slot, self._argument, gradient)
-            run_shielded(self._backward.record_gradient, self._backward.report_failure, leaf)
+            leaf, backward = CallLeaf(self._slot, self._argument, gradient), self._backward
+            run_shielded(backward.record_gradient, backward.observer.report_failure, leaf)
 
 
 @lru_cache(maxsize=1 << 10)
@@ -265,8 +203,7 @@ class TorchApiRecorder:
         self._observer = observer
         self._options = options
         self._sites = sites
-        self._tensors = ApiTensorRecorder(observer, filtered=options.filter_data)
-        self._gradients = ApiGradientObserver(observer)
+        self._hooks = TensorHookRegistry()
         self._repeats = ApiRepeatFinder()
         self._marked: set[str] = set()
         self._lock = threading.Lock()
@@ -274,7 +211,6 @@ class TorchApiRecorder:
     def set_options(self, options: ApiOptions) -> None:
         """Record with these options from now on."""
         self._options = options
-        self._tensors = ApiTensorRecorder(self._observer, filtered=options.filter_data)
 
     def restart(self) -> None:
         """Forget which calls may be repeated, because an iteration begins."""
@@ -282,7 +218,7 @@ class TorchApiRecorder:
 
     def remove_hooks(self) -> None:
         """Remove the hooks from tensors that may outlive the iteration."""
-        self._gradients.remove_leaf_hooks()
+        self._hooks.remove_leaf_hooks()
 
     def begin_call(
         self,
@@ -317,7 +253,7 @@ class TorchApiRecorder:
             results = self._record_side(open_call, TensorSide.OUTPUT, list_output_leaves(result))
             if self._options.retain_backward and (repeat is None or repeat.has_gradients):
                 original = None if repeat is None else repeat.original
-                self._gradients.watch_gradients(original or call, results)
+                self._watch_gradients(original or call, results)
         finally:
             # torch ends a repetition by an error once it has all that it needs.
             recorder.end_call(
@@ -351,10 +287,30 @@ class TorchApiRecorder:
     def _record_side(
         self, open_call: OpenTorchApiCall, side: TensorSide, leaves: Sequence[ApiLeaf]
     ) -> list[CallLeaf]:
-        return self._tensors.record_leaves(
-            open_call.op_type,
-            open_call.name,
-            side,
-            leaves,
-            recomputed=open_call.repeat is not None,
-        )
+        """Record one side of a call; return the recorded leaves, as tensors."""
+        filtered, recomputed = self._options.filter_data, open_call.repeat is not None
+        kept: list[CallLeaf] = []
+        for leaf in leaves:
+            value, scalar = leaf.value, ""
+            if not isinstance(value, Tensor):
+                hidden = side is TensorSide.INPUT and leaf.word.startswith(_HIDDEN_PREFIX)
+                if filtered or hidden:
+                    continue
+                scalar = find_scalar_type(value)
+                value = _make_scalar_tensor(value, scalar)
+            elif filtered and not _is_float_data(value):
+                continue
+            if value is not None:
+                place = format_api_argument(side, leaf.path, leaf.word, scalar, recomputed)
+                # As `CallLeaf(...)`, in a third of the time: there is one for each tensor.
+                kept.append(tuple.__new__(CallLeaf, (leaf.slot, place, value)))
+        self._observer.record_tensors(open_call.op_type, open_call.name, side, kept)
+        return kept
+
+    def _watch_gradients(self, call: ApiCall, results: Iterable[CallLeaf]) -> None:
+        """Hook the results of a forward call, to record their gradients."""
+        backward = ApiBackward(self._observer, call)
+        for leaf in results:
+            tensor = leaf.value
+            if isinstance(tensor, Tensor) and is_hookable(tensor):
+                self._hooks.add_hook(tensor, _ApiGradientHook(backward, leaf.slot, leaf.argument))

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
@@ -55,31 +56,15 @@ from rankdump._frameworks.torch.tensors import TorchObserver
 from rankdump._layout.api_tree import ApiCall
 
 
-class ApiCallHandler(Protocol):
-    """Runs the calls that a function mode intercepts."""
-
-    def handle_call(
-        self,
-        found: TorchApi,
-        function: Callable[..., Any],
-        types: Any,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        frame: FrameType | None,
-    ) -> Any:
-        """Run an API call made by a frame; return or raise what it does."""
-        ...
-
-
 class ApiMode(TorchFunctionMode):
     """Function mode that intercepts calls in the threads in which it is installed.
 
     Calls inside a call are not intercepted: torch removes a mode from the stack while it runs.
     """
 
-    def __init__(self, handler: ApiCallHandler) -> None:
+    def __init__(self, handler: TorchApiCallObserver) -> None:
         super().__init__()
-        self._handler: ApiCallHandler | None = handler
+        self._handler: TorchApiCallObserver | None = handler
         self._catalogue = TorchApiCatalogue()
 
     @exclude_from_compilation
@@ -128,8 +113,11 @@ def build_observed_tree(model: Module) -> ModuleTree:
     Modules inside a compiled region are part of it and left out.
     """
     tree = build_module_tree(model)
-    compiled = set(_iterate_inner_ids(each for each in tree.operators if each.boundary))
-    bounded = {id(each.module) for each in tree.operators if each.boundary}
+    boundaries = [each.module for each in tree.operators if each.boundary]
+    bounded = set(map(id, boundaries))
+    compiled = {
+        id(inner) for module in boundaries for inner in module.modules() if inner is not module
+    }
     operators = [
         each
         for each in (*tree.operators, *tree.fused)
@@ -145,13 +133,6 @@ def find_module_role(operator: ModuleOperator) -> ModuleRole:
     layer = ".".join(each.rpartition("-")[0] for each in components)
     called = find_module_api(operator.module)
     return ModuleRole(layer, called, called is not None or operator.boundary)
-
-
-def _iterate_inner_ids(boundaries: Iterable[ModuleOperator]) -> Iterator[int]:
-    for boundary in boundaries:
-        for module in boundary.module.modules():
-            if module is not boundary.module:
-                yield id(module)
 
 
 @dataclass(slots=True, eq=False)
@@ -216,7 +197,9 @@ class TorchApiCallObserver:
         kwargs: Mapping[str, Any],
         frame: FrameType | None,
     ) -> Any:
-        """Run a call of a function, and record it if it counts."""
+        """Run a call of a function, made by a frame, and record it if it counts; return or raise
+        what it does.
+        """
         # A tensor subclass must receive an operator as a whole.
         if found.is_composite and (not found.kind or set(types) <= {Tensor}):
             return self._call_composite(function, types, args, kwargs)
@@ -229,7 +212,8 @@ class TorchApiCallObserver:
             result = function(*args, **kwargs)
         except BaseException:
             if open_call is not None:
-                run_shielded(self._end_raised, self.report_failure, open_call)
+                end_raised = partial(self._recorder.end_call, raised=True)
+                run_shielded(end_raised, self.report_failure, open_call, None)
             raise
         finally:
             thread.running -= 1
@@ -244,7 +228,8 @@ class TorchApiCallObserver:
         thread, frames = self._thread, self._frames()
         if thread.running:
             return
-        self._enter_thread()
+        if not thread.is_known:  # a thread is observed from its first call of a module on
+            self._install_mode()
         role = self._find_role(operator)
         frame = OpenApiModuleCall(operator, role, find_handled_error())
         frames.append(frame)
@@ -349,18 +334,10 @@ class TorchApiCallObserver:
             return make_torch_api("Functional", function)
         return make_torch_api("Tensor", operator) if operator else found
 
-    def _enter_thread(self) -> None:
-        """Start observing a thread at its first call of a module."""
-        if not self._thread.is_known:
-            self._install_mode()
-
     def _install_mode(self) -> None:
         self._thread.is_known = True
         if not has_mode(self.mode):
             push_mode(self.mode)
-
-    def _end_raised(self, open_call: OpenTorchApiCall) -> None:
-        self._recorder.end_call(open_call, None, raised=True)
 
     def _find_role(self, operator: ModuleOperator) -> ModuleRole:
         role = self._roles.get(operator)

@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 
 from rankdump._frameworks.api_calls import CallStackCache
+from rankdump._frameworks.model_observer import RANKDUMP_FOLDER
 from rankdump._frameworks.torch import internals, module_hooks
 from rankdump._frameworks.torch.apis import function_patches
 from rankdump._frameworks.torch.apis.function_patches import find_written_operator
@@ -37,7 +38,6 @@ class CodeOwner(Enum):
 
 
 _TORCH_FOLDER = f"{Path(str(torch.__file__)).parent}{os.sep}"
-_RANKDUMP_FOLDER = f"{Path(__file__).parents[3]}{os.sep}"
 _FUNCTIONAL_FILE = str(functional.__file__)
 _TRANSPARENT_FILES = (
     f"{Path(__file__).parent}{os.sep}",
@@ -52,7 +52,7 @@ _COMPILED_RUNNERS = ("_inductor", "_functorch/_aot_autograd", "_functorch/aot_au
 _OWNERS_BY_FILE = (
     (_GRAPH_FILE, CodeOwner.GENERATED),
     ((*_TRANSPARENT_FILES, _IMPORT_SYSTEM), CodeOwner.TORCH),
-    (_RANKDUMP_FOLDER, CodeOwner.INTERNAL),
+    (RANKDUMP_FOLDER, CodeOwner.INTERNAL),
     (
         tuple(f"{_TORCH_FOLDER}{part.replace('/', os.sep)}" for part in _COMPILED_RUNNERS),
         CodeOwner.COMPILED,

@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import Module, functional
 
+from rankdump._frameworks.attribute_patch import AttributePatch
 from rankdump._frameworks.torch.module_hooks import exclude_from_compilation
 
 _OPERATOR_NAMES = tuple(
@@ -34,8 +35,7 @@ visible to the script's own modes and subclasses."""
 
 _patch_lock = threading.Lock()
 _patch_users = 0
-_replaced_operators: dict[str, tuple[Any, Callable[..., Any]]] = {}
-"""By name, the class's own attribute, or None, and its replacement."""
+_replaced_operators: list[AttributePatch] = []
 
 
 class OperatorPatch:
@@ -70,20 +70,13 @@ def _replace_operators() -> None:
     for name in _OPERATOR_NAMES:
         method = getattr(Tensor, name, None)
         if method is not None:
-            instead = _wrap_operator(name, method)
-            _replaced_operators[name] = vars(Tensor).get(name), instead
-            setattr(Tensor, name, instead)
+            _replaced_operators.append(AttributePatch(Tensor, name, _wrap_operator(name, method)))
+            _replaced_operators[-1].install()
 
 
 def _restore_operators() -> None:
-    for name, (own, instead) in _replaced_operators.items():
-        # Other code may have replaced our function meanwhile.
-        if vars(Tensor).get(name) is not instead:
-            continue
-        if own is None:
-            delattr(Tensor, name)
-        else:
-            setattr(Tensor, name, own)
+    for replaced in _replaced_operators:
+        replaced.remove()
     _replaced_operators.clear()
 
 
