@@ -7,6 +7,7 @@ once, before the first row that refers to it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -28,9 +29,10 @@ from rankdump._wire.message_fields import (
     check_count,
     check_numbers,
     check_text,
+    from_message,
+    make_fields,
     make_printable,
     make_sendable,
-    replace_surrogates,
 )
 from rankdump._wire.session_messages import MAX_WORLD_SIZE, kind_from_wire, kind_to_wire
 from rankdump.errors import ProtocolError
@@ -38,6 +40,8 @@ from rankdump.wire.v1 import agent_pb2
 
 MAX_KINDS = 1 << 16
 """Most kinds of a session; a rank measures nothing else afterwards."""
+FAULT_WORDS = frozenset(each.value for each in FaultKind)
+"""Words for kinds of faults that this version knows."""
 _MAX_CAUSES = 256
 _MAX_STACKS = 256
 _MAX_STACK_CHARACTERS = 1 << 16
@@ -49,23 +53,19 @@ def step_state_to_wire(
     """Return the message of a step, with the kinds that its stream has not brought yet."""
     cause = state.cause
     return agent_pb2.StepState(
-        iteration=state.iteration,
-        started_us=state.started_us,
-        ended_us=state.ended_us,
+        **make_fields(state, "cause", "stacks", "notes", "calls"),
         first_kind=first_kind,
         new_kinds=new_kinds,
-        rows=state.rows,
         cause=agent_pb2.StepCause(
             numbers={_make_name(name): number for name, number in cause.numbers.items()},
             digests={_make_name(name): digest for name, digest in cause.digests.items()},
         ),
-        skipped=state.skipped,
-        unfinished=state.unfinished,
-        stacks=[make_sendable(replace_surrogates(s), _MAX_STACK_CHARACTERS) for s in state.stacks],
-        notes=[make_sendable(replace_surrogates(note)) for note in state.notes],
-        details=state.details,
-        left_out=state.left_out,
-        calls=[_group_calls_to_wire(calls) for calls in state.calls],
+        stacks=[make_sendable(stack, _MAX_STACK_CHARACTERS) for stack in state.stacks],
+        notes=map(make_sendable, state.notes),
+        calls=[
+            agent_pb2.GroupCalls(**make_fields(calls, "group"), group=_make_name(calls.group))
+            for calls in state.calls
+        ],
     )
 
 
@@ -87,31 +87,13 @@ def step_state_from_wire(message: agent_pb2.StepState, known_kinds: int) -> Step
     check_count("stacks of a process", len(message.stacks), _MAX_STACKS)
     check_count("notes of a step", len(message.notes), MAX_STEP_NOTES)
     check_count("groups of a step", len(message.calls), MAX_GROUP_CALLS)
-    return StepState(
-        iteration=message.iteration,
-        started_us=message.started_us,
-        ended_us=message.ended_us,
-        rows=message.rows,
+    return from_message(
+        StepState,
+        message,
         cause=_read_cause(message.cause),
-        skipped=message.skipped,
-        unfinished=message.unfinished,
         stacks=tuple(check_text("stack", each, _MAX_STACK_CHARACTERS) for each in message.stacks),
-        notes=tuple(
-            make_printable(check_text("note of a step", each), len(each)) for each in message.notes
-        ),
-        details=message.details,
-        left_out=message.left_out,
+        notes=tuple(_read_text("note of a step", each) for each in message.notes),
         calls=tuple(map(_read_group_calls, message.calls)),
-    )
-
-
-def _group_calls_to_wire(calls: GroupCalls) -> agent_pb2.GroupCalls:
-    return agent_pb2.GroupCalls(
-        group=_make_name(calls.group),
-        ranks=calls.ranks,
-        count=calls.count,
-        kind=calls.kind,
-        called_us=calls.called_us,
     )
 
 
@@ -120,13 +102,7 @@ def _read_group_calls(message: agent_pb2.GroupCalls) -> GroupCalls:
     check_count("members of a group", len(message.ranks), MAX_WORLD_SIZE)
     for text in (message.group, message.kind):
         check_text("group of a step", text, MAX_LINE_CHARACTERS)
-    return GroupCalls(
-        message.group,
-        tuple(message.ranks),
-        message.count,
-        make_printable(message.kind, len(message.kind)),
-        message.called_us,
-    )
+    return from_message(GroupCalls, message, kind=make_printable(message.kind))
 
 
 def _check_details(details: bytes, rows: int) -> None:
@@ -152,39 +128,33 @@ def fault_notice_to_wire(notice: FaultNotice) -> agent_pb2.FaultNotice:
     """Return the message of a fault."""
     kind = notice.tensor_kind
     return agent_pb2.FaultNotice(
-        iteration=notice.iteration,
-        kind=notice.kind.value,
-        text=make_sendable(replace_surrogates(notice.text)),
+        **make_fields(notice, "text", "tensor_kind", "source"),
+        text=make_sendable(notice.text),
         tensor_kind=b"" if kind is None else kind_to_wire(kind),
-        source=make_sendable(replace_surrogates(notice.source)),
+        source=make_sendable(notice.source),
     )
 
 
 def fault_notice_from_wire(message: agent_pb2.FaultNotice) -> FaultNotice:
     """Read a fault; ProtocolError for an unknown word."""
     check_numbers("fault", (message.iteration,))
-    words = [each.value for each in FaultKind]
-    if message.kind not in words:
+    if message.kind not in FAULT_WORDS:
         raise ProtocolError(f"a fault has the unknown kind {message.kind[:80]!r}")
     return FaultNotice(
         kind=FaultKind(message.kind),
         iteration=message.iteration,
-        text=make_printable(check_text("fault", message.text), len(message.text)),
+        text=_read_text("fault", message.text),
         tensor_kind=kind_from_wire(message.tensor_kind) if message.tensor_kind else None,
-        source=make_printable(check_text("source of a fault", message.source), len(message.source)),
+        source=_read_text("source of a fault", message.source),
     )
 
 
 def freeze_notice_to_wire(notice: FreezeNotice) -> agent_pb2.FreezeNotice:
     """Return the message of a freeze."""
-    return agent_pb2.FreezeNotice(
-        iteration=notice.iteration, text=notice.text, wants_stacks=notice.wants_stacks
-    )
+    return agent_pb2.FreezeNotice(**make_fields(notice))
 
 
-def freeze_notice_from_wire(message: agent_pb2.FreezeNotice) -> FreezeNotice:
-    """Read a freeze."""
-    return FreezeNotice(message.iteration, message.text, message.wants_stacks)
+freeze_notice_from_wire = partial(from_message, FreezeNotice)
 
 
 def _read_cause(message: agent_pb2.StepCause) -> StepCause:
@@ -196,4 +166,8 @@ def _read_cause(message: agent_pb2.StepCause) -> StepCause:
 
 
 def _make_name(name: str) -> str:
-    return make_sendable(replace_surrogates(name), MAX_LINE_CHARACTERS)
+    return make_sendable(name, MAX_LINE_CHARACTERS)
+
+
+def _read_text(what: str, text: str) -> str:
+    return make_printable(check_text(what, text), len(text))

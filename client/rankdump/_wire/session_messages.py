@@ -50,7 +50,6 @@ from rankdump._wire.message_fields import (
     make_sendable,
     make_tag,
     parse_member,
-    replace_surrogates,
 )
 from rankdump._wire.metadata_messages import (
     arguments_from_wire,
@@ -98,7 +97,7 @@ def remember_kind(kind: TensorKind) -> None:
 
 def _serialize_name(op_name: str) -> bytes:
     """Return the name of a kind as bytes: in an API dump every call has a name of its own."""
-    spelled = make_sendable(replace_surrogates(op_name)).encode()
+    spelled = make_sendable(op_name).encode()
     return _NAME_TAG + encode_varint(len(spelled)) + spelled if spelled else b""
 
 
@@ -124,13 +123,13 @@ def _serialize_nameless(
     """Return the other fields of a kind as bytes."""
     return agent_pb2.TensorKind(
         graph=graph,
-        op_type=make_sendable(replace_surrogates(op_type)),
+        op_type=make_sendable(op_type),
         side=ENUM_VALUES[TensorSide][side],
         slot=slot,
         dtype=make_sendable(dtype, MAX_TYPE_CHARACTERS),
         shape=shape,
         byte_count=byte_count,
-        argument=make_sendable(replace_surrogates(argument), MAX_ARGUMENT_CHARACTERS),
+        argument=make_sendable(argument, MAX_ARGUMENT_CHARACTERS),
         constant=constant,
         model=model,
         layout=None
@@ -229,6 +228,12 @@ MAX_TIMEOUTS = 4096
 _MAX_PLAN_BYTES = 4 << 20
 _MAX_SOURCE_BYTES = 1 << 20
 _SECRET_LENGTH_RANGE = (16, 64)
+
+
+def check_rank(what: str, rank: int) -> None:
+    """Raise ProtocolError when no job has a rank of that number."""
+    if rank >= MAX_WORLD_SIZE:
+        raise ProtocolError(f"{what} of rank {rank}: at most {MAX_WORLD_SIZE} ranks")
 
 
 def session_request_to_wire(request: SessionRequest) -> agent_pb2.OpenSessionRequest:
