@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from rankdump._core.drop_reasons import DROP_REASONS
 from rankdump._core.events import EventColumns, EventKind, RankEvent
-from rankdump._core.record import DROP_REASONS
 
 uint32 = st.integers(0, 2**32 - 1)
 uint63 = st.integers(0, 2**63 - 1)

@@ -17,7 +17,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from rankdump._core import record
+from rankdump._core import drop_reasons
 from rankdump._core.bounded_cache import remember
 from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.plan import NET_NAME_PATTERN, UNNAMED_MODEL, plan_from_json, plan_to_json
@@ -347,7 +347,7 @@ def statistic_rows_from_wire(message: agent_pb2.FigureRows) -> StatisticRows:
         timestamps_us=timestamps_us,
         statistics=tuple(message.figures),
         switched_on=message.switched_on,
-        degraded=record.normalize_degrade_reason(message.degraded_reason)
+        degraded=drop_reasons.normalize_degrade_reason(message.degraded_reason)
         if message.degraded
         else "",
         fingerprints=fingerprints,
@@ -412,7 +412,7 @@ def reasons_from_wire(dropped: Mapping[str, int]) -> dict[str, int]:
     check_count("reasons of drops", len(dropped), MAX_REASONS)
     counted: Counter[str] = Counter()
     for reason, count in dropped.items():
-        counted[record.normalize_reason(reason)] += count
+        counted[drop_reasons.normalize_reason(reason)] += count
     check_numbers("drops", counted.values())
     return dict(counted)
 

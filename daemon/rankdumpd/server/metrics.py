@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from rankdump._core.drop_reasons import DEGRADE_REASONS, DROP_REASONS
 from rankdump._core.events import FindingKind
-from rankdump._core.record import DEGRADE_REASONS, DROP_REASONS
 from rankdump._core.status import MetricSample, SessionState
 from rankdump._core.timeouts import HintLevel
 

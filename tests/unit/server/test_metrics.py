@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rankdumpd
-from rankdump._core.record import DROP_REASONS
+from rankdump._core.drop_reasons import DROP_REASONS
 from rankdump._core.session_protocol import IterationEnd
 from rankdump._core.status import DiskStatus, JobUsage, MetricSample, StatusView
 from rankdumpd.agent.commit.post_commit import count_iteration_end

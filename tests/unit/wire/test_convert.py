@@ -23,6 +23,7 @@ from support.wire_round_trip import (
     uint64,
 )
 
+from rankdump._core.drop_reasons import DEGRADE_REASONS
 from rankdump._core.element_types import ELEMENT_TYPES
 from rankdump._core.events import (
     EVENT_COLUMN_TYPES,
@@ -33,7 +34,6 @@ from rankdump._core.events import (
     UnseenCollectives,
 )
 from rankdump._core.record import (
-    DEGRADE_REASONS,
     MAX_FRAME_ROWS,
     PASS_PHASES,
     StatisticRows,
