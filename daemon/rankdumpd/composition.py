@@ -130,15 +130,15 @@ class _DaemonProcess:
         lifecycle.relax_garbage_collector()
         leave_pandas_out()
         with contextlib.closing(self._audit) if self._audit else contextlib.nullcontext():
-            return lifecycle.run_process(
+            life = lifecycle.ProcessLife(
                 (first, *ingest, *others, *page),
                 server,
                 settings=self._settings,
                 reread=self._reread,
                 pipe=pipe,
                 required=self._required,
-                begin_watch=begin_watch,
             )
+            return life.run(begin_watch)
 
     def _build_pages(
         self, parts: Sequence[DumpAgent | WorkerSupervisor | JobCoordinator]

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 from rankdump.errors import ConfigError
 
@@ -261,13 +261,7 @@ class DaemonSettings:
         return lines
 
 
-_SECTIONS: dict[str, type[Any]] = {
-    "agent": AgentSettings,
-    "coordinator": CoordinatorSettings,
-    "tls": TlsSettings,
-    "metrics": MetricsSettings,
-    "log": LogSettings,
-}
+_SECTIONS: dict[str, type[Any]] = get_type_hints(DaemonSettings)
 _WORKER_SECTIONS = ("agent", "tls", "log")
 """Sections that workers of an agent get from their supervisor."""
 
@@ -292,7 +286,7 @@ def load_settings(path: Path | None, environ: Mapping[str, str]) -> DaemonSettin
     """Return the settings of a file and an environment; ConfigError names the key at fault."""
     source = str(path) if path else "environment"
     tables = _read_tables(path)
-    _check_names(source, "", tables, [f.name for f in dataclasses.fields(DaemonSettings)])
+    _check_names(source, "", tables, _SECTIONS)
     _check_environment(environ)
     try:
         return DaemonSettings(
