@@ -37,7 +37,7 @@ from rankdumpd.coordinator.hints.open_waits import (
 from rankdumpd.coordinator.hints.rank_warnings import WarningKey, build_warnings
 from rankdumpd.coordinator.hints.spread_history import HintState, update_hint_state
 from rankdumpd.coordinator.merge.iteration_merge import merge_iteration
-from rankdumpd.coordinator.publish.publisher import OrderPublisher, write_findings
+from rankdumpd.coordinator.publish.publisher import OrderPublisher
 from rankdumpd.coordinator.publish.tree_files import write_hints
 from rankdumpd.coordinator.reports.report_store import ReportStore
 from rankdumpd.coordinator.service.fleet_status import StateWriter
@@ -68,7 +68,7 @@ class OrderPremerger:
         # Waits for a merge in progress: it probably is the one of this view.
         with self._merging:
             ready, self._ready = self._ready, None
-        if ready is not None and _is_same_view(ready[0], view):
+        if ready is not None and ready[0] == view:
             return ready[1]
         return merge_iteration(view)
 
@@ -84,30 +84,10 @@ class OrderPremerger:
     def _merge_upcoming(self) -> None:
         with self._merging:
             view = self._upcoming(MIN_PREMERGE_EVENTS)
-            if view is None or (self._ready and _is_same_view(self._ready[0], view)):
+            if view is None or (self._ready and self._ready[0] == view):
                 return
             self._ready = None
             self._ready = view, merge_iteration(view)
-
-
-def _is_same_view(one: IterationView, other: IterationView) -> bool:
-    """Return whether two views give the same order; batches are compared by identity."""
-    return all(getattr(one, field) == getattr(other, field) for field in _ORDER_FIELDS)
-
-
-_ORDER_FIELDS = (
-    "job_id",
-    "iteration",
-    "events",
-    "excluded",
-    "late",
-    "late_count",
-    "spans",
-    "clocks",
-    "lost",
-    "provisional",
-    "attempt",
-)
 
 
 MAX_REMEMBERED_WARNINGS = 256
@@ -313,7 +293,6 @@ class IterationPublisher:
         """`roots` are the folders that trees may be in; empty when they may be anywhere."""
         self._store, self._hints, self._state = store, hints, state
         self._counters = counters
-        self._roots = roots
         self._publisher = OrderPublisher(
             table_events=table_events, trace_events=trace_events, roots=roots
         )
@@ -417,12 +396,8 @@ class IterationPublisher:
         findings = [*_build_partial_findings(view), *order.findings]
         if problem:
             findings.append(_make_unpublished_finding(view, problem))
-        offsets, findings_problem = write_findings(
-            findings,
-            job_id=view.job_id,
-            root=view.root,
-            offsets=written or offsets,
-            roots=self._roots,
+        offsets, findings_problem = self._publisher.append_findings(
+            findings, job_id=view.job_id, root=view.root, offsets=written or offsets
         )
         if findings_problem:
             text = f"iteration {view.iteration}: {findings_problem}"
