@@ -241,6 +241,13 @@ class ReportedJob:
             self.pending[iteration].last_s = now_s
         self.rows["balance", status.session_id, iteration] = BalanceRow(status, *origin)
 
+    def restore_balance(self, row: BalanceRow, *, acknowledged: int) -> None:
+        """Restore a balance; it counts when its agent will not report it again."""
+        if row.sequence > acknowledged:
+            self.ranks.restore_balance(row.status)
+        else:
+            self.ranks.update_balance(row.status, needed=self.needs_iteration(row.status.iteration))
+
     def update_coverage(self, covered: ReportedRankCoverage) -> None:
         """Note the time up to which a rank is known."""
         if not self.ranks.has_left(covered.rank, covered.session_id):
