@@ -12,7 +12,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rankdump._core.backoff import RetrySchedule
 from rankdump._core.collective_calls import describe_ranks
@@ -158,18 +158,28 @@ class StandingCauses:
         return count, tuple(found)
 
 
+@dataclass(slots=True)
+class _JobHints:
+    """What the hints of a job are made of, and what became of them."""
+
+    state: HintState = field(default_factory=HintState)
+    open: tuple[TimeoutHint, ...] = ()
+    """About calls that wait now."""
+    root: str = ""
+    """Tree of the latest iteration with open calls."""
+    written: tuple[str, ...] = ()
+    """What the file has that was written last."""
+    warnings: dict[WarningKey, str] = field(default_factory=dict[WarningKey, str])
+
+
 class HintUpdater:
     """Keeps the hints of all jobs up to date; for one thread at a time."""
 
     def __init__(self, store: ReportStore, *, roots: Sequence[str] = ()) -> None:
         """`roots` are the folders that trees may be in; empty when they may be anywhere."""
         self._store, self._roots = store, roots
-        self._states: dict[str, HintState] = {}
-        self._open: dict[str, tuple[TimeoutHint, ...]] = {}
+        self._jobs: defaultdict[str, _JobHints] = defaultdict(_JobHints)
         self._causes = StandingCauses(store)
-        self._roots_by_job: dict[str, str] = {}
-        self._written: dict[str, tuple[str, ...]] = {}
-        self._warnings: dict[str, dict[WarningKey, str]] = {}
 
     def restore_states(self) -> None:
         """Restore the hints of the jobs in the store."""
@@ -177,7 +187,7 @@ class HintUpdater:
             _, text = self._store.get_last_publication(job_id)
             try:
                 if text:
-                    self._states[job_id] = HintState.from_json(text)
+                    self._jobs[job_id].state = HintState.from_json(text)
                     self._refresh(job_id)
             except Exception:
                 # Unreadable hints must not prevent the publication of orders.
@@ -189,17 +199,17 @@ class HintUpdater:
 
     def observe_iteration(self, order: GlobalOrder, view: IterationView) -> str:
         """Add a merged iteration; return the state of its job as JSON text."""
-        before = self._states.get(view.job_id, HintState())
-        state = self._states[view.job_id] = update_hint_state(before, order, view.stalls)
-        return state.to_json()
+        job = self._jobs[view.job_id]
+        job.state = update_hint_state(job.state, order, view.stalls)
+        return job.state.to_json()
 
     def update_published(self, view: IterationView) -> None:
         """Update the hints of a job after an iteration, and write them beside the dump."""
         job_id = view.job_id
         try:
             # The calls of a published iteration wait no longer.
-            waits = self._open.get(job_id, ())
-            self._open[job_id] = tuple(w for w in waits if w.iteration != view.iteration)
+            job = self._jobs[job_id]
+            job.open = tuple(wait for wait in job.open if wait.iteration != view.iteration)
             self._causes.forget_iteration(view)
             self._refresh(job_id, view.root)
         except Exception:
@@ -216,46 +226,41 @@ class HintUpdater:
         views = self._store.list_waiting_iterations(now_s=now_s)
         stuck = self._causes.update(views, now_us=now_us)
         for view in views:
-            self._roots_by_job[view.job_id] = view.root
-            state = self._states.get(view.job_id)
+            job = self._jobs[view.job_id]
+            job.root = view.root
             facts = self._store.build_job_facts(view.job_id)
-            hints = find_open_waits(view, facts, now_us, state)
+            hints = find_open_waits(view, facts, now_us, job.state)
             alarms += find_wait_alarms(view, hints, now_us)
             found[view.job_id] += hints
-        for job_id in {*self._open, *found, *stuck}:
-            waits = tuple(found.get(job_id, ()))
-            if waits != self._open.get(job_id, ()) or job_id in stuck:
-                self._open[job_id] = waits
-                self._refresh(job_id, self._roots_by_job.get(job_id, ""))
-        self._open = {job_id: waits for job_id, waits in self._open.items() if waits}
+        for job_id in {*self._jobs, *stuck}:
+            job, waits = self._jobs[job_id], tuple(found.get(job_id, ()))
+            if waits != job.open or job_id in stuck:
+                job.open = waits
+                self._refresh(job_id, job.root)
         return alarms
 
     def forget_job(self, job_id: str) -> None:
         """Forget the hints of a job."""
-        for known in (self._states, self._open, self._written, self._warnings, self._roots_by_job):
-            known.pop(job_id, None)
+        self._jobs.pop(job_id, None)
 
     def _refresh(self, job_id: str, root: str = "") -> None:
-        state = self._states.get(job_id, HintState())
-        facts = self._store.build_job_facts(job_id)
-        published = build_hints(state, facts)
+        job, facts = self._jobs[job_id], self._store.build_job_facts(job_id)
+        published = build_hints(job.state, facts)
         causes = self._causes.list_findings(job_id)
         hints = tuple(
-            explain_hint(hint, causes, facts.sessions)
-            for hint in (*published, *self._open.get(job_id, ()))
+            explain_hint(hint, causes, facts.sessions) for hint in (*published, *job.open)
         )
-        known = self._warnings.get(job_id, {})
         running = (finding.text for finding in self._causes.list_running(job_id))
-        lines = build_warnings(hints, known, causes=running)
-        self._warnings[job_id] = dict([*(known | lines).items()][-MAX_REMEMBERED_WARNINGS:])
+        lines = build_warnings(hints, job.warnings, causes=running)
+        job.warnings = dict([*(job.warnings | lines).items()][-MAX_REMEMBERED_WARNINGS:])
         texts = tuple(lines.values())
         if not self._store.set_hints(job_id, hints=hints, warnings=texts) or not root:
             return
         # Open waits grow all the time, so the file is written only when one begins or ends, or a
         # warning changes.
         content = (repr(published), *texts, *(hint.group for hint in hints if hint.waiting))
-        if self._written.get(job_id) != content:
-            self._written[job_id] = content
+        if job.written != content:
+            job.written = content
             problem = write_hints(root, job_id, hints, roots=self._roots)
             if problem:
                 _logger.warning("job %s: %s", job_id, problem, extra={"job": job_id})
