@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rankdump._core.events import OPEN_END_POSITION, EventColumn, EventKind, Finding, ProcessGroup
 from rankdump._core.status import OrderEntry
 
@@ -37,6 +39,13 @@ class OrderedCalls:
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
+
+    def locate_members(self, calls: EventColumn) -> tuple[EventColumn, EventColumn]:
+        """Return how many members each of these calls has, and the places of all of them."""
+        starts = self.bounds[calls]
+        counts = self.bounds[calls + 1] - starts
+        shifts = np.repeat(starts - (np.cumsum(counts) - counts), counts)
+        return counts, np.arange(len(shifts)) + shifts
 
     def find_waiting_ranks(self, call: int) -> tuple[int, ...]:
         """Return the ranks that have arrived at a call and wait in it."""

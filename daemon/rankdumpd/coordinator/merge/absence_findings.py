@@ -142,23 +142,24 @@ def describe_call(table: EventTable, match: CallMatch, call: int) -> CallDescrip
 def build_call_finding(
     kind: FindingKind,
     text: str,
-    call: CallDescription,
+    call: CallDescription | None,
     *,
     ranks: tuple[int, ...],
     last: tuple[str, int] | None = None,
 ) -> Finding:
-    """Return a finding about a call; `last` names another operator and position than the call's.
+    """Return a finding about a call, or about none.
 
-    `merge_iteration` sets the iteration of all findings, and whether they are provisional.
+    `last` names another operator and position than the call's. `merge_iteration` sets the iteration
+    of all findings, and whether they are provisional.
     """
-    name, position = last or (call.name, call.position)
+    name, position = last or ((call.name, call.position) if call else ("", -1))
     return Finding(
         kind=kind,
         iteration=0,
         text=text,
         ranks=ranks,
-        group=call.group.name,
-        sequence=call.sequence,
+        group=call.group.name if call else "",
+        sequence=call.sequence if call else -1,
         name=name,
         position=position,
     )
