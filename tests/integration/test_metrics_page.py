@@ -197,7 +197,8 @@ def test_failing_metric_source_leaves_the_others(page_of):
     def broken():
         raise OSError("gone")
 
-    counters = MetricCounters("rankdump_agent_")
+    counters = MetricCounters()
+    counters.start_at_zero("rankdump_agent_")
     found = page_of(broken, counters.samples).samples()
     assert of(found, "rankdump_agent_iterations_total") == 0
 

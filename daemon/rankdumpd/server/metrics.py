@@ -269,14 +269,11 @@ class MetricCounters:
     Frequent counts are added in batches: `add_all` takes the lock once.
     """
 
-    def __init__(self, prefix: str = "") -> None:
-        """Start counters whose name begins with the prefix at 0."""
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sums: dict[SampleKey, float] = {}
         self._durations: dict[str, list[int]] = {}
         self._seconds: dict[str, float] = {}
-        if prefix:
-            self.start_at_zero(prefix)
 
     def start_at_zero(self, prefix: str) -> None:
         """Start counters whose name begins with the prefix at 0, for each value of their labels."""

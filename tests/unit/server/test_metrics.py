@@ -74,7 +74,9 @@ def test_metric_names_follow_conventions():
 
 
 def test_drop_counters_start_at_zero_for_every_reason():
-    found = values(MetricCounters(AGENT_PREFIX).samples())
+    counters = MetricCounters()
+    counters.start_at_zero(AGENT_PREFIX)
+    found = values(counters.samples())
     for reason in DROP_REASONS:
         for by in ("agent", "rank"):
             assert found[DROPPED, (("by", by), ("reason", reason))] == 0
