@@ -120,7 +120,7 @@ class _DaemonProcess:
         metrics, page = build_metrics(
             self._settings,
             self._counters,
-            *parts,
+            *(part.samples for part in parts),
             audit=self._audit,
             explain_fault=lambda: server.explain_fault(),
             pages=self._build_pages(parts),

@@ -34,6 +34,12 @@ class EventKind(IntEnum):
         """Whether every member of the group takes part."""
         return EventKind.ALL_REDUCE <= self <= EventKind.BARRIER
 
+    @property
+    def other_end(self) -> EventKind | None:
+        """Kind of the event at the other end of a message; None for no message."""
+        ends = {EventKind.SEND: EventKind.RECV, EventKind.RECV: EventKind.SEND}
+        return ends.get(self)
+
 
 class CallOutcome(IntEnum):
     """How a collective or message ended on a rank; the numbers are those on the wire."""

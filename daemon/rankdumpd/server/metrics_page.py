@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import grpc
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -143,14 +143,6 @@ def _build_family(name: str) -> Family:
 
 
 SampleSource = Callable[[], Sequence[MetricSample]]
-
-
-class MetricsProvider(Protocol):
-    """Source of metrics: an agent, a supervisor of workers or a coordinator."""
-
-    def samples(self) -> list[MetricSample]:
-        """Return the current samples."""
-        ...
 
 
 class ProcessMetrics(metrics_pb2_grpc.MetricsServiceServicer):
@@ -297,13 +289,13 @@ def build_guard(tls: TlsSettings) -> HttpsGuard:
 def build_metrics(
     settings: DaemonSettings,
     counters: MetricCounters,
-    *providers: MetricsProvider,
+    *sources: SampleSource,
     audit: AuditLog | None = None,
     explain_fault: Callable[[], str] = lambda: "",
     pages: PageProcess | None = None,
 ) -> tuple[ProcessMetrics, tuple[MetricsEndpoint, ...]]:
     """Return the metrics of a process, and the server of them if settings ask for one."""
-    metrics = ProcessMetrics((counters.samples, *(provider.samples for provider in providers)))
+    metrics = ProcessMetrics((counters.samples, *sources))
     listen = settings.metrics.listen
     if not listen:
         return metrics, ()

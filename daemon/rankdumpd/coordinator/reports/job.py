@@ -105,12 +105,8 @@ class PendingIteration:
         }
 
 
-def split_by_iteration(columns: EventColumns) -> IterationParts:
-    """Return the iterations of a batch in rising order, each with its events."""
-    return list(_iter_iteration_parts(columns))
-
-
-def _iter_iteration_parts(columns: EventColumns) -> Iterator[tuple[int, EventColumns]]:
+def split_by_iteration(columns: EventColumns) -> Iterator[tuple[int, EventColumns]]:
+    """Yield the iterations of a batch in rising order, each with its events."""
     if columns.unseen:
         yield from _iter_unseen_parts(columns)
         columns = dataclasses.replace(columns, unseen=())

@@ -248,7 +248,7 @@ class ReportStore:
     def add_report(self, report: AgentReport, *, now_s: float) -> ReportAnswer:
         """Add a report unless it is a repeat; return the answer to its agent."""
         # Before the lock: the cost of this part grows with the number of events.
-        parts = [split_by_iteration(columns) for _, columns in report.events]
+        parts = [list(split_by_iteration(columns)) for _, columns in report.events]
         with self._lock:
             agent = self._agents.get_or_add(report.agent_id, now_s=now_s)
             agent.update(report, now_s=now_s)
