@@ -42,6 +42,7 @@ _PLAN_TEXTS = {
     "tensor_excluded": ("the plan leaves out this tensor of the operator", _NO_LOSS),
 }
 
+# The tensor cannot be dumped, or not in the form that the plan selects.
 _TENSOR_TEXTS = {
     "changed_in_place": (
         "the tensor was overwritten in place before its elements were copied",
@@ -123,6 +124,7 @@ _SPACE_TEXTS = {
     "disk_full": ("the disk was full when the file was written", _FREE_SPACE),
 }
 
+# An error on the tensor's way into the tree.
 _FAULT_TEXTS = {
     "write_error": ("the file could not be written", "the agent's log has the error of the disk"),
     "name_taken": (
@@ -152,12 +154,8 @@ _FAULT_TEXTS = {
 
 PLAN_REASONS = frozenset(_PLAN_TEXTS)
 """The agent found that the plan does not select the tensor."""
-TENSOR_REASONS = frozenset(_TENSOR_TEXTS)
-"""The tensor cannot be dumped, or not in the form that the plan selects."""
 SPACE_REASONS = frozenset(_SPACE_TEXTS)
 """There was no space or time for the tensor: in memory, on the disk, or within a limit."""
-FAULT_REASONS = frozenset(_FAULT_TEXTS)
-"""An error on the tensor's way into the tree."""
 DROP_EXPLANATIONS: Mapping[str, DropExplanation] = {
     reason: DropExplanation(*texts)
     for reason, texts in {

@@ -198,14 +198,6 @@ class EventColumns:
             columns[field] = np.array(values, dtype=code)
         return EventColumns(tuple(table), groups, columns)
 
-    def to_events(self) -> list[RankEvent]:
-        """Return the events one by one; for tests and small batches."""
-        lists = {field: column.tolist() for field, column in self.columns.items()}
-        for field in TEXT_COLUMNS:
-            lists[field] = [self.names[index] for index in lists[field]]
-        lists["kind"] = [EventKind(kind) for kind in lists["kind"]]
-        return [RankEvent(**dict(zip(lists, row))) for row in zip(*lists.values())]  # noqa: B905
-
 
 class FindingKind(str, Enum):
     """Kind of a finding."""

@@ -156,11 +156,6 @@ def _is_extent(number: int) -> bool:
     return not isinstance(number, bool) and 0 <= number < 1 << 63
 
 
-def view_npy_array(data: bytes | memoryview) -> npt.NDArray[Any]:
-    """Return the array of a whole npy file as a read-only view of its bytes."""
-    return view_array_behind_header(parse_npy_header(data), data)
-
-
 def view_array_behind_header(head: NpyHeader, data: bytes | memoryview) -> npt.NDArray[Any]:
     """Return the array of a whole npy file whose header was read."""
     check_npy_size(head, len(data))

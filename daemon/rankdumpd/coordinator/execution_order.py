@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rankdump._core.events import OPEN_END_POSITION, EventColumn, EventKind, Finding, ProcessGroup
+from rankdump._core.events import EventColumn, EventKind, Finding, ProcessGroup
 from rankdump._core.status import OrderEntry
 
 _LINE_FIELDS = ("call", "graph", "name", "rank", "start_us", "end_us", "stream", "position")
@@ -46,12 +46,6 @@ class OrderedCalls:
         counts = self.bounds[calls + 1] - starts
         shifts = np.repeat(starts - (np.cumsum(counts) - counts), counts)
         return counts, np.arange(len(shifts)) + shifts
-
-    def find_waiting_ranks(self, call: int) -> tuple[int, ...]:
-        """Return the ranks that have arrived at a call and wait in it."""
-        members = slice(*self.bounds[call : call + 2])
-        opened = self.members["end_position"][members] == OPEN_END_POSITION
-        return tuple(self.members["rank"][members][opened].tolist())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
