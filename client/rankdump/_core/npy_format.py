@@ -46,10 +46,7 @@ class NpyHeader:
     @property
     def data_bytes(self) -> int:
         """Bytes of the elements."""
-        count = 1
-        for extent in self.shape:
-            count *= extent
-        return count * np.dtype(self.descr).itemsize
+        return math.prod(self.shape) * np.dtype(self.descr).itemsize
 
 
 @lru_cache(maxsize=1024)

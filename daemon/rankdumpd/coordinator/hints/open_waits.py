@@ -139,7 +139,7 @@ def find_open_waits(
             for rank in absent
         ]
         claim = select_surest_claim(claims, stuck)
-        wait = _build_wait(call, ranks, claim, (now_us, view.iteration), (stalls, view.stalls))
+        wait = _build_wait(call, claim, ranks, view, now_us=now_us, merged=stalls)
         limits = collect_group_limits(
             call.group, call.group.ranks or (call.rank, claim.rank), facts
         )
@@ -180,25 +180,26 @@ def _find_absent_ranks(
 
 def _build_wait(
     call: _OpenCall,
-    ranks: Mapping[int, _RankCalls],
     claim: WaitClaim,
-    now: tuple[int, int],
-    stalls: tuple[Mapping[int, int], Mapping[int, int]],
+    ranks: Mapping[int, _RankCalls],
+    view: IterationView,
+    *,
+    now_us: int,
+    merged: Mapping[int, int],
 ) -> GroupWait:
-    """Return the wait of a call; `stalls` are those at the last merged call and the newest ones."""
-    (now_us, iteration), (merged, newest) = now, stalls
+    """Return the wait of a call; `merged` has the stall of each rank at its last merged call."""
     last, spread = claim.rank, claim.known_us
     own = ranks[call.rank].find_stall_before(call.position, merged)
     before = merged.get(last, 0)
     if last in ranks:
         before = ranks[last].find_stall_before(float("inf"), merged)
-    at_last = newest.get(last, 0)
+    at_last = view.stalls.get(last, 0)
     # A new session starts at zero.
     other = at_last - before if at_last >= before else at_last
     # Dumping stalled both ranks; its share is the additional stall of the late one.
     dumped = other - max(0, call.stall_us - own)
     widest = WidestSpread(
-        iteration=iteration,
+        iteration=view.iteration,
         sequence=min(call.sequence, OPEN_END_POSITION),
         kind=call.kind.name.lower(),
         name=call.name,

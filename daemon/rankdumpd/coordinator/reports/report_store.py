@@ -67,7 +67,9 @@ class ReportingAgent:
     """Distinguishes hosts of the same name."""
     received: int = 0
     acknowledged: int = 0
-    """Number of the last item up to which all are mark_committed."""
+    """Number of the last item up to which all are committed."""
+    written: tuple[str, int] | None = None
+    """Host and that number, as the state has them."""
     streams: int = 0
     clock: ClockEstimate = field(default_factory=ClockEstimate)
     load: AgentLoad = field(default_factory=AgentLoad)
@@ -117,7 +119,6 @@ class AgentRegistry:
 
     def __init__(self) -> None:
         self.by_id: dict[str, ReportingAgent] = {}
-        self._rows: dict[str, tuple[str, int]] = {}
 
     def get_or_add(self, agent_id: str, *, now_s: float) -> ReportingAgent:
         """Return a known or a new agent; ExhaustedError when there are too many."""
@@ -154,8 +155,8 @@ class AgentRegistry:
         agent = ReportingAgent(
             row.agent_id, last_report_s, row.host, received=known, acknowledged=known
         )
+        agent.written = row.host, known
         self.by_id[row.agent_id] = agent
-        self._rows[row.agent_id] = row.host, row.acknowledged
 
     def rows(
         self, lowest: Iterable[Mapping[str, int]], *, now_s: float, now_us: int
@@ -174,7 +175,7 @@ class AgentRegistry:
                 name, agent.host, committed[name], now_us - int((now_s - agent.last_report_s) * 1e6)
             )
             for name, agent in self.by_id.items()
-            if self._rows.get(name) != (agent.host, committed[name])
+            if agent.written != (agent.host, committed[name])
         ]
 
     def mark_committed(self, row: AgentRow) -> None:
@@ -182,7 +183,7 @@ class AgentRegistry:
         agent = self.by_id.get(row.agent_id)
         if agent is not None:
             agent.acknowledged = row.acknowledged
-            self._rows[row.agent_id] = row.host, row.acknowledged
+            agent.written = row.host, row.acknowledged
 
     def forget(self, *, before_s: float) -> list[str]:
         """Forget the agents without a report since then; return their ids."""
@@ -191,7 +192,6 @@ class AgentRegistry:
         ]
         for name in silent:
             del self.by_id[name]
-            self._rows.pop(name, None)
         return silent
 
 
