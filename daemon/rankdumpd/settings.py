@@ -81,9 +81,9 @@ class LogSettings:
             _check_absolute_path("log.audit", self.audit)
 
 
-def _check_absolute_path(key: str, path: str) -> None:
+def _check_absolute_path(key: str, path: str, allowed: str = "an absolute path") -> None:
     if not Path(path).is_absolute():
-        raise ConfigError("settings", key, path, "an absolute path")
+        raise ConfigError("settings", key, path, allowed)
 
 
 def _check_choice(key: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -97,8 +97,7 @@ def _check_required(key: str, value: str) -> None:
 
 
 def _check_absolute_folder(key: str, folder: str) -> None:
-    if not Path(folder).is_absolute():
-        raise ConfigError("settings", key, folder, "an absolute folder")
+    _check_absolute_path(key, folder, "an absolute folder")
 
 
 def _check_folders(key: str, joined: str) -> None:

@@ -337,15 +337,6 @@ _DEFAULT_ITEMS = (
     "negative inf count",
     "positive inf count",
 )
-_ITEM_ORDER = (
-    "max",
-    "min",
-    "avg",
-    "nan count",
-    "negative inf count",
-    "positive inf count",
-    "l2norm",
-)
 
 
 def make_cann_content(data: str, chosen: Collection[str] = ()) -> ContentSettings:
@@ -355,7 +346,7 @@ def make_cann_content(data: str, chosen: Collection[str] = ()) -> ContentSetting
     """
     if data != "stats":
         return ContentSettings()
-    columns = tuple(item for item in _ITEM_ORDER if item in chosen)
+    columns = tuple(item for item in STATISTICS_BY_WORD.values() if item in chosen)
     default = not columns or {*columns, "count"} == {*_DEFAULT_ITEMS}
     items = _DEFAULT_ITEMS if default else ("count", *columns)
     return ContentSettings(saved="statistic", statistics=items, tables="operator")
