@@ -289,18 +289,11 @@ class IterationPublisher:
         store: ReportStore,
         hints: HintUpdater,
         state: StateWriter,
-        *,
-        table_events: int,
-        trace_events: int,
+        orders: OrderPublisher,
         counters: MetricCounters,
-        roots: Sequence[str] = (),
     ) -> None:
-        """`roots` are the folders that trees may be in; empty when they may be anywhere."""
         self._store, self._hints, self._state = store, hints, state
-        self._counters = counters
-        self._publisher = OrderPublisher(
-            table_events=table_events, trace_events=trace_events, roots=roots
-        )
+        self._orders, self._counters = orders, counters
         self._premerger = OrderPremerger(store.find_upcoming)
         self._delayed: dict[str, _DelayedIteration] = {}
         """The iteration of each job that is to be attempted again."""
@@ -390,7 +383,7 @@ class IterationPublisher:
         order = self._premerger.merge_view(view)
         self._premerger.is_writing = True
         try:
-            written, problem = self._publisher.append(
+            written, problem = self._orders.append(
                 order, job_id=view.job_id, root=view.root, offsets=offsets
             )
         finally:
@@ -401,7 +394,7 @@ class IterationPublisher:
         findings = [*_build_partial_findings(view), *order.findings]
         if problem:
             findings.append(_make_unpublished_finding(view, problem))
-        offsets, findings_problem = self._publisher.append_findings(
+        offsets, findings_problem = self._orders.append_findings(
             findings, job_id=view.job_id, root=view.root, offsets=written or offsets
         )
         if findings_problem:
